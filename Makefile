@@ -1,0 +1,49 @@
+# Every target sets up first; setting up again is quick when nothing changed.
+PYTHON ?=
+TORCH ?=
+RECIPE ?= params/nano.yaml
+DEMO_RUN ?= outputs/demo
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-test demo test lab bench clean
+
+help:
+	@echo 'make setup   .venv with the proven versions         (PYTHON=python3.12, TORCH=cpu|cuda to choose)'
+	@echo 'make demo    train and compare the small agent      (DEMO_RUN=outputs/demo, RECIPE=params/nano.yaml)'
+	@echo 'make test    the whole test suite                   (PYTEST="-m '"'not slow'"'" to narrow it)'
+	@echo 'make lab     JupyterLab on notebooks/               (LAB="--port 8890")'
+	@echo 'make bench   rollout speed against the peer, quick'
+	@echo 'make clean   remove .venv and caches, keep outputs/'
+
+define set_up
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then \
+	    AGENTKIT_PYTHON="$(PYTHON)" AGENTKIT_TORCH="$(TORCH)" exec "$$python" .ci/setup.py $(1); fi; done; \
+	echo '[setup] No Python 3 on PATH: install Python 3.11, 3.12 or 3.13 (python.org, your package manager, pyenv or conda)' \
+	     'and run this again, or name it, as in: make setup PYTHON=/path/to/python3.12' >&2; exit 1
+endef
+
+setup:
+	$(call set_up)
+
+setup-test:
+	$(call set_up,test)
+
+# A finished stage is kept, so running it again goes on, or only shows the table of a finished run.
+demo: setup
+	@$(BIN)/agentkit run $(RECIPE) --run $(DEMO_RUN)
+
+test: setup-test
+	@$(BIN)/python -m pytest $(PYTEST)
+
+lab: setup
+	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB)
+
+bench: setup
+	@$(BIN)/agentkit bench rollouts --quick
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist *.egg-info unsloth_compiled_cache
+	find . \( -path ./outputs -o -path ./.git \) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) \
+	  -prune -exec rm -rf {} +

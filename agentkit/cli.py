@@ -1,0 +1,169 @@
+"""The command line: ``agentkit run`` executes the notebooks in order, ``agentkit nano`` remakes the small agent."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agentkit.recipes import Recipe, RecipeError, read_recipe
+from agentkit.runs import Run, RunError, load_run, project_root, secure
+
+STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script. Errors of the user's making are one sentence and exit status 2."""
+    options = _parser().parse_args(arguments)
+    os.umask(0o077)  # run folders are private
+    try:
+        return options.command(options)
+    except (RecipeError, RunError, FileNotFoundError) as error:
+        print(f"agentkit: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("agentkit: stopped; what was finished is kept, run the same command to go on", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="agentkit", description="Reliable tool-using agents through GRPO.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="execute notebooks 01 to 05 with a recipe, into a run folder")
+    run.add_argument("recipe", type=Path, help="a YAML file in params/")
+    run.add_argument("--run", type=Path, required=True, help="the run folder, such as outputs/a")
+    run.add_argument(
+        "-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key"
+    )
+    run.add_argument(
+        "--from", dest="first", default=None, metavar="NN", help="execute from this notebook on, even if done"
+    )
+    run.add_argument("--to", dest="last", default=STAGES[-1], metavar="NN", help="stop after this notebook")
+    run.set_defaults(command=run_command)
+    nano = commands.add_parser("nano", help="pre-train the small agent again (under 45 minutes on two cores)")
+    nano.add_argument("--out", type=Path, default=None, help="folder to write; by default the package's own data")
+    nano.add_argument("--seed", type=int, default=0)
+    nano.add_argument("--minutes", type=float, default=None, help="wall-clock budget of the training")
+    nano.set_defaults(command=nano_command)
+    return parser
+
+
+def nano_command(options: argparse.Namespace) -> int:
+    """Pre-train the small agent."""
+    from agentkit.nano import pretrain
+
+    chosen = {"out": options.out or pretrain.DATA, "seed": options.seed}
+    print(pretrain.pretrain(**chosen, **({"minutes": options.minutes} if options.minutes else {})))
+    return 0
+
+
+def run_command(options: argparse.Namespace) -> int:
+    """Execute the stages of a run that are not done yet, then print the comparison table."""
+    recipe = read_recipe(options.recipe) | _overrides(options.parameters)
+    Recipe.from_mapping(recipe)
+    first, last = _stage(options.first) if options.first else 0, _stage(options.last)
+    run = Run.create(options.run.resolve())
+    fresh = False  # once a stage ran, the later ones build on new data
+    for number, stage in enumerate(STAGES[: last + 1]):
+        if number < first:
+            continue
+        parameters = _parameters(stage, recipe)
+        if not (options.first or fresh) and _is_done(run, stage, parameters):
+            print(f"{stage}: done, kept")
+            continue
+        fresh = True
+        _execute(stage, run, parameters)
+    if last == len(STAGES) - 1:
+        _print_comparison(run)
+    return 0
+
+
+def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise RecipeError(f"-p {pair}: write it as KEY=VALUE")
+        found[key] = yaml.safe_load(value)
+    return found
+
+
+def _stage(name: str) -> int:
+    matches = [i for i, stage in enumerate(STAGES) if stage == name or stage.startswith(f"{name}_")]
+    if len(matches) != 1:
+        raise RecipeError(f"there is no notebook {name!r}; there are {', '.join(s[:2] for s in STAGES)}")
+    return matches[0]
+
+
+def _notebook(stage: str) -> Path:
+    path = project_root() / "notebooks" / f"{stage}.ipynb"
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}: call agentkit from inside the project's folder")
+    return path
+
+
+def _parameters(stage: str, recipe: dict[str, Any]) -> dict[str, Any]:
+    """The recipe's keys that this notebook declares."""
+    import papermill
+
+    return {name: recipe[name] for name in papermill.inspect_notebook(str(_notebook(stage))) if name in recipe}
+
+
+def _is_done(run: Run, stage: str, parameters: dict[str, Any]) -> bool:
+    entry = run.manifest["stages"].get(stage, {})
+    same = all(entry.get("parameters", {}).get(name) == value for name, value in parameters.items())
+    return entry.get("status") == "done" and same
+
+
+def _execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
+    """One notebook through papermill. A failing cell ends the run with its error; the notebook so far is kept."""
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    start = time.monotonic()
+    print(f"{stage}: running", flush=True)
+    try:
+        papermill.execute_notebook(
+            str(_notebook(stage)),
+            str(run.file(f"{stage}.ipynb")),
+            parameters | {"run": str(run.path)},
+            kernel_name="python3",
+            cwd=str(project_root()),
+            progress_bar=sys.stderr.isatty(),
+        )
+    except PapermillExecutionError as error:
+        manifest = run.manifest["stages"].get(stage, {})
+        if manifest.get("status") == "running":
+            run.end(stage, status="failed", why=f"{error.ename}: {error.evalue}"[:500])
+        raise RunError(f"{stage} stopped: {error.ename}: {error.evalue} (see {run.file(f'{stage}.ipynb')})") from None
+    finally:
+        secure(run.path)
+    _trust(run.file(f"{stage}.ipynb"))
+    print(f"{stage}: done in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _trust(path: Path) -> None:
+    """Sign the executed notebook for this user, so that JupyterLab shows its widgets; it was made here and now."""
+    import nbformat
+    from nbformat.sign import NotebookNotary
+
+    NotebookNotary().sign(nbformat.read(path, as_version=4))
+
+
+def _print_comparison(run: Run) -> None:
+    from agentkit.evaluation import Comparison
+
+    comparison = Comparison(**load_run(run.path).comparison)
+    print(f"\n{comparison.table().to_string()}\n")
+    print("\n".join(comparison.sentences()))
+    print(f"\nrun folder: {run.path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

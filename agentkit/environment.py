@@ -1,0 +1,130 @@
+"""The tool protocol and the runtime that calls tools for a policy.
+
+An environment is a class in TRL's ``environment_factory`` form: ``reset(**row)``, public methods are tools, optional
+``get_reward``. Any such class from elsewhere runs here, and ours run in stock TRL. The runtime turns whatever goes wrong
+in a tool (unknown name, bad arguments, exceptions, time-outs) into an observation that tells the policy what to mend.
+Leaves out process isolation and the shared cache: a timed-out thread is abandoned, not killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from agentkit.knowledge import Corpus
+from agentkit.records import ToolCall, ToolResult
+from agentkit.tools import calculate, search_passages
+
+SYSTEM_PROMPT = (
+    "Answer the question with the tools. Look up every fact with search, compute with calculator, "
+    'and end with a line "Answer: ...".'
+)
+MAX_OBSERVATION = 4_000  # characters
+_TYPES = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+
+
+class CorpusEnvironment:
+    """Search over the embedded corpus and a calculator."""
+
+    def __init__(self, corpus: Corpus | None = None, top_k: int = 3):
+        self._corpus = corpus or Corpus.open()
+        self._top_k = top_k
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to reset: both tools are pure."""
+
+    def search(self, query: str) -> str:
+        """Search facts.
+
+        Args:
+            query: What to look up.
+        """
+        return search_passages(self._corpus, query, self._top_k)
+
+    def calculator(self, expression: str) -> str:
+        """Compute arithmetic.
+
+        Args:
+            expression: The arithmetic.
+        """
+        return calculate(expression)
+
+
+def tools_of(environment: object) -> dict[str, Callable]:
+    """An environment's tools by name: its public methods, without reset and get_reward."""
+    methods = inspect.getmembers(environment, inspect.ismethod)
+    return {n: m for n, m in methods if not n.startswith("_") and n not in ("reset", "get_reward")}
+
+
+def tool_schemas(environment: object) -> list[dict]:
+    """JSON schemas of an environment's tools, as the chat template gets them."""
+    from transformers.utils import get_json_schema
+
+    schemas = [get_json_schema(tool) for tool in tools_of(environment).values()]
+    for schema in schemas:
+        schema["function"].pop("return", None)  # the chat formats have no place for it
+    return schemas
+
+
+def check_call(call: ToolCall, tools: dict[str, Callable]) -> str | None:
+    """What is wrong with a call, in one sentence, or None."""
+    if call.name not in tools:
+        return f"there is no tool {call.name[:60]!r}; there are {', '.join(tools)}"
+    signature = inspect.signature(tools[call.name])
+    hints = typing.get_type_hints(tools[call.name])
+    if unknown := sorted(set(call.arguments) - set(signature.parameters)):
+        return f"{call.name} has no argument {unknown[0][:60]!r}; it takes {', '.join(signature.parameters)}"
+    for name, parameter in signature.parameters.items():
+        if name not in call.arguments:
+            if parameter.default is inspect.Parameter.empty:
+                return f"{call.name} needs the argument {name!r}"
+        elif not _fits(call.arguments[name], hints.get(name)):
+            return f"{call.name}: {name!r} must be {_TYPES.get(hints[name], hints[name])}"
+    return None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+async def run_call(call: ToolCall, environment: object, *, timeout_s: float = 10.0) -> ToolResult:
+    """Run one call; whatever fails becomes an observation that starts with "Error:" and ok=False."""
+    start = time.perf_counter()
+    tools = tools_of(environment)
+    problem, ok = check_call(call, tools), False
+    if problem is None:
+        tool = tools[call.name]
+        work = (
+            tool(**call.arguments) if inspect.iscoroutinefunction(tool) else asyncio.to_thread(tool, **call.arguments)
+        )
+        try:
+            observation, ok = str(await asyncio.wait_for(work, timeout_s)), True
+        except TimeoutError:
+            problem = f"{call.name} did not answer within {timeout_s:g} s"
+        except Exception as error:  # a tool is somebody else's code: nothing it raises may end the run
+            problem = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    if problem is not None:
+        observation = f"Error: {problem}."
+    if len(observation) > MAX_OBSERVATION:
+        observation = observation[:MAX_OBSERVATION] + " [cut]"
+    return ToolResult(call.name, call.arguments, observation, ok, time.perf_counter() - start)
+
+
+def malformed(problem: str) -> ToolResult:
+    """The result shown for a call that could not be parsed."""
+    return ToolResult("", {}, f"Error: {problem}.", ok=False)

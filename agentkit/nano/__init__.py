@@ -1,0 +1,16 @@
+"""The small agent that ships: a Qwen3-architecture model of about two million parameters that knows formats, not facts.
+
+It was pre-trained on transcripts about made-up worlds (world.py, pretrain.py). ``agentkit nano`` makes it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DATA = Path(__file__).with_name("data")
+NANO = "nano"  # what a recipe's ``model`` says to mean the agent that ships
+
+
+def model_path(model: str) -> str:
+    """The folder or hub name behind a recipe's ``model``: "nano" is the agent that ships."""
+    return str(DATA) if model == NANO else model

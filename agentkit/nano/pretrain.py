@@ -1,0 +1,216 @@
+"""Make the small agent: a tokenizer and a model trained from nothing on transcripts about made-up worlds.
+
+The transcripts are rollouts of the scripted expert through the real tools and the real rollout loop; half come from a
+flawless expert, half from experts of mixed quality, as a crawl would hold both. Loss on the expert's own tokens only.
+Everything is seeded; on two CPU cores it takes under 45 minutes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from agentkit.environment import CorpusEnvironment
+from agentkit.knowledge import Corpus
+from agentkit.nano import DATA
+from agentkit.nano.world import make_world, person, place, title
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
+from agentkit.policies.transformers import TransformersPolicy
+from agentkit.records import Task, Trajectory
+from agentkit.rollouts import rollout
+from agentkit.tasks import FAMILIES, PlanError, solve
+
+VOCABULARY = 2048
+PEAK_RATE = 2e-3
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+MARKUP = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+# Digits apart, words with their leading space, and whatever lies between them, so that JSON syntax takes few tokens.
+_SPLIT = r"\p{N}| ?\p{L}+|(?:(?! \p{L})[^\p{L}\p{N}])+"
+MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6,
+         "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True, "max_position_embeddings": 2048,
+         "rope_theta": 10_000.0}  # fmt: skip
+
+
+def draft_tasks(corpus: Corpus, count: int, rng: random.Random) -> list[Task]:
+    """Tasks of every family about one world, each solvable through the real tools."""
+    tools = {"search": CorpusEnvironment(corpus).search, "calculator": CorpusEnvironment(corpus).calculator}
+    tasks: list[Task] = []
+    while len(tasks) < count:
+        name = rng.choice(list(FAMILIES))
+        task = FAMILIES[name](corpus, rng)
+        if task is None:
+            continue
+        try:
+            solve(task, tools)
+        except PlanError:
+            continue
+        tasks.append(Task(f"{name}-{len(tasks)}", task.prompt, task.answer, task.verifier, name, meta=task.meta))
+    return tasks
+
+
+def mixed_quality(rng: random.Random) -> list[Flaws]:
+    """Twenty experts: ten flawless, ten with rates of their own."""
+    names = ("skip_lookup", "wrong_operation", "in_head", "give_up", "malformed")
+    return [Flaws()] * 10 + [Flaws(**{n: rng.choice([0, 0, 0.1, 0.3]) for n in names}) for _ in range(10)]
+
+
+def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[Trajectory]]:
+    """Trajectories of the scripted expert, world by world."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number in worlds:
+            corpus = Corpus(make_world(Path(folder) / f"{number}.sqlite", number))
+            rng = random.Random(f"transcripts-{number}")
+            policy = ScriptedPolicy(tokenizer, mixed_quality(rng))
+            tasks = draft_tasks(corpus, per_world, rng)
+            yield rollout(tasks, policy, environment=partial(CorpusEnvironment, corpus), seed=number)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Train the byte-level BPE tokenizer on transcripts of a few worlds, read with a tokenizer of single bytes."""
+    bytes_only = _wrap(_bpe([], train=False))
+    texts = []
+    for batch in transcripts(bytes_only, range(900_000, 900_006), 250):
+        texts += [bytes_only.decode(t.prompt_ids + t.completion_ids) for t in batch]
+    rng = random.Random("tokenizer")
+    texts += [f" {rng.choice([person, place, title])(rng)}" for _ in range(20_000)]
+    return _wrap(_bpe(texts))
+
+
+def _bpe(texts: Sequence[str], train: bool = True) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(MARKUP),
+        special_tokens=CONTROL,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.add_tokens(MARKUP)  # added, not special: decoding keeps them
+    wrapped.chat_template = (DATA / "chat_template.jinja").read_text(encoding="utf-8")
+    return wrapped
+
+
+def make_model(tokenizer: Any, seed: int) -> Qwen3ForCausalLM:
+    """An untrained model for a tokenizer."""
+    torch.manual_seed(seed)
+    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **MODEL, **ids))
+
+
+def batches(
+    trajectories: Sequence[Trajectory], size: int, rng: random.Random, pad: int
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Ids, labels and mask (B, T), rows of like length together, batches in random order."""
+    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i].completion_ids) + rng.random() * 30)
+    groups = [order[i : i + size] for i in range(0, len(order), size)]
+    rng.shuffle(groups)
+    for group in groups:
+        rows = [trajectories[i] for i in group]
+        width = max(len(t.prompt_ids) + len(t.completion_ids) for t in rows)
+        ids = torch.full((len(rows), width), pad)
+        labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
+        for i, t in enumerate(rows):
+            row = torch.tensor(t.prompt_ids + t.completion_ids)
+            own = torch.tensor((0,) * len(t.prompt_ids) + t.action_mask, dtype=torch.bool)
+            ids[i, : len(row)], mask[i, : len(row)] = row, 1
+            labels[i, : len(row)][own] = row[own]
+        yield ids, labels, mask
+
+
+def pretrain(
+    out: Path = DATA, *, seed: int = 0, minutes: float = 32.0, worlds: int = 120, per_world: int = 400
+) -> dict:
+    """Train tokenizer and model and write them to ``out``.
+
+    Args:
+        out: folder of the package data.
+        seed: of the model's first weights and the order of batches.
+        minutes: the learning rate decays to zero over this wall-clock budget, or over all worlds if that is shorter.
+        worlds: made-up worlds, each seen once.
+        per_world: transcripts a world.
+
+    Returns:
+        A report: steps, tokens, last losses and the success of greedy rollouts in an unseen world.
+    """
+    start = time.monotonic()
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.05)
+    rng, step, tokens, losses = random.Random(seed), 0, 0, []
+    for number, batch in enumerate(transcripts(tokenizer, range(worlds), per_world)):
+        for ids, labels, mask in batches(batch, 16, rng, tokenizer.pad_token_id):
+            done = max((time.monotonic() - start) / (60 * minutes), (number + 0.5) / worlds)
+            rate = PEAK_RATE * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            loss = model(ids, attention_mask=mask, labels=labels).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step, tokens, losses = step + 1, tokens + int(mask.sum()), [*losses[-49:], loss.item()]
+        clock = (time.monotonic() - start) / 60
+        print(
+            f"world {number + 1}/{worlds} step {step} loss {sum(losses) / len(losses):.4f} minutes {clock:.1f}",
+            flush=True,
+        )
+        if number % 10 == 9:
+            save(model, tokenizer, out, {"unfinished": True, "steps": step, "seed": seed})
+        if clock >= minutes:
+            break
+    report = {"steps": step, "tokens": tokens, "loss": sum(losses) / len(losses), "seed": seed}
+    report |= {
+        "greedy_success_unseen_world": greedy_success(model, tokenizer),
+        "minutes": (time.monotonic() - start) / 60,
+    }
+    save(model, tokenizer, out, report)
+    return report
+
+
+def greedy_success(model: Any, tokenizer: Any, tasks: int = 200) -> float:
+    """Share of tasks of an unseen world that greedy rollouts solve."""
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Corpus(make_world(Path(folder) / "unseen.sqlite", 1_000_000))
+        drafted = draft_tasks(corpus, tasks, random.Random("unseen"))
+        policy = TransformersPolicy(model, tokenizer)
+        found = rollout(drafted, policy, environment=partial(CorpusEnvironment, corpus), temperature=0.0)
+    return sum(t.success or 0.0 for t in found) / len(found)
+
+
+def save(model: Any, tokenizer: Any, out: Path, report: dict) -> None:
+    """Write weights in half precision, tokenizer, template and report."""
+    template = DATA / "chat_template.jinja"
+    out.mkdir(parents=True, exist_ok=True)
+    copy.deepcopy(model).to(torch.float16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    if template.parent != out:
+        shutil.copy(template, out)
+    (out / "pretraining.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,125 @@
+"""Made-up worlds: names and numbers that resemble the corpus in form only. Nothing in them is true.
+
+A world is a corpus file with the same tables, so the same families, tools and expert work on it.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from agentkit.knowledge import build
+
+_ONSETS = "b bl br c ch cl cr d dr f fl fr g gh gl gr h j k kh kl kr l ll m n ng p ph pl pr qu r rh s sc sch sh sk sl sm sn sp st str sv t th tr ts v vl w wh x y z zh".split()  # fmt: skip
+_NUCLEI = "a a a e e e i i i o o o u u ai au ay ea ee ei eu ia ie io oa oi oo ou oy ue ui y á é í ó ö ü ä ã å ø ā ī ū ầ ô ê ı".split()
+_CODAS = [*[""] * 14, *"b ck ct d f ff g h k l ll ld lm m mb mp n nd ng nk ns nt p r rd rg rk rm rn rt s sh sk ss st t th tt tz v w x z ć š ș".split()]  # fmt: skip
+_SMALL = "of the and in on to for a from with at by".split()
+_SUFFIXES = ["stan", "land", "ia", " Islands", " City", "ville", "burg", "ton", "ium", "son", "er", "ing", "ed", "s"]
+_CONTINENTS = ["Africa", "Asia", "Europe", "North America", "Oceania", "South America"]
+COUNTRIES, CITIES, ELEMENTS, FILMS = 60, 150, 60, 220
+
+
+def word(rng: random.Random, syllables: int | None = None) -> str:
+    """One made-up capitalised word."""
+    parts = (
+        rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS)
+        for _ in range(syllables or rng.choice([1, 2, 2, 3]))
+    )
+    text = "".join(parts)
+    text = text[rng.randrange(len(text) // 2) :] if rng.random() < 0.2 and len(text) > 4 else text
+    return text.capitalize() + (rng.choice(_SUFFIXES) if rng.random() < 0.12 else "")
+
+
+def place(rng: random.Random) -> str:
+    """A made-up country or city name: one to three words, sometimes hyphenated."""
+    words = [word(rng) for _ in range(rng.choices([1, 2, 3], [7, 4, 1])[0])]
+    if len(words) == 3:
+        words[1] = rng.choice(["and", "de", "of", "del", "la", words[1]])
+    return rng.choices([" ", "-"], [6, 1])[0].join(words)
+
+
+def person(rng: random.Random) -> str:
+    """A made-up person: two or three words, sometimes an initial."""
+    first = word(rng, 2) if rng.random() < 0.9 else f"{rng.choice('ABCDEFGHJKLMNPRSTW')}."
+    middle = rng.choices(
+        [[], [f"{rng.choice('ABCDEFGHJKLMNPRSTW')}."], [rng.choice(["de", "van", "von", "Mc", "O'"])]], [10, 1, 2]
+    )[0]
+    return " ".join([first, *middle, word(rng, rng.choice([1, 2, 3]))])
+
+
+def title(rng: random.Random) -> str:
+    """A made-up film title, with small words, numbers and punctuation as titles have them."""
+    words = [word(rng) for _ in range(rng.choices([1, 2, 3, 4], [3, 4, 3, 1])[0])]
+    for i in range(1, len(words)):
+        if rng.random() < 0.35:
+            words.insert(i, rng.choice(_SMALL))
+    if rng.random() < 0.3:
+        words.insert(0, rng.choice(["The", "The", "A", "My", "No", "I"]))
+    if rng.random() < 0.08:
+        words.append(str(rng.randint(2, 2100)))
+    if rng.random() < 0.08:
+        words[0] += rng.choice(["'s", ":", ",", " &", "!", "'", "."])
+    return " ".join(words)
+
+
+def _distinct(make, rng: random.Random, count: int) -> list[str]:
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found.setdefault(make(rng))
+    return list(found)
+
+
+def _size(rng: random.Random, low: float, high: float) -> int:
+    return int(10 ** rng.uniform(low, high))
+
+
+def make_world(path: str | Path, seed: int) -> Path:
+    """Write one made-up world as a corpus file."""
+    rng = random.Random(f"world-{seed}")
+    countries, cities = _distinct(place, rng, COUNTRIES), _distinct(place, rng, CITIES)
+    currencies = [word(rng) for _ in range(25)]
+    country_rows = [
+        (
+            name,
+            f"{i:02d}",
+            cities[i],
+            _size(rng, 2.5, 9.2),
+            _size(rng, 0.8, 7.2),
+            rng.choice(currencies),
+            rng.choice(_CONTINENTS),
+        )
+        for i, name in enumerate(countries)
+    ]
+    neighbours = [
+        (c, o) for c in countries for o in rng.sample([x for x in countries if x != c], rng.choice([1, 1, 2, 3]))
+    ]
+    city_rows = [
+        (n, countries[i] if i < COUNTRIES else rng.choice(countries), _size(rng, 4.7, 7.4))
+        for i, n in enumerate(cities)
+    ]
+    finders = _distinct(person, rng, ELEMENTS)
+    elements = [
+        (
+            name,
+            name[: rng.choice([1, 2])].capitalize(),
+            i + 1,
+            round(rng.uniform(1, 300), 3),
+            rng.randint(1600, 2020),
+            finders[i],
+        )
+        for i, name in enumerate(
+            _distinct(lambda r: word(r, r.choice([2, 3])) + r.choice(["", "ium", "on"]), rng, ELEMENTS)
+        )
+    ]
+    directors = _distinct(person, rng, FILMS // 3)
+    films = [
+        (name, rng.randint(1920, 2020), rng.randint(40, 240), rng.choice(directors), rng.choice(countries))
+        for name in _distinct(title, rng, FILMS)
+    ]
+    indicators = [
+        (c, y, round(rng.uniform(25, 90), 1), round(10 ** rng.uniform(2.3, 5), 1))
+        for c in countries
+        for y in rng.sample(range(1950, 2020), 3)
+    ]
+    return build(path, {"country": country_rows, "neighbour": neighbours, "city": city_rows, "element": elements,
+                        "film": films, "indicator": indicators})  # fmt: skip

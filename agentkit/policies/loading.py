@@ -1,0 +1,39 @@
+"""Loading models: a base, with LoRA adapters merged into it or left on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentkit.nano import model_path
+
+
+def load_agent(model: str, merge: Sequence[str | Path] = ()) -> tuple[Any, Any]:
+    """A model and its tokenizer, on the GPU in bfloat16 where there is one, else on the CPU in float32.
+
+    Args:
+        model: "nano", a folder or a hub name.
+        merge: adapter folders merged in, in order; folders that do not exist are left out by the caller.
+
+    Raises:
+        FileNotFoundError: the model or an adapter cannot be loaded; the message says what to do.
+    """
+    cuda = torch.cuda.is_available()
+    source = model_path(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        loaded = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16 if cuda else torch.float32)
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"cannot load the model {model!r}: {str(error)[:200]}. Use 'nano', a folder or a hub name."
+        ) from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    for adapter in merge:
+        loaded = PeftModel.from_pretrained(loaded, str(adapter)).merge_and_unload()
+    return loaded.to("cuda" if cuda else "cpu"), tokenizer

@@ -1,0 +1,126 @@
+"""The scripted policy: an expert with stated flaw rates that plays its plan through the real tools.
+
+It needs no model. Its transcripts are the demonstrations of the SFT cold start, and it drives tests and examples.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentkit.chat import format_call
+from agentkit.policies.base import Request, Sample
+from agentkit.records import Task, ToolResult
+from agentkit.tasks.expert import answer_of, fill
+
+Script = Generator[str, tuple[ToolResult, ...], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Flaws:
+    """How often the demonstrating expert errs; each rate is a probability per occasion."""
+
+    skip_lookup: float = 0.0  # per lookup after the first: makes a value up, or stops a hop short
+    wrong_operation: float = 0.0  # per calculation: adds where it should divide, and the like
+    in_head: float = 0.0  # per calculation: states a result without the calculator
+    give_up: float = 0.0  # per lookup after the first: says that it could not find out
+    malformed: float = 0.0  # per call: writes it wrong first, reads the error, and repeats it
+
+    def __post_init__(self) -> None:
+        for name, rate in asdict(self).items():
+            if not 0 <= rate <= 1:
+                raise ValueError(f"flaw rate {name} is {rate}; it must lie between 0 and 1")
+
+
+class ScriptedPolicy:
+    """Plays a script per trajectory, encoded with a tokenizer; log-probabilities are 0.
+
+    Args:
+        tokenizer: encodes the script's turns.
+        flaws: the rates, or several sets of which each trajectory draws one.
+        name: recorded in trajectories.
+    """
+
+    def __init__(self, tokenizer: Any, flaws: Flaws | Iterable[Flaws] = (), name: str = "scripted"):
+        self.tokenizer = tokenizer
+        self.name = name
+        self._flaws = [flaws] if isinstance(flaws, Flaws) else list(flaws) or [Flaws()]
+        self._scripts: dict[tuple[str, int], Script] = {}
+
+    async def sample(self, request: Request) -> Sample:
+        """The script's next turn."""
+        key = (request.task.id, request.sample)
+        if request.turn == 0:
+            rng = random.Random(repr(request.seed))
+            self._scripts[key] = play(request.task, rng.choice(self._flaws), rng)
+            text = next(self._scripts[key])
+        else:
+            text = self._scripts[key].send(request.results)
+        ids = self.tokenizer(text + self.tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+        return Sample(ids[: request.max_new_tokens], [0.0] * min(len(ids), request.max_new_tokens))
+
+
+def play(task: Task, flaws: Flaws, rng: random.Random) -> Script:
+    """One trajectory of the flawed expert: yields each turn's text and is sent the results of its calls."""
+    chain = all(step["tool"] == "search" for step in task.meta["plan"])
+    values: list[str] = []
+    for number, step in enumerate(task.meta["plan"]):
+        arguments = dict(step["arguments"])
+        if step["tool"] == "search":
+            if number > 0 and rng.random() < flaws.give_up:
+                yield say("I could not find this.")
+                return
+            if number > 0 and rng.random() < flaws.skip_lookup:
+                if chain:
+                    break
+                values.append(_made_up(step["expect"], rng))
+                continue
+        elif rng.random() < flaws.in_head:
+            yield say(_guess(task, rng))
+            return
+        elif rng.random() < flaws.wrong_operation:
+            arguments["expression"] = _wrong(arguments["expression"], rng)
+        arguments = fill(arguments, values)
+        if rng.random() < flaws.malformed:
+            yield _slip(step["tool"], arguments, rng)
+        (result,) = yield format_call(step["tool"], arguments)
+        values.append(step.get("expect", result.observation))
+        if not result.ok:
+            break
+    yield say(answer_of(task, values[-1]))
+
+
+def say(answer: str) -> str:
+    """The final turn's text."""
+    return f"Answer: {answer}"
+
+
+def _made_up(value: str, rng: random.Random) -> str:
+    """A number of about the same length, as stated from memory: two digits, then zeros."""
+    digits = len(value.split(".")[0])
+    return str(rng.randint(10, 99) * 10 ** max(0, digits - 2))
+
+
+def _guess(task: Task, rng: random.Random) -> str:
+    """The answer somebody states without calculating: a coin flip between names, or a number of the right size."""
+    if "answer_if" in task.meta:
+        return rng.choice(list(task.meta["answer_if"].values()))
+    return _made_up(task.answer.lstrip("-"), rng)
+
+
+def _wrong(expression: str, rng: random.Random) -> str:
+    """The expression with another operation."""
+    if ">" in expression:
+        return expression.replace(">", "<")
+    operations = (" / ", " * ", " - ", " + ")
+    present = next(op for op in operations if op in expression)
+    return expression.replace(present, rng.choice([op for op in operations if op != present]))
+
+
+def _slip(name: str, arguments: dict, rng: random.Random) -> str:
+    """A call gone wrong: a lost brace, or a tool that does not exist."""
+    if rng.random() < 0.5:
+        return format_call({"search": "lookup", "calculator": "compute"}[name], arguments)
+    return format_call(name, arguments).replace('"}}', '"}')

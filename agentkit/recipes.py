@@ -1,0 +1,172 @@
+"""A recipe: every parameter of a run, with its default, its bounds and one line of help.
+
+A recipe is one flat YAML in params/; every key is a parameter of at least one notebook. Defaults are those of the document
+"RLVR for Agents" for a real model; params/nano.yaml holds what suits the small agent. Unknown keys and values out of
+bounds are errors that name the way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class RecipeError(ValueError):
+    """A recipe has an unknown key, a value of the wrong type or out of bounds, or cannot be read."""
+
+
+def _key(default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All parameters. ``Recipe.from_mapping`` checks types and bounds."""
+
+    run: str = _key("", "run folder; empty means the folder papermill writes to, else outputs/lab")
+    seed: int = _key(0, "of every random choice", 0, 2**31 - 1)
+    # 01 tasks
+    families: str = _key("A,B", "task families, separated by commas")
+    n_tasks: int = _key(1200, "tasks in the suite, split 70/15/15", 20, 50_000)
+    # the agent and its rollouts
+    model: str = _key("nano", "the agent: nano, a model folder or a hub name")
+    max_turns: int = _key(10, "policy calls in one trajectory", 1, 100)
+    max_turn_tokens: int = _key(128, "tokens sampled in one turn", 4, 32_768)
+    max_tokens: int = _key(1024, "completion tokens, tool replies included", 16, 131_072)
+    top_k: int = _key(3, "passages the search tool returns", 1, 20)
+    temperature: float = _key(0.7, "of sampling, in training and evaluation", 0.05, 2.0)
+    max_batch: int = _key(128, "trajectories sampled in one batch", 1, 4096)
+    # 02 baseline
+    sft: bool = _key(False, "fine-tune the agent on scripted demonstrations first")
+    sft_transcripts: int = _key(2, "demonstrations for each training task", 1, 64)
+    sft_epochs: int = _key(1, "passes over the demonstrations", 1, 50)
+    sft_learning_rate: float = _key(1e-4, "peak learning rate of the cold start", 0, 1)
+    sft_batch: int = _key(16, "demonstrations in one optimiser step", 1, 1024)
+    flaw_skip_lookup: float = _key(0.0, "chance to skip a lookup after the first", 0, 1)
+    flaw_wrong_operation: float = _key(0.0, "chance to use the wrong operation", 0, 1)
+    flaw_in_head: float = _key(0.0, "chance to compute without the calculator", 0, 1)
+    flaw_give_up: float = _key(0.0, "chance to give up before a lookup", 0, 1)
+    flaw_malformed: float = _key(0.0, "chance of a malformed call before the right one", 0, 1)
+    test_samples: int = _key(4, "sampled trajectories for each test task", 1, 64)
+    # 03 GRPO
+    steps: int = _key(200, "optimiser steps", 1, 100_000)
+    prompts_per_step: int = _key(8, "groups in one step", 1, 4096)
+    group_size: int = _key(8, "trajectories in a group, G", 2, 256)
+    micro_batch: int = _key(8, "trajectories in one forward and backward pass", 1, 1024)
+    num_iterations: int = _key(1, "optimiser steps on each batch of rollouts", 1, 16)
+    learning_rate: float = _key(1e-6, "of GRPO", 0, 1)
+    warmup_steps: int = _key(0, "steps of linear warm-up", 0, 100_000)
+    max_grad_norm: float = _key(1.0, "gradient clipping", 0, 1e6)
+    beta: float = _key(0.05, "weight of the KL penalty against the SFT reference", 0, 10)
+    clip_epsilon: float = _key(0.2, "clip range of the probability ratio", 0, 1)
+    loss_type: str = _key("grpo", "TRL's loss: grpo, dapo, dr_grpo or bnpo")
+    lora_r: int = _key(16, "LoRA rank", 1, 1024)
+    lora_alpha: int = _key(32, "LoRA scale", 1, 4096)
+    reward_correctness: float = _key(1.0, "weight of the verifier's verdict", -100, 100)
+    reward_format: float = _key(0.1, "weight of the share of valid tool calls", -100, 100)
+    reward_efficiency: float = _key(1.0, "weight of -0.02 a turn when correct", -100, 100)
+    val_every: int = _key(10, "steps between validations", 1, 100_000)
+    val_tasks: int = _key(60, "validation tasks used", 1, 100_000)
+    val_samples: int = _key(1, "sampled trajectories for each validation task", 1, 64)
+    given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Recipe:
+        """Check keys, types and bounds. Raises RecipeError."""
+        fields = cls.keys()
+        for name in values:
+            if name not in fields:
+                close = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.0)
+                raise RecipeError(f"unknown recipe key {name!r}: did you mean {close[0]!r}?")
+        recipe = cls(**{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values))
+        if recipe.loss_type not in ("grpo", "dapo", "dr_grpo", "bnpo"):
+            raise RecipeError(f"loss_type is {recipe.loss_type!r}; use grpo, dapo, dr_grpo or bnpo")
+        rollouts = recipe.prompts_per_step * recipe.group_size
+        if rollouts % recipe.micro_batch:
+            raise RecipeError(
+                f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}"
+            )
+        return recipe
+
+    @classmethod
+    def from_notebook(cls, namespace: Mapping[str, Any]) -> Recipe:
+        """Read the parameters a notebook defined, papermill's injected ones included.
+
+        Called right after the parameters cell: every plain value in the namespace must be a known key, so that a
+        misspelled parameter stops the notebook instead of being ignored.
+        """
+        plain = (str, int, float, bool, list, dict, type(None))
+        mine = {
+            n: v for n, v in namespace.items() if not n.startswith("_") and n not in _IPYTHON and isinstance(v, plain)
+        }
+        return cls.from_mapping({n: v for n, v in mine.items() if not n.startswith("PAPERMILL_")})
+
+    @classmethod
+    def keys(cls) -> dict[str, dataclasses.Field]:
+        """Every recipe key with its default and help."""
+        return {f.name: f for f in dataclasses.fields(cls) if "help" in f.metadata}
+
+    def used(self) -> dict[str, Any]:
+        """The parameters that were set, defaults of the notebook included."""
+        return {name: getattr(self, name) for name in self.keys() if name in self.given}
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Weights of the reward's components."""
+        return {
+            "correctness": self.reward_correctness,
+            "format": self.reward_format,
+            "efficiency": self.reward_efficiency,
+        }
+
+    @property
+    def flaws(self) -> dict[str, float]:
+        """The demonstrating expert's flaw rates."""
+        names = ("skip_lookup", "wrong_operation", "in_head", "give_up", "malformed")
+        return {name: getattr(self, f"flaw_{name}") for name in names}
+
+
+_IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})
+
+
+def _checked(spec: dataclasses.Field, value: Any) -> Any:
+    kind = type(spec.default)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind is float and isinstance(value, str):  # YAML reads 1e-6 as text
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if kind is str and spec.name == "families" and isinstance(value, list):
+        value = ",".join(map(str, value))
+    if type(value) is not kind:
+        raise RecipeError(f"{spec.name} is {value!r}; it must be of type {kind.__name__} ({spec.metadata['help']})")
+    low, high = spec.metadata["low"], spec.metadata["high"]
+    if low is not None and not low <= value <= high:
+        raise RecipeError(f"{spec.name} is {value}; it must lie between {low:g} and {high:g} ({spec.metadata['help']})")
+    return value
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """The keys a YAML recipe sets, checked. Raises RecipeError."""
+    path = Path(path)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError(f"{path} does not exist: recipes lie in params/") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not valid YAML: {str(error)[:200]}") from None
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} must hold one flat mapping of keys to values")
+    try:
+        Recipe.from_mapping(values)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    return values

@@ -1,0 +1,114 @@
+"""The records everything else passes around: frozen dataclasses, no behaviour.
+
+Tokens are the truth and text is a view of them. Reading, writing, scoring and rendering live elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended."""
+
+    ANSWER = "answer"  # the policy gave a final answer: a turn without a tool call
+    TURN_LIMIT = "turn_limit"  # the last allowed turn still called a tool
+    TOKEN_LIMIT = "token_limit"  # the completion reached its token budget
+    TRUNCATED_TURN = "truncated_turn"  # one turn reached its own token budget before its end token
+    TIME_LIMIT = "time_limit"  # the trajectory's wall-clock budget ran out
+    ERROR = "error"  # the engine failed; the trajectory is not scored
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem with its gold data. The gold data never reaches the policy."""
+
+    id: str
+    prompt: str  # what the user asks, as text
+    answer: str  # the gold answer
+    verifier: str | dict[str, Any] = "exact"  # a kind, or {"kind": ..., **options}
+    family: str = "custom"  # "A" lookup arithmetic, "B" multi-hop, or a name of your own
+    difficulty: str = "easy"  # easy 1-2, medium 3-4, hard 5+ tool calls of the scripted expert
+    split: str = "train"  # train, validation or test
+    tools: tuple[str, ...] = ("search", "calculator")
+    meta: dict[str, Any] = field(default_factory=dict)  # template, entities, plan, aliases, ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call the policy asked for, parsed but not yet run."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """What one turn's text says: prose, calls in order, and one sentence per malformed call."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What came back for one attempted call, a malformed one included."""
+
+    name: str  # the tool asked for; "" when the call could not be parsed
+    arguments: dict[str, Any]
+    observation: str  # the text shown to the policy, before control tokens are escaped
+    ok: bool  # False for malformed calls, unknown tools, bad arguments, time-outs and tool errors
+    seconds: float = 0.0
+    cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One policy call and the tool replies to it."""
+
+    text: str  # the sampled tokens as text, control tokens included
+    span: tuple[int, int]  # [start, end) of the sampled tokens in completion_ids
+    results: tuple[ToolResult, ...] = ()
+    seconds: float = 0.0  # waiting for and sampling this turn
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One rollout's record. The four token fields follow design: ids, mask and log-probabilities line up."""
+
+    task_id: str
+    policy: str  # name of the policy that sampled it
+    sample: int  # index in its group, 0..G-1
+    seed: int
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    action_mask: tuple[int, ...]  # 1 on sampled tokens, 0 on tool output; as long as completion_ids
+    old_logprobs: tuple[float, ...]  # at sampling, 0.0 where action_mask is 0; as long as completion_ids
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    answer: str | None = None  # the final answer read from the last turn; None where there is none
+    success: float | None = None  # the verifier's value in [0, 1]; None is "not scored"
+    why: str = ""  # the verifier's reason
+    components: dict[str, float | None] = field(default_factory=dict)  # named reward components, unweighted
+    reward: float | None = None  # the combined reward; None is "not scored"
+    advantage: float | None = None
+    step: int | None = None  # optimiser step it was sampled for; None outside training
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The trajectories of one task at one step."""
+
+    task_id: str
+    trajectories: tuple[Trajectory, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A verifier's verdict. ``value`` None means the verifier itself failed: excluded and counted, never 0."""
+
+    value: float | None
+    why: str = ""

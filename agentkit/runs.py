@@ -1,0 +1,410 @@
+"""A run's folder: where it lies, its manifest, and atomic reading and writing of everything in it.
+
+Files are written under a temporary name and renamed, so a reader never sees half a file. JSONL readers survive a torn
+last line and say so. Leaves out: what the files mean (evaluation, diagnostics) and how notebooks are executed (cli).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+
+MANIFEST = "run.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_VERSIONED = ("agentkit", "torch", "transformers", "trl", "peft", "datasets", "accelerate", "plotly", "papermill")
+
+
+class RunError(RuntimeError):
+    """A run folder or a file in it is missing, damaged or badly named. The message says what to do."""
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+def write_bytes(path: str | Path, data: bytes) -> Path:
+    """Write a file atomically (temporary name, fsync, rename), readable by its owner only."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp creates it 0600
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_json(path: str | Path, value: Any) -> Path:
+    """Write JSON atomically. NaN and infinity become null, since JSON has neither."""
+    return write_bytes(path, (json.dumps(_finite(value), indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: str | Path) -> Any:
+    """Read one JSON file. Raises RunError naming the file when it is missing or damaged."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist. Run the notebook that writes it first.") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is not valid JSON ({error}). Restore it or run the stage that writes it.") from None
+
+
+def write_jsonl(path: str | Path, rows: Iterable[dict]) -> Path:
+    """Write one JSON object a line, atomically."""
+    lines = (json.dumps(_finite(row), ensure_ascii=False) + "\n" for row in rows)
+    return write_bytes(path, "".join(lines).encode())
+
+
+def append_jsonl(path: str | Path, row: dict) -> None:
+    """Append one line with one write and fsync, so that a kill leaves at most a torn last line.
+
+    A torn tail left by an earlier kill is closed off first, so that it cannot swallow this line.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        size = os.fstat(handle).st_size
+        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+        os.write(handle, (b"\n" if torn else b"") + (json.dumps(_finite(row), ensure_ascii=False) + "\n").encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
+    """Read JSON objects, one a line.
+
+    Args:
+        path: the file.
+        tolerant: drop a torn line with a warning, as a killed writer leaves one; otherwise any bad line is an error.
+
+    Raises:
+        RunError: the file is missing, not UTF-8, or (when not tolerant) a line is not a JSON object.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist. Run the notebook that writes it first.") from None
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). Rebuild it.") from None
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError(f"expected an object, found {type(row).__name__}")
+        except ValueError as error:
+            if not tolerant:
+                raise RunError(f"{path}, line {number} is damaged: {error}. Rebuild it, or remove that line.") from None
+            warnings.warn(f"{path}, line {number} is torn and was left out ({error}).", stacklevel=2)
+            continue
+        rows.append(row)
+    return rows
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    if isinstance(value, dict):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+def digest(path: str | Path) -> str:
+    """SHA-256 of a file, first 16 hex digits."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+
+
+# ---- trajectories as Parquet -----------------------------------------------------------------------------------------
+def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> Path:
+    """Write trajectories as one Parquet file: token fields as lists, turns and components as JSON text."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [_trajectory_row(t) for t in trajectories]
+    table = pa.Table.from_pylist(rows, schema=_trajectory_schema())
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def read_trajectories(path: str | Path) -> list[Trajectory]:
+    """Read trajectories written by write_trajectories. Raises RunError when the file is missing or damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = Path(path)
+    if not path.exists():
+        raise RunError(f"{path} does not exist. Run the notebook that writes it first.")
+    try:
+        return [_row_trajectory(row) for row in pq.read_table(path).to_pylist()]
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{path} is not a trajectory file ({error}). Run the stage that writes it again.") from None
+
+
+def _trajectory_schema() -> Any:
+    import pyarrow as pa
+
+    ids, floats = pa.list_(pa.int32()), pa.list_(pa.float32())
+    columns = {"task_id": pa.string(), "policy": pa.string(), "sample": pa.int32(), "seed": pa.int64()}
+    columns |= {"prompt_ids": ids, "completion_ids": ids, "action_mask": pa.list_(pa.int8()), "old_logprobs": floats}
+    columns |= {"turns": pa.string(), "stop_reason": pa.string(), "answer": pa.string(), "success": pa.float64()}
+    columns |= {"why": pa.string(), "components": pa.string(), "reward": pa.float64(), "advantage": pa.float64()}
+    return pa.schema(columns | {"step": pa.int32()})
+
+
+def _trajectory_row(trajectory: Trajectory) -> dict:
+    row = {f.name: getattr(trajectory, f.name) for f in dataclasses.fields(Trajectory)}
+    turns = [dataclasses.asdict(turn) for turn in trajectory.turns]
+    row["turns"] = json.dumps(_finite(turns), ensure_ascii=True)  # ASCII: a model may emit lone surrogates
+    row["components"] = json.dumps(_finite(trajectory.components))
+    row["stop_reason"] = trajectory.stop_reason.value
+    for name in ("answer", "why"):
+        if row[name] is not None:
+            row[name] = row[name].encode("utf-8", "replace").decode()
+    return row
+
+
+def _row_trajectory(row: dict) -> Trajectory:
+    turns = tuple(
+        Turn(t["text"], tuple(t["span"]), tuple(ToolResult(**r) for r in t["results"]), t["seconds"])
+        for t in json.loads(row["turns"])
+    )
+    tokens = {n: tuple(row[n]) for n in ("prompt_ids", "completion_ids", "action_mask", "old_logprobs")}
+    parsed = {
+        "turns": turns,
+        "components": json.loads(row["components"]),
+        "stop_reason": StopReason(row["stop_reason"]),
+    }
+    return Trajectory(**(row | tokens | parsed))
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+def read_tasks(path: str | Path) -> list[Task]:
+    """Read a suite's tasks.jsonl. Any damaged line is an error: a suite with holes would shift every split."""
+    fields = {f.name: f for f in dataclasses.fields(Task)}
+    required = {
+        n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
+    tasks, seen = [], set()
+    for number, row in enumerate(read_jsonl(path, tolerant=False), start=1):
+        missing, unknown = required - row.keys(), row.keys() - fields.keys()
+        if missing or unknown:
+            what = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
+            raise RunError(f"{path}, task {number} {what}. Build the suite again with notebook 01.")
+        wrong = [n for n in ("id", "prompt", "answer", "split") if n in row and not isinstance(row[n], str)]
+        if wrong:
+            raise RunError(f"{path}, task {number}: {wrong[0]} must be text. Build the suite again with notebook 01.")
+        if row["id"] in seen:
+            raise RunError(f"{path} holds task {row['id']} twice. Build the suite again with notebook 01.")
+        seen.add(row["id"])
+        tasks.append(Task(**(row | {"tools": tuple(row.get("tools", ()))})))
+    if not tasks:
+        raise RunError(f"{path} holds no task. Build the suite again with notebook 01.")
+    return tasks
+
+
+def write_tasks(path: str | Path, tasks: Iterable[Task]) -> Path:
+    """Write a suite's tasks.jsonl atomically."""
+    return write_jsonl(path, (dataclasses.asdict(task) for task in tasks))
+
+
+# ---- the run ---------------------------------------------------------------------------------------------------------
+def check_name(name: str) -> str:
+    """Return a run name, or raise RunError: letters, digits, dot, dash and underscore, at most 100, no leading dot."""
+    if not _NAME.fullmatch(name):
+        raise RunError(
+            f"run name {name[:40]!r} is refused: use letters, digits, '.', '_' and '-', at most 100 characters."
+        )
+    return name
+
+
+def project_root(start: str | Path | None = None) -> Path:
+    """The nearest folder at or above ``start`` that holds notebooks/ and params/, else ``start`` itself."""
+    start = Path(start or Path.cwd()).resolve()
+    for folder in (start, *start.parents):
+        if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
+            return folder
+    return start
+
+
+def default_folder() -> Path:
+    """Where a notebook writes when no run is named: the folder papermill writes it to, else outputs/lab."""
+    return _papermill_output_folder() or project_root() / "outputs" / "lab"
+
+
+def _papermill_output_folder() -> Path | None:
+    """Papermill tells its kernel nothing about the output path, so read it from the parent's command line."""
+    import psutil  # comes with ipykernel
+
+    try:
+        parent = psutil.Process().parent()
+        words, folder = (parent.cmdline(), parent.cwd()) if parent else ([], "")
+    except psutil.Error:
+        return None
+    notebooks = [word for word in words if word.endswith(".ipynb")]
+    if len(notebooks) < 2 or not any("papermill" in word for word in words[:4]):
+        return None
+    return (Path(folder) / notebooks[1]).resolve().parent
+
+
+class Run:
+    """One folder under outputs/. Opening one creates nothing; ``create`` makes the folder and its manifest."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        check_name(self.path.name)
+
+    @classmethod
+    def create(cls, path: str | Path) -> Run:
+        """Make the folder (0700) and run.json where they are missing; an existing run is kept as it is."""
+        run = cls(path)
+        run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run.path.chmod(0o700)
+        if not (run.path / MANIFEST).exists():
+            write_json(run.path / MANIFEST, {"created": _now(), "recipe": {}, "stages": {}, "hashes": {}})
+        return run
+
+    def file(self, *parts: str) -> Path:
+        """A path inside the run."""
+        return self.path.joinpath(*parts)
+
+    @property
+    def manifest(self) -> dict:
+        """run.json: recipe as used, versions, git state, data hashes, stage status and timings."""
+        return read_json(self.path / MANIFEST)
+
+    def update(self, **sections: dict) -> None:
+        """Merge sections into run.json, one level deep."""
+        manifest = self.manifest
+        for name, values in sections.items():
+            manifest[name] = manifest.get(name, {}) | values
+        write_json(self.path / MANIFEST, manifest)
+
+    def begin(self, name: str, recipe: dict, inputs: Iterable[str] = ()) -> None:
+        """Mark a stage as running. Raises RunError when a file it needs is missing."""
+        for needed in inputs:
+            if not self.file(needed).exists():
+                raise RunError(f"{name} needs {self.file(needed)}, which does not exist. {_producer(needed)}")
+        self.update(
+            recipe=recipe,
+            versions=versions(),
+            git=git_state(),
+            stages={name: {"status": "running", "started": _now(), "_clock": time.time(), "parameters": recipe}},
+        )
+
+    def end(self, name: str, status: str = "done", **extra: Any) -> None:
+        """Mark a stage as done (or failed), with its seconds, and make every file of the run private."""
+        stage = dict(self.manifest["stages"].get(name, {}))
+        started = stage.pop("_clock", time.time())
+        self.update(stages={name: stage | {"status": status, "seconds": round(time.time() - started, 1)} | extra})
+        hashes = {
+            f: digest(self.file(f))
+            for f in ("tasks.jsonl", "adapter/adapter_model.safetensors")
+            if self.file(f).exists()
+        }
+        self.update(hashes=hashes)
+        secure(self.path)
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        """The suite of this run."""
+        return read_tasks(self.file("tasks.jsonl"))
+
+    @property
+    def metrics(self) -> Any:
+        """train/metrics.jsonl as a pandas DataFrame, one row a step."""
+        import pandas as pd
+
+        return pd.DataFrame(read_jsonl(self.file("train", "metrics.jsonl")))
+
+    def trajectories(self, which: int | str) -> list[Trajectory]:
+        """Training trajectories of a step (int), or the evaluation trajectories of a policy (str)."""
+        if isinstance(which, int):
+            return read_trajectories(self.file("train", "trajectories", f"step_{which:05d}.parquet"))
+        return read_trajectories(self.file("eval", f"{check_name(which)}.parquet"))
+
+    @property
+    def steps(self) -> list[int]:
+        """Training steps whose trajectories are stored."""
+        return sorted(int(p.stem.split("_")[1]) for p in self.file("train", "trajectories").glob("step_*.parquet"))
+
+    @property
+    def comparison(self) -> dict:
+        """comparison.json."""
+        return read_json(self.file("comparison.json"))
+
+
+def load_run(path: str | Path) -> Run:
+    """Open a finished or running run. Raises RunError when there is none at ``path``."""
+    run = Run(path)
+    if not (run.path / MANIFEST).exists():
+        raise RunError(f"there is no run at {run.path} (no {MANIFEST}). Start one with notebook 01 or 'agentkit run'.")
+    return run
+
+
+def secure(folder: str | Path) -> None:
+    """Make a run folder private: folders 0700, files 0600. Links are left alone."""
+    for root, folders, files in os.walk(folder):
+        for name, mode in [(f, 0o700) for f in folders] + [(f, 0o600) for f in files]:
+            path = Path(root) / name
+            if not path.is_symlink() and path.exists() and (path.stat().st_mode & 0o777) != mode:
+                path.chmod(mode)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the packages that shape a result; absent ones are left out."""
+    found = {"python": sys.version.split()[0]}
+    for name in _VERSIONED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def git_state() -> dict[str, Any]:
+    """Commit and whether the tree was dirty, or nothing outside a git checkout."""
+    root = project_root()
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10)
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return {"commit": commit.stdout.strip(), "dirty": bool(dirty.stdout.strip())} if commit.returncode == 0 else {}
+
+
+def _producer(needed: str) -> str:
+    notebook = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline", "adapter": "03_grpo"}
+    for prefix, name in (notebook | {"train": "03_grpo", "eval": "05_compare"}).items():
+        if needed.startswith(prefix):
+            return f"Run notebook {name} for this run first."
+    return "Run the notebook that writes it first."
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

@@ -1,0 +1,63 @@
+"""The scripted expert: follows a task's plan through the real tools. It validates suites and measures difficulty.
+
+The plan is gold data; no policy ever sees it. The expert that errs on purpose is a policy: policies/scripted.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agentkit.records import Task
+
+Tools = Mapping[str, Callable[..., str]]
+
+
+class PlanError(ValueError):
+    """The plan does not lead to an answer through these tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """What the expert did: calls as (tool, arguments, observation), and the answer."""
+
+    calls: tuple[tuple[str, dict, str], ...]
+    answer: str
+
+
+def solve(task: Task, tools: Tools) -> Solution:
+    """Follow a task's plan through the tools.
+
+    Raises:
+        PlanError: a search does not return the expected value, or a tool refuses its arguments.
+    """
+    values: list[str] = []
+    calls = []
+    for step in task.meta["plan"]:
+        arguments = fill(step["arguments"], values)
+        try:
+            observation = tools[step["tool"]](**arguments)
+        except ValueError as error:
+            raise PlanError(f"{task.prompt!r}: {step['tool']}({arguments}) failed: {error}") from None
+        expected = step.get("expect")
+        if expected is not None and not states(observation, expected):
+            raise PlanError(f"{task.prompt!r}: {arguments} does not find {expected!r}")
+        values.append(observation if expected is None else expected)
+        calls.append((step["tool"], arguments, observation))
+    return Solution(tuple(calls), answer_of(task, values[-1]))
+
+
+def fill(arguments: dict[str, str], values: list[str]) -> dict[str, str]:
+    """Arguments with {0}, {1} ... replaced by earlier values. Other braces stay."""
+    return {k: re.sub(r"\{(\d+)\}", lambda m: values[int(m[1])], v) for k, v in arguments.items()}
+
+
+def states(observation: str, value: str) -> bool:
+    """Whether the first passage of an observation states this value: a reader takes what comes first."""
+    return re.search(rf" is {re.escape(value)}(?: [a-z ]+)?\.$", observation.split("\n")[0]) is not None
+
+
+def answer_of(task: Task, last: str) -> str:
+    """The answer that follows from the last step's value."""
+    return task.meta.get("answer_if", {}).get(last, last)

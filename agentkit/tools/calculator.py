@@ -1,0 +1,93 @@
+"""The calculator tool: arithmetic on numbers only, evaluated from the syntax tree. Nothing is executed.
+
+Leaves out names, attributes, calls other than FUNCTIONS, and numbers so large that computing them would take long.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable
+
+MAX_EXPRESSION = 500  # characters
+MAX_BITS = 4_000  # of any intermediate integer
+MAX_DEPTH = 50  # nested operations
+
+_BINARY: dict[type, Callable] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+_COMPARE: dict[type, Callable] = {
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}  # fmt: skip
+FUNCTIONS: dict[str, Callable] = {"round": round, "abs": abs, "min": min, "max": max, "sqrt": math.sqrt}
+Number = int | float
+
+
+def calculate(expression: str) -> str:
+    """The value of an arithmetic expression, or "true" / "false" for a comparison.
+
+    Raises:
+        ValueError: what is wrong with the expression, in one sentence.
+    """
+    if len(expression) > MAX_EXPRESSION:
+        raise ValueError(f"the expression has {len(expression)} characters; the limit is {MAX_EXPRESSION}")
+    try:
+        value = _evaluate(ast.parse(expression.strip(), mode="eval").body, 0)
+    except (SyntaxError, MemoryError, RecursionError):
+        raise ValueError(f"{expression[:60]!r} is not an arithmetic expression") from None
+    except ZeroDivisionError:
+        raise ValueError("division by zero") from None
+    except (OverflowError, TypeError) as error:
+        raise ValueError(f"cannot compute that: {error}") from None
+    return str(value).lower() if isinstance(value, bool) else str(_plain(value))
+
+
+def _evaluate(node: ast.expr, depth: int) -> Number | bool:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"the expression nests deeper than {MAX_DEPTH} operations")
+    match node:
+        case ast.Constant(value=bool()):
+            raise ValueError("only numbers are allowed")
+        case ast.Constant(value=int() | float() as number):
+            return _bounded(number)
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_evaluate(left, depth + 1), _evaluate(right, depth + 1))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _bounded(_BINARY[type(op)](_evaluate(left, depth + 1), _evaluate(right, depth + 1)))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate(operand, depth + 1)
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _evaluate(operand, depth + 1)
+        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
+            return _COMPARE[type(op)](_evaluate(left, depth + 1), _evaluate(right, depth + 1))
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
+            return _bounded(FUNCTIONS[name](*(_evaluate(a, depth + 1) for a in arguments)))
+        case ast.Call(func=ast.Name(id=name)):
+            raise ValueError(f"unknown function {name!r}; there are {', '.join(FUNCTIONS)}")
+        case ast.Name(id=name):
+            raise ValueError(f"{name!r} is not a number; look the value up first")
+    raise ValueError(f"{type(node).__name__} is not allowed; use numbers, + - * / // % ** and {', '.join(FUNCTIONS)}")
+
+
+def _power(base: Number, exponent: Number) -> Number:
+    if abs(exponent) > 1_000 or (isinstance(base, int) and base.bit_length() * abs(exponent) > MAX_BITS):
+        raise ValueError("that power is too large")
+    return _bounded(base**exponent)
+
+
+def _bounded(value: Number) -> Number:
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError("the result is not a finite real number")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ValueError("the result is too large")
+    return value
+
+
+def _plain(value: Number) -> Number:
+    """Whole floats as integers where exact, long ones to 12 significant digits, so that text stays short."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 1e15 else float(f"{value:.12g}")
+    return value

@@ -1,0 +1,1 @@
+"""Training: the SFT cold start and GRPO on agent trajectories."""

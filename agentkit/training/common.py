@@ -1,0 +1,86 @@
+"""What SFT and GRPO share: LoRA settings, quiet trainers, a progress bar, saving adapters whole."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig
+from tqdm.auto import tqdm
+from transformers import TrainerCallback
+
+from agentkit.recipes import Recipe
+
+
+def lora(recipe: Recipe) -> LoraConfig:
+    """LoRA on every linear layer, no dropout: sampling and training must see the same network."""
+    return LoraConfig(
+        r=recipe.lora_r,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def quiet_trainer(seed: int, cuda: bool) -> dict[str, Any]:
+    """Arguments of every trainer here: seeded, one log row a step, no reports elsewhere, no checkpoints of its own."""
+    return {
+        "seed": seed,
+        "data_seed": seed,
+        "use_cpu": not cuda,
+        "bf16": cuda,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+
+
+class ProgressCallback(TrainerCallback):
+    """A progress bar over optimiser steps that shows the latest loss."""
+
+    def __init__(self, label: str):
+        self._label = label
+        self._bar: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Open the bar."""
+        self._bar = tqdm(total=state.max_steps, desc=self._label, unit="step")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Advance the bar."""
+        self._bar.update(state.global_step - self._bar.n)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
+        """Show the loss."""
+        if logs and "loss" in logs:
+            self._bar.set_postfix(loss=f"{logs['loss']:.4g}")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the bar."""
+        self._bar.close()
+
+
+def only_own_progress(trainer: Any) -> None:
+    """Remove the printers that transformers adds where its own progress bar is off."""
+    for callback in list(trainer.callback_handler.callbacks):
+        if type(callback).__name__ in ("PrinterCallback", "NotebookProgressCallback"):
+            trainer.remove_callback(callback)
+
+
+def save_adapter(model: Any, tokenizer: Any, out: Path) -> None:
+    """Save a LoRA adapter so that a reader sees the old one or the new one, never half of one."""
+    temporary = out.with_name(f".{out.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    (temporary / "README.md").unlink(missing_ok=True)  # PEFT's model card is an empty form
+    old = out.with_name(f".{out.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    temporary.rename(out)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,300 @@
+"""GRPO on multi-turn tool trajectories: a subclass of TRL's GRPOTrainer.
+
+TRL keeps the loss, the advantages, the optimiser and the schedule. Replaced are its two ends: rollouts come from the
+rollout loop, token-exact and with an action mask, and log-probabilities are computed here (TRL 1.15's own need a GPU
+kernel). Every step writes its metrics and trajectories before the next begins; validation keeps the best adapter.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from agentkit.evaluation import summarize
+from agentkit.policies.transformers import TransformersPolicy
+from agentkit.recipes import Recipe
+from agentkit.records import Task, Trajectory
+from agentkit.rewards import score_all
+from agentkit.rollouts import rollout, rollout_options
+from agentkit.runs import Run, append_jsonl, write_trajectories
+from agentkit.training.common import ProgressCallback, lora, only_own_progress, quiet_trainer, save_adapter
+
+OnMetrics = Callable[[dict[str, Any]], None]
+
+
+def config(recipe: Recipe, out: Path) -> GRPOConfig:
+    """TRL's configuration, every default that matters set explicitly."""
+    cuda = torch.cuda.is_available()
+    rollouts = recipe.prompts_per_step * recipe.group_size
+    return GRPOConfig(
+        output_dir=str(out),
+        max_steps=recipe.steps,
+        per_device_train_batch_size=recipe.micro_batch,
+        gradient_accumulation_steps=rollouts // recipe.micro_batch,
+        steps_per_generation=rollouts // recipe.micro_batch,
+        num_generations=recipe.group_size,
+        num_iterations=recipe.num_iterations,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=recipe.warmup_steps,
+        optim="adamw_torch",
+        weight_decay=0.0,
+        max_grad_norm=recipe.max_grad_norm,
+        temperature=recipe.temperature,
+        max_completion_length=recipe.max_tokens,
+        reward_weights=list(recipe.reward_weights.values()),
+        beta=recipe.beta,
+        epsilon=recipe.clip_epsilon,
+        epsilon_high=recipe.clip_epsilon,
+        loss_type=recipe.loss_type,
+        scale_rewards="group",
+        mask_truncated_completions=False,
+        gradient_checkpointing=cuda,
+        **quiet_trainer(recipe.seed, cuda),
+    )
+
+
+class AgentGRPOTrainer(GRPOTrainer):
+    """TRL's GRPOTrainer with agent rollouts.
+
+    Args:
+        model: the SFT model; its LoRA adapter is added here, and the reference is the same model with it switched off.
+        tokenizer: with a chat template.
+        tasks: training tasks.
+        validation: tasks for validation, in the order they are used.
+        recipe: all parameters.
+        run: where metrics, trajectories and the best adapter go.
+        environment: makes one environment a trajectory; the recipe's by default.
+        on_metrics: called with every metrics row, as for live curves.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        tasks: Sequence[Task],
+        validation: Sequence[Task],
+        recipe: Recipe,
+        run: Run,
+        environment: Callable[[], object] | None = None,
+        on_metrics: OnMetrics = lambda row: None,
+    ):
+        self.recipe = recipe
+        self.run = run
+        self.validation = list(validation)[: recipe.val_tasks]
+        self._options = rollout_options(recipe) | ({"environment": environment} if environment else {})
+        self.on_metrics = on_metrics
+        self.best: tuple[float, int] = (-1.0, 0)  # validation success and its step
+        self._tasks = {task.id: task for task in tasks}
+        self._rows: list[dict] = []
+        self._batch: list[Trajectory] = []
+        self._extra: dict[str, Any] = {}
+        self._started = time.monotonic()
+        self._rollout_seconds = 0.0
+        names = list(recipe.reward_weights)
+        super().__init__(
+            model=model,
+            args=config(recipe, run.file("train", ".trainer")),
+            reward_funcs=[_component(name) for name in names],
+            train_dataset=Dataset.from_list(
+                [{"prompt": [{"role": "user", "content": t.prompt}], "task_id": t.id} for t in tasks]
+            ),
+            processing_class=tokenizer,
+            peft_config=lora(recipe),
+            rollout_func=_rollout_func,
+            callbacks=[ProgressCallback("GRPO"), _Validate(self)],
+        )
+        only_own_progress(self)
+        self.policy = TransformersPolicy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe.max_batch)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Keep the task id beside the prompt."""
+        self._signature_columns = ["prompt", "task_id"]
+
+    def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, Any]:
+        """Rollouts, rewards and advantages through TRL, then what only we know: sampled log-probabilities, records."""
+        self._rows = inputs
+        output = super()._generate_and_score_completions(inputs)
+        output["old_per_token_logps"] = _padded(self._batch, output["completion_ids"])
+        advantages = output["advantages"].tolist()
+        self._batch = [replace(t, advantage=a) for t, a in zip(self._batch, advantages, strict=True)]
+        step = self.state.global_step + 1
+        write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), self._batch)
+        self._extra = batch_metrics(self._batch) | {"rollout_seconds": self._rollout_seconds}
+        return output
+
+    def sample_groups(self) -> list[Trajectory]:
+        """Roll out and score the batch TRL asked for: its rows are already repeated, group by group."""
+        tasks = [self._tasks[row["task_id"]] for row in self._rows[:: self.recipe.group_size]]
+        start = time.monotonic()
+        self._batch = self._rollout(
+            tasks, self.recipe.group_size, self.recipe.seed + 1_000_003 * (self.state.global_step + 1)
+        )
+        self._rollout_seconds = time.monotonic() - start
+        return self._batch
+
+    def _rollout(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[Trajectory]:
+        step = self.state.global_step + 1
+        sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
+        return score_all(tasks, sampled, self.recipe.reward_weights)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: int | None = None,
+        compute_entropy: bool = False, **unused: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # fmt: skip
+        """Log-probabilities (B, T) of the last T tokens at the sampling temperature, and entropies (B, T) where asked."""
+        size = batch_size or len(input_ids)
+        parts = [
+            token_logprobs(model, input_ids[i : i + size], attention_mask[i : i + size], logits_to_keep, self.temperature,
+                           compute_entropy)
+            for i in range(0, len(input_ids), size)
+        ]  # fmt: skip
+        entropies = torch.cat([entropy for _, entropy in parts]) if compute_entropy else None
+        return torch.cat([logprobs for logprobs, _ in parts]), entropies, None
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Write one metrics row a step, in the kit's names, as soon as it is known."""
+        super().log(logs, start_time)
+        if "loss" not in logs or not self.accelerator.is_main_process:
+            return
+        row = {"step": self.state.global_step, "loss": logs["loss"], "grad_norm": float(logs["grad_norm"]),
+               "learning_rate": logs["learning_rate"]}  # fmt: skip
+        row |= {ours: logs[theirs] for theirs, ours in _METRICS.items() if theirs in logs} | self._extra
+        row["seconds"] = time.monotonic() - self._started
+        row["update_seconds"] = row["seconds"] - row.get("rollout_seconds", 0.0) - row.get("val_seconds", 0.0)
+        self._started, self._extra = time.monotonic(), {}
+        self.write_metrics(row)
+
+    def write_metrics(self, row: dict[str, Any]) -> None:
+        """Append one row to train/metrics.jsonl and hand it to the live view."""
+        append_jsonl(self.run.file("train", "metrics.jsonl"), row)
+        self.on_metrics(row)
+
+    def validate(self) -> dict[str, Any]:
+        """Success on the validation tasks, sampled as in training; the adapter is kept when it is the best so far."""
+        if not self.validation:
+            return {}
+        start = time.monotonic()
+        found = self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed)
+        summary = summarize(found, self.validation)
+        if summary["success"] > self.best[0]:
+            self.best = (summary["success"], self.state.global_step)
+            save_adapter(self.accelerator.unwrap_model(self.model), self.processing_class, self.run.file("adapter"))
+        low, high = summary["ci95"]
+        values = {"val_success": summary["success"], "val_ci_low": low, "val_ci_high": high}
+        return values | {"val_seconds": time.monotonic() - start}
+
+
+class _Validate(TrainerCallback):
+    """Validation before the first step, every ``val_every`` steps, and after the last."""
+
+    def __init__(self, trainer: AgentGRPOTrainer):
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.write_metrics({"step": 0} | self._trainer.validate())
+        self._trainer._started = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self._trainer.recipe.val_every == 0 or state.global_step == state.max_steps:
+            self._trainer._extra |= self._trainer.validate()
+
+
+_METRICS = {
+    "reward": "reward",
+    "reward_std": "reward_std",
+    "kl": "kl",
+    "entropy": "entropy",
+    "clip_ratio/region_mean": "clip_fraction",
+    "frac_reward_zero_std": "dead_groups",
+}
+
+
+def _component(name: str) -> Callable[..., list[float | None]]:
+    """A reward function in TRL's form that reads one component off the scored trajectories."""
+
+    def component(trajectory: list[Trajectory], **unused: Any) -> list[float | None]:
+        return [None if t.reward is None else t.components[name] for t in trajectory]
+
+    component.__name__ = name
+    return component
+
+
+def _rollout_func(prompts: list, trainer: AgentGRPOTrainer) -> dict[str, list]:
+    """TRL's rollout_func: one completion for each prompt it received."""
+    batch = trainer.sample_groups()
+    return {
+        "prompt_ids": [list(t.prompt_ids) for t in batch],
+        "completion_ids": [list(t.completion_ids) for t in batch],
+        "logprobs": [list(t.old_logprobs) for t in batch],
+        "env_mask": [list(t.action_mask) for t in batch],
+        "trajectory": batch,
+    }
+
+
+def token_logprobs(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int, temperature: float, entropy: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities of the last ``keep`` tokens at a temperature.
+
+    Args:
+        model: a causal language model.
+        ids: (B, T) int64, padded on either side.
+        mask: (B, T), 1 on real tokens.
+        keep: how many trailing tokens to score, K.
+        temperature: divides the logits.
+        entropy: also return the entropy of each next-token distribution, in nats, without gradient.
+
+    Returns:
+        (B, K) log-probabilities, and (B, K) entropies or None.
+    """
+    assert ids.ndim == mask.ndim == 2 and ids.dtype == torch.int64
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=keep + 1, use_cache=False)
+    distribution = torch.log_softmax(out.logits[:, :-1].float() / temperature, dim=-1)  # (B, K, V)
+    logprobs = distribution.gather(2, ids[:, -keep:, None]).squeeze(2)
+    if not entropy:
+        return logprobs, None
+    with torch.no_grad():
+        return logprobs, -(distribution.exp() * distribution).sum(-1)
+
+
+def _padded(batch: Sequence[Trajectory], like: torch.Tensor) -> torch.Tensor:
+    """Sampled log-probabilities (B, T) beside right-padded completion ids."""
+    found = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    for i, t in enumerate(batch):
+        found[i, : len(t.old_logprobs)] = torch.tensor(t.old_logprobs)
+    return found
+
+
+def batch_metrics(batch: Sequence[Trajectory]) -> dict[str, float]:
+    """What a batch of trajectories tells: components, success, turns, tool failures, lengths, unscored share."""
+    found: dict[str, float] = {}
+    for name in batch[0].components:
+        values = [t.components[name] for t in batch if t.components[name] is not None]
+        found[f"reward/{name}"] = float(np.mean(values)) if values else float("nan")
+    calls = [result.ok for t in batch for turn in t.turns for result in turn.results]
+    scored = [t.success for t in batch if t.success is not None]
+    return found | {
+        "success": float(np.mean(scored)) if scored else float("nan"),
+        "unscored": 1 - len(scored) / len(batch),
+        "turns": float(np.mean([len(t.turns) for t in batch])),
+        "tool_calls": len(calls) / len(batch),
+        "tool_failure_rate": 1 - float(np.mean(calls)) if calls else 0.0,
+        "completion_tokens": float(np.mean([len(t.completion_ids) for t in batch])),
+    }
+
+
+def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
+    """Run GRPO; returns the best validation success and its step. The best adapter lies in the run's adapter/."""
+    trainer.train()
+    return {"best_val_success": trainer.best[0], "best_step": trainer.best[1], "steps": trainer.state.global_step}

@@ -1,0 +1,75 @@
+"""SFT cold start: LoRA on demonstrations, loss on the assistant's own tokens only, through TRL's SFTTrainer.
+
+Demonstrations are trajectories of the scripted policy, so the tokens trained on are those a rollout would hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
+from agentkit.recipes import Recipe
+from agentkit.records import Task, Trajectory
+from agentkit.rollouts import rollout, rollout_options
+from agentkit.training.common import ProgressCallback, lora, only_own_progress, quiet_trainer, save_adapter
+
+
+def demonstrations(tasks: Sequence[Task], tokenizer: Any, recipe: Recipe) -> list[Trajectory]:
+    """Transcripts of the scripted expert with the recipe's flaw rates: ``sft_transcripts`` a task."""
+    policy = ScriptedPolicy(tokenizer, Flaws(**recipe.flaws), name="expert")
+    options = rollout_options(recipe) | {"group_size": recipe.sft_transcripts, "seed": recipe.seed}
+    return rollout(tasks, policy, progress="demonstrations", **options)
+
+
+def sft_dataset(trajectories: Sequence[Trajectory]) -> Dataset:
+    """Rows of token ids with TRL's ``assistant_masks``: 1 on tokens the assistant wrote."""
+    return Dataset.from_list(
+        [
+            {
+                "input_ids": [*t.prompt_ids, *t.completion_ids],
+                "assistant_masks": [*[0] * len(t.prompt_ids), *t.action_mask],
+            }
+            for t in trajectories
+        ]
+    )
+
+
+def sft(model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], recipe: Recipe, out: Path) -> list[dict]:
+    """Fine-tune ``model`` on demonstrations and save the LoRA adapter to ``out``.
+
+    Returns:
+        The log, one row a step with ``step`` and ``loss`` (mean negative log-likelihood of a trained token, nats).
+    """
+    cuda = torch.cuda.is_available()
+    config = SFTConfig(
+        output_dir=str(out.parent / ".sft-trainer"),
+        num_train_epochs=recipe.sft_epochs,
+        per_device_train_batch_size=recipe.sft_batch,
+        learning_rate=recipe.sft_learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=10,
+        weight_decay=0.0,
+        max_length=None,
+        packing=False,
+        gradient_checkpointing=cuda,
+        train_sampling_strategy="group_by_length",
+        **quiet_trainer(recipe.seed, cuda),
+    )
+    trainer = SFTTrainer(
+        model=model,
+        args=config,
+        train_dataset=sft_dataset(trajectories),
+        processing_class=tokenizer,
+        peft_config=lora(recipe),
+        callbacks=[ProgressCallback("SFT")],
+    )
+    only_own_progress(trainer)
+    trainer.train()
+    save_adapter(trainer.model, tokenizer, out)
+    return [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]

@@ -1,0 +1,161 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from agentkit import plots
+from agentkit.evaluation import compare
+from agentkit.records import StopReason, Task, Trajectory, Turn
+
+
+def trajectory(task_id, success, sample=0, policy="sft", reward=None):
+    ids = (1, 2)
+    turn = Turn("done", (0, 2))
+    return Trajectory(
+        task_id,
+        policy,
+        sample,
+        0,
+        ids,
+        ids,
+        (1, 1),
+        (0.0, 0.0),
+        (turn,),
+        StopReason.ANSWER,
+        "x",
+        success,
+        reward=reward,
+    )
+
+
+def metrics(n=60):
+    rng = np.random.default_rng(0)
+    steps = np.arange(1, n + 1)
+    table = pd.DataFrame({"step": steps, "success": np.linspace(0.4, 0.9, n), "seconds": rng.random(n) + 2})
+    for column in (
+        "reward",
+        "kl",
+        "entropy",
+        "grad_norm",
+        "clip_fraction",
+        "dead_groups",
+        "turns",
+        "tool_failure_rate",
+    ):
+        table[column] = rng.random(n)
+    table["reward_std"], table["completion_tokens"] = rng.random(n), rng.integers(80, 120, n)
+    table["reward/correct"], table["reward/format"] = rng.random(n), rng.random(n)
+    table["val_success"] = [0.5 if s % 20 == 0 else np.nan for s in steps]
+    table["val_ci_low"], table["val_ci_high"] = table["val_success"] - 0.1, table["val_success"] + 0.05
+    return table
+
+
+def contrast(a, b):
+    def luminance(colour):
+        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_every_colour_reads_on_light_and_dark():
+    for page in ("#ffffff", "#111111"):
+        assert contrast(plots.INK, page) >= 4
+        assert all(contrast(colour, page) >= 3 for colour in (*plots.COLOURS, plots.SAME))
+    assert len(set(plots.COLOURS)) == len(plots.COLOURS)
+
+
+def test_training_curves_draw_what_exists():
+    figure = plots.training_curves(metrics())
+    titles = [a.text for a in figure.layout.annotations]
+    assert titles == [title for _, title, _ in plots.PANELS]
+    assert {t.name for t in figure.data if t.showlegend} == {
+        "reward", "correct", "format", "validation (95 % interval)"
+    }  # fmt: skip
+    raw = next(t for t in figure.data if t.name == "success" and t.mode == "markers")
+    assert raw.y[0] == pytest.approx(0.4)
+    (validation,) = [t for t in figure.data if t.name.startswith("validation")]
+    assert list(validation.x) == [20, 40, 60]
+    assert list(validation.error_y.array) == pytest.approx([0.05] * 3)
+    assert list(validation.error_y.arrayminus) == pytest.approx([0.1] * 3)
+    fewer = plots.training_curves(metrics()[["step", "kl", "seconds"]])
+    assert [a.text for a in fewer.layout.annotations] == ["KL to the reference", "Step time"]
+
+
+def test_training_curves_of_little():
+    assert "No optimiser step" in plots.training_curves(pd.DataFrame()).layout.annotations[0].text
+    one = metrics()[:1].drop(columns=["val_success"])
+    assert len(plots.training_curves(one).data[0].x) == 1
+    resumed = pd.concat([metrics(3), metrics(3).assign(success=1.0)])
+    figure = plots.curve(resumed, "success", "?", "share of trajectories")
+    assert list(figure.data[0].x) == [1, 2, 3] and list(figure.data[0].y) == [1.0] * 3  # the later rows win
+    with pytest.raises(ValueError, match="no column 'step'"):
+        plots.training_curves(pd.DataFrame({"kl": [1.0]}))
+    with pytest.raises(ValueError, match="no column to draw"):
+        plots.training_curves(pd.DataFrame({"step": [1], "novel": [1.0]}))
+
+
+def test_moving_average():
+    figure = plots.curve(
+        pd.DataFrame({"step": range(45), "kl": [0.0] * 22 + [3.0] + [0.0] * 22}), "kl", "Drift?", "nats"
+    )
+    line = next(t for t in figure.data if t.mode == "lines")
+    assert list(line.y[20:25]) == [0.0, 1.0, 1.0, 1.0, 0.0]  # a window of three
+
+
+def test_curve_names_what_is_missing():
+    with pytest.raises(ValueError, match=r"hold no \['novel'\]"):
+        plots.curve(metrics(), ["kl", "novel"], "?", "nats")
+    figure = plots.curve(metrics(), ["success", "val_success"], "Does it <b>hold</b>?", "share of tasks")
+    assert figure.layout.yaxis.tickformat == ".0%" and "<b>" not in figure.layout.title.text
+    assert "No optimiser step" in plots.curve(pd.DataFrame(), "kl", "?", "nats").layout.annotations[0].text
+
+
+def test_success_bars_take_a_comparison_or_its_json():
+    tasks = [Task("t0", "?", "1", family="A", difficulty="hard"), Task("t1", "?", "1", family="B")]
+    sampled = {
+        "sft": [trajectory("t0", 0.0), trajectory("t1", 1.0)],
+        "<i>": [trajectory("t0", 1.0), trajectory("t1", None)],
+    }
+    comparison = compare(sampled, tasks, greedy={"sft": sampled["sft"]})
+    figure = plots.success_bars(comparison)
+    assert [bar.name for bar in figure.data if bar.type == "bar"] == ["sft", "&lt;i&gt;"]
+    sft, labels = figure.data[:2]
+    assert list(sft.x[0]) == ["overall", "overall", "category", "category", "difficulty", "difficulty"]
+    assert list(labels.text) == ["50 %", "50 %", "0 %", "100 %", "100 %", "0 %"]
+    assert sft.error_y.array[0] == pytest.approx(comparison.policies["sft"]["ci95"][1] - 0.5)
+    assert plots.success_bars(comparison.to_json()).to_json() == figure.to_json()
+
+
+def test_paired_scatter_counts_moves():
+    before = [trajectory(f"t{i}", s) for i, s in enumerate([0.0, 0.0, 1.0, 1.0, 0.0, None])]
+    after = [trajectory(f"t{i}", s, policy="grpo") for i, s in enumerate([1.0, 1.0, 0.0, 1.0, 0.0, 1.0])]
+    figure = plots.paired_scatter(before, after)
+    assert [t.name for t in figure.data] == ["wrong → right: 2 tasks", "right → wrong: 1 task", "same side: 2 tasks"]
+    assert figure.data[0].customdata[0] == "t0<br>t1"
+    assert figure.layout.xaxis.title.text.startswith("sft")
+
+
+def test_reward_histogram():
+    policies = {
+        "sft": [trajectory("t", 0, reward=r) for r in (0.0, 0.0, 1.0, None)],
+        "grpo": [trajectory("t", 0, reward=1.0)],
+    }
+    figure = plots.reward_histogram(policies)
+    assert figure.data[0].name == "sft (n = 3, 1 not scored)"
+    assert list(figure.data[0].y) == pytest.approx([2 / 3, 0, 0, 1 / 3])
+    assert list(figure.data[1].y) == [0, 0, 0, 1]
+    assert "No trajectory" in plots.reward_histogram({"sft": []}).layout.annotations[0].text
+    assert sum(plots.reward_histogram({"sft": [trajectory("t", 0, reward=0.5)] * 3}).data[0].y) == 1
+
+
+def test_difficulty_counts():
+    tasks = [Task("1", "?", "1", family="A"), Task("2", "?", "1", family="A", split="test", difficulty="hard")]
+    tasks += [Task("3", "?", "1", family="B"), Task("4", "?", "1", family="A")]
+    figure = plots.difficulty_counts(tasks)
+    assert [a.text for a in figure.layout.annotations] == ["train (3 tasks)", "test (1 task)"]
+    assert [(t.name, list(t.y)) for t in figure.data] == [
+        ("category A", [2, 0]), ("category A", [0, 1]), ("category B", [1, 0]), ("category B", [0, 0])
+    ]  # fmt: skip
+    assert "no task" in plots.difficulty_counts([]).layout.annotations[0].text

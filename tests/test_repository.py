@@ -1,0 +1,343 @@
+"""The house rules that a reader relies on, checked on the files themselves: import directions, notebooks, recipes.
+
+Each check is a function from a folder to a list of faults, so that the tests can also show it finding a planted one.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import papermill
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+RECIPES = sorted((ROOT / "params").glob("*.yaml"))
+
+# from the bottom up; a module imports from its own layer and the ones above it in this list, never from below
+LAYERS = (
+    ("records", "runs", "recipes"),
+    ("knowledge", "tasks", "verifiers", "sandbox"),
+    ("tools", "environment", "chat"),
+    ("policies",),
+    ("rollouts",),
+    ("rewards", "advantages"),
+    ("training", "preflight", "diagnostics", "evaluation", "nano"),
+    ("plots", "widgets"),
+    ("sweeps",),
+    ("cli", "bench", "__init__", "__main__"),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+TORCH_ALLOWED = ("policies", "advantages", "training", "nano")
+
+
+# ---- imports ---------------------------------------------------------------------------------------------------------
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_names(path: Path, module: str, modules: set[str]) -> list[str]:
+    """Every module that a file imports, at any depth: in functions, relative, and import_module("literal")."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join(above + ([node.module] if node.module else []))
+            targets = {f"{base}.{alias.name}" for alias in node.names}
+            names += sorted(targets & modules) + ([base] if targets - modules else [])
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if function in ("import_module", "__import__") and isinstance(node.args[0].value, str):
+                names.append(node.args[0].value)
+    return names
+
+
+def layer_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "__init__"
+
+
+def import_graph(root: Path) -> dict[str, list[str]]:
+    paths = {module_name(path, root): path for path in sorted((root / "agentkit").rglob("*.py"))}
+    return {module: imported_names(path, module, set(paths)) for module, path in paths.items()}
+
+
+def find_cycle(graph: dict[str, list[str]]) -> list[str]:
+    """One import cycle between files as a closed walk, or []. A package's own __init__ may import its parts."""
+    done: set[str] = set()
+
+    def visit(module: str, trail: list[str]) -> list[str]:
+        if module in trail:
+            return trail[trail.index(module) :] + [module]
+        if module in done or module not in graph:
+            return []
+        for target in graph[module]:
+            if target != module and (cycle := visit(target, [*trail, module])):
+                return cycle
+        done.add(module)
+        return []
+
+    return next((cycle for module in graph if (cycle := visit(module, []))), [])
+
+
+def import_faults(root: Path) -> list[str]:
+    graph = import_graph(root)
+    faults = []
+    for module, targets in graph.items():
+        own = layer_of(module)
+        if own not in LEVEL:
+            faults.append(f"{module} has no layer: add {own} to LAYERS in tests/test_repository.py")
+            continue
+        for target in targets:
+            top = target.split(".")[0]
+            if top == "torch" and own not in TORCH_ALLOWED:
+                faults.append(f"{module} imports {target}: torch belongs to {', '.join(TORCH_ALLOWED)} only")
+            if top == "agentkit" and LEVEL.get(layer_of(target), -1) > LEVEL[own]:
+                faults.append(f"{module} imports {target}: upward")
+    cycle = find_cycle(graph)
+    return faults + ([f"import cycle: {' -> '.join(cycle)}"] if cycle else [])
+
+
+def test_imports_go_one_way():
+    assert import_faults(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "fault"),
+    [
+        ({"records.py": "from agentkit.chat import parse_turn"}, "agentkit.records imports agentkit.chat: upward"),
+        ({"chat.py": "def f():\n    from agentkit import rollouts"}, "agentkit.chat imports agentkit.rollouts: upward"),
+        ({"tasks/__init__.py": "", "tasks/a.py": "from ..tools import x"}, "agentkit.tasks.a imports agentkit.tools"),
+        ({"plots.py": "from agentkit import Suite"}, "agentkit.plots imports agentkit: upward"),
+        (
+            {"runs.py": "import importlib\nimportlib.import_module('agentkit.cli')"},
+            "agentkit.runs imports agentkit.cli",
+        ),
+        ({"evaluation.py": "def f():\n    import torch.nn"}, "agentkit.evaluation imports torch.nn: torch belongs"),
+        ({"chat.py": "import agentkit.tools", "tools.py": "import agentkit.chat"}, "import cycle: agentkit.chat -> "),
+        ({"helpers.py": ""}, "agentkit.helpers has no layer"),
+    ],
+)
+def test_a_wrong_import_is_found(tmp_path, files, fault):
+    for name, text in {"__init__.py": "", "rollouts.py": "", "tools.py": "", "cli.py": "", **files}.items():
+        path = tmp_path / "agentkit" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    assert any(fault in found for found in import_faults(tmp_path)), import_faults(tmp_path)
+
+
+@pytest.mark.parametrize("module", ["", ".tasks", ".runs", ".verifiers", ".evaluation", ".plots"])
+def test_building_tasks_and_reading_runs_load_no_torch(module):
+    code = f"import sys, agentkit{module}; print(sorted({{'torch', 'transformers', 'trl'}} & set(sys.modules)))"
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.strip() == "[]"
+
+
+# ---- notebooks -------------------------------------------------------------------------------------------------------
+def source_of(cell: dict) -> str:
+    return cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+
+
+def without_magics(source: str) -> str:
+    """The same lines with IPython's % and ! lines turned into pass, so that ast can read them."""
+    return re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.MULTILINE)
+
+
+def parameter_faults(source: str) -> list[str]:
+    """The parameters cell: plain literals, one a line, nothing papermill's reader would skip."""
+    faults = []
+    for node in ast.parse(source).body:
+        target = node.target if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [None])[0]
+        if not isinstance(target, ast.Name) or node.value is None:
+            faults.append(f"parameters cell, line {node.lineno}: not a plain assignment")
+            continue
+        try:
+            value = ast.literal_eval(node.value)
+        except ValueError:
+            faults.append(f"parameter {target.id}: not a literal")
+            continue
+        if not isinstance(value, int | float | str | bool | list):
+            faults.append(f"parameter {target.id}: {type(value).__name__} is not int, float, str, bool or list")
+        if isinstance(value, str) and re.search("[=#]", value):
+            faults.append(f"parameter {target.id}: '=' or '#' in its default")
+        if node.lineno != node.end_lineno:
+            faults.append(f"parameter {target.id}: longer than one line")
+    return faults
+
+
+def notebook_faults(path: Path) -> list[str]:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    tagged = [cell for cell in code if "parameters" in cell["metadata"].get("tags", [])]
+    faults = [] if len(tagged) == 1 else [f"{len(tagged)} cells tagged parameters, not one"]
+    if notebook["metadata"].get("kernelspec", {}).get("name") != "python3":
+        faults.append("kernelspec is not python3")
+    for index, cell in enumerate(code, start=1):
+        source = source_of(cell)
+        if cell["outputs"] or cell["execution_count"] is not None:
+            faults.append(f"code cell {index}: outputs not stripped (nbstripout)")
+        if len(source.splitlines()) > 40:
+            faults.append(f"code cell {index}: {len(source.splitlines())} lines, more than 40")
+        for node in ast.walk(ast.parse(without_magics(source))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > 5 and not isinstance(node, ast.ClassDef):
+                    faults.append(f"code cell {index}: def {node.name} has {lines} lines, more than 5")
+    for cell in tagged:
+        faults += parameter_faults(source_of(cell))
+    if len(tagged) == 1 and not faults:
+        read = papermill.inspect_notebook(str(path))
+        names = [getattr(node, "target", None) or node.targets[0] for node in ast.parse(source_of(tagged[0])).body]
+        faults += [f"papermill does not see parameter {name.id}" for name in names if name.id not in read]
+        faults += [f"parameter {name}: no help comment" for name, entry in read.items() if not entry["help"].strip()]
+    return faults
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebook_is_as_style_asks(path):
+    assert notebook_faults(path) == []
+
+
+def test_there_are_notebooks_and_recipes():
+    assert NOTEBOOKS and RECIPES
+
+
+def write_notebook(path: Path, *cells: dict, kernel: str = "python3") -> Path:
+    base = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
+    kernelspec = {"name": kernel, "language": "python", "display_name": "Python 3"}
+    numbered = [{**base, "id": f"c{index}", **cell} for index, cell in enumerate(cells)]
+    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernelspec}, "cells": numbered}
+    path.write_text(json.dumps(notebook))
+    return path
+
+
+TAGGED = {"tags": ["parameters"]}
+GOOD = {
+    "metadata": TAGGED,
+    "source": 'seed = 7  # the seed\nname: str = "a"  # a name\nlayers = ["a", "b"]  # a list\n',
+}
+
+
+def test_a_good_notebook_has_no_faults(tmp_path):
+    assert (
+        notebook_faults(write_notebook(tmp_path / "n.ipynb", GOOD, {"source": "%load_ext x\ndef f():\n    return 1"}))
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "fault"),
+    [
+        ([{"source": "seed = 7"}], "0 cells tagged parameters"),
+        ([GOOD, GOOD], "2 cells tagged parameters"),
+        (
+            [GOOD, {"source": "1", "outputs": [{"output_type": "stream", "name": "stdout", "text": "x"}]}],
+            "outputs not stripped",
+        ),
+        ([GOOD, {"source": "1", "execution_count": 3}], "outputs not stripped"),
+        ([GOOD, {"source": "x = 1\n" * 41}], "41 lines, more than 40"),
+        ([GOOD, {"source": "def f():\n" + "    x = 1\n" * 5}], "def f has 6 lines"),
+        ([{"metadata": TAGGED, "source": "seed = 7"}], "parameter seed: no help comment"),
+        ([{"metadata": TAGGED, "source": "seed = 3 + 4  # sum"}], "parameter seed: not a literal"),
+        ([{"metadata": TAGGED, "source": "seed = None  # none"}], "NoneType is not int"),
+        ([{"metadata": TAGGED, "source": 'rule = "a=b"  # rule'}], "'=' or '#' in its default"),
+        ([{"metadata": TAGGED, "source": "import os"}], "not a plain assignment"),
+        ([{"metadata": TAGGED, "source": "seed: int | None = 7  # seed"}], "papermill does not see parameter seed"),
+    ],
+)
+def test_a_notebook_fault_is_found(tmp_path, cells, fault):
+    found = notebook_faults(write_notebook(tmp_path / "n.ipynb", *cells))
+    assert any(fault in text for text in found), found
+
+
+def test_another_kernel_is_found(tmp_path):
+    assert notebook_faults(write_notebook(tmp_path / "n.ipynb", GOOD, kernel="ir")) == ["kernelspec is not python3"]
+
+
+# ---- recipes ---------------------------------------------------------------------------------------------------------
+def unknown_keys(recipe: Path, notebooks: list[Path]) -> set[str]:
+    declared = set().union(*(papermill.inspect_notebook(str(path)) for path in notebooks))
+    return set(yaml.safe_load(recipe.read_text(encoding="utf-8"))) - declared
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
+def test_every_recipe_key_is_a_notebook_parameter(recipe):
+    assert unknown_keys(recipe, NOTEBOOKS) == set()
+
+
+def test_an_unknown_recipe_key_is_found(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("seed: 3\nlearning_rte: 0.1\n")
+    assert unknown_keys(recipe, [write_notebook(tmp_path / "n.ipynb", GOOD)]) == {"learning_rte"}
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+HOME_PATH = re.compile(r"(?<![\w.])(?:/(?:home|Users|root)/[\w.-]+|[A-Z]:\\Users\\\w+)")
+
+
+def project_files(root: Path) -> list[Path]:
+    """What is or would be committed; without git, everything outside hidden folders, outputs and caches."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        names = subprocess.run(command, capture_output=True, check=True).stdout.decode().split("\0")
+        return [path for name in names if name and (path := root / name).is_file()]
+    except (OSError, subprocess.CalledProcessError):
+        skipped = {".venv", ".git", "outputs", "__pycache__", ".ruff_cache", ".pytest_cache", ".hypothesis"}
+        return [path for path in root.rglob("*") if path.is_file() and not skipped & set(path.relative_to(root).parts)]
+
+
+def machine_paths(root: Path, files: list[Path]) -> list[str]:
+    found = []
+    for path in files:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeDecodeError:
+            continue
+        place = path.relative_to(root)
+        found += [f"{place}:{n}" for n, line in enumerate(lines, 1) if HOME_PATH.search(line) or f"{root}/" in line]
+    return found
+
+
+def test_no_file_names_a_path_of_one_machine():
+    assert machine_paths(ROOT, project_files(ROOT)) == []
+
+
+@pytest.mark.parametrize("parts", [("home", "ada"), ("Users", "ada"), ("root", "x")])
+def test_a_machine_path_is_found(tmp_path, parts):
+    (tmp_path / "a.py").write_text("fine = 'https://x.org/home/page'\nx = '/" + "/".join(parts) + "/data'\n")
+    (tmp_path / "b.py").write_text(f"x = '{tmp_path}/data'\n")
+    assert sorted(machine_paths(tmp_path, project_files(tmp_path))) == ["a.py:2", "b.py:1"]
+
+
+def requirement(text: str) -> tuple[str, str]:
+    name, version = re.match(r"([\w.-]+)(?:\[.*\])?(?:==([\w.]+))?", text).groups()
+    return re.sub(r"[-_.]+", "-", name).lower(), version or ""
+
+
+def test_the_lock_holds_every_dependency_at_its_pin():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    locked = dict(requirement(line) for line in lines if not line.startswith("#"))
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines if not line.startswith("#"))
+    for name, version in map(requirement, project["dependencies"] + project["optional-dependencies"]["test"]):
+        assert locked.get(name), f"{name} is not in requirements.lock"
+        assert version in ("", locked[name]), (
+            f"{name}: {version} in pyproject.toml, {locked[name]} in requirements.lock"
+        )
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
+def test_ruff_has_nothing_to_say(command):
+    child = subprocess.run([sys.executable, "-m", "ruff", *command, "."], cwd=ROOT, capture_output=True, text=True)
+    assert child.returncode == 0, child.stdout + child.stderr
