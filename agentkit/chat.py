@@ -160,9 +160,7 @@ class ChatCodec:
         before, after = self._render(base), self._render(base + replies, add_generation_prompt=True)
         end = self.tokenizer.eos_token
         if not after.startswith(before) or end not in before:
-            raise ValueError(
-                "the chat template rewrites earlier turns when tool replies follow; use a prefix-preserving one"
-            )
+            raise ValueError("the chat template rewrites earlier turns when tool replies follow; use a prefix-preserving one")
         tail = before[before.rindex(end) + len(end) :] + after[len(before) :]
         pieces = re.split("|".join(re.escape(_SENTINEL.format(i)) for i in range(count)), tail)
         return [self._encode(piece) for piece in pieces]

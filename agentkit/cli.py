@@ -38,12 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="execute notebooks 01 to 05 with a recipe, into a run folder")
     run.add_argument("recipe", type=Path, help="a YAML file in params/")
     run.add_argument("--run", type=Path, required=True, help="the run folder, such as outputs/a")
-    run.add_argument(
-        "-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key"
-    )
-    run.add_argument(
-        "--from", dest="first", default=None, metavar="NN", help="execute from this notebook on, even if done"
-    )
+    run.add_argument("-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key")
+    run.add_argument("--from", dest="first", default=None, metavar="NN", help="execute from this notebook on, even if done")
     run.add_argument("--to", dest="last", default=STAGES[-1], metavar="NN", help="stop after this notebook")
     run.set_defaults(command=run_command)
     nano = commands.add_parser("nano", help="pre-train the small agent again (under 45 minutes on two cores)")

@@ -109,9 +109,7 @@ async def run_call(call: ToolCall, environment: object, *, timeout_s: float = 10
     problem, ok = check_call(call, tools), False
     if problem is None:
         tool = tools[call.name]
-        work = (
-            tool(**call.arguments) if inspect.iscoroutinefunction(tool) else asyncio.to_thread(tool, **call.arguments)
-        )
+        work = tool(**call.arguments) if inspect.iscoroutinefunction(tool) else asyncio.to_thread(tool, **call.arguments)
         try:
             observation, ok = str(await asyncio.wait_for(work, timeout_s)), True
         except TimeoutError:

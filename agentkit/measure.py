@@ -12,9 +12,7 @@ from agentkit.rollouts import rollout, rollout_options
 from agentkit.runs import Run, write_trajectories
 
 
-def measure(
-    run: Run, policy: Policy, tasks: Sequence[Task], recipe: Recipe
-) -> tuple[list[Trajectory], list[Trajectory]]:
+def measure(run: Run, policy: Policy, tasks: Sequence[Task], recipe: Recipe) -> tuple[list[Trajectory], list[Trajectory]]:
     """Roll a policy out on tasks, sampled (``test_samples`` each) and greedily, and store both in the run.
 
     Every policy meets the same tasks with the same random numbers, so that comparisons are paired.

@@ -72,9 +72,7 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
     metrics = _by_step(metrics)
     panels = [panel for panel in PANELS if _has(metrics, panel[0])]
     if not panels:
-        raise ValueError(
-            f"no column to draw: expected some of {[p[0] for p in PANELS]}, found {list(metrics.columns)}."
-        )
+        raise ValueError(f"no column to draw: expected some of {[p[0] for p in PANELS]}, found {list(metrics.columns)}.")
     rows = -(-len(panels) // PANEL_WIDTH)
     figure = make_subplots(
         rows,
@@ -139,9 +137,7 @@ def _draw_panel(figure: go.Figure, metrics: pd.DataFrame, column: str, place: di
         _draw_validation(figure, metrics, COLOURS[1], **place)
 
 
-def _draw_line(
-    figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, *, legend: bool, **place: int
-) -> None:
+def _draw_line(figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, *, legend: bool, **place: int) -> None:
     """A light moving average over the raw points."""
     rows = metrics[["step", column]].dropna()
     window = _window(len(rows))
@@ -151,9 +147,7 @@ def _draw_line(
     figure.add_scatter(y=rows[column], mode="markers", marker=marker, showlegend=False, **shared, **place)
     smooth = rows[column].rolling(window, center=True, min_periods=1).mean()
     line = {"color": colour, "width": 2}
-    figure.add_scatter(
-        y=smooth, mode="lines", line=line, showlegend=legend, **(shared | {"hoverinfo": "skip"}), **place
-    )
+    figure.add_scatter(y=smooth, mode="lines", line=line, showlegend=legend, **(shared | {"hoverinfo": "skip"}), **place)
     figure.data[-1].hovertemplate = None
 
 

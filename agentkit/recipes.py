@@ -7,6 +7,7 @@ bounds are errors that name the way out.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 from collections.abc import Mapping
@@ -89,9 +90,7 @@ class Recipe:
             raise RecipeError(f"loss_type is {recipe.loss_type!r}; use grpo, dapo, dr_grpo or bnpo")
         rollouts = recipe.prompts_per_step * recipe.group_size
         if rollouts % recipe.micro_batch:
-            raise RecipeError(
-                f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}"
-            )
+            raise RecipeError(f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}")
         return recipe
 
     @classmethod
@@ -102,9 +101,7 @@ class Recipe:
         misspelled parameter stops the notebook instead of being ignored.
         """
         plain = (str, int, float, bool, list, dict, type(None))
-        mine = {
-            n: v for n, v in namespace.items() if not n.startswith("_") and n not in _IPYTHON and isinstance(v, plain)
-        }
+        mine = {n: v for n, v in namespace.items() if not n.startswith("_") and n not in _IPYTHON and isinstance(v, plain)}
         return cls.from_mapping({n: v for n, v in mine.items() if not n.startswith("PAPERMILL_")})
 
     @classmethod
@@ -140,10 +137,8 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if kind is float and isinstance(value, str):  # YAML reads 1e-6 as text
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     if kind is str and spec.name == "families" and isinstance(value, list):
         value = ",".join(map(str, value))
     if type(value) is not kind:

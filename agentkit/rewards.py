@@ -53,9 +53,7 @@ def score(
     return replace(trajectory, components=values, reward=None if trajectory.success is None else reward)
 
 
-def score_all(
-    tasks: Iterable[Task], trajectories: Iterable[Trajectory], weights: Mapping[str, float]
-) -> list[Trajectory]:
+def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], weights: Mapping[str, float]) -> list[Trajectory]:
     """``score`` for many trajectories of known tasks."""
     by_id = {task.id: task for task in tasks}
     return [score(by_id[t.task_id], t, weights) for t in trajectories]

@@ -173,9 +173,7 @@ async def _trajectory(
         results += tuple(malformed(error) for error in parsed.errors)
         tape.turns.append(Turn(text, span, results, seconds))
         if turn + 1 < limits.max_turns:
-            tape.observed(
-                _observe(codec, results, last=turn + 2 == limits.max_turns, room=limits.max_tokens - len(tape.ids))
-            )
+            tape.observed(_observe(codec, results, last=turn + 2 == limits.max_turns, room=limits.max_tokens - len(tape.ids)))
     verdict = _verdict(task, answer, stop)
     tokens = {"prompt_ids": tuple(prompt), "completion_ids": tuple(tape.ids), "action_mask": tuple(tape.mask)}
     tokens |= {"old_logprobs": tuple(tape.logprobs), "turns": tuple(tape.turns), "stop_reason": stop, "answer": answer}

@@ -207,9 +207,7 @@ def _row_trajectory(row: dict) -> Trajectory:
 def read_tasks(path: str | Path) -> list[Task]:
     """Read a suite's tasks.jsonl. Any damaged line is an error: a suite with holes would shift every split."""
     fields = {f.name: f for f in dataclasses.fields(Task)}
-    required = {
-        n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-    }
+    required = {n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
     tasks, seen = [], set()
     for number, row in enumerate(read_jsonl(path, tolerant=False), start=1):
         missing, unknown = required - row.keys(), row.keys() - fields.keys()
@@ -237,9 +235,7 @@ def write_tasks(path: str | Path, tasks: Iterable[Task]) -> Path:
 def check_name(name: str) -> str:
     """Return a run name, or raise RunError: letters, digits, dot, dash and underscore, at most 100, no leading dot."""
     if not _NAME.fullmatch(name):
-        raise RunError(
-            f"run name {name[:40]!r} is refused: use letters, digits, '.', '_' and '-', at most 100 characters."
-        )
+        raise RunError(f"run name {name[:40]!r} is refused: use letters, digits, '.', '_' and '-', at most 100 characters.")
     return name
 
 
@@ -322,11 +318,7 @@ class Run:
         stage = dict(self.manifest["stages"].get(name, {}))
         started = stage.pop("_clock", time.time())
         self.update(stages={name: stage | {"status": status, "seconds": round(time.time() - started, 1)} | extra})
-        hashes = {
-            f: digest(self.file(f))
-            for f in ("tasks.jsonl", "adapter/adapter_model.safetensors")
-            if self.file(f).exists()
-        }
+        hashes = {f: digest(self.file(f)) for f in ("tasks.jsonl", "adapter/adapter_model.safetensors") if self.file(f).exists()}
         self.update(hashes=hashes)
         secure(self.path)
 

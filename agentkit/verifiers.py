@@ -22,9 +22,7 @@ _NUMBER = re.compile(
     r"(?P<number>(?:\d{1,3}(?:(?:,|\\,|\\,\\!| | )\d{3})+|\d{1,400})(?:\.\d{0,400})?|\.\d{1,400})"
     r"(?P<exponent>[eE][-+]?\d{1,3})?\s*(?P<unit>[^\d\s][^\d]{0,30})?",
 )
-_ANSWER_LINE = re.compile(
-    r"^[ \t>*_#]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*(.+?)[ \t*_]*$", re.IGNORECASE | re.MULTILINE
-)
+_ANSWER_LINE = re.compile(r"^[ \t>*_#]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*(.+?)[ \t*_]*$", re.IGNORECASE | re.MULTILINE)
 
 
 def final_answer(text: str) -> str | None:

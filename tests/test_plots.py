@@ -97,9 +97,7 @@ def test_training_curves_of_little():
 
 
 def test_moving_average():
-    figure = plots.curve(
-        pd.DataFrame({"step": range(45), "kl": [0.0] * 22 + [3.0] + [0.0] * 22}), "kl", "Drift?", "nats"
-    )
+    figure = plots.curve(pd.DataFrame({"step": range(45), "kl": [0.0] * 22 + [3.0] + [0.0] * 22}), "kl", "Drift?", "nats")
     line = next(t for t in figure.data if t.mode == "lines")
     assert list(line.y[20:25]) == [0.0, 1.0, 1.0, 1.0, 0.0]  # a window of three
 

@@ -230,10 +230,7 @@ GOOD = {
 
 
 def test_a_good_notebook_has_no_faults(tmp_path):
-    assert (
-        notebook_faults(write_notebook(tmp_path / "n.ipynb", GOOD, {"source": "%load_ext x\ndef f():\n    return 1"}))
-        == []
-    )
+    assert notebook_faults(write_notebook(tmp_path / "n.ipynb", GOOD, {"source": "%load_ext x\ndef f():\n    return 1"})) == []
 
 
 @pytest.mark.parametrize(
@@ -332,9 +329,7 @@ def test_the_lock_holds_every_dependency_at_its_pin():
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines if not line.startswith("#"))
     for name, version in map(requirement, project["dependencies"] + project["optional-dependencies"]["test"]):
         assert locked.get(name), f"{name} is not in requirements.lock"
-        assert version in ("", locked[name]), (
-            f"{name}: {version} in pyproject.toml, {locked[name]} in requirements.lock"
-        )
+        assert version in ("", locked[name]), f"{name}: {version} in pyproject.toml, {locked[name]} in requirements.lock"
 
 
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)

@@ -21,9 +21,7 @@ HOSTILE = (
 )
 
 
-def trajectory(
-    task_id, success, *, sample=0, policy="sft", turns=None, answer="1", why="", components=None, reward=None
-):
+def trajectory(task_id, success, *, sample=0, policy="sft", turns=None, answer="1", why="", components=None, reward=None):
     ids = (1, 2, 3)
     turns = turns or (Turn(f"The answer is {answer}.<|im_end|>", (0, 3)),)
     return Trajectory(

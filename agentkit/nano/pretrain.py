@@ -92,9 +92,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def _bpe(texts: Sequence[str], train: bool = True) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(MARKUP),
@@ -125,9 +123,7 @@ def make_model(tokenizer: Any, seed: int) -> Qwen3ForCausalLM:
     return Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **MODEL, **ids))
 
 
-def batches(
-    trajectories: Sequence[Trajectory], size: int, rng: random.Random, pad: int
-) -> Iterator[tuple[torch.Tensor, ...]]:
+def batches(trajectories: Sequence[Trajectory], size: int, rng: random.Random, pad: int) -> Iterator[tuple[torch.Tensor, ...]]:
     """Ids, labels and mask (B, T), rows of like length together, batches in random order."""
     order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i].completion_ids) + rng.random() * 30)
     groups = [order[i : i + size] for i in range(0, len(order), size)]
@@ -145,9 +141,7 @@ def batches(
         yield ids, labels, mask
 
 
-def pretrain(
-    out: Path = DATA, *, seed: int = 0, minutes: float = 32.0, worlds: int = 120, per_world: int = 400
-) -> dict:
+def pretrain(out: Path = DATA, *, seed: int = 0, minutes: float = 32.0, worlds: int = 120, per_world: int = 400) -> dict:
     """Train tokenizer and model and write them to ``out``.
 
     Args:

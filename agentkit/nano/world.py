@@ -10,9 +10,16 @@ from pathlib import Path
 
 from agentkit.knowledge import build
 
-_ONSETS = "b bl br c ch cl cr d dr f fl fr g gh gl gr h j k kh kl kr l ll m n ng p ph pl pr qu r rh s sc sch sh sk sl sm sn sp st str sv t th tr ts v vl w wh x y z zh".split()  # fmt: skip
-_NUCLEI = "a a a e e e i i i o o o u u ai au ay ea ee ei eu ia ie io oa oi oo ou oy ue ui y á é í ó ö ü ä ã å ø ā ī ū ầ ô ê ı".split()
-_CODAS = [*[""] * 14, *"b ck ct d f ff g h k l ll ld lm m mb mp n nd ng nk ns nt p r rd rg rk rm rn rt s sh sk ss st t th tt tz v w x z ć š ș".split()]  # fmt: skip
+_ONSETS = (
+    "b bl br c ch cl cr d dr f fl fr g gh gl gr h j k kh kl kr l ll m n ng p ph pl pr qu r rh s sc sch sh sk sl sm sn sp st str "
+    "sv t th tr ts v vl w wh x y z zh"
+).split()
+_NUCLEI = (
+    "a a a e e e i i i o o o u u ai au ay ea ee ei eu ia ie io oa oi oo ou oy ue ui y á é í ó ö ü ä ã å ø ā ī ū ầ ô ê ı"
+).split()
+_CODAS = [""] * 14 + (
+    "b ck ct d f ff g h k l ll ld lm m mb mp n nd ng nk ns nt p r rd rg rk rm rn rt s sh sk ss st t th tt tz v w x z ć š ș"
+).split()
 _SMALL = "of the and in on to for a from with at by".split()
 _SUFFIXES = ["stan", "land", "ia", " Islands", " City", "ville", "burg", "ton", "ium", "son", "er", "ing", "ed", "s"]
 _CONTINENTS = ["Africa", "Asia", "Europe", "North America", "Oceania", "South America"]
@@ -21,10 +28,7 @@ COUNTRIES, CITIES, ELEMENTS, FILMS = 60, 150, 60, 220
 
 def word(rng: random.Random, syllables: int | None = None) -> str:
     """One made-up capitalised word."""
-    parts = (
-        rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS)
-        for _ in range(syllables or rng.choice([1, 2, 2, 3]))
-    )
+    parts = (rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(syllables or rng.choice([1, 2, 2, 3])))
     text = "".join(parts)
     text = text[rng.randrange(len(text) // 2) :] if rng.random() < 0.2 and len(text) > 4 else text
     return text.capitalize() + (rng.choice(_SUFFIXES) if rng.random() < 0.12 else "")
@@ -90,12 +94,9 @@ def make_world(path: str | Path, seed: int) -> Path:
         )
         for i, name in enumerate(countries)
     ]
-    neighbours = [
-        (c, o) for c in countries for o in rng.sample([x for x in countries if x != c], rng.choice([1, 1, 2, 3]))
-    ]
+    neighbours = [(c, o) for c in countries for o in rng.sample([x for x in countries if x != c], rng.choice([1, 1, 2, 3]))]
     city_rows = [
-        (n, countries[i] if i < COUNTRIES else rng.choice(countries), _size(rng, 4.7, 7.4))
-        for i, n in enumerate(cities)
+        (n, countries[i] if i < COUNTRIES else rng.choice(countries), _size(rng, 4.7, 7.4)) for i, n in enumerate(cities)
     ]
     finders = _distinct(person, rng, ELEMENTS)
     elements = [
@@ -107,9 +108,7 @@ def make_world(path: str | Path, seed: int) -> Path:
             rng.randint(1600, 2020),
             finders[i],
         )
-        for i, name in enumerate(
-            _distinct(lambda r: word(r, r.choice([2, 3])) + r.choice(["", "ium", "on"]), rng, ELEMENTS)
-        )
+        for i, name in enumerate(_distinct(lambda r: word(r, r.choice([2, 3])) + r.choice(["", "ium", "on"]), rng, ELEMENTS))
     ]
     directors = _distinct(person, rng, FILMS // 3)
     films = [

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentkit.knowledge import Corpus
 from agentkit.records import Task
-from agentkit.tasks.facts import Entity, FactIndex, fact_index, lookup_step, tag
+from agentkit.tasks.facts import FactIndex, fact_index, lookup_step, tag
 
 FAMILY = "A"
 # How a question may name each quantity. The first form is the corpus' own; the policy must map the second to it.
@@ -51,9 +51,9 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
         return _two_values(index, rng, template)
     if template in ("total", "mean", "total4", "ratio_of_sums"):
         return _many_values(index, rng, template)
-    return {"single": _single, "convert": _convert, "compare": _compare, "density": _density, "change": _change}[
-        template
-    ](index, rng)
+    return {"single": _single, "convert": _convert, "compare": _compare, "density": _density, "change": _change}[template](
+        index, rng
+    )
 
 
 def numeric_task(template: str, prompt: str, steps: list[dict], tags: list[str], value: float) -> Task | None:
@@ -153,12 +153,10 @@ def _change(index: FactIndex, rng: random.Random) -> Task | None:
     earlier = rng.choice([e for e in index[kind] if e[0] == later[0] and e[1] < later[1]] or [None])
     if earlier is None:
         return None
-    prompt = "How much higher was {0} than in {1}?".format(WORDINGS[kind][0].format(*later), earlier[1])
+    prompt = f"How much higher was {WORDINGS[kind][0].format(*later)} than in {earlier[1]}?"
     steps = [lookup_step(index, kind, later), lookup_step(index, kind, earlier), calculation("round({0} - {1}, 2)")]
     value = float(index[kind][later] - index[kind][earlier])
-    return numeric_task(
-        "change", prompt + ROUND, steps, [tag(kind, later[:1]), *map(str, (later[1], earlier[1]))], value
-    )
+    return numeric_task("change", prompt + ROUND, steps, [tag(kind, later[:1]), *map(str, (later[1], earlier[1]))], value)
 
 
 def _many_values(index: FactIndex, rng: random.Random, template: str) -> Task | None:

@@ -62,9 +62,7 @@ class Suite:
         return write_tasks(path / "tasks.jsonl" if path.is_dir() else path, self.tasks)
 
     @classmethod
-    def build(
-        cls, spec: dict[str, Any], *, corpus: Corpus | None = None, families: dict[str, Draft] | None = None
-    ) -> Suite:
+    def build(cls, spec: dict[str, Any], *, corpus: Corpus | None = None, families: dict[str, Draft] | None = None) -> Suite:
         """Draft, solve, validate and split a suite.
 
         Args:
@@ -93,9 +91,7 @@ class Suite:
             for check, answer, wanted in _audit_cases(task):
                 first, second = verify(task, answer), verify(task, answer)
                 if first != second or first.value is None or (first.value == 1.0) != wanted:
-                    failed[check].append(
-                        {"check": check, "passed": False, "task": task.id, "answer": answer, "why": first.why}
-                    )
+                    failed[check].append({"check": check, "passed": False, "task": task.id, "answer": answer, "why": first.why})
         checks = ["gold", "perturbed", "empty", "prompt echo", "both answers", "refusal"]
         return [row for c in checks for row in failed[c] or [{"check": c, "passed": True, "tasks": len(self.tasks)}]]
 
@@ -151,9 +147,7 @@ def _draft_family(draft: Draft, corpus: Corpus, tools: Tools, count: int, rng: r
         except PlanError:
             continue
         if verify(task, solution.answer).value != 1.0:
-            raise SuiteError(
-                f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give {solution.answer!r}"
-            )
+            raise SuiteError(f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give {solution.answer!r}")
         prompts.add(" ".join(task.prompt.casefold().split()))
         uses.update(keys)
         tasks.append(dataclasses.replace(task, family=name, difficulty=difficulty(len(solution.calls))))

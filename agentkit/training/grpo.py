@@ -136,9 +136,7 @@ class AgentGRPOTrainer(GRPOTrainer):
         """Roll out and score the batch TRL asked for: its rows are already repeated, group by group."""
         tasks = [self._tasks[row["task_id"]] for row in self._rows[:: self.recipe.group_size]]
         start = time.monotonic()
-        self._batch = self._rollout(
-            tasks, self.recipe.group_size, self.recipe.seed + 1_000_003 * (self.state.global_step + 1)
-        )
+        self._batch = self._rollout(tasks, self.recipe.group_size, self.recipe.seed + 1_000_003 * (self.state.global_step + 1))
         self._rollout_seconds = time.monotonic() - start
         return self._batch
 

@@ -40,7 +40,7 @@ def sft_dataset(trajectories: Sequence[Trajectory]) -> Dataset:
     )
 
 
-def sft(model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], recipe: Recipe, out: Path) -> list[dict]:
+def cold_start(model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], recipe: Recipe, out: Path) -> list[dict]:
     """Fine-tune ``model`` on demonstrations and save the LoRA adapter to ``out``.
 
     Returns:
