@@ -2,7 +2,8 @@
 
     python3 .ci/setup.py          # what `make setup` runs
     python3 .ci/setup.py test     # with the test extra, and a Chromium where one can be had
-    python3 .ci/setup.py lock     # remake requirements.lock from a clean install of what pyproject.toml allows
+    python3 .ci/setup.py lock     # remake requirements.lock from a clean install of what pyproject.toml allows; use the
+                                  # oldest Python in use (Debian 12 has 3.11.2), or packages too new for it get in
 
 Standard library only, and old syntax on purpose: any Python from 3.6 on can run it far enough to say what is missing.
 pip's own settings (PIP_*, pip.conf, proxies) hold throughout. Leaves out: GPU drivers and the vllm and unsloth extras.
@@ -245,8 +246,11 @@ def set_up(extras):
     log = os.path.join(VENV, "setup.log")
     install_torch(python, log, torch_pin(), kind)
     need_disk(1)
+    held = os.path.join(VENV, "torch.txt")  # with its +cpu, so that the resolver cannot trade it for the CUDA build
+    with open(held, "w", encoding="utf-8") as file:
+        file.write(f"torch=={installed_torch(python)}\n")
     say("installing the rest at the versions in requirements.lock (a few minutes the first time)")
-    need_pip(python, log, "-e", f".[{','.join(extras)}]" if extras else ".", "-c", LOCK)
+    need_pip(python, log, "-e", f".[{','.join(extras)}]" if extras else ".", "-c", LOCK, "-c", held)
     with open(stamp_file, "w", encoding="utf-8") as file:
         json.dump(dict(wanted, torch=kind), file)
     say("ready: .venv/bin/agentkit")
@@ -284,7 +288,7 @@ def remake_lock():
     head = [
         "# Proven versions of everything the base and test extras pull in, as a constraints file for `make setup`.",
         f"# Made on Python {platform.python_version()}, {platform.system()} {platform.machine()}, by a clean install.",
-        "# Upgrades are on purpose: remake it with `python3 .ci/setup.py lock`, then `make test`.",
+        "# Upgrades are on purpose: remake it with `python3.11 .ci/setup.py lock` on the oldest 3.11 in use, then `make test`.",
     ]
     with open(LOCK, "w", encoding="utf-8") as file:
         file.write("\n".join(head + sorted(lines, key=str.lower)) + "\n")

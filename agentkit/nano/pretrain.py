@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentkit.environment import CorpusEnvironment
-from agentkit.knowledge import Corpus
+from agentkit.knowledge import Corpus, facts, passage
 from agentkit.nano import DATA
 from agentkit.nano.world import make_world, person, place, title
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
@@ -40,7 +41,7 @@ MARKUP = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>
 # Digits apart, words with their leading space, and whatever lies between them, so that JSON syntax takes few tokens.
 _SPLIT = r"\p{N}| ?\p{L}+|(?:(?! \p{L})[^\p{L}\p{N}])+"
 MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6,
-         "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True, "max_position_embeddings": 2048,
+         "num_key_value_heads": 6, "head_dim": 32, "tie_word_embeddings": True, "max_position_embeddings": 2048,
          "rope_theta": 10_000.0}  # fmt: skip
 
 
@@ -141,50 +142,97 @@ def batches(trajectories: Sequence[Trajectory], size: int, rng: random.Random, p
         yield ids, labels, mask
 
 
-def pretrain(out: Path = DATA, *, seed: int = 0, minutes: float = 32.0, worlds: int = 120, per_world: int = 400) -> dict:
+def copy_batches(tokenizer: Any, steps: int, size: int = 32, count: int = 5) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Ids, labels and mask of sentences about a made-up world, said twice, in two orders. Loss on the second time.
+
+    Copying is the skill everything else rests on, and it is learnt fastest where half of all tokens are copies.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for step in range(steps):
+            if step % 50 == 0:
+                corpus = Corpus(make_world(Path(folder) / f"{step}.sqlite", 800_000 + step))
+                sentences = [passage(*fact) for fact in facts(corpus.connection)]
+                rng = random.Random(f"copies-{step}")
+            rows = []
+            for _ in range(size):
+                chosen = rng.sample(sentences, count)
+                first, second = (tokenizer("\n".join(x) + "\n")["input_ids"] for x in (chosen, rng.sample(chosen, count)))
+                rows.append((first, second))
+            yield collate(rows, tokenizer.pad_token_id)
+
+
+def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], pad: int) -> tuple[torch.Tensor, ...]:
+    """Ids, labels and mask (B, T) of rows (context, trained): loss on the second part only."""
+    width = max(len(context) + len(trained) for context, trained in rows)
+    ids = torch.full((len(rows), width), pad)
+    labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
+    for i, (context, trained) in enumerate(rows):
+        end = len(context) + len(trained)
+        ids[i, :end], mask[i, :end] = torch.tensor([*context, *trained]), 1
+        labels[i, len(context) : end] = ids[i, len(context) : end]
+    return ids, labels, mask
+
+
+@dataclass(slots=True)
+class _Training:
+    """Model, optimiser and the running count; the learning rate decays over a wall-clock budget."""
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    seconds: float
+    start: float = field(default_factory=time.monotonic)
+    step: int = 0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+
+    def update(self, ids: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor) -> None:
+        done = min(1.0, (time.monotonic() - self.start) / self.seconds)
+        for group in self.optimizer.param_groups:
+            group["lr"] = PEAK_RATE * min(1.0, (self.step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * done))
+        loss = self.model(ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step, self.tokens, self.losses = self.step + 1, self.tokens + int(mask.sum()), [*self.losses[-49:], loss.item()]
+        if self.step % 50 == 0:
+            minutes = (time.monotonic() - self.start) / 60
+            print(f"step {self.step} loss {sum(self.losses) / len(self.losses):.4f} minutes {minutes:.1f}", flush=True)
+
+    @property
+    def finished(self) -> bool:
+        return time.monotonic() - self.start > self.seconds
+
+
+def pretrain(out: Path = DATA, *, seed: int = 0, minutes: float = 30.0, copy_steps: int = 400, per_world: int = 400) -> dict:
     """Train tokenizer and model and write them to ``out``.
 
     Args:
         out: folder of the package data.
         seed: of the model's first weights and the order of batches.
-        minutes: the learning rate decays to zero over this wall-clock budget, or over all worlds if that is shorter.
-        worlds: made-up worlds, each seen once.
-        per_world: transcripts a world.
+        minutes: wall-clock budget of the training, over which the learning rate decays to zero.
+        copy_steps: steps on plain copying before the transcripts.
+        per_world: transcripts a world; each is seen once.
 
     Returns:
         A report: steps, tokens, last losses and the success of greedy rollouts in an unseen world.
     """
-    start = time.monotonic()
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.05)
-    rng, step, tokens, losses = random.Random(seed), 0, 0, []
-    for number, batch in enumerate(transcripts(tokenizer, range(worlds), per_world)):
-        for ids, labels, mask in batches(batch, 16, rng, tokenizer.pad_token_id):
-            done = max((time.monotonic() - start) / (60 * minutes), (number + 0.5) / worlds)
-            rate = PEAK_RATE * min(1.0, (step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            loss = model(ids, attention_mask=mask, labels=labels).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            step, tokens, losses = step + 1, tokens + int(mask.sum()), [*losses[-49:], loss.item()]
-        clock = (time.monotonic() - start) / 60
-        print(
-            f"world {number + 1}/{worlds} step {step} loss {sum(losses) / len(losses):.4f} minutes {clock:.1f}",
-            flush=True,
-        )
+    training, rng = _Training(model, optimizer, 60 * minutes), random.Random(seed)
+    for batch in copy_batches(tokenizer, copy_steps):
+        training.update(*batch)
+    for number, world in enumerate(transcripts(tokenizer, range(1_000_000), per_world)):
+        for batch in batches(world, 16, rng, tokenizer.pad_token_id):
+            training.update(*batch)
         if number % 10 == 9:
-            save(model, tokenizer, out, {"unfinished": True, "steps": step, "seed": seed})
-        if clock >= minutes:
+            save(model, tokenizer, out, {"unfinished": True, "steps": training.step, "seed": seed})
+        if training.finished:
             break
-    report = {"steps": step, "tokens": tokens, "loss": sum(losses) / len(losses), "seed": seed}
-    report |= {
-        "greedy_success_unseen_world": greedy_success(model, tokenizer),
-        "minutes": (time.monotonic() - start) / 60,
-    }
+    loss = sum(training.losses) / len(training.losses)
+    report = {"seed": seed, "minutes": minutes, "steps": training.step, "tokens": training.tokens, "loss": loss}
+    report |= {"greedy_success_unseen_world": greedy_success(model, tokenizer)}
     save(model, tokenizer, out, report)
     return report
 

@@ -17,7 +17,7 @@ _ONSETS = (
 _NUCLEI = (
     "a a a e e e i i i o o o u u ai au ay ea ee ei eu ia ie io oa oi oo ou oy ue ui y á é í ó ö ü ä ã å ø ā ī ū ầ ô ê ı"
 ).split()
-_CODAS = [""] * 14 + (
+_CODAS = [""] * 45 + (
     "b ck ct d f ff g h k l ll ld lm m mb mp n nd ng nk ns nt p r rd rg rk rm rn rt s sh sk ss st t th tt tz v w x z ć š ș"
 ).split()
 _SMALL = "of the and in on to for a from with at by".split()
@@ -28,7 +28,9 @@ COUNTRIES, CITIES, ELEMENTS, FILMS = 60, 150, 60, 220
 
 def word(rng: random.Random, syllables: int | None = None) -> str:
     """One made-up capitalised word."""
-    parts = (rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(syllables or rng.choice([1, 2, 2, 3])))
+    parts = (
+        rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(syllables or rng.choice([1, 1, 2, 2, 3]))
+    )
     text = "".join(parts)
     text = text[rng.randrange(len(text) // 2) :] if rng.random() < 0.2 and len(text) > 4 else text
     return text.capitalize() + (rng.choice(_SUFFIXES) if rng.random() < 0.12 else "")

@@ -1,0 +1,165 @@
+"""GRPO trains sampled tokens only, on real TRL, with the small agent."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from agentkit.evaluation import summarize
+from agentkit.policies.loading import load_agent
+from agentkit.recipes import Recipe
+from agentkit.runs import Run, read_jsonl
+from agentkit.training.grpo import AgentGRPOTrainer, train
+from agentkit.training.sft import cold_start, demonstrations, sft_dataset
+
+SMALL = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 1, "val_tasks": 3, "lora_r": 4,
+         "temperature": 1.0, "learning_rate": 1e-3, "beta": 0.02, "max_turns": 4, "max_turn_tokens": 48}  # fmt: skip
+
+
+def trainer(suite, path, **changes) -> AgentGRPOTrainer:
+    recipe = Recipe.from_mapping(SMALL | changes)
+    return AgentGRPOTrainer(*load_agent("nano"), suite.split("train"), suite.split("validation"), recipe, Run.create(path))
+
+
+@pytest.fixture(scope="module")
+def scored(suite, tmp_path_factory):
+    """A trainer and one batch as TRL hands it to the loss."""
+    made = trainer(suite, tmp_path_factory.mktemp("grpo") / "run", steps=1)
+    rows = [made.train_dataset[i // 4] for i in range(8)]
+    made.model.train()
+    batch = made._generate_and_score_completions([dict(row) for row in rows])
+    return made, batch
+
+
+def loss_and_gradient(made, batch):
+    made.model.zero_grad()
+    made.current_gradient_accumulation_steps = 1
+    loss = made._compute_loss(made.model, batch)
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten() for p in made.model.parameters() if p.grad is not None])
+
+
+def with_signal(made, batch):
+    """The batch with advantages that are not zero, whatever the rewards were, and adapters away from zero."""
+    batch = dict(batch)
+    batch["advantages"] = torch.linspace(-1, 1, len(batch["advantages"]))
+    torch.manual_seed(0)
+    for name, parameter in made.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.02)
+    return batch
+
+
+def test_observation_targets_change_neither_loss_nor_gradient(scored, monkeypatch):
+    """Targets, not inputs: the scored token ids at observation positions are replaced, the context stays."""
+    made, batch = scored
+    batch = with_signal(made, batch)
+    observed = (batch["tool_mask"] == 0) & (batch["completion_mask"] == 1)
+    assert observed.any()
+    loss, gradient = loss_and_gradient(made, batch)
+    original = made._get_per_token_logps_and_entropies
+
+    def other_targets(model, ids, mask, keep, **options):
+        logprobs, entropies, aux = original(model, ids, mask, keep, **options)
+        changed = ids.clone()
+        changed[:, -keep:][observed] = 7
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        out = model(input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=keep + 1)
+        distribution = torch.log_softmax(out.logits[:, :-1].float() / made.temperature, dim=-1)
+        replaced = distribution.gather(2, changed[:, -keep:, None]).squeeze(2)
+        assert not torch.allclose(replaced[observed], logprobs[observed])
+        return replaced, entropies, aux
+
+    monkeypatch.setattr(made, "_get_per_token_logps_and_entropies", other_targets)
+    loss_2, gradient_2 = loss_and_gradient(made, batch)
+    assert loss_2 == pytest.approx(loss, abs=1e-7)
+    assert torch.allclose(gradient, gradient_2, atol=1e-7)
+
+
+def test_without_the_mask_the_gradient_would_differ(scored):
+    made, batch = scored
+    batch = with_signal(made, batch)
+    _, gradient = loss_and_gradient(made, batch)
+    _, unmasked = loss_and_gradient(made, batch | {"tool_mask": torch.ones_like(batch["tool_mask"])})
+    assert not torch.allclose(gradient, unmasked, atol=1e-6)
+
+
+def test_the_batch_carries_the_trajectories_as_sampled(scored):
+    made, batch = scored
+    assert len(made._batch) == 8
+    assert [t.task_id for t in made._batch] == [made.train_dataset[i // 4]["task_id"] for i in range(8)]
+    for i, t in enumerate(made._batch):
+        length = len(t.completion_ids)
+        assert batch["completion_ids"][i, :length].tolist() == list(t.completion_ids)
+        assert batch["tool_mask"][i, :length].tolist() == list(t.action_mask)
+        assert t.advantage == pytest.approx(batch["advantages"][i].item())
+    stored = made.run.trajectories(1)
+    assert [t.completion_ids for t in stored] == [t.completion_ids for t in made._batch]
+
+
+def test_sampled_and_recomputed_logprobs_agree_on_the_batch(scored):
+    """The ratio of the first update is one: what sampling recorded is what the trainer computes."""
+    made, batch = scored
+    for name, parameter in made.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.zeros_(parameter)
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    with torch.no_grad():
+        found, _, _ = made._get_per_token_logps_and_entropies(made.model, ids, mask, batch["completion_ids"].shape[1])
+    own = (batch["completion_mask"] * batch["tool_mask"]).bool()
+    assert torch.allclose(found[own], batch["old_per_token_logps"][own], atol=1e-4)
+
+
+def test_rewards_are_the_additive_reward_of_the_plan(scored):
+    made, _ = scored
+    for t in made._batch:
+        results = [r.ok for turn in t.turns for r in turn.results]
+        expected = t.success + 0.1 * sum(results) / max(len(results), 1) - 0.02 * len(t.turns) * t.success
+        assert t.reward == pytest.approx(expected)
+
+
+def test_a_short_run_writes_everything_and_keeps_the_best_adapter(suite, tmp_path):
+    made = trainer(suite, tmp_path / "run")
+    result = train(made)
+    rows = read_jsonl(made.run.file("train", "metrics.jsonl"))
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert {"reward", "reward/correctness", "success", "kl", "entropy", "grad_norm", "clip_fraction", "dead_groups",
+            "turns", "tool_failure_rate", "val_success", "val_ci_low"} <= rows[-1].keys()  # fmt: skip
+    assert made.run.steps == [1, 2] and len(made.run.trajectories(2)) == 8
+    assert result["best_val_success"] == max(row["val_success"] for row in rows)
+    assert made.run.file("adapter", "adapter_model.safetensors").exists()
+    model, _ = load_agent("nano", merge=[made.run.file("adapter")])
+    assert not hasattr(model, "peft_config")
+
+
+def test_two_runs_with_one_seed_are_the_same(suite, tmp_path):
+    found = []
+    for name in ("a", "b"):
+        made = trainer(suite, tmp_path / name)
+        train(made)
+        found.append([t.completion_ids for step in (1, 2) for t in made.run.trajectories(step)])
+    assert found[0] == found[1]
+
+
+def test_num_iterations_reuses_a_batch_and_moves_the_ratio(suite, tmp_path):
+    made = trainer(suite, tmp_path / "run", num_iterations=2, learning_rate=0.02, val_tasks=1)
+    train(made)
+    assert made.run.steps == [1], "two optimiser steps on one batch of rollouts"
+
+
+def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
+    recipe = Recipe.from_mapping({"sft": True, "sft_transcripts": 1, "sft_learning_rate": 1e-3, "sft_batch": 8, "lora_r": 4})
+    model, tokenizer = load_agent("nano")
+    found = demonstrations(suite.split("train")[:24], tokenizer, recipe)
+    assert summarize(found)["success"] == 1.0
+    row = sft_dataset(found)[0]
+    text = tokenizer.decode([i for i, m in zip(row["input_ids"], row["assistant_masks"], strict=True) if m])
+    assert "tool_response" not in text and "Answer:" in text and "im_start" not in text
+    before = copy.deepcopy(model.state_dict())
+    log = cold_start(model, tokenizer, found, recipe, tmp_path / "sft")
+    assert len(log) == 3 and all(row["loss"] < 5 for row in log)
+    merged, _ = load_agent("nano", merge=[tmp_path / "sft"])
+    assert any(not torch.equal(before[name], value) for name, value in merged.state_dict().items())

@@ -1,0 +1,158 @@
+"""Trajectories are token-exact: masks cover sampled tokens only, log-probabilities are right, seeds fix everything."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from agentkit.chat import ChatCodec
+from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment, tool_schemas
+from agentkit.policies import Flaws, Request, Sample, ScriptedPolicy
+from agentkit.policies.loading import load_agent
+from agentkit.policies.transformers import TransformersPolicy, draw
+from agentkit.records import StopReason
+from agentkit.rollouts import Limits, rollout
+from agentkit.training.grpo import token_logprobs
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return load_agent("nano")
+
+
+@pytest.fixture(scope="module")
+def trajectories(agent, suite, corpus):
+    """Random multi-turn trajectories of the small agent, at a temperature that makes it err."""
+    tasks = random.Random(3).sample(list(suite), 12)
+    policy = TransformersPolicy(*agent, name="nano")
+    options = {"environment": partial(CorpusEnvironment, corpus), "limits": Limits(max_turns=6, max_turn_tokens=64)}
+    return rollout(tasks, policy, group_size=2, seed=5, temperature=1.2, **options)
+
+
+def test_the_mask_is_one_exactly_on_sampled_tokens(trajectories):
+    for t in trajectories:
+        sampled = {i for turn in t.turns for i in range(*turn.span)}
+        assert [i in sampled for i in range(len(t.completion_ids))] == [m == 1 for m in t.action_mask]
+        assert len(t.completion_ids) == len(t.action_mask) == len(t.old_logprobs)
+    assert any(0 in t.action_mask for t in trajectories), "no trajectory called a tool"
+
+
+def test_what_lies_outside_the_mask_is_the_tool_replies(agent, trajectories):
+    _, tokenizer = agent
+    for t in trajectories:
+        for before, after in zip(t.turns, t.turns[1:], strict=False):
+            text = tokenizer.decode(t.completion_ids[before.span[1] : after.span[0]])
+            assert text.startswith("\n<|im_start|>user\n<tool_response>\n") and text.endswith("<|im_start|>assistant\n")
+            for result in before.results:
+                assert result.observation.split("<")[0] in text
+
+
+def test_sampled_logprobs_equal_a_recomputed_forward(agent, trajectories):
+    model, _ = agent
+    for t in trajectories:
+        ids = torch.tensor([t.prompt_ids + t.completion_ids])
+        with torch.no_grad():
+            found, _ = token_logprobs(model, ids, torch.ones_like(ids), len(t.completion_ids), temperature=1.2)
+        own = torch.tensor(t.action_mask, dtype=torch.bool)
+        assert torch.allclose(found[0][own], torch.tensor(t.old_logprobs)[own], atol=1e-4)
+        assert all(logprob == 0.0 for logprob, m in zip(t.old_logprobs, t.action_mask, strict=True) if m == 0)
+
+
+def test_the_same_seed_gives_the_same_trajectories_in_any_company(agent, suite, corpus, trajectories):
+    tasks = random.Random(3).sample(list(suite), 12)
+    options = {"environment": partial(CorpusEnvironment, corpus), "limits": Limits(max_turns=6, max_turn_tokens=64)}
+    policy = TransformersPolicy(*agent, name="nano", max_batch=5)
+    again = rollout(tasks[:4], policy, group_size=2, seed=5, temperature=1.2, **options)
+    assert [t.completion_ids for t in again] == [t.completion_ids for t in trajectories[:8]]
+    other = rollout(tasks[:4], policy, group_size=2, seed=6, temperature=1.2, **options)
+    assert [t.completion_ids for t in other] != [t.completion_ids for t in again]
+
+
+def test_members_of_a_group_differ(agent, suite, corpus):
+    policy = TransformersPolicy(*agent)
+    group = rollout(list(suite)[:1], policy, environment=partial(CorpusEnvironment, corpus), group_size=8, temperature=1.5)
+    assert len({t.completion_ids for t in group}) > 1
+    assert [t.sample for t in group] == list(range(8))
+
+
+class Talker:
+    """A policy that says what it is told to, turn by turn, and fails when told to."""
+
+    name = "talker"
+
+    def __init__(self, tokenizer, *turns):
+        self.tokenizer, self.turns = tokenizer, turns
+
+    async def sample(self, request: Request) -> Sample:
+        text = self.turns[min(request.turn, len(self.turns) - 1)]
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"][: request.max_new_tokens]
+        return Sample(ids, [-1.0] * len(ids))
+
+
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call><|im_end|>'
+
+
+@pytest.mark.parametrize(
+    ("turns", "limits", "stop"),
+    [
+        (["Answer: 3<|im_end|>"], Limits(), StopReason.ANSWER),
+        ([CALL], Limits(max_turns=3), StopReason.TURN_LIMIT),
+        (["and so on and on and on"], Limits(max_turn_tokens=4), StopReason.TRUNCATED_TURN),
+        ([CALL], Limits(max_tokens=60), StopReason.TOKEN_LIMIT),
+        ([CALL], Limits(trajectory_timeout_s=-1.0), StopReason.TIME_LIMIT),
+    ],
+)
+def test_every_end_has_its_stop_reason(agent, suite, corpus, turns, limits, stop):
+    policy = Talker(agent[1], *turns)
+    (t,) = rollout(list(suite)[:1], policy, environment=partial(CorpusEnvironment, corpus), limits=limits)
+    assert t.stop_reason == stop
+    assert len(t.completion_ids) == len(t.action_mask) == len(t.old_logprobs) <= limits.max_tokens
+    assert t.success == 0.0
+
+
+def test_a_malformed_call_earns_a_correction_and_goes_on(agent, suite, corpus):
+    policy = Talker(agent[1], '<tool_call>\n{"name": "search"\n</tool_call><|im_end|>', "Answer: 3<|im_end|>")
+    (t,) = rollout(list(suite)[:1], policy, environment=partial(CorpusEnvironment, corpus))
+    assert t.stop_reason == StopReason.ANSWER and len(t.turns) == 2
+    (result,) = t.turns[0].results
+    assert not result.ok and result.observation.startswith("Error: malformed tool call")
+
+
+def test_a_policy_that_fails_ends_the_rollout_with_its_error(agent, suite, corpus):
+    class Broken(Talker):
+        async def sample(self, request):
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        rollout(list(suite)[:2], Broken(agent[1]), environment=partial(CorpusEnvironment, corpus))
+
+
+def test_greedy_takes_the_most_likely_token_and_sampling_follows_the_distribution():
+    logits = torch.log(torch.tensor([[0.1, 0.6, 0.3]])).repeat(20_000, 1)
+    uniforms = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens, logprobs = draw(logits, torch.ones(20_000), uniforms)
+    shares = torch.bincount(tokens, minlength=3) / 20_000
+    assert torch.allclose(shares, torch.tensor([0.1, 0.6, 0.3]), atol=0.015)
+    assert torch.allclose(logprobs.exp(), torch.tensor([0.1, 0.6, 0.3])[tokens], atol=1e-5)
+    tokens, _ = draw(logits[:5], torch.zeros(5), uniforms[:5])
+    assert tokens.tolist() == [1] * 5
+    impossible = torch.tensor([[0.0, float("-inf"), 0.0]]).repeat(3, 1)
+    tokens, _ = draw(impossible, torch.ones(3), torch.tensor([0.0, 0.5, 1 - 1e-12], dtype=torch.float64))
+    assert tokens.tolist() == [0, 2, 2]
+
+
+def test_the_scripted_policy_needs_no_model(agent, suite, corpus):
+    policy = ScriptedPolicy(agent[1], Flaws())
+    found = rollout(list(suite)[:20], policy, environment=partial(CorpusEnvironment, corpus))
+    assert all(t.success == 1.0 for t in found)
+
+
+def test_prompts_carry_question_and_tools_but_no_gold_data(agent, suite, corpus):
+    codec = ChatCodec(agent[1], SYSTEM_PROMPT, tool_schemas(CorpusEnvironment(corpus)))
+    for task in list(suite)[:30]:
+        text = codec.decode(codec.prompt_ids(task.prompt))
+        assert task.prompt in text and '"calculator"' in text
+        assert task.answer in task.prompt or f" {task.answer}<" not in text
