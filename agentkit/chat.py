@@ -8,6 +8,7 @@ tokenizer would read as an added token is broken up before it is encoded.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,8 @@ from agentkit.records import ParsedTurn, ToolCall
 
 MAX_CALLS = 16  # parsed in one turn; the rest is reported as an error
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_THINK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_THINK, _THOUGHT = "<think>", "</think>"
+_MARK = re.compile(f"{_OPEN}|{_THINK}")
 _SENTINEL = "OBSERVATION-{}-HERE"
 
 
@@ -24,23 +26,27 @@ def parse_turn(text: str, format: str = "hermes") -> ParsedTurn:
     """Read the tool calls out of one turn's text, the end token already removed.
 
     Hermes/Qwen form: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. The JSON decides where a call ends, so a
-    closing tag inside a string does no harm. Calls inside ``<think>`` do not count; code fences mean nothing. ``arguments``
-    may be a string that holds a JSON object. Each malformed call adds one sentence to ``errors``.
+    tag inside a string does no harm. ``<think>`` ends at ``</think>`` or with the text, and calls inside it do not count; code
+    fences mean nothing. ``arguments`` may be a string that holds a JSON object. Each malformed call adds one sentence to
+    ``errors``.
 
     Raises:
         ValueError: unknown format.
     """
     if format != "hermes":
         raise ValueError(f"unknown tool-call format {format!r}: use 'hermes'")
-    text = _THINK.sub("", text)
     prose, calls, errors, position = [], [], [], 0
-    while (start := text.find(_OPEN, position)) >= 0:
-        prose.append(text[position:start])
+    while mark := _MARK.search(text, position):
+        prose.append(text[position : mark.start()])
+        if mark[0] == _THINK:
+            close = text.find(_THOUGHT, mark.end())
+            position = len(text) if close < 0 else close + len(_THOUGHT)
+            continue
         if len(calls) + len(errors) >= MAX_CALLS:
             errors.append(f"more than {MAX_CALLS} tool calls in one turn; the rest was ignored")
             position = len(text)
             break
-        call, position = _parse_call(text, start + len(_OPEN))
+        call, position = _parse_call(text, mark.end())
         (calls if isinstance(call, ToolCall) else errors).append(call)
     prose.append(text[position:])
     return ParsedTurn("".join(prose).strip(), tuple(calls), tuple(errors))
@@ -72,7 +78,7 @@ def _checked_call(value: Any) -> ToolCall:
         arguments = _DECODER.decode(arguments)
     if not isinstance(arguments, dict):
         raise ValueError('"arguments" must be an object')
-    json.dumps(value, ensure_ascii=False).encode("utf-8")  # lone surrogates raise here, as a ValueError
+    json.dumps([name, arguments], ensure_ascii=False).encode("utf-8")  # lone surrogates raise here, as a ValueError
     return ToolCall(name, arguments)
 
 
@@ -87,12 +93,24 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+def _finite_float(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite_float)
 
 
 def format_call(name: str, arguments: dict[str, Any]) -> str:
     """A call in Hermes form, as the chat template writes it."""
     return f"{_OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{_CLOSE}"
+
+
+def _is_control(token: Any) -> bool:
+    """Whether an added token steers the chat. Runs of spaces and plain words or characters, added as vocabulary, do not."""
+    content = token.content.strip()
+    return bool(content) and (token.special or not content.isalnum())
 
 
 class ChatCodec:
@@ -102,9 +120,10 @@ class ChatCodec:
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.tools = list(tools)
-        added = {t.content for t in tokenizer.added_tokens_decoder.values()}
-        self.control_ids = frozenset(tokenizer.added_tokens_decoder)
-        self._control = re.compile("|".join(re.escape(t) for t in sorted(added, key=len, reverse=True)) or r"(?!)")
+        control = {i: t.content.strip() for i, t in tokenizer.added_tokens_decoder.items() if _is_control(t)}
+        self.control_ids = frozenset(control)
+        pattern = "|".join(re.escape(t) for t in sorted(set(control.values()), key=len, reverse=True))
+        self._control = re.compile(pattern or r"(?!)")
         self.end_id = tokenizer.eos_token_id
         self._frames: dict[int, list[list[int]]] = {}
 
@@ -119,7 +138,9 @@ class ChatCodec:
         The frame around the replies comes from the chat template, once per number of replies; the replies themselves are
         encoded apart from it, with control tokens made inert.
         """
-        frame = self._frames.setdefault(len(observations), self._frame(len(observations)))
+        if len(observations) not in self._frames:
+            self._frames[len(observations)] = self._frame(len(observations))
+        frame = self._frames[len(observations)]
         ids = list(frame[0])
         for text, after in zip(observations, frame[1:], strict=True):
             ids += self.text_ids(text)

@@ -1,8 +1,9 @@
-"""The command line: ``agentkit run`` executes the notebooks in order, ``agentkit nano`` remakes the small agent."""
+"""The command line: run (the notebooks in order), nano (remake the small agent) and bench."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 
 from agentkit.recipes import Recipe, RecipeError, read_recipe
-from agentkit.runs import Run, RunError, load_run, project_root, secure
+from agentkit.runs import Run, RunError, load_run, project_root, secure, write_json
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)  # run folders are private
     try:
         return options.command(options)
-    except (RecipeError, RunError, FileNotFoundError) as error:
+    except (RecipeError, RunError, OSError) as error:
         print(f"agentkit: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -47,6 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     nano.add_argument("--seed", type=int, default=0)
     nano.add_argument("--minutes", type=float, default=None, help="wall-clock budget of the training")
     nano.set_defaults(command=nano_command)
+    bench = commands.add_parser("bench", help="measure this kit against its peer, in one run")
+    bench.add_argument("name", choices=["rollouts"])
+    bench.add_argument("--json", type=Path, default=None, metavar="F", help="also write the result to a file")
+    bench.add_argument("--quick", action="store_true", help="end within 50 seconds")
+    bench.set_defaults(command=bench_command)
     return parser
 
 
@@ -59,12 +65,27 @@ def nano_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def bench_command(options: argparse.Namespace) -> int:
+    """Run a benchmark and print it as JSON."""
+    from agentkit.bench import bench_rollouts
+
+    result = bench_rollouts(options.quick)
+    print(json.dumps(result, indent=1))
+    if options.json:
+        write_json(options.json, result)
+    return 0
+
+
 def run_command(options: argparse.Namespace) -> int:
     """Execute the stages of a run that are not done yet, then print the comparison table."""
     recipe = read_recipe(options.recipe) | _overrides(options.parameters)
     Recipe.from_mapping(recipe)
-    first, last = _stage(options.first) if options.first else 0, _stage(options.last)
-    run = Run.create(options.run.resolve())
+    first, last = 0 if options.first is None else _stage(options.first), _stage(options.last)
+    if first > last:
+        raise RecipeError(f"--from {options.first} comes after --to {options.last}: nothing would run")
+    if ".." in options.run.parts:
+        raise RunError(f"run folder {str(options.run)!r} is refused: write it without '..'")
+    run = Run.create(Run(options.run).path.resolve())
     fresh = False  # once a stage ran, the later ones build on new data
     for number, stage in enumerate(STAGES[: last + 1]):
         if number < first:
@@ -86,7 +107,10 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals:
             raise RecipeError(f"-p {pair}: write it as KEY=VALUE")
-        found[key] = yaml.safe_load(value)
+        try:
+            found[key] = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError, RecursionError):
+            raise RecipeError(f"-p {pair[:80]}: {value[:60]!r} is not a YAML value") from None
     return found
 
 

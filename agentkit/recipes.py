@@ -115,12 +115,8 @@ class Recipe:
 
     @property
     def reward_weights(self) -> dict[str, float]:
-        """Weights of the reward's components."""
-        return {
-            "correctness": self.reward_correctness,
-            "format": self.reward_format,
-            "efficiency": self.reward_efficiency,
-        }
+        """Arguments of rewards.plan."""
+        return {f"{name}_weight": getattr(self, f"reward_{name}") for name in ("correctness", "format", "efficiency")}
 
     @property
     def flaws(self) -> dict[str, float]:
@@ -156,7 +152,9 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RecipeError(f"{path} does not exist: recipes lie in params/") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not valid YAML: {str(error)[:200]}") from None
     if not isinstance(values, dict):
         raise RecipeError(f"{path} must hold one flat mapping of keys to values")

@@ -1,7 +1,7 @@
 """Rewards: named components of a trajectory, weighted and summed. A component that cannot be scored is None, never 0.
 
-The preset ``plan`` is the additive reward of "RLVR for Agents", phase 2: correctness + 0.1 * format - 0.02 a turn when
-correct. A component is any function (task, trajectory) -> float | None.
+``plan`` is the additive reward of "RLVR for Agents", phase 2: correctness + 0.1 * format - 0.02 a turn when correct.
+A component is any function (task, trajectory) -> float | None.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import replace
 from agentkit.records import Task, Trajectory
 
 Component = Callable[[Task, Trajectory], float | None]
+Reward = Mapping[str, tuple[Component, float]]  # each component with its weight
 TURN_PENALTY = 0.02
 
 
@@ -33,30 +34,30 @@ def efficiency(task: Task, trajectory: Trajectory) -> float | None:
     return -TURN_PENALTY * len(trajectory.turns) if trajectory.success == 1.0 else 0.0
 
 
-COMPONENTS: dict[str, Component] = {"correctness": correctness, "format": format_score, "efficiency": efficiency}
-PLAN = {"correctness": 1.0, "format": 0.1, "efficiency": 1.0}
+def plan(correctness_weight: float = 1.0, format_weight: float = 0.1, efficiency_weight: float = 1.0) -> Reward:
+    """The additive reward of the plan: 1 when right, 0.1 * share of valid calls, -0.02 a turn when right."""
+    return {
+        "correctness": (correctness, correctness_weight),
+        "format": (format_score, format_weight),
+        "efficiency": (efficiency, efficiency_weight),
+    }
 
 
-def score(
-    task: Task, trajectory: Trajectory, weights: Mapping[str, float], components: Mapping[str, Component] = COMPONENTS
-) -> Trajectory:
+def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
     """The trajectory with its components and their weighted sum.
 
-    A component that raises is None. The reward is None when correctness is not scored or no component is.
-
-    Raises:
-        KeyError: a weight names no component.
+    A component that raises, or is not finite, is None. The reward is None when correctness is not scored or no component is.
     """
-    values = {name: _guarded(components[name], task, trajectory) for name in weights}
+    values = {name: _guarded(component, task, trajectory) for name, (component, _) in reward.items()}
     scored = {name: value for name, value in values.items() if value is not None}
-    reward = sum(weights[name] * value for name, value in scored.items()) if scored else None
-    return replace(trajectory, components=values, reward=None if trajectory.success is None else reward)
+    total = sum(reward[name][1] * value for name, value in scored.items()) if scored else None
+    return replace(trajectory, components=values, reward=None if trajectory.success is None else total)
 
 
-def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], weights: Mapping[str, float]) -> list[Trajectory]:
+def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward: Reward) -> list[Trajectory]:
     """``score`` for many trajectories of known tasks."""
     by_id = {task.id: task for task in tasks}
-    return [score(by_id[t.task_id], t, weights) for t in trajectories]
+    return [score(by_id[t.task_id], t, reward) for t in trajectories]
 
 
 def _guarded(component: Component, task: Task, trajectory: Trajectory) -> float | None:

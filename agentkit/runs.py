@@ -53,24 +53,38 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
 
 def write_json(path: str | Path, value: Any) -> Path:
     """Write JSON atomically. NaN and infinity become null, since JSON has neither."""
-    return write_bytes(path, (json.dumps(_finite(value), indent=1, ensure_ascii=False) + "\n").encode())
+    return write_bytes(path, _encoded(value, indent=1))
 
 
 def read_json(path: str | Path) -> Any:
     """Read one JSON file. Raises RunError naming the file when it is missing or damaged."""
     path = Path(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(_read_bytes(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not valid JSON ({error}). Restore it or run the stage that writes it.") from None
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
     except FileNotFoundError:
         raise RunError(f"{path} does not exist. Run the notebook that writes it first.") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise RunError(f"{path} is not valid JSON ({error}). Restore it or run the stage that writes it.") from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror}). Restore it or run the stage that writes it.") from None
+
+
+def _encoded(value: Any, indent: int | None = None) -> bytes:
+    """JSON as UTF-8 with a line end; text with lone surrogates, which UTF-8 lacks, is escaped."""
+    try:
+        return (json.dumps(_finite(value), indent=indent, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:
+        return (json.dumps(_finite(value), indent=indent) + "\n").encode()
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> Path:
     """Write one JSON object a line, atomically."""
-    lines = (json.dumps(_finite(row), ensure_ascii=False) + "\n" for row in rows)
-    return write_bytes(path, "".join(lines).encode())
+    return write_bytes(path, b"".join(map(_encoded, rows)))
 
 
 def append_jsonl(path: str | Path, row: dict) -> None:
@@ -78,13 +92,15 @@ def append_jsonl(path: str | Path, row: dict) -> None:
 
     A torn tail left by an earlier kill is closed off first, so that it cannot swallow this line.
     """
-    path = Path(path)
+    path, line = Path(path), _encoded(row)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-        os.write(handle, (b"\n" if torn else b"") + (json.dumps(_finite(row), ensure_ascii=False) + "\n").encode())
+        line = b"\n" + line if torn else line
+        if os.write(handle, line) != len(line):
+            raise OSError(f"{path}: the disk took only part of a line")
         os.fsync(handle)
     finally:
         os.close(handle)
@@ -98,24 +114,17 @@ def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
         tolerant: drop a torn line with a warning, as a killed writer leaves one; otherwise any bad line is an error.
 
     Raises:
-        RunError: the file is missing, not UTF-8, or (when not tolerant) a line is not a JSON object.
+        RunError: the file is missing or cannot be read, or (when not tolerant) a line is not a JSON object in UTF-8.
     """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise RunError(f"{path} does not exist. Run the notebook that writes it first.") from None
-    except UnicodeDecodeError as error:
-        raise RunError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). Rebuild it.") from None
-    rows = []
-    for number, line in enumerate(lines, start=1):
+    path, rows = Path(path), []
+    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):  # bytes: a kill may cut inside a character
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode("utf-8"))
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, found {type(row).__name__}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if not tolerant:
                 raise RunError(f"{path}, line {number} is damaged: {error}. Rebuild it, or remove that line.") from None
             warnings.warn(f"{path}, line {number} is torn and was left out ({error}).", stacklevel=2)
@@ -148,7 +157,7 @@ def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> 
     rows = [_trajectory_row(t) for t in trajectories]
     table = pa.Table.from_pylist(rows, schema=_trajectory_schema())
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return write_bytes(path, sink.getvalue().to_pybytes())
 
 
@@ -158,12 +167,12 @@ def read_trajectories(path: str | Path) -> list[Trajectory]:
     import pyarrow.parquet as pq
 
     path = Path(path)
-    if not path.exists():
-        raise RunError(f"{path} does not exist. Run the notebook that writes it first.")
+    source = pa.BufferReader(_read_bytes(path))
     try:
-        return [_row_trajectory(row) for row in pq.read_table(path).to_pylist()]
-    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is not a trajectory file ({error}). Run the stage that writes it again.") from None
+        return [_row_trajectory(row) for row in pq.read_table(source, page_checksum_verification=True).to_pylist()]
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RunError(f"{path} is not a trajectory file ({why}). Run the stage that writes it again.") from None
 
 
 def _trajectory_schema() -> Any:
@@ -183,10 +192,7 @@ def _trajectory_row(trajectory: Trajectory) -> dict:
     row["turns"] = json.dumps(_finite(turns), ensure_ascii=True)  # ASCII: a model may emit lone surrogates
     row["components"] = json.dumps(_finite(trajectory.components))
     row["stop_reason"] = trajectory.stop_reason.value
-    for name in ("answer", "why"):
-        if row[name] is not None:
-            row[name] = row[name].encode("utf-8", "replace").decode()
-    return row
+    return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in row.items()}
 
 
 def _row_trajectory(row: dict) -> Trajectory:
@@ -214,16 +220,28 @@ def read_tasks(path: str | Path) -> list[Task]:
         if missing or unknown:
             what = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
             raise RunError(f"{path}, task {number} {what}. Build the suite again with notebook 01.")
-        wrong = [n for n in ("id", "prompt", "answer", "split") if n in row and not isinstance(row[n], str)]
-        if wrong:
-            raise RunError(f"{path}, task {number}: {wrong[0]} must be text. Build the suite again with notebook 01.")
+        if problem := _task_problem(row):
+            raise RunError(f"{path}, task {number}: {problem}. Build the suite again with notebook 01.")
         if row["id"] in seen:
             raise RunError(f"{path} holds task {row['id']} twice. Build the suite again with notebook 01.")
         seen.add(row["id"])
-        tasks.append(Task(**(row | {"tools": tuple(row.get("tools", ()))})))
+        tasks.append(Task(**(row | ({"tools": tuple(row["tools"])} if "tools" in row else {}))))
     if not tasks:
         raise RunError(f"{path} holds no task. Build the suite again with notebook 01.")
     return tasks
+
+
+def _task_problem(row: dict) -> str | None:
+    """What is wrong with the types of a task's fields, or None."""
+    for name in ("id", "prompt", "answer", "family", "difficulty", "split"):
+        if name in row and not isinstance(row[name], str):
+            return f"{name} must be text"
+    verifier, tools = row.get("verifier", ""), row.get("tools", [])
+    if not isinstance(verifier, str) and not (isinstance(verifier, dict) and isinstance(verifier.get("kind"), str)):
+        return 'verifier must be text or an object with a "kind"'
+    if not isinstance(tools, list) or not all(isinstance(tool, str) for tool in tools):
+        return "tools must be a list of names"
+    return None if isinstance(row.get("meta", {}), dict) else "meta must be an object"
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> Path:
@@ -273,14 +291,20 @@ class Run:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        for part in self.path.parts[:-1]:
+            if "\0" in part or len(part.encode("utf-8", "replace")) > 255:
+                raise RunError(f"run folder {str(path)[:80]!r} is refused: no file system holds the name {part[:40]!r}.")
         check_name(self.path.name)
 
     @classmethod
     def create(cls, path: str | Path) -> Run:
         """Make the folder (0700) and run.json where they are missing; an existing run is kept as it is."""
         run = cls(path)
-        run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        run.path.chmod(0o700)
+        try:
+            run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            run.path.chmod(0o700)
+        except OSError as error:
+            raise RunError(f"{run.path} cannot be made a run folder ({error.strerror}). Choose another folder.") from None
         if not (run.path / MANIFEST).exists():
             write_json(run.path / MANIFEST, {"created": _now(), "recipe": {}, "stages": {}, "hashes": {}})
         return run
@@ -292,7 +316,10 @@ class Run:
     @property
     def manifest(self) -> dict:
         """run.json: recipe as used, versions, git state, data hashes, stage status and timings."""
-        return read_json(self.path / MANIFEST)
+        found = read_json(self.path / MANIFEST)
+        if not isinstance(found, dict) or not isinstance(found.setdefault("stages", {}), dict):
+            raise RunError(f"{self.path / MANIFEST} is no run manifest. Move it away and run the stages again.")
+        return found
 
     def update(self, **sections: dict) -> None:
         """Merge sections into run.json, one level deep."""
@@ -336,14 +363,15 @@ class Run:
 
     def trajectories(self, which: int | str) -> list[Trajectory]:
         """Training trajectories of a step (int), or the evaluation trajectories of a policy (str)."""
-        if isinstance(which, int):
-            return read_trajectories(self.file("train", "trajectories", f"step_{which:05d}.parquet"))
-        return read_trajectories(self.file("eval", f"{check_name(which)}.parquet"))
+        if isinstance(which, str):
+            return read_trajectories(self.file("eval", f"{check_name(which)}.parquet"))
+        return read_trajectories(self.file("train", "trajectories", f"step_{which:05d}.parquet"))
 
     @property
     def steps(self) -> list[int]:
         """Training steps whose trajectories are stored."""
-        return sorted(int(p.stem.split("_")[1]) for p in self.file("train", "trajectories").glob("step_*.parquet"))
+        stems = (p.stem.removeprefix("step_") for p in self.file("train", "trajectories").glob("step_*.parquet"))
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     @property
     def comparison(self) -> dict:

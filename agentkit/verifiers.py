@@ -16,13 +16,13 @@ from typing import Any
 from agentkit.records import Score, Task, Trajectory
 
 MAX_ANSWER = 2_000  # characters; anything longer is no answer
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_ARTICLES = frozenset({"a", "an", "the"})
 _NUMBER = re.compile(
     r"(?P<sign>[-+−]?)\s*(?P<currency>[$€£¥]?)\s*"
     r"(?P<number>(?:\d{1,3}(?:(?:,|\\,|\\,\\!| | )\d{3})+|\d{1,400})(?:\.\d{0,400})?|\.\d{1,400})"
     r"(?P<exponent>[eE][-+]?\d{1,3})?\s*(?P<unit>[^\d\s][^\d]{0,30})?",
 )
-_ANSWER_LINE = re.compile(r"^[ \t>*_#]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*(.+?)[ \t*_]*$", re.IGNORECASE | re.MULTILINE)
+_ANSWER_LINE = re.compile(r"^[ \t>*_#]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*(.+)$", re.IGNORECASE | re.MULTILINE)
 
 
 def final_answer(text: str) -> str | None:
@@ -30,7 +30,7 @@ def final_answer(text: str) -> str | None:
     if len(text) > 100 * MAX_ANSWER:
         return None
     lines = _ANSWER_LINE.findall(text)
-    answer = (lines[-1] if lines else text).strip()
+    answer = (lines[-1].rstrip(" \t*_") if lines else text).strip()
     return answer if 0 < len(answer) <= MAX_ANSWER else None
 
 
@@ -39,9 +39,9 @@ def normalize(text: str) -> str:
 
     Lower case, no punctuation, no articles, single spaces.
     """
-    folded = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
-    kept = "".join(" " if unicodedata.category(c)[0] in "PS" else c for c in folded)
-    return " ".join(_ARTICLES.sub(" ", kept).split())
+    folded = "".join(c for c in unicodedata.normalize("NFKD", text).casefold() if not unicodedata.combining(c))
+    words = "".join(" " if unicodedata.category(c)[0] in "PS" else c for c in folded).split()
+    return " ".join(word for word in words if word not in _ARTICLES) or " ".join(words)  # "A" is a name where it stands alone
 
 
 def exact(answer: str, gold: str, *, aliases: Iterable[str] = ()) -> Score:
@@ -59,6 +59,8 @@ def parse_number(text: str, unit: str = "") -> float | None:
     Thousands separators, a currency sign, scientific notation and the declared unit may stand around it; anything else,
     a second number or another unit included, makes it None.
     """
+    if any(unicodedata.category(c) == "No" for c in text):  # NFKC would read 10² as 102
+        return None
     match = _NUMBER.fullmatch(unicodedata.normalize("NFKC", text).strip().rstrip(".").strip())
     if not match:
         return None
@@ -70,8 +72,8 @@ def parse_number(text: str, unit: str = "") -> float | None:
     return None if not math.isfinite(value) else -value if match["sign"] in ("-", "−") else value
 
 
-def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 1e-9, unit: str = "") -> Score:
-    """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|). NaN is never equal."""
+def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.0, unit: str = "") -> Score:
+    """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|): equal unless a tolerance is declared."""
     wanted = parse_number(str(gold), unit)
     if wanted is None:
         return Score(None, f"the gold answer {gold!r} is not a number")
@@ -98,13 +100,15 @@ def check(kind: str, answer: str | None, gold: str, **options: Any) -> Score:
         ValueError: unknown kind or option.
     """
     if kind not in KINDS:
-        raise ValueError(f"unknown verifier {kind!r}: use one of {', '.join(sorted(KINDS))}")
+        raise ValueError(f"unknown verifier kind {kind!r}: use one of {', '.join(sorted(KINDS))}")
     if not isinstance(answer, str) or not answer.strip():
         return Score(0.0, "no answer")
     if len(answer) > MAX_ANSWER:
         return Score(0.0, f"an answer of {len(answer)} characters; {MAX_ANSWER} is the limit")
+    if gold is None:
+        return Score(None, "there is no gold answer")
     try:
-        return KINDS[kind](answer, gold, **options)
+        return KINDS[kind](answer, str(gold), **options)
     except TypeError as error:
         raise ValueError(f"verifier {kind!r}: {error}") from None
 
@@ -114,4 +118,4 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
     if isinstance(answer, Trajectory):
         answer = answer.answer
     options = {"kind": task.verifier} if isinstance(task.verifier, str) else dict(task.verifier)
-    return check(options.pop("kind"), answer, task.answer, **options)
+    return check(options.pop("kind", None), answer, task.answer, **options)

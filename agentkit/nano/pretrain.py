@@ -35,7 +35,7 @@ from agentkit.rollouts import rollout
 from agentkit.tasks import FAMILIES, PlanError, solve
 
 VOCABULARY = 2048
-PEAK_RATE = 2e-3
+MUON_RATE, ADAM_RATE = 2e-2, 3e-3
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 # Digits apart, words with their leading space, and whatever lies between them, so that JSON syntax takes few tokens.
@@ -178,7 +178,7 @@ class _Training:
     """Model, optimiser and the running count; the learning rate decays over a wall-clock budget."""
 
     model: Any
-    optimizer: torch.optim.Optimizer
+    optimizers: dict[torch.optim.Optimizer, float]  # with the peak learning rate of each
     seconds: float
     start: float = field(default_factory=time.monotonic)
     step: int = 0
@@ -187,13 +187,16 @@ class _Training:
 
     def update(self, ids: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor) -> None:
         done = min(1.0, (time.monotonic() - self.start) / self.seconds)
-        for group in self.optimizer.param_groups:
-            group["lr"] = PEAK_RATE * min(1.0, (self.step + 1) / 100) * 0.5 * (1 + math.cos(math.pi * done))
+        share = min(1.0, (self.step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * done))
+        for optimizer, peak in self.optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = peak * share
         loss = self.model(ids, attention_mask=mask, labels=labels).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         self.step, self.tokens, self.losses = self.step + 1, self.tokens + int(mask.sum()), [*self.losses[-49:], loss.item()]
         if self.step % 50 == 0:
             minutes = (time.monotonic() - self.start) / 60
@@ -202,6 +205,14 @@ class _Training:
     @property
     def finished(self) -> bool:
         return time.monotonic() - self.start > self.seconds
+
+
+def make_optimizers(model: Any) -> dict[torch.optim.Optimizer, float]:
+    """Muon for the matrices of the layers, AdamW for embeddings and norms; each with its peak learning rate."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=0.01, momentum=0.95)
+    return {muon: MUON_RATE, torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0): ADAM_RATE}
 
 
 def pretrain(out: Path = DATA, *, seed: int = 0, minutes: float = 30.0, copy_steps: int = 400, per_world: int = 400) -> dict:
@@ -219,8 +230,7 @@ def pretrain(out: Path = DATA, *, seed: int = 0, minutes: float = 30.0, copy_ste
     """
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.05)
-    training, rng = _Training(model, optimizer, 60 * minutes), random.Random(seed)
+    training, rng = _Training(model, make_optimizers(model), 60 * minutes), random.Random(seed)
     for batch in copy_batches(tokenizer, copy_steps):
         training.update(*batch)
     for number, world in enumerate(transcripts(tokenizer, range(1_000_000), per_world)):

@@ -10,29 +10,30 @@ from pathlib import Path
 
 from agentkit.knowledge import build
 
-_ONSETS = (
-    "b bl br c ch cl cr d dr f fl fr g gh gl gr h j k kh kl kr l ll m n ng p ph pl pr qu r rh s sc sch sh sk sl sm sn sp st str "
-    "sv t th tr ts v vl w wh x y z zh"
+_FRAGMENTS = (
+    "a al am an ar as at ba bar be bel ben ber bi bo bor bra bri bru bu ca can car ce cel cen cha che chi cho ci cla co con cor cra "
+    "cri cro cu da dal dan dar de del den der di din do don dor dra dre du e ed el en er es et fa fal fe fer fi fin fla fo for fra "
+    "fu ga gal gan gar ge gen ger gi gla go gon gor gra gre gri gu ha hal ham han har he hel hen her hi ho hol hor hu i ia ic ie il "
+    "im in ing ir is it ja jan je jo ju ka kal kan kar ke kel ken ker ki kin ko kon kor kra ku la lan lar las le len ler les li lin "
+    "lis lo lon lor lu ma mal man mar mas me mel men mer mi mil min mo mon mor mu na nan nar ne nel nen ner ni nin no nor nu o ol on "
+    "or os ou pa pal pan par pe pel pen per pi pin po pol por pra pre pri pro qua que qui ra ran ras re ren res ri rin ris ro ron "
+    "ros ru sa sal san sar se sel sen ser sha she shi sho si sin so sol son sor sta ste sti sto stra su ta tal tan tar te tel ten "
+    "ter tha the thi ti tin to ton tor tra tre tri tro tu u ul un ur us va val van ver vi vin vo vor wa wal wan we wel wer wi win "
+    "wo wood ya ye yo za zan ze zi zo"
 ).split()
-_NUCLEI = (
-    "a a a e e e i i i o o o u u ai au ay ea ee ei eu ia ie io oa oi oo ou oy ue ui y á é í ó ö ü ä ã å ø ā ī ū ầ ô ê ı"
-).split()
-_CODAS = [""] * 45 + (
-    "b ck ct d f ff g h k l ll ld lm m mb mp n nd ng nk ns nt p r rd rg rk rm rn rt s sh sk ss st t th tt tz v w x z ć š ș"
-).split()
+_LETTERS = 4 * "abcdefghijklmnopqrstuvwxyzaeioaeionrst" + "àáâãäåçèéêëíîïñóôöøúüāēīōūăćčęğıłńřśşšţźżžạảấầậắếềễệịọốồộớủứừ"
 _SMALL = "of the and in on to for a from with at by".split()
 _SUFFIXES = ["stan", "land", "ia", " Islands", " City", "ville", "burg", "ton", "ium", "son", "er", "ing", "ed", "s"]
 _CONTINENTS = ["Africa", "Asia", "Europe", "North America", "Oceania", "South America"]
 COUNTRIES, CITIES, ELEMENTS, FILMS = 60, 150, 60, 220
 
 
-def word(rng: random.Random, syllables: int | None = None) -> str:
-    """One made-up capitalised word."""
-    parts = (
-        rng.choice(_ONSETS) + rng.choice(_NUCLEI) + rng.choice(_CODAS) for _ in range(syllables or rng.choice([1, 1, 2, 2, 3]))
-    )
-    text = "".join(parts)
-    text = text[rng.randrange(len(text) // 2) :] if rng.random() < 0.2 and len(text) > 4 else text
+def word(rng: random.Random, parts: int | None = None) -> str:
+    """One made-up capitalised word: fragments as they occur in many languages, or now and then any letters at all."""
+    if rng.random() < 0.12:
+        text = "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 8)))
+    else:
+        text = "".join(rng.choice(_FRAGMENTS) for _ in range(parts or rng.choice([1, 2, 2, 2, 3])))
     return text.capitalize() + (rng.choice(_SUFFIXES) if rng.random() < 0.12 else "")
 
 

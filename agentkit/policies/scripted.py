@@ -75,7 +75,7 @@ def play(task: Task, flaws: Flaws, rng: random.Random) -> Script:
             if number > 0 and rng.random() < flaws.skip_lookup:
                 if chain:
                     break
-                values.append(_made_up(step["expect"], rng))
+                values.append(_made_up(str(step.get("expect", "")), rng))
                 continue
         elif rng.random() < flaws.in_head:
             yield say(_guess(task, rng))
@@ -115,12 +115,14 @@ def _wrong(expression: str, rng: random.Random) -> str:
     if ">" in expression:
         return expression.replace(">", "<")
     operations = (" / ", " * ", " - ", " + ")
-    present = next(op for op in operations if op in expression)
+    present = next((op for op in operations if op in expression), None)
+    if present is None:
+        return f"{expression} + 1"
     return expression.replace(present, rng.choice([op for op in operations if op != present]))
 
 
 def _slip(name: str, arguments: dict, rng: random.Random) -> str:
     """A call gone wrong: a lost brace, or a tool that does not exist."""
     if rng.random() < 0.5:
-        return format_call({"search": "lookup", "calculator": "compute"}[name], arguments)
+        return format_call({"search": "lookup", "calculator": "compute"}.get(name, f"my_{name}"), arguments)
     return format_call(name, arguments).replace('"}}', '"}')

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agentkit.records import Task
 
@@ -30,16 +31,20 @@ def solve(task: Task, tools: Tools) -> Solution:
     """Follow a task's plan through the tools.
 
     Raises:
-        PlanError: a search does not return the expected value, or a tool refuses its arguments.
+        PlanError: there is no plan, a search does not return the expected value, or a tool refuses its arguments.
     """
     values: list[str] = []
     calls = []
+    if not task.meta.get("plan"):
+        raise PlanError(f"{task.prompt!r} has no plan: meta['plan'] lists the tool calls that lead to the answer")
     for step in task.meta["plan"]:
-        arguments = fill(step["arguments"], values)
+        if step["tool"] not in tools:
+            raise PlanError(f"{task.prompt!r}: there is no tool {step['tool']!r}; there are {', '.join(tools)}")
         try:
+            arguments = fill(step["arguments"], values)
             observation = tools[step["tool"]](**arguments)
-        except ValueError as error:
-            raise PlanError(f"{task.prompt!r}: {step['tool']}({arguments}) failed: {error}") from None
+        except (ValueError, TypeError, IndexError) as error:
+            raise PlanError(f"{task.prompt!r}: {step['tool']}({step['arguments']}) failed: {error}") from None
         expected = step.get("expect")
         if expected is not None and not states(observation, expected):
             raise PlanError(f"{task.prompt!r}: {arguments} does not find {expected!r}")
@@ -48,9 +53,13 @@ def solve(task: Task, tools: Tools) -> Solution:
     return Solution(tuple(calls), answer_of(task, values[-1]))
 
 
-def fill(arguments: dict[str, str], values: list[str]) -> dict[str, str]:
-    """Arguments with {0}, {1} ... replaced by earlier values. Other braces stay."""
-    return {k: re.sub(r"\{(\d+)\}", lambda m: values[int(m[1])], v) for k, v in arguments.items()}
+def fill(arguments: dict[str, Any], values: list[str]) -> dict[str, Any]:
+    """Arguments with {0}, {1} ... in their text replaced by earlier values. Other braces stay."""
+
+    def filled(value: Any) -> Any:
+        return re.sub(r"\{(\d+)\}", lambda m: values[int(m[1])], value) if isinstance(value, str) else value
+
+    return {name: filled(value) for name, value in arguments.items()}
 
 
 def states(observation: str, value: str) -> bool:

@@ -58,9 +58,9 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
 
 def numeric_task(template: str, prompt: str, steps: list[dict], tags: list[str], value: float) -> Task | None:
     """A task with a numeric answer; None where rounding would eat it or digits would explode."""
-    value = round(value, 2) if isinstance(value, float) else value
-    if (abs(value) < 0.1 and value != 0) or abs(value) >= 1e12:
+    if 0 < abs(value) < 0.1 or abs(value) >= 1e12:
         return None
+    value = round(value, 2) if isinstance(value, float) else value
     verifier = {"kind": "numeric", "abs_tol": 0.0051 if isinstance(value, float) else 0.0}
     meta = {"template": template, "entities": tags, "plan": steps}
     return Task("", prompt, f"{value:.15g}", verifier, FAMILY, meta=meta)

@@ -17,13 +17,14 @@ from agentkit.runs import read_tasks, write_tasks
 from agentkit.tasks import lookup, multihop
 from agentkit.tasks.expert import PlanError, Tools, solve
 from agentkit.tools import calculate, search_passages
-from agentkit.verifiers import verify
+from agentkit.verifiers import normalize, verify
 
 Draft = Callable[[Corpus, random.Random], Task | None]
 FAMILIES: dict[str, Draft] = {"A": lookup.draft, "B": multihop.draft}
 ALIASES = {"lookup": "A", "multihop": "B"}
 SPLITS = {"train": 0.70, "validation": 0.15, "test": 0.15}
 MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more
+MAX_MISSES = 3_000  # drafts in a row that give no new task before a family counts as exhausted
 REFUSAL = "I could not find this."
 
 
@@ -55,61 +56,88 @@ class Suite:
 
     def save(self, path: str | Path) -> Path:
         """Write tasks.jsonl atomically, after checking every gold answer. Raises SuiteError when one fails."""
-        failures = [row for row in self.audit() if not row["passed"]]
-        if failures:
-            raise SuiteError(f"not saved: {len(failures)} checks failed, the first: {failures[0]}")
+        self._check("not saved")
         path = Path(path)
         return write_tasks(path / "tasks.jsonl" if path.is_dir() else path, self.tasks)
 
     @classmethod
-    def build(cls, spec: dict[str, Any], *, corpus: Corpus | None = None, families: dict[str, Draft] | None = None) -> Suite:
+    def build(
+        cls,
+        spec: dict[str, Any],
+        *,
+        corpus: Corpus | None = None,
+        families: dict[str, Draft] | None = None,
+        tools: Tools | None = None,
+    ) -> Suite:
         """Draft, solve, validate and split a suite.
 
         Args:
             spec: ``families`` (names in FAMILIES or in ``families``), ``n_tasks`` and ``seed``.
             corpus: where facts come from; the shipped one by default.
             families: more families, as {name: draft function}.
+            tools: more tools that plans may use, as {name: function}.
 
         Raises:
-            SuiteError: an unknown key or family, or a corpus too small for that many different tasks.
+            SuiteError: an unknown key or family, a corpus too small for that many different tasks, or a failing check.
         """
         known = FAMILIES | (families or {})
         names, n_tasks, seed = _read_spec(spec, known)
         corpus = corpus or Corpus.open()
-        tools = {"search": partial(search_passages, corpus), "calculator": calculate}
-        drafted = []
+        tools = {"search": partial(search_passages, corpus), "calculator": calculate, **(tools or {})}
+        drafted, prompts = [], set()
         for position, name in enumerate(names):
             count = n_tasks // len(names) + (position < n_tasks % len(names))
-            drafted += _draft_family(known[name], corpus, tools, count, random.Random(f"{seed}-{name}"), name)
+            rng = random.Random(f"{seed}-{name}")
+            drafted += _draft_family(known[name], corpus, tools, count, rng, name, prompts)
         numbered = [dataclasses.replace(t, id=f"{t.family}-{number:05d}") for number, t in enumerate(drafted)]
-        return cls(_assign_splits(numbered, random.Random(f"{seed}-splits")))
+        suite = cls(_assign_splits(numbered, random.Random(f"{seed}-splits")))
+        suite._check("not built")
+        return suite
+
+    def _check(self, consequence: str) -> None:
+        failures = [row for row in self.audit() if not row["passed"]]
+        if failures:
+            raise SuiteError(f"{consequence}: {len(failures)} checks failed, the first: {failures[0]}")
 
     def audit(self) -> list[dict]:
         """One row a check and task that failed, or one passing row a check: gold passes, mutated golds fail, scoring repeats."""
         failed = defaultdict(list)
+        other = _other_entities(self.tasks)
         for task in self.tasks:
-            for check, answer, wanted in _audit_cases(task):
+            for check, answer, wanted in _audit_cases(task, other.get(task.id)):
                 first, second = verify(task, answer), verify(task, answer)
                 if first != second or first.value is None or (first.value == 1.0) != wanted:
                     failed[check].append({"check": check, "passed": False, "task": task.id, "answer": answer, "why": first.why})
-        checks = ["gold", "perturbed", "empty", "prompt echo", "both answers", "refusal"]
+        checks = ["gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal"]
         return [row for c in checks for row in failed[c] or [{"check": c, "passed": True, "tasks": len(self.tasks)}]]
 
 
-def _audit_cases(task: Task) -> Iterator[tuple[str, str, bool]]:
+def _audit_cases(task: Task, other: str | None) -> Iterator[tuple[str, str, bool]]:
     perturbed = _perturb(task.answer)
     yield "gold", task.answer, True
     yield "perturbed", perturbed, False
+    if other is not None:
+        yield "other entity", other, False
     yield "empty", "", False
     yield "prompt echo", task.prompt, False
     yield "both answers", f"{task.answer} or {perturbed}", False
     yield "refusal", REFUSAL, False
 
 
+def _other_entities(tasks: Sequence[Task]) -> dict[str, str]:
+    """For each task answered with text: the answer of another task of its template, where they differ."""
+    named = defaultdict(list)
+    for task in tasks:
+        if task.verifier == "exact":
+            named[_stratum(task)].append(task)
+    pairs = ((a, b) for alike in named.values() for a, b in zip(alike, alike[1:] + alike[:1], strict=True))
+    return {a.id: b.answer for a, b in pairs if normalize(a.answer) != normalize(b.answer)}
+
+
 def _perturb(answer: str) -> str:
     """Another answer of the same look: the first digit raised, or another word in front."""
     for position, character in enumerate(answer):
-        if character.isdigit():
+        if character.isdecimal():
             return f"{answer[:position]}{(int(character) + 1) % 10}{answer[position + 1 :]}"
     return f"New {answer}"
 
@@ -118,40 +146,51 @@ def _read_spec(spec: dict[str, Any], known: dict[str, Draft]) -> tuple[list[str]
     unknown = set(spec) - {"families", "n_tasks", "seed"}
     if unknown:
         raise SuiteError(f"unknown suite key {sorted(unknown)[0]!r}: use families, n_tasks and seed")
-    names = [ALIASES.get(n, n) for n in spec.get("families", list(FAMILIES))]
+    names = spec.get("families", list(FAMILIES))
+    names = [str(n).strip() for n in (names.split(",") if isinstance(names, str) else names)]
+    names = [n if n in known else ALIASES.get(n, n) for n in names]
     missing = [n for n in names if n not in known]
     if missing or not names:
         raise SuiteError(f"unknown task family {missing[0] if missing else ''!r}: use {', '.join(sorted(known))}")
-    n_tasks = spec.get("n_tasks", 1200)
+    if len(set(names)) < len(names):
+        raise SuiteError(f"a task family is named twice: {', '.join(names)}")
+    n_tasks, seed = spec.get("n_tasks", 1200), spec.get("seed", 0)
     if not isinstance(n_tasks, int) or n_tasks < 20:
         raise SuiteError(f"n_tasks is {n_tasks!r}; it must be a whole number of at least 20")
-    return names, n_tasks, int(spec.get("seed", 0))
+    if not isinstance(seed, int):
+        raise SuiteError(f"seed is {seed!r}; it must be a whole number")
+    return names, n_tasks, seed
 
 
-def _draft_family(draft: Draft, corpus: Corpus, tools: Tools, count: int, rng: random.Random, name: str) -> list[Task]:
+def _draft_family(
+    draft: Draft, corpus: Corpus, tools: Tools, count: int, rng: random.Random, name: str, prompts: set[str]
+) -> list[Task]:
+    """``count`` tasks of one family whose normalised prompts are not in ``prompts`` yet; adds them there."""
     tasks: list[Task] = []
-    prompts: set[str] = set()
     uses: Counter[str] = Counter()
-    limit = max(3, int(count * MAX_SHARE))
-    for _ in range(200 * count + 1000):
-        if len(tasks) == count:
-            return tasks
+    limit, misses, why = max(3, int(count * MAX_SHARE)), 0, ""
+    while len(tasks) < count and misses < MAX_MISSES:
+        misses += 1
         task = draft(corpus, rng)
-        if task is None or " ".join(task.prompt.casefold().split()) in prompts:
+        if task is None or normalize(task.prompt) in prompts:
             continue
         keys = {task.answer, *_combinations(task)}
         if any(uses[key] >= limit for key in keys):
             continue
         try:
             solution = solve(task, tools)
-        except PlanError:
+        except PlanError as error:
+            why = f" (last failure: {error})"
             continue
         if verify(task, solution.answer).value != 1.0:
             raise SuiteError(f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give {solution.answer!r}")
-        prompts.add(" ".join(task.prompt.casefold().split()))
+        misses = 0
+        prompts.add(normalize(task.prompt))
         uses.update(keys)
         tasks.append(dataclasses.replace(task, family=name, difficulty=difficulty(len(solution.calls))))
-    raise SuiteError(f"family {name} gave only {len(tasks)} different tasks of the {count} asked for; ask for fewer")
+    if len(tasks) < count:
+        raise SuiteError(f"family {name} gave only {len(tasks)} different tasks of the {count} asked for; ask for fewer{why}")
+    return tasks
 
 
 def difficulty(calls: int) -> str:
@@ -176,9 +215,9 @@ def _assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
     for component in components:
         stratum = Counter(_stratum(t) for t in component).most_common(1)[0][0]
 
-        def need(split: str, stratum: str = stratum) -> tuple[float, float]:
-            overall = SPLITS[split] * len(tasks) - sum(n for (_, s), n in given.items() if s == split)
-            return SPLITS[split] * wanted[stratum] - given[stratum, split], overall
+        def need(split: str, stratum: str = stratum) -> float:
+            filled = sum(n for (_, s), n in given.items() if s == split) / (SPLITS[split] * len(tasks))
+            return SPLITS[split] * wanted[stratum] - given[stratum, split] - 3 * filled  # small suites: no split stays empty
 
         chosen = max(SPLITS, key=need)
         for task in component:

@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 MAX_EXPRESSION = 500  # characters
 MAX_BITS = 4_000  # of any intermediate integer
+MAX_DIGITS = 400  # second argument of round
 MAX_DEPTH = 50  # nested operations
 
+Number = int | float
 _BINARY: dict[type, Callable] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
@@ -22,8 +24,15 @@ _COMPARE: dict[type, Callable] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }  # fmt: skip
-FUNCTIONS: dict[str, Callable] = {"round": round, "abs": abs, "min": min, "max": max, "sqrt": math.sqrt}
-Number = int | float
+
+
+def _round(value: Number, digits: int | None = None) -> Number:
+    if digits is not None and abs(digits) > MAX_DIGITS:  # round(1, -10**8) would compute 10**10**8
+        raise ValueError(f"round takes at most {MAX_DIGITS} digits")
+    return round(value, digits)
+
+
+FUNCTIONS: dict[str, Callable] = {"round": _round, "abs": abs, "min": min, "max": max, "sqrt": math.sqrt}
 
 
 def calculate(expression: str) -> str:
@@ -35,9 +44,11 @@ def calculate(expression: str) -> str:
     if len(expression) > MAX_EXPRESSION:
         raise ValueError(f"the expression has {len(expression)} characters; the limit is {MAX_EXPRESSION}")
     try:
-        value = _evaluate(ast.parse(expression.strip(), mode="eval").body, 0)
-    except (SyntaxError, MemoryError, RecursionError):
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # ValueError: NUL and lone surrogates
         raise ValueError(f"{expression[:60]!r} is not an arithmetic expression") from None
+    try:
+        value = _evaluate(tree.body, 0)
     except ZeroDivisionError:
         raise ValueError("division by zero") from None
     except (OverflowError, TypeError) as error:

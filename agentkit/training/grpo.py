@@ -23,7 +23,7 @@ from agentkit.evaluation import summarize
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import score_all
+from agentkit.rewards import Reward, plan, score_all
 from agentkit.rollouts import rollout, rollout_options
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.training.common import ProgressCallback, lora, only_own_progress, quiet_trainer, save_adapter
@@ -31,8 +31,8 @@ from agentkit.training.common import ProgressCallback, lora, only_own_progress, 
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
-def config(recipe: Recipe, out: Path) -> GRPOConfig:
-    """TRL's configuration, every default that matters set explicitly."""
+def config(recipe: Recipe, out: Path, weights: Sequence[float]) -> GRPOConfig:
+    """TRL's configuration, every default that matters set explicitly; ``weights`` are those of the reward's components."""
     cuda = torch.cuda.is_available()
     rollouts = recipe.prompts_per_step * recipe.group_size
     return GRPOConfig(
@@ -51,7 +51,7 @@ def config(recipe: Recipe, out: Path) -> GRPOConfig:
         max_grad_norm=recipe.max_grad_norm,
         temperature=recipe.temperature,
         max_completion_length=recipe.max_tokens,
-        reward_weights=list(recipe.reward_weights.values()),
+        reward_weights=list(weights),
         beta=recipe.beta,
         epsilon=recipe.clip_epsilon,
         epsilon_high=recipe.clip_epsilon,
@@ -74,6 +74,7 @@ class AgentGRPOTrainer(GRPOTrainer):
         recipe: all parameters.
         run: where metrics, trajectories and the best adapter go.
         environment: makes one environment a trajectory; the recipe's by default.
+        reward: components with their weights; the plan's additive reward by default.
         on_metrics: called with every metrics row, as for live curves.
     """
 
@@ -86,9 +87,11 @@ class AgentGRPOTrainer(GRPOTrainer):
         recipe: Recipe,
         run: Run,
         environment: Callable[[], object] | None = None,
+        reward: Reward | None = None,
         on_metrics: OnMetrics = lambda row: None,
     ):
         self.recipe = recipe
+        self.reward = reward or plan(**recipe.reward_weights)
         self.run = run
         self.validation = list(validation)[: recipe.val_tasks]
         self._options = rollout_options(recipe) | ({"environment": environment} if environment else {})
@@ -100,11 +103,10 @@ class AgentGRPOTrainer(GRPOTrainer):
         self._extra: dict[str, Any] = {}
         self._started = time.monotonic()
         self._rollout_seconds = 0.0
-        names = list(recipe.reward_weights)
         super().__init__(
             model=model,
-            args=config(recipe, run.file("train", ".trainer")),
-            reward_funcs=[_component(name) for name in names],
+            args=config(recipe, run.file("train", ".trainer"), [weight for _, weight in self.reward.values()]),
+            reward_funcs=[_component(name) for name in self.reward],
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": t.prompt}], "task_id": t.id} for t in tasks]
             ),
@@ -143,7 +145,7 @@ class AgentGRPOTrainer(GRPOTrainer):
     def _rollout(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[Trajectory]:
         step = self.state.global_step + 1
         sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
-        return score_all(tasks, sampled, self.recipe.reward_weights)
+        return score_all(tasks, sampled, self.reward)
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: int | None = None,

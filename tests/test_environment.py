@@ -1,0 +1,279 @@
+"""The tool runtime: whatever goes wrong in a tool becomes an observation, in bounded time, and the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkit import ToolCall
+from agentkit.environment import MAX_OBSERVATION, CorpusEnvironment, in_thread, malformed, run_call, tool_schemas, tools_of
+from agentkit.runs import project_root
+
+
+class Sick(Exception):
+    def __str__(self):
+        raise RuntimeError("even my message fails")
+
+
+class Workshop:
+    """Tools that behave, and tools that do not."""
+
+    def reset(self, **row):
+        pass
+
+    def get_reward(self):
+        return 1.0
+
+    def _private(self):
+        return "secret"
+
+    @property
+    def costly(self):
+        raise AssertionError("listing tools must not evaluate properties")
+
+    def add(self, a: int, b: int = 1) -> str:
+        """Add."""
+        return str(a + b)
+
+    def half(self, x: float) -> float:
+        return x / 2
+
+    def many(self, items: list, options: dict, flag: bool) -> str:
+        return f"{len(items)} {len(options)} {flag}"
+
+    def anything(self, **extra) -> str:
+        return str(sorted(extra))
+
+    def odd(self, x: Nowhere) -> str:  # noqa: F821 - an annotation that cannot be resolved
+        return f"got {x}"
+
+    async def later(self, text: str) -> str:
+        await asyncio.sleep(0)
+        return text
+
+    def fail(self, how: str) -> str:
+        errors = {"value": ValueError("be kind"), "key": KeyError("k"), "sick": Sick(), "stop": StopIteration("s"),
+                  "exit": SystemExit(3), "memory": MemoryError(), "recursion": RecursionError("deep"), "time": TimeoutError(),
+                  "system": OSError(2, "gone"), "assert": AssertionError()}  # fmt: skip
+        raise errors[how]
+
+    async def fail_later(self, how: str) -> str:
+        return self.fail(how)
+
+    def hang(self) -> str:
+        time.sleep(3600)
+        return "never"
+
+    async def hang_later(self) -> str:
+        await asyncio.sleep(3600)
+        return "never"
+
+    def flood(self, size: int) -> str:
+        return "x" * size
+
+    def nothing(self) -> None:
+        return None
+
+    def surrogate(self) -> str:
+        return "a\ud800"
+
+    @staticmethod
+    def still(text: str) -> str:
+        return text
+
+
+def run(name, arguments=None, environment=None, **options):
+    return asyncio.run(run_call(ToolCall(name, arguments or {}), environment or Workshop(), **options))
+
+
+# ---- what is a tool
+def test_public_methods_are_tools_and_properties_are_not_touched():
+    names = set(tools_of(Workshop()))
+    assert {"add", "later", "still", "hang"} <= names
+    assert names.isdisjoint({"reset", "get_reward", "_private", "costly"})
+
+
+def test_the_shipped_environment_offers_two_described_tools(corpus):
+    environment = CorpusEnvironment(corpus)
+    assert list(tools_of(environment)) == ["calculator", "search"]
+    schemas = {s["function"]["name"]: s["function"] for s in tool_schemas(environment)}
+    assert schemas["search"]["parameters"] == {
+        "type": "object", "properties": {"query": {"type": "string", "description": "What to look up."}}, "required": ["query"]
+    }  # fmt: skip
+    assert "return" not in schemas["search"] and schemas["calculator"]["description"] == "Compute arithmetic."
+
+
+def test_the_shipped_tools_run(corpus):
+    environment = CorpusEnvironment(corpus, top_k=2)
+    found = run("search", {"query": "capital of France"}, environment)
+    assert found.ok and found.observation.split("\n")[0] == "[1] The capital of France is Paris."
+    assert len(found.observation.split("\n")) == 2
+    assert run("calculator", {"expression": "6 * 7"}, environment).observation == "42"
+    refused = run("calculator", {"expression": "1 / 0"}, environment)
+    assert (refused.ok, refused.observation) == (False, "Error: division by zero.")
+
+
+# ---- arguments
+@pytest.mark.parametrize(
+    ("name", "arguments", "observation"),
+    [
+        ("fly", {}, "Error: there is no tool 'fly'; there are "),
+        ("_private", {}, "Error: there is no tool '_private'"),
+        ("reset", {}, "Error: there is no tool 'reset'"),
+        ("get_reward", {}, "Error: there is no tool"),
+        ("__class__", {}, "Error: there is no tool"),
+        ("costly", {}, "Error: there is no tool"),
+        ("x" * 10_000, {}, f"Error: there is no tool '{'x' * 60}'"),
+        ("add", {}, "Error: add needs the argument 'a'."),
+        ("add", {"a": 1, "c": 2}, "Error: add has no argument 'c'; it takes a, b."),
+        ("add", {"a": 1, "self": 2}, "Error: add has no argument 'self'"),
+        ("add", {"a": "1"}, "Error: add: 'a' must be an integer."),
+        ("add", {"a": True}, "Error: add: 'a' must be an integer."),
+        ("add", {"a": 1.0}, "Error: add: 'a' must be an integer."),
+        ("add", {"a": None}, "Error: add: 'a' must be an integer."),
+        ("half", {"x": True}, "Error: half: 'x' must be a number."),
+        ("half", {"x": "1"}, "Error: half: 'x' must be a number."),
+        ("many", {"items": {}, "options": {}, "flag": True}, "Error: many: 'items' must be a list."),
+        ("many", {"items": [], "options": [], "flag": True}, "Error: many: 'options' must be an object."),
+        ("many", {"items": [], "options": {}, "flag": 1}, "Error: many: 'flag' must be true or false."),
+        ("later", {"text": 1}, "Error: later: 'text' must be a string."),
+    ],
+)
+def test_a_bad_call_is_told_what_to_mend(name, arguments, observation):
+    result = run(name, arguments)
+    assert not result.ok and result.observation.startswith(observation) and len(result.observation) < 500
+    assert (result.name, result.arguments) == (name, arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "observation"),
+    [
+        ("add", {"a": 1}, "2"),
+        ("add", {"b": 2, "a": 1}, "3"),
+        ("half", {"x": 3}, "1.5"),
+        ("many", {"items": [1], "options": {"a": 1}, "flag": False}, "1 1 False"),
+        ("anything", {"x": 1, "y": 2}, "['x', 'y']"),
+        ("anything", {}, "[]"),
+        ("odd", {"x": 1}, "got 1"),
+        ("later", {"text": "hello"}, "hello"),
+        ("still", {"text": "hello"}, "hello"),
+        ("nothing", {}, "None"),
+        ("surrogate", {}, "a\ud800"),
+    ],
+)
+def test_a_good_call_runs(name, arguments, observation):
+    result = run(name, arguments)
+    assert (result.ok, result.observation) == (True, observation) and result.seconds >= 0
+
+
+# ---- failures
+@pytest.mark.parametrize("tool", ["fail", "fail_later"])
+@pytest.mark.parametrize(
+    ("how", "observation"),
+    [("value", "Error: be kind."), ("key", "Error: KeyError: 'k'."), ("sick", "Error: Sick."), ("stop", "Error: RuntimeError: "),
+     ("exit", "Error: RuntimeError: "), ("memory", "Error: MemoryError: ."), ("recursion", "Error: RecursionError: deep."),
+     ("time", "Error: "), ("system", "Error: FileNotFoundError: "), ("assert", "Error: AssertionError: .")],
+)  # fmt: skip
+def test_whatever_a_tool_raises_is_an_observation(tool, how, observation):
+    start = time.monotonic()
+    result = run(tool, {"how": how}, timeout_s=60.0)
+    assert not result.ok and result.observation.startswith(observation)
+    assert time.monotonic() - start < 30, "the failure was not noticed before the time-out"
+
+
+def test_a_flood_is_cut():
+    assert run("flood", {"size": MAX_OBSERVATION}).observation == "x" * MAX_OBSERVATION
+    assert run("flood", {"size": 10**7}).observation == "x" * MAX_OBSERVATION + " [cut]"
+
+
+@pytest.mark.parametrize("tool", ["hang", "hang_later"])
+def test_a_hung_tool_is_given_up_and_holds_up_nobody(tool):
+    """Forty hung calls, far more than a thread pool has workers, and one that answers."""
+
+    async def all_of_them():
+        hung = [run_call(ToolCall(tool, {}), Workshop(), timeout_s=1.0) for _ in range(40)]
+        return await asyncio.gather(*hung, run_call(ToolCall("add", {"a": 1}), Workshop(), timeout_s=30.0))
+
+    start = time.monotonic()
+    *hung, fine = asyncio.run(all_of_them())
+    assert {r.observation for r in hung} == {f"Error: {tool} did not answer within 1 s."}
+    assert not any(r.ok for r in hung) and fine.observation == "2"
+    assert time.monotonic() - start < 30
+
+
+def test_a_process_with_a_hung_tool_can_end():
+    code = (
+        "import asyncio, time\nfrom agentkit import ToolCall\nfrom agentkit.environment import run_call\n"
+        "class E:\n def hang(self): time.sleep(3600)\n"
+        "print(asyncio.run(run_call(ToolCall('hang', {}), E(), timeout_s=0.5)).observation)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=project_root(__file__), capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "Error: hang did not answer within 0.5 s.", done.stderr
+
+
+def test_slow_tools_overlap():
+    class Slow:
+        def nap(self) -> str:
+            time.sleep(0.5)
+            return threading.current_thread().name
+
+    async def many():
+        return await asyncio.gather(*(run_call(ToolCall("nap", {}), Slow()) for _ in range(30)))
+
+    start = time.monotonic()
+    assert all(r.ok for r in asyncio.run(many()))
+    assert time.monotonic() - start < 10  # one after another would take 15 s
+
+
+def test_a_thread_hands_back_values_and_errors():
+    def leave():
+        raise KeyboardInterrupt
+
+    async def work():
+        assert await in_thread(lambda: 3, 30.0) == 3
+        for raised, expected in ((lambda: 1 / 0, ZeroDivisionError), (leave, RuntimeError)):
+            with pytest.raises(expected):
+                await in_thread(raised, 30.0)
+        with pytest.raises(TimeoutError):
+            await in_thread(lambda: time.sleep(3600), 0.1)
+        return "done"
+
+    assert asyncio.run(work()) == "done"
+
+
+def test_a_busy_event_loop_makes_no_tool_look_slow():
+    async def busy():
+        call = asyncio.create_task(run_call(ToolCall("add", {"a": 1}), Workshop(), timeout_s=0.5))
+        await asyncio.sleep(0)  # the call starts
+        time.sleep(1.5)  # the loop is held up for longer than the time-out
+        return await call
+
+    assert asyncio.run(busy()).observation == "2"
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+                    max_leaves=5)  # fmt: skip
+
+
+TOOLS = ["add", "half", "many", "anything", "later", "still", "odd", "fail"]
+ARGUMENTS = ["a", "b", "x", "items", "options", "flag", "text", "how"]
+NAMES = st.text(max_size=10)
+
+
+@given(st.sampled_from(TOOLS) | NAMES, st.dictionaries(st.sampled_from(ARGUMENTS) | NAMES, JSON, max_size=4))
+def test_no_call_raises(name, arguments):
+    result = run(name, arguments)
+    assert isinstance(result.observation, str) and result.ok != result.observation.startswith("Error: ")
+
+
+def test_a_malformed_call_is_shown_as_an_error():
+    result = malformed("malformed tool call: NaN is not JSON")
+    assert (result.name, result.ok, result.observation) == ("", False, "Error: malformed tool call: NaN is not JSON.")

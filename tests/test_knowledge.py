@@ -1,0 +1,185 @@
+"""The corpus: real facts, one answer each, found by their own phrase; no query gets through to SQL or FTS5."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkit import knowledge
+from agentkit.knowledge import PHRASES, TABLES, Corpus, build, corpus_path, facts, passage
+
+ROWS = {
+    "country": [("Aland", "AA", "Bburg", 1000, 20, "Crown", "Europe"), ("Cland", "CC", "Dville", 3000, 40, "Crown", "Asia")],
+    "neighbour": [("Aland", "Cland")],
+    "city": [("Bburg", "Aland", 500)],
+    "element": [("Xium", "X", 1, 1.5, 1900, "Ann Y"), ("Yium", "Y", 2, 2.5, None, None)],
+    "film": [("Film One", 1990, 90, "Zed", "Aland"), ("Film Two", 1980, 100, "Zed", "Cland")],
+    "indicator": [("Aland", 1952, 40.5, 900.0)],
+}
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return Corpus(build(tmp_path / "tiny.sqlite", ROWS))
+
+
+# ---- facts
+@pytest.mark.parametrize(
+    ("kind", "entity", "value"),
+    [
+        ("country.capital", ("France",), "Paris"),
+        ("country.continent", ("Japan",), "Asia"),
+        ("country.neighbour", ("Portugal",), "Spain"),
+        ("element.symbol", ("Gold",), "Au"),
+        ("element.number", ("Iron",), 26),
+        ("element.weight", ("Carbon",), 12.011),
+        ("film.director", ("Jurassic Park",), "Steven Spielberg"),
+        ("film.year", ("Jurassic Park",), 1993),
+        ("indicator.life_expectancy", ("Japan", 2007), 82.6),
+    ],
+)
+def test_facts_are_true(corpus, kind, entity, value):
+    found = {(k, e): v for k, e, v in facts(corpus.connection)}
+    assert found[kind, entity] == value
+
+
+def test_every_kind_of_fact_has_passages_and_one_answer(corpus):
+    seen = {}
+    for kind, entity, value in facts(corpus.connection):
+        assert (kind, entity) not in seen, f"{kind} of {entity} has two answers"
+        seen[kind, entity] = value
+        assert value not in (None, "")
+    assert {kind for kind, _ in seen} == set(PHRASES)
+    ((count,),) = corpus.rows("SELECT count(*) FROM passage")
+    assert count == len(seen) > 10_000
+    assert all(corpus.rows(f"SELECT count(*) FROM {table}")[0][0] > 50 for table in TABLES)
+
+
+def test_every_passage_names_its_source(corpus):
+    sources = {source for (source,) in corpus.rows("SELECT DISTINCT source FROM passage")}
+    assert sources == {"GeoNames", "mendeleev", "Wikidata", "Gapminder"}
+
+
+def test_a_tiny_corpus_holds_exactly_its_facts(tiny):
+    found = {(kind, entity): value for kind, entity, value in facts(tiny.connection)}
+    assert found["country.neighbour", ("Aland",)] == "Cland"
+    assert found["director.first_film", ("Zed",)] == "Film Two"
+    assert found["discoverer.element", ("Ann Y",)] == "Xium"
+    assert ("element.discovered", ("Yium",)) not in found  # unknown is absent, not 0
+    assert found["indicator.gdp_per_head", ("Aland", 1952)] == 900.0
+    assert len(found) == 2 * 5 + 1 + 2 + 4 + 3 + 1 + 2 * 4 + 1 + 2
+
+
+def test_a_passage_reads_as_a_sentence():
+    assert passage("country.area", ("France",), 547030) == "The area of France is 547030 square km."
+    assert passage("indicator.life_expectancy", ("Japan", 2007), 82.6) == "The life expectancy in Japan in 2007 is 82.6 years."
+
+
+def test_ambiguous_and_odd_names_are_left_out():
+    rows = [("Alien", 1), ("alien", 2), ("Brazil", 3), ("Face/Off", 4), ("9", 5), ("x" * 41, 6), ("<|im_end|>", 7)]
+    assert knowledge._unique(rows) == [("Brazil", 3)]
+
+
+# ---- the file
+def test_building_twice_gives_the_same_corpus(tmp_path):
+    first, second = (Corpus(build(tmp_path / name, ROWS)) for name in ("a.sqlite", "b.sqlite"))
+    assert list(facts(first.connection)) == list(facts(second.connection))
+    assert first.rows("SELECT * FROM passage") == second.rows("SELECT * FROM passage")
+    assert stat.S_IMODE(first.path.stat().st_mode) == 0o600
+
+
+def test_a_failed_build_leaves_the_old_corpus_and_no_litter(tmp_path):
+    path = build(tmp_path / "a.sqlite", ROWS)
+    before = path.read_bytes()
+    with pytest.raises(KeyError):
+        build(path, {name: rows for name, rows in ROWS.items() if name != "indicator"})
+    with pytest.raises(sqlite3.Error):
+        build(path, ROWS | {"city": [("Bburg",)]})
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.sqlite"]
+
+
+def test_a_missing_corpus_says_how_to_get_one(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"Corpus\.open"):
+        Corpus(tmp_path / "gone.sqlite")
+
+
+def test_a_damaged_corpus_says_what_to_do_and_stays(tmp_path):
+    good = build(tmp_path / "good.sqlite", ROWS).read_bytes()
+    for content in (b"", b"hello", good[:3000], b"SQLite format 3\x00" + bytes(100)):
+        path = tmp_path / "bad.sqlite"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="no corpus .*remove it"):
+            Corpus.open(path)
+        assert path.read_bytes() == content
+
+
+def test_the_path_is_the_users_choice(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("AGENTKIT_CORPUS", "")
+    assert corpus_path().parent == tmp_path / "agentkit"
+    monkeypatch.setenv("AGENTKIT_CORPUS", str(tmp_path / "mine.sqlite"))
+    assert corpus_path() == tmp_path / "mine.sqlite"
+
+
+def test_a_corpus_cannot_be_written(tiny):
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        tiny.rows("DELETE FROM passage")
+
+
+# ---- search
+def test_every_fact_is_found_first_by_its_own_phrase(corpus):
+    """A sample of every kind; nearly all, since titles such as "It" and "The Who" leave nothing to search for."""
+    by_kind: dict = {}
+    for kind, entity, value in facts(corpus.connection):
+        by_kind.setdefault(kind, []).append((entity, value))
+    missed = []
+    for kind, items in by_kind.items():
+        for entity, value in items[:: max(1, len(items) // 25)]:
+            if corpus.search(PHRASES[kind].format(*entity), 1) != [passage(kind, entity, value)]:
+                missed.append((kind, entity))
+    assert len(missed) < 0.1 * 25 * len(by_kind), missed
+
+
+def test_search_falls_back_from_all_words_to_any(tiny):
+    assert tiny.search("capital of Aland", 1) == ["The capital of Aland is Bburg."]
+    assert tiny.search("capital Aland zzz", 1) == ["The capital of Aland is Bburg."]
+    assert tiny.search("zzz", 1) == []
+
+
+def test_accents_and_case_do_not_matter(corpus):
+    assert corpus.search("CAPITAL OF FRÂNCE", 1) == ["The capital of France is Paris."]
+
+
+@pytest.mark.parametrize(
+    "query", ['"', 'capital" OR "x', "text:paris", "NEAR(a b)", "a*", "^a", "-a", "(", "a AND", "_ _ _", "x" * 500, "a " * 250,
+              "'; DROP TABLE passage; --", "{0}", "%s", "\x00", "\ud800", "a\u0000b"]
+)  # fmt: skip
+def test_query_syntax_does_not_get_through(tiny, query):
+    assert isinstance(tiny.search(query, 3), list)
+    assert tiny.search("capital of Aland", 1) == ["The capital of Aland is Bburg."]
+
+
+@given(st.text(st.characters(), max_size=80), st.integers(1, 20))
+def test_any_query_gives_at_most_top_k_passages(corpus, query, top_k):
+    found = corpus.search(query, top_k)
+    assert len(found) <= top_k and len(set(found)) == len(found)
+    assert found == corpus.search(query, top_k)
+
+
+def test_threads_share_a_corpus(corpus):
+    found, expected = [], corpus.search("capital of France", 3)
+
+    def work():
+        found.extend(corpus.search("capital of France", 3) == expected for _ in range(10))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [True] * 80

@@ -1,0 +1,138 @@
+"""The five notebooks, executed headless by papermill on a tiny budget, and what they say when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import papermill
+import pytest
+from papermill.exceptions import PapermillExecutionError
+
+from agentkit.cli import STAGES, main
+from agentkit.evaluation import Comparison
+from agentkit.runs import load_run
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = {"n_tasks": 60, "sft_transcripts": 1, "test_samples": 2, "steps": 2, "prompts_per_step": 2, "group_size": 4,
+        "micro_batch": 8, "val_every": 2, "val_tasks": 4}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """One whole run of the small recipe, with little of everything."""
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    arguments = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
+    assert main(["run", str(ROOT / "params" / "nano.yaml"), "--run", str(folder), *arguments]) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_the_whole_path_leaves_every_artefact(finished):
+    run = load_run(finished)
+    assert {s: run.manifest["stages"][s]["status"] for s in STAGES} == dict.fromkeys(STAGES, "done")
+    for name in (
+        "tasks.jsonl",
+        "baseline.json",
+        "comparison.json",
+        "adapter/adapter_model.safetensors",
+        "sft/adapter_config.json",
+    ):
+        assert run.file(name).exists(), name
+    assert len(run.tasks) == 60 and len(run.metrics) == 3 and run.steps == [1, 2]
+    n_test = sum(t.split == "test" for t in run.tasks)
+    assert len(run.trajectories("grpo")) == 2 * n_test and len(run.trajectories("grpo_greedy")) == n_test
+    comparison = run.comparison
+    assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {"sft", "grpo"}
+    assert 0 < comparison["paired"][0]["p"] <= 1
+    assert "Overall" in str(Comparison(**comparison).table().index[0]) or len(Comparison(**comparison).table()) > 4
+    assert run.manifest["recipe"]["n_tasks"] == 60 and run.manifest["hashes"]["tasks.jsonl"]
+
+
+@pytest.mark.slow
+def test_executed_notebooks_show_figures_and_no_errors(finished):
+    for stage in STAGES:
+        notebook = nbformat.read(finished / f"{stage}.ipynb", as_version=4)
+        outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
+        assert not [o for o in outputs if o.output_type == "error"]
+        assert not [o for o in outputs if o.get("name") == "stderr" and "Traceback" in o.get("text", "")]
+    text = (finished / "05_compare.ipynb").read_text()
+    assert "application/vnd.plotly.v1+json" in text and "<iframe" in text
+
+
+@pytest.mark.slow
+def test_run_folders_are_private(finished):
+    modes = {oct(p.stat().st_mode & 0o777) for p in finished.rglob("*") if p.is_file()}
+    assert modes == {"0o600"} and finished.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_kept_and_its_table_printed_again(finished, capsys):
+    before = (finished / "comparison.json").read_bytes()
+    arguments = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
+    assert main(["run", str(ROOT / "params" / "nano.yaml"), "--run", str(finished), *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("done, kept") == 5 and "sft" in printed and "grpo" in printed
+    assert (finished / "comparison.json").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_plain_papermill_runs_one_notebook_where_it_writes_it(finished, tmp_path):
+    copy = tmp_path / "plain"
+    shutil.copytree(finished, copy)
+    shutil.rmtree(copy / "train")
+    words = [sys.executable, "-m", "papermill", "notebooks/03_grpo.ipynb", str(copy / "03_grpo.ipynb"), "-f", "params/nano.yaml"]
+    for key in ("steps", "prompts_per_step", "group_size", "micro_batch", "val_tasks"):
+        words += ["-p", key, str(TINY[key])]
+    child = subprocess.run([*words, "-p", "seed", "3"], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert load_run(copy).manifest["stages"]["03_grpo"]["parameters"]["seed"] == 3
+    assert load_run(copy).steps == [1, 2]
+
+
+def execute(stage: str, folder: Path, **parameters) -> str:
+    """Execute a notebook that must fail; the error's name and sentence."""
+    out = folder / f"{stage}.ipynb"
+    with pytest.raises(PapermillExecutionError) as caught:
+        papermill.execute_notebook(
+            str(ROOT / "notebooks" / f"{stage}.ipynb"),
+            str(out),
+            {"run": str(folder)} | parameters,
+            cwd=str(ROOT),
+            progress_bar=False,
+        )
+    return f"{caught.value.ename}: {caught.value.evalue}"
+
+
+@pytest.mark.slow
+def test_a_misspelled_parameter_stops_the_notebook(finished, tmp_path):
+    message = execute("01_tasks", tmp_path, n_task=50)
+    assert "RecipeError" in message and "'n_task'" in message and "'n_tasks'" in message
+
+
+@pytest.mark.slow
+def test_a_missing_run_folder_is_one_clear_sentence(tmp_path):
+    folder = tmp_path / "new"
+    folder.mkdir()
+    message = execute("03_grpo", folder)
+    assert "RunError" in message and "tasks.jsonl" in message and "01_tasks" in message
+
+
+@pytest.mark.slow
+def test_a_corrupt_suite_is_one_clear_sentence_and_loses_nothing(finished, tmp_path):
+    copy = tmp_path / "corrupt"
+    shutil.copytree(finished, copy)
+    lines = (copy / "tasks.jsonl").read_text().splitlines()
+    lines[7] = lines[7][:40]
+    (copy / "tasks.jsonl").write_text("\n".join(lines))
+    kept = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file() and p.name not in ("run.json", "03_grpo.ipynb")}
+    recipe = {
+        k: v for k, v in json.loads((copy / "run.json").read_text())["stages"]["03_grpo"]["parameters"].items() if k != "run"
+    }
+    message = execute("03_grpo", copy, **recipe)
+    assert "RunError" in message and "line 8" in message and "tasks.jsonl" in message
+    assert all(p.read_bytes() == data for p, data in kept.items())

@@ -1,0 +1,239 @@
+"""Recipes and the command line: every mistake is one sentence that names the way out, and nothing is executed or made."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkit import cli
+from agentkit.recipes import Recipe, RecipeError, read_recipe
+from agentkit.runs import Run, project_root
+
+NANO = project_root(__file__) / "params" / "nano.yaml"
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+# ---- Recipe
+def test_defaults_are_within_their_own_bounds():
+    recipe = Recipe.from_mapping({name: spec.default for name, spec in Recipe.keys().items()})
+    assert recipe == Recipe()
+    assert all(spec.metadata["help"] for spec in Recipe.keys().values())
+
+
+def test_used_is_what_was_given():
+    recipe = Recipe.from_mapping({"seed": 3, "group_size": 4})
+    assert recipe.used() == {"seed": 3, "group_size": 4}
+    assert recipe.flaws == dict.fromkeys(["skip_lookup", "wrong_operation", "in_head", "give_up", "malformed"], 0.0)
+    assert recipe.reward_weights == {"correctness": 1.0, "format": 0.1, "efficiency": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "nearest"),
+    [("sede", "seed"), ("n_task", "n_tasks"), ("group_sise", "group_size"), ("lr", "lora_r"), ("learningrate", "learning_rate"),
+     ("flaw_inhead", "flaw_in_head"), ("given", "seed")],
+)  # fmt: skip
+def test_an_unknown_key_names_the_nearest(wrong, nearest):
+    with pytest.raises(RecipeError, match=f"unknown recipe key '{wrong}'") as error:
+        Recipe.from_mapping({wrong: 1})
+    assert nearest in str(error.value) or wrong == "given"
+
+
+@pytest.mark.parametrize("key", [3, None, "", ("a", 1), 1.5, "\ud800"])
+def test_a_key_that_is_no_name_is_refused(key):
+    with pytest.raises(RecipeError, match="unknown recipe key"):
+        Recipe.from_mapping({key: 1})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", -1), ("seed", 2**31), ("seed", "three"), ("seed", 3.0), ("seed", True), ("seed", None), ("sft", 1), ("sft", "yes"),
+     ("temperature", 0), ("temperature", "nan"), ("temperature", float("nan")), ("temperature", "inf"), ("temperature", "hot"),
+     ("learning_rate", 2), ("group_size", 1), ("families", 3), ("run", None), ("model", ["nano"]), ("clip_epsilon", {}),
+     ("loss_type", "ppo"), ("n_tasks", 19)],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_its_key(key, value):
+    with pytest.raises(RecipeError, match=key) as error:
+        Recipe.from_mapping({key: value})
+    assert "\n" not in str(error.value)
+
+
+def test_values_are_read_as_people_write_them():
+    recipe = Recipe.from_mapping({"learning_rate": "1e-6", "beta": 0, "families": ["A", "B"]})
+    assert (recipe.learning_rate, recipe.beta, recipe.families) == (1e-6, 0.0, "A,B")
+
+
+def test_micro_batch_must_divide_the_batch():
+    with pytest.raises(RecipeError, match="micro_batch 5 must divide .* = 16"):
+        Recipe.from_mapping({"micro_batch": 5, "prompts_per_step": 4, "group_size": 4})
+
+
+@given(
+    st.dictionaries(st.text(max_size=8) | st.integers() | st.none(), st.none() | st.text(max_size=5) | st.floats(), max_size=3)
+)
+def test_any_mapping_is_a_recipe_or_a_recipe_error(values):
+    try:
+        assert isinstance(Recipe.from_mapping(values), Recipe)
+    except RecipeError as error:
+        assert str(error)
+
+
+def test_a_notebook_hands_over_its_parameters_only():
+    namespace = {"seed": 3, "n_tasks": 50, "_private": 1, "In": [], "Out": {}, "PAPERMILL_INPUT_PATH": "x", "Recipe": Recipe}
+    assert Recipe.from_notebook(namespace).used() == {"seed": 3, "n_tasks": 50}
+    with pytest.raises(RecipeError, match="did you mean 'n_tasks'"):
+        Recipe.from_notebook(namespace | {"n_taks": 5})
+
+
+# ---- YAML
+def test_the_shipped_recipe_is_read():
+    values = read_recipe(NANO)
+    assert values["model"] == "nano" and values["learning_rate"] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"sede: 3", "did you mean 'seed'"),
+        (b"", "flat mapping"),
+        (b"- seed: 3", "flat mapping"),
+        (b"seed", "flat mapping"),
+        (b"seed: [1", "not valid YAML"),
+        (b"seed: \xff", "not valid YAML"),
+        (b"seed: \x00", "not valid YAML"),
+        (b"seed: 2024-99-99", "not valid YAML"),
+        (b"seed: " + b"9" * 6_000, "not valid YAML"),
+        (b"seed: " + b"[" * 20_000, "not valid YAML"),
+        (b"? [a, b]\n: 1", "not valid YAML"),
+        (b"seed: !!python/object/apply:os.system ['touch /tmp/agentkit-owned']", "not valid YAML"),
+        (b"seed:\n  a: 1", "seed is"),
+    ],
+)
+def test_a_broken_recipe_is_named(tmp_path, content, says):
+    path = tmp_path / "r.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError) as error:
+        read_recipe(path)
+    assert says in str(error.value) and str(path) in str(error.value)
+
+
+def test_a_missing_recipe_says_where_they_lie(tmp_path):
+    with pytest.raises(RecipeError, match="params/"):
+        read_recipe(tmp_path / "gone.yaml")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        read_recipe(tmp_path)
+
+
+# ---- the command line
+@pytest.fixture
+def no_notebooks(monkeypatch):
+    """A record of what would have been executed."""
+    executed = []
+    monkeypatch.setattr(cli, "_execute", lambda stage, run, parameters: executed.append((stage, parameters)))
+    monkeypatch.setattr(cli, "_print_comparison", lambda run: None)
+    return executed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-p", "sede=3"], "did you mean 'seed'"),
+        (["-p", "seed"], "KEY=VALUE"),
+        (["-p", "=3"], "unknown recipe key ''"),
+        (["-p", "seed="], "seed is None"),
+        (["-p", "seed=["], "not a YAML value"),
+        (["-p", "seed=2024-99-99"], "not a YAML value"),
+        (["-p", "temperature=nan"], "temperature is nan"),
+        (["-p", "micro_batch=7"], "must divide"),
+        (["--from", "07"], "no notebook '07'; there are 01, 02, 03, 04, 05"),
+        (["--to", "x"], "no notebook 'x'"),
+        (["--from", ""], "no notebook ''"),
+        (["--from", "04", "--to", "02"], "nothing would run"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, capsys, no_notebooks, arguments, says):
+    assert cli.main(["run", str(NANO), "--run", str(tmp_path / "a"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("agentkit: ") and says in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [] and no_notebooks == []
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [("sede: 3", "did you mean 'seed'"), ("seed: [", "not valid YAML"), (None, "does not exist")]
+)
+def test_a_mistake_in_the_recipe_is_one_message(tmp_path, capsys, no_notebooks, content, says):
+    path = tmp_path / "r.yaml"
+    if content:
+        path.write_text(content)
+    assert cli.main(["run", str(path), "--run", str(tmp_path / "a")]) == 2
+    error = capsys.readouterr().err
+    assert says in error and str(path) in error and "Traceback" not in error
+    assert not (tmp_path / "a").exists() and no_notebooks == []
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "..", "a\0b", "x" * 300, ".hidden", "a b"])
+def test_a_hostile_run_name_is_refused(tmp_path, monkeypatch, capsys, no_notebooks, name):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert cli.main(["run", str(NANO), "--run", name]) == 2
+    assert "refused" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.rglob("*")] == ["here"] and no_notebooks == []
+
+
+def test_a_run_name_that_looks_like_an_option_is_refused(tmp_path, monkeypatch, capsys, no_notebooks):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", str(NANO), "--run=-rf"]) == 2
+    assert "refused" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_a_file_where_the_run_folder_should_be_is_kept(tmp_path, capsys, no_notebooks):
+    path = write(tmp_path / "a", "precious")
+    assert cli.main(["run", str(NANO), "--run", str(path)]) == 2
+    assert "cannot be made a run folder" in capsys.readouterr().err and path.read_text() == "precious"
+
+
+def test_the_keys_a_notebook_declares_reach_it_and_done_stages_are_kept(tmp_path, capsys, no_notebooks):
+    arguments = ["run", str(NANO), "--run", str(tmp_path / "a"), "-p", "n_tasks=60", "-p", "learning_rate=1e-4"]
+    assert cli.main([*arguments, "--to", "03"]) == 0
+    given_to = dict(no_notebooks)
+    assert list(given_to) == ["01_tasks", "02_baseline", "03_grpo"]
+    assert given_to["01_tasks"]["n_tasks"] == 60 and "learning_rate" not in given_to["01_tasks"]
+    assert float(given_to["03_grpo"]["learning_rate"]) == 1e-4 and set(given_to["01_tasks"]) <= set(Recipe.keys())
+
+    run = Run(tmp_path / "a")
+    run.begin("01_tasks", given_to["01_tasks"])
+    run.end("01_tasks")
+    no_notebooks.clear()
+    assert cli.main([*arguments, "--to", "02"]) == 0
+    assert "01_tasks: done, kept" in capsys.readouterr().out and [stage for stage, _ in no_notebooks] == ["02_baseline"]
+    no_notebooks.clear()
+    assert cli.main([*arguments, "-p", "n_tasks=80", "--to", "01"]) == 0
+    assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
+    no_notebooks.clear()
+    assert cli.main([*arguments, "--from", "01", "--to", "01_tasks"]) == 0
+    assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
+
+
+def test_a_call_from_outside_the_project_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", str(NANO), "--run", "a"]) == 2
+    assert "from inside the project" in capsys.readouterr().err
+
+
+def test_an_unknown_command_lists_the_known(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["fly"])
+    assert stop.value.code == 2 and "run" in capsys.readouterr().err
+
+
+def test_the_shipped_recipes_overrides_are_plain_scalars():
+    values = yaml.safe_load(NANO.read_text())
+    assert all(isinstance(v, str | int | float | bool) for v in values.values())
+    assert dataclasses.is_dataclass(Recipe.from_mapping(values))

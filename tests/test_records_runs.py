@@ -1,0 +1,450 @@
+"""Records and the run folder: atomic files, honest readers, private modes, nothing lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkit import runs
+from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.runs import Run, RunError, check_name, load_run, read_json, read_jsonl, read_tasks, read_trajectories
+
+ROOT = Path(__file__).resolve().parents[1]
+TASK = {"id": "A-1", "prompt": "What is 1 + 1?", "answer": "2"}
+
+
+def one_sentence(error: pytest.ExceptionInfo) -> str:
+    """The message, checked to be a short single line."""
+    message = str(error.value)
+    assert message and "\n" not in message and len(message) < 600
+    return message
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def make_trajectory(**changes) -> Trajectory:
+    base = Trajectory(
+        task_id="A-00001", policy="nano", sample=3, seed=7, prompt_ids=(1, 2, 3), completion_ids=(4, 5, 6, 7),
+        action_mask=(1, 1, 0, 0), old_logprobs=(-0.5, -1.25, 0.0, 0.0),
+        turns=(Turn("sea\ud800rch", (0, 2), (ToolResult("search", {"query": "x"}, "Error: \udfff.", False, 0.5, True),), 0.25),),
+        stop_reason=StopReason.ANSWER, answer="42", success=1.0, why="equal",
+        components={"correctness": 1.0, "judge": None}, reward=1.06, advantage=-0.25, step=4,
+    )  # fmt: skip
+    return dataclasses.replace(base, **changes)
+
+
+# ---- records
+def test_records_cannot_be_changed():
+    for record, name in ((Task("a", "b", "c"), "id"), (Score(1.0), "value"), (make_trajectory(), "reward")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(record, name, None)
+
+
+# ---- JSON
+def test_a_crash_while_writing_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    path = runs.write_json(tmp_path / "a.json", {"old": 1})
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(runs.os, step, crash)
+            with pytest.raises(KeyboardInterrupt):
+                runs.write_json(path, {"new": 2})
+        assert read_json(path) == {"old": 1}
+        assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_value_that_json_cannot_hold_leaves_the_old_file(tmp_path):
+    path = runs.write_json(tmp_path / "a.json", {"old": 1})
+    with pytest.raises(TypeError):
+        runs.write_json(path, {"new": object()})
+    assert read_json(path) == {"old": 1}
+    lines = tmp_path / "b.jsonl"
+    with pytest.raises(TypeError):
+        runs.append_jsonl(lines, {"new": object()})
+    assert not lines.exists()
+
+
+def test_json_holds_no_nan_and_lone_surrogates_survive(tmp_path):
+    value = {"a": [math.nan, math.inf, -math.inf, 0.5], "b": "Zoë \ud800", 3: (1, None)}
+    path = runs.write_json(tmp_path / "a.json", value)
+    assert "NaN" not in path.read_text() and "Infinity" not in path.read_text()
+    assert read_json(path) == {"a": [None, None, None, 0.5], "b": "Zoë \ud800", "3": [1, None]}
+    assert "Zoë" in runs.write_json(path, {"b": "Zoë"}).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"a": 1', b"\xff\xfe{}", b"[" * 100_000, b"9" * 6_000, b"\x00"], ids=["empty", "torn", "bytes", "deep",
+                                                                                            "digits", "nul"]
+)  # fmt: skip
+def test_damaged_json_is_one_sentence(tmp_path, content):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(RunError, match="not valid JSON") as error:
+        read_json(path)
+    assert str(path) in one_sentence(error)
+    assert path.read_bytes() == content
+
+
+def test_missing_files_and_folders_are_one_sentence(tmp_path):
+    for read in (read_json, read_jsonl, read_tasks, read_trajectories):
+        with pytest.raises(RunError, match="does not exist") as error:
+            read(tmp_path / "gone")
+        one_sentence(error)
+    for read in (read_json, read_jsonl, read_tasks, read_trajectories):
+        with pytest.raises(RunError) as error:
+            read(tmp_path)  # a folder
+        one_sentence(error)
+
+
+# ---- JSON lines
+def test_lines_come_back_and_a_torn_last_one_is_reported(tmp_path):
+    path = runs.write_jsonl(tmp_path / "a.jsonl", [{"step": 1}, {"step": 2, "text": "a\u2028b\r\n"}])
+    assert read_jsonl(path) == [{"step": 1}, {"step": 2, "text": "a\u2028b\r\n"}]
+    with path.open("ab") as file:
+        file.write(b'{"step": 3, "te')
+    with pytest.warns(UserWarning, match=r"line 3 is torn"):
+        assert read_jsonl(path) == [{"step": 1}, {"step": 2, "text": "a\u2028b\r\n"}]
+    with pytest.raises(RunError, match="line 3 is damaged"):
+        read_jsonl(path, tolerant=False)
+
+
+def test_a_tear_inside_a_character_costs_one_line_only(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"a": 1}\n{"b": "Zoë'.encode()[:-1])
+    with pytest.warns(UserWarning, match="line 2 is torn"):
+        assert read_jsonl(path) == [{"a": 1}]
+
+
+def test_appending_after_a_tear_keeps_the_new_line(tmp_path):
+    path = tmp_path / "train" / "metrics.jsonl"
+    runs.append_jsonl(path, {"step": 1})
+    with path.open("ab") as file:
+        file.write(b'{"step": 2, "lo')
+    runs.append_jsonl(path, {"step": 3, "text": "\ud800"})
+    with pytest.warns(UserWarning, match="line 2 is torn"):
+        assert read_jsonl(path) == [{"step": 1}, {"step": 3, "text": "\ud800"}]
+    assert mode(path) == 0o600
+
+
+@pytest.mark.parametrize("line", [b"[1]", b"3", b"\xff", b"nul", b"[" * 100_000])
+def test_a_line_that_is_no_object_is_named(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + line + b"\n\n" + b'{"c": 3}\n')
+    with pytest.raises(RunError, match="line 2") as error:
+        read_jsonl(path, tolerant=False)
+    one_sentence(error)
+    with pytest.warns(UserWarning, match="line 2"):
+        assert read_jsonl(path) == [{"a": 1}, {"c": 3}]
+
+
+def test_four_writers_killed_at_random_lose_no_acknowledged_line(tmp_path):
+    path = tmp_path / "log.jsonl"
+    code = (
+        "import sys, agentkit.runs as r\nfor i in range(10**6):\n"
+        " r.append_jsonl(sys.argv[1], {'w': sys.argv[2], 'i': i, 'pad': 'x' * 300}); print(i, flush=True)"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", code, str(path), str(w)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for w in range(4)
+    ]
+    seen = []
+    for writer in writers:
+        for _ in range(5):
+            seen.append((str(writers.index(writer)), int(writer.stdout.readline())))
+    for writer in writers:
+        writer.kill()
+        seen += [(str(writers.index(writer)), int(line)) for line in writer.stdout.read().split("\n")[:-1]]
+        writer.wait()
+    runs.append_jsonl(path, {"w": "last", "i": 0})
+    rows = {(row["w"], row["i"]) for row in read_jsonl(path)}
+    assert set(seen) | {("last", 0)} <= rows
+
+
+# ---- trajectories
+def test_a_trajectory_comes_back_as_it_was(tmp_path):
+    bare = make_trajectory(turns=(), answer=None, success=None, components={}, reward=None, advantage=None, step=None,
+                           stop_reason=StopReason.ERROR, completion_ids=(), action_mask=(), old_logprobs=())  # fmt: skip
+    for stop in StopReason:
+        bare = dataclasses.replace(bare, stop_reason=stop)
+        path = runs.write_trajectories(tmp_path / "a.parquet", [make_trajectory(), bare])
+        assert read_trajectories(path) == [make_trajectory(), bare]
+    assert read_trajectories(runs.write_trajectories(tmp_path / "none.parquet", [])) == []
+
+
+def test_a_lone_surrogate_in_an_answer_does_not_lose_the_file(tmp_path):
+    path = runs.write_trajectories(tmp_path / "a.parquet", [make_trajectory(answer="4\ud800", why="\udfff", policy="p\ud800")])
+    (found,) = read_trajectories(path)
+    assert (found.answer, found.why, found.policy) == ("4?", "?", "p?")
+    assert found.turns == make_trajectory().turns  # turns keep them
+
+
+@given(
+    texts=st.lists(st.text(st.characters()), max_size=4),
+    logprobs=st.lists(st.floats(-50, 0, width=32), max_size=6),
+    reward=st.none() | st.floats(allow_nan=False),
+)
+def test_any_text_and_number_round_trips(tmp_path_factory, texts, logprobs, reward):
+    length = len(logprobs)
+    turns = tuple(Turn(t, (i, i + 1), (ToolResult(t, {"q": t}, t, True),)) for i, t in enumerate(texts))
+    trajectory = make_trajectory(turns=turns, old_logprobs=tuple(logprobs), completion_ids=tuple(range(length)),
+                                 action_mask=(1,) * length, reward=reward)  # fmt: skip
+    path = tmp_path_factory.mktemp("t") / "a.parquet"
+    assert read_trajectories(runs.write_trajectories(path, [trajectory])) == [trajectory]
+
+
+def test_damaged_trajectory_files_are_one_sentence(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    good = runs.write_trajectories(tmp_path / "good.parquet", [make_trajectory()] * 40).read_bytes()
+    middle = len(good) // 3
+    damaged = {"empty": b"", "text": b"hello", "torn": good[: len(good) // 2], "flipped": good[:4] + b"\xff" * 400 + good[404:]}
+    damaged["overwritten"] = good[:middle] + bytes(64) + good[middle + 64 :]
+    ids = pq.read_metadata(tmp_path / "good.parquet").row_group(0).column(5)
+    assert ids.path_in_schema.startswith("completion_ids")
+    last = (ids.dictionary_page_offset or ids.data_page_offset) + ids.total_compressed_size - 3
+    damaged["one bit"] = good[:last] + bytes([good[last] ^ 1]) + good[last + 1 :]
+    for name, content in damaged.items():
+        path = tmp_path / f"{name}.parquet"
+        path.write_bytes(content)
+        with pytest.raises(RunError, match="not a trajectory file") as error:
+            read_trajectories(path)
+        one_sentence(error)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(RunError, match="not a trajectory file"):
+        read_trajectories(tmp_path / "other.parquet")
+
+
+# ---- tasks
+def test_tasks_round_trip_with_every_field(tmp_path):
+    tasks = [
+        Task("A-1", "Zoë \ud800?", "2", {"kind": "numeric", "abs_tol": 0.1}, "mine", "hard", "test", ("a", "b"), {"plan": []}),
+        Task("A-2", "p", "q"),
+    ]
+    assert read_tasks(runs.write_tasks(tmp_path / "tasks.jsonl", tasks)) == tasks
+
+
+def test_a_task_without_tools_gets_the_default(tmp_path):
+    path = runs.write_jsonl(tmp_path / "tasks.jsonl", [TASK, TASK | {"id": "A-2", "tools": []}])
+    assert [task.tools for task in read_tasks(path)] == [("search", "calculator"), ()]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"id": "x"}, "lacks ['answer', 'prompt']"),
+        (TASK | {"anwser": "2"}, "unknown fields ['anwser']"),
+        (TASK | {"id": 3}, "id must be text"),
+        (TASK | {"answer": 2}, "answer must be text"),
+        (TASK | {"split": None}, "split must be text"),
+        (TASK | {"difficulty": 1}, "difficulty must be text"),
+        (TASK | {"verifier": 3}, "verifier must be"),
+        (TASK | {"verifier": {"abs_tol": 1}}, "verifier must be"),
+        (TASK | {"tools": "search"}, "tools must be a list"),
+        (TASK | {"tools": [1]}, "tools must be a list"),
+        (TASK | {"meta": []}, "meta must be an object"),
+        (TASK, "twice"),
+    ],
+)
+def test_a_wrong_task_is_named(tmp_path, row, says):
+    path = runs.write_jsonl(tmp_path / "tasks.jsonl", [TASK, row])
+    before = path.read_bytes()
+    with pytest.raises(RunError) as error:
+        read_tasks(path)
+    assert says in one_sentence(error) and "notebook 01" in str(error.value)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b'{"id": "A-1"', b"\xff\xfe", b"PK\x03\x04"])
+def test_a_corrupt_suite_is_one_sentence(tmp_path, content):
+    (tmp_path / "tasks.jsonl").write_bytes(content)
+    with pytest.raises(RunError) as error:
+        read_tasks(tmp_path / "tasks.jsonl")
+    one_sentence(error)
+
+
+# ---- run folders
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a\0b", "x" * 300, "-rf", "", ".", "..", ".hidden", "a/b", "a b", "a\n", "ü"])
+def test_hostile_run_names_are_refused(name):
+    with pytest.raises(RunError) as error:
+        check_name(name)
+    one_sentence(error)
+
+
+@pytest.mark.parametrize("name", ["a", "nano-1.5_b", "0", "x" * 100])
+def test_plain_run_names_pass(name):
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("path", ["-rf", "a\0b", "x" * 300, "bad\0/run", f"{'x' * 300}/run", "..", "."])
+def test_hostile_run_folders_are_refused_and_nothing_is_made(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    for make in (Run.create, load_run):
+        with pytest.raises(RunError) as error:
+            make(path)
+        one_sentence(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_name_cannot_leave_the_run(tmp_path):
+    run = Run.create(tmp_path / "a")
+    for name in ("../../x", "/etc/passwd", "a\0b"):
+        with pytest.raises(RunError, match="refused"):
+            run.trajectories(name)
+
+
+def test_a_run_folder_in_the_way_of_a_file_is_one_sentence(tmp_path):
+    (tmp_path / "a").write_text("precious")
+    for path in (tmp_path / "a", tmp_path / "a" / "b"):
+        with pytest.raises(RunError) as error:
+            Run.create(path)
+        one_sentence(error)
+    assert (tmp_path / "a").read_text() == "precious"
+
+
+def test_a_missing_run_says_how_to_start_one(tmp_path):
+    with pytest.raises(RunError, match="no run at .*notebook 01") as error:
+        load_run(tmp_path / "gone")
+    one_sentence(error)
+    assert not (tmp_path / "gone").exists()
+
+
+def test_stages_are_recorded_and_folders_are_private(tmp_path):
+    run = Run.create(tmp_path / "deep" / "a")
+    assert mode(run.path) == 0o700 and mode(run.path / "run.json") == 0o600
+    run.begin("01_tasks", {"seed": 3})
+    runs.write_tasks(run.file("tasks.jsonl"), [Task(**TASK)])
+    run.file("train", "checkpoints").mkdir(parents=True)
+    run.file("train", "state.pt").write_text("x")
+    outside = tmp_path / "outside"
+    outside.write_text("x")
+    outside.chmod(0o644)
+    run.file("link").symlink_to(outside)
+    run.end("01_tasks", note="fine")
+    stage = run.manifest["stages"]["01_tasks"]
+    assert stage["status"] == "done" and stage["parameters"] == {"seed": 3} and stage["note"] == "fine"
+    assert stage["seconds"] >= 0 and "_clock" not in stage
+    assert run.manifest["hashes"]["tasks.jsonl"] == runs.digest(run.file("tasks.jsonl"))
+    assert run.manifest["versions"]["python"] == sys.version.split()[0]
+    for root, folders, files in os.walk(run.path):
+        assert all(mode(Path(root, f)) == 0o700 for f in folders)
+        assert all(mode(Path(root, f)) == 0o600 for f in files if not Path(root, f).is_symlink())
+    assert mode(outside) == 0o644
+
+
+def test_opening_a_run_again_keeps_what_it_holds(tmp_path):
+    Run.create(tmp_path / "a").begin("01_tasks", {"seed": 3})
+    again = Run.create(tmp_path / "a")
+    again.begin("02_baseline", {"seed": 4})
+    stages = load_run(tmp_path / "a").manifest["stages"]
+    assert {name: stage["parameters"]["seed"] for name, stage in stages.items()} == {"01_tasks": 3, "02_baseline": 4}
+
+
+def test_a_stage_names_the_notebook_whose_output_it_lacks(tmp_path):
+    run = Run.create(tmp_path / "a")
+    for needed, notebook in (("tasks.jsonl", "01_tasks"), ("sft", "02_baseline"), ("adapter", "03_grpo")):
+        with pytest.raises(RunError, match=notebook) as error:
+            run.begin("05_compare", {}, inputs=[needed])
+        one_sentence(error)
+    assert run.manifest["stages"] == {}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"stages": 3}', '{"stages": {'])
+def test_a_damaged_manifest_is_one_sentence_and_stays(tmp_path, content):
+    run = Run.create(tmp_path / "a")
+    run.file("run.json").write_text(content)
+    for act in (lambda: run.manifest, lambda: run.begin("01_tasks", {}), lambda: Run.create(run.path).end("01_tasks")):
+        with pytest.raises(RunError, match=r"run\.json") as error:
+            act()
+        one_sentence(error)
+    assert run.file("run.json").read_text() == content
+
+
+def test_a_run_gives_its_files_back(tmp_path):
+    import numpy as np
+
+    run = Run.create(tmp_path / "a")
+    for step in (12, 3):
+        runs.write_trajectories(run.file("train", "trajectories", f"step_{step:05d}.parquet"), [make_trajectory(step=step)])
+        runs.append_jsonl(run.file("train", "metrics.jsonl"), {"step": step, "reward": 0.5})
+    run.file("train", "trajectories", "step_old.parquet").write_text("not a step")
+    runs.write_trajectories(run.file("eval", "grpo.parquet"), [make_trajectory()])
+    runs.write_json(run.file("comparison.json"), {"n_tasks": 1})
+    found = load_run(run.path)
+    assert found.steps == [3, 12]
+    assert found.trajectories(12) == found.trajectories(np.int64(12)) == [make_trajectory(step=12)]
+    assert found.trajectories("grpo") == [make_trajectory()]
+    assert found.metrics["step"].tolist() == [12, 3] and found.comparison == {"n_tasks": 1}
+
+
+def test_the_project_root_is_found_from_inside(tmp_path):
+    for name in ("notebooks", "params"):
+        (tmp_path / name).mkdir()
+    assert runs.project_root(tmp_path / "notebooks") == tmp_path.resolve()
+    assert runs.project_root("/") == Path("/")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["python", "-m", "papermill", "in/03.ipynb", "outputs/b/03.ipynb", "-p", "seed", "3"], "outputs/b"),
+        (["/usr/bin/papermill", "in/03.ipynb", "outputs/b/03.ipynb"], "outputs/b"),
+        (["python", "/venv/bin/papermill", "03.ipynb"], None),
+        (["jupyter", "lab", "03.ipynb", "04.ipynb"], None),
+        ([], None),
+    ],
+)
+def test_the_folder_papermill_writes_to_is_the_default(tmp_path, monkeypatch, words, expected):
+    import psutil
+
+    class Parent:
+        def cmdline(self):
+            return words
+
+        def cwd(self):
+            return str(tmp_path)
+
+        def parent(self):
+            return self
+
+    for name in ("notebooks", "params"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(psutil, "Process", Parent)
+    assert runs.default_folder() == tmp_path.resolve() / (expected or "outputs/lab")
+
+
+# ---- no torch
+def test_building_tasks_and_reading_a_run_load_no_torch(tmp_path):
+    run = Run.create(tmp_path / "a")
+    runs.write_trajectories(run.file("eval", "grpo.parquet"), [make_trajectory()])
+    runs.append_jsonl(run.file("train", "metrics.jsonl"), {"step": 1})
+    code = """
+import json, sys
+import agentkit
+from agentkit import Suite, load_run
+suite = Suite.build({"families": ["A", "B"], "n_tasks": 20, "seed": 0})
+suite.save(sys.argv[1] + "/tasks.jsonl")
+run = load_run(sys.argv[1])
+assert len(run.tasks) == 20 and len(run.trajectories("grpo")) == 1 and len(run.metrics) == 1
+heavy = {"torch", "transformers", "trl", "peft", "vllm", "ray", "datasets", "accelerate"}
+print(json.dumps(sorted(heavy & set(sys.modules))))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(run.path)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []

@@ -1,0 +1,213 @@
+"""The scripted policy through the real rollout loop: right without flaws, and each flaw at about its stated rate."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+
+from agentkit import StopReason, Task, rollout
+from agentkit.environment import CorpusEnvironment
+from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.policies.scripted import _wrong
+from agentkit.rollouts import LAST_TURN, Limits
+from agentkit.tasks import solve
+from agentkit.tools import calculate, search_passages
+
+ROOMY = Limits(max_turns=20, max_turn_tokens=400, max_tokens=8_000)
+
+
+@pytest.fixture(scope="session")
+def roll(corpus, tokenizer):
+    """Roll out the scripted policy with some flaws."""
+
+    def run(tasks, group_size=1, seed=0, limits=ROOMY, **flaws):
+        policy = ScriptedPolicy(tokenizer, Flaws(**flaws))
+        environment = partial(CorpusEnvironment, corpus)
+        return rollout(list(tasks), policy, environment=environment, group_size=group_size, seed=seed, limits=limits)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def flawless(roll, suite):
+    return roll(suite)
+
+
+def calls(trajectory):
+    return [result for turn in trajectory.turns for result in turn.results]
+
+
+def without(trajectory):
+    """What the same seed must give again: everything but seconds."""
+    results = [(r.name, r.arguments, r.observation, r.ok) for r in calls(trajectory)]
+    return trajectory.prompt_ids, trajectory.completion_ids, trajectory.action_mask, trajectory.answer, results
+
+
+# ---- no flaws
+def test_without_flaws_everything_is_solved(flawless, suite, corpus):
+    tools = {"search": partial(search_passages, corpus), "calculator": calculate}
+    for task, trajectory in zip(suite, flawless, strict=True):
+        assert (trajectory.task_id, trajectory.success, trajectory.stop_reason) == (task.id, 1.0, StopReason.ANSWER)
+        expected = solve(task, tools).calls
+        assert [(r.name, r.arguments, r.observation) for r in calls(trajectory)] == list(expected)
+        assert all(r.ok for r in calls(trajectory)) and len(trajectory.turns) == len(expected) + 1
+
+
+def test_masks_cover_the_sampled_tokens_and_spans_line_up(flawless, tokenizer):
+    for t in flawless:
+        assert len(t.completion_ids) == len(t.action_mask) == len(t.old_logprobs)
+        sampled = [i for turn in t.turns for i in range(*turn.span)]
+        assert sampled == [i for i, m in enumerate(t.action_mask) if m == 1] and set(t.action_mask) <= {0, 1}
+        for turn in t.turns:
+            assert tokenizer.decode(t.completion_ids[slice(*turn.span)]) == turn.text
+            assert t.completion_ids[turn.span[1] - 1] == tokenizer.eos_token_id
+        observed = [tokenizer.decode(t.completion_ids[a.span[1] : b.span[0]]) for a, b in zip(t.turns, t.turns[1:], strict=False)]
+        for turn, text in zip(t.turns, observed, strict=False):
+            assert turn.results[0].observation in text and tokenizer.eos_token in text
+        assert t.turns[0].span[0] == 0 and t.turns[-1].span[1] == len(t.completion_ids)
+
+
+def test_the_last_turn_is_announced(roll, suite, tokenizer):
+    task = max(suite, key=lambda t: len(t.meta["plan"]))
+    turns = len(task.meta["plan"]) + 1
+    (found,) = roll([task], limits=Limits(max_turns=turns, max_turn_tokens=400, max_tokens=8_000))
+    text = tokenizer.decode(found.completion_ids)
+    assert found.success == 1.0 and text.count(LAST_TURN) == 1
+    (short,) = roll([task], limits=Limits(max_turns=turns - 1, max_turn_tokens=400, max_tokens=8_000))
+    assert (short.stop_reason, short.success, short.answer) == (StopReason.TURN_LIMIT, 0.0, None)
+
+
+def test_token_limits_end_a_trajectory_and_say_so(roll, suite):
+    tasks = list(suite)[:20]
+    for limits, reasons in (
+        (Limits(20, 5, 8_000), {StopReason.TRUNCATED_TURN}),
+        (Limits(20, 400, 60), {StopReason.TOKEN_LIMIT}),
+    ):
+        found = roll(tasks, limits=limits)
+        assert {t.stop_reason for t in found} == reasons and all(t.success == 0.0 for t in found)
+        assert all(len(t.completion_ids) <= limits.max_tokens for t in found)
+        assert all(len(t.completion_ids) == len(t.action_mask) == len(t.old_logprobs) for t in found)
+
+
+# ---- seeds
+def test_same_seed_same_trajectories(roll, suite):
+    flaws = dict(skip_lookup=0.3, wrong_operation=0.3, in_head=0.3, give_up=0.2, malformed=0.3)
+    tasks = list(suite)[:40]
+    first, again, other = (roll(tasks, group_size=2, seed=s, **flaws) for s in (1, 1, 2))
+    assert [without(t) for t in first] == [without(t) for t in again]
+    assert [without(t) for t in first] != [without(t) for t in other]
+    backwards = {(t.task_id, t.sample): t for t in roll(tasks[::-1], group_size=2, seed=1, **flaws)}
+    assert all(without(backwards[t.task_id, t.sample]) == without(t) for t in first)  # whatever else is in the batch
+    samples = [tuple(without(t)[1] for t in first[i : i + 2]) for i in range(0, len(first), 2)]
+    assert any(a != b for a, b in samples), "the samples of a group are all alike"
+
+
+# ---- each flaw alone
+def rate(trajectories, had, occasions):
+    """Observed share and three standard errors of a rate of 0.3 on so many occasions."""
+    total = sum(occasions(t) for t in trajectories)
+    assert total > 200
+    return sum(had(t) for t in trajectories) / total, 3.5 * (0.21 / total) ** 0.5
+
+
+def test_malformed_calls_occur_at_their_rate_and_cost_nothing_else(roll, suite):
+    found = roll(suite, malformed=0.3)
+    assert all(t.success == 1.0 for t in found)
+    share, margin = rate(found, lambda t: sum(not r.ok for r in calls(t)), lambda t: sum(r.ok for r in calls(t)))
+    assert share == pytest.approx(0.3, abs=margin + 0.03)  # a few slips leave the call valid
+    kinds = {r.observation.split(":")[1].split("'")[0].strip() for t in found for r in calls(t) if not r.ok}
+    assert len(kinds) == 2 and any("no tool" in k for k in kinds) and any("malformed" in k for k in kinds)
+
+
+def test_giving_up_occurs_at_its_rate(roll, suite):
+    tasks = [t for t in suite if sum(s["tool"] == "search" for s in t.meta["plan"]) == 2]
+    found = roll(tasks, group_size=3, give_up=0.3)
+    gave_up = [t for t in found if t.answer == "I could not find this."]
+    assert all(t.success == 0.0 for t in gave_up) and all(t.success == 1.0 for t in found if t not in gave_up)
+    share, margin = rate(found, lambda t: t in gave_up, lambda t: 1)
+    assert share == pytest.approx(0.3, abs=margin)
+
+
+def test_a_lookup_is_skipped_at_its_rate(roll, suite):
+    tasks = [t for t in suite if sum(s["tool"] == "search" for s in t.meta["plan"]) == 2]
+    found = roll(tasks, group_size=3, skip_lookup=0.3)
+    share, margin = rate(found, lambda t: sum(r.name == "search" for r in calls(t)) == 1, lambda t: 1)
+    assert share == pytest.approx(0.3, abs=margin)
+    skipped = [t for t in found if sum(r.name == "search" for r in calls(t)) == 1]
+    assert sum(t.success for t in skipped) < 0.3 * len(skipped)  # a comparison may still come out right
+    assert all(t.success == 1.0 for t in found if t not in skipped)
+
+
+def calculating(suite):
+    return [t for t in suite if any(s["tool"] == "calculator" for s in t.meta["plan"])]
+
+
+def test_computing_in_the_head_occurs_at_its_rate(roll, suite):
+    found = roll(calculating(suite), group_size=3, in_head=0.3)
+    share, margin = rate(found, lambda t: all(r.name != "calculator" for r in calls(t)), lambda t: 1)
+    assert share == pytest.approx(0.3, abs=margin)
+    guessed = [t for t in found if all(r.name != "calculator" for r in calls(t))]
+    assert sum(t.success for t in guessed) < 0.3 * len(guessed)
+
+
+def test_the_wrong_operation_occurs_at_its_rate(roll, suite):
+    tasks = calculating(suite)
+    found = roll(tasks, group_size=3, wrong_operation=0.3)
+    right = {t.task_id: calls(t)[-1].arguments for t in roll(tasks)}
+    share, margin = rate(found, lambda t: calls(t)[-1].arguments != right[t.task_id], lambda t: 1)
+    assert share == pytest.approx(0.3, abs=margin)
+    wrong = [t for t in found if calls(t)[-1].arguments != right[t.task_id]]
+    assert sum(t.success for t in wrong) < 0.1 * len(wrong)
+    assert all(t.success == 1.0 for t in found if t not in wrong)
+
+
+@pytest.mark.parametrize("flaw", ["skip_lookup", "wrong_operation", "in_head", "give_up"])
+def test_a_certain_flaw_leaves_little_right(roll, suite, flaw):
+    needs = [t for t in calculating(suite) if len(t.meta["plan"]) >= 3 and "answer_if" not in t.meta]
+    found = roll(needs, **{flaw: 1.0})
+    assert len(found) > 40 and sum(t.success for t in found) <= 0.1 * len(found)
+
+
+def test_each_trajectory_draws_one_of_several_sets_of_flaws(corpus, tokenizer, suite):
+    policy = ScriptedPolicy(tokenizer, [Flaws(), Flaws(give_up=1.0)], name="mixed")
+    tasks = [t for t in suite if sum(s["tool"] == "search" for s in t.meta["plan"]) >= 2][:60]
+    found = rollout(tasks, policy, environment=partial(CorpusEnvironment, corpus), group_size=4, limits=ROOMY)
+    gave_up = sum(t.answer == "I could not find this." for t in found) / len(found)
+    assert 0.35 < gave_up < 0.65 and {t.policy for t in found} == {"mixed"}
+
+
+# ---- the parts
+@pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
+def test_a_rate_is_a_probability(wrong):
+    with pytest.raises(ValueError, match="flaw rate malformed"):
+        Flaws(malformed=wrong)
+
+
+@pytest.mark.parametrize("expression", ["1 + 2", "round(1 / 2, 2)", "3 > 2", "sqrt(4)", "2*3"])
+def test_the_wrong_operation_is_another_expression(expression):
+    for seed in range(5):
+        wrong = _wrong(expression, random.Random(seed))
+        assert wrong != expression and calculate(wrong)
+
+
+def test_a_family_with_its_own_tool_can_be_demonstrated(tokenizer):
+    class Mirror:
+        def reset(self, **row):
+            pass
+
+        def reverse(self, text: str) -> str:
+            """Reverse a text.
+
+            Args:
+                text: The text.
+            """
+            return text[::-1]
+
+    plan = [{"tool": "reverse", "arguments": {"text": "abc"}}]
+    task = Task("m-1", "Reverse abc.", "cba", tools=("reverse",), meta={"plan": plan})
+    options = {"environment": Mirror, "group_size": 20, "limits": ROOMY}
+    assert all(t.success == 1.0 for t in rollout([task], ScriptedPolicy(tokenizer), **options))
+    slips = rollout([task], ScriptedPolicy(tokenizer, Flaws(malformed=1.0)), **options)
+    assert all(t.success == 1.0 and not calls(t)[0].ok for t in slips)

@@ -1,0 +1,329 @@
+"""Suites: every gold answer passes and every mutated one fails, splits share nothing, seeds decide everything."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import random
+import time
+from itertools import combinations
+
+import pytest
+
+from agentkit import Suite, Task, verify
+from agentkit.knowledge import PHRASES, facts
+from agentkit.tasks import PlanError, SuiteError, expert, lookup, multihop, solve
+from agentkit.tasks import suite as suite_module
+from agentkit.tools import calculate, search_passages
+from agentkit.verifiers import normalize
+
+SPEC = {"families": ["A", "B"], "n_tasks": 120, "seed": 0}
+
+
+@pytest.fixture(scope="session")
+def tools(corpus):
+    return {"search": lambda query: search_passages(corpus, query), "calculator": calculate}
+
+
+@pytest.fixture(scope="session")
+def large(corpus):
+    return Suite.build({"n_tasks": 1200, "seed": 5}, corpus=corpus)
+
+
+def shared(tasks: Suite) -> dict[str, set]:
+    """What more than one split holds: entity pairs (or lone entities), prompts, ids."""
+    seen = collections.defaultdict(set)
+    for task in tasks:
+        entities = sorted(set(task.meta["entities"]))
+        for key in list(combinations(entities, 2)) or [tuple(entities)]:
+            seen["entities", key].add(task.split)
+        seen["prompt", " ".join("".join(c if c.isalnum() else " " for c in task.prompt.casefold()).split())].add(task.split)
+        seen["id", task.id].add(task.split)
+    return {key: splits for key, splits in seen.items() if len(splits) > 1}
+
+
+# ---- splits
+@pytest.mark.parametrize(("n_tasks", "seed"), [(20, 0), (20, 1), (50, 2), (150, 3), (600, 4), (600, 5), (1200, 6)])
+def test_splits_share_nothing_and_none_is_empty(corpus, n_tasks, seed):
+    suite = Suite.build({"n_tasks": n_tasks, "seed": seed}, corpus=corpus)
+    assert len(suite) == n_tasks and shared(suite) == {}
+    for name, share in suite_module.SPLITS.items():
+        assert abs(len(suite.split(name)) - share * n_tasks) <= max(3, 0.03 * n_tasks)
+    assert sum(len(suite.split(name)) for name in suite_module.SPLITS) == n_tasks
+
+
+def test_the_check_for_shared_entities_finds_a_planted_leak(suite):
+    task = next(t for t in suite if t.split == "train")
+    leak = dataclasses.replace(task, id="leak", split="test")
+    assert shared(Suite([*suite, leak]))
+
+
+def test_every_split_holds_every_family_and_difficulty(large):
+    for name in suite_module.SPLITS:
+        kinds = {(t.family, t.difficulty) for t in large.split(name)}
+        assert kinds >= {("A", "easy"), ("A", "medium"), ("A", "hard"), ("B", "easy"), ("B", "medium")}
+
+
+def test_no_answer_and_no_entity_pair_dominates(large):
+    for family in ("A", "B"):
+        answers = collections.Counter(t.answer for t in large if t.family == family)
+        assert answers.most_common(1)[0][1] <= 0.02 * 600
+
+
+# ---- seeds
+def test_same_seed_same_suite_and_another_seed_another(corpus, tmp_path):
+    first, again, other = (Suite.build(SPEC | {"seed": s}, corpus=corpus) for s in (3, 3, 4))
+    assert first.tasks == again.tasks
+    assert first.save(tmp_path / "a.jsonl").read_bytes() == again.save(tmp_path / "b.jsonl").read_bytes()
+    assert len({t.prompt for t in first} & {t.prompt for t in other}) < 0.1 * len(first)
+
+
+def test_a_familys_tasks_do_not_depend_on_its_neighbours(corpus):
+    alone = Suite.build({"families": ["B"], "n_tasks": 60, "seed": 3}, corpus=corpus)
+    both = Suite.build({"families": ["A", "B"], "n_tasks": 120, "seed": 3}, corpus=corpus)
+    assert {t.prompt for t in alone} == {t.prompt for t in both if t.family == "B"}
+
+
+# ---- gold answers
+def test_every_gold_passes_and_the_expert_reaches_it(large, tools):
+    for task in list(large)[::5]:
+        solution = solve(task, tools)
+        assert verify(task, solution.answer).value == 1.0
+        assert task.difficulty == suite_module.difficulty(len(solution.calls))
+
+
+def test_every_mutated_gold_fails(large):
+    answers = [t.answer for t in large]
+    rng = random.Random(0)
+    for task in large:
+        other = rng.choice(answers)
+        wrong = ["", " ", task.prompt, f"{task.answer} or {other}", f"{task.answer} and {task.answer}", "I could not find this.",
+                 "nan", f"not {task.answer}", f"{task.answer} {task.answer}", f"1{task.answer}"]  # fmt: skip
+        if normalize(other) != normalize(task.answer):
+            wrong.append(other)
+        if task.verifier != "exact":
+            wrong += [str(float(task.answer) + 1), str(float(task.answer) - 1), str(-float(task.answer) - 1)]
+        for answer in wrong:
+            assert verify(task, answer).value == 0.0, (task.prompt, task.answer, answer)
+
+
+def test_the_audit_passes_and_finds_planted_faults(suite):
+    assert all(row["passed"] for row in suite.audit())
+    faults = {
+        "gold": Task("x", "p?", "many", "numeric"),
+        "perturbed": Task("x", "p?", "5", {"kind": "numeric", "abs_tol": 10}),
+        "prompt echo": Task("x", "Paris?", "Paris"),
+        "refusal": Task("x", "p?", "I could not find this."),
+    }
+    for check, task in faults.items():
+        failed = [row for row in Suite([task]).audit() if not row["passed"]]
+        assert check in {row["check"] for row in failed} and all(row["task"] == "x" for row in failed)
+    twins = [Task("x", "p?", "Paris", "exact"), Task("y", "q?", "Lyon", "exact")]
+    assert [r["tasks"] for r in Suite(twins).audit() if r["check"] == "other entity"] == [2]
+
+
+def test_a_suite_that_fails_its_audit_is_neither_built_nor_saved(tmp_path, corpus):
+    path = tmp_path / "tasks.jsonl"
+    Suite([Task("x", "p?", "Paris")]).save(path)
+    before = path.read_bytes()
+    with pytest.raises(SuiteError, match="not saved: .*prompt echo"):
+        Suite([Task("x", "Paris?", "Paris")]).save(path)
+    assert path.read_bytes() == before
+
+    def generous(corpus, rng):
+        number = rng.randint(1, 10**6)
+        step = {"tool": "calculator", "arguments": {"expression": str(number)}}
+        return Task("", f"Say {number}.", str(number), {"kind": "numeric", "abs_tol": 1e9}, meta={"plan": [step]})
+
+    with pytest.raises(SuiteError, match="not built: .*perturbed"):
+        Suite.build({"families": ["G"], "n_tasks": 20}, corpus=corpus, families={"G": generous})
+
+
+def test_digits_that_are_no_numerals_can_be_perturbed():
+    assert suite_module._perturb("Alien³") == "New Alien³"
+    assert suite_module._perturb("19.9") == "29.9" and suite_module._perturb("-9") == "-0"
+
+
+@pytest.mark.parametrize("family", [lookup, multihop])
+def test_plans_answer_from_the_corpus_and_questions_name_the_start_only(corpus, family):
+    known = {(PHRASES[k].format(*e), str(v)) for k, e, v in facts(corpus.connection)}
+    rng = random.Random(1)
+    drafted = [t for t in (family.draft(corpus, rng) for _ in range(600)) if t is not None]
+    assert len(drafted) > 300
+    for task in drafted:
+        values = []
+        for step in task.meta["plan"]:
+            if step["tool"] == "search":
+                assert (step["arguments"]["query"], step["expect"]) in known
+                values.append(step["expect"])
+        if family is multihop:
+            assert values[-1] == task.answer
+            assert len(set(values[:-1])) == len(values) - 1 and task.meta["entities"][0].split(":")[1] in task.prompt
+
+
+def test_every_template_and_chain_occurs(large):
+    templates = {t.meta["template"] for t in large}
+    assert set(lookup.TEMPLATES) | {" > ".join(chain) for chain in multihop.CHAINS} <= templates
+
+
+def test_literal_golds_of_family_a(corpus):
+    """Gold answers of drafted tasks, computed again from the search results by plain arithmetic."""
+    rng = random.Random(2)
+    checked = collections.Counter()
+    for _ in range(600):
+        task = lookup.draft(corpus, rng)
+        if task is None:
+            continue
+        found = [float(s["expect"]) if s["expect"].replace(".", "").isdigit() else 0 for s in task.meta["plan"] if "expect" in s]
+        template = task.meta["template"]
+        by_hand = {"sum": sum, "total": sum, "total4": sum, "mean": lambda v: sum(v) / len(v), "product": lambda v: v[0] * v[1],
+                   "ratio": lambda v: v[0] / v[1], "difference": lambda v: v[0] - v[1], "years": lambda v: v[0] - v[1],
+                   "ratio_of_sums": lambda v: (v[0] + v[1]) / (v[2] + v[3]), "density": lambda v: v[0] / v[1],
+                   "change": lambda v: v[0] - v[1], "single": lambda v: v[0]}.get(template)  # fmt: skip
+        if by_hand:
+            assert float(task.answer) == pytest.approx(by_hand(found), abs=0.00501), task
+            checked[template] += 1
+    assert len(checked) == 12
+
+
+def test_a_value_that_rounding_would_eat_is_not_asked_for():
+    assert lookup.numeric_task("ratio", "?", [], [], 0.0008) is None
+    assert lookup.numeric_task("sum", "?", [], [], 10**12) is None
+    assert lookup.numeric_task("difference", "?", [], [], 0).answer == "0"
+    assert lookup.numeric_task("ratio", "?", [], [], 2 / 3).answer == "0.67"
+
+
+# ---- the expert
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        (None, "has no plan"),
+        ([], "has no plan"),
+        ([{"tool": "fly", "arguments": {}}], "no tool 'fly'"),
+        ([{"tool": "search", "arguments": {"query": ""}}], "failed: the query is empty"),
+        ([{"tool": "search", "arguments": {"q": "x"}}], "failed"),
+        ([{"tool": "calculator", "arguments": {"expression": "{3} + 1"}}], "failed"),
+        ([{"tool": "search", "arguments": {"query": "capital of France"}, "expect": "Lyon"}], "does not find 'Lyon'"),
+    ],
+)
+def test_a_plan_that_leads_nowhere_says_why(tools, plan, says):
+    with pytest.raises(PlanError) as error:
+        solve(Task("x", "p?", "1", meta={} if plan is None else {"plan": plan}), tools)
+    assert says in str(error.value)
+
+
+def test_arguments_are_filled_by_earlier_values():
+    assert expert.fill({"a": "{0} - {1}", "b": "{x} {}", "c": 3}, ["5", "{0}"]) == {"a": "5 - {0}", "b": "{x} {}", "c": 3}
+
+
+@pytest.mark.parametrize(
+    ("observation", "value", "expected"),
+    [
+        ("[1] The capital of X is Paris.", "Paris", True),
+        ("[1] The area of X is 20 square km.", "20", True),
+        ("[1] The area of X is 200 square km.", "20", False),
+        ("[1] The area of X is 1.20 square km.", "20", False),
+        ("[1] The capital of X is New Paris.", "Paris", False),
+        ("[1] Nothing.\n[2] The capital of X is Paris.", "Paris", False),
+    ],
+)
+def test_a_value_counts_only_where_the_first_passage_states_it(observation, value, expected):
+    assert expert.states(observation, value) is expected
+
+
+# ---- a family of one's own
+def test_a_family_and_a_tool_of_ones_own(corpus):
+    def reverse(text: str) -> str:
+        return text[::-1]
+
+    def draft(corpus, rng):
+        name, capital = rng.choice(corpus.rows("SELECT name, capital FROM country ORDER BY name"))
+        return Task(
+            id="",
+            prompt=f"Write the capital of {name} backwards.",
+            answer=capital[::-1],
+            tools=("search", "reverse"),
+            meta={
+                "entities": [f"country:{name}"],
+                "plan": [
+                    {"tool": "search", "arguments": {"query": f"capital of {name}"}, "expect": capital},
+                    {"tool": "reverse", "arguments": {"text": "{0}"}},
+                ],
+            },
+        )
+
+    suite = Suite.build(
+        {"families": ["mine"], "n_tasks": 40}, corpus=corpus, families={"mine": draft}, tools={"reverse": reverse}
+    )
+    assert len(suite) == 40 and {(t.family, t.difficulty) for t in suite} == {("mine", "easy")} and shared(suite) == {}
+    mixed = Suite.build({"families": ["lookup", "multihop", "mine"], "n_tasks": 60}, corpus=corpus, families={"mine": draft},
+                        tools={"reverse": reverse})  # fmt: skip
+    assert collections.Counter(t.family for t in mixed) == {"A": 20, "B": 20, "mine": 20}
+
+
+@pytest.mark.parametrize(
+    ("draft", "says"),
+    [
+        (lambda corpus, rng: None, "gave only 0 different tasks of the 20"),
+        (lambda corpus, rng: Task("", "Same?", "7", meta={"plan": [{"tool": "calculator", "arguments": {"expression": "7"}}]}),
+         "gave only 1 different tasks"),
+        (lambda corpus, rng: Task("", f"No plan {rng.random()}?", "7"), "has no plan"),
+        (lambda corpus, rng: Task("", f"{rng.random()}?", "7", meta={"plan": [{"tool": "fly", "arguments": {}}]}), "no tool 'fly'"),
+        (lambda corpus, rng: Task("", f"{rng.random()}?", "7", meta={"plan": [{"tool": "search", "arguments": {"query": "x"},
+                                                                             "expect": "7"}]}), "does not find"),
+        (lambda corpus, rng: Task("", f"{rng.random()}?", "8", meta={"plan": [{"tool": "calculator",
+                                                                             "arguments": {"expression": "7"}}]}),
+         "the gold answer '8' .* fails: the tools give '7'"),
+    ],
+    ids=["none", "one", "no plan", "no tool", "not found", "wrong gold"],
+)  # fmt: skip
+def test_a_family_that_cannot_give_enough_fails_soon(corpus, draft, says):
+    start = time.monotonic()
+    with pytest.raises(SuiteError, match=says):
+        Suite.build({"families": ["mine"], "n_tasks": 20}, corpus=corpus, families={"mine": draft})
+    assert time.monotonic() - start < 60
+
+
+def test_two_families_may_not_ask_the_same(corpus):
+    def draft(corpus, rng):
+        number = rng.randint(1, 25)
+        step = {"tool": "calculator", "arguments": {"expression": f"{number}"}}
+        return Task("", f"Say {number}.", str(number), "numeric", meta={"plan": [step]})
+
+    with pytest.raises(SuiteError, match="family other gave only"):
+        Suite.build({"families": ["one", "other"], "n_tasks": 40}, corpus=corpus, families={"one": draft, "other": draft})
+
+
+# ---- the spec
+def test_aliases_name_the_same_families(corpus):
+    by_name = Suite.build({"families": ["lookup", "multihop"], "n_tasks": 40, "seed": 1}, corpus=corpus)
+    assert by_name.tasks == Suite.build({"families": "A, B", "n_tasks": 40, "seed": 1}, corpus=corpus).tasks
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"familie": ["A"]}, "unknown suite key 'familie'"),
+        ({"families": ["Z"]}, "unknown task family 'Z': use A, B"),
+        ({"families": []}, "unknown task family"),
+        ({"families": [None]}, "unknown task family"),
+        ({"families": [["A"]]}, "unknown task family"),
+        ({"families": ["A", "lookup"]}, "named twice"),
+        ({"n_tasks": 19}, "n_tasks is 19"),
+        ({"n_tasks": "50"}, "n_tasks is '50'"),
+        ({"n_tasks": 50.5}, "n_tasks is 50.5"),
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"seed": None}, "seed is None"),
+    ],
+)
+def test_a_wrong_spec_is_named(corpus, spec, says):
+    with pytest.raises(SuiteError) as error:
+        Suite.build(spec, corpus=corpus)
+    assert says in str(error.value)
+
+
+# ---- files
+def test_a_suite_comes_back_from_a_file_and_from_a_run_folder(suite, tmp_path):
+    suite.save(tmp_path)
+    assert Suite.load(tmp_path).tasks == Suite.load(tmp_path / "tasks.jsonl").tasks == suite.tasks
+    assert (tmp_path / "tasks.jsonl").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,154 @@
+"""The two tools: right on literals, and a sentence in bounded time for whatever else they are given."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkit.tools import calculate, search_passages
+
+CHARACTERS = st.text(st.characters(), max_size=60)
+
+
+# ---- calculator
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("1 + 2 * 3", "7"),
+        ("(1 + 2) * 3", "9"),
+        ("7 / 2", "3.5"),
+        ("8 / 2", "4"),
+        ("7 // 2", "3"),
+        ("-7 % 3", "2"),
+        ("2 ** 10", "1024"),
+        ("2 ** -1", "0.5"),
+        ("round(66987244 / 547030, 2)", "122.46"),
+        ("round(2.5)", "2"),
+        ("round(1234, -2)", "1200"),
+        ("0.1 + 0.2", "0.3"),
+        ("1 / 3", "0.333333333333"),
+        ("1e3", "1000"),
+        ("-0.0", "0"),
+        ("abs(-3) + min(4, 2) + max(1, 5, 2) + sqrt(16)", "14"),
+        ("3 > 2", "true"),
+        ("3 <= 2", "false"),
+        ("  1 + 1\n", "2"),
+        ("+5", "5"),
+        ("1_000 + 1", "1001"),
+        ("123456789 * 987654321", "121932631112635269"),
+    ],
+)
+def test_arithmetic(expression, value):
+    assert calculate(expression) == value
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ("", "not an arithmetic expression"),
+        ("1 +", "not an arithmetic expression"),
+        ("1; 2", "not an arithmetic expression"),
+        ("x = 1", "not an arithmetic expression"),
+        ("1 + \x00", "not an arithmetic expression"),
+        ("1 + \ud800", "not an arithmetic expression"),
+        ("(" * 400, "not an arithmetic expression"),
+        ("1 / 0", "division by zero"),
+        ("0 ** -1", "division by zero"),
+        ("5 % 0", "division by zero"),
+        ("France", "'France' is not a number"),
+        ("pow(2, 3)", "unknown function 'pow'"),
+        ("__import__('os')", "unknown function"),
+        ("().__class__", "not allowed"),
+        ("(1).__class__.__bases__", "not allowed"),
+        ("[x for x in (1,)]", "not allowed"),
+        ("lambda: 1", "not allowed"),
+        ("'a' * 9", "not allowed"),
+        ("True + 1", "only numbers"),
+        ("1j", "not allowed"),
+        ("1,000 + 1", "not allowed"),
+        ("2 ^ 3", "not allowed"),
+        ("1 < 2 < 3", "not allowed"),
+        ("max(*[1, 2])", "not allowed"),
+        ("round(1, ndigits=2)", "unknown function"),
+        ("sqrt(-1)", ""),
+        ("(-8) ** 0.5", "not a finite real"),
+        ("1e400", "not a finite real"),
+        ("1e308 * 10", "not a finite real"),
+        ("min()", "cannot compute"),
+        ("round(1.5, 0.5)", "cannot compute"),
+        ("1" * 501, "limit is 500"),
+        ("-" * 60 + "1", "nests deeper"),
+    ],
+)
+def test_what_is_no_arithmetic_is_a_sentence(expression, says):
+    with pytest.raises(ValueError) as error:
+        calculate(expression)
+    assert says in str(error.value)
+    assert not isinstance(error.value, UnicodeError)
+
+
+BOMBS = [
+    "9**9**9**9", "9**9**9", "(9**9)**(9**9)", "2**(10**6)", "2**100**2", "10.0**10**10", "(2**3999)**2", "(-9)**-99999999999",
+    "round(1, -100000000)", "round(10**300, -10**9)", "round(1, -10**30)", "abs(round(7, -99999999))",
+    "*".join(["9**400"] * 60), "+".join(["2**3999"] * 50), "max(" + "9**9," * 90 + "9**9**9)", "(" * 90 + "1" + ")" * 90,
+    "--" * 240 + "1", "1 if 1 else 2", "1" + "0" * 480, "1e308**999",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("expression", BOMBS)
+def test_no_bomb_takes_long(expression):
+    outcome = []
+
+    def work():
+        try:
+            outcome.append(calculate(expression))
+        except ValueError as error:
+            outcome.append(str(error))
+
+    start = time.monotonic()
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert outcome and time.monotonic() - start < 5
+    assert len(outcome[0]) < 1_500
+
+
+@given(CHARACTERS | st.text("0123456789.+-*/%()<>=eE, roundabsmixqt", max_size=60))
+def test_any_text_is_a_value_or_a_value_error(expression):
+    try:
+        value = calculate(expression)
+    except ValueError as error:
+        assert str(error)
+    else:
+        assert value in ("true", "false") or math.isfinite(float(value))
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
+def test_it_agrees_with_python(a, b):
+    assert calculate(f"{a} + {b}") == str(a + b)
+    assert calculate(f"({a}) * ({b})") == str(a * b)
+    assert calculate(f"{a} > {b}") == str(a > b).lower()
+    if b:
+        assert float(calculate(f"({a}) / ({b})")) == pytest.approx(a / b, rel=1e-11)
+
+
+# ---- search
+def test_passages_are_numbered_and_best_first(corpus):
+    found = search_passages(corpus, "capital of France", 2).split("\n")
+    assert found[0] == "[1] The capital of France is Paris." and found[1].startswith("[2] ") and len(found) == 2
+
+
+@pytest.mark.parametrize(("query", "says"), [("", "empty"), (" \n", "empty"), ("x" * 501, "limit is 500")])
+def test_a_query_that_is_none_is_refused(corpus, query, says):
+    with pytest.raises(ValueError, match=says):
+        search_passages(corpus, query)
+
+
+@pytest.mark.parametrize("query", ["???", "the of and", "xqzzyv", "_", "\ud800", "\x00"])
+def test_a_query_that_finds_nothing_says_so(corpus, query):
+    assert search_passages(corpus, query) == "No passage matches. Try other words."

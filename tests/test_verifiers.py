@@ -1,0 +1,249 @@
+"""The verifier is the reward: what must pass, what must not, and what it cannot judge. Bounded on any text."""
+
+from __future__ import annotations
+
+import time
+from decimal import Decimal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkit import Score, Task, verify
+from agentkit.verifiers import MAX_ANSWER, check, final_answer, normalize, parse_number
+
+TEXT = st.text(st.characters(), max_size=40)
+
+
+def value(kind, answer, gold, **options):
+    return check(kind, answer, gold, **options).value
+
+
+# ---- the final answer
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Answer: 42", "42"),
+        ("I think so.\nAnswer: 42", "42"),
+        ("**Answer:** 42", "42"),
+        ("> Final answer: **Paris**", "Paris"),
+        ("ANSWER： Paris", "Paris"),
+        ("Answer: 1\nAnswer: 2", "2"),  # the last one counts
+        ("Answer: 1\n2", "1"),
+        ("42", "42"),
+        ("The answer: 42", "The answer: 42"),  # no line of its own: the whole text, which fails
+        ("Answer:", "Answer:"),
+        ("Answer: **", None),
+        ("", None),
+        (" \n\t", None),
+        ("x" * (MAX_ANSWER + 1), None),
+        ("Answer: " + "x" * (MAX_ANSWER + 1), None),
+        ("x" * 150_000 + "\nAnswer: 7", "7"),
+        ("x" * 300_000 + "\nAnswer: 7", None),
+    ],
+)
+def test_the_answer_of_a_final_turn(text, answer):
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text", ["Answer: a" + " " * 190_000 + "b", "answer" + " " * 190_000, "#" * 190_000, "Answer:" * 27_000, "final " * 30_000,
+             ("Answer: " + "* " * 50 + "x\n") * 1_500, "Answer: a" + "*" * 190_000 + "b", " " * 190_000 + "answer"]
+)  # fmt: skip
+def test_no_final_text_takes_long(text):
+    start = time.monotonic()
+    final_answer(text)
+    assert time.monotonic() - start < 5
+
+
+# ---- exact
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("Paris", "Paris", 1),
+        ("  paris. ", "Paris", 1),
+        ("The Hague", "Hague", 1),
+        ("São Tomé", "Sao Tome", 1),
+        ("Ｐａｒｉｓ", "Paris", 1),
+        ("°c", "℃", 1),
+        ("A", "A", 1),  # an article that is the whole answer is a name
+        ("the", "A", 0),
+        ("Paris or Lyon", "Paris", 0),
+        ("Paris, Lyon", "Paris", 0),
+        ("yes and no", "yes", 0),
+        ("not Paris", "Paris", 0),
+        ("New Paris", "Paris", 0),
+        ("Pari", "Paris", 0),
+        ("", "Paris", 0),
+        (" \n", "Paris", 0),
+        (".", "Paris", 0),
+        (None, "Paris", 0),
+        (42, "42", 0),
+        ("Paris" * 1000, "Paris", 0),
+        ("().__class__.__mro__", "Paris", 0),
+        ("Pa\ud800ris", "Paris", 0),
+    ],
+)
+def test_exact(answer, gold, expected):
+    assert value("exact", answer, gold) == expected
+
+
+def test_aliases_count_and_empty_ones_do_not():
+    assert value("exact", "Holland", "Netherlands", aliases=["Holland", ""]) == 1
+    assert value("exact", ".", "Netherlands", aliases=["...", ""]) == 0
+
+
+@pytest.mark.parametrize("gold", ["", " ", "?!", None])
+def test_a_gold_answer_that_says_nothing_is_not_scored(gold):
+    assert value("exact", "x", gold) is None
+    assert value("exact", "", gold) == 0  # empty for empty earns nothing
+
+
+@given(TEXT)
+def test_normalising_twice_changes_nothing(text):
+    assert normalize(normalize(text)) == normalize(text)
+
+
+# ---- numeric
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [
+        ("42", "42", 1),
+        ("42.0", "42", 1),
+        ("42.", "42", 1),
+        ("-42", "-42", 1),
+        ("−42", "-42", 1),
+        ("+42", "42", 1),
+        ("-0", "0", 1),
+        (".5", "0.5", 1),
+        ("1,000", "1000", 1),
+        (r"1\,000", "1000", 1),
+        (r"1\,000\,000", "1000000", 1),
+        ("1 000 000", "1000000", 1),
+        ("1\u202f000", "1000", 1),
+        ("1e3", "1000", 1),
+        ("1.5E+3", "1500", 1),
+        ("$5", "5", 1),
+        ("-$5", "-5", 1),
+        ("１２", "12", 1),
+        ("1380004385", "1380004385", 1),
+        ("1380004386", "1380004385", 0),  # off by one is off, however large
+        ("12", "1", 0),
+        ("1", "12", 0),
+        ("1 or 2", "1", 0),
+        ("1, 2", "1", 0),
+        ("1,2", "12", 0),
+        ("1,00", "100", 0),
+        ("1.000,5", "1000.5", 0),
+        ("1-2", "1", 0),
+        ("1/2", "0.5", 0),
+        ("½", "0.5", 0),
+        ("10²", "102", 0),
+        ("10⁶", "106", 0),
+        ("about 1", "1", 0),
+        ("= 1", "1", 0),
+        ("not 1", "1", 0),
+        ("1e-12", "0", 0),
+        ("0.333333", "0.3333333333", 0),
+        ("nan", "1", 0),
+        ("inf", "1", 0),
+        ("1e999", "1", 0),
+        ("9" * 399, "1", 0),
+        ("9" * 1_999, "1", 0),
+        ("50 %", "50", 0),  # one rule: a unit counts only where the task declares it
+        ("50 %", "0.5", 0),
+        ("5 km", "5", 0),
+        ("0x10", "16", 0),
+        ("1_000", "1000", 0),
+        ("9^{9^{9}}", "1", 0),
+        ("10000000!", "1", 0),
+        ("().__class__", "1", 0),
+        ("\\boxed{4}", "4", 0),
+        ("1\n2", "1", 0),
+        ("1 \ud800", "1", 0),
+    ],
+)
+def test_numeric(answer, gold, expected):
+    assert value("numeric", answer, gold) == expected
+
+
+@pytest.mark.parametrize("gold", ["many", "", "nan", "inf", "1 or 2", "1e999", "9" * 401, None])
+def test_a_gold_answer_that_is_no_number_is_not_scored(gold):
+    assert value("numeric", "1", gold) is None
+
+
+def test_nan_is_never_nan():
+    assert value("numeric", "nan", "nan") != 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "unit", "expected"),
+    [("5 cm", "cm", 1), ("5cm", "cm", 1), ("5 CM.", "cm", 1), ("5", "cm", 1), ("5 km", "cm", 0), ("5 cm 3", "cm", 0),
+     ("5 minute", "minutes", 1), ("5 minutes", "minutes", 1), ("5 minutess", "minutes", 0), ("5 %", "%", 1), ("5 cm or so", "cm", 0)],
+)  # fmt: skip
+def test_units_count_where_declared(answer, unit, expected):
+    assert value("numeric", answer, "5", unit=unit) == expected
+
+
+def test_tolerance_is_what_the_task_declares():
+    assert value("numeric", "0.333", "0.3333333", abs_tol=0.001) == 1
+    assert value("numeric", "0.335", "0.3333333", abs_tol=0.001) == 0
+    assert value("numeric", "101", "100", rel_tol=0.01) == 1
+    assert value("numeric", "101.1", "100", rel_tol=0.01) == 0
+    assert value("numeric", "12.35", "12.34", abs_tol=0.0051) == 0
+
+
+@given(st.integers(-(10**14), 10**14), st.integers(0, 4))
+def test_a_number_equals_itself_however_it_is_written(number, places):
+    plain = str(Decimal(number).scaleb(-places))
+    fixed = f"{Decimal(number).scaleb(-places):f}"
+    grouped = f"{Decimal(number).scaleb(-places):,f}"
+    assert [value("numeric", written, fixed) for written in (plain, fixed, grouped)] == [1, 1, 1]
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**12))
+def test_two_whole_numbers_are_equal_only_when_they_are(a, b):
+    assert value("numeric", str(a), str(b)) == (a == b)
+    assert value("numeric", f"{a} or {b}", str(b)) == 0
+    assert value("numeric", f"{a}, {b}", str(b)) == 0
+
+
+@given(TEXT)
+def test_any_text_is_a_finite_number_or_none(text):
+    found = parse_number(text)
+    assert found is None or abs(found) < float("inf")
+
+
+# ---- check and verify
+@given(TEXT, TEXT, st.sampled_from(["exact", "numeric"]))
+def test_any_answer_gets_a_verdict_and_the_same_one_twice(answer, gold, kind):
+    score = check(kind, answer, gold)
+    assert score.value in (0.0, 1.0, None) and score.why
+    assert check(kind, answer, gold) == score
+
+
+def test_huge_answers_are_bounded():
+    start = time.monotonic()
+    for answer in ("9" * 200_000, "1," * 100_000, " " * 200_000 + "1", "ﷺ" * 200_000, "a " * 1_000, "1 " * 999, "1,000" * 390):
+        for kind in ("exact", "numeric"):
+            assert value(kind, answer, "7") == 0
+    assert time.monotonic() - start < 5
+
+
+def test_mistakes_of_the_author_are_errors():
+    with pytest.raises(ValueError, match="unknown verifier kind 'exakt': use one of exact, numeric"):
+        check("exakt", "1", "1")
+    with pytest.raises(ValueError, match="unknown verifier kind None"):
+        verify(Task("a", "p", "1", {"abs_tol": 1}), "1")
+    with pytest.raises(ValueError, match="verifier 'numeric'.*tolerance"):
+        check("numeric", "1", "1", tolerance=1)
+    with pytest.raises(ValueError, match="verifier 'numeric'"):
+        check("numeric", "1", "2", abs_tol="wide")
+
+
+def test_verify_reads_the_tasks_verifier_and_a_trajectorys_answer(suite):
+    task = Task("a", "p", "5", {"kind": "numeric", "unit": "cm"})
+    assert verify(task, "5 cm") == Score(1.0, "within tolerance")
+    assert task.verifier == {"kind": "numeric", "unit": "cm"}  # not consumed
+    assert verify(task, None).value == 0
+    assert verify(Task("a", "p", "Paris"), "paris").value == 1
