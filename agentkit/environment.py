@@ -15,6 +15,7 @@ import inspect
 import threading
 import time
 import typing
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,7 @@ SYSTEM_PROMPT = (
     'and end with a line "Answer: ...".'
 )
 MAX_OBSERVATION = 4_000  # characters
+MAX_THREADS = 128  # tools running at once in one event loop
 _TYPES = {
     str: "a string",
     int: "an integer",
@@ -144,6 +146,9 @@ async def run_call(call: ToolCall, environment: object, *, timeout_s: float = 10
     return ToolResult(call.name, call.arguments, observation, ok, time.perf_counter() - start)
 
 
+_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+
 async def _awaited(tool: Callable, arguments: dict[str, Any]) -> Any:
     try:
         return await tool(**arguments)
@@ -155,7 +160,8 @@ async def in_thread(work: Callable[[], Any], timeout_s: float) -> Any:
     """What ``work`` returns, called in a daemon thread of its own. Raises TimeoutError, or what ``work`` raised.
 
     Not asyncio.to_thread: its few workers would be used up by hung tools, and asyncio.run would wait for them at the end.
-    A result that is there when the time is up counts, so that a busy event loop makes no tool look slow.
+    A result that is there when the time is up counts, so that a busy event loop makes no tool look slow; and the time starts
+    when one of MAX_THREADS slots is free, so that a thousand calls at once do not time each other out.
     """
     loop, finished = asyncio.get_running_loop(), asyncio.Event()
     outcome: list[tuple[Any, Exception | None]] = []
@@ -170,9 +176,10 @@ async def in_thread(work: Callable[[], Any], timeout_s: float) -> Any:
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
             loop.call_soon_threadsafe(finished.set)
 
-    threading.Thread(target=run, name="tool", daemon=True).start()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(finished.wait(), timeout_s)
+    async with _slots.setdefault(loop, asyncio.Semaphore(MAX_THREADS)):
+        threading.Thread(target=run, name="tool", daemon=True).start()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(finished.wait(), timeout_s)
     if not outcome:
         raise TimeoutError
     value, error = outcome[0]

@@ -193,6 +193,13 @@ def test_a_flood_is_cut():
     assert run("flood", {"size": 10**7}).observation == "x" * MAX_OBSERVATION + " [cut]"
 
 
+def test_a_thousand_calls_at_once_all_answer():
+    async def many():
+        return await asyncio.gather(*(run_call(ToolCall("add", {"a": i}), Workshop()) for i in range(1_000)))
+
+    assert [r.observation for r in asyncio.run(many())] == [str(i + 1) for i in range(1_000)]
+
+
 @pytest.mark.parametrize("tool", ["hang", "hang_later"])
 def test_a_hung_tool_is_given_up_and_holds_up_nobody(tool):
     """Forty hung calls, far more than a thread pool has workers, and one that answers."""

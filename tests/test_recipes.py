@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentkit import cli
 from agentkit.recipes import Recipe, RecipeError, read_recipe
+from agentkit.rewards import plan
 from agentkit.runs import Run, project_root
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
@@ -32,7 +33,8 @@ def test_used_is_what_was_given():
     recipe = Recipe.from_mapping({"seed": 3, "group_size": 4})
     assert recipe.used() == {"seed": 3, "group_size": 4}
     assert recipe.flaws == dict.fromkeys(["skip_lookup", "wrong_operation", "in_head", "give_up", "malformed"], 0.0)
-    assert recipe.reward_weights == {"correctness": 1.0, "format": 0.1, "efficiency": 1.0}
+    heavier = Recipe.from_mapping({"reward_format": 0.5}).reward_weights
+    assert [plan(**weights) == plan() for weights in (recipe.reward_weights, heavier)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -75,9 +77,10 @@ def test_micro_batch_must_divide_the_batch():
         Recipe.from_mapping({"micro_batch": 5, "prompts_per_step": 4, "group_size": 4})
 
 
-@given(
-    st.dictionaries(st.text(max_size=8) | st.integers() | st.none(), st.none() | st.text(max_size=5) | st.floats(), max_size=3)
-)
+KEYS = st.sampled_from(sorted(Recipe.keys())) | st.text(max_size=8) | st.integers() | st.none()
+
+
+@given(st.dictionaries(KEYS, st.none() | st.text(max_size=5) | st.floats() | st.integers(), max_size=3))
 def test_any_mapping_is_a_recipe_or_a_recipe_error(values):
     try:
         assert isinstance(Recipe.from_mapping(values), Recipe)

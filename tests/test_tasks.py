@@ -252,35 +252,34 @@ def test_a_family_and_a_tool_of_ones_own(corpus):
             },
         )
 
-    suite = Suite.build(
-        {"families": ["mine"], "n_tasks": 40}, corpus=corpus, families={"mine": draft}, tools={"reverse": reverse}
-    )
+    own = {"corpus": corpus, "families": {"mine": draft}, "tools": {"reverse": reverse}}
+    suite = Suite.build({"families": ["mine"], "n_tasks": 40}, **own)
     assert len(suite) == 40 and {(t.family, t.difficulty) for t in suite} == {("mine", "easy")} and shared(suite) == {}
-    mixed = Suite.build({"families": ["lookup", "multihop", "mine"], "n_tasks": 60}, corpus=corpus, families={"mine": draft},
-                        tools={"reverse": reverse})  # fmt: skip
+    mixed = Suite.build({"families": ["lookup", "multihop", "mine"], "n_tasks": 60}, **own)
     assert collections.Counter(t.family for t in mixed) == {"A": 20, "B": 20, "mine": 20}
+
+
+def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Task:
+    return Task("", prompt, answer, meta={"plan": [{"tool": tool, "arguments": arguments, **more}]})
 
 
 @pytest.mark.parametrize(
     ("draft", "says"),
     [
-        (lambda corpus, rng: None, "gave only 0 different tasks of the 20"),
-        (lambda corpus, rng: Task("", "Same?", "7", meta={"plan": [{"tool": "calculator", "arguments": {"expression": "7"}}]}),
-         "gave only 1 different tasks"),
-        (lambda corpus, rng: Task("", f"No plan {rng.random()}?", "7"), "has no plan"),
-        (lambda corpus, rng: Task("", f"{rng.random()}?", "7", meta={"plan": [{"tool": "fly", "arguments": {}}]}), "no tool 'fly'"),
-        (lambda corpus, rng: Task("", f"{rng.random()}?", "7", meta={"plan": [{"tool": "search", "arguments": {"query": "x"},
-                                                                             "expect": "7"}]}), "does not find"),
-        (lambda corpus, rng: Task("", f"{rng.random()}?", "8", meta={"plan": [{"tool": "calculator",
-                                                                             "arguments": {"expression": "7"}}]}),
-         "the gold answer '8' .* fails: the tools give '7'"),
+        (lambda n: None, "gave only 0 different tasks of the 20"),
+        (lambda n: planned("Same?", "7", "calculator", {"expression": "7"}), "gave only 1 different tasks"),
+        (lambda n: Task("", f"{n}?", "7"), "has no plan"),
+        (lambda n: planned(f"{n}?", "7", "fly", {}), "no tool 'fly'"),
+        (lambda n: planned(f"{n}?", "7", "search", {"query": "x"}, expect="7"), "does not find"),
+        (lambda n: planned(f"{n}?", "8", "calculator", {"expression": "7"}), "gold answer '8' .* fails: the tools give '7'"),
     ],
     ids=["none", "one", "no plan", "no tool", "not found", "wrong gold"],
-)  # fmt: skip
+)
 def test_a_family_that_cannot_give_enough_fails_soon(corpus, draft, says):
     start = time.monotonic()
     with pytest.raises(SuiteError, match=says):
-        Suite.build({"families": ["mine"], "n_tasks": 20}, corpus=corpus, families={"mine": draft})
+        families = {"mine": lambda corpus, rng: draft(rng.random())}
+        Suite.build({"families": ["mine"], "n_tasks": 20}, corpus=corpus, families=families)
     assert time.monotonic() - start < 60
 
 

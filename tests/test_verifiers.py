@@ -179,7 +179,8 @@ def test_nan_is_never_nan():
 @pytest.mark.parametrize(
     ("answer", "unit", "expected"),
     [("5 cm", "cm", 1), ("5cm", "cm", 1), ("5 CM.", "cm", 1), ("5", "cm", 1), ("5 km", "cm", 0), ("5 cm 3", "cm", 0),
-     ("5 minute", "minutes", 1), ("5 minutes", "minutes", 1), ("5 minutess", "minutes", 0), ("5 %", "%", 1), ("5 cm or so", "cm", 0)],
+     ("5 minute", "minutes", 1), ("5 minutes", "minutes", 1), ("5 minutess", "minutes", 0), ("5 %", "%", 1),
+     ("5 cm or so", "cm", 0)],
 )  # fmt: skip
 def test_units_count_where_declared(answer, unit, expected):
     assert value("numeric", answer, "5", unit=unit) == expected

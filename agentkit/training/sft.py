@@ -20,6 +20,14 @@ from agentkit.rollouts import rollout, rollout_options
 from agentkit.training.common import ProgressCallback, lora, only_own_progress, quiet_trainer, save_adapter
 
 
+class _PlainLossTrainer(SFTTrainer):
+    """TRL's SFTTrainer with the model's own loss: TRL 1.15 computes it with a kernel that needs a GPU."""
+
+    def compute_loss(self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """Cross-entropy over labels, as transformers' Trainer computes it."""
+        return super(SFTTrainer, self).compute_loss(model, inputs, return_outputs, num_items_in_batch)
+
+
 def demonstrations(tasks: Sequence[Task], tokenizer: Any, recipe: Recipe) -> list[Trajectory]:
     """Transcripts of the scripted expert with the recipe's flaw rates: ``sft_transcripts`` a task."""
     policy = ScriptedPolicy(tokenizer, Flaws(**recipe.flaws), name="expert")
@@ -61,7 +69,7 @@ def cold_start(model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], r
         train_sampling_strategy="group_by_length",
         **quiet_trainer(recipe.seed, cuda),
     )
-    trainer = SFTTrainer(
+    trainer = _PlainLossTrainer(
         model=model,
         args=config,
         train_dataset=sft_dataset(trajectories),

@@ -30,7 +30,9 @@ class LiveCurves:
             self.finish()
 
     def finish(self) -> None:
-        """Draw what there is."""
+        """Draw what there is, once a step is done."""
+        if all(row["step"] == 0 for row in self.rows):
+            return
         figure = training_curves(pd.DataFrame(self.rows))
         if self._handle is None:
             self._handle = display(figure, display_id=True)
