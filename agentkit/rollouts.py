@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from agentkit.chat import ChatCodec, parse_turn
-from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment, malformed, run_call, tool_schemas
+from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment, in_thread, malformed, run_call, tool_schemas
 from agentkit.knowledge import Corpus
 from agentkit.policies.base import Policy, Request, Sample
 from agentkit.recipes import Recipe
@@ -147,7 +147,7 @@ async def _trajectory(
     """One trajectory from prompt to verdict."""
     prompt, results, answer = list(codec.prompt_ids(task.prompt)), (), None
     tape = _Tape([], [], [], [])
-    await asyncio.to_thread(environment.reset, prompt=task.prompt, task_id=task.id)
+    await in_thread(partial(environment.reset, prompt=task.prompt, task_id=task.id), limits.tool_timeout_s)
     deadline, stop = time.monotonic() + limits.trajectory_timeout_s, StopReason.TURN_LIMIT
     for turn in range(limits.max_turns):
         budget = min(limits.max_turn_tokens, limits.max_tokens - len(tape.ids))

@@ -11,17 +11,18 @@ from pathlib import Path
 from agentkit.knowledge import build
 
 _FRAGMENTS = (
-    "a al am an ar as at ba bar be bel ben ber bi bo bor bra bri bru bu ca can car ce cel cen cha che chi cho ci cla co con cor cra "
-    "cri cro cu da dal dan dar de del den der di din do don dor dra dre du e ed el en er es et fa fal fe fer fi fin fla fo for fra "
-    "fu ga gal gan gar ge gen ger gi gla go gon gor gra gre gri gu ha hal ham han har he hel hen her hi ho hol hor hu i ia ic ie il "
-    "im in ing ir is it ja jan je jo ju ka kal kan kar ke kel ken ker ki kin ko kon kor kra ku la lan lar las le len ler les li lin "
-    "lis lo lon lor lu ma mal man mar mas me mel men mer mi mil min mo mon mor mu na nan nar ne nel nen ner ni nin no nor nu o ol on "
-    "or os ou pa pal pan par pe pel pen per pi pin po pol por pra pre pri pro qua que qui ra ran ras re ren res ri rin ris ro ron "
-    "ros ru sa sal san sar se sel sen ser sha she shi sho si sin so sol son sor sta ste sti sto stra su ta tal tan tar te tel ten "
-    "ter tha the thi ti tin to ton tor tra tre tri tro tu u ul un ur us va val van ver vi vin vo vor wa wal wan we wel wer wi win "
-    "wo wood ya ye yo za zan ze zi zo"
+    "a al am an ar as at ba bar be bel ben ber bi bo bor bra bri bru bu ca can car ce cel cen cha che chi cho ci cla co con "
+    "cor cra cri cro cu da dal dan dar de del den der di din do don dor dra dre du e ed el en er es et fa fal fe fer fi fin "
+    "fla fo for fra fu ga gal gan gar ge gen ger gi gla go gon gor gra gre gri gu ha hal ham han har he hel hen her hi ho "
+    "hol hor hu i ia ic ie il im in ing ir is it ja jan je jo ju ka kal kan kar ke kel ken ker ki kin ko kon kor kra ku la "
+    "lan lar las le len ler les li lin lis lo lon lor lu ma mal man mar mas me mel men mer mi mil min mo mon mor mu na nan "
+    "nar ne nel nen ner ni nin no nor nu o ol on or os ou pa pal pan par pe pel pen per pi pin po pol por pra pre pri pro "
+    "qua que qui ra ran ras re ren res ri rin ris ro ron ros ru sa sal san sar se sel sen ser sha she shi sho si sin so sol "
+    "son sor sta ste sti sto stra su ta tal tan tar te tel ten ter tha the thi ti tin to ton tor tra tre tri tro tu u ul un "
+    "ur us va val van ver vi vin vo vor wa wal wan we wel wer wi win wo wood ya ye yo za zan ze zi zo "
 ).split()
-_LETTERS = 4 * "abcdefghijklmnopqrstuvwxyzaeioaeionrst" + "àáâãäåçèéêëíîïñóôöøúüāēīōūăćčęğıłńřśşšţźżžạảấầậắếềễệịọốồộớủứừ"
+_ACCENTED = "àáâãäåçèéêëíîïñóôöøúüāēīōūăćčęğıłńřśşšţźżžạảấầậắếềễệịọốồộớủứừ"
+_LETTERS = 4 * "abcdefghijklmnopqrstuvwxyzaeioaeionrst" + _ACCENTED
 _SMALL = "of the and in on to for a from with at by".split()
 _SUFFIXES = ["stan", "land", "ia", " Islands", " City", "ville", "burg", "ton", "ium", "son", "er", "ing", "ed", "s"]
 _CONTINENTS = ["Africa", "Asia", "Europe", "North America", "Oceania", "South America"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def config(recipe: Recipe, out: Path, weights: Sequence[float]) -> GRPOConfig:
 class AgentGRPOTrainer(GRPOTrainer):
     """TRL's GRPOTrainer with agent rollouts.
 
+    What an earlier training left in the run's train/ is kept beside it as train-1, train-2 and so on.
+
     Args:
         model: the SFT model; its LoRA adapter is added here, and the reference is the same model with it switched off.
         tokenizer: with a chat template.
@@ -103,6 +106,7 @@ class AgentGRPOTrainer(GRPOTrainer):
         self._extra: dict[str, Any] = {}
         self._started = time.monotonic()
         self._rollout_seconds = 0.0
+        _set_aside(run.file("train"))
         super().__init__(
             model=model,
             args=config(recipe, run.file("train", ".trainer"), [weight for _, weight in self.reward.values()]),
@@ -295,6 +299,16 @@ def batch_metrics(batch: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
-    """Run GRPO; returns the best validation success and its step. The best adapter lies in the run's adapter/."""
+    """Run GRPO from the SFT reference; the best adapter lies in the run's adapter/ afterwards.
+
+    Returns:
+        The best validation success, its step, and the number of steps.
+    """
     trainer.train()
     return {"best_val_success": trainer.best[0], "best_step": trainer.best[1], "steps": trainer.state.global_step}
+
+
+def _set_aside(folder: Path) -> None:
+    if folder.exists():
+        number = next(n for n in count(1) if not folder.with_name(f"{folder.name}-{n}").exists())
+        folder.rename(folder.with_name(f"{folder.name}-{number}"))
