@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from peft import LoraConfig
+from peft.tuners.tuners_utils import BaseTunerLayer
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
@@ -62,6 +66,26 @@ class ProgressCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the bar."""
         self._bar.close()
+
+
+@contextmanager
+def merged(model: Any) -> Iterator[None]:
+    """The model with its LoRA adapter folded into the weights, which samples faster; the weights come back bit for bit.
+
+    Only in float32: in half precision the folded network is not quite the one that is trained.
+    """
+    layers = [layer.get_base_layer() for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+    if not layers or any(layer.weight.dtype != torch.float32 for layer in layers):
+        yield
+        return
+    kept = [layer.weight.detach().clone() for layer in layers]
+    model.merge_adapter()
+    try:
+        yield
+    finally:
+        model.unmerge_adapter()
+        for layer, weight in zip(layers, kept, strict=True):
+            layer.weight.data.copy_(weight)
 
 
 def only_own_progress(trainer: Any) -> None:

@@ -27,8 +27,9 @@ from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, plan, score_all
 from agentkit.rollouts import rollout, rollout_options
 from agentkit.runs import Run, append_jsonl, write_trajectories
-from agentkit.training.common import ProgressCallback, lora, only_own_progress, quiet_trainer, save_adapter
+from agentkit.training.common import ProgressCallback, lora, merged, only_own_progress, quiet_trainer, save_adapter
 
+ROWS = 4  # scored together
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
@@ -148,7 +149,8 @@ class AgentGRPOTrainer(GRPOTrainer):
 
     def _rollout(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[Trajectory]:
         step = self.state.global_step + 1
-        sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
+        with merged(self.policy.model):
+            sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
         return score_all(tasks, sampled, self.reward)
 
     def _get_per_token_logps_and_entropies(
@@ -156,14 +158,24 @@ class AgentGRPOTrainer(GRPOTrainer):
         compute_entropy: bool = False, **unused: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # fmt: skip
         """Log-probabilities (B, T) of the last T tokens at the sampling temperature, and entropies (B, T) where asked."""
-        size = batch_size or len(input_ids)
-        parts = [
-            token_logprobs(model, input_ids[i : i + size], attention_mask[i : i + size], logits_to_keep, self.temperature,
-                           compute_entropy)
-            for i in range(0, len(input_ids), size)
-        ]  # fmt: skip
-        entropies = torch.cat([entropy for _, entropy in parts]) if compute_entropy else None
-        return torch.cat([logprobs for logprobs, _ in parts]), entropies, None
+        lengths = attention_mask.sum(1)
+        order = lengths.argsort(stable=True)
+        rows = [order[i : i + ROWS] for i in range(0, len(order), ROWS)]  # like lengths together waste no padding
+        parts = [self._score_rows(model, input_ids[r], attention_mask[r], logits_to_keep, compute_entropy) for r in rows]
+        back = order.argsort()
+        entropies = torch.cat([entropy for _, entropy in parts])[back] if compute_entropy else None
+        return torch.cat([logprobs for logprobs, _ in parts])[back], entropies, None
+
+    def _score_rows(
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int, entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """``token_logprobs`` without the columns that are padding in every row; zeros stand for those in the result."""
+        used = mask.any(0).nonzero().flatten()
+        first, last = int(used[0]), int(used[-1]) + 1
+        scored = last - (ids.shape[1] - keep)  # completion columns that hold a token
+        found = token_logprobs(model, ids[:, first:last], mask[:, first:last], scored, self.temperature, entropy)
+        pad = (0, keep - scored)
+        return tuple(x if x is None else torch.nn.functional.pad(x, pad) for x in found)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Write one metrics row a step, in the kit's names, as soon as it is known."""
