@@ -62,6 +62,7 @@ class Recipe:
     micro_batch: int = _key(8, "trajectories in one forward and backward pass", 1, 1024)
     num_iterations: int = _key(1, "optimiser steps on each batch of rollouts", 1, 16)
     learning_rate: float = _key(1e-6, "of GRPO", 0, 1)
+    lr_schedule: str = _key("constant_with_warmup", "of GRPO: constant_with_warmup, linear or cosine (both end at zero)")
     warmup_steps: int = _key(0, "steps of linear warm-up", 0, 100_000)
     max_grad_norm: float = _key(1.0, "gradient clipping", 0, 1e6)
     beta: float = _key(0.05, "weight of the KL penalty against the SFT reference", 0, 10)
@@ -88,6 +89,8 @@ class Recipe:
         recipe = cls(**{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values))
         if recipe.loss_type not in ("grpo", "dapo", "dr_grpo", "bnpo"):
             raise RecipeError(f"loss_type is {recipe.loss_type!r}; use grpo, dapo, dr_grpo or bnpo")
+        if recipe.lr_schedule not in ("constant_with_warmup", "linear", "cosine"):
+            raise RecipeError(f"lr_schedule is {recipe.lr_schedule!r}; use constant_with_warmup, linear or cosine")
         rollouts = recipe.prompts_per_step * recipe.group_size
         if rollouts % recipe.micro_batch:
             raise RecipeError(f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}")

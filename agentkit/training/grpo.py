@@ -46,7 +46,7 @@ def config(recipe: Recipe, out: Path, weights: Sequence[float]) -> GRPOConfig:
         num_generations=recipe.group_size,
         num_iterations=recipe.num_iterations,
         learning_rate=recipe.learning_rate,
-        lr_scheduler_type="constant_with_warmup",
+        lr_scheduler_type=recipe.lr_schedule,
         warmup_steps=recipe.warmup_steps,
         optim="adamw_torch",
         weight_decay=0.0,
