@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from agentkit.nano import model_path
 
@@ -24,6 +25,7 @@ def load_agent(model: str, merge: Sequence[str | Path] = ()) -> tuple[Any, Any]:
         FileNotFoundError: the model or an adapter cannot be loaded; the message says what to do.
     """
     cuda = torch.cuda.is_available()
+    logging.disable_progress_bar()  # a bar for each load says nothing here
     source = model_path(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class TransformersPolicy:
         self.tokenizer = tokenizer
         self.name = name
         self.max_batch = max_batch
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")  # one thread: each would bring its own OpenMP team
         self._queue: list[tuple[Request, asyncio.Future]] = []
         self._worker: asyncio.Task | None = None
 
@@ -55,7 +57,9 @@ class TransformersPolicy:
             self._queue.sort(key=lambda item: (len(item[0].ids), item[0].seed))  # like lengths waste no padding
             batch, self._queue = self._queue[: self.max_batch], self._queue[self.max_batch :]
             try:
-                samples = await asyncio.to_thread(self.sample_batch, [request for request, _ in batch])
+                samples = await asyncio.get_running_loop().run_in_executor(
+                    self._thread, self.sample_batch, [request for request, _ in batch]
+                )
             except BaseException as error:
                 for _, future in batch:
                     if not future.done():
