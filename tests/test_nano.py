@@ -1,0 +1,88 @@
+"""The agent that ships: small, made from made-up worlds, and able to use its tools on real facts."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import partial
+
+import torch
+
+from agentkit.environment import CorpusEnvironment
+from agentkit.knowledge import Corpus, facts
+from agentkit.nano import DATA
+from agentkit.nano.pretrain import batches, collate, copy_batches, draft_tasks, make_model, make_optimizers, transcripts
+from agentkit.nano.world import make_world
+from agentkit.policies.loading import load_agent
+from agentkit.policies.transformers import TransformersPolicy
+from agentkit.rollouts import rollout
+
+
+def test_it_is_small_and_of_the_stated_architecture():
+    model, tokenizer = load_agent("nano")
+    assert 1e6 <= model.num_parameters() <= 4e6 and model.config.model_type == "qwen3"
+    assert sum(f.stat().st_size for f in DATA.iterdir()) < 8e6
+    assert "unfinished" not in json.loads((DATA / "pretraining.json").read_text())
+    assert all(len(tokenizer(digits)["input_ids"]) == len(digits) for digits in ("7", "66987244", "2024"))
+
+
+def test_made_up_worlds_state_no_fact_of_the_corpus(corpus, tmp_path):
+    real = {(kind, entity, str(value)) for kind, entity, value in facts(corpus.connection)}
+    for seed in range(3):
+        world = Corpus(make_world(tmp_path / f"{seed}.sqlite", seed))
+        made_up = {(kind, entity, str(value)) for kind, entity, value in facts(world.connection)}
+        assert len(made_up) > 1000 and not made_up & real
+
+
+def test_it_uses_its_tools_on_real_facts(suite, corpus):
+    """Greedily it solves most easy tasks: the formats and the copying carry over to names it never saw."""
+    tasks = [t for t in suite if t.difficulty == "easy"][:40]
+    found = rollout(
+        tasks, TransformersPolicy(*load_agent("nano")), environment=partial(CorpusEnvironment, corpus), temperature=0.0
+    )
+    assert sum(t.success for t in found) / len(found) > 0.6
+
+
+def test_pretraining_data_train_the_expert_s_own_tokens_only(tmp_path):
+    _, tokenizer = load_agent("nano")
+    world = next(transcripts(tokenizer, range(7, 8), 12))
+    for ids, labels, mask in batches(world, 4, random.Random(0), tokenizer.pad_token_id):
+        text = tokenizer.decode(ids[labels != -100])
+        assert "<tool_response>" not in text and "Answer:" in text
+        assert (labels[mask == 0] == -100).all()
+
+
+def test_copying_is_said_twice_and_trained_once():
+    _, tokenizer = load_agent("nano")
+    ids, labels, mask = next(copy_batches(tokenizer, 1, size=3, count=4))
+    for row, label, own in zip(ids, labels, mask, strict=True):
+        trained = label != -100
+        first, second = row[(own == 1) & ~trained], row[trained]
+        assert sorted(tokenizer.decode(first).split("\n")) == sorted(tokenizer.decode(second).split("\n"))
+
+
+def test_a_few_steps_from_nothing_lower_the_loss(tmp_path):
+    _, tokenizer = load_agent("nano")
+    model = make_model(tokenizer, seed=0)
+    optimizers = make_optimizers(model)
+    rows = [([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])] * 4
+    losses = []
+    for _ in range(12):
+        ids, labels, mask = collate(rows, tokenizer.pad_token_id)
+        loss = model(ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        for optimizer, rate in optimizers.items():
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0] and torch.isfinite(torch.tensor(losses)).all()
+
+
+def test_the_same_seed_makes_the_same_world_and_tasks(tmp_path):
+    found = []
+    for name in ("a", "b"):
+        world = Corpus(make_world(tmp_path / f"{name}.sqlite", 3))
+        found.append([(t.prompt, t.answer) for t in draft_tasks(world, 20, random.Random(1))])
+    assert found[0] == found[1]
