@@ -60,6 +60,11 @@ def test_executed_notebooks_show_figures_and_no_errors(finished):
         outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
         assert not [o for o in outputs if o.output_type == "error"]
         assert not [o for o in outputs if o.get("name") == "stderr" and "Traceback" in o.get("text", "")]
+    training = nbformat.read(finished / "03_grpo.ipynb", as_version=4)
+    figures = [
+        o for cell in training.cells if cell.cell_type == "code" for o in cell.outputs if "plotly" in str(o.get("data", ""))
+    ]
+    assert len(figures) == 1, "live curves are redrawn in place"
     text = (finished / "05_compare.ipynb").read_text()
     assert "application/vnd.plotly.v1+json" in text and "<iframe" in text
 

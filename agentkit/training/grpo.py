@@ -7,6 +7,7 @@ kernel). Every step writes its metrics and trajectories before the next begins; 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -30,6 +31,7 @@ from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.training.common import ProgressCallback, lora, merged, only_own_progress, quiet_trainer, save_adapter
 
 ROWS = 4  # scored together
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental; this pin was tested with it
 OnMetrics = Callable[[dict[str, Any]], None]
 
 

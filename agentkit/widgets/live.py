@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
 from typing import Any
 
 import pandas as pd
-from IPython.display import DisplayHandle, display
+from IPython.display import display, update_display
 
 from agentkit.plots import training_curves
 
@@ -21,7 +23,7 @@ class LiveCurves:
         self.rows: list[dict[str, Any]] = []
         self._every_s = every_s
         self._drawn = float("-inf")
-        self._handle: DisplayHandle | None = None
+        self._id = f"curves-{uuid.uuid4().hex}"
 
     def __call__(self, row: dict[str, Any]) -> None:
         """Take one row of metrics."""
@@ -34,8 +36,7 @@ class LiveCurves:
         if all(row["step"] == 0 for row in self.rows):
             return
         figure = training_curves(pd.DataFrame(self.rows))
-        if self._handle is None:
-            self._handle = display(figure, display_id=True)
-        else:
-            self._handle.update(figure)
+        bundle = {"application/vnd.plotly.v1+json": json.loads(figure.to_json())}  # a figure object would ignore the id
+        show = display if self._drawn == float("-inf") else update_display
+        show(bundle, raw=True, display_id=self._id)
         self._drawn = time.monotonic()
