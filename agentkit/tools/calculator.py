@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import threading
 from collections.abc import Callable
 
 MAX_EXPRESSION = 500  # characters
@@ -35,6 +36,15 @@ def _round(value: Number, digits: int | None = None) -> Number:
 FUNCTIONS: dict[str, Callable] = {"round": _round, "abs": abs, "min": min, "max": max, "sqrt": math.sqrt}
 
 
+_PARSING = threading.Lock()
+
+
+def _parse(expression: str) -> ast.Expression:
+    """One expression at a time: CPython 3.11's ast counts its recursion depth for all threads together."""
+    with _PARSING:
+        return ast.parse(expression, mode="eval")
+
+
 def calculate(expression: str) -> str:
     """The value of an arithmetic expression, or "true" / "false" for a comparison.
 
@@ -44,7 +54,7 @@ def calculate(expression: str) -> str:
     if len(expression) > MAX_EXPRESSION:
         raise ValueError(f"the expression has {len(expression)} characters; the limit is {MAX_EXPRESSION}")
     try:
-        tree = ast.parse(expression.strip(), mode="eval")
+        tree = _parse(expression.strip())
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # ValueError: NUL and lone surrogates
         raise ValueError(f"{expression[:60]!r} is not an arithmetic expression") from None
     try:
