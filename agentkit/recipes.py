@@ -42,7 +42,8 @@ class Recipe:
     max_tokens: int = _key(1024, "completion tokens, tool replies included", 16, 131_072)
     top_k: int = _key(3, "passages the search tool returns", 1, 20)
     temperature: float = _key(0.7, "of sampling, in training and evaluation", 0.05, 2.0)
-    max_batch: int = _key(128, "trajectories sampled in one batch", 1, 4096)
+    max_batch: int = _key(128, "trajectories sampled together", 1, 4096)
+    deterministic: bool = _key(False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools")
     # 02 baseline
     sft: bool = _key(False, "fine-tune the agent on scripted demonstrations first")
     sft_transcripts: int = _key(2, "demonstrations for each training task", 1, 64)

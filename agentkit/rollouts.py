@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 from agentkit.chat import ChatCodec, parse_turn
@@ -23,6 +24,7 @@ from agentkit.recipes import Recipe
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.verifiers import final_answer, verify
 
+_NUMBERS = count()  # of trajectories, in this process
 LAST_TURN = "No turns are left for tools: answer now."
 
 
@@ -100,9 +102,16 @@ async def arollout(
     """
     codec = ChatCodec(policy.tokenizer, system_prompt, tool_schemas(environment()))
     bar = _bar(progress, len(tasks) * group_size)
+    places = asyncio.Semaphore(policy.in_flight or len(tasks) * group_size)
 
     async def one(task: Task, index: int) -> Trajectory:
-        trajectory = await _trajectory(task, index, policy, codec, environment(), seed, temperature, limits)
+        async with places:
+            number = next(_NUMBERS)
+            policy.begin(number)
+            try:
+                trajectory = await _trajectory(task, index, number, policy, codec, environment(), seed, temperature, limits)
+            finally:
+                policy.end(number)
         bar.update()
         return replace(trajectory, step=step)
 
@@ -137,6 +146,7 @@ def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Traje
 async def _trajectory(
     task: Task,
     index: int,
+    number: int,
     policy: Policy,
     codec: ChatCodec,
     environment: Any,
@@ -156,7 +166,7 @@ async def _trajectory(
             break
         start = time.perf_counter()
         sample = await policy.sample(
-            Request(task, index, turn, prompt + tape.ids, _seed(seed, task, index, turn), budget, temperature, results)
+            Request(task, number, turn, prompt + tape.ids, _seed(seed, task, index, turn), budget, temperature, results)
         )
         span, seconds = tape.sampled(sample), time.perf_counter() - start
         text = codec.decode(sample.ids)

@@ -10,7 +10,7 @@ import torch
 
 from agentkit.chat import ChatCodec
 from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment, tool_schemas
-from agentkit.policies import Flaws, Request, Sample, ScriptedPolicy
+from agentkit.policies import Flaws, Policy, Request, Sample, ScriptedPolicy
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason
@@ -78,7 +78,7 @@ def test_members_of_a_group_differ(agent, suite, corpus):
     assert [t.sample for t in group] == list(range(8))
 
 
-class Talker:
+class Talker(Policy):
     """A policy that says what it is told to, turn by turn, and fails when told to."""
 
     name = "talker"

@@ -40,8 +40,8 @@ CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 # Digits apart, words with their leading space, and whatever lies between them, so that JSON syntax takes few tokens.
 _SPLIT = r"\p{N}| ?\p{L}+|(?:(?! \p{L})[^\p{L}\p{N}])+"
-MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6,
-         "num_key_value_heads": 6, "head_dim": 32, "tie_word_embeddings": True, "max_position_embeddings": 2048,
+MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 4, "head_dim": 48, "tie_word_embeddings": True, "max_position_embeddings": 2048,
          "rope_theta": 10_000.0}  # fmt: skip
 
 
@@ -191,7 +191,11 @@ class _Training:
         for optimizer, peak in self.optimizers.items():
             for group in optimizer.param_groups:
                 group["lr"] = peak * share
-        loss = self.model(ids, attention_mask=mask, labels=labels).loss
+        trained = labels[:, 1:] != -100  # padding is on the right: under causal attention it needs no mask
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.model.model(ids).last_hidden_state[:, :-1]
+            logits = self.model.lm_head(hidden[trained])
+        loss = torch.nn.functional.cross_entropy(logits.float(), labels[:, 1:][trained])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from agentkit.records import Task, ToolResult
 
@@ -17,7 +18,7 @@ class Request:
     """
 
     task: Task
-    sample: int  # index in the task's group
+    trajectory: int  # a number of its own, the same for all turns of one trajectory
     turn: int  # 0 for the first
     ids: list[int]  # prompt and everything since, T tokens
     seed: tuple[int, ...]
@@ -37,12 +38,25 @@ class Sample:
     logprobs: list[float]
 
 
-class Policy(Protocol):
-    """Samples turns. ``tokenizer`` is a Hugging Face tokenizer with a chat template."""
+class Policy(ABC):
+    """Samples turns.
+
+    Attributes:
+        name: recorded in trajectories.
+        tokenizer: a Hugging Face tokenizer with a chat template.
+        in_flight: trajectories it can serve at a time; None is any number.
+    """
 
     name: str
     tokenizer: Any
+    in_flight: int | None = None
 
+    @abstractmethod
     async def sample(self, request: Request) -> Sample:
         """Continue ``request.ids`` by one turn."""
-        ...
+
+    def begin(self, trajectory: int) -> None:  # noqa: B027 - most policies keep nothing
+        """A trajectory begins."""
+
+    def end(self, trajectory: int) -> None:  # noqa: B027
+        """A trajectory has ended, however it did: what is kept for it can go."""

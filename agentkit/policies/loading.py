@@ -1,4 +1,4 @@
-"""Loading models: a base, with LoRA adapters merged into it or left on top."""
+"""Loading models, LoRA adapters merged into them, and the policies that sample from them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from agentkit.nano import model_path
+from agentkit.policies.transformers import TransformersPolicy
+from agentkit.recipes import Recipe
 
 
 def load_agent(model: str, merge: Sequence[str | Path] = ()) -> tuple[Any, Any]:
@@ -39,3 +41,8 @@ def load_agent(model: str, merge: Sequence[str | Path] = ()) -> tuple[Any, Any]:
     for adapter in merge:
         loaded = PeftModel.from_pretrained(loaded, str(adapter)).merge_and_unload()
     return loaded.to("cuda" if cuda else "cpu"), tokenizer
+
+
+def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe) -> TransformersPolicy:
+    """The policy that samples from a loaded model as the recipe says; ``name`` is recorded in its trajectories."""
+    return TransformersPolicy(model, tokenizer, name, recipe.max_batch, recipe.deterministic)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentkit.chat import format_call
-from agentkit.policies.base import Request, Sample
+from agentkit.policies.base import Policy, Request, Sample
 from agentkit.records import Task, ToolResult
 from agentkit.tasks.expert import answer_of, fill
 
@@ -34,7 +34,7 @@ class Flaws:
                 raise ValueError(f"flaw rate {name} is {rate}; it must lie between 0 and 1")
 
 
-class ScriptedPolicy:
+class ScriptedPolicy(Policy):
     """Plays a script per trajectory, encoded with a tokenizer; log-probabilities are 0.
 
     Args:
@@ -47,19 +47,22 @@ class ScriptedPolicy:
         self.tokenizer = tokenizer
         self.name = name
         self._flaws = [flaws] if isinstance(flaws, Flaws) else list(flaws) or [Flaws()]
-        self._scripts: dict[tuple[str, int], Script] = {}
+        self._scripts: dict[int, Script] = {}  # by trajectory
 
     async def sample(self, request: Request) -> Sample:
         """The script's next turn."""
-        key = (request.task.id, request.sample)
         if request.turn == 0:
             rng = random.Random(repr(request.seed))
-            self._scripts[key] = play(request.task, rng.choice(self._flaws), rng)
-            text = next(self._scripts[key])
+            script = self._scripts[request.trajectory] = play(request.task, rng.choice(self._flaws), rng)
+            text = next(script)
         else:
-            text = self._scripts[key].send(request.results)
+            text = self._scripts[request.trajectory].send(request.results)
         ids = self.tokenizer(text + self.tokenizer.eos_token, add_special_tokens=False)["input_ids"]
         return Sample(ids[: request.max_new_tokens], [0.0] * min(len(ids), request.max_new_tokens))
+
+    def end(self, trajectory: int) -> None:
+        """Drop the script."""
+        self._scripts.pop(trajectory, None)
 
 
 def play(task: Task, flaws: Flaws, rng: random.Random) -> Script:

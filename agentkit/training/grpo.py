@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from agentkit.evaluation import summarize
-from agentkit.policies.transformers import TransformersPolicy
+from agentkit.policies.loading import make_policy
 from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, plan, score_all
@@ -123,7 +123,7 @@ class AgentGRPOTrainer(GRPOTrainer):
             callbacks=[ProgressCallback("GRPO"), _Validate(self)],
         )
         only_own_progress(self)
-        self.policy = TransformersPolicy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe.max_batch)
+        self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the task id beside the prompt."""

@@ -1,0 +1,127 @@
+"""The transformers policy: slots hold the right keys and values, whoever joins, leaves and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import torch
+from transformers import GptOssConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agentkit.policies import Request
+from agentkit.policies.slots import SlotCache
+from agentkit.policies.transformers import TransformersPolicy
+from agentkit.records import Task
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
+TASK = Task("t", "", "", "exact", "A")
+
+
+def tiny(kind=Qwen3ForCausalLM, config=Qwen3Config, **more):
+    torch.manual_seed(1)
+    return kind(config(**SIZES, **{"num_key_value_heads": 2, "head_dim": 8} | more)).eval()
+
+
+class EndsAt:
+    """The part of a tokenizer the policy reads."""
+
+    eos_token_id = 5
+
+
+def plain(model, ids):
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0, -1]
+
+
+@pytest.mark.parametrize("kind", [(Qwen3ForCausalLM, Qwen3Config), (Qwen2ForCausalLM, Qwen2Config)])
+def test_logits_over_slots_equal_a_plain_forward_whatever_moves(kind):
+    model, rng = tiny(*kind), random.Random(2)
+    cache, held = SlotCache(model), {}
+    for _ in range(40):
+        if held and rng.random() < 0.4:  # slots trade places
+            order = list(held)
+            targets = rng.sample(order, len(order))
+            cache.move(order, targets)
+            held = {target: held[source] for source, target in zip(order, targets, strict=True)}
+        slots = rng.sample(range(6), rng.randint(1, 4)) if rng.random() < 0.5 else list(range(rng.randint(1, 6)))
+        new = [[rng.randrange(97) for _ in range(rng.randint(1, 7))] for _ in slots]
+        before = [held.get(slot, []) for slot in slots]
+        with torch.inference_mode():
+            logits = cache.forward(model, new, slots, [len(b) for b in before])
+        for row, slot, tokens, old in zip(logits, slots, new, before, strict=True):
+            held[slot] = old + tokens
+            assert torch.allclose(row, plain(model, held[slot]), atol=1e-5)
+
+
+def play(policy, count, seed=0, delay=lambda number, turn: 0.0):
+    """Trajectories of random observations: what each sampled, turn by turn."""
+
+    async def one(number):
+        rng, ids, turns = random.Random(f"{seed}-{number}"), [number % 3 + 10, 20, 30], []
+        policy.begin(number)
+        try:
+            for turn in range(rng.randint(1, 5)):
+                found = await policy.sample(Request(TASK, number, turn, list(ids), (seed, number, turn), 9, 1.0))
+                turns.append((list(ids), found))
+                ids += found.ids + [rng.randrange(97) for _ in range(rng.randint(1, 12))]
+                await asyncio.sleep(delay(number, turn))
+        finally:
+            policy.end(number)
+        return turns
+
+    async def together():
+        return await asyncio.gather(*(one(number) for number in range(count)))
+
+    return asyncio.run(together())
+
+
+def test_turns_of_trajectories_that_join_and_leave_carry_right_logprobs():
+    model, rng = tiny(), random.Random(4)
+    found = play(TransformersPolicy(model, EndsAt()), 24, delay=lambda *_: rng.random() * 0.02)
+    assert any(sample.ids[-1] == 5 for turns in found for _, sample in turns)
+    for turns in found:
+        for ids, sample in turns:
+            with torch.no_grad():
+                logits = model(torch.tensor([ids + sample.ids])).logits[0, len(ids) - 1 : -1]
+            expected = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(sample.ids)[:, None])[:, 0]
+            assert torch.allclose(torch.tensor(sample.logprobs), expected, atol=1e-4)
+            assert len(sample.ids) == 9 or sample.ids[-1] == 5
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 64])
+def test_more_trajectories_than_slots_sample_the_same(max_batch):
+    model = tiny()
+    want = play(TransformersPolicy(model, EndsAt()), 10)
+    found = play(TransformersPolicy(model, EndsAt(), max_batch=max_batch), 10)
+    assert [[s.ids for _, s in turns] for turns in found] == [[s.ids for _, s in turns] for turns in want]
+
+
+def test_deterministic_batches_do_not_depend_on_timing():
+    model, rng = tiny(), random.Random(6)
+    first = play(TransformersPolicy(model, EndsAt(), deterministic=True), 12)
+    other = play(TransformersPolicy(model, EndsAt(), deterministic=True), 12, delay=lambda *_: rng.random() * 0.05)
+    assert first == other  # log-probabilities to the last bit
+
+
+def test_an_engine_that_fails_tells_every_waiting_trajectory_and_works_again():
+    model = tiny()
+    policy, forward = TransformersPolicy(model, EndsAt()), model.forward
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    model.forward = broken
+    with pytest.raises(RuntimeError, match="out of memory"):
+        play(policy, 4)
+    model.forward = forward
+    want = play(TransformersPolicy(model, EndsAt()), 4, seed=1)
+    assert [[s.ids for _, s in turns] for turns in play(policy, 4, seed=1)] == [[s.ids for _, s in t] for t in want]
+
+
+def test_a_model_with_other_layers_is_refused_in_one_sentence():
+    class Other:
+        config = GptOssConfig(num_hidden_layers=2)  # every other layer has a sliding window
+
+    with pytest.raises(ValueError, match="gpt_oss.*vLLM"):
+        SlotCache(Other())
