@@ -1,0 +1,326 @@
+"""Untrusted Python in layers: run_python(code) runs what a model wrote, bounded and confined, or refuses.
+
+Tier A: namespaces, Landlock and seccomp. Tier B: Landlock and seccomp. Tier D: nothing there, so it refuses. A tier counts
+only once canaries have tried to break out of it, in this process, and failed; otherwise the next one is tried.
+Each call gets a fresh process: no state, file, process or descriptor passes from one call to the next. Network, other
+programs, other users' and this user's files, the environment and other processes are out of reach; time, memory, output,
+threads and files are bounded. Leaves out: side channels, a bug in the kernel, and fairness between calls; names and sizes
+of files elsewhere can be seen under tier B. Numbers: PACKAGES can be imported besides the standard library.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import json
+import math
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from agentkit.sandbox import zygote
+from agentkit.sandbox.canaries import CANARIES
+
+PACKAGES = ("numpy", "sympy", "mpmath", "scipy", "pandas", "networkx", "dateutil", "pytz", "tzdata", "six")
+PRELOADED = ("numpy", "sympy")  # imported once, in a zygote of their own, for the programs that name them
+TIERS = ("A", "B")
+MAX_CODE = 1_000_000  # characters
+MAX_INPUT = 4 * 2**20  # bytes of stdin and of files together
+MAX_TIMEOUT_S = 3_600.0
+GRACE_S = 20.0  # for a busy machine to start the program and to reply
+AT_ONCE = max(8, 4 * (os.cpu_count() or 1))  # programs that run at the same time
+
+
+class SandboxError(RuntimeError):
+    """The sandbox does not work here. The message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one program."""
+
+    status: str  # ok, error, timeout, memory, output, killed or refused
+    stdout: str  # control characters and invalid UTF-8 escaped; at most 256 KiB
+    stderr: str  # the same; its last line says why where the sandbox ended the program
+    seconds: float  # wall clock of the program
+    tier: str  # of the sandbox that ran it: A, B, C or D
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """The tier that this machine allows, proven by canaries."""
+
+    name: str
+    why: str  # what keeps the stronger tiers from being used; empty for A
+
+    def _repr_html_(self) -> str:
+        """A green line for tier A, otherwise a red banner that says what is missing."""
+        colour, text = ("#1a7f37", "") if self.name == "A" else ("#b3261e", f": {self.why}")
+        escaped = text.replace("&", "&amp;").replace("<", "&lt;")
+        style = f"background:{colour};color:#fff;padding:.5em .8em;border-radius:4px"
+        return f'<div style="{style}"><b>Sandbox tier {self.name}</b>{escaped}</div>'
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+def run_python(
+    code: str,
+    *,
+    timeout_s: float = 5,
+    memory_mb: int = 512,
+    files: Mapping[str, str | bytes] | None = None,
+    stdin: str = "",
+    tier: str | None = None,
+) -> Result:
+    """Run a program in a fresh confined process, as ``python main.py`` would in an empty folder.
+
+    Args:
+        code: the program; anything may be in it.
+        timeout_s: wall clock, seconds.
+        memory_mb: address space on top of the interpreter's own, MiB.
+        files: relative name -> content, put into the program's folder.
+        stdin: what the program can read; at its end input() raises EOFError.
+        tier: use this tier and no other; by default the strongest that works.
+
+    Returns:
+        The result. Status error is a program that raised, exited non-zero or crashed; refused is a machine without a sandbox.
+
+    Raises:
+        ValueError: a bad limit or file name: the caller's mistake, never the program's.
+    """
+    request = _request(code, timeout_s, memory_mb, files or {}, stdin, tier)
+    if len(code) > MAX_CODE:
+        return Result("error", "", f"the program has {len(code)} characters; the limit is {MAX_CODE}\n", 0.0, tier or "")
+    try:
+        name = tier or current_tier().name
+        if name not in TIERS:
+            return Result("refused", "", f"no sandbox: {current_tier().why}\n", 0.0, "D")
+        return _zygote(name, _preload(code)).run(request, timeout_s)
+    except SandboxError as error:
+        return Result("refused", "", f"no sandbox: {error}\n", 0.0, "D")
+
+
+def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin: str, tier: str | None) -> bytes:
+    if not 0 < timeout_s <= MAX_TIMEOUT_S or not math.isfinite(timeout_s):
+        raise ValueError(f"timeout_s={timeout_s!r}: give seconds above 0, at most {MAX_TIMEOUT_S:g}")
+    if not isinstance(memory_mb, int) or not 16 <= memory_mb <= 2**20:
+        raise ValueError(f"memory_mb={memory_mb!r}: give whole MiB, at least 16")
+    if tier is not None and tier not in TIERS:
+        raise ValueError(f"tier={tier!r}: there are {', '.join(TIERS)}")
+    encoded = {name: content.encode() if isinstance(content, str) else content for name, content in files.items()}
+    for name in encoded:
+        parts = Path(name).parts
+        if not parts or ".." in parts or name.startswith("/") or "\0" in name or len(name) > 200:
+            raise ValueError(f"files: {name[:60]!r} is no relative name inside the program's folder")
+    if len(stdin) + sum(map(len, encoded.values())) > MAX_INPUT:
+        raise ValueError(f"stdin and files hold more than {MAX_INPUT} bytes")
+    request = {"code": code, "stdin": stdin, "timeout_s": timeout_s, "memory_bytes": memory_mb * 2**20}
+    return json.dumps(request | {"files": {n: base64.b64encode(c).decode() for n, c in encoded.items()}}).encode()
+
+
+def readable(output: bytes) -> str:
+    """Program output as text that is safe to show: invalid UTF-8 and control characters but \\n and \\t escaped."""
+    text = output.decode("utf-8", "backslashreplace")
+    return _CONTROL.sub(lambda m: "\n" if m[0] == "\r\n" else f"\\x{ord(m[0]):02x}", text)
+
+
+_CONTROL = re.compile(r"\r\n|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def _preload(code: str) -> tuple[str, ...]:
+    """The packages worth having ready for a program: none, or all of PRELOADED where it names one."""
+    return _installed(PRELOADED) if any(name in code for name in PRELOADED) else ()
+
+
+@lru_cache(maxsize=4)
+def _installed(packages: tuple[str, ...]) -> tuple[str, ...]:
+    from importlib.util import find_spec
+
+    return tuple(name for name in packages if find_spec(name))
+
+
+# ---- tiers -----------------------------------------------------------------------------------------------------------
+_lock = threading.RLock()
+_zygotes: dict[tuple[str, tuple[str, ...]], _Zygote] = {}
+_tier: Tier | None = None
+_slots = threading.BoundedSemaphore(AT_ONCE)
+
+
+def current_tier() -> Tier:
+    """The strongest tier that the canaries have proven here (tried once a process, about a second); D where none is."""
+    global _tier
+    with _lock:
+        if _tier is None:
+            faults = []
+            for name in TIERS:
+                try:
+                    _zygote(name, ())
+                except SandboxError as error:
+                    faults.append(f"tier {name} does not work here: {error}")
+                    continue
+                _tier = Tier(name, "; ".join(faults))
+                break
+            else:
+                _tier = Tier("D", "; ".join(faults))
+        return _tier
+
+
+def close() -> None:
+    """End the zygotes and what they run. The next call starts again."""
+    global _tier
+    with _lock:
+        for process in _zygotes.values():
+            process.close()
+        _zygotes.clear()
+        _tier = None
+
+
+atexit.register(close)
+
+
+def _forget() -> None:
+    """In a forked child: leave the parent's zygotes to the parent."""
+    global _tier, _lock, _slots
+    for process in _zygotes.values():
+        process.control.close()
+    _zygotes.clear()
+    _tier, _lock, _slots = None, threading.RLock(), threading.BoundedSemaphore(AT_ONCE)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def _zygote(tier: str, preload: tuple[str, ...]) -> _Zygote:
+    """The running zygote of a kind, started and proven first where it is not there."""
+    with _lock:
+        found = _zygotes.get((tier, preload))
+        if found is None or found.process.poll() is not None:
+            found = _Zygote(tier, preload)
+            try:
+                found.prove()
+            except BaseException:
+                found.close()
+                raise
+            _zygotes[tier, preload] = found
+        return found
+
+
+class _Zygote:
+    """The trainer's end of one zygote process."""
+
+    def __init__(self, tier: str, preload: tuple[str, ...]):
+        if not sys.platform.startswith("linux"):
+            raise SandboxError(f"it needs Linux, and this is {sys.platform}")
+        self.tier = tier
+        self.control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.base = tempfile.mkdtemp(prefix="agentkit-sandbox-")
+        settings = json.dumps({"tier": tier, "preload": preload, "base": self.base, **_places()})
+        script = str(Path(zygote.__file__).resolve())
+        command = [sys.executable, "-B", "-P", "-S", "-s", "-X", "utf8", script, str(other.fileno()), settings]
+        threads = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL", "NUMEXPR")}
+        environment = threads | {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=environment,
+            cwd="/",
+            pass_fds=[other.fileno()],
+            start_new_session=True,
+        )
+        other.close()
+        self.control.settimeout(60)
+        try:
+            ready = self.control.recv(16)
+        except TimeoutError:
+            ready = b""
+        if ready != b"ready":
+            self.close()
+            lines = self.process.stderr.read().decode("utf-8", "replace").strip().splitlines() or ["it did not start"]
+            raise SandboxError(lines[-1])
+        self.process.stderr.close()
+        if tier == "A":
+            os.rmdir(self.base)
+
+    def run(self, request: bytes, timeout_s: float) -> Result:
+        """One program, from a thread of its own."""
+        ours, theirs = socket.socketpair()
+        with _slots, ours:
+            try:
+                with theirs:
+                    socket.send_fds(self.control, [b"x"], [theirs.fileno()])
+                ours.settimeout(timeout_s + GRACE_S)
+                zygote.send(ours, request)
+                reply = zygote.receive(ours)
+            except (OSError, EOFError):
+                return Result("killed", "", "the sandbox ended before the program did\n", 0.0, self.tier)
+        (size,) = struct.unpack(">I", reply[:4])
+        header = json.loads(reply[4 : 4 + size])
+        outputs = reply[4 + size :]
+        cut = header["sizes"][0]
+        result = Result(header["status"], readable(outputs[:cut]), readable(outputs[cut:]), header["seconds"], self.tier)
+        return replace(result, stderr=f"{result.stderr}{header['why']}\n") if header["why"] else result
+
+    def prove(self) -> None:
+        """Run the canaries. Raises SandboxError naming what got out."""
+        for canary in CANARIES:
+            with canary() as (code, limits, expected):
+                found = self.run(_request(code, limits.get("timeout_s", 5), limits.get("memory_mb", 256), {}, "", None), 5)
+                if (problem := expected(found)) is not None:
+                    raise SandboxError(f"canary {canary.__name__}: {problem}")
+
+    def close(self) -> None:
+        """End the process and what it runs."""
+        self.control.close()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        zygote.remove_tree(self.base)
+
+
+@lru_cache(maxsize=1)
+def _places() -> dict:
+    """What programs may read: the interpreter, its libraries and PACKAGES, but no other installed package."""
+    paths = sysconfig.get_paths()
+    stdlib = os.path.realpath(paths["stdlib"])
+    sites = sorted({os.path.realpath(paths[key]) for key in ("purelib", "platlib")})
+    libraries = [p for p in ("/usr/lib", "/lib", "/usr/lib64", "/lib64", f"{sys.base_prefix}/lib") if os.path.exists(p)]
+    hidden = [*sites, f"{stdlib}/site-packages", f"{stdlib}/dist-packages", "/usr/lib/python3/dist-packages"]
+    packages = [os.path.join(site, entry) for site in sites for entry in sorted(os.listdir(site)) if _is_shown(entry)]
+    data = ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/usr/share/locale"]
+    devices = ["/dev/urandom", "/dev/random", "/dev/zero", "/dev/null"]
+    shown = [*libraries, stdlib, *data, *devices]
+    rules = [(path, kind) for root in (*shown, *packages) for path, kind in _rules(root, hidden, packages)]
+    own = [*(p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib))), *sites]
+    path = [p for p in dict.fromkeys(own) if p not in hidden or p in sites]
+    return {"shown": shown, "hidden": hidden, "packages": packages, "rules": rules, "path": path}
+
+
+def _is_shown(entry: str) -> bool:
+    return entry.removesuffix(".py").removesuffix(".libs") in PACKAGES
+
+
+def _rules(root: str, hidden: list[str], packages: list[str]) -> list[tuple[str, str]]:
+    """Landlock rules that let a place be read without what is hidden in it: whole where nothing is, else child by child."""
+    root = os.path.realpath(root)
+    if root in hidden:
+        return [(root, "list")]
+    if root in packages or not any(path.startswith(f"{root}/") and os.path.exists(path) for path in hidden):
+        return [(root, "read")]
+    inner = [rule for entry in sorted(os.listdir(root)) for rule in _rules(os.path.join(root, entry), hidden, packages)]
+    return [(root, "list"), *inner]

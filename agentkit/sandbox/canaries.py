@@ -1,0 +1,99 @@
+"""Canaries: small attacks that must fail before a tier is trusted. Each yields (code, limits, judge of the result)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Canary = tuple[str, dict[str, Any], Callable[[Any], str | None]]
+
+_ATTEMPTS = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+escaped = []
+def attempt(name):
+    def decorate(work):
+        try:
+            if work():
+                escaped.append(name)
+        except BaseException:
+            pass
+    return decorate
+@attempt("read a file")
+def _(): return open({secret!r}).read()
+@attempt("list the home folder")
+def _(): return os.listdir({folder!r})
+@attempt("see the environment")
+def _(): return "AGENTKIT_CANARY" in os.environ
+@attempt("read other processes")
+def _(): return open("/proc/{pid}/environ", "rb").read()
+@attempt("write outside its folder")
+def _(): return open({folder!r} + "/litter", "w")
+@attempt("write into /dev/shm")
+def _(): return open("/dev/shm/agentkit-canary-{pid}", "w")
+@attempt("connect to a port")
+def _(): return socket.create_connection(("127.0.0.1", {port}), 1)
+@attempt("open a socket")
+def _(): return socket.socket()
+@attempt("connect to a Unix socket")
+def _():
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return a.sendto(b"x", {unix!r}) and True
+@attempt("fork")
+def _(): return libc.fork() >= 0
+@attempt("start a program")
+def _(): return libc.system(b"exit 0") == 0
+@attempt("signal the parent")
+def _(): return libc.kill({pid}, 0) == 0
+@attempt("trace the parent")
+def _(): return libc.ptrace(16, {pid}, None, None) == 0
+@attempt("make a namespace")
+def _(): return libc.unshare(0x10000000) == 0
+@attempt("keep a descriptor")
+def _(): return [n for n in range(3, 256) if not libc.fcntl(n, 1) == -1]
+@attempt("gain rights")
+def _(): return libc.setuid(0) == 0
+print("escaped:", ", ".join(escaped) or "none")
+"""
+
+
+@contextlib.contextmanager
+def breakout() -> Iterator[Canary]:
+    """Sixteen ways out at once, with a real secret, a real port and a real Unix socket to reach for."""
+    with tempfile.TemporaryDirectory(prefix="agentkit-canary-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        secret, unix = os.path.join(folder, "secret"), os.path.join(folder, "socket")
+        with open(secret, "w") as file:
+            file.write("secret")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as target:
+            target.bind(unix)
+            places = {"secret": secret, "folder": folder, "unix": unix, "pid": os.getpid(), "port": server.getsockname()[1]}
+            yield _ATTEMPTS.format(**places), {}, _nothing_escaped
+
+
+def _nothing_escaped(result: Any) -> str | None:
+    return (
+        None
+        if (result.status, result.stdout) == ("ok", "escaped: none\n")
+        else f"{result.status}: {result.stdout}{result.stderr}".strip()
+    )
+
+
+def _ends(code: str, status: str, **limits: Any) -> Callable:
+    @contextlib.contextmanager
+    def canary() -> Iterator[Canary]:
+        yield code, limits, lambda found: None if found.status == status else f"ended {found.status}, not {status}"
+
+    return canary
+
+
+loop = _ends("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass", "timeout", timeout_s=0.2)
+memory = _ends("x = bytearray(4 * 2**30)", "memory")
+flood = _ends("while True: print('x' * 10**6)", "output")
+disk = _ends("open('big', 'wb').write(bytes(300 * 2**20))", "error", memory_mb=1024)
+loop.__name__, memory.__name__, flood.__name__, disk.__name__ = "loop", "memory", "flood", "disk"
+
+CANARIES = (breakout, loop, memory, flood, disk)
