@@ -27,7 +27,7 @@ RECIPES = sorted((ROOT / "params").glob("*.yaml"))
 LAYERS = (
     ("records", "runs", "recipes", "nano"),
     ("knowledge", "tasks", "tools", "verifiers", "sandbox"),
-    ("environment", "chat"),
+    ("environment", "chat", "xray"),
     ("policies",),
     ("rollouts",),
     ("rewards", "advantages"),

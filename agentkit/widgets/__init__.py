@@ -1,5 +1,22 @@
-"""Seeing trajectories: small interactive views that also work in an executed notebook opened as a file, offline."""
+"""Seeing trajectories: small interactive views that also work in an executed notebook opened as a file, offline.
+
+Every view has ``page`` (a whole HTML document), ``html()`` (a fragment for another page), ``save(path)`` and ``live()`` (an
+anywidget with a kernel behind it).
+"""
 
 from agentkit.widgets.compare import CompareWidget, compare_trajectories
+from agentkit.widgets.group import GroupWidget, group_view
+from agentkit.widgets.notes import read_notes
+from agentkit.widgets.view import View
+from agentkit.widgets.xray import XrayWidget, mask_xray
 
-__all__ = ["CompareWidget", "compare_trajectories"]
+__all__ = [
+    "CompareWidget",
+    "GroupWidget",
+    "View",
+    "XrayWidget",
+    "compare_trajectories",
+    "group_view",
+    "mask_xray",
+    "read_notes",
+]

@@ -1,88 +1,70 @@
-"""Trajectories side by side, task by task.
+"""Trajectories side by side, task by task, turn by turn, with filters, deep links (#task=ID) and notes.
 
-One ES module (compare.js) draws both the live anywidget and the static page, a sandboxed iframe without network that an
-executed notebook keeps. What a model wrote is data all the way: JSON here, textContent there, never markup. Leaves out:
-measuring (evaluation) and reading files (runs).
+Leaves out: measuring (evaluation) and reading trajectories (runs).
 """
 
 from __future__ import annotations
 
-import html
+import hashlib
 import json
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import anywidget
 import traitlets
 
 from agentkit.evaluation import SOLVED, task_success
-from agentkit.records import Task, Trajectory, Turn
-
-_MODULE = Path(__file__).with_name("compare.js")
-_TEXT_LIMIT = 4000  # characters of one observation or turn that are kept
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"  # nothing is ever loaded
-
-# JupyterLab tells its theme on <body>, which a sandboxed frame cannot see. This tells the frame, and again on a change.
-_TELL_THEME = """
-(() => {
-  const frame = document.currentScript?.previousElementSibling;
-  if (!frame) return;
-  const tell = () => {
-    const light = document.body.dataset.jpThemeLight;
-    const theme = { agentkitTheme: light === "true" ? "light" : "dark" };
-    if (light !== undefined) frame.contentWindow?.postMessage(theme, "*");
-  };
-  frame.addEventListener("load", tell);
-  tell();
-  new MutationObserver(tell).observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
-})();
-"""
+from agentkit.records import Task, Trajectory
+from agentkit.runs import Run
+from agentkit.widgets.notes import FILE, add_notes, is_note, note_rows
+from agentkit.widgets.payload import alarms as own_alarms
+from agentkit.widgets.payload import number, task_fields, trajectory_fields
+from agentkit.widgets.view import LiveView, View
 
 
-class LiveCompare(anywidget.AnyWidget):
-    """The same view with a kernel behind it: ``task_id`` is the task on screen, readable and settable from Python."""
+class LiveCompare(LiveView):
+    """The comparison with a kernel behind it; notes go into the run as they are written."""
 
-    _esm = _MODULE
-    payload = traitlets.Dict().tag(sync=True)
-    task_id = traitlets.Unicode("").tag(sync=True)
+    task_id = traitlets.Unicode("").tag(sync=True)  # the task on screen, readable and settable
+    notes = traitlets.List().tag(sync=True)  # rows as in notes.jsonl; the whole list, so that a busy kernel misses none
+    status = traitlets.Unicode("").tag(sync=True)  # what became of the last note
+
+    def __init__(self, run: Run | None, **traits: Any):
+        super().__init__(**traits)
+        self._run = run
+        self._saved = {row["task_id"]: row for row in self.notes}
+        self.observe(self._save, names="notes")
+
+    def _save(self, change: Any) -> None:
+        new = [row for row in change["new"] if is_note(row) and self._saved.get(row["task_id"]) != row]
+        if not new:
+            return
+        if self._run is None:
+            self.status = "not saved: no run was given, so export the notes"
+            return
+        try:
+            add_notes(self._run, new)
+        except OSError as error:
+            self.status = f"not saved: {self._run.file(FILE)} cannot be written ({error.strerror})"
+            return
+        self._saved |= {row["task_id"]: row for row in new}
+        self.status = f"saved in {self._run.path.name}/{FILE} at {time.strftime('%H:%M:%S')}"
 
 
-class CompareWidget:
-    """What a notebook shows: a self-contained static view. ``live()`` gives the one that talks to the kernel."""
+class CompareWidget(View):
+    """Trajectories side by side: static by itself, ``live()`` with a kernel."""
 
-    def __init__(self, payload: dict[str, Any], height: int = 680):
-        self.payload = payload
-        self.height = height
+    name = "compare"
+    title = "Trajectories side by side"
+
+    def __init__(self, payload: dict[str, Any], height: int, run: Run | None = None):
+        super().__init__(payload, height)
+        self._run = run
 
     def live(self) -> LiveCompare:
-        """An anywidget for a running kernel. Its view does not survive the kernel."""
-        return LiveCompare(payload=self.payload, task_id=self.payload["tasks"][0]["id"])
-
-    @cached_property
-    def page(self) -> str:
-        """A complete HTML document that needs neither network nor kernel."""
-        data = json.dumps(self.payload, allow_nan=False).replace("<", "\\u003c")  # ASCII: lone surrogates are escaped
-        return (
-            '<!doctype html><html><head><meta charset="utf-8">'
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><title>Trajectories</title>'
-            "<style>html, body {margin: 0; height: 100%}</style></head><body>"
-            "<noscript>This view needs JavaScript.</noscript>"
-            f'<script type="application/json" id="payload">{data}</script>'
-            f'<script type="module">{_MODULE.read_text(encoding="utf-8")}\n'
-            'show(document.body, JSON.parse(document.getElementById("payload").textContent));</script></body></html>'
-        )
-
-    def _repr_html_(self) -> str:
-        style = f"width: 100%; height: {self.height}px; border: 0; display: block"
-        hint = "Trajectories side by side: trust this notebook to see them (jupyter trust FILE)."  # if frames are cut
-        frame = f'<iframe sandbox="allow-scripts" title="Trajectories side by side" style="{style}"'
-        return f'<div>{frame} srcdoc="{html.escape(self.page)}">{hint}</iframe><script>{_TELL_THEME}</script></div>'
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
+        """An anywidget for a running kernel: notes are saved in the run, ``task_id`` is the task on screen."""
+        first = self.payload["tasks"][0]["id"]
+        return LiveCompare(self._run, _esm=self.source, data=self.data, task_id=first, notes=self.payload["notes"])
 
     def __repr__(self) -> str:
         return f"CompareWidget({len(self.payload['tasks'])} tasks, policies {', '.join(self.payload['policies'])})"
@@ -92,19 +74,25 @@ def compare_trajectories(
     tasks: Iterable[Task],
     policies: Mapping[str, Sequence[Trajectory]],
     *,
+    run: Run | None = None,
+    alarms: Mapping[str, Collection[str]] | None = None,
     max_samples: int = 4,
-    height: int = 680,
+    height: int = 720,
 ) -> CompareWidget:
     """Page through tasks with each policy's trajectories side by side.
 
     Args:
         tasks: the suite, in the order to page; tasks without a trajectory are left out.
-        policies: trajectories by policy name; "flipped" compares the first policy with the last.
+        policies: trajectories by policy name, usually two or three.
+        run: where notes are; those it has are shown, and the live view adds to them.
+        alarms: task ids by alarm, to filter by; ids that are not shown are ignored. Tasks with a trajectory that is not
+            scored, has no answer or has a failed call can be filtered for without it.
         max_samples: samples of a task and policy that are kept; rates count all of them.
         height: of the view in a notebook, in pixels.
 
     Raises:
         ValueError: there is no policy, no trajectory, or a trajectory's task is not in ``tasks``.
+        RunError: the run's notes cannot be read.
     """
     if not policies:
         raise ValueError("there is no policy to show. Pass {'sft': trajectories, 'grpo': trajectories}.")
@@ -119,53 +107,31 @@ def compare_trajectories(
     if not by_task:
         raise ValueError("there is no trajectory to show. Roll out the policies first.")
     rates = {name: task_success(trajectories) if trajectories else {} for name, trajectories in policies.items()}
-    rows = [_task(task, by_task[task.id], rates, max_samples) for task in tasks if task.id in by_task]
-    return CompareWidget({"policies": list(policies), "tasks": rows}, height)
+    given = {name: set(ids) for name, ids in (alarms or {}).items()}
+    rows = [_task(task, by_task[task.id], rates, given, max_samples) for task in tasks if task.id in by_task]
+    payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
+    return CompareWidget(payload | {"notes": note_rows(run) if run else []}, height, run)
 
 
-def _task(task: Task, own: dict[str, list[Trajectory]], rates: dict[str, dict[str, float]], limit: int) -> dict:
+def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> str:
+    """What a browser keeps notes under: the same for the same tasks and policies of the same run."""
+    known = [run.path.name if run else "", policies, [row["id"] for row in rows]]
+    return hashlib.sha256(json.dumps(known).encode("ascii")).hexdigest()[:16]
+
+
+def _task(
+    task: Task,
+    own: dict[str, list[Trajectory]],
+    rates: dict[str, dict[str, float]],
+    alarms: dict[str, set[str]],
+    limit: int,
+) -> dict[str, Any]:
     columns = []
     for name, known in rates.items():
         samples, rate = sorted(own.get(name, []), key=lambda t: t.sample), known.get(task.id)
+        kept = [trajectory_fields(t) for t in samples[:limit]]
         solved = None if rate is None else rate > SOLVED
-        kept = [_trajectory(t) for t in samples[:limit]]
-        columns.append({"rate": _number(rate), "solved": solved, "count": len(samples), "samples": kept})
-    fields = {"id": task.id, "prompt": task.prompt, "answer": task.answer}
-    return fields | {"family": task.family, "difficulty": task.difficulty, "columns": columns}
-
-
-def _trajectory(trajectory: Trajectory) -> dict[str, Any]:
-    return {
-        "sample": trajectory.sample,
-        "turns": [_turn(turn) for turn in trajectory.turns],
-        "stop": trajectory.stop_reason.value,
-        "answer": None if trajectory.answer is None else _clip(trajectory.answer),
-        "success": _number(trajectory.success),
-        "right": None if trajectory.success is None else trajectory.success > SOLVED,
-        "why": _clip(trajectory.why),
-        "reward": _number(trajectory.reward),
-        "components": {name: _number(value) for name, value in trajectory.components.items()},
-        "tokens": len(trajectory.completion_ids),
-    }
-
-
-def _turn(turn: Turn) -> dict[str, Any]:
-    results = [
-        {
-            "name": result.name,
-            "arguments": _clip(json.dumps(result.arguments, ensure_ascii=False, default=str)),
-            "observation": _clip(result.observation),
-            "ok": result.ok,
-        }
-        for result in turn.results
-    ]
-    return {"text": _clip(turn.text), "results": results}
-
-
-def _clip(text: str) -> str:
-    rest = len(text) - _TEXT_LIMIT
-    return text if rest <= 0 else f"{text[:_TEXT_LIMIT]} … ({rest} more characters)"
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else round(float(value), 4)
+        columns.append({"rate": number(rate), "solved": solved, "count": len(samples), "samples": kept})
+    found = own_alarms([t for samples in own.values() for t in samples])
+    found += [name for name, ids in alarms.items() if task.id in ids]
+    return task_fields(task) | {"columns": columns, "alarms": list(dict.fromkeys(found))}

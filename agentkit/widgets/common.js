@@ -1,0 +1,307 @@
+// What the views share; each view's own file follows it in one module.
+// Everything in a payload is data: it reaches the page through textContent and setAttribute("aria-label") only.
+
+const STYLE = `
+.ak {--bg:var(--jp-layout-color0,#fff); --panel:var(--jp-layout-color2,#f3f5f8); --ink:var(--jp-content-font-color0,#1f2328);
+  --soft:#59636e; --line:var(--jp-border-color1,#d1d9e0); --accent:#0969da; --good:#1a7f37; --bad:#c4232e; --mark:#fff0b3;
+  --edge:#b27d00; --cool:31 111 235; --warm:217 95 2; color-scheme:light; box-sizing:border-box; height:100%; max-height:100vh;
+  overflow:auto; font:14px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif; color:var(--ink); background:var(--bg)}
+.ak[data-theme=dark] {--bg:var(--jp-layout-color0,#111417); --panel:var(--jp-layout-color2,#1c2127);
+  --ink:var(--jp-content-font-color0,#e6e9ee); --soft:#a3adba; --line:var(--jp-border-color1,#3a424c); --accent:#6cb0ff;
+  --good:#4cc262; --bad:#ff8078; --mark:#4a3c0c; --edge:#d9a514; --cool:88 166 255; --warm:255 159 67; color-scheme:dark}
+.ak *, .ak *::before {box-sizing:border-box}
+.ak .bar {position:sticky; top:0; left:0; z-index:2; display:flex; flex-wrap:wrap; gap:6px 8px; align-items:center;
+  padding:8px 12px; background:var(--bg); border-bottom:1px solid var(--line)}
+.ak .bar output {color:var(--soft); font-variant-numeric:tabular-nums; min-width:8.5em}
+.ak :is(button, select, input, textarea) {font:inherit; color:inherit; background:var(--panel); border:1px solid var(--line);
+  border-radius:6px; padding:3px 9px; max-width:100%; margin:0}
+.ak select {max-width:17em; text-overflow:ellipsis}
+.ak button {cursor:pointer}
+.ak :is(button, select):disabled {opacity:.45; cursor:default}
+.ak button[aria-pressed=true] {border-color:var(--accent); box-shadow:inset 0 0 0 1px var(--accent)}
+.ak:focus-visible, .ak :is(button, select, input, textarea, summary, tr, .tokens):focus-visible {
+  outline:2px solid var(--accent); outline-offset:1px}
+.ak:focus-visible {outline-offset:-2px}
+.ak input {flex:1 1 9em; min-width:8em}
+.ak .task {padding:12px 12px 4px; max-width:75em}
+.ak .prompt {font-size:16px}
+.ak .soft {color:var(--soft)}
+.ak .text {white-space:pre-wrap; overflow-wrap:anywhere; unicode-bidi:isolate}
+.ak .right {color:var(--good); font-weight:600}
+.ak .wrong {color:var(--bad); font-weight:600}
+.ak .none {padding:24px 12px; color:var(--soft)}
+.ak .columns {display:grid; grid-template-columns:repeat(var(--columns),minmax(270px,1fr)); gap:8px 12px; padding:8px 12px 16px;
+  overflow-x:auto}
+.ak section {border:1px solid var(--line); border-radius:8px; padding:8px 12px; min-width:0}
+.ak section.ended {border-style:dashed; color:var(--soft); font-size:13px}
+.ak section.diverges {border-color:var(--edge)}
+.ak h3 {display:flex; flex-wrap:wrap; gap:4px 10px; align-items:baseline; margin:0; font-size:15px; font-weight:600;
+  overflow-wrap:anywhere; color:inherit}
+.ak h3 .soft {font-weight:normal; font-size:13px}
+.ak .first {grid-column:1/-1; position:sticky; left:0; margin-top:4px; font-size:13px; color:var(--ink)}
+.ak .first b, .ak summary.differs code {font-weight:600; color:var(--ink); background:var(--mark); border-radius:4px;
+  padding:1px 6px; box-decoration-break:clone}
+.ak .answer {margin:6px 0; padding:6px 10px; background:var(--panel); border-radius:6px}
+.ak .facts {font-size:13px; color:var(--soft); margin:4px 0}
+.ak .chips {display:flex; flex-wrap:wrap; gap:4px 6px; font-size:13px; margin:4px 0; align-items:baseline}
+.ak .chips > span {border:1px solid var(--line); border-radius:10px; padding:0 8px; overflow-wrap:anywhere}
+.ak .chips > .differs {background:var(--mark); border-color:var(--edge)}
+.ak .turn {font-size:13px; color:var(--soft)}
+.ak details {margin:4px 0}
+.ak summary {cursor:pointer; overflow-wrap:anywhere}
+.ak summary code {font:13px/1.5 ui-monospace,Menlo,Consolas,monospace; unicode-bidi:isolate; color:inherit; background:none}
+.ak pre {margin:3px 0 6px; padding:6px 8px; max-height:15em; overflow:auto; background:var(--panel); border-radius:6px;
+  font:12.5px/1.5 ui-monospace,Menlo,Consolas,monospace; white-space:pre-wrap; overflow-wrap:anywhere; color:inherit}
+`;
+
+// Control characters, invisible ones, those that turn the reading direction, and halves of a character.
+const ODD =
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
+
+/** The text with odd characters spelled out, so that none of them acts: ESC as its picture, others as their number. */
+function visible(text) {
+  return text.replaceAll("\r\n", "\n").replace(ODD, (character) => {
+    const code = character.charCodeAt(0);
+    if (code < 32) return String.fromCharCode(0x2400 + code);
+    return `\u2039U+${code.toString(16).toUpperCase().padStart(4, "0")}\u203a`;
+  });
+}
+
+/** An element with a class, text (never markup) and children. */
+function node(tag, className = "", text = "", ...children) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text) element.textContent = visible(text);
+  element.append(...children);
+  return element;
+}
+
+const label = (element, text) => {
+  element.setAttribute("aria-label", visible(text));
+  return element;
+};
+
+function button(text, help, act) {
+  const element = label(node("button", "", text), help);
+  element.type = "button";
+  element.title = help;
+  element.onclick = act;
+  return element;
+}
+
+function select(name, options, act) {
+  const element = label(node("select"), name);
+  element.title = name;
+  options.forEach((text, i) => {
+    const option = node("option", "", text);
+    option.value = String(i);
+    element.append(option);
+  });
+  element.onchange = act;
+  return element;
+}
+
+const unique = (values) => [...new Set(values)];
+const verdict = (right) => (right === null ? "not scored" : right ? "✓ right" : "✗ wrong");
+const tone = (right) => (right === null ? "soft" : right ? "right" : "wrong");
+const number = (value, digits = 3) =>
+  value === null || value === undefined ? "not scored" : String(Number(value.toFixed(digits))).replace("-", "−");
+const signed = (value, digits = 3) => (value > 0 ? "+" : "") + number(value, digits);
+
+// ---- trajectories, turn by turn ----
+function prose(text) {
+  return text
+    .replace(/<tool_call>[\s\S]*?(<\/tool_call>|$)/g, "")
+    .replace(/<\|[^|<>]*\|>/g, "")
+    .trim();
+}
+
+/** Where trajectories first act differently: turn and action, both from 0; null where they never do. */
+function divergence(trajectories) {
+  if (trajectories.length < 2) return null;
+  const most = Math.max(...trajectories.map((t) => t.turns.length));
+  for (let turn = 0; turn < most; turn++) {
+    const actions = trajectories.map((t) => t.turns[turn]?.actions ?? []);
+    const longest = Math.max(...actions.map((list) => list.length));
+    for (let action = 0; action < longest; action++) {
+      if (unique(actions.map((list) => list[action])).length > 1) return { turn, action };
+    }
+  }
+  return null;
+}
+
+function fold(open, summary, text) {
+  const details = node("details", "", "", summary, node("pre", "text", text || "(empty)"));
+  details.open = open;
+  return details;
+}
+
+/** One turn in its cell: what was said, each call with its result, the sampled text. `differs` is the action to mark. */
+function drawTurn(trajectory, i, name, differs, open) {
+  const turn = trajectory.turns[i];
+  const cell = label(node("section", differs >= 0 ? "diverges" : ""), `${name}, turn ${i + 1}`);
+  if (!turn) {
+    cell.classList.add("ended");
+    cell.textContent = `ended after turn ${trajectory.turns.length}: ${trajectory.stop.replaceAll("_", " ")}`;
+    return cell;
+  }
+  cell.append(node("div", "turn", `turn ${i + 1}`));
+  const words = prose(turn.text);
+  if (words) cell.append(node("div", "text", words));
+  turn.results.forEach(([observation, ok], k) => {
+    const outcome = node("span", tone(ok), ok ? "✓ " : "✗ failed ");
+    const summary = node("summary", k === differs ? "differs" : "", "", outcome, node("code", "", turn.actions[k]));
+    cell.append(fold(open, summary, observation));
+  });
+  const bare = !turn.results.length;
+  const summary = node("summary", "", "", node("small", "soft", "sampled text"));
+  cell.append(fold(bare && !words, summary, turn.text));
+  return cell;
+}
+
+/** Columns of trajectories, aligned turn by turn under their heads, the first difference marked. */
+function drawColumns(names, heads, trajectories, open) {
+  const shown = trajectories.filter(Boolean);
+  const split = divergence(shown);
+  const grid = node("div", "columns", "", ...heads);
+  grid.style.setProperty("--columns", String(names.length));
+  const most = Math.max(0, ...shown.map((t) => t.turns.length));
+  for (let i = 0; i < most; i++) {
+    const splits = split?.turn === i;
+    if (splits) grid.append(node("div", "first", "", node("b", "", `first different action: turn ${i + 1}`)));
+    trajectories.forEach((t, p) => {
+      grid.append(t ? drawTurn(t, i, names[p], splits ? split.action : -1, open) : node("div"));
+    });
+  }
+  return grid;
+}
+
+/** Reward components; those in `odd` (they differ between the columns) are marked. */
+function drawComponents(trajectory, odd) {
+  const chips = node("div", "chips", "", node("span", odd.has("reward") ? "differs" : "", `reward ${number(trajectory.reward)}`));
+  for (const [name, value] of trajectory.components) {
+    chips.append(node("span", odd.has(name) ? "differs" : "", `${name} ${number(value)}`));
+  }
+  return chips;
+}
+
+/** Names of the reward components (and "reward") that are not the same in all trajectories. */
+function oddComponents(trajectories) {
+  const values = trajectories.map((t) => new Map([["reward", t.reward], ...t.components]));
+  const names = unique(values.flatMap((own) => [...own.keys()]));
+  return new Set(names.filter((name) => unique(values.map((own) => own.get(name))).length > 1));
+}
+
+function drawAnswer(trajectory) {
+  const box = node("div", "answer", "", node("span", "soft", "answer "), node("span", "text", trajectory.answer ?? "(none)"));
+  if (trajectory.why) box.append(node("div", "soft text", trajectory.why));
+  return box;
+}
+
+// ---- the page around a view ----
+/** Follow the page's theme: JupyterLab's where it is seen or told, else the system's. Returns [tell, stop]. */
+function followTheme(root) {
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  let told = null;
+  const apply = () => {
+    const light = document.body.dataset.jpThemeLight;
+    const isDark = light === undefined ? dark.matches : light !== "true";
+    root.dataset.theme = told ?? (isDark ? "dark" : "light");
+  };
+  const tell = (theme) => {
+    if (theme !== "light" && theme !== "dark") return;
+    told = theme;
+    apply();
+  };
+  const observer = new MutationObserver(apply);
+  observer.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
+  dark.addEventListener("change", apply);
+  apply();
+  const stop = () => {
+    observer.disconnect();
+    dark.removeEventListener("change", apply);
+  };
+  return [tell, stop];
+}
+
+/** Arrow keys page and letters act, except while something is typed or chosen. */
+function listenForKeys(target, keys) {
+  const hear = (event) => {
+    const act = keys[event.key];
+    const typing = event.target.closest?.("input, select, textarea");
+    if (!act || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  };
+  target.addEventListener("keydown", hear);
+}
+
+/** The root element of a view, with its style; it takes the focus so that keys reach it. */
+function makeRoot(element) {
+  const root = node("div", "ak", "", node("style", "", ""));
+  root.firstChild.textContent = STYLE + OWN_STYLE;
+  root.tabIndex = 0;
+  element.append(root);
+  return root;
+}
+
+async function unpack(bytes) {
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
+
+function addressedTask(hash) {
+  try {
+    return new URLSearchParams(hash.slice(1)).get("task");
+  } catch {
+    return null;
+  }
+}
+
+/** The page that holds a static view: relay.js where the view is in a frame, else the page itself. */
+function surroundings(key, hear) {
+  const place = `agentkit-notes:${key}`;
+  if (window.parent !== window) {
+    const tell = (message) => window.parent.postMessage({ agentkit: message }, "*");
+    window.addEventListener("message", ({ source, data }) => {
+      if (source !== window.parent || !data?.agentkit) return;
+      if (data.agentkit.hello) tell({ ready: true, key });
+      else hear(data.agentkit);
+    });
+    tell({ ready: true, key });
+    return { moved: (task) => tell({ task }), noted: (notes) => tell({ key, notes }) };
+  }
+  const attempt = (act) => {
+    try {
+      return act();
+    } catch {
+      return null; // storage is switched off or full
+    }
+  };
+  const address = () => hear({ address: location.hash });
+  window.addEventListener("hashchange", address);
+  setTimeout(() => {
+    hear({ stored: attempt(() => localStorage.getItem(place)) });
+    address();
+  });
+  return {
+    moved: (task) => attempt(() => history.replaceState(null, "", `#task=${encodeURIComponent(task)}`)),
+    noted: (notes) => hear({ kept: attempt(() => (localStorage.setItem(place, notes), true)) === true }),
+  };
+}
+
+/** Draw the static page. */
+async function start() {
+  const text = atob(document.getElementById("payload").textContent);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  const payload = await unpack(bytes);
+  let page = { moved() {}, noted() {} };
+  const view = show(document.body, payload, { moved: (id) => page.moved(id), noted: (notes) => page.noted(notes) });
+  page = surroundings(payload.key ?? "", (message) => {
+    view.theme(message.theme);
+    view.hear?.(message);
+  });
+  if (window.parent === window) view.root.focus({ preventScroll: true });
+}

@@ -1,0 +1,39 @@
+// Beside a view's frame, in the page that holds it. A sandboxed frame sees neither the page's theme nor its address nor
+// any storage: this tells it of them, and stores its notes. Nothing else that the frame says has an effect.
+(() => {
+  const frame = document.currentScript?.previousElementSibling;
+  if (!frame) return;
+  const isLab = Boolean(document.getElementById("jupyter-config-data")); // JupyterLab's address is its own
+  const tell = (message) => frame.contentWindow?.postMessage({ agentkit: message }, "*");
+  const tellTheme = () => {
+    const light = document.body.dataset.jpThemeLight;
+    if (light !== undefined) tell({ theme: light === "true" ? "light" : "dark" });
+  };
+  const tellAddress = () => !isLab && tell({ address: location.hash });
+  const storage = (act) => {
+    try {
+      return act(localStorage);
+    } catch {
+      return null; // switched off or full
+    }
+  };
+  const hear = ({ source, data }) => {
+    if (!frame.isConnected) return window.removeEventListener("message", hear);
+    if (source !== frame.contentWindow || !data?.agentkit) return undefined;
+    const { ready, task, key, notes } = data.agentkit;
+    if (ready) {
+      tellTheme();
+      tellAddress();
+      if (key) tell({ stored: storage((s) => s.getItem(`agentkit-notes:${key}`)) });
+    }
+    if (typeof task === "string" && !isLab) history.replaceState(null, "", `#task=${encodeURIComponent(task)}`);
+    if (typeof notes === "string" && key) {
+      tell({ kept: storage((s) => (s.setItem(`agentkit-notes:${key}`, notes), true)) === true });
+    }
+    return undefined;
+  };
+  window.addEventListener("message", hear);
+  window.addEventListener("hashchange", tellAddress);
+  new MutationObserver(tellTheme).observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light"] });
+  tell({ hello: true }); // the frame may have been ready first
+})();
