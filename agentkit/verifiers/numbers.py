@@ -1,0 +1,131 @@
+"""Answers as numbers, with tolerance and units.
+
+One rule for units, percent and currency: they count only where the task declares them, by its ``unit`` option or in its gold
+answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in front cannot mislead, unless
+another currency is declared; "0.05 m" is 5 where the unit is cm (converted by Pint); "5 km" never is.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from functools import lru_cache
+from typing import Any
+
+from agentkit.records import Score
+
+_NUMBER = re.compile(
+    r"(?P<sign>[-+−]?)\s*(?P<currency>[$€£¥]?)\s*"
+    r"(?P<number>(?:\d{1,3}(?:(?:,|\\,|\\,\\!| | )\d{3})+|\d{1,400})(?:\.\d{0,400})?|\.\d{1,400})"
+    r"(?P<exponent>[eE][-+]?\d{1,3})?\s*(?P<unit>[^\d\s].{0,40})?",
+)
+_UNIT = re.compile(r"[^\W\d_]{1,20}(?:\^-?\d)?(?: ?[*/ ] ?[^\W\d_]{1,20}(?:\^-?\d)?){0,4}")  # no powers of powers: bounded work
+_CURRENCIES = {"$": ("dollar", "dollars", "usd"), "€": ("euro", "euros", "eur"), "£": ("pound", "pounds", "gbp"),
+               "¥": ("yen", "jpy")}  # fmt: skip
+
+
+def parse_number(text: str, unit: str = "") -> float | None:
+    """The one number a text consists of, in the declared unit, or None.
+
+    Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to it, may stand
+    around it; anything else, a second number or a unit of another kind included, makes it None.
+    """
+    found = _read(text, unit)
+    return found[0] if found else None
+
+
+def _read(text: str, unit: str) -> tuple[float, bool] | None:
+    """The number in the declared unit, and whether it was converted from another."""
+    parts = _parts(text)
+    if parts is None:
+        return None
+    value, currency, found_unit = parts
+    declared = _currency(unit)
+    if currency and declared and currency != declared:
+        return None
+    if not found_unit or _same_name(found_unit, unit) or (declared and _currency(found_unit) == declared):
+        return value, False
+    converted = _converted(value, found_unit, unit)
+    return None if converted is None else (converted, True)
+
+
+def _parts(text: str) -> tuple[float, str, str] | None:
+    """Value, currency sign and unit of a text that is one number, or None."""
+    if any(unicodedata.category(c) == "No" for c in text):  # NFKC would read 10² as 102
+        return None
+    match = _NUMBER.fullmatch(unicodedata.normalize("NFKC", text).strip().rstrip(".").strip())
+    if not match:
+        return None
+    digits = re.sub(r"[^\d.]", "", match["number"])
+    value = float(f"{digits}{match['exponent'] or ''}")
+    if not math.isfinite(value):
+        return None
+    return -value if match["sign"] in ("-", "−") else value, match["currency"], (match["unit"] or "").strip().rstrip(".")
+
+
+def _same_name(found: str, unit: str) -> bool:
+    return found.casefold() in {unit.casefold(), unit.casefold().rstrip("s")}
+
+
+def _currency(unit: str) -> str:
+    """The sign of the currency a unit names, or ""."""
+    return next((sign for sign, names in _CURRENCIES.items() if unit == sign or unit.casefold() in names), "")
+
+
+def _converted(value: float, found: str, wanted: str) -> float | None:
+    """A value in another unit of the same dimension; None where either is no unit or they do not convert."""
+    source, target = _pint_unit(found), _pint_unit(wanted)
+    if source is None or target is None:
+        return None
+    try:
+        result = float(_registry().Quantity(value, source).to(target).magnitude)
+    except Exception:  # of different dimensions, or out of range
+        return None
+    return result if math.isfinite(result) else None
+
+
+@lru_cache(maxsize=4096)
+def _pint_unit(text: str) -> Any:
+    """The unit a text names to Pint, or None."""
+    try:
+        return _registry().parse_units(text) if _UNIT.fullmatch(text) else None
+    except Exception:  # Pint raises many kinds on text that is no unit
+        return None
+
+
+@lru_cache(maxsize=1)
+def _registry() -> Any:
+    import pint
+
+    return pint.UnitRegistry(cache_folder=None)
+
+
+def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.0, unit: str = "") -> Score:
+    """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|): equal unless a tolerance is declared.
+
+    Args:
+        answer: the policy's answer.
+        gold: the gold answer; a unit in it counts as declared.
+        abs_tol: absolute tolerance, in ``unit``.
+        rel_tol: relative tolerance.
+        unit: the unit of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$" or "USD", or any word.
+    """
+    unit = unit or _gold_unit(str(gold))
+    wanted, found = _read(str(gold), unit), _read(answer, unit)
+    if wanted is None:
+        return Score(None, f"the gold answer {gold!r} is not a number" + (f" in {unit}" if unit else ""))
+    if found is None:
+        return Score(0.0, f"{answer[:80]!r} is not one number" + (f" in {unit}" if unit else ""))
+    rounding = 1e-12 if found[1] or wanted[1] else 0.0  # of the conversion
+    close = abs(found[0] - wanted[0]) <= max(abs_tol, max(rel_tol, rounding) * abs(wanted[0]))
+    return Score(1.0, "within tolerance") if close else Score(0.0, f"{found[0]:.12g} is not {wanted[0]:.12g}")
+
+
+def _gold_unit(gold: str) -> str:
+    """The unit a gold answer is written in: %, a currency or a unit Pint knows."""
+    parts = _parts(gold)
+    if parts is None:
+        return ""
+    _, currency, unit = parts
+    return unit if unit == "%" or _currency(unit) or _pint_unit(unit) is not None else currency

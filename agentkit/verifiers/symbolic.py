@@ -1,0 +1,172 @@
+r"""Answers as mathematics: LaTeX or plain, compared by value and structure.
+
+The answer must be one expression: bare, between $ signs, or in ``\boxed{}``. Prose around it, two different boxes, an "or" that
+the gold answer lacks, other brackets (a set for a tuple) and another unit are wrong before any algebra starts. Plain numbers
+are compared as numbers; everything else goes to ``isolated/algebra.py`` in a child that is killed after two seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agentkit.records import Score
+from agentkit.verifiers.numbers import parse_number
+from agentkit.verifiers.text import normalize
+from agentkit.verifiers.worker import Worker, WorkerError
+
+_worker = Worker("algebra")
+_DOUBT = re.compile(r"\b(?:not|never|neither|nor|cannot|or|either|wrong|incorrect|isn't|n't)\b|n't\b|\\neq?\b|≠", re.IGNORECASE)
+_LEAD = re.compile(r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is)?[ :]+", re.IGNORECASE)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_FUNCTIONS = frozenset(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt pi min max gcd lcm mod det and dx dy".split()
+)
+_UNIT = re.compile(
+    r"(?<=[\d})])(?:\\[ ,;:!]|~|\s)*(?:\\(?:text|mathrm|mbox)\s*\{\s*(?P<text>[^{}]*?)\s*\}(?P<power>\^\{?[23]\}?)?"
+    r"|(?P<sign>\\?%|\\?°|\^\{?\\circ\}?)|(?P<word>(?<=[\d\s])[^\W\d_]{2,20}(?:\^\{?[23]\}?)?))$"
+)
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+def symbolic(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.0) -> Score:
+    """1 when the answer is the same mathematics as the gold answer.
+
+    Args:
+        answer: the policy's answer.
+        gold: the gold answer, in LaTeX or plain notation.
+        abs_tol: absolute tolerance for constants; without one 0.333333 is not 1/3.
+        rel_tol: relative tolerance for constants.
+    """
+    wanted, found = expression(gold), expression(answer)
+    if not isinstance(wanted, str):
+        return Score(None, f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
+    if not isinstance(found, str):
+        return found
+    numbers = parse_number(wanted), parse_number(found)
+    if None not in numbers:
+        close = abs(numbers[1] - numbers[0]) <= max(abs_tol, rel_tol * abs(numbers[0]))
+        return Score(1.0, "the same number") if close else Score(0.0, f"{numbers[1]:.12g} is not {numbers[0]:.12g}")
+    if re.fullmatch(r"\W*nan\W*", _plain(wanted), re.IGNORECASE):
+        return Score(None, "the gold answer is not a number")
+    if _is_words(wanted) and (_is_words(found) or _words(wanted)):
+        same = normalize(_plain(found)) == normalize(_plain(wanted))
+        return Score(1.0, "the same words") if same else Score(0.0, f"{found[:80]!r} is not {wanted[:80]!r}")
+    (wanted, unit), (found, found_unit) = _split_unit(wanted), _split_unit(found)
+    why = next(_faults(wanted, found, unit, found_unit), None)
+    return Score(0.0, why) if why else _compare(wanted, found, abs_tol, rel_tol)
+
+
+def _compare(wanted: str, found: str, abs_tol: float, rel_tol: float) -> Score:
+    try:
+        messages = _worker.ask("compare", _latex(wanted), _latex(found), abs_tol, rel_tol)
+    except WorkerError as error:
+        return Score(None, str(error))
+    verdict = {key: value for message in messages for key, value in message.items()}
+    if not verdict.get("gold"):
+        return Score(None, f"the gold answer {wanted[:80]!r} cannot be read as mathematics")
+    if verdict.get("equal"):
+        return Score(1.0, "the same mathematics")
+    if "equal" in verdict:
+        return Score(0.0, verdict.get("why") or f"{found[:80]!r} is not {wanted[:80]!r}")
+    return Score(0.0, f"{found[:80]!r} cannot be compared: {verdict.get('failed', 'stopped at the time limit')}")
+
+
+def expression(text: str) -> str | Score:
+    """The one expression a text gives, delimiters off, or Score(0) saying why there is none."""
+    boxes = list(_boxes(text))
+    if boxes:
+        contents = {re.sub(r"\s+", "", content) for content, _, _ in boxes}
+        if len(contents) > 1:
+            return Score(0.0, f"{len(contents)} different boxed answers")
+        content, start, end = boxes[-1]
+        around = re.split(r"[.!?]\s|\n", text[:start])[-1] + " " + text[end:]
+        if _DOUBT.search(around) or re.search(r"\d", text[end:]):
+            return Score(0.0, "the boxed answer is doubted or continued by the words around it")
+        return _bare(content) or Score(0.0, "an empty box")
+    return _bare(_LEAD.sub("", text.strip(), count=1)) or Score(0.0, "no expression")
+
+
+def _boxes(text: str) -> Iterator[tuple[str, int, int]]:
+    r"""Content, start and end of every \boxed{...}, braces balanced."""
+    for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text):
+        depth = 1
+        for end in range(match.end(), len(text)):
+            depth += (text[end] == "{") - (text[end] == "}")
+            if depth == 0:
+                yield text[match.end() : end], match.start(), end + 1
+                break
+
+
+def _bare(text: str) -> str:
+    """An expression without the delimiters, spacing and full stop around it."""
+    text = " ".join(text.replace("−", "-").split())
+    for _ in range(3):
+        text = text.strip().rstrip(".").strip()
+        for start, end in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")):
+            inside = text[len(start) : len(text) - len(end)]
+            if text.startswith(start) and text.endswith(end) and len(text) > len(start) + len(end) and start not in inside:
+                text = inside
+    return re.sub(r"\\(?:left|right|displaystyle|bigl?|bigr?)(?![A-Za-z])\s*", "", text).strip()
+
+
+def _plain(text: str) -> str:
+    return _TEXT.sub(r" \1 ", text)
+
+
+def _words(text: str) -> set[str]:
+    """Words of prose in an expression: neither commands nor functions."""
+    return {w.lower() for w in _WORD.findall(_COMMAND.sub(" ", _plain(text)))} - _FUNCTIONS
+
+
+def _is_words(text: str) -> bool:
+    """Whether an expression is words only, such as a name, "yes" or the letter of a choice."""
+    plain = _plain(text)
+    return bool(re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ '.,-])*", plain)) and (bool(_words(text)) or len(plain.strip()) == 1)
+
+
+def _split_unit(text: str) -> tuple[str, str]:
+    """An expression and the unit behind it, if there is one."""
+    match = _UNIT.search(text)
+    if not match or normalize(match[0]) in _FUNCTIONS:
+        return text, ""
+    unit = (match["text"] or "") + (match["power"] or "") if match["text"] is not None else match["sign"] or match["word"]
+    return text[: match.start()].strip(), re.sub(r"[\\{}\s^.]", "", unit).casefold().rstrip("s") or ""
+
+
+def _faults(wanted: str, found: str, unit: str, found_unit: str) -> Iterator[str]:
+    """What is wrong with an answer before its value is looked at."""
+    if found_unit and unit and found_unit != unit:
+        yield f"the unit {found_unit!r} is not {unit!r}"
+    if "%" in found_unit and "%" not in unit:
+        yield "a percent sign that the gold answer does not have"
+    if extra := _words(found) - _words(wanted):
+        yield f"words beside the expression: {', '.join(sorted(extra))[:80]}"
+    shapes = _brackets(wanted), _brackets(found)
+    if all(shapes) and shapes[0] != shapes[1]:
+        yield f"{''.join(shapes[1])} brackets where the gold answer has {''.join(shapes[0])}"
+    if not shapes[0] and shapes[1] in ("[]", "{}") and "," not in wanted:
+        yield "a list where the gold answer is one value"
+
+
+def _brackets(text: str) -> str:
+    r"""The pair of brackets that encloses an expression with a comma in it, such as "(]" or "{}"; "" where none does."""
+    text = text.replace(r"\{", "{").replace(r"\}", "}").replace(r"\lbrace", "{").replace(r"\rbrace", "}").strip()
+    if len(text) < 3 or text[0] not in _CLOSING or text[-1] not in _CLOSING.values() or "," not in text:
+        return ""
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character in "([{") - (character in ")]}")
+        if depth == 0 and position < len(text) - 1:
+            return ""
+    return text[0] + text[-1]
+
+
+def _latex(text: str) -> str:
+    """Notation that the LaTeX reader takes wrongly, rewritten: 1e3, 1,000 as one number, and mixed numbers such as 2 3/4."""
+    text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])", r"\1 \\cdot 10^{\2}", text)
+    text = re.sub(r"(?<![\w.,/])(\d+) (\d+)/(\d+)(?![\w/])", r"(\1+\\frac{\2}{\3})", text)
+    text = re.sub(r"\\(?:mathrm|text|operatorname)\s*\{\s*([A-Za-z])\s*\}", r"\1", text)
+    return text.replace("$", "")
