@@ -1,4 +1,4 @@
-"""The command line: run (the notebooks in order), nano (remake the small agent) and bench."""
+"""The command line: run (the notebooks in order), report, cost, nano (remake the small agent) and bench."""
 
 from __future__ import annotations
 
@@ -53,7 +53,61 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", type=Path, default=None, metavar="F", help="also write the result to a file")
     bench.add_argument("--quick", action="store_true", help="end within 50 seconds")
     bench.set_defaults(command=bench_command)
+    report = commands.add_parser("report", help="write a run's card: one HTML file that opens offline and holds no secret")
+    report.add_argument("run", type=Path, help="the run folder, such as outputs/a")
+    report.add_argument(
+        "--out", type=Path, default=None, metavar="F", help="the file to write; by default report.html in the run"
+    )
+    report.set_defaults(command=report_command)
+    cost = commands.add_parser("cost", help="GPU-hours, wall clock and money of a recipe, before anything is spent")
+    cost.add_argument("recipe", type=Path, help="a YAML file in params/")
+    cost.add_argument("--run", type=Path, default=None, help="a run to measure the rates on, and to compare the forecast with")
+    cost.add_argument("--gpus", type=_count, default=4, help="GPUs to spread the phases over")
+    cost.add_argument("--run-gpus", type=_count, default=1, help="GPUs that --run ran on")
+    cost.add_argument("--prices", type=Path, default=None, metavar="F", help="by default params/prices.yaml")
+    cost.add_argument("-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key")
+    cost.set_defaults(command=cost_command)
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def report_command(options: argparse.Namespace) -> int:
+    """Write a run's card."""
+    from agentkit.report import write_report
+
+    path = write_report(load_run(options.run), options.out)
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+def cost_command(options: argparse.Namespace) -> int:
+    """Print what a recipe costs, and against a run what it did cost."""
+    from agentkit import cost
+
+    recipe = Recipe.from_mapping(read_recipe(options.recipe) | _overrides(options.parameters))
+    prices = cost.read_prices(options.prices)
+    rates = prices.rates_of(recipe.model)
+    if options.run is not None:
+        run = load_run(options.run)
+        rates = cost.measured_rates(run, options.run_gpus)
+        table = cost.against_table(run, prices, options.run_gpus)
+        print(f"What {run.path.name} was forecast to take, from its recipe alone, and what it took (time of one device):\n")
+        print(table.to_string(index=False), end="\n\n")
+    seconds = cost.forecast(recipe, rates)
+    print(f"{options.recipe}; rates: {rates.source}")
+    for table in (
+        cost.phase_table(seconds, options.gpus),
+        cost.project_table(seconds, prices),
+        cost.money_table(seconds, prices),
+    ):
+        print(f"\n{table.to_string(index=False)}")
+    print(f"\n{cost.other_table(prices).to_string(index=False)}")
+    return 0
 
 
 def nano_command(options: argparse.Namespace) -> int:

@@ -19,21 +19,21 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-RECIPES = sorted((ROOT / "params").glob("*.yaml"))
+RECIPES = sorted(path for path in (ROOT / "params").glob("*.yaml") if path.name != "prices.yaml")  # which is no recipe
 
 # from the bottom up; a module imports from its own layer and the ones above it in this list, never from below
 # tools lie beside tasks, because a suite is solved through the real tools when it is built; nano itself is only the
 # place of the shipped weights, nano.pretrain and nano.world are how they were made
 LAYERS = (
-    ("records", "runs", "recipes", "nano"),
+    ("records", "runs", "recipes", "redact", "nano"),
     ("knowledge", "tasks", "tools", "verifiers", "sandbox"),
     ("environment", "chat", "xray"),
     ("policies",),
     ("rollouts",),
     ("rewards", "advantages"),
-    ("training", "preflight", "diagnostics", "evaluation", "measure", "nano.pretrain", "nano.world"),
+    ("training", "preflight", "diagnostics", "evaluation", "measure", "cost", "nano.pretrain", "nano.world"),
     ("plots", "widgets"),
-    ("sweeps",),
+    ("report", "sweeps"),
     ("cli", "bench", "__init__", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
