@@ -15,7 +15,7 @@ const STYLE = `
 .ak .bar output {color:var(--soft); font-variant-numeric:tabular-nums; min-width:8.5em}
 .ak :is(button, select, input, textarea) {font:inherit; color:inherit; background:var(--panel); border:1px solid var(--line);
   border-radius:6px; padding:3px 9px; max-width:100%; margin:0}
-.ak select {max-width:17em; text-overflow:ellipsis}
+.ak select {max-width:19em; text-overflow:ellipsis}
 .ak button {cursor:pointer}
 .ak :is(button, select):disabled {opacity:.45; cursor:default}
 .ak button[aria-pressed=true] {border-color:var(--accent); box-shadow:inset 0 0 0 1px var(--accent)}
@@ -39,7 +39,7 @@ const STYLE = `
   overflow-wrap:anywhere; color:inherit}
 .ak h3 .soft {font-weight:normal; font-size:13px}
 .ak .first {grid-column:1/-1; position:sticky; left:0; margin-top:4px; font-size:13px; color:var(--ink)}
-.ak .first b, .ak summary.differs code {font-weight:600; color:var(--ink); background:var(--mark); border-radius:4px;
+.ak .first b, .ak summary.differs code, .ak .text .differs {font-weight:600; color:var(--ink); background:var(--mark); border-radius:4px;
   padding:1px 6px; box-decoration-break:clone}
 .ak .answer {margin:6px 0; padding:6px 10px; background:var(--panel); border-radius:6px}
 .ak .facts {font-size:13px; color:var(--soft); margin:4px 0}
@@ -142,18 +142,18 @@ function drawTurn(trajectory, i, name, differs, open) {
   const cell = label(node("section", differs >= 0 ? "diverges" : ""), `${name}, turn ${i + 1}`);
   if (!turn) {
     cell.classList.add("ended");
-    cell.textContent = `ended after turn ${trajectory.turns.length}: ${trajectory.stop.replaceAll("_", " ")}`;
-    return cell;
+    cell.textContent = `ended: ${trajectory.stop.replaceAll("_", " ")}`;
+    return i === trajectory.turns.length ? cell : node("div");
   }
   cell.append(node("div", "turn", `turn ${i + 1}`));
   const words = prose(turn.text);
-  if (words) cell.append(node("div", "text", words));
+  const bare = !turn.results.length;
+  if (words) cell.append(node("div", "text", "", node("span", bare && differs >= 0 ? "differs" : "", words)));
   turn.results.forEach(([observation, ok], k) => {
     const outcome = node("span", tone(ok), ok ? "✓ " : "✗ failed ");
     const summary = node("summary", k === differs ? "differs" : "", "", outcome, node("code", "", turn.actions[k]));
     cell.append(fold(open, summary, observation));
   });
-  const bare = !turn.results.length;
   const summary = node("summary", "", "", node("small", "soft", "sampled text"));
   cell.append(fold(bare && !words, summary, turn.text));
   return cell;
@@ -224,8 +224,8 @@ function followTheme(root) {
   return [tell, stop];
 }
 
-/** Arrow keys page and letters act, except while something is typed or chosen. */
-function listenForKeys(target, keys) {
+/** Arrow keys page and letters act, except while something is typed or chosen. A static page is all ours: it always hears. */
+function listenForKeys(root, keys) {
   const hear = (event) => {
     const act = keys[event.key];
     const typing = event.target.closest?.("input, select, textarea");
@@ -234,7 +234,7 @@ function listenForKeys(target, keys) {
     event.stopPropagation();
     act();
   };
-  target.addEventListener("keydown", hear);
+  (root.parentElement === document.body ? document : root).addEventListener("keydown", hear);
 }
 
 /** The root element of a view, with its style; it takes the focus so that keys reach it. */
@@ -293,15 +293,22 @@ function surroundings(key, hear) {
 
 /** Draw the static page. */
 async function start() {
-  const text = atob(document.getElementById("payload").textContent);
-  const bytes = new Uint8Array(text.length);
-  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
-  const payload = await unpack(bytes);
+  const blocks = document.getElementById("payload").textContent.split("\n");
+  const block = (i) => {
+    const text = atob(blocks[i]);
+    const bytes = new Uint8Array(text.length);
+    for (let k = 0; k < text.length; k++) bytes[k] = text.charCodeAt(k);
+    return unpack(bytes);
+  };
+  const payload = await block(0);
   let page = { moved() {}, noted() {} };
-  const view = show(document.body, payload, { moved: (id) => page.moved(id), noted: (notes) => page.noted(notes) });
+  const view = show(document.body, payload, {
+    block,
+    moved: (id) => page.moved(id),
+    noted: (notes) => page.noted(notes),
+  });
   page = surroundings(payload.key ?? "", (message) => {
     view.theme(message.theme);
     view.hear?.(message);
   });
-  if (window.parent === window) view.root.focus({ preventScroll: true });
 }

@@ -11,16 +11,14 @@ const OWN_STYLE = `
 `;
 
 // ---- choosing tasks ----
-const solved = (task, p) => task.columns[p].solved;
-
 /** Filters by what happened, as [text, test]. Every earlier policy is compared with every later one. */
 function outcomes(policies) {
   const last = policies.length - 1;
-  const every = (right) => (task) => task.columns.every((column) => column.solved === right);
+  const every = (right) => (task) => task.solved.every((solved) => solved === right);
   const pairs = policies.flatMap((a, i) => policies.slice(i + 1).map((b, k) => [a, i, b, i + 1 + k]));
   const flip = ([a, i, b, j], to) => [
     `flipped to ${to ? "right" : "wrong"} (${a} ${to ? "✗" : "✓"}, ${b} ${to ? "✓" : "✗"})`,
-    (task) => solved(task, i) === !to && solved(task, j) === to,
+    (task) => task.solved[i] === !to && task.solved[j] === to,
   ];
   const all = ["", "both ", "all "][Math.min(last, 2)];
   return [
@@ -32,20 +30,34 @@ function outcomes(policies) {
   ];
 }
 
-const haystacks = new WeakMap();
 const texts = (value) =>
   typeof value === "string" ? [value] : value && typeof value === "object" ? Object.values(value).flatMap(texts) : [];
 
-function contains(task, words) {
-  if (!words) return true;
-  if (!haystacks.has(task)) haystacks.set(task, texts(task).join("\n").toLowerCase());
-  return haystacks.get(task).includes(words);
+/** The tasks block by block: one in full by its place, and which of them hold some words. */
+function makeShelf(size, block) {
+  const blocks = new Map();
+  const haystacks = [];
+  const task = async (i) => {
+    const k = Math.floor(i / size);
+    if (!blocks.has(k)) blocks.set(k, block(k + 1));
+    return (await blocks.get(k))[i % size];
+  };
+  const holds = async (i, words) => {
+    const first = i - (i % size);
+    if (haystacks[i] === undefined) {
+      const own = await block(first / size + 1); // not kept: only its words are
+      own.forEach((one, k) => {
+        haystacks[first + k] = texts(one).join("\n").toLowerCase();
+      });
+    }
+    return haystacks[i].includes(words);
+  };
+  return { task, holds };
 }
 
 /** The sample shown first: one that ended the way the task counts, so that a solved task opens on a success. */
-function typical(column) {
-  const found = column.samples.findIndex((sample) => sample.right === column.solved);
-  return Math.max(found, 0);
+function typical(task) {
+  return task.columns.map(({ samples }, p) => Math.max(samples.findIndex((sample) => sample.right === task.solved[p]), 0));
 }
 
 // ---- drawing one task ----
@@ -137,8 +149,8 @@ function makeNotes(rows, noted) {
     for (const row of more) notes.set(row.task_id, newest(notes.get(row.task_id), row));
     if (document.activeElement !== box) box.value = notes.get(task)?.text ?? "";
   };
-  const has = (id) => Boolean(notes.get(id)?.text);
-  return { box, status, say, open, merge, has, lines, save };
+  const text = (id) => notes.get(id)?.text ?? "";
+  return { box, status, say, open, merge, text, lines, save };
 }
 
 /** Rows out of stored JSON lines; what is not a note is left out. */
@@ -164,49 +176,71 @@ function download(name, text) {
 }
 
 // ---- the whole view ----
-/** Draw the view into an element. `moved` hears the id of the task that was turned to, `noted` the notes. */
-function show(element, payload, { moved, noted }) {
-  const { policies, tasks } = payload;
+/** Draw the view. `block(i)` gives part of the payload, `moved` hears the id of the task turned to, `noted` the notes. */
+function show(element, payload, { block, moved, noted }) {
+  const { policies } = payload;
+  const tasks = payload.tasks.map((task, place) => ({ ...task, place }));
+  const shelf = makeShelf(payload.block, block);
   const outcome = outcomes(policies);
   const families = unique(tasks.map((task) => task.family));
   const difficulties = unique(tasks.map((task) => task.difficulty));
   const alarms = unique(tasks.flatMap((task) => task.alarms));
-  const state = { at: 0, chosen: tasks, samples: [], open: true };
+  const state = { at: 0, chosen: tasks, task: null, samples: [], open: true, asked: 0, filtered: 0 };
   const root = makeRoot(element);
   const notes = makeNotes(payload.notes, (lines, rows) => noted(lines, rows));
 
-  const filter = () => {
+  const filter = async () => {
+    const mine = ++state.filtered;
     const [family, difficulty, alarm] = [byFamily, byDifficulty, byAlarm].map((choice) => Number(choice.value));
-    const words = search.value.trim().toLowerCase();
+    const words = wanted.value.trim().toLowerCase();
     const before = state.chosen[state.at];
-    state.chosen = tasks.filter(
+    let chosen = tasks.filter(
       (task) =>
         outcome[byOutcome.value][1](task) &&
         (!family || task.family === families[family - 1]) &&
         (!difficulty || task.difficulty === difficulties[difficulty - 1]) &&
-        (!alarm || (alarm > alarms.length ? notes.has(task.id) : task.alarms.includes(alarms[alarm - 1]))) &&
-        contains(task, words),
+        (!alarm || (alarm > alarms.length ? notes.text(task.id) : task.alarms.includes(alarms[alarm - 1]))),
     );
-    go(Math.max(state.chosen.indexOf(before), 0), before === undefined);
+    if (words) chosen = await search(chosen, words, () => mine === state.filtered);
+    if (mine !== state.filtered) return;
+    state.chosen = chosen;
+    go(Math.max(chosen.indexOf(before), 0));
+  };
+  const search = async (among, words, isWanted) => {
+    const found = [];
+    let told = performance.now();
+    for (const [i, task] of among.entries()) {
+      if ((await shelf.holds(task.place, words)) || notes.text(task.id).toLowerCase().includes(words)) found.push(task);
+      if (!isWanted()) return found;
+      if (performance.now() - told < 100) continue;
+      told = performance.now();
+      counter.textContent = `searching, ${Math.round((100 * i) / among.length)} %`;
+      await new Promise((resolve) => setTimeout(resolve)); // let the page breathe
+    }
+    return found;
   };
   const byOutcome = select("outcome", outcome.map(([text]) => text), filter);
   const byFamily = select("category", ["all categories", ...families.map((family) => `category ${family}`)], filter);
   const byDifficulty = select("difficulty", ["all difficulties", ...difficulties], filter);
-  const byAlarm = select("alarms and notes", ["with and without alarms", ...alarms.map((a) => `alarm: ${a}`), "with a note"], filter);
-  const search = label(node("input"), "search the texts");
-  Object.assign(search, { type: "search", placeholder: "search the texts (/)" });
+  const byAlarm = select("alarms and notes", ["alarms: any", ...alarms.map((a) => `alarm: ${a}`), "with a note"], filter);
+  const wanted = label(node("input"), "search the texts");
+  Object.assign(wanted, { type: "search", placeholder: "search the texts (/)" });
   let typed = 0;
-  search.oninput = () => {
+  wanted.oninput = () => {
     clearTimeout(typed);
     typed = setTimeout(filter, 120);
   };
   const counter = node("output");
   const body = node("div");
 
-  const go = (at, quiet = false) => {
+  const go = async (at, quiet = false) => {
+    const mine = ++state.asked;
     state.at = Math.min(Math.max(at, 0), Math.max(state.chosen.length - 1, 0));
-    const task = state.chosen[state.at];
-    state.samples = task ? task.columns.map(typical) : [];
+    const chosen = state.chosen[state.at];
+    const task = chosen ? await shelf.task(chosen.place) : null;
+    if (mine !== state.asked) return; // turned on meanwhile
+    state.task = task;
+    state.samples = task ? typical(task) : [];
     if (task) notes.open(task.id);
     state.draw();
     root.scrollTop = 0;
@@ -225,7 +259,7 @@ function show(element, payload, { moved, noted }) {
   });
   const noteRow = node("div", "note", "", notes.box, notes.status);
   state.draw = () => {
-    const task = state.chosen[state.at];
+    const { task } = state;
     counter.textContent = task ? `task ${state.at + 1} of ${state.chosen.length}` : "no task";
     previous.disabled = state.at === 0;
     next.disabled = state.at >= state.chosen.length - 1;
@@ -241,10 +275,10 @@ function show(element, payload, { moved, noted }) {
     ArrowRight: () => go(state.at + 1),
     f: () => folding.click(),
     n: () => notes.box.focus(),
-    "/": () => search.focus(),
+    "/": () => wanted.focus(),
   });
   root.append(
-    node("div", "bar", "", previous, next, counter, byOutcome, byFamily, byDifficulty, byAlarm, search, folding, exporting),
+    node("div", "bar", "", previous, next, counter, byOutcome, byFamily, byDifficulty, byAlarm, wanted, folding, exporting),
     body,
   );
   go(0, true);
@@ -254,7 +288,7 @@ function show(element, payload, { moved, noted }) {
     if (state.chosen[state.at]?.id === id || !tasks.some((task) => task.id === id)) return;
     if (!state.chosen.some((task) => task.id === id)) {
       for (const choice of [byOutcome, byFamily, byDifficulty, byAlarm]) choice.value = "0";
-      search.value = "";
+      wanted.value = "";
       state.chosen = tasks;
     }
     go(state.chosen.findIndex((task) => task.id === id));
@@ -265,12 +299,13 @@ function show(element, payload, { moved, noted }) {
     if (message.kept === true) notes.say("saved in this browser");
     if (message.kept === false) notes.say("not saved: this browser keeps nothing for this page, so export the notes", true);
   };
-  return { root, open, theme, stop, hear, say: notes.say, flush: notes.save };
+  return { open, theme, stop, hear, say: notes.say, flush: notes.save };
 }
 
 async function render({ model, el }) {
-  const payload = await unpack(model.get("data"));
-  const view = show(el, { ...payload, notes: model.get("notes") }, {
+  const block = (i) => unpack(model.get("data")[i]);
+  const view = show(el, { ...(await block(0)), notes: model.get("notes") }, {
+    block,
     moved: (id) => {
       model.set("task_id", id);
       model.save_changes();

@@ -9,6 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import traitlets
@@ -19,7 +20,10 @@ from agentkit.runs import Run
 from agentkit.widgets.notes import FILE, add_notes, is_note, note_rows
 from agentkit.widgets.payload import alarms as own_alarms
 from agentkit.widgets.payload import number, task_fields, trajectory_fields
-from agentkit.widgets.view import LiveView, View
+from agentkit.widgets.view import LiveView, View, packed
+
+BLOCK = 20  # tasks that a browser unpacks together
+_INDEX = ("id", "family", "difficulty", "solved", "alarms")  # what the filters need of every task
 
 
 class LiveCompare(LiveView):
@@ -60,6 +64,14 @@ class CompareWidget(View):
     def __init__(self, payload: dict[str, Any], height: int, run: Run | None = None):
         super().__init__(payload, height)
         self._run = run
+
+    @cached_property
+    def data(self) -> list[bytes]:
+        """What the filters need of all tasks, then the tasks in blocks."""
+        tasks = self.payload["tasks"]
+        index = [{name: task[name] for name in _INDEX} for task in tasks]
+        blocks = [tasks[start : start + BLOCK] for start in range(0, len(tasks), BLOCK)]
+        return [packed(self.payload | {"tasks": index, "block": BLOCK}), *map(packed, blocks)]
 
     def live(self) -> LiveCompare:
         """An anywidget for a running kernel: notes are saved in the run, ``task_id`` is the task on screen."""
@@ -126,12 +138,12 @@ def _task(
     alarms: dict[str, set[str]],
     limit: int,
 ) -> dict[str, Any]:
-    columns = []
+    columns, solved = [], []
     for name, known in rates.items():
         samples, rate = sorted(own.get(name, []), key=lambda t: t.sample), known.get(task.id)
         kept = [trajectory_fields(t) for t in samples[:limit]]
-        solved = None if rate is None else rate > SOLVED
-        columns.append({"rate": number(rate), "solved": solved, "count": len(samples), "samples": kept})
+        solved.append(None if rate is None else rate > SOLVED)
+        columns.append({"rate": number(rate), "count": len(samples), "samples": kept})
     found = own_alarms([t for samples in own.values() for t in samples])
     found += [name for name, ids in alarms.items() if task.id in ids]
-    return task_fields(task) | {"columns": columns, "alarms": list(dict.fromkeys(found))}
+    return task_fields(task) | {"columns": columns, "solved": solved, "alarms": list(dict.fromkeys(found))}

@@ -3,7 +3,7 @@
 const OWN_STYLE = `
 .ak .table {overflow-x:auto; padding:4px 12px}
 .ak table {border-collapse:collapse; width:100%; font-variant-numeric:tabular-nums; font-size:13.5px}
-.ak :is(th, td) {text-align:right; padding:4px 10px; border-bottom:1px solid var(--line); white-space:nowrap; background:none;
+.ak :is(th, td) {text-align:right; padding:4px 8px; border-bottom:1px solid var(--line); white-space:nowrap; background:none;
   vertical-align:top; color:inherit; font-size:inherit}
 .ak th {font-weight:600; color:var(--soft)}
 .ak :is(th, td).words {text-align:left; white-space:normal; overflow-wrap:anywhere; min-width:7em; max-width:24em}
@@ -49,8 +49,8 @@ function row(tag, cells, words = []) {
 
 function drawTable(group, names, chosen, choose) {
   const most = Math.max(0, ...group.rollouts.map((rollout) => Math.abs(rollout.advantage ?? 0)));
-  const head = ["sample", "verdict", "reward", "advantage", ...names, "turns", "calls", "failed", "tokens", "stopped", "answer"];
-  const words = [head.length - 2, head.length - 1];
+  const head = ["sample", "verdict", "reward", "advantage", "answer", ...names, "turns", "calls", "failed", "tokens", "stopped"];
+  const words = [4, head.length - 1];
   const body = node("tbody");
   for (const rollout of group.rollouts) {
     const parts = new Map(rollout.components);
@@ -61,10 +61,10 @@ function drawTable(group, names, chosen, choose) {
         [node("span", tone(rollout.right), verdict(rollout.right))],
         number(rollout.reward),
         meter(rollout.advantage, most),
+        rollout.answer ?? "(none)",
         ...names.map((name) => (parts.has(name) ? number(parts.get(name)) : "–")),
         ...[rollout.turns.length, rollout.calls, rollout.failed, rollout.tokens].map(String),
         stopped(rollout),
-        rollout.answer ?? "(none)",
       ],
       words,
     );
@@ -137,8 +137,8 @@ function drawGroup(state, group) {
   const drawn = [head, drawTable(group, names, other, choose)];
   if (!best || rollouts.length < 2) return drawn;
   const shown = other === best ? rollouts.find((rollout) => rollout !== best) : other;
-  const title = (rollout) =>
-    `${rollout === best ? "the best, " : rollout === worst ? "the worst, " : ""}sample ${rollout.sample}`;
+  const rank = (rollout) => (rollout === best ? " (the best)" : rollout === worst ? " (the worst)" : "");
+  const title = (rollout) => `sample ${rollout.sample}${rank(rollout)}`;
   const titles = [title(best), title(shown)];
   const odd = oddComponents([best, shown]);
   const heads = [best, shown].map((rollout, i) => {
@@ -185,11 +185,11 @@ function show(element, { groups }) {
   root.append(node("div", "bar", "", previous, next, counter, kind), body);
   go(0);
   const [theme, stop] = followTheme(root);
-  return { root, theme, stop };
+  return { theme, stop };
 }
 
 async function render({ model, el }) {
-  return show(el, await unpack(model.get("data"))).stop;
+  return show(el, await unpack(model.get("data")[0])).stop;
 }
 
 export default { render };

@@ -2,7 +2,7 @@
 
 A view is a payload (JSON) and a JavaScript module (common.js and its own file) that draws the static page and the live
 anywidget alike. The payload travels gzipped, in base64, so nothing in it can end the element that holds it; on the page
-it is text only, never markup. In a notebook the page lies in a sandboxed frame that reaches neither the notebook nor the
+it is text only, never markup. A long one travels in blocks, each read when it is looked at. In a notebook the page lies in a sandboxed frame that reaches neither the notebook nor the
 network; a small script beside the frame (relay.js) tells it theme, address and stored notes. Leaves out: what the
 payloads hold (payload, compare, xray, group).
 """
@@ -36,11 +36,16 @@ def _file(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
+def packed(value: Any) -> bytes:
+    """JSON, gzipped. ASCII: lone surrogates are escaped."""
+    return gzip.compress(json.dumps(value, allow_nan=False).encode("ascii"), compresslevel=5, mtime=0)
+
+
 class LiveView(anywidget.AnyWidget):
     """The same view with a kernel behind it. It does not survive the kernel."""
 
     _esm = traitlets.Unicode().tag(sync=True)
-    data = traitlets.Bytes().tag(sync=True)  # the payload, as in View.data
+    data = traitlets.List(traitlets.Bytes()).tag(sync=True)  # as in View.data
 
 
 class View:
@@ -59,9 +64,9 @@ class View:
         self.height = height
 
     @cached_property
-    def data(self) -> bytes:
-        """The payload as gzipped JSON. ASCII: lone surrogates are escaped."""
-        return gzip.compress(json.dumps(self.payload, allow_nan=False).encode("ascii"), compresslevel=6, mtime=0)
+    def data(self) -> list[bytes]:
+        """The payload, packed; what a view reads later follows in blocks."""
+        return [packed(self.payload)]
 
     @property
     def source(self) -> str:
@@ -71,7 +76,7 @@ class View:
     @property
     def page(self) -> str:
         """A complete HTML document that needs neither network nor kernel."""
-        data = base64.b64encode(self.data).decode("ascii")
+        data = "\n".join(base64.b64encode(block).decode("ascii") for block in self.data)
         return _PAGE.format(policy=_POLICY, title=html.escape(self.title), data=data, source=self.source)
 
     def save(self, path: str | Path) -> Path:

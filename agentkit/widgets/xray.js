@@ -18,7 +18,7 @@ const OWN_STYLE = `
 .ak .tokens {font:13px/2 ui-monospace,Menlo,Consolas,monospace; white-space:pre-wrap; overflow-wrap:anywhere; padding:2px 8px;
   border-left:3px solid var(--line); border-radius:2px}
 .ak .model > .tokens {border-left-color:var(--accent)}
-.ak .tokens span {--w:0; color:var(--soft); padding:2px 0; margin-right:1px; border-radius:3px; cursor:default;
+.ak .tokens span {--w:0; color:var(--soft); padding:2px 0; margin-right:1px; border-radius:3px 3px 0 0; cursor:default;
   unicode-bidi:isolate; background:rgb(var(--hue,128 128 128) / calc(var(--w) * .6))}
 .ak .tokens .on, .ak .legend .on {color:var(--ink); box-shadow:inset 0 -2px var(--accent)}
 .ak .tokens .bad, .ak .legend .bad {box-shadow:inset 0 0 0 2px var(--bad)}
@@ -28,7 +28,7 @@ const OWN_STYLE = `
 const COOL = "var(--cool)";
 const WARM = "var(--warm)";
 const CHUNK = 3000; // tokens of one part drawn at once
-const LOW = -5; // nats: a log-probability at or below it has the full colour
+const [LEAST, MOST] = [1, 5]; // nats: how unlikely a token is at the full colour, by what the trajectory has
 
 /** The quantities there are values for: name, unit, value by token, the ends of the scale. */
 function quantities(tokens) {
@@ -38,7 +38,7 @@ function quantities(tokens) {
     const own = known(values);
     if (!own.length) return;
     const most = own.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
-    found.push({ name, value: (i) => values[i], scale, most });
+    found.push({ name, value: (i) => values[i], scale, most: scale === "low" ? Math.min(Math.max(most, LEAST), MOST) : most });
   };
   add("log-probability at sampling", tokens.old_logprob, "low");
   add("log-probability now", tokens.logprob, "low");
@@ -53,8 +53,7 @@ function quantities(tokens) {
 function shade({ scale, most }, value) {
   if (value === null) return [0, WARM];
   if (scale === "mask") return [0.45, COOL];
-  if (scale === "low") return [Math.min(value / LOW, 1), WARM];
-  return [most ? Math.abs(value) / most : 0, scale === "both" && value > 0 ? COOL : WARM];
+  return [most ? Math.min(Math.abs(value) / most, 1) : 0, scale === "both" && value > 0 ? COOL : WARM];
 }
 
 function drawLegend(quantity, hasFaults) {
@@ -62,11 +61,10 @@ function drawLegend(quantity, hasFaults) {
   const legend = label(node("div", "legend"), "legend");
   const { scale, most } = quantity;
   if (scale !== "mask") {
-    const stops = { low: [WARM, 0], high: [WARM, 1], both: [WARM, 1] }[scale];
-    const from = scale === "both" ? `rgb(${WARM} / .6), transparent, rgb(${COOL} / .6)` : `transparent, rgb(${stops[0]} / .6)`;
+    const colours = scale === "both" ? `rgb(${WARM} / .6), transparent, rgb(${COOL} / .6)` : `transparent, rgb(${WARM} / .6)`;
     const bar = node("i");
-    bar.style.background = `linear-gradient(to right, ${from})`;
-    const ends = { low: ["0 (certain)", `${number(LOW)} nats or less`], high: ["0", `${number(most)} nats`] }[scale];
+    bar.style.background = `linear-gradient(to right, ${colours})`;
+    const ends = { low: ["0 (certain)", `${number(-most)} nats or less`], high: ["0", `${number(most)} nats`] }[scale];
     const unit = quantity.name === "advantage" ? "" : " nats";
     const [left, right] = ends ?? [number(-most) + unit, signed(most) + unit];
     legend.append(node("span", "", left, bar, node("span", "", right)));
@@ -103,7 +101,7 @@ function drawHead(payload) {
     if (own.length) facts.push(`mean ${text} ${number(mean(own))}`);
   };
   average("old_logprob", "log-probability at sampling");
-  average("logprob", "now");
+  average("logprob", "log-probability now");
   average("entropy", "entropy");
   const name = [payload.task, payload.policy, `sample ${payload.sample}`];
   if (payload.step !== null) name.push(`step ${payload.step}`);
@@ -126,10 +124,11 @@ function show(element, payload) {
     spans[i].style.setProperty("--w", strength.toFixed(3));
     spans[i].style.setProperty("--hue", hue);
   };
-  const drawToken = (i) => {
+  const drawToken = (i, isLast) => {
     const isBad = tokens.mask[i] && tokens.source[i] !== "model";
     const span = node("span", isBad ? "bad" : tokens.mask[i] ? "on" : "");
-    span.textContent = shownText(tokens.text[i]);
+    const text = shownText(tokens.text[i]);
+    span.textContent = isLast ? text.replace(/\n$/, "") : text; // no empty line at the end of a part
     span.dataset.i = String(i);
     spans[i] = span;
     paint(i);
@@ -137,7 +136,7 @@ function show(element, payload) {
   };
   const fill = (box, from, to) => {
     const end = Math.min(from + CHUNK, to);
-    for (let i = from; i < end; i++) box.append(drawToken(i));
+    for (let i = from; i < end; i++) box.append(drawToken(i, i === to - 1));
     if (end === to) return;
     const more = button(`show ${Math.min(CHUNK, to - end)} of ${to - end} more tokens`, "show more tokens of this part", () => {
       more.remove();
@@ -207,11 +206,11 @@ function show(element, payload) {
   root.append(node("div", "bar", "", chooser, legend, detail), drawHead(payload), ...faults, body);
   colour(0);
   const [theme, stop] = followTheme(root);
-  return { root, theme, stop };
+  return { theme, stop };
 }
 
 async function render({ model, el }) {
-  return show(el, await unpack(model.get("data"))).stop;
+  return show(el, await unpack(model.get("data")[0])).stop;
 }
 
 export default { render };
