@@ -12,10 +12,17 @@ from typing import Any
 from agentkit.records import Score, Task, Trajectory
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
+from agentkit.verifiers.programs import code
 from agentkit.verifiers.symbolic import symbolic
 from agentkit.verifiers.text import MAX_ANSWER, MAX_CODE, exact, final_answer, gaia_equal, normalize, squad_normalize
 
-KINDS: dict[str, Callable[..., Score]] = {"exact": exact, "numeric": numeric, "regex": regex, "symbolic": symbolic}
+KINDS: dict[str, Callable[..., Score]] = {
+    "exact": exact,
+    "numeric": numeric,
+    "regex": regex,
+    "symbolic": symbolic,
+    "code": code,
+}
 _LIMITS = {"code": MAX_CODE}
 
 
@@ -44,6 +51,10 @@ def check(kind: str, answer: str | None, gold: str, **options: Any) -> Score:
         return KINDS[kind](answer, str(gold), **options)
     except TypeError as error:
         raise ValueError(f"verifier {kind!r}: {error}") from None
+    except ValueError:  # an option's value: the author's mistake
+        raise
+    except Exception as error:  # a verifier that fails must not look like a wrong answer
+        return Score(None, f"verifier failed: {type(error).__name__}: {error}"[:200])
 
 
 def verify(task: Task, answer: str | Trajectory | None) -> Score:
@@ -55,6 +66,6 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
 
 
 __all__ = [
-    "KINDS", "MAX_ANSWER", "check", "exact", "final_answer", "gaia_equal", "normalize", "numeric", "parse_number", "regex",
-    "squad_normalize", "symbolic", "verify",
+    "KINDS", "MAX_ANSWER", "check", "code", "exact", "final_answer", "gaia_equal", "normalize", "numeric", "parse_number",
+    "regex", "squad_normalize", "symbolic", "verify",
 ]  # fmt: skip

@@ -16,21 +16,26 @@ MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code
 MAX_CODE = 20_000
 _ARTICLES = frozenset({"a", "an", "the"})
 _ANSWER_LINE = re.compile(r"^[ \t>*_#]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*(.+)$", re.IGNORECASE | re.MULTILINE)
+_CODE = re.compile(r"(?:async )?def \w+\(|class \w+\W|import \w|from [\w.]+ import |@\w")
 FENCE = "```"
 
 
 def final_answer(text: str) -> str | None:
     """The answer a final turn gives: its last "Answer: ..." line, else the whole text; None when that is empty or huge.
 
-    A turn that holds a code block is one answer as a whole: a comment in code may look like an answer line.
+    A turn that holds a code block is one answer as a whole: a comment in code may look like an answer line. Code that starts on
+    the answer line goes on to the end.
     """
     if len(text) > 100 * MAX_ANSWER:
         return None
+    lines = list(_ANSWER_LINE.finditer(text))
     if FENCE in text:
-        return text.strip() if len(text.strip()) <= MAX_CODE else None
-    lines = _ANSWER_LINE.findall(text)
-    answer = (lines[-1].rstrip(" \t*_") if lines else text).strip()
-    return answer if 0 < len(answer) <= MAX_ANSWER else None
+        answer, limit = text.strip(), MAX_CODE
+    elif starts := [line for line in lines if _CODE.match(line[1])]:
+        answer, limit = text[starts[0].start(1) :].strip(), MAX_CODE
+    else:
+        answer, limit = (lines[-1][1].rstrip(" \t*_") if lines else text).strip(), MAX_ANSWER
+    return answer if 0 < len(answer) <= limit else None
 
 
 def normalize(text: str) -> str:
