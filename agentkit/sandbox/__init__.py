@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import base64
-import contextlib
 import json
 import math
 import os
@@ -24,7 +23,6 @@ import sys
 import sysconfig
 import tempfile
 import threading
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -305,7 +303,7 @@ def _places() -> dict:
     data = ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/usr/share/locale"]
     devices = ["/dev/urandom", "/dev/random", "/dev/zero", "/dev/null"]
     shown = [*libraries, stdlib, *data, *devices]
-    rules = [(path, kind) for root in (*shown, *packages) for path, kind in _rules(root, hidden, packages)]
+    rules = list(dict.fromkeys(rule for root in (*shown, *packages) for rule in _rules(root, hidden, packages)))
     own = [*(p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib))), *sites]
     path = [p for p in dict.fromkeys(own) if p not in hidden or p in sites]
     return {"shown": shown, "hidden": hidden, "packages": packages, "rules": rules, "path": path}

@@ -93,6 +93,10 @@ def _when(number: int, rules: list[_Instruction]) -> list[_Instruction]:
     return [(_JEQ, 0, len(rules), number), *rules]
 
 
+def _packed(program: Iterable[_Instruction]) -> bytes:
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
 class Filter:
     """The seccomp program: an allow-list; no exec, fork, sockets, signals to others, mounts, keys, tracing or io_uring."""
 
@@ -119,16 +123,15 @@ class Filter:
         program += _when(checked["socketpair"], stream)  # AF_UNIX, SOCK_STREAM: asyncio's own wake-up pipe
         nowhere = [_argument(4), (_JEQ, 0, 2, 0), _argument(4, high=True), (_JEQ, 1, 0, 0), deny, allow]
         program += _when(checked["sendto"], nowhere)
-        self._start = program
-        self._end = [(_JGE, 0, 1, _NEWEST), (_RET, 0, 0, _ERRNO | _ENOSYS), deny]
+        self._start = _packed(program)
+        self._end = _packed([(_JGE, 0, 1, _NEWEST), (_RET, 0, 0, _ERRNO | _ENOSYS), deny])
 
     def install(self) -> None:
         """Confine this process from here on; signals reach itself only. Needs no_new_privs."""
         own = [rule for name in ("kill", "tkill", "tgkill") for rule in _when(self._checked[name], _one_of(0, [os.getpid()]))]
-        program = self._start + own + self._end
-        code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+        code = self._start + _packed(own) + self._end
         buffer = ctypes.create_string_buffer(code, len(code))
-        header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(buffer)))
+        header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))
         if _libc.prctl(22, ctypes.c_ulong(2), header, ctypes.c_ulong(0), ctypes.c_ulong(0)):  # PR_SET_SECCOMP, MODE_FILTER
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
