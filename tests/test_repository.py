@@ -26,7 +26,7 @@ RECIPES = sorted(path for path in (ROOT / "params").glob("*.yaml") if path.name 
 # place of the shipped weights, nano.pretrain and nano.world are how they were made
 LAYERS = (
     ("records", "runs", "recipes", "redact", "nano"),
-    ("knowledge", "tasks", "tools", "verifiers", "sandbox"),
+    ("knowledge", "tasks", "tools", "verifiers", "audit", "sandbox"),
     ("environment", "chat", "xray"),
     ("policies",),
     ("rollouts",),

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agentkit.records import Score, Task, Trajectory
+from agentkit.verifiers.judge import judge
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.programs import code
@@ -22,6 +23,7 @@ KINDS: dict[str, Callable[..., Score]] = {
     "regex": regex,
     "symbolic": symbolic,
     "code": code,
+    "judge": judge,
 }
 _LIMITS = {"code": MAX_CODE}
 
@@ -62,10 +64,13 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
     if isinstance(answer, Trajectory):
         answer = answer.answer
     options = {"kind": task.verifier} if isinstance(task.verifier, str) else dict(task.verifier)
-    return check(options.pop("kind", None), answer, task.answer, **options)
+    kind = options.pop("kind", None)
+    if kind == "judge":
+        options.setdefault("question", task.prompt)
+    return check(kind, answer, task.answer, **options)
 
 
 __all__ = [
-    "KINDS", "MAX_ANSWER", "check", "code", "exact", "final_answer", "gaia_equal", "normalize", "numeric", "parse_number",
-    "regex", "squad_normalize", "symbolic", "verify",
+    "KINDS", "MAX_ANSWER", "check", "code", "exact", "final_answer", "gaia_equal", "judge", "normalize", "numeric",
+    "parse_number", "regex", "squad_normalize", "symbolic", "verify",
 ]  # fmt: skip

@@ -1,0 +1,143 @@
+"""Can a suite's verifiers be trusted? Every task is scored on its gold answer and on answers that must fail.
+
+A reward bug looks like a flat reward curve; here it is a row with the task's id. Leaves out: whether the gold answer is true.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+from agentkit.knowledge import Corpus
+from agentkit.records import Score, Task
+from agentkit.tools import search_passages
+from agentkit.verifiers import normalize, verify
+
+CHECKS = ("gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal", "longest passage", "repeatable")
+REFUSAL = "I could not find this."
+
+
+def audit(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Score every task on answers whose verdict is known.
+
+    The gold answer (``meta["right_answer"]`` where the gold answer is no answer itself, as for a pattern) must score 1. A
+    perturbed one, another task's answer, nothing, the prompt, two answers, a refusal and the longest passage the tools show on
+    the way must score 0, and the first two are scored twice. Tasks without a gold answer are left out where it is needed.
+
+    Returns:
+        One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``, ``tasks``), one for every
+        task that fails one (``task``, ``answer``, ``why``), and one of time a verifier (``ms`` mean and ``slowest_ms``).
+    """
+    failed, counts, seconds = defaultdict(list), defaultdict(int), defaultdict(list)
+    other = _other_answers(tasks)
+    for task in tasks:
+        kind = kind_of(task)
+        for check, answer, wanted in _cases(task, other.get(task.id)):
+            found = _timed(task, answer, seconds[kind])
+            counts[check, kind] += 1
+            if found.value is None or (found.value == 1.0) != wanted:
+                failed[check, kind].append(_failure(check, task, answer, found))
+            if check in ("gold", "perturbed"):
+                counts["repeatable", kind] += 1
+                if (again := _timed(task, answer, seconds[kind])) != found:
+                    failed["repeatable", kind].append(_failure("repeatable", task, answer, again))
+    rows = []
+    for key in sorted(counts, key=lambda key: (CHECKS.index(key[0]), key[1])):
+        passed = {"check": key[0], "verifier": key[1], "passed": True, "tasks": counts[key]}
+        rows += failed[key] or [passed]
+    return rows + [_timing(kind, spent) for kind, spent in sorted(seconds.items()) if spent]
+
+
+def kind_of(task: Task) -> str:
+    """The name of a task's verifier."""
+    return task.verifier if isinstance(task.verifier, str) else str(task.verifier.get("kind"))
+
+
+def _timed(task: Task, answer: str, seconds: list[float]) -> Score:
+    start = time.perf_counter()
+    try:
+        return verify(task, answer)
+    except ValueError as error:  # an option that the verifier does not have
+        return Score(None, str(error))
+    finally:
+        seconds.append(time.perf_counter() - start)
+
+
+def _failure(check: str, task: Task, answer: str, score: Score) -> dict[str, Any]:
+    row = {"check": check, "verifier": kind_of(task), "passed": False, "task": task.id, "answer": answer[:500]}
+    return row | {"value": score.value, "why": score.why}
+
+
+def _timing(kind: str, seconds: Sequence[float]) -> dict[str, Any]:
+    times = {"ms": 1000 * sum(seconds) / len(seconds), "slowest_ms": 1000 * max(seconds)}
+    return {"check": "timing", "verifier": kind, "passed": True, "tasks": len(seconds)} | times
+
+
+def _cases(task: Task, other: str | None) -> Iterator[tuple[str, str, bool]]:
+    """Name of the check, answer, and whether the answer must pass."""
+    gold = str(task.meta.get("right_answer", task.answer))
+    if gold.strip():
+        wrong = _wrong_program(task) if kind_of(task) == "code" else perturb(gold)
+        both = f"```python\n{gold}\n```\n```python\n{wrong}\n```" if kind_of(task) == "code" else f"{gold} or {wrong}"
+        yield "gold", gold, True
+        yield "perturbed", wrong, False
+        yield "both answers", both, False
+    if other is not None:
+        yield "other entity", other, False
+    yield "empty", "", False
+    yield "prompt echo", task.prompt, False
+    yield "refusal", REFUSAL, False
+    if (passage := longest_passage(task)) is not None:
+        yield "longest passage", passage, False
+
+
+def perturb(answer: str) -> str:
+    """Another answer of the same look: the first digit raised, or another word in front."""
+    for position, character in enumerate(answer):
+        if character.isdecimal():
+            return f"{answer[:position]}{(int(character) + 1) % 10}{answer[position + 1 :]}"
+    return f"New {answer}"
+
+
+def _wrong_program(task: Task) -> str:
+    """A near miss the task names, or the gold program with its function replaced by one that gives nothing."""
+    if task.meta.get("near_misses"):
+        return str(task.meta["near_misses"][0])
+    name = str(task.verifier.get("entry", "")) if isinstance(task.verifier, dict) else ""
+    if name.isidentifier():
+        return f"def {name}(*arguments, **named):\n    return None"
+    owner, _, method = name.partition("().")
+    return f"class {owner}:\n    def {method}(self, *arguments, **named):\n        return None" if method else "print()"
+
+
+def _other_answers(tasks: Iterable[Task]) -> dict[str, str]:
+    """For each task answered with words: the answer of another task of its family and template that is not right here too."""
+    alike = defaultdict(list)
+    for task in tasks:
+        if kind_of(task) == "exact":
+            alike[task.family, str(task.meta.get("template", ""))].append(task)
+    pairs = ((a, b) for group in alike.values() for a, b in zip(group, group[1:] + group[:1], strict=True))
+    return {a.id: b.answer for a, b in pairs if normalize(b.answer) not in {normalize(right) for right in _right_answers(a)}}
+
+
+def _right_answers(task: Task) -> list[str]:
+    aliases = task.verifier.get("aliases", ()) if isinstance(task.verifier, dict) else ()
+    return [task.answer, *([aliases] if isinstance(aliases, str) else aliases)]
+
+
+def longest_passage(task: Task) -> str | None:
+    """The longest text the tools show on the way to the answer: the task's own passages, or what its plan searches for."""
+    passages = [str(p) for p in task.meta.get("passages", ())]
+    plan = task.meta.get("plan")
+    steps = plan if isinstance(plan, list) else []
+    queries = [s["arguments"]["query"] for s in steps if isinstance(s, dict) and s.get("tool") == "search"]
+    passages += [search_passages(_corpus(), q) for q in queries[-1:] if isinstance(q, str) and "{" not in q]
+    return max(passages, key=len, default=None)
+
+
+@lru_cache(maxsize=1)
+def _corpus() -> Corpus:
+    return Corpus.open()

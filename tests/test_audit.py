@@ -1,0 +1,93 @@
+"""The audit: sound suites of every verifier pass, and each planted fault is named with its task."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentkit import Task
+from agentkit.audit import CHECKS, audit, longest_passage, perturb
+from agentkit.tasks import Suite, SuiteError
+
+CODE = {"kind": "code", "entry": "f", "tests": [[[1], 2], [[5], 6]]}
+SOUND = [
+    Task("n", "How many?", "42", "numeric"),
+    Task("u", "How far?", "5 km", {"kind": "numeric", "unit": "km"}),
+    Task("e1", "Capital of France?", "Paris"),
+    Task("e2", "Capital of Spain?", "Madrid", {"kind": "exact", "aliases": ["Villa de Madrid"]}),
+    Task("g", "List them.", "a, 2", {"kind": "exact", "rule": "gaia"}),
+    Task("s", "Expand it.", "x^2+2x+1", "symbolic"),
+    Task("r", "How many apples?", "3", {"kind": "regex", "pattern": r"(\d+) apples", "then": "numeric"},
+         meta={"right_answer": "I count 3 apples."}),
+    Task("c", "Write f.", "def f(x): return x + 1", CODE),
+]  # fmt: skip
+
+
+def failures(*tasks: Task) -> set[tuple[str, str]]:
+    return {(row["check"], row["task"]) for row in audit(tasks) if not row["passed"]}
+
+
+def test_a_sound_suite_of_every_local_verifier_passes():
+    rows = audit(SOUND)
+    assert [row for row in rows if not row["passed"]] == []
+    assert {row["check"] for row in rows} == {*CHECKS, "timing"} - {"longest passage"}  # no task has passages
+    timing = {row["verifier"]: row for row in rows if row["check"] == "timing"}
+    assert set(timing) == {"numeric", "exact", "symbolic", "regex", "code"}
+    assert all(0 < row["ms"] <= row["slowest_ms"] and row["tasks"] >= 8 for row in timing.values())
+    assert sum(row["tasks"] for row in rows if row["check"] == "gold") == len(SOUND)
+
+
+@pytest.mark.parametrize(
+    ("check", "task"),
+    [
+        ("gold", Task("x", "p?", "many", "numeric")),
+        ("gold", Task("x", "p?", "5", {"kind": "numeric", "tolerance": 1})),
+        ("gold", Task("x", "p?", "def f(x): return x", CODE)),
+        ("perturbed", Task("x", "p?", "5", {"kind": "numeric", "abs_tol": 10})),
+        ("perturbed", Task("x", "p?", "def f(x): return None", {"kind": "code", "entry": "f", "tests": [[[1], None]]})),
+        ("perturbed", Task("x", "p?", ".*", {"kind": "regex"}, meta={"right_answer": "anything"})),
+        ("prompt echo", Task("x", "Paris?", "Paris")),
+        ("both answers", Task("x", "p?", "3", {"kind": "regex", "pattern": r"(\d)\D*\d?$"})),
+        ("refusal", Task("x", "p?", "I could not find this.")),
+        ("longest passage", Task("x", "p?", "Paris", meta={"passages": ["the", "Paris."]})),
+        ("longest passage", Task("x", "p?", "3", {"kind": "regex", "pattern": r"(\d) apples"},
+                                 meta={"right_answer": "3 apples", "passages": ["There were 3 apples once upon a time."]})),
+    ],
+)  # fmt: skip
+def test_a_planted_fault_is_found(check, task):
+    assert (check, "x") in failures(task)
+
+
+def test_another_tasks_answer_that_passes_is_found():
+    twins = [Task("x", "p?", "Lyon", {"kind": "exact", "rule": "squad"}), Task("y", "q?", "A Lyon 2nd", "exact")]
+    assert failures(*twins) == set()
+    loose = [Task("x", "p?", "1,000", {"kind": "exact", "rule": "gaia"}), Task("y", "q?", "$1000", "exact")]
+    assert ("other entity", "x") not in failures(*loose)  # "1,000" is a list to GAIA, and $1000 is another length
+    alias = [Task("x", "p?", "Lyon", {"kind": "exact", "aliases": ["Lyons"]}), Task("y", "q?", "Lyons", "exact")]
+    assert failures(*alias) == set()  # an alias is right on purpose
+
+
+def test_scoring_that_does_not_repeat_is_found(monkeypatch):
+    from agentkit import verifiers
+
+    answers = iter([1.0, 0.0] * 50)
+    monkeypatch.setitem(verifiers.KINDS, "exact", lambda answer, gold: verifiers.Score(next(answers), "by turns"))
+    assert ("repeatable", "x") in failures(Task("x", "p?", "Paris"))
+
+
+def test_the_longest_passage_comes_from_the_plans_search(corpus):
+    plan = [{"tool": "search", "arguments": {"query": "population of France"}, "expect": "x"}]
+    assert "France" in longest_passage(Task("x", "p?", "1", meta={"plan": plan}))
+    assert longest_passage(Task("x", "p?", "1")) is None
+
+
+def test_a_suite_that_fails_is_saved_by_force_only(tmp_path):
+    suite = Suite([Task("x", "Paris?", "Paris")])
+    with pytest.raises(SuiteError, match="not saved: .*'prompt echo' task 'x'"):
+        suite.save(tmp_path / "tasks.jsonl")
+    assert not (tmp_path / "tasks.jsonl").exists()
+    assert Suite.load(suite.save(tmp_path / "tasks.jsonl", force=True)).tasks == suite.tasks
+
+
+def test_digits_that_are_no_numerals_can_be_perturbed():
+    assert perturb("Alien³") == "New Alien³"
+    assert perturb("19.9") == "29.9" and perturb("-9") == "-0"
