@@ -26,12 +26,15 @@ RECIPES = sorted(path for path in (ROOT / "params").glob("*.yaml") if path.name 
 # place of the shipped weights, nano.pretrain and nano.world are how they were made
 LAYERS = (
     ("records", "runs", "recipes", "redact", "nano"),
-    ("knowledge", "tasks", "tools", "verifiers", "audit", "sandbox"),
+    ("knowledge", "tasks", "tools", "verifiers", "audit", "sandbox", "gaia"),
     ("environment", "chat", "xray"),
     ("policies",),
     ("rollouts",),
     ("rewards", "advantages", "statistics", "tables"),
-    ("training", "preflight", "diagnostics", "evaluation", "behaviour", "measure", "cost", "nano.pretrain", "nano.world"),
+    (
+        *("training", "preflight", "diagnostics", "evaluation", "behaviour", "measure", "cost", "exchange"),
+        *("nano.pretrain", "nano.world"),
+    ),
     ("plots", "widgets"),
     ("report", "sweeps"),
     ("cli", "bench", "__init__", "__main__"),

@@ -1,0 +1,156 @@
+"""GAIA (Mialon et al. 2023, arXiv 2311.12983): a public benchmark of general assistants, as tasks that any policy can run.
+
+The data set is gated and must not be reshared. Its tasks say so (meta["share"] is False), so the run card shows ids and
+scores only; attachments are copied into the workspace of one trajectory and vanish with it. Levels stand in ``difficulty``, so
+every table by difficulty is the per-level table. Answers are scored by the official rules (verifiers.gaia_equal).
+Leaves out: a web browser and reading of images or sound, which many of its questions need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentkit.records import Task, Trajectory
+from agentkit.runs import RunError, read_json, read_jsonl, write_jsonl
+
+HUB = "gaia-benchmark/GAIA"
+VERIFIER = {"kind": "exact", "rule": "gaia"}
+INSTRUCTION = (  # what the paper's prompt asks of the answer's form
+    "Give the answer as a number OR as few words as possible OR a comma separated list of numbers and/or strings. A number has "
+    "no comma and no unit such as $ or % unless asked for; a string has no article and no abbreviation."
+)
+_FIELDS = ("task_id", "Question", "Level", "Final answer")
+
+
+class GaiaError(RunError):
+    """GAIA cannot be loaded, or a row of it is broken. The message says what to do."""
+
+
+def load(source: str | Path = HUB, *, split: str = "validation", levels: Iterable[int] = (1, 2, 3)) -> list[Task]:
+    """GAIA's tasks.
+
+    Args:
+        source: the data set's name on the Hugging Face hub, or local files of the same schema: a folder that holds
+            metadata.jsonl or Parquet files (with the attachments beside them), or one .jsonl, .json or .parquet file.
+        split: validation, or test, whose answers are secret: its trajectories stay unscored.
+        levels: of difficulty, to keep.
+
+    Returns:
+        One task a row: difficulty "level 1" to "level 3"; meta["file"] is the attachment's path where there is one.
+
+    Raises:
+        GaiaError: the hub cannot be reached or refuses, a file is missing, or a row lacks a field or has a wrong one.
+    """
+    wanted = set(levels)
+    rows, folder = _local(Path(source), split) if Path(source).exists() else (_from_hub(str(source), split), None)
+    tasks = [_task(row, f"{source}, row {number}", split, folder) for number, row in enumerate(rows, start=1)]
+    seen: set[str] = set()
+    for number, task in enumerate(tasks, start=1):
+        if task.id in seen:
+            raise GaiaError(f"{source}, row {number}: task_id {task.id[:60]!r} occurs twice. Remove one of the two rows.")
+        seen.add(task.id)
+    if not tasks:
+        raise GaiaError(f"{source} holds no task for the split {split!r}. Check the path and the split.")
+    return [task for task in tasks if task.meta["level"] in wanted]
+
+
+def scores(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    """What may be shared of GAIA trajectories: ids and scores."""
+    return [{"task_id": t.task_id, "policy": t.policy, "sample": t.sample, "score": t.success} for t in trajectories]
+
+
+def write_scores(path: str | Path, trajectories: Sequence[Trajectory]) -> Path:
+    """Write ``scores`` as JSON lines, atomically."""
+    return write_jsonl(path, scores(trajectories))
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+def _from_hub(name: str, split: str) -> list[dict[str, Any]]:
+    """Rows of the hub's data set, in the hub's own cache outside the project; attachments are fetched beside them."""
+    from datasets import load_dataset
+    from huggingface_hub import hf_hub_download
+
+    try:
+        rows = list(load_dataset(name, "2023_all", split=split))
+        for row in rows:
+            if row.get("file_name"):
+                place = row.get("file_path") or f"2023/{split}/{row['file_name']}"
+                row["file_path"] = hf_hub_download(name, place, repo_type="dataset")
+    except Exception as error:  # the libraries raise many kinds for offline, gated, unknown and damaged
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise GaiaError(
+            f"{name} could not be loaded from the hub ({why}). It is gated: accept its terms on its hub page, log in with "
+            "'hf auth login' and be online, or pass the path of local files of the same schema."
+        ) from None
+    return rows
+
+
+def _local(path: Path, split: str) -> tuple[list[dict[str, Any]], Path]:
+    """Rows of local files, and the folder their attachments are relative to."""
+    if path.is_dir():
+        found = next((f for f in (path / split, path / "2023" / split, path) if _tables(f)), None)
+        if found is None:
+            raise GaiaError(f"{path} holds neither metadata.jsonl nor Parquet files for {split!r}. Name the folder that does.")
+        return [row for file in _tables(found) for row in _rows(file)], found
+    return _rows(path), path.parent
+
+
+def _tables(folder: Path) -> list[Path]:
+    named = folder / "metadata.jsonl"
+    return [named] if named.exists() else sorted(folder.glob("*.parquet"))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return pq.read_table(path).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise GaiaError(f"{path} is not a readable Parquet file ({error}). Fetch it again.") from None
+    rows = read_json(path) if path.suffix == ".json" else read_jsonl(path, tolerant=False)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise GaiaError(f"{path} must hold a list of objects, one a task.")
+    return rows
+
+
+def _task(row: Mapping[str, Any], place: str, split: str, folder: Path | None) -> Task:
+    missing = [name for name in _FIELDS if row.get(name) is None]
+    if missing:
+        raise GaiaError(f"{place} lacks {', '.join(repr(name) for name in missing)}. GAIA's rows have {', '.join(_FIELDS)}.")
+    level = str(row["Level"]).strip()
+    if level not in ("1", "2", "3"):
+        raise GaiaError(f"{place}: Level is {str(row['Level'])[:40]!r}; it must be 1, 2 or 3.")
+    for name in ("task_id", "Question", "Final answer"):
+        if not isinstance(row[name], str) or (name != "Final answer" and not row[name].strip()):
+            raise GaiaError(f"{place}: {name} is {str(row[name])[:40]!r}; it must be text.")
+    meta: dict[str, Any] = {"level": int(level), "share": False, "source": "GAIA", "licence": "gated, must not be reshared"}
+    if row.get("file_name"):
+        meta["file"] = str(_attachment(row, place, folder))
+    answer = "" if row["Final answer"].strip() == "?" else row["Final answer"]  # the test split hides it: unscored, not wrong
+    return Task(
+        id=row["task_id"],
+        prompt=row["Question"]
+        + (f"\n\nAttached file: {Path(meta['file']).name}" if "file" in meta else "")
+        + f"\n\n{INSTRUCTION}",
+        answer=answer,
+        verifier=VERIFIER,
+        family="GAIA",
+        difficulty=f"level {level}",
+        split="test" if split == "test" else "validation",
+        meta=meta,
+    )
+
+
+def _attachment(row: Mapping[str, Any], place: str, folder: Path | None) -> Path:
+    """The attachment of a row. Local rows name a file inside their folder, never one outside it."""
+    if folder is None:
+        return Path(row["file_path"])
+    name = str(row["file_name"])
+    path = (folder / name).resolve()
+    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+        raise GaiaError(f"{place}: there is no attachment {name[:80]!r} in {folder}. Put it there, or remove its file_name.")
+    return path

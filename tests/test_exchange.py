@@ -1,0 +1,326 @@
+import dataclasses
+import json
+import zipfile
+
+import pandas as pd
+import pytest
+
+from agentkit.evaluation import compare
+from agentkit.exchange import (
+    ExchangeError,
+    from_inspect,
+    from_messages,
+    from_trl,
+    to_messages,
+    write_inspect,
+    write_messages,
+    write_trl,
+)
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+
+NASTY = 'say "{}"\n</tool_call> <|im_end|> \u202e \x00 \ud800 é 日本 </script>'
+TASKS = [
+    Task("t0", "What is 2 + 3?", "5", "numeric"),
+    Task("t1", f"Repeat: {NASTY}", "é"),
+]
+
+
+def trajectory(task_id="t0", sample=0, answer="5", success=1.0, policy="grpo", step=4, text=""):
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
+    turns = (
+        Turn(
+            f"Let me see {text}{call}<tool_call>{{</tool_call><|im_end|>",
+            (0, 2),
+            (
+                ToolResult("calculator", {"expression": "2 + 3", "n": [1, None, 0.1]}, f"5 {text}", True, 0.1 + 0.2, True),
+                ToolResult("", {}, "Error: malformed tool call: no JSON.", False),
+            ),
+            1 / 3,
+        ),
+        Turn(f"Answer: {answer}<|im_end|>", (4, 6), (), 0.25),
+    )
+    return Trajectory(
+        task_id, policy, sample, 7, (1, 2, 3), (4, 5, 6, 7, 8, 9), (1, 1, 0, 0, 1, 1), (-0.1, -1e-30, 0.0, 0.0, -2 / 3, -0.0),
+        turns, StopReason.ANSWER, answer, success, "why", {"correctness": success, "format": 0.5}, 1.05, -0.7, step,
+    )  # fmt: skip
+
+
+ALL = [trajectory(), trajectory(sample=1, answer="6", success=0.0), trajectory("t1", text=NASTY, success=None)]
+
+
+# ---- there and back --------------------------------------------------------------------------------------------------
+def test_messages_come_back_equal(tmp_path):
+    from datasets import Dataset, load_dataset
+
+    exported = to_messages(ALL, TASKS)
+    for source in (exported.rows, Dataset.from_list(exported.rows)):
+        assert from_messages(source).trajectories == ALL
+    write_messages(tmp_path / "m.parquet", ALL, TASKS)
+    read = from_messages(tmp_path / "m.parquet")
+    assert read.trajectories == ALL and read.dropped == ()
+    loaded = load_dataset("parquet", data_files=str(tmp_path / "m.parquet"), split="train", cache_dir=str(tmp_path / "cache"))
+    assert from_messages(loaded).trajectories == ALL
+    assert any("token ids" in phrase for phrase in exported.dropped)
+    roles = [message["role"] for message in exported.rows[0]["messages"]]
+    assert roles == ["user", "assistant", "tool", "tool", "assistant"]
+    call = exported.rows[0]["messages"][1]["tool_calls"][0]["function"]
+    assert call["name"] == "calculator" and json.loads(call["arguments"]) == {"expression": "2 + 3", "n": [1, None, 0.1]}
+
+
+def test_trl_comes_back_equal(tmp_path):
+    write_trl(tmp_path / "completions_00004.parquet", ALL, TASKS)
+    assert from_trl(tmp_path / "completions_00004.parquet").trajectories == ALL
+    assert from_trl(tmp_path).trajectories == ALL
+    columns = pd.read_parquet(tmp_path / "completions_00004.parquet").columns
+    assert list(columns[:6]) == ["step", "prompt", "completion", "correctness", "format", "advantage"]
+
+
+def test_inspect_comes_back_equal(tmp_path):
+    write_inspect(tmp_path / "log.json", ALL, TASKS)
+    read = from_inspect(tmp_path / "log.json")
+    assert read.trajectories == ALL and [(t.id, t.answer) for t in read.tasks] == [("t0", "5"), ("t1", "é")]
+    log = json.loads((tmp_path / "log.json").read_text())
+    assert log["version"] == 2 and log["status"] == "success" and log["eval"]["model"] == "grpo"
+    assert [(s["id"], s["epoch"], bool(s["scores"])) for s in log["samples"]] == [
+        ("t0", 1, True),
+        ("t0", 2, True),
+        ("t1", 1, False),
+    ]
+    assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 0.5
+    assert log["samples"][0]["messages"][1]["tool_calls"][0]["arguments"]["expression"] == "2 + 3"
+
+
+def test_what_the_text_alone_keeps(tmp_path):
+    """Without the record: turns, calls, replies, answers and verdicts stay; tokens go, and it says so."""
+    rows = [{k: v for k, v in row.items() if k != "trajectory"} for row in to_messages(ALL[:2], TASKS).rows]
+    read = from_messages(rows)
+    for before, after in zip(ALL[:2], read.trajectories, strict=True):
+        assert (after.task_id, after.policy, after.sample, after.answer) == (before.task_id, "grpo", before.sample, before.answer)
+        assert after.success == before.success and len(after.turns) == 2
+        kept = [(r.name, r.observation, r.ok) for r in after.turns[0].results]
+        assert kept == [(r.name, r.observation, r.ok) for r in before.turns[0].results]
+    assert any("lengths in tokens read 0" in phrase for phrase in read.dropped)
+    scored = from_messages([row | {"success": None} for row in rows], tasks=TASKS)
+    assert [t.success for t in scored.trajectories] == [1.0, 0.0] and scored.tasks == TASKS[:1]
+
+
+# ---- what others write -----------------------------------------------------------------------------------------------
+OPENAI = [
+    {"role": "system", "content": "Use tools."},
+    {"role": "user", "content": [{"type": "text", "text": "What is 2 + 3?"}, {"type": "image_url", "image_url": {"url": "x"}}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": "b", "type": "function", "function": {"name": "add", "arguments": '{"x": 2}'}},
+            {"id": "a", "type": "function", "function": {"name": "look", "arguments": {"q": "three", "unused": None}}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "a", "content": "3"},
+    {"role": "tool", "tool_call_id": "b", "content": "Error: y is missing."},
+    {"role": "assistant", "content": "It is 5.\nAnswer: 5"},
+]
+
+
+def test_messages_of_others(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"messages": OPENAI, "success": s}) for s in (True, 0)))
+    read = from_messages(path, policy="theirs")
+    first, second = read.trajectories
+    assert (first.success, second.success, first.sample, second.sample) == (1.0, 0.0, 0, 1)
+    assert first.task_id == second.task_id and first.answer == "5" and first.policy == "theirs"
+    assert [(r.name, r.arguments, r.ok) for r in first.turns[0].results] == [
+        ("look", {"q": "three"}, True),
+        ("add", {"x": 2}, False),
+    ]
+    assert {phrase.split(" (")[0] for phrase in read.dropped} >= {"system prompts", "parts of messages that are no text"}
+    by_prompt = from_messages(path, policy="theirs", tasks=TASKS)
+    assert {t.task_id for t in by_prompt.trajectories} == {"t0"} and {t.success for t in by_prompt.trajectories} == {1.0}
+    comparison = compare({"ours": [trajectory(policy="ours")], "theirs": by_prompt.trajectories}, TASKS)
+    assert comparison.n_tasks == 1
+
+
+def test_trl_tables_of_others(tmp_path):
+    """As TRL's GRPOTrainer.log makes them: pandas to_parquet of messages or texts, rewards, extra columns, advantage."""
+    folder = tmp_path / "completions"
+    folder.mkdir()
+    prompt, calls = OPENAI[:1] + [{"role": "user", "content": "What is 2 + 3?"}], OPENAI[2]["tool_calls"][:1]
+    completion = [{"role": "assistant", "content": "", "tool_calls": calls}, OPENAI[4], OPENAI[5]]
+    table = {"step": [1, 1], "prompt": [prompt] * 2, "completion": [completion] * 2, "right": [1.0, float("nan")]}
+    pd.DataFrame(table | {"note": ["x", "y"], "advantage": [0.5, -0.5]}).to_parquet(folder / "completions_00001.parquet")
+    text = {"step": [2], "prompt": ["What is 2 + 3?"], "completion": ["Answer: 6"], "right": [0.0], "advantage": [0.0]}
+    pd.DataFrame(text).to_parquet(folder / "completions_00002.parquet")
+    read = from_trl(folder, policy="theirs", success="right")
+    assert [(t.step, t.sample, t.success, t.advantage) for t in read.trajectories] == [
+        (1, 0, 1.0, 0.5), (1, 1, None, -0.5), (2, 0, 0.0, 0.0)
+    ]  # fmt: skip
+    assert [t.components for t in read.trajectories] == [{"right": 1.0}, {"right": None}, {"right": 0.0}]
+    assert len({t.task_id for t in read.trajectories}) == 1 and [t.answer for t in read.trajectories] == ["5", "5", "6"]
+    assert "the column 'note'" in read.dropped and any("plain text" in phrase for phrase in read.dropped)
+
+
+def inspect_log(**changes):
+    call = {"id": "c1", "function": "add", "arguments": {"x": 2}, "type": "function"}
+    messages = [
+        {"id": "m1", "role": "user", "content": "attachment://abc", "source": "input"},
+        {"id": "m2", "role": "assistant", "content": [{"type": "reasoning", "reasoning": "hm"}], "tool_calls": [call]},
+        {
+            "id": "m3",
+            "role": "tool",
+            "content": "",
+            "tool_call_id": "c1",
+            "function": "add",
+            "error": {"type": "timeout", "message": "x"},
+        },
+        {"id": "m4", "role": "assistant", "content": "Answer: 5", "source": "generate"},
+    ]
+    sample = {
+        "id": 3,
+        "epoch": 2,
+        "input": "attachment://abc",
+        "target": ["5", "five"],
+        "messages": messages,
+        "events": [{"e": 1}],
+    }
+    sample |= {"attachments": {"abc": "What is 2 + 3?"}, "output": {"choices": [{"stop_reason": "stop"}]}}
+    sample |= {"scores": {"match": {"value": "C", "explanation": "equal"}, "other": {"value": 0.25}}} | changes
+    return {"version": 2, "status": "success", "eval": {"model": "openai/x"}, "samples": [sample]}
+
+
+def test_inspect_logs_of_others(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(inspect_log()))
+    read = from_inspect(path)
+    (t,) = read.trajectories
+    assert (t.task_id, t.policy, t.sample, t.success, t.why, t.answer) == ("3", "openai/x", 1, 1.0, "equal", "5")
+    assert read.tasks[0].prompt == "What is 2 + 3?" and read.tasks[0].answer == "5; five"
+    assert t.turns[0].text.startswith("<think>hm</think>") and t.turns[0].results[0].ok is False
+    assert from_inspect(path, scorer="other").trajectories[0].success == 0.25
+    assert any("other scorers" in phrase for phrase in read.dropped) and any("events" in phrase for phrase in read.dropped)
+
+
+@pytest.mark.parametrize(
+    ("value", "success"),
+    [("C", 1.0), ("I", 0.0), ("P", 0.5), ("N", 0.0), ("yes", 1.0), (True, 1.0), ("0.75", 0.75), (1, 1.0)]
+    + [(float("nan"), None), ({"a": 1}, None), ([1], None), ("?", None), (None, None)],
+)
+def test_inspect_grades(tmp_path, value, success):
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(inspect_log(scores={"match": {"value": value}})))
+    assert from_inspect(path).trajectories[0].success == success
+
+
+@pytest.mark.parametrize(
+    ("change", "stop"),
+    [
+        ({}, StopReason.ANSWER),
+        ({"limit": {"type": "time", "limit": 3}}, StopReason.TIME_LIMIT),
+        ({"limit": {"type": "token", "limit": 3}}, StopReason.TOKEN_LIMIT),
+        ({"output": {"choices": [{"stop_reason": "max_tokens"}]}}, StopReason.TOKEN_LIMIT),
+        ({"error": {"message": "x"}}, StopReason.ERROR),
+    ],
+)
+def test_inspect_stop_reasons(tmp_path, change, stop):
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(inspect_log(**change)))
+    assert from_inspect(path).trajectories[0].stop_reason == stop
+
+
+def zstd_member(data: bytes) -> bytes:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("packed", ["stored", "deflated", "zstandard"])
+def test_inspect_archives(tmp_path, packed):
+    """.eval is a zip; inspect_ai packs its members with Zstandard (method 93), which this Python's zipfile cannot write."""
+    log, path = inspect_log(), tmp_path / "log.eval"
+    header, sample = ({k: v for k, v in log.items() if k != "samples"}, log["samples"][0])
+    members = {"header.json": json.dumps(header).encode(), "samples/3_epoch_2.json": json.dumps(sample).encode()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if packed == "deflated" else zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, zstd_member(data) if packed == "zstandard" else data)
+        if packed == "zstandard":  # what the central directory of a real one says of them
+            for info in archive.infolist():
+                data = members[info.filename]
+                info.compress_type, info.file_size, info.CRC = 93, len(data), zipfile.crc32(data)
+    assert from_inspect(path).trajectories[0].answer == "5"
+    damaged = bytearray(path.read_bytes())
+    damaged[60:80] = b"\0" * 20
+    path.write_bytes(damaged)
+    with pytest.raises(ExchangeError, match="log.eval"):
+        from_inspect(path)
+
+
+# ---- broken input ----------------------------------------------------------------------------------------------------
+USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "Answer: 1"}
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"text": "x"}, "row 2: messages is NoneType"),
+        ({"messages": "hello"}, "row 2: messages is str"),
+        ({"messages": ["x"]}, "row 2: messages, message 1 has the role 'None'"),
+        ({"messages": [USER, {"role": "robot", "content": "x"}]}, "row 2: messages, message 2 has the role 'robot'"),
+        ({"messages": [USER, {"role": "assistant", "content": 3}]}, "row 2: messages, message 2: content must be text"),
+        ({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": "x"}]}, "tool_calls a list"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "row 2: a tool call has no name"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [3]}]}, "row 2: a tool call has no name"),
+        ({"messages": [USER]}, "row 2 has no assistant message"),
+        ({"messages": [USER, ASSISTANT], "success": 7}, "row 2: success is 7.0, which is not in"),
+        ({"messages": [USER, ASSISTANT], "trajectory": "{"}, "row 2: the record in 'trajectory' is damaged"),
+        ({"messages": [USER, ASSISTANT], "trajectory": "[]"}, "row 2: the record in 'trajectory' is damaged"),
+        ("x", "row 2 is str"),
+    ],
+)
+def test_a_broken_row_is_named(row, says):
+    with pytest.raises(ExchangeError, match=says):
+        from_messages([{"messages": [USER, ASSISTANT]}, row])
+
+
+def test_other_faults_are_one_sentence(tmp_path):
+    changed = to_messages(ALL[:1], TASKS).rows
+    changed[0]["messages"][-1]["content"] = "Answer: 6"
+    with pytest.raises(ExchangeError, match="row 1: its messages are not those of its record"):
+        from_messages(changed)
+    short = json.loads(to_messages(ALL[:1], TASKS).rows[0]["trajectory"]) | {"action_mask": [1]}
+    with pytest.raises(ExchangeError, match="token fields differ in length"):
+        from_messages([{"messages": [USER, ASSISTANT], "trajectory": json.dumps(short)}])
+    with pytest.raises(ExchangeError, match="'t0' of a trajectory is not among the tasks"):
+        to_messages(ALL, TASKS[1:])
+    with pytest.raises(ExchangeError, match="row 1: its task 'prompt-.*' is not among the tasks given"):
+        from_messages([{"messages": [USER, ASSISTANT]}], tasks=TASKS)
+    with pytest.raises(ExchangeError, match="no row to read"):
+        from_messages([])
+    with pytest.raises(ExchangeError, match="no trajectory to write"):
+        write_messages(tmp_path / "x.parquet", [], TASKS)
+    with pytest.raises(ExchangeError, match="does not exist"):
+        from_messages(tmp_path / "nope.parquet")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ExchangeError, match="bad.parquet is not a readable Parquet file"):
+        from_trl(tmp_path / "bad.parquet")
+    with pytest.raises(ExchangeError, match="holds no completions_"):
+        from_trl(tmp_path)
+    with pytest.raises(ExchangeError, match="name of a column"):
+        write_trl(tmp_path / "y.parquet", [dataclasses.replace(ALL[0], components={"step": 1.0})], TASKS)
+    two = [ALL[0], dataclasses.replace(ALL[0], policy="sft")]
+    with pytest.raises(ExchangeError, match="one policy"):
+        write_inspect(tmp_path / "z.json", two, TASKS)
+    with pytest.raises(ExchangeError, match="occurs twice"):
+        write_inspect(tmp_path / "z.json", [ALL[0], ALL[0]], TASKS)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"samples": 3}', '{"samples": [1]}', '{"samples": []}'])
+def test_a_broken_log_is_named(tmp_path, text):
+    for name in ("log.json", "log.eval"):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ExchangeError, match=name):
+            from_inspect(tmp_path / name)
+    with pytest.raises(ExchangeError, match="no score 'nope'"):
+        (tmp_path / "good.json").write_text(json.dumps(inspect_log()))
+        from_inspect(tmp_path / "good.json", scorer="nope")
