@@ -32,7 +32,7 @@ from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
-from agentkit.tasks import FAMILIES, PlanError, solve
+from agentkit.tasks import DEFAULT_FAMILIES, FAMILIES, PlanError, solve
 
 VOCABULARY = 2048
 MUON_RATE, ADAM_RATE = 2e-2, 3e-3
@@ -50,7 +50,7 @@ def draft_tasks(corpus: Corpus, count: int, rng: random.Random) -> list[Task]:
     tools = {"search": CorpusEnvironment(corpus).search, "calculator": CorpusEnvironment(corpus).calculator}
     tasks: list[Task] = []
     while len(tasks) < count:
-        name = rng.choice(list(FAMILIES))
+        name = rng.choice(DEFAULT_FAMILIES)
         task = FAMILIES[name](corpus, rng)
         if task is None:
             continue

@@ -23,8 +23,8 @@ class Flaws:
     """How often the demonstrating expert errs; each rate is a probability per occasion."""
 
     skip_lookup: float = 0.0  # per lookup after the first: makes a value up, or stops a hop short
-    wrong_operation: float = 0.0  # per calculation: adds where it should divide, and the like
-    in_head: float = 0.0  # per calculation: states a result without the calculator
+    wrong_operation: float = 0.0  # per calculation: adds where it should divide, and the like; per function: nearly right code
+    in_head: float = 0.0  # per calculation: states a result without the calculator; per function: submits it untested
     give_up: float = 0.0  # per lookup after the first: says that it could not find out
     malformed: float = 0.0  # per call: writes it wrong first, reads the error, and repeats it
 
@@ -69,9 +69,16 @@ def play(task: Task, flaws: Flaws, rng: random.Random) -> Script:
     """One trajectory of the flawed expert: yields each turn's text and is sent the results of its calls."""
     chain = all(step["tool"] == "search" for step in task.meta["plan"])
     values: list[str] = []
+    mistake = rng.choice(task.meta["near_misses"]) if _writes_code(task) and rng.random() < flaws.wrong_operation else None
     for number, step in enumerate(task.meta["plan"]):
         arguments = dict(step["arguments"])
-        if step["tool"] == "search":
+        if step["tool"] == "python":
+            if number == 0 and rng.random() < flaws.in_head:
+                yield say(_guess(task, rng))
+                return
+            if mistake is not None:
+                arguments["code"] = arguments["code"].replace(task.meta["solution"], mistake)
+        elif step["tool"] == "search":
             if number > 0 and rng.random() < flaws.give_up:
                 yield say("I could not find this.")
                 return
@@ -89,15 +96,19 @@ def play(task: Task, flaws: Flaws, rng: random.Random) -> Script:
         if rng.random() < flaws.malformed:
             yield _slip(step["tool"], arguments, rng)
         (result,) = yield format_call(step["tool"], arguments)
-        values.append(step.get("expect", result.observation))
+        values.append(step.get("expect", result.observation) if mistake is None else result.observation.strip())
         if not result.ok:
             break
-    yield say(answer_of(task, values[-1]))
+    yield say(mistake if mistake is not None and "answer_if" in task.meta else answer_of(task, values[-1]))
+
+
+def _writes_code(task: Task) -> bool:
+    return bool(task.meta.get("near_misses"))
 
 
 def say(answer: str) -> str:
-    """The final turn's text."""
-    return f"Answer: {answer}"
+    """The final turn's text. Code of several lines is fenced, since the line after "Answer:" holds one line only."""
+    return f"```python\n{answer}\n```" if "\n" in answer else f"Answer: {answer}"
 
 
 def _made_up(value: str, rng: random.Random) -> str:
@@ -107,7 +118,9 @@ def _made_up(value: str, rng: random.Random) -> str:
 
 
 def _guess(task: Task, rng: random.Random) -> str:
-    """The answer somebody states without calculating: a coin flip between names, or a number of the right size."""
+    """The answer somebody states without calculating: any of the names or codes it may be, or a number of the right size."""
+    if "answer_if" in task.meta and _writes_code(task):
+        return rng.choice([task.answer, *task.meta["near_misses"]])
     if "answer_if" in task.meta:
         return rng.choice(list(task.meta["answer_if"].values()))
     return _made_up(task.answer.lstrip("-"), rng)

@@ -46,7 +46,7 @@ def solve(task: Task, tools: Tools) -> Solution:
         except (ValueError, TypeError, IndexError) as error:
             raise PlanError(f"{task.prompt!r}: {step['tool']}({step['arguments']}) failed: {error}") from None
         expected = step.get("expect")
-        if expected is not None and not states(observation, expected):
+        if expected is not None and not shows(step["tool"], observation, expected):
             raise PlanError(f"{task.prompt!r}: {arguments} does not find {expected!r}")
         values.append(observation if expected is None else expected)
         calls.append((step["tool"], arguments, observation))
@@ -60,6 +60,11 @@ def fill(arguments: dict[str, Any], values: list[str]) -> dict[str, Any]:
         return re.sub(r"\{(\d+)\}", lambda m: values[int(m[1])], value) if isinstance(value, str) else value
 
     return {name: filled(value) for name, value in arguments.items()}
+
+
+def shows(tool: str, observation: str, value: str) -> bool:
+    """Whether an observation gives the value that a plan expects: a search states it, any other tool returns just that."""
+    return states(observation, value) if tool == "search" else observation.strip() == value
 
 
 def states(observation: str, value: str) -> bool:

@@ -59,10 +59,10 @@ CHAINS: dict[tuple[str, ...], tuple[str, ...]] = {
 }
 
 
-def draft(corpus: Corpus, rng: random.Random) -> Task | None:
+def draft(corpus: Corpus, rng: random.Random, chains: dict[tuple[str, ...], tuple[str, ...]] = CHAINS) -> Task | None:
     """One random task without id, split and difficulty, or None when the chain breaks off."""
     index = fact_index(corpus)
-    kinds = rng.choice(list(CHAINS))
+    kinds = rng.choice(list(chains))
     start = _start(index, rng, kinds[0])
     entity, steps, tags = start, [], [tag(kinds[0], start)]
     for kind in kinds:
@@ -76,7 +76,7 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
     value = entity[0]
     verifier = "exact" if isinstance(value, str) else {"kind": "numeric", "unit": _UNITS.get(kinds[-1], "")}
     meta = {"template": " > ".join(kinds), "entities": tags[: len(kinds)], "plan": steps}
-    return Task("", rng.choice(CHAINS[kinds]).format(*start), str(value), verifier, FAMILY, meta=meta)
+    return Task("", rng.choice(chains[kinds]).format(*start), str(value), verifier, FAMILY, meta=meta)
 
 
 _KIND_OF_VALUE = {"capital": "city", "country": "country", "neighbour": "country", "director": "director",

@@ -1,0 +1,98 @@
+"""Splits without leaks: tasks that share an entity combination, or ask nearly the same, go to the same split.
+
+Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al., PPJoin, 2008)
+over the word pairs of normalised prompts: two prompts that alike must share one of their few rarest pairs, so that only
+prompts with a rare pair in common are compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import ceil
+
+from agentkit.records import Task
+from agentkit.verifiers import normalize
+
+SPLITS = {"train": 0.70, "validation": 0.15, "test": 0.15}
+SIMILAR = 0.85  # Jaccard similarity of word pairs from which two prompts are near-duplicates
+
+
+def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
+    """70/15/15 within each template, tasks that share an entity combination or ask nearly the same kept together."""
+    components = _components(tasks)
+    rng.shuffle(components)
+    components.sort(key=len, reverse=True)
+    wanted = Counter(stratum(t) for t in tasks)
+    given: Counter[tuple[str, str]] = Counter()
+    filled: Counter[str] = Counter()
+    split_of: dict[str, str] = {}
+    for component in components:
+        kind = Counter(stratum(t) for t in component).most_common(1)[0][0]
+
+        def need(split: str, kind: str = kind) -> float:
+            share = filled[split] / (SPLITS[split] * len(tasks))
+            return SPLITS[split] * wanted[kind] - given[kind, split] - 3 * share  # small suites: no split stays empty
+
+        chosen = max(SPLITS, key=need)
+        for task in component:
+            split_of[task.id] = chosen
+            given[stratum(task), chosen] += 1
+            filled[chosen] += 1
+    return [dataclasses.replace(task, split=split_of[task.id]) for task in tasks]
+
+
+def stratum(task: Task) -> str:
+    """What is balanced over the splits: a family's template."""
+    return f"{task.family} {task.meta.get('template', '')}"
+
+
+def entity_combinations(task: Task) -> list[str]:
+    """What splits must not share: every pair of the task's entities, or its one entity."""
+    entities = sorted(set(task.meta.get("entities", [])))
+    return [" + ".join(pair) for pair in combinations(entities, 2)] or entities
+
+
+def near_duplicates(prompts: Sequence[str], similar: float = SIMILAR) -> Iterator[tuple[int, int]]:
+    """Positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``, each couple once."""
+    pairs = [_word_pairs(prompt) for prompt in prompts]
+    frequency = Counter(pair for found in pairs for pair in found)
+    index: dict[str, list[int]] = defaultdict(list)
+    for i, found in enumerate(pairs):
+        rarest = sorted(found, key=lambda pair: (frequency[pair], pair))[: len(found) - ceil(similar * len(found)) + 1]
+        for j in dict.fromkeys(j for pair in rarest for j in index[pair]):
+            small, large = sorted((len(found), len(pairs[j])))
+            if small >= similar * large and len(found & pairs[j]) >= similar / (1 + similar) * (small + large):
+                yield j, i
+        for pair in rarest:
+            index[pair].append(i)
+
+
+def _word_pairs(prompt: str) -> frozenset[str]:
+    words = ["", *normalize(prompt).split(), ""]
+    return frozenset(f"{a} {b}" for a, b in zip(words, words[1:], strict=False))
+
+
+def _components(tasks: list[Task]) -> list[list[Task]]:
+    """Groups of tasks connected by a shared entity combination or by near-duplicate prompts (union-find)."""
+    parent = list(range(len(tasks)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    owner: dict[str, int] = {}
+    for i, task in enumerate(tasks):
+        for key in entity_combinations(task):
+            parent[root(i)] = root(owner.setdefault(key, i))
+    for i, j in near_duplicates([task.prompt for task in tasks]):
+        parent[root(i)] = root(j)
+    groups = defaultdict(list)
+    for i, task in enumerate(tasks):
+        groups[root(i)].append(task)
+    return list(groups.values())

@@ -1,0 +1,179 @@
+"""Family C: every specification gives what its words say, hidden tests tell it from near misses, and the expert solves it."""
+
+from __future__ import annotations
+
+import collections
+import json
+import random
+
+import pytest
+
+from agentkit import Suite, Task, verify
+from agentkit.sandbox import run_python
+from agentkit.tasks import code, default_tools, solve
+from agentkit.tasks.algorithms import ALGORITHMS
+from agentkit.tasks.specifications import BLOCKS, INPUTS
+
+# worked out by hand: name, parameter, input, result
+BLOCK_LITERALS = (
+    ("above", 3, [1, 5, 3, 4], [5, 4]), ("below", 8, [9, 8, 7], [7]), ("even", None, [1, 2, 0, 3], [2, 0]),
+    ("odd", None, [1, 2, 0, 3], [1, 3]), ("multiples", 3, [0, 3, 4, 9], [0, 3, 9]), ("without", 2, [2, 1, 2, 3], [1, 3]),
+    ("step", 2, [5, 6, 7, 8, 9], [5, 7, 9]), ("first", 2, [5, 6, 7], [5, 6]), ("last", 2, [5, 6, 7], [6, 7]),
+    ("drop", 2, [5, 6, 7], [7]), ("cut", 2, [5, 6, 7], [5]), ("rotate", 2, [5, 6, 7], [7, 5, 6]),
+    ("unique", None, [3, 1, 3, 2, 1], [3, 1, 2]), ("ascending", None, [3, 1, 2], [1, 2, 3]),
+    ("descending", None, [3, 1, 2], [3, 2, 1]), ("reverse", None, [3, 1, 2], [2, 1, 3]), ("add", 4, [1, 2], [5, 6]),
+    ("times", 3, [1, 2], [3, 6]), ("divide", 2, [5, 4], [2, 2]), ("modulo", 3, [5, 3], [2, 0]),
+    ("square", None, [3, 0], [9, 0]), ("digits", None, [19, 7], [10, 7]), ("cap", 8, [9, 8, 3], [8, 8, 3]),
+    ("floor", 4, [3, 9], [4, 9]), ("differences", None, [1, 5, 3], [4, 2]), ("running", None, [1, 2, 3], [1, 3, 6]),
+    ("rises", None, [3, 4, 4, 6], [4, 6]), ("scaled", None, [7, 8, 9], [0, 8, 18]), ("sum", None, [1, 2, 3], 6),
+    ("count", None, [4, 4], 2), ("largest", None, [1, 3], 3), ("smallest", None, [4, 3], 3), ("spread", None, [4, 1, 9], 8),
+    ("distinct", None, [1, 1, 2], 2), ("second", None, [5, 9, 7], 7), ("middle", None, [9, 1, 5], 5), ("item", 2, [5, 6, 7], 7),
+    ("squares", None, [1, 2, 3], 14), ("count_above", 2, [1, 2, 3, 4], 2), ("where", None, [3, 9, 9], 1),
+    ("ends", None, [3, 9, 4], 7), ("join", None, [3, 10], "3-10"), ("backwards", None, "ab c", "c ba"),
+    ("upper", None, "aB", "AB"), ("title", None, "red cat", "Red Cat"), ("swap", None, "aB", "Ab"),
+    ("consonants", None, "Orange", "rng"), ("vowels", None, "Orange", "Oae"), ("skip", 2, "abcde", "ace"),
+    ("start", 3, "abcde", "abc"), ("end", 3, "abcde", "cde"), ("behead", 2, "abcde", "cde"), ("remove", "e", "eEee x", "E x"),
+    ("star", "e", "tEeth", "tE*th"), ("double", None, "ab", "aabb"), ("repeat", 3, "ab", "ababab"),
+    ("letters_sorted", None, "bca", "abc"), ("characters", None, "abcab", "abc"), ("shift", 2, "aYz", "cYb"),
+    ("words_back", None, "a bc d", "d bc a"), ("flip", None, "ab cd", "ba dc"), ("words_sorted", None, "b a c", "a b c"),
+    ("long", 3, "abc abcd", "abcd"), ("short", 4, "abc abcd", "abc"), ("hyphens", None, "a b", "a-b"),
+    ("initials", None, "red big cat", "rbc"), ("length", None, "ab c", 4), ("word_count", None, "ab c", 2),
+    ("vowel_count", None, "Orange", 3), ("letter_count", "e", "Eeel", 2), ("alphabet", None, "aab", 2),
+    ("longest_word", None, "ab abc", 3), ("capitals", None, "AbC", 2), ("position", "e", "Ate", 2),
+    ("word_lengths", None, "ab c", [2, 1]), ("plus", 3, 4, 7), ("product", 3, 4, 12), ("remainder", 5, 13, 3),
+    ("quotient", 4, 11, 2), ("power", None, 7, 49), ("digit_sum", None, 49, 13), ("mirror", None, 120, 21),
+    ("ones", None, 7, 3), ("divisors", None, 12, 6), ("triangle", None, 4, 10), ("multiples_sum", 3, 9, 9),
+    ("primes", None, 10, 4), ("odd_squares", None, 4, 10), ("binary", None, 6, "110"), ("hex", None, 30, "1e"),
+    ("digit_list", None, 305, [3, 0, 5]), ("divisor_list", None, 6, [1, 2, 3, 6]), ("up_to", None, 3, [1, 2, 3]),
+    ("later", 10, "2023-12-25", "2024-01-04"), ("earlier", 10, "2024-03-05", "2024-02-24"),
+    ("month_start", None, "2024-03-05", "2024-03-01"), ("year_end", None, "2024-03-05", "2024-12-31"),
+    ("monday", None, "2024-02-29", "2024-02-26"), ("day", None, "2024-02-29", 29), ("month", None, "2024-02-29", 2),
+    ("year_day", None, "2024-03-01", 61), ("days_left", None, "2023-12-30", 1), ("since", 1970, "1971-01-02", 366),
+    ("age", 1960, "2000-06-30", 39), ("quarter", None, "2024-04-01", 2), ("weekday", None, "2024-02-29", "Thursday"),
+)  # fmt: skip
+ALGORITHM_LITERALS = (
+    ("fibonacci", 1, 10, 55), ("collatz", None, 6, 8), ("balanced", None, "([)]", False), ("balanced", None, "[()]", True),
+    ("runs", None, "aabccc", "a2b1c3"), ("longest_run", None, [1, 1, 2, 2, 2, 1], 3), ("best_sum", None, [2, -3, 4, -1, 5], 8),
+    ("rising", None, [3, 1, 4, 1, 5], 3), ("edits", "abc", "acb", 2), ("change", 5, 6, 5), ("insertion", 8, [1, 8, 9], 1),
+    ("merge", None, [[5, 6], [1, 3], [2, 4]], [[1, 4], [5, 6]]), ("spiral", None, [[1, 2, 3], [4, 5, 6]], [1, 2, 3, 6, 5, 4]),
+    ("transpose", None, [[1, 2, 3], [4, 5, 6]], [[1, 4], [2, 5], [3, 6]]), ("factors", None, 12, [2, 2, 3]),
+    ("pair", 10, [3, 8, 7, 2], [0, 2]), ("inversions", None, [3, 1, 2], 2), ("polish", None, "2 3 + 4 *", 20),
+    ("palindrome", None, "abcbaa", 5), ("luhn", 10, "18", True), ("luhn", 10, "19", False), ("roman", None, 49, "XLIX"),
+    ("base", 3, 11, "102"), ("knapsack", 8, [[4, 5], [5, 9], [3, 4]], 13), ("anagrams", None, "ab ba cd", 2),
+    ("prefix", None, "abc abd ab", "ab"),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def drafted():
+    rng = random.Random(0)
+    return [t for t in (code.draft_wide(None, rng) for _ in range(500)) if t is not None]
+
+
+@pytest.fixture(scope="module")
+def codes(corpus):
+    return Suite.build({"families": "C", "n_tasks": 60, "seed": 2, "variety": "wide"}, corpus=corpus)
+
+
+# ---- specifications
+def test_every_specification_gives_what_its_words_say():
+    blocks, algorithms = {b.name: b for b in BLOCKS}, {a.name: a for a in ALGORITHMS}
+    assert {name for name, *_ in BLOCK_LITERALS} == set(blocks) and len(blocks) == len(BLOCKS)
+    assert {name for name, *_ in ALGORITHM_LITERALS} == set(algorithms) and len(algorithms) == len(ALGORITHMS)
+    for name, k, given, expected in BLOCK_LITERALS:
+        steps = ((blocks[name], k),)
+        assert (k is None) == (not blocks[name].values) and ("{k}" in blocks[name].words) == bool(blocks[name].values)
+        assert code.evaluate(steps, given) == code.run(code.source(steps), given) == expected, name
+    for name, k, given, expected in ALGORITHM_LITERALS:
+        assert code.run(code.lines(algorithms[name], k), given) == expected, name
+
+
+def test_there_are_at_least_sixty_specifications_and_all_of_them_are_asked_for(drafted):
+    asked = {name for t in drafted for name in t.meta["entities"][0].removeprefix("code:").split("+")}
+    rng = random.Random(1)
+    for _ in range(3000):
+        if (t := code.draft_wide(None, rng)) is not None:
+            asked |= set(t.meta["entities"][0].removeprefix("code:").split("+"))
+        if len(asked) == len(BLOCKS) + len(ALGORITHMS):
+            break
+    assert {b.name for b in BLOCKS} | {a.name for a in ALGORITHMS} == asked and len(asked) >= 60
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_inputs_survive_json_and_differ(kind):
+    rng = random.Random(3)
+    made = [INPUTS[kind][1](rng) for _ in range(30)]
+    assert all(json.loads(json.dumps(value)) == value for value in made) and len({repr(v) for v in made}) > 10
+
+
+# ---- drafts
+def test_prompts_are_short_and_show_one_example_that_no_hidden_test_repeats(drafted):
+    assert len(drafted) > 200
+    for task in drafted:
+        assert len(task.prompt) < 420 and task.tools == ("python",) and task.meta["plan"]
+        if isinstance(task.verifier, dict):
+            tests = task.verifier["tests"]
+            assert len(tests) >= code.TESTS and all(f"f({args[0]!r}) is " not in task.prompt for args, _ in tests)
+            assert task.answer not in task.prompt and len({json.dumps(e) for _, e in tests}) > 1
+
+
+def test_hidden_tests_tell_the_solution_from_its_near_misses(drafted):
+    for task in drafted:
+        if not isinstance(task.verifier, dict):
+            continue
+        tests = task.verifier["tests"]
+        assert all(code.run(task.answer, json.loads(json.dumps(args[0]))) == expected for args, expected in tests)
+        for wrong in task.meta["near_misses"]:
+            assert wrong != task.answer
+            assert any(code._result(wrong, json.dumps(args[0])) != json.dumps(expected) for args, expected in tests), task.prompt
+
+
+def test_two_orders_of_the_same_steps_are_asked_for_only_where_they_differ(drafted):
+    by_blocks = collections.defaultdict(set)
+    rng = random.Random(5)
+    for task in [*drafted, *(t for t in (code.draft(None, rng) for _ in range(1500)) if t)]:
+        if isinstance(task.verifier, dict) and task.meta["template"] != "algorithm":
+            by_blocks[task.meta["entities"][0]].add(task.answer)
+    for alike in by_blocks.values():
+        for one in alike:
+            for other in alike - {one}:
+                given = [json.dumps(INPUTS["numbers"][1](random.Random(i))) for i in range(40)]
+                results = [(code._result(one, x), code._result(other, x)) for x in given]
+                if any(a is not None for a, _ in results):
+                    assert any(a != b for a, b in results), (one, other)
+
+
+def test_a_near_miss_that_loops_for_ever_is_stopped():
+    assert code._result("def f(x):\n    while True:\n        x += 1", "1") is None
+    with pytest.raises(TimeoutError):
+        code.run("def f(x):\n    while True:\n        x += 1", 1)
+
+
+# ---- through the real tool
+def test_the_expert_solves_every_task_through_the_real_tool(codes, corpus):
+    tools = default_tools(corpus)
+    assert {t.difficulty for t in codes} == {"easy", "medium", "hard"}
+    for task in list(codes)[::4]:
+        solution = solve(task, tools)
+        assert solution.answer == task.answer and verify(task, solution.answer).value == 1.0
+        assert len(solution.calls) == len(task.meta["plan"])
+        for tool, arguments, observation in solution.calls:
+            assert tool == "python" and run_python(arguments["code"]).stdout.strip() == observation.strip()
+
+
+def test_mistakes_earn_nothing(codes):
+    for task in list(codes)[::6]:
+        wrong = ["", "def f(x): return None", "I could not find this.", task.prompt, f"{task.answer}\nraise SystemExit(0)"]
+        if isinstance(task.verifier, dict):
+            wrong += task.meta["near_misses"]
+        for answer in wrong:
+            assert verify(task, answer).value == 0.0, (task.prompt, answer)
+
+
+def test_nothing_hidden_reaches_the_tool(codes):
+    """A plan's code holds the example and the solution; the other inputs stay outside."""
+    for task in codes:
+        if isinstance(task.verifier, dict):
+            shown = " ".join(step["arguments"]["code"] for step in task.meta["plan"])
+            assert not any(f"f({args[0]!r})" in shown for args, _ in task.verifier["tests"][3:]) or "edges" in task.meta
+    assert all(isinstance(t, Task) for t in codes)
