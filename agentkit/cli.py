@@ -53,6 +53,18 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument("--json", type=Path, default=None, metavar="F", help="also write the result to a file")
     bench.add_argument("--quick", action="store_true", help="end within 50 seconds")
     bench.set_defaults(command=bench_command)
+    audit = commands.add_parser("audit", help="score every task of a suite on its gold answer and on answers that must fail")
+    audit.add_argument("suite", type=Path, help="a tasks.jsonl, or the run folder that holds one")
+    audit.set_defaults(command=audit_command)
+    hub = commands.add_parser("hub", help="make a suite of a public data set, from the hub or from local files")
+    hub.add_argument("name", help="hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval, open_agentrl or gaia")
+    hub.add_argument("--out", type=Path, required=True, metavar="F", help="the tasks.jsonl to write")
+    hub.add_argument("--file", type=Path, default=None, help="a local file of the same schema, or a folder with one a split")
+    hub.add_argument("--split", default=None, help="the data set's own name of a split")
+    hub.add_argument("--limit", type=_count, default=None, help="read at most that many rows")
+    hub.add_argument("--skip-broken", action="store_true", help="leave broken rows out and count them")
+    hub.add_argument("--force", action="store_true", help="save even when the audit fails")
+    hub.set_defaults(command=hub_command)
     report = commands.add_parser("report", help="write a run's card: one HTML file that opens offline and holds no secret")
     report.add_argument("run", type=Path, help="the run folder, such as outputs/a")
     report.add_argument(
@@ -74,6 +86,51 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 100_000:
         raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number of at least 1")
     return int(text)
+
+
+def audit_command(options: argparse.Namespace) -> int:
+    """Print a suite's audit; exit status 1 where a task fails it."""
+    from agentkit.tasks import Suite
+
+    suite = Suite.load(options.suite)
+    return _print_audit(suite.audit(), len(suite))
+
+
+def _print_audit(rows: list[dict[str, Any]], tasks: int) -> int:
+    import pandas as pd
+
+    print(pd.DataFrame([row for row in rows if row["passed"]]).dropna(axis=1, how="all").to_string(index=False, na_rep=""))
+    failures = [row for row in rows if not row["passed"]]
+    if failures:
+        named = [{k: str(row[k])[:60] for k in ("check", "task", "verifier", "value", "answer", "why")} for row in failures]
+        print(f"\n{pd.DataFrame(named[:50]).to_string(index=False)}")
+    print(f"\n{tasks} tasks, {len({row['task'] for row in failures})} of them fail a check ({len(failures)} failures)")
+    return 1 if failures else 0
+
+
+def hub_command(options: argparse.Namespace) -> int:
+    """Save a public data set as a suite, after its audit. GAIA goes unaudited: its answers may not be shown."""
+    from agentkit.tasks import Suite, hub
+
+    if options.name == "gaia":
+        from agentkit import gaia
+
+        tasks = gaia.load(options.file or gaia.HUB, split=options.split or "validation")[: options.limit]
+        if project_root() in options.out.resolve().parents:
+            raise RunError(
+                f"{options.out}: GAIA must not be reshared, so it is not written inside the project; choose another folder"
+            )
+        print(f"{len(tasks)} tasks in {Suite(tasks).save(options.out, force=True)}")
+        return 0
+    loaded = hub.load(options.name, options.file, split=options.split, limit=options.limit, skip_broken=options.skip_broken)
+    for sentence in loaded.skipped[:20]:
+        print(f"skipped: {sentence}")
+    suite = Suite(loaded.tasks)
+    status = _print_audit(suite.audit(), len(suite))
+    if status and not options.force:
+        raise RunError(f"not saved: the audit of {options.name} failed; --force saves it all the same")
+    print(f"{len(suite)} tasks ({len(loaded.skipped)} rows skipped) in {suite.save(options.out, force=True)}")
+    return 0
 
 
 def report_command(options: argparse.Namespace) -> int:

@@ -60,8 +60,14 @@ def check(kind: str, answer: str | None, gold: str, **options: Any) -> Score:
 
 
 def verify(task: Task, answer: str | Trajectory | None) -> Score:
-    """Score an answer, or a trajectory's answer, against a task's gold answer with the task's verifier."""
+    """Score an answer, or a trajectory's answer, against a task's gold answer with the task's verifier.
+
+    A trajectory that never got a reply from a tool in ``meta["required_tools"]`` is wrong, whatever it answers.
+    """
     if isinstance(answer, Trajectory):
+        used = {result.name for turn in answer.turns for result in turn.results if result.ok}
+        if unused := set(task.meta.get("required_tools", ())) - used:
+            return Score(0.0, f"did not use {', '.join(sorted(unused))}, which the task requires")
         answer = answer.answer
     options = {"kind": task.verifier} if isinstance(task.verifier, str) else dict(task.verifier)
     kind = options.pop("kind", None)

@@ -63,14 +63,14 @@ def code(
     program = extract_code(answer, entry)
     if isinstance(program, Score):
         return program
-    deadline = time.monotonic() + timeout_s
     try:
         if not isinstance(tests, list | tuple) or not 0 < len(tests) <= MAX_TESTS:
             raise TestsError(f"a code task needs a list of 1 to {MAX_TESTS} tests")
         if all(isinstance(test, str) for test in tests):
             calls = _recorded(tuple(tests), entry, setup, gold)
+            deadline = time.monotonic() + timeout_s
             found = run_calls(program, setup, entry, calls, timeout_s)
-            passed = _replay(tests, entry, setup, calls, found, max(0.5, deadline - time.monotonic()))
+            passed = _replay(tests, entry, setup, calls, found, max(timeout_s / 2, deadline - time.monotonic()))
         else:
             cases = [_case(test, entry) for test in tests]
             found = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)

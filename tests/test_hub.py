@@ -1,0 +1,240 @@
+"""Public data sets: rows of each schema become tasks whose gold answers pass; broken rows are named or counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentkit import Suite, Trajectory, verify
+from agentkit.audit import audit
+from agentkit.cli import main
+from agentkit.records import StopReason, ToolResult, Turn
+from agentkit.tasks import hub
+
+HOTPOT = {
+    "id": "5a7a", "question": "Were Scott Derrickson and Ed Wood of the same nationality?", "answer": "yes",
+    "type": "comparison", "level": "hard",
+    "supporting_facts": {"title": ["Scott Derrickson", "Ed Wood"], "sent_id": [0, 0]},
+    "context": {"title": ["Ed Wood", "Scott Derrickson"],
+                "sentences": [["Edward Wood was an American filmmaker."], ["Scott Derrickson is an American director."]]},
+}  # fmt: skip
+TWOWIKI = {
+    "_id": "13f5", "question": "Who is the mother of the director of film Polish-Russian War?",
+    "answer": "Małgorzata Braunek", "type": "compositional",
+    "supporting_facts": [["Polish-Russian War (film)", 1], ["Xawery Żuławski", 2]],
+    "context": [["Xawery Żuławski", ["Xawery Żuławski is a director.", " His mother is Małgorzata Braunek."]]],
+}  # fmt: skip
+TRIVIA = {"question_id": "tc_1", "question": "Where is the government of Bolivia?",
+          "answer": {"value": "La Paz", "aliases": ["La Paz", "Nuestra Señora de La Paz"], "type": "Entity"}}  # fmt: skip
+GSM8K = {"question": "Natalia sold 48 clips in April and half as many in May. How many altogether?",
+         "answer": "In May 48/2 = <<48/2=24>>24.\nAltogether 48+24 = <<48+24=72>>72.\n#### 1,072"}  # fmt: skip
+MBPP = {
+    "task_id": 11, "text": "Write a python function to remove first and last occurrence of a given character.",
+    "code": "def remove_Occ(s,ch):\r\n    s = s.replace(ch, '', 1)\r\n    i = s.rfind(ch)\r\n"
+            "    return s if i < 0 else s[:i] + s[i+1:]",
+    "test_list": ['assert remove_Occ("hello","l") == "heo"', 'assert remove_Occ("abcda","a") == "bcd"'],
+    "test_setup_code": "", "challenge_test_list": [],
+}  # fmt: skip
+MBPP_CLEAN = {"task_id": 7, "prompt": "Compare sets.", "code": "def both(a, b):\n    return set(a) & set(b)",
+              "test_imports": ["import math"],
+              "test_list": ["assert set(both([1,2],[2])) == set([2])", "assert math.isclose(len(both([1],[1])), 1)"]}  # fmt: skip
+HUMANEVAL = {
+    "task_id": "HumanEval/38", "entry_point": "decode_cyclic",
+    "prompt": 'def encode_cyclic(s: str):\n    """rotates"""\n    return s[1:] + s[:1]\n\n\n'
+              'def decode_cyclic(s: str):\n    """inverse of encode_cyclic"""\n',
+    "canonical_solution": "    return s[-1:] + s[:-1]\n",
+    "test": "METADATA = {}\n\ndef check(candidate):\n    from random import randint, choice\n    import string\n"
+            "    for _ in range(100):\n        text = ''.join(choice(string.ascii_lowercase) for i in range(randint(10, 20)))\n"
+            "        assert candidate(encode_cyclic(text)) == text\n",
+}  # fmt: skip
+
+
+def agentrl(source: str, truth: object, ability: str = "math", index: int = 0) -> dict:
+    truth = truth if isinstance(truth, str) else json.dumps(truth)
+    prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": f"Solve {source}."}]
+    reward = {"style": "rule", "ground_truth": truth}
+    return {"data_source": source, "prompt": prompt, "ability": ability, "reward_model": reward, "extra_info": {"index": index}}
+
+
+AGENTRL = [
+    agentrl("deepscaler", r"\frac{1}{2}"),
+    agentrl("omni_math", "x^2+1"),
+    agentrl("numina_math", "(1,2)"),
+    agentrl("gpqa_science", "(B)"),
+    agentrl("taco_code", {"inputs": ["3\n", "4\n"], "outputs": ["6\n", "8\n"]}, "code"),
+    agentrl("taco_code", {"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]], "fn_name": "add"}, "code", 1),
+    agentrl("leetcode_code",
+            "def check(candidate):\n    assert candidate(nums = [3,1], k = 2) == [1, 3]\n\ncheck(Solution().sort)", "code"),
+]  # fmt: skip
+
+
+def write(path: Path, *rows: object) -> Path:
+    path.write_text("".join(row + "\n" if isinstance(row, str) else json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def load_one(name: str, row: dict, tmp_path: Path):
+    (task,) = hub.load(name, write(tmp_path / "train.jsonl", row)).tasks
+    return task
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "answer", "right", "wrong"),
+    [
+        ("hotpotqa", HOTPOT, "yes", ["Yes.", "yes"], ["no", "yes and no", ""]),
+        ("2wikimultihopqa", TWOWIKI, "Małgorzata Braunek", ["małgorzata braunek"], ["Xawery Żuławski"]),
+        ("triviaqa", TRIVIA, "La Paz", ["Nuestra Señora de La Paz", "la paz"], ["Sucre", "La Paz or Sucre"]),
+        ("gsm8k", GSM8K, "1072", ["1072", "1,072"], ["72", "1072 or 72"]),
+        ("mbpp", MBPP, None, [MBPP["code"]], ["def remove_Occ(s, ch): return s", "remove_Occ"]),
+        ("mbpp", MBPP_CLEAN, None, ["def both(x, y): return [v for v in x if v in y]"], ["def both(a, b): return a"]),
+        ("humaneval", HUMANEVAL, None, ["def decode_cyclic(s):\n    return s[-1] + s[:-1]"],
+         ["def decode_cyclic(s): return s", HUMANEVAL["prompt"]]),
+    ],
+    ids=["hotpotqa", "2wiki", "triviaqa", "gsm8k", "mbpp", "mbpp-sanitized", "humaneval"],
+)  # fmt: skip
+def test_a_row_of_each_schema_becomes_a_task(tmp_path, name, row, answer, right, wrong):
+    task = load_one(name, row, tmp_path)
+    assert answer is None or task.answer == answer
+    assert task.family == name and task.meta["licence"] and task.id.startswith(name)
+    assert [verify(task, text).value for text in (task.answer, *right)] == [1] * (1 + len(right))
+    assert [verify(task, text).value for text in wrong] == [0] * len(wrong)
+    assert [r for r in audit([task]) if not r["passed"]] == []
+
+
+def test_the_five_sources_of_open_agentrl(tmp_path):
+    tasks = hub.load("open_agentrl", write(tmp_path / "train.jsonl", *AGENTRL)).tasks
+    right = ["0.5", "1+x^2", "(1,2)", "b", "print(2 * int(input()))", "def add(a, b): return a + b",
+             "class Solution:\n    def sort(self, nums: List[int], k: int):\n        return sorted(nums)"]  # fmt: skip
+    wrong = ["1/3", "x^2", "(2,1)", "c", "print(input())", "def add(a, b): return [a + b]", "class Solution: pass"]
+    assert [verify(task, text).value for task, text in zip(tasks, right, strict=True)] == [1] * 7
+    assert [verify(task, text).value for task, text in zip(tasks, wrong, strict=True)] == [0] * 7
+    assert tasks[0].prompt == "Solve deepscaler." and "Solve" in tasks[4].prompt
+    assert [r for r in audit(tasks) if not r["passed"]] == []  # code rows come without a reference solution
+
+
+def test_difficulty_passages_and_tools(tmp_path):
+    hotpot, gsm = load_one("hotpotqa", HOTPOT, tmp_path), load_one("gsm8k", GSM8K, tmp_path)
+    assert (hotpot.difficulty, gsm.difficulty, gsm.tools) == ("easy", "easy", ("calculator",))
+    assert hotpot.meta["passages"][1] == "Scott Derrickson: Scott Derrickson is an American director."
+
+
+def test_the_required_tool_must_have_been_used(tmp_path):
+    task = load_one("gsm8k", GSM8K, tmp_path)
+
+    def trajectory(*results: ToolResult) -> Trajectory:
+        turns = (Turn("", (0, 0), results),)
+        return Trajectory(task.id, "p", 0, 0, (), (), (), (), turns, StopReason.ANSWER, answer="1072")
+
+    assert verify(task, trajectory(ToolResult("calculator", {}, "72", ok=True))).value == 1
+    assert verify(task, trajectory(ToolResult("calculator", {}, "Error", ok=False))).value == 0
+    assert verify(task, trajectory()).why == "did not use calculator, which the task requires"
+
+
+# ---- files
+def test_jsonl_json_parquet_and_folders_load_the_same(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    write(tmp_path / "train.jsonl", GSM8K, GSM8K | {"question": "Other?"})
+    (tmp_path / "a.json").write_text(json.dumps({"data": [GSM8K, GSM8K | {"question": "Other?"}]}))
+    pq.write_table(pa.Table.from_pylist([GSM8K, GSM8K | {"question": "Other?"}]), tmp_path / "b.parquet")
+    from_folder = hub.load("gsm8k", tmp_path).tasks
+    assert len(from_folder) == 2
+    for name in ("train.jsonl", "a.json", "b.parquet"):
+        assert hub.load("gsm8k", tmp_path / name).tasks == from_folder
+    assert len(hub.load("gsm8k", tmp_path, limit=1).tasks) == 1
+    assert {t.split for t in hub.load("gsm8k", tmp_path / "a.json", split="prompt").tasks} == {"test"}
+    path = Suite(from_folder).save(tmp_path / "tasks.jsonl")
+    assert list(Suite.load(path)) == from_folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.jsonl", None, "does not exist"),
+        ("x.csv", "a,b", "is no .jsonl, .json or .parquet"),
+        ("x.json", "{", "is not valid JSON"),
+        ("x.json", '{"a": 1}', "must hold a list"),
+        ("x.parquet", "PAR1 not really", "is not a readable Parquet"),
+        ("x.jsonl", "", "holds no usable task"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, name, content, says):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(hub.HubError, match=says) as error:
+        hub.load("gsm8k", tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+BROKEN = json.loads((Path(__file__).parent / "hostile" / "dataset_rows.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: f"{case['dataset']}: {case['fault']}")
+def test_a_broken_row_is_named_or_counted(tmp_path, case):
+    good = {"hotpotqa": HOTPOT, "2wikimultihopqa": TWOWIKI, "triviaqa": TRIVIA, "gsm8k": GSM8K, "mbpp": MBPP,
+            "humaneval": HUMANEVAL, "open_agentrl": AGENTRL[0]}[case["dataset"]]  # fmt: skip
+    row = case["row"] if "row" in case else good | case["change"]
+    path = write(tmp_path / "rows.jsonl", good, row)
+    with pytest.raises(hub.HubError, match=f"{path}, row 2: .*{case['says']}") as error:
+        hub.load(case["dataset"], path)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    loaded = hub.load(case["dataset"], path, skip_broken=True)
+    assert len(loaded.tasks) == 1 and len(loaded.skipped) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"), "go online .* or pass the path of local files"),
+        (RuntimeError("Dataset 'x' is a gated dataset on the Hub"), "accept its terms at https://huggingface.co/datasets/"),
+        (ValueError("Unknown split \"dev\". Should be one of ['train', 'test']."), "check the split"),
+    ],
+)
+def test_offline_gated_and_wrong_splits_say_what_to_do(monkeypatch, error, says):
+    import datasets
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", fails)
+    with pytest.raises(hub.HubError, match=says):
+        hub.load("gsm8k")
+
+
+def test_really_offline_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    with pytest.raises(hub.HubError, match="could not be loaded from the hub .* local files") as error:
+        hub.load("gsm8k")
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(hub.HubError, match="use one of hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval"):
+        hub.load("squad")
+
+
+# ---- the commands
+def test_the_commands_audit_and_save(tmp_path, capsys):
+    path, out = write(tmp_path / "rows.jsonl", GSM8K, '{"question": 1}'), tmp_path / "tasks.jsonl"
+    assert main(["hub", "gsm8k", "--file", str(path), "--out", str(out)]) == 2
+    assert "row 2" in capsys.readouterr().err and not out.exists()
+    assert main(["hub", "gsm8k", "--file", str(path), "--out", str(out), "--skip-broken"]) == 0
+    assert "1 tasks (1 rows skipped)" in capsys.readouterr().out
+    assert main(["audit", str(out)]) == 0
+    assert "longest passage" not in (shown := capsys.readouterr().out) and "0 of them fail" in shown
+
+
+def test_a_suite_that_fails_its_audit_is_saved_by_force_only(tmp_path, capsys):
+    bad = HOTPOT | {"question": "Yes?"}
+    path, out = write(tmp_path / "rows.jsonl", bad), tmp_path / "tasks.jsonl"
+    arguments = ["hub", "hotpotqa", "--file", str(path), "--out", str(out)]
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    assert "prompt echo" in said.out and "--force" in said.err and not out.exists()
+    assert main([*arguments, "--force"]) == 0 and main(["audit", str(out)]) == 1
+    assert main(["audit", str(tmp_path / "none.jsonl")]) == 2
