@@ -1,7 +1,7 @@
 """Make .venv: torch first, then the rest under requirements.lock, then this package, editable.
 
     python3 .ci/setup.py          # what `make setup` runs
-    python3 .ci/setup.py test     # with the test extra, and a Chromium where one can be had
+    python3 .ci/setup.py test     # with the test extra, and a Chromium
     python3 .ci/setup.py lock     # remake requirements.lock from a clean install of what pyproject.toml allows; use the
                                   # oldest Python in use (Debian 12 has 3.11.2), or packages too new for it get in
 
@@ -256,18 +256,29 @@ def set_up(extras):
     say("ready: .venv/bin/agentkit")
 
 
-def find_chromium():
-    """Only for the browser tests, which skip themselves without one."""
+def has_chromium():
+    """Whether the browser tests find one: a Chromium on PATH, or the one that playwright keeps for itself."""
     if any(shutil.which(name) for name in CHROMIUMS):
+        return True
+    code = "import os, playwright.sync_api as p; e = p.sync_playwright().start(); path = e.chromium.executable_path; e.stop(); "
+    code += "raise SystemExit(not os.path.exists(path))"
+    return subprocess.call([os.path.join(VENV, "bin", "python"), "-c", code], stderr=subprocess.DEVNULL) == 0
+
+
+def find_chromium():
+    """Make sure of a Chromium for the browser tests, which fail without one."""
+    if has_chromium():
         return
-    root = hasattr(os, "geteuid") and os.geteuid() == 0
-    if root and shutil.which("apt-get"):
-        say("installing Chromium for the browser tests")
+    say("installing Chromium for the browser tests")
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):  # with the libraries that it needs
         environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
         for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
-            subprocess.call(["apt-get"] + words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    if not any(shutil.which(name) for name in CHROMIUMS):
-        say(f"no Chromium on PATH ({', '.join(CHROMIUMS)}): the browser tests will be skipped; install one to run them")
+            subprocess.call(["apt-get"] + words, env=environment, **quiet)
+    if not has_chromium():
+        subprocess.call([os.path.join(VENV, "bin", "python"), "-m", "playwright", "install", "chromium"], **quiet)
+    if not has_chromium():
+        say(f"no Chromium could be installed: the browser tests will fail until one is on PATH ({', '.join(CHROMIUMS)})")
 
 
 def remake_lock():

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from agentkit import Suite, nano
 from agentkit.knowledge import Corpus
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # as in .ci/setup.py
+CHROMIUM_FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+]  # fmt: skip
 
 # Deterministic, and without deadlines: the machine may be busy, and a slow example is not a wrong one.
 settings.register_profile("agentkit", deadline=None, derandomize=True, max_examples=60)
@@ -41,3 +49,20 @@ def _same_umask():
     before = os.umask(0o022)
     yield
     os.umask(before)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium: one on PATH, else playwright's own. A machine without fails these tests, for they prove safety.
+
+    For one module at a time, because playwright keeps an event loop running in this thread.
+    """
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = next(filter(None, map(shutil.which, CHROMIUMS)), playwright.chromium.executable_path)
+        if not Path(path).exists():
+            pytest.fail("no Chromium on this machine: `make setup-test` installs one, or put one on PATH.", pytrace=False)
+        browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
+        yield browser
+        browser.close()

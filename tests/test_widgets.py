@@ -1,83 +1,74 @@
+"""What the views are given, before any browser: payloads, X-ray data, notes, and pages that hold data safely."""
+
+import base64
+import gzip
 import html
 import json
 import re
-import shutil
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hostile.widget_texts import TEXTS
+from hypothesis import given
+from hypothesis import strategies as st
+from widget_cases import TASKS, call, group, trajectory, widget
 
-import agentkit.widgets.compare as module
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.widgets import compare_trajectories
+import agentkit.widgets
+from agentkit.records import Task, ToolResult, Turn
+from agentkit.runs import Run
+from agentkit.widgets import compare_trajectories, group_view, mask_xray, read_notes
+from agentkit.xray import faults, token_texts, xray
 
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-]  # fmt: skip
-HOSTILE = (
-    '</script><script>window.hacked = 1; parent.hacked = 1</script><img src=x onerror="window.hacked = 1">'
-    '"><iframe srcdoc="<script>top.hacked=1</script>"> <!-- <script> ]]> &lt;b&gt; \u2028 \u202e \ud800'
-)
-
-
-def trajectory(task_id, success, *, sample=0, policy="sft", turns=None, answer="1", why="", components=None, reward=None):
-    ids = (1, 2, 3)
-    turns = turns or (Turn(f"The answer is {answer}.<|im_end|>", (0, 3)),)
-    return Trajectory(
-        task_id, policy, sample, 0, ids, ids, (1, 1, 1), (0.0,) * 3, turns, StopReason.ANSWER, answer, success,
-        why, components or {}, reward,
-    )  # fmt: skip
+FOLDER = Path(agentkit.widgets.__file__).parent
 
 
-def call(query, observation="seen", ok=True, text="Let me look.\n<tool_call>\n{}\n</tool_call><|im_end|>"):
-    return Turn(text, (0, 1), (ToolResult("search", {"query": query}, observation, ok),))
+def views():
+    """One of each."""
+    return [widget(), group_view(group(), TASKS), mask_xray(trajectory("t0", 1.0))]
 
 
-TASKS = [
-    Task("t0", "How many people live in Peru?", "33", family="A", difficulty="easy"),
-    Task("t1", "Who directed Alien?", "Ridley Scott", family="B", difficulty="hard"),
-    Task("t2", "What is the capital of Chad?", "N'Djamena", family="B", difficulty="easy"),
-    Task("unused", "?", "?", family="C"),
-]
+def unpacked(view):
+    return [json.loads(gzip.decompress(block)) for block in view.data]
 
 
-def widget(**options):
-    sft = [
-        trajectory("t0", 0.0, turns=(call("peru"), call("lima"), Turn("30", (0, 1))), why="30 is not 33"),
-        trajectory("t0", 1.0, sample=1),
-        trajectory("t0", 0.0, sample=2),
-        trajectory("t1", 1.0, reward=0.98, components={"correct": 1.0, "format": None}),
-        trajectory("t2", 0.0, turns=(call("chad", "search failed", ok=False), Turn("x", (0, 1)))),
-    ]
-    grpo = [
-        trajectory("t0", 1.0, policy="grpo", turns=(call("peru"), call("peru population"), Turn("33", (0, 1)))),
-        trajectory("t1", 0.0, policy="grpo"),
-        trajectory("t2", 0.0, policy="grpo"),
-    ]
-    return compare_trajectories(TASKS, {"sft": sft, "grpo": grpo}, **options)
-
-
-# ---- what Python prepares --------------------------------------------------------------------------------------------
-def test_payload():
+# ---- trajectories side by side ---------------------------------------------------------------------------------------
+def test_compare_payload():
     payload = widget(max_samples=2).payload
     assert payload["policies"] == ["sft", "grpo"]
     assert [task["id"] for task in payload["tasks"]] == ["t0", "t1", "t2"]
+    assert [task["solved"] for task in payload["tasks"]] == [[False, True], [True, False], [False, False]]
     sft, grpo = payload["tasks"][0]["columns"]
-    assert (sft["rate"], sft["solved"], sft["count"], len(sft["samples"])) == (0.3333, False, 3, 2)
-    assert grpo["solved"] is True
-    assert payload["tasks"][1]["columns"][0]["samples"][0]["components"] == {"correct": 1.0, "format": None}
-    assert sft["samples"][0]["turns"][0]["results"][0]["arguments"] == '{"query": "peru"}'
+    assert (sft["rate"], sft["count"], len(sft["samples"])) == (0.3333, 3, 2)
+    assert payload["tasks"][1]["columns"][0]["samples"][0]["components"] == [["correct", 1.0], ["format", None]]
+    assert [turn["actions"] for turn in grpo["samples"][0]["turns"]] == [
+        ['search {"query": "peru"}'], ['search {"query": "peru people"}'], ["answer: 33"],
+    ]  # fmt: skip
 
 
-def test_payload_of_odd_values():
+def test_two_calls_are_the_same_action_whatever_the_order_of_their_arguments():
+    one, two = (Turn("", (0, 1), (ToolResult("f", given, "", True),)) for given in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
+    rows = compare_trajectories(
+        TASKS, {"x": [trajectory("t0", 1.0, turns=(one,))], "y": [trajectory("t0", 1.0, turns=(two,))]}
+    ).payload["tasks"]
+    x, y = (column["samples"][0]["turns"][0]["actions"] for column in rows[0]["columns"])
+    assert x == y == ['f {"a": 1, "b": 2}']
+
+
+def test_odd_values():
     odd = trajectory("t0", None, reward=float("nan"), turns=(call("q", "y" * 5000),), answer=None)
     payload = compare_trajectories(TASKS, {"sft": [odd], "grpo": []}).payload
-    sft, grpo = payload["tasks"][0]["columns"]
-    assert sft["rate"] is None and sft["solved"] is None and sft["samples"][0]["reward"] is None
-    assert sft["samples"][0]["turns"][0]["results"][0]["observation"].endswith("(1000 more characters)")
-    assert grpo == {"rate": None, "solved": None, "count": 0, "samples": []}
-    json.dumps(payload, allow_nan=False)
+    task = payload["tasks"][0]
+    sft, grpo = task["columns"]
+    assert task["solved"] == [None, None] and sft["rate"] is None and sft["samples"][0]["reward"] is None
+    assert sft["samples"][0]["turns"][0]["results"][0][0].endswith("(1000 more characters)")
+    assert grpo == {"rate": None, "count": 0, "samples": []}
+    assert task["alarms"] == ["not scored", "no answer"]
+
+
+def test_alarms_of_a_task():
+    tasks = widget(alarms={"tool abandonment": {"t1", "of another suite"}, "failed call": ["t1"]}).payload["tasks"]
+    assert [task["alarms"] for task in tasks] == [[], ["tool abandonment", "failed call"], ["no answer", "failed call"]]
 
 
 def test_clear_errors():
@@ -87,165 +78,197 @@ def test_clear_errors():
         compare_trajectories(TASKS, {"sft": []})
     with pytest.raises(ValueError, match="the tasks lack 1 that trajectories are about: t9"):
         compare_trajectories(TASKS, {"sft": [trajectory("t9", 1.0)]})
+    with pytest.raises(ValueError, match=r"no trajectory to show.*run\.trajectories\(step\)"):
+        group_view([])
 
 
-def test_static_page_is_self_contained():
-    shown = widget()
-    assert set(shown._repr_mimebundle_()) == {"text/html", "text/plain"}
-    page = html.unescape(re.search(r'srcdoc="([^"]*)"', shown._repr_html_())[1])
-    assert page == shown.page
-    assert 'sandbox="allow-scripts"' in shown._repr_html_() and "allow-same-origin" not in shown._repr_html_()
-    assert "default-src 'none'" in page
-    assert not re.search(r"https?://|\bimport\b[^a-z]*[\"'(]", page)
-    source = Path(module.__file__).with_name("compare.js").read_text(encoding="utf-8")
-    assert "</script" not in source and "<!--" not in source
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", source)
+def test_tasks_travel_in_blocks():
+    tasks = [Task(f"t{i}", "?", "1") for i in range(45)]
+    view = compare_trajectories(tasks, {"sft": [trajectory(task.id, 1.0) for task in tasks]})
+    index, *blocks = unpacked(view)
+    assert [len(block) for block in blocks] == [20, 20, 5] and index["block"] == 20
+    assert [task["id"] for block in blocks for task in block] == [task["id"] for task in index["tasks"]]
+    assert sum(blocks, []) == view.payload["tasks"]
 
 
-def test_live_widget_shares_the_payload():
-    shown = widget()
-    live = shown.live()
-    assert live.payload == shown.payload and live.task_id == "t0"
-    live.close()
+# ---- groups ----------------------------------------------------------------------------------------------------------
+def test_group_payload():
+    other = trajectory("t1", 1.0, step=4, policy="grpo", reward=1.0)
+    payload = group_view([*group(), other], TASKS).payload
+    first, second = payload["groups"]
+    assert (first["id"], first["step"], first["mean"], first["std"]) == ("t0", 4, 0.3, pytest.approx(0.39**0.5))
+    assert [(r["sample"], r["calls"], r["failed"], r["reward"]) for r in first["rollouts"]] == [
+        (0, 0, 0, 0.1), (1, 2, 1, -0.2), (2, 2, 0, 1.0), (3, 0, 0, None),
+    ]  # fmt: skip
+    assert (second["mean"], second["std"]) == (1.0, None)
+    assert "prompt" not in group_view(group()).payload["groups"][0]
 
 
-# ---- what a browser shows --------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def browser():
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no Chromium on this machine; install the package 'chromium' to test the widget in a browser")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
+def test_groups_of_two_steps_stay_apart():
+    later = [replace(t, step=5) for t in group()]
+    assert [g["step"] for g in group_view([*group(), *later]).payload["groups"]] == [4, 5]
 
 
-@contextmanager
-def opened(browser, tmp_path, shown, body="<body>", scheme="light"):
-    """The widget in a page, as a notebook opened as a file shows it: (page, frame, errors)."""
-    file = tmp_path / "page.html"
-    file.write_text(f"<!doctype html><meta charset=utf-8>{body}{shown._repr_html_()}", encoding="utf-8")
-    context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": 1100, "height": 760})
-    page = context.new_page()
-    errors = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("request", lambda request: request.url.startswith("http") and errors.append(request.url))
-    page.goto(file.as_uri())
-    frame = page.frame_locator("iframe")
-    frame.locator(".columns").wait_for()
-    yield page, frame, errors
-    assert errors == []
-    context.close()
+# ---- X-ray -----------------------------------------------------------------------------------------------------------
+def traced(**changes):
+    """Two prompt tokens, a turn of two, an observation of one, a turn of two."""
+    fields = {
+        "prompt_ids": (8, 9), "completion_ids": (1, 2, 3, 4, 5), "action_mask": (1, 1, 0, 1, 1),
+        "old_logprobs": (-0.1, -0.2, 0.0, -0.3, -0.4), "turns": (Turn("ab", (0, 2)), Turn("de", (3, 5))), "advantage": 0.5,
+    }  # fmt: skip
+    return trajectory("t0", 1.0, **(fields | changes))
 
 
-def test_paging_filters_and_samples(browser, tmp_path):
-    with opened(browser, tmp_path, widget()) as (_, frame, _):
-        counter = frame.locator("output")
-        assert counter.inner_text() == "task 1 of 3"
-        assert frame.locator(".prompt").inner_text() == TASKS[0].prompt
-        sft, grpo = frame.get_by_label("sft", exact=True), frame.get_by_label("grpo", exact=True)
-        assert "✗ wrong" in sft.inner_text() and "✓ right" in grpo.inner_text()
-        assert "33 % of 3 samples right" in sft.inner_text() and "30 is not 33" in sft.inner_text()
-        marked = frame.locator(".diverges header")
-        assert [m.split() for m in marked.all_inner_texts()] == [["turn", "2", "first", "difference"]] * 2
-        frame.get_by_label("sample 1, ✓ right").click()
-        assert "✓ right" in sft.locator("h3").inner_text()
-        frame.locator(".ak").press("ArrowRight")
-        assert counter.inner_text() == "task 2 of 3" and "not scored" in sft.inner_text()
-        frame.get_by_label("next task").click()
-        assert frame.get_by_label("next task").is_disabled() and "✗ failed" in sft.inner_text()
-        frame.locator(".ak").press("ArrowLeft")
-        assert counter.inner_text() == "task 2 of 3"
-        for option, prompts in [("1", TASKS[0].prompt), ("2", TASKS[1].prompt), ("3", TASKS[2].prompt)]:
-            frame.get_by_label("outcome").select_option(option)
-            assert counter.inner_text() == "task 1 of 1" and frame.locator(".prompt").inner_text() == prompts
-        frame.get_by_label("outcome").select_option("4")
-        assert counter.inner_text() == "no task" and "No task fits" in frame.locator(".none").inner_text()
-        frame.get_by_label("outcome").select_option("0")
-        frame.get_by_label("category", exact=True).select_option("category B")
-        frame.get_by_label("difficulty").select_option("easy")
-        assert frame.locator(".prompt").inner_text() == TASKS[2].prompt
-        frame.get_by_label("category", exact=True).select_option("0")
-        frame.get_by_label("difficulty").select_option("0")
-        frame.get_by_label("search").fill("LIMA")
-        assert counter.inner_text() == "task 1 of 1"
-        frame.get_by_label("search").fill("samples")  # a key of the payload, not a text
-        assert counter.inner_text() == "no task"
+def test_xray_of_literals():
+    tokens = xray(traced(), lambda ids: "".join("abcdefghijk"[i] for i in ids), logprobs=[-0.2, -0.1, -9, -0.3, -0.5])
+    assert "".join(token.text for token in tokens) == "ijbcdef"
+    assert [(t.source, t.mask, t.turn) for t in tokens] == [
+        ("prompt", 0, None), ("prompt", 0, None), ("model", 1, 0), ("model", 1, 0), ("observation", 0, 0),
+        ("model", 1, 1), ("model", 1, 1),
+    ]  # fmt: skip
+    assert [t.old_logprob for t in tokens] == [None, None, -0.1, -0.2, None, -0.3, -0.4]
+    assert [t.logprob for t in tokens] == [None, None, -0.2, -0.1, -9, -0.3, -0.5]
+    assert [t.advantage for t in tokens] == [None, None, 0.5, 0.5, None, 0.5, 0.5]
+    assert {t.entropy for t in tokens} == {None} and faults(tokens) == []
 
 
-def test_results_fold(browser, tmp_path):
-    with opened(browser, tmp_path, widget()) as (_, frame, _):
-        results = frame.locator("details:has(summary code) pre")
-        assert results.first.is_visible()
-        frame.get_by_label("fold or open").click()
-        assert not results.first.is_visible()
-        frame.locator("summary code").first.click()
-        assert results.first.is_visible()
-
-
-def test_hostile_text_stays_text(browser, tmp_path):
-    turn = Turn(HOSTILE, (0, 1), (ToolResult(HOSTILE, {HOSTILE: HOSTILE}, HOSTILE, True),))
-    bad = trajectory("t", 0.0, turns=(turn,), answer=HOSTILE, why=HOSTILE, components={HOSTILE: 1.0}, policy=HOSTILE)
-    task = Task("t", HOSTILE, HOSTILE, family=HOSTILE, difficulty=HOSTILE)
-    with opened(browser, tmp_path, compare_trajectories([task], {HOSTILE: [bad], "b": [bad]})) as (page, frame, _):
-        frame.locator("details").last.locator("summary").click()
-        page.wait_for_timeout(200)
-        inner = page.frames[1]
-        assert [page.evaluate("window.hacked"), inner.evaluate("window.hacked")] == [None, None]
-        assert inner.evaluate("document.querySelectorAll('img, iframe, .ak script').length") == 0
-        assert inner.evaluate("document.querySelector('.prompt').textContent") == HOSTILE
-        assert frame.locator("pre").first.text_content().startswith("</script><script>")
-        assert inner.evaluate("try { parent.document.title; 'reached' } catch { 'refused' }") == "refused"
+def test_xray_takes_advantages_by_token():
+    tokens = xray(traced(), advantages=[1, 2, 3, 4, 5], entropies=[0, 0.5, 0, 0, 0])
+    assert [t.advantage for t in tokens[2:]] == [1.0, 2.0, None, 4.0, 5.0] and tokens[3].entropy == 0.5
+    assert tokens[0].text == "#8"
 
 
 @pytest.mark.parametrize(
-    ("body", "scheme", "theme"),
+    ("changes", "given", "message"),
     [
-        ("<body>", "light", "light"),
-        ("<body>", "dark", "dark"),
-        ('<body data-jp-theme-light="false">', "light", "dark"),
-        ('<body data-jp-theme-light="true">', "dark", "light"),
+        ({"action_mask": (1, 1)}, {}, "action_mask has 2 values for 5 completion tokens"),
+        ({"old_logprobs": ()}, {}, "old_logprobs has 0 values for 5"),
+        ({}, {"logprobs": [0.0] * 6}, "logprobs has 6 values for 5"),
+        ({"turns": (Turn("", (3, 9)),)}, {}, r"turn 0 spans \[3, 9\) of 5"),
+        ({"turns": (Turn("", (-1, 2)),)}, {}, r"turn 0 spans \[-1, 2\) of 5"),
     ],
 )
-def test_theme_follows_the_page(browser, tmp_path, body, scheme, theme):
-    with opened(browser, tmp_path, widget(), body, scheme) as (page, frame, _):
-        frame.locator(f".ak[data-theme={theme}]").wait_for(timeout=5000)
-        if body != "<body>":
-            other = {"light": "dark", "dark": "light"}[theme]
-            page.evaluate("light => { document.body.dataset.jpThemeLight = light }", str(other == "light").lower())
-            frame.locator(f".ak[data-theme={other}]").wait_for(timeout=5000)
+def test_xray_refuses_what_does_not_line_up(changes, given, message):
+    with pytest.raises(ValueError, match=message):
+        mask_xray(traced(**changes), **given)
 
 
-def test_the_module_draws_the_live_widget(browser, tmp_path):
-    """The same file as an ES module behind a stand-in for anywidget's model."""
-    source = Path(module.__file__).with_name("compare.js").read_text(encoding="utf-8")
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto("about:blank")
-    page.evaluate(
-        """async ([source, payload]) => {
-            const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-            const { default: widget } = await import(url);
-            const heard = {};
-            const values = { payload, task_id: "t0" };
-            window.model = {
-                get: (key) => values[key],
-                set: (key, value) => { values[key] = value; },
-                save_changes: () => { window.saved = values.task_id; },
-                on: (event, act) => { heard[event] = act; },
-                off: (event) => { delete heard[event]; },
-            };
-            window.heard = heard;
-            window.clean = widget.render({ model: window.model, el: document.body });
-        }""",
-        [source, widget().payload],
-    )
-    page.get_by_label("next task").click()
-    assert page.evaluate("saved") == "t1"
-    page.evaluate("model.set('task_id', 't2'); heard['change:task_id']()")
-    assert page.locator(".prompt").inner_text() == TASKS[2].prompt
-    assert page.evaluate("clean(); Object.keys(heard).length") == 0
-    context.close()
+def test_a_trained_observation_is_a_fault():
+    view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1)))
+    assert view.payload["faults"] == ["1 tokens are trained on that no turn sampled (positions 4): the action mask is wrong."]
+
+
+@given(st.text(max_size=40))
+def test_token_texts_add_up_to_the_text(tokenizer, text):
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert "".join(token_texts(ids, tokenizer.decode)) == tokenizer.decode(ids)
+
+
+def test_a_character_of_several_tokens_stands_at_its_last():
+    def decode(ids):
+        return bytes(ids).decode("utf-8", "replace")
+
+    assert token_texts("aé💩".encode(), decode) == ["a", "", "é", "", "", "", "💩"]
+    assert "".join(token_texts(b"a\xf0\xf0\xf0\xf0\xf0b\xc3", decode)).replace("\ufffd", "") == "ab"
+
+
+def test_widget_of_an_empty_trajectory():
+    empty = trajectory("t0", None, prompt_ids=(), completion_ids=(), action_mask=(), old_logprobs=(), turns=(Turn("", (0, 0)),))
+    assert mask_xray(empty).payload["tokens"]["id"] == []
+
+
+# ---- notes -----------------------------------------------------------------------------------------------------------
+def note(task_id, text, second=0):
+    return {"task_id": task_id, "text": text, "at": f"2026-01-01T00:00:{second:02d}.000Z"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run.create(tmp_path / "demo")
+
+
+def test_notes_go_into_the_run_as_they_are_written(run):
+    live = widget(run=run).live()
+    live.notes = [note("t0", "look here \ud800 </script>")]
+    live.notes = [note("t0", "look here"), note("t1", "why?", 1)]
+    assert re.fullmatch(r"saved in demo/notes\.jsonl at \d\d:\d\d:\d\d", live.status)
+    assert read_notes(run) == {"t0": "look here", "t1": "why?"}
+    assert (run.file("notes.jsonl").stat().st_mode & 0o777) == 0o600
+    again = widget(run=run)
+    assert [row["text"] for row in again.payload["notes"]] == ["look here", "why?"]
+    other = again.live()
+    other.notes = [*again.payload["notes"], note("t2", "second window", 2)]
+    live.notes = [note("t0", "", 3), note("t1", "why?", 1)]  # the first window knows nothing of t2, and loses nothing
+    assert read_notes(run) == {"t1": "why?", "t2": "second window"}
+    live.close(), other.close()
+
+
+def test_the_newest_note_counts_and_damage_is_left_out(run):
+    rows = [note("t0", "new", 5), note("t0", "old", 1), {"task_id": 3}, note("t1", "x" * 20_001)]
+    run.file("notes.jsonl").write_text("\n".join(map(json.dumps, rows)) + '\n{"task_id": "t2", "te')
+    with pytest.warns(UserWarning, match="torn"):
+        assert read_notes(run) == {"t0": "new"}
+
+
+def test_a_note_that_cannot_be_saved_says_so(run):
+    unsaved = widget().live()
+    unsaved.notes = [note("t0", "a")]
+    assert unsaved.status == "not saved: no run was given, so export the notes"
+    live = widget(run=run).live()
+    run.file("notes.jsonl").mkdir()
+    live.notes = [note("t0", "a")]
+    assert live.status.startswith("not saved: ") and "cannot be written" in live.status
+    run.file("notes.jsonl").rmdir()
+    live.notes = [note("t0", "a"), {"task_id": "t1", "text": 3}, "junk"]
+    assert read_notes(run) == {"t0": "a"}
+    unsaved.close(), live.close()
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+def test_pages_are_self_contained():
+    for view in views():
+        assert set(view._repr_mimebundle_()) == {"text/html", "text/plain"}
+        page = html.unescape(re.search(r'srcdoc="([^"]*)"', view.html())[1])
+        assert page == view.page
+        assert 'sandbox="allow-scripts allow-downloads"' in view.html() and "allow-same-origin" not in view.html()
+        assert "default-src 'none'" in page
+        assert not re.search(r"https?://|\bimport\b[^a-z]*[\"'(]", page)
+
+
+def test_sources_never_make_markup_of_text():
+    sources = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.js")}
+    assert {"common.js", "compare.js", "group.js", "xray.js", "relay.js"} <= sources.keys()
+    for source in sources.values():
+        assert "</script" not in source and "<!--" not in source
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser", source)
+
+
+def test_the_data_on_the_page_cannot_end_its_element():
+    bad = trajectory("t", 0.0, answer="</script><script>", turns=(call("</script>", TEXTS["end of the data"]),))
+    for view in (compare_trajectories([Task("t", "</script>", "<!--")], {"<script>": [bad]}), group_view([bad]), mask_xray(bad)):
+        held = re.search(r'<script type="text/plain" id="payload">(.*?)</script>', view.page, re.DOTALL)[1]
+        assert [gzip.decompress(base64.b64decode(line)) for line in held.split("\n")] == [gzip.decompress(b) for b in view.data]
+        assert view.page.count("</script>") == 2  # the data's and the module's
+
+
+def test_live_views_get_the_same_bytes():
+    for view in views():
+        live = view.live()
+        assert live.data == view.data and live._esm == view.source
+        live.close()
+    live = widget().live()
+    assert live.task_id == "t0"
+    live.close()
+
+
+def test_a_saved_page_is_private(tmp_path):
+    path = widget().save(tmp_path / "page.html")
+    assert path.read_text(encoding="utf-8") == widget().page and (path.stat().st_mode & 0o777) == 0o600
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_any_text_can_be_packed(name):
+    bad = trajectory("t", 0.0, answer=TEXTS[name], turns=(call(TEXTS[name], TEXTS[name], text=TEXTS[name]),), why=TEXTS[name])
+    for view in (compare_trajectories([Task("t", TEXTS[name], "1")], {"p": [bad]}), group_view([bad]), mask_xray(bad)):
+        view.page.encode("utf-8")
+        assert sum(map(len, view.data)) < 100_000

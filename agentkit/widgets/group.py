@@ -54,8 +54,8 @@ def _group(own: list[Trajectory], task: Task | None) -> dict[str, Any]:
     return fields | {
         "step": own[0].step,
         "policy": own[0].policy,
-        "mean": fmean(rewards) if rewards else None,
-        "std": number(stdev(rewards)) if len(rewards) > 1 else None,
+        "mean": number(fmean(rewards), 9) if rewards else None,
+        "std": number(stdev(rewards), 9) if len(rewards) > 1 else None,
         "rollouts": [_rollout(t) for t in own],
     }
 

@@ -19,7 +19,7 @@ const OWN_STYLE = `
   border-left:3px solid var(--line); border-radius:2px}
 .ak .model > .tokens {border-left-color:var(--accent)}
 .ak .tokens span {--w:0; color:var(--soft); padding:2px 0; margin-right:1px; border-radius:3px 3px 0 0; cursor:default;
-  unicode-bidi:isolate; background:rgb(var(--hue,128 128 128) / calc(var(--w) * .6))}
+  unicode-bidi:isolate; background:rgb(var(--hue,128 128 128) / calc(var(--w) * var(--most)))}
 .ak .tokens .on, .ak .legend .on {color:var(--ink); box-shadow:inset 0 -2px var(--accent)}
 .ak .tokens .bad, .ak .legend .bad {box-shadow:inset 0 0 0 2px var(--bad)}
 .ak .tokens .at {outline:2px solid var(--ink); outline-offset:1px}
@@ -32,10 +32,10 @@ const [LEAST, MOST] = [1, 5]; // nats: how unlikely a token is at the full colou
 
 /** The quantities there are values for: name, unit, value by token, the ends of the scale. */
 function quantities(tokens) {
-  const known = (values) => values.filter((value) => value !== null);
   const found = [{ name: "action mask", value: (i) => (tokens.mask[i] ? 1 : null), scale: "mask" }];
-  const add = (name, values, scale) => {
-    const own = known(values);
+  const add = (name, all, scale) => {
+    const values = all.map((value, i) => (tokens.mask[i] ? value : null)); // colour says what is trained on
+    const own = values.filter((value) => value !== null);
     if (!own.length) return;
     const most = own.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
     found.push({ name, value: (i) => values[i], scale, most: scale === "low" ? Math.min(Math.max(most, LEAST), MOST) : most });
@@ -61,7 +61,7 @@ function drawLegend(quantity, hasFaults) {
   const legend = label(node("div", "legend"), "legend");
   const { scale, most } = quantity;
   if (scale !== "mask") {
-    const colours = scale === "both" ? `rgb(${WARM} / .6), transparent, rgb(${COOL} / .6)` : `transparent, rgb(${WARM} / .6)`;
+    const colours = scale === "both" ? `rgb(${WARM} / var(--most)), transparent, rgb(${COOL} / var(--most))` : `transparent, rgb(${WARM} / var(--most))`;
     const bar = node("i");
     bar.style.background = `linear-gradient(to right, ${colours})`;
     const ends = { low: ["0 (certain)", `${number(-most)} nats or less`], high: ["0", `${number(most)} nats`] }[scale];

@@ -1,0 +1,549 @@
+"""The views in a real headless Chromium, offline: as files opened from disk, in a frame as a notebook holds them, and live.
+
+Measured figures are printed (pytest -s) and only generous bounds are asserted, since the machine may be busy.
+"""
+
+import json
+import random
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hostile.widget_texts import CHARACTERS, LONG, SCRIPTS
+from widget_cases import TASKS, call, group, trajectory, widget
+
+from agentkit.records import Task, ToolResult, Turn
+from agentkit.runs import Run
+from agentkit.widgets import compare_trajectories, group_view, mask_xray, read_notes
+
+VIEWS = {
+    "compare": widget,
+    "group": lambda: group_view(group(), TASKS),
+    "xray": lambda: mask_xray(traced(), logprobs=[-0.2, -0.1, -9, -0.3, -0.5], entropies=[0.1, 0.5, 0.2, 0.3, 0.4]),
+}
+
+
+def traced(**changes):
+    fields = {
+        "prompt_ids": (8, 9), "completion_ids": (1, 2, 3, 4, 5), "action_mask": (1, 1, 0, 1, 1),
+        "old_logprobs": (-0.1, -0.2, 0.0, -0.3, -0.4), "turns": (Turn("ab", (0, 2)), Turn("de", (3, 5))), "advantage": 0.5,
+    }  # fmt: skip
+    return trajectory("t0", 1.0, **(fields | changes))
+
+
+@contextmanager
+def opened(browser, file, fragment="", **options):
+    """A page opened from disk with the network off: (page, errors). What fails or asks for the network is an error."""
+    context = browser.new_context(offline=True, viewport={"width": 1100, "height": 760}, **options)
+    page = context.new_page()
+    errors = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: errors.append(dialog.message))
+    page.on("request", lambda request: request.url.startswith("file:") or errors.append(request.url))
+    page.goto(file.as_uri() + fragment)
+    yield page, errors
+    assert [e for e in errors if not e.startswith(("blob:", "about:"))] == []
+    context.close()
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Writes a view as a page of its own."""
+    return lambda view, name="page.html": view.save(tmp_path / name)
+
+
+@pytest.fixture
+def framed(tmp_path):
+    """Writes a view as a notebook opened as a file holds it."""
+
+    def write(view, body="<body>", more=""):
+        file = tmp_path / "notebook.html"
+        file.write_text(f"<!doctype html><meta charset=utf-8>{body}{view.html()}{more}", encoding="utf-8")
+        return file
+
+    return write
+
+
+def wait_for_text(locator, text):
+    locator.filter(has_text=text).wait_for(timeout=20_000)
+
+
+# ---- trajectories side by side ---------------------------------------------------------------------------------------
+def test_what_a_task_shows(browser, saved):
+    with opened(browser, saved(widget())) as (page, _):
+        wait_for_text(page.locator("output").first, "task 1 of 3")
+        assert page.locator(".prompt").inner_text() == TASKS[0].prompt
+        sft, grpo = page.get_by_label("sft", exact=True), page.get_by_label("grpo", exact=True)
+        assert "✗ wrong" in sft.inner_text() and "✓ right" in grpo.inner_text()
+        assert "33 % of 3 samples right" in sft.inner_text() and "30 is not 33" in sft.inner_text()
+        assert page.locator(".first").inner_text() == "first different action: turn 2"
+        marked = page.locator("summary.differs code")
+        assert marked.all_inner_texts() == ['search {"query": "lima"}', 'search {"query": "peru people"}']
+        boxes = [page.get_by_label(f"{name}, turn 2", exact=True).bounding_box() for name in ("sft", "grpo")]
+        assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
+        page.get_by_label("sample 1, ✓ right").click()
+        wait_for_text(sft.locator("h3"), "✓ right")
+        assert page.locator(".first").inner_text() == "first different action: turn 1"
+        wait_for_text(page.get_by_label("sft, turn 2"), "ended: answer")
+        page.get_by_label("next task").click()
+        wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
+        assert page.locator(".chips .differs").all_inner_texts() == ["reward 0.98", "correct 1", "reward 0", "correct 0"]
+        assert "format not scored" in sft.inner_text()
+
+
+def test_paging_by_key_and_button(browser, saved):
+    with opened(browser, saved(widget())) as (page, _):
+        counter = page.locator("output").first
+        wait_for_text(counter, "task 1 of 3")
+        page.keyboard.press("ArrowRight")
+        wait_for_text(counter, "task 2 of 3")
+        page.get_by_label("next task").click()
+        wait_for_text(counter, "task 3 of 3")
+        assert page.get_by_label("next task").is_disabled() and "✗ failed" in page.get_by_label("sft, turn 1").inner_text()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowLeft")
+        wait_for_text(counter, "task 2 of 3")
+        page.keyboard.press("/")
+        page.keyboard.type("lima")
+        page.keyboard.press("ArrowLeft")  # moves in the text, not to another task
+        wait_for_text(counter, "task 1 of 1")
+
+
+def test_filters(browser, saved):
+    with opened(browser, saved(widget(alarms={"drift": ["t2"]}))) as (page, _):
+        counter, outcome = page.locator("output").first, page.get_by_label("outcome")
+        for option, prompt in [("1", TASKS[0].prompt), ("2", TASKS[1].prompt), ("3", TASKS[2].prompt)]:
+            outcome.select_option(option)
+            wait_for_text(page.locator(".prompt"), prompt)
+            assert counter.inner_text() == "task 1 of 1"
+        outcome.select_option("4")
+        wait_for_text(page.locator(".none"), "No task fits")
+        assert counter.inner_text() == "no task"
+        outcome.select_option("0")
+        wait_for_text(counter, "of 3")
+        page.get_by_label("category", exact=True).select_option("category B")
+        page.get_by_label("difficulty").select_option("easy")
+        wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
+        page.get_by_label("category", exact=True).select_option("0")
+        page.get_by_label("difficulty").select_option("0")
+        page.get_by_label("alarms and notes").select_option("alarm: drift")
+        wait_for_text(counter, "task 1 of 1")
+        wait_for_text(page.locator(".alarm").last, "drift")
+        page.get_by_label("alarms and notes").select_option("0")
+        page.get_by_label("search").fill("LIMA")
+        wait_for_text(counter, "task 1 of 1")
+        page.get_by_label("search").fill("columns")  # a key of the payload, not a text
+        wait_for_text(counter, "no task")
+
+
+def test_three_policies_have_every_flip(browser, saved):
+    three = {name: [trajectory("t0", float(right))] for name, right in (("base", 0), ("sft", 1), ("grpo", 0))}
+    with opened(browser, saved(compare_trajectories(TASKS, three))) as (page, _):
+        options = page.get_by_label("outcome").locator("option").all_inner_texts()
+        assert options == [
+            "all outcomes", "flipped to right (base ✗, sft ✓)", "flipped to right (base ✗, grpo ✓)",
+            "flipped to right (sft ✗, grpo ✓)", "flipped to wrong (base ✓, sft ✗)", "flipped to wrong (base ✓, grpo ✗)",
+            "flipped to wrong (sft ✓, grpo ✗)", "all wrong", "all right",
+        ]  # fmt: skip
+        page.get_by_label("outcome").select_option("6")
+        wait_for_text(page.locator("output").first, "task 1 of 1")
+        assert len({page.get_by_label(name, exact=True).bounding_box()["y"] for name in three}) == 1
+
+
+def test_results_fold(browser, saved):
+    with opened(browser, saved(widget())) as (page, _):
+        results = page.locator("details:has(summary code) pre")
+        results.first.wait_for()
+        page.get_by_label("fold or open").click()
+        results.first.wait_for(state="hidden")
+        page.locator("summary code").first.click()
+        results.first.wait_for()
+        page.keyboard.press("f")
+        page.locator("details:has(summary code)").last.locator("pre").wait_for()
+
+
+# ---- links and notes -------------------------------------------------------------------------------------------------
+def test_a_link_opens_its_task_and_the_address_follows(browser, saved):
+    file = saved(widget())
+    with opened(browser, file, "#task=t2") as (page, _):
+        wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
+        page.get_by_label("previous task").click()
+        wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
+        assert page.url.endswith("#task=t1")
+        page.get_by_label("outcome").select_option("2")  # hides t0, which a link brings back
+        page.evaluate("location.hash = '#task=t0'")
+        wait_for_text(page.locator(".prompt"), TASKS[0].prompt)
+        page.evaluate("location.hash = '#task=nothing'")
+        assert page.locator(".prompt").inner_text() == TASKS[0].prompt
+
+
+def write_note(page, where, text):
+    where.get_by_label("note on this task").fill(text)
+    wait_for_text(where.locator(".note output"), "saved in this browser")
+
+
+def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved, tmp_path):
+    file = saved(widget())
+    with opened(browser, file) as (page, _):
+        page.get_by_label("next task").click()
+        wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
+        write_note(page, page, "odd </script> \x1b \u202e")
+        page.goto("about:blank")
+        page.goto(file.as_uri() + "#task=t1")
+        wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
+        assert page.get_by_label("note on this task").input_value() == "odd </script> \x1b \u202e"
+        page.get_by_label("alarms and notes").select_option("with a note")
+        wait_for_text(page.locator("output").first, "task 1 of 1")
+        with page.expect_download() as download:
+            page.get_by_text("export notes").click()
+        run = Run.create(tmp_path / "demo")
+        download.value.save_as(run.file("notes.jsonl"))
+        assert read_notes(run) == {"t1": "odd </script> \x1b \u202e"}
+    with opened(browser, saved(widget(run=run), "again.html"), "#task=t1") as (page, _):  # the run's notes are on the page
+        page.wait_for_function("document.querySelector('textarea')?.value.startsWith('odd')")
+
+
+def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
+    file = framed(widget())
+    with opened(browser, file, "#task=t1") as (page, _):
+        frame = page.frame_locator("iframe")
+        wait_for_text(frame.locator(".prompt"), TASKS[1].prompt)
+        write_note(page, frame, "from a frame")
+        frame.get_by_label("next task").click()
+        page.wait_for_function("location.hash === '#task=t2'")
+        page.reload()
+        wait_for_text(frame.locator(".prompt"), TASKS[2].prompt)
+        frame.get_by_label("previous task").click()
+        wait_for_text(frame.locator(".prompt"), TASKS[1].prompt)
+        assert frame.get_by_label("note on this task").input_value() == "from a frame"
+        with page.expect_download() as download:
+            frame.get_by_text("export notes").click()
+        assert json.loads(Path(download.value.path()).read_text())["text"] == "from a frame"
+
+
+def test_a_page_without_storage_says_that_notes_are_lost(browser, framed):
+    with opened(browser, framed(widget())) as (page, _):
+        frame = page.frame_locator("iframe")
+        frame.locator(".columns").wait_for()
+        page.evaluate("void (Storage.prototype.setItem = () => { throw new Error('full'); })")
+        frame.get_by_label("note on this task").fill("lost")
+        wait_for_text(frame.locator(".note output.wrong"), "not saved")
+
+
+# ---- size ------------------------------------------------------------------------------------------------------------
+def large(n=5000):
+    """n tasks, two policies, two samples of four turns, about 400 characters a turn."""
+    rng = random.Random(0)
+    vocabulary = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)]
+
+    def words(k):
+        return " ".join(rng.choices(vocabulary, k=k))
+
+    def one(task, policy, sample):
+        turns = (*(call(words(4), words(50)) for _ in range(3)), Turn(words(5), (0, 1)))
+        return trajectory(task.id, float(rng.random() < 0.5), sample=sample, policy=policy, turns=turns, answer=words(1))
+
+    tasks = [Task(f"t{i}", words(12), words(1), family=rng.choice("ABC")) for i in range(n)]
+    return compare_trajectories(tasks, {p: [one(t, p, s) for t in tasks for s in range(2)] for p in ("sft", "grpo")})
+
+
+def test_5000_tasks_load_and_page_without_lag(browser, saved, framed):
+    view = large()
+    for name, file in (("file", saved(view)), ("frame", framed(view))):
+        start = time.monotonic()
+        with opened(browser, file) as (page, _):
+            where = page.frame_locator("iframe") if name == "frame" else page
+            where.locator(".columns").wait_for()
+            load = time.monotonic() - start
+            inner = page.frames[-1]
+            milliseconds = inner.evaluate(
+                """async () => {
+                    const prompt = () => document.querySelector(".prompt").textContent;
+                    const times = [];
+                    for (let i = 0; i < 30; i++) {
+                        const [before, start] = [prompt(), performance.now()];
+                        document.querySelector('[aria-label^="next task"]').click();
+                        while (prompt() === before) await new Promise((resolve) => setTimeout(resolve));
+                        document.body.getBoundingClientRect(); // lay it out
+                        times.push(performance.now() - start);
+                    }
+                    return times.sort((a, b) => a - b);
+                }"""
+            )
+            start = time.monotonic()
+            where.get_by_label("search").fill("zzzz not there")
+            wait_for_text(where.locator("output").first, "no task")
+            search = time.monotonic() - start
+            print(f"\n5,000 tasks, {name} of {file.stat().st_size / 1e6:.1f} MB: load {load:.2f} s, paging median "
+                  f"{milliseconds[15]:.0f} ms, worst {milliseconds[-1]:.0f} ms, first search {search:.1f} s")  # fmt: skip
+            assert load < 10 and milliseconds[15] < 400
+
+
+# ---- mask X-ray ------------------------------------------------------------------------------------------------------
+def test_xray_shows_masks_values_and_ids(browser, saved):
+    with opened(browser, saved(VIEWS["xray"]())) as (page, _):
+        tokens = page.locator(".tokens span")
+        tokens.first.wait_for()
+        assert tokens.all_inner_texts() == ["#1", "#2", "#3", "#4", "#5"]
+        assert [("on" in (t.get_attribute("class") or "")) for t in tokens.all()] == [True, True, False, True, True]
+        assert "7 tokens: 2 of the prompt, 4 sampled and trained on, 1 not trained on" in page.locator(".task").inner_text()
+        tokens.nth(1).hover()
+        wait_for_text(page.locator(".detail"), "position 3")
+        shown = " ".join(page.locator(".detail").inner_text().split())
+        assert shown == (
+            "#2 position 3 id 2 source model, turn 1 mask 1 log-probability at sampling −0.2 now −0.1 change +0.1 ratio 1.1052 "
+            "advantage +0.5 entropy 0.5 nats"
+        )
+        page.keyboard.press("ArrowRight")
+        wait_for_text(page.locator(".detail"), "source observation, turn 1")
+        colours = page.get_by_label("colour by")
+        assert colours.locator("option").all_inner_texts() == [
+            "action mask", "log-probability at sampling", "log-probability now", "change of log-probability", "advantage",
+            "entropy",
+        ]  # fmt: skip
+
+        def strengths():
+            return tokens.evaluate_all("spans => spans.map((s) => Number(s.style.getPropertyValue('--w')))")
+
+        assert strengths() == [0.45, 0.45, 0, 0.45, 0.45]
+        colours.select_option("change of log-probability")
+        assert strengths() == [1, 1, 0, 0, 1]
+        assert "−0.1 nats" in page.get_by_label("legend").inner_text()
+        page.locator("summary").click()
+        wait_for_text(tokens.first, "#8")
+
+
+def test_xray_warns_of_a_wrong_mask_and_offers_only_what_it_knows(browser, saved):
+    view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1), advantage=None))
+    with opened(browser, saved(view)) as (page, _):
+        wait_for_text(page.locator(".fault"), "1 tokens are trained on that no turn sampled")
+        assert page.locator(".tokens .bad").all_inner_texts() == ["#3"]
+        assert page.get_by_label("colour by").locator("option").count() == 2
+
+
+def test_a_long_xray_draws_in_parts(browser, saved):
+    n = 20_000
+    tokens = {"completion_ids": tuple(range(n)), "action_mask": (1,) * n, "old_logprobs": (-0.5,) * n}
+    with opened(browser, saved(mask_xray(traced(turns=(Turn("", (0, n)),), **tokens)))) as (page, _):
+        page.locator(".tokens span").first.wait_for()
+        assert page.locator(".tokens span").count() == 3000
+        page.get_by_text("show 3000 of 17000 more tokens").click()
+        assert page.locator(".tokens span").count() == 6000
+
+
+# ---- group -----------------------------------------------------------------------------------------------------------
+def test_group_tells_the_best_from_the_worst(browser, saved):
+    with opened(browser, saved(VIEWS["group"]())) as (page, _):
+        wait_for_text(page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 1 (the worst)")
+        rows = [row.split("\t") for row in page.get_by_label("differences").locator("tbody tr").all_inner_texts()]
+        assert rows == [
+            ["reward", "1", "−0.2"], ["reward component correct", "1", "0"], ["answer", "33", "30"], ["failed calls", "0", "1"],
+            ["first different action (turn 2)", 'search {"query": "peru people"}', 'search {"query": "lima"}'],
+        ]  # fmt: skip
+        assert "4 rollouts, 1 right · reward 0.3 on average, standard deviation 0.624" in page.locator(".task").inner_text()
+        assert page.get_by_label("rollouts", exact=True).locator("tbody tr").count() == 4
+        page.get_by_label("rollouts", exact=True).locator("tbody tr").first.click()
+        wait_for_text(page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 0")
+
+
+def test_groups_page_and_dead_ones_are_named(browser, saved):
+    dead = [trajectory("t1", 1.0, sample=i, reward=1.0, step=4, policy="grpo") for i in range(2)]
+    unscored = [trajectory("t2", None, sample=i, step=4, policy="grpo") for i in range(2)]
+    with opened(browser, saved(group_view([*group(), *dead, *unscored], TASKS))) as (page, _):
+        wait_for_text(page.locator("output").first, "group 1 of 3")
+        page.keyboard.press("ArrowRight")
+        wait_for_text(page.locator(".wrong").first, "All rewards are equal: this group taught nothing.")
+        page.keyboard.press("ArrowRight")
+        wait_for_text(page.locator(".wrong").first, "No rollout has a reward")
+        page.get_by_label("groups", exact=True).select_option("groups that taught something")
+        wait_for_text(page.locator("output").first, "group 1 of 1")
+
+
+# ---- hostile text ----------------------------------------------------------------------------------------------------
+def hostile_views(texts):
+    """Every view with each text in every place a model or a user can write to: (kind, view), to be paged through."""
+    tasks, trajectories = [], []
+    for text in texts:
+        short = text[:5000]
+        results = (ToolResult(text, {short: text}, text, True), ToolResult("", {}, text, False))
+        turns = (Turn(text, (0, 1), results), Turn(text, (1, 3)))
+        fields = {"turns": turns, "answer": text, "why": text, "policy": short, "components": {short: 1.0}, "step": 1}
+        trajectories += [trajectory(short, 0.5 * i, sample=i, reward=0.1 * i, **fields) for i in range(2)]
+        tasks.append(Task(short, text, text, family=short, difficulty=short))
+    one, whole = texts[0][:5000], "".join(texts)
+    view = compare_trajectories(tasks, {one: trajectories, "b": trajectories}, alarms={one: [one]})
+    many = {"completion_ids": tuple(range(60)), "action_mask": (1,) * 60, "old_logprobs": (-1.0,) * 60}
+    part = len(whole) // 60 + 1
+    yield "compare", view
+    yield "group", group_view(trajectories, tasks)
+    yield "xray", mask_xray(replace(trajectories[0], **many), lambda ids: "".join(whole[i * part : i * part + part] for i in ids))
+
+
+def leaf(page, where, kind, n):
+    """Each page of a view in turn, all of it open, once it is drawn."""
+    for i in range(1 if kind == "xray" else n):
+        if i:
+            where.get_by_label("next").click()
+        if kind != "xray":
+            wait_for_text(where.locator("output").first, f"{i + 1} of {n}")
+        where.locator("section, .tokens span").first.wait_for(state="attached")
+        page.frames[-1].evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true })")
+        yield i
+
+
+ACTIVE = "img, svg, math, iframe, object, embed, link, base, form, body meta, .ak script, a[href], [onerror], [onload]"
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_markup_stays_text(browser, saved, framed, kind):
+    texts = list(SCRIPTS.values())
+    view = dict(hostile_views(texts))[kind]
+    with opened(browser, saved(view)) as (page, _):
+        for i in leaf(page, page, kind, len(texts)):
+            page.mouse.move(300, 300 + i)
+            assert page.evaluate("active => document.querySelectorAll(active).length", ACTIVE) == 0
+            assert len(page.locator("style").all_text_contents()) == 2
+            if kind != "xray":
+                assert texts[i].splitlines()[0] in page.locator(".prompt").inner_text()
+        assert page.evaluate("window.hacked") is None
+    with opened(browser, framed(view, more="<p id=after>after")) as (page, _):
+        for _ in leaf(page, page.frame_locator("iframe"), kind, len(texts)):
+            assert len(page.frames) == 2
+        assert page.locator("#after").inner_text() == "after"
+        assert page.evaluate("[window.hacked, document.querySelectorAll('img, svg, a, form').length]") == [None, 0]
+        assert page.frames[1].evaluate("window.hacked") is None
+
+
+def test_a_frame_reaches_nothing_around_it(browser, framed):
+    with opened(browser, framed(widget())) as (page, _):
+        page.frame_locator("iframe").locator(".columns").wait_for()
+        inner = page.frames[1]
+        assert inner.evaluate("try { parent.document.title; 'reached' } catch { 'refused' }") == "refused"
+        assert inner.evaluate("try { localStorage.length; 'reached' } catch { 'refused' }") == "refused"
+        assert inner.evaluate("fetch('https://example.org').then(() => 'reached', () => 'refused')") == "refused"
+        inner.evaluate("parent.postMessage({agentkit: {task: '\"><img src=x onerror=hacked=1>', notes: 5, key: {}}}, '*')")
+        page.wait_for_function("location.hash.startsWith('#task=%22')")
+        page.evaluate("postMessage({agentkit: {ready: true, key: 'x', notes: 'forged', task: 'forged'}}, '*')")  # not the frame
+        page.wait_for_timeout(200)
+        assert page.evaluate("[window.hacked, localStorage.length, location.hash.includes('forged')]") == [None, 0, False]
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_odd_characters_are_spelled_out(browser, saved, kind):
+    texts, found = list(CHARACTERS.values()), ""
+    with opened(browser, saved(dict(hostile_views(texts))[kind])) as (page, _):
+        for _ in leaf(page, page, kind, len(texts)):
+            found += page.locator(".ak").evaluate("(root) => root.textContent")
+    assert not [c for c in found if ord(c) < 32 and c not in "\n\t"]
+    assert not set(found) & set("\x7f\x9b\u202e\u202c\u2066\u2067\u200f\u061c\u200b\ufeff\u2060\u00ad\u2028\u2029\ufffd")
+    if kind != "xray":  # there tokens cut them apart
+        for shown in ("␛[31mred␛[0m", "a␀b␀", "‹U+202E›gnp.exe‹U+202C›", "‹U+D800› ‹U+DFFF›", "a␍b\nc‹U+2028›d"):
+            assert shown in found
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_long_texts_stay_usable(browser, saved, kind):
+    texts = list(LONG.values())
+    with opened(browser, saved(dict(hostile_views(texts))[kind])) as (page, _):
+        start = time.monotonic()
+        for _ in leaf(page, page, kind, len(texts)):
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert kind == "xray" or "more characters)" in page.locator(".ak").text_content()
+        assert time.monotonic() - start < 30
+
+
+# ---- theme, width, empty states --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", VIEWS)
+def test_theme_follows_the_system_or_the_notebook(browser, framed, kind):
+    with opened(browser, framed(VIEWS[kind]())) as (page, _):
+        for theme in ("light", "dark"):
+            page.emulate_media(color_scheme=theme)
+            page.frame_locator("iframe").locator(f".ak[data-theme={theme}]").wait_for(timeout=20_000)
+    with opened(browser, framed(VIEWS[kind](), '<body data-jp-theme-light="false">'), color_scheme="light") as (page, _):
+        page.frame_locator("iframe").locator(".ak[data-theme=dark]").wait_for(timeout=20_000)
+        page.evaluate("document.body.dataset.jpThemeLight = 'true'")
+        page.frame_locator("iframe").locator(".ak[data-theme=light]").wait_for(timeout=20_000)
+
+
+CONTRAST = """() => {
+  const parse = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const over = ([r, g, b, a = 1], under) => [r, g, b].map((c, i) => c * a + under[i] * (1 - a));
+  const light = (rgb) => rgb.map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (el) => el ? (() => { const c = parse(getComputedStyle(el).backgroundColor);
+    return c.length && c[3] !== 0 ? over(c, ground(el.parentElement)) : ground(el.parentElement); })() : [255, 255, 255];
+  const found = [];
+  for (const el of document.querySelectorAll(".ak *")) {
+    const own = [...el.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+    if (!own || !el.checkVisibility() || el.tagName === "STYLE" || el.closest(":disabled")) continue;
+    const under = ground(el);
+    const [a, b] = [light(over(parse(getComputedStyle(el).color), under)), light(under)];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) found.push(`${el.tagName}.${el.className} ${el.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_text_is_readable_and_nothing_is_cut(browser, saved, kind, scheme):
+    """WCAG 2 AA: 4.5 to 1 for every text; no sideways scrolling of the page at 800 pixels."""
+    with opened(browser, saved(VIEWS[kind]()), color_scheme=scheme) as (page, _):
+        page.set_viewport_size({"width": 800, "height": 700})
+        page.locator("section, .tokens span").first.wait_for()
+        for choice in range(page.locator("select").first.locator("option").count() if kind == "xray" else 1):
+            page.locator("select").first.select_option(str(choice))
+            assert page.evaluate(CONTRAST) == []
+        assert page.evaluate("document.querySelector('.ak').scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("kind", VIEWS)
+def test_keyboard_focus_is_seen(browser, saved, kind):
+    with opened(browser, saved(VIEWS[kind]())) as (page, _):
+        page.locator("section, .tokens span").first.wait_for()
+        for _ in range(6):
+            page.keyboard.press("Tab")
+            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") in ("solid", "auto")
+
+
+# ---- live ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", VIEWS)
+def test_the_module_draws_the_live_view(browser, kind):
+    """The same file as an ES module behind a stand-in for anywidget's model; test_jupyterlab has the real one."""
+    view = VIEWS[kind]()
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto("about:blank")
+    page.evaluate(
+        """async ([source, blocks]) => {
+            const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+            const { default: widget } = await import(url);
+            const data = blocks.map((block) => new DataView(new Uint8Array(block).buffer));
+            const [heard, values] = [{}, { data, task_id: "t0", notes: [], status: "" }];
+            window.model = {
+                get: (key) => values[key],
+                set: (key, value) => { values[key] = value; },
+                save_changes: () => { window.saved = structuredClone({ ...values, data: null }); },
+                on: (event, act) => { heard[event] = act; },
+                off: (event) => { delete heard[event]; },
+            };
+            window.heard = heard;
+            window.clean = await widget.render({ model: window.model, el: document.body });
+        }""",
+        [view.source, [list(block) for block in view.data]],
+    )
+    page.locator("section, .tokens span").first.wait_for()
+    if kind == "compare":
+        page.get_by_label("next task").click()
+        page.wait_for_function("window.saved?.task_id === 't1'")
+        page.get_by_label("note on this task").fill("live")
+        page.wait_for_function("saved.notes[0]?.text === 'live' && saved.notes[0].task_id === 't1'")
+        page.evaluate("model.set('status', 'saved in demo'); heard['change:status']()")
+        wait_for_text(page.locator(".note output"), "saved in demo")
+        page.evaluate("model.set('task_id', 't2'); heard['change:task_id']()")
+        wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
+    assert page.evaluate("clean(); Object.keys(heard).length") == 0
+    context.close()
