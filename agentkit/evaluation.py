@@ -52,7 +52,7 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None, *, pri
     Raises:
         ValueError: there is nothing to measure, a success is outside [0, 1], or a task is not in ``tasks``.
     """
-    values, flat = _values(trajectories), _flat(trajectories)
+    values, flat = _values(trajectories), flatten(trajectories)
     if not any(any(seeds) for seeds in values.values()):
         raise ValueError(f"none of the {len(flat)} trajectories is scored. Verify them first.")
     family, difficulty = _labels(values, tasks)
@@ -74,7 +74,8 @@ def task_success(trajectories: Samples) -> dict[str, float]:
     return {task: _rate(seeds) for task, seeds in _values(trajectories).items() if all(seeds)}
 
 
-def _flat(trajectories: Samples) -> list[Trajectory]:
+def flatten(trajectories: Samples) -> list[Trajectory]:
+    """All trajectories of a policy, of whatever training seed."""
     return [t for own in trajectories.values() for t in own] if isinstance(trajectories, Mapping) else list(trajectories)
 
 

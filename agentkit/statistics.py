@@ -94,7 +94,6 @@ def success_interval(rates: np.ndarray, samples: int | None = None) -> list[floa
         rates: success of each task in [0, 1], shape (N,).
         samples: of all tasks together, which bounds the effective sample size; None means one right-or-wrong sample a task.
     """
-    from scipy import stats
     from statsmodels.stats.proportion import proportion_confint
 
     _check(rates)
@@ -104,7 +103,7 @@ def success_interval(rates: np.ndarray, samples: int | None = None) -> list[floa
         return [min(max(float(bound), 0.0), 1.0) for bound in bounds]
     variance = float(rates.var(ddof=1)) / n if n > 1 else 0.0
     effective = min(p * (1 - p) / variance, max(samples, n)) if variance > _TINY else n
-    z2 = float(stats.t.ppf(1 - ALPHA / 2, max(n - 1, 1))) ** 2
+    z2 = _student(max(n - 1, 1)) ** 2
     centre, half = p + z2 / (2 * effective), math.sqrt(z2 * (max(p * (1 - p), 0.0) / effective + z2 / (4 * effective**2)))
     return [max((centre - half) / (1 + z2 / effective), 0.0), min((centre + half) / (1 + z2 / effective), 1.0)]
 
@@ -120,14 +119,12 @@ def mean_interval(values: np.ndarray, *, low: float, high: float) -> list[float]
         low: the smallest value possible.
         high: the largest value possible.
     """
-    from scipy import stats
-
     _check(values)
     n, mean = values.size, float(values.mean())
     if np.ptp(values) < _TINY:
         unseen = 1 - (ALPHA / 2) ** (1 / n)
         return [mean - (mean - low) * unseen, mean + (high - mean) * unseen]
-    half = float(stats.t.ppf(1 - ALPHA / 2, n - 1)) * float(values.std(ddof=1)) / math.sqrt(n)
+    half = _student(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
     return [max(mean - half, low), min(mean + half, high)]
 
 
@@ -147,7 +144,7 @@ def difference_interval(differences: np.ndarray, single: bool) -> list[float]:
     gained, lost = float(np.sum(differences > 0)) + 0.5, float(np.sum(differences < 0)) + 0.5
     n = differences.size + 2
     mean = (gained - lost) / n
-    half = _normal(1 - ALPHA / 2) * math.sqrt(((gained + lost) / n - mean**2) / n)
+    half = _student(math.inf) * math.sqrt(((gained + lost) / n - mean**2) / n)
     return [max(mean - half, -1.0), min(mean + half, 1.0)]
 
 
@@ -160,13 +157,13 @@ def bootstrap_interval(values: np.ndarray) -> list[float]:
     Args:
         values: one value a task, shape (N,).
     """
-    from scipy import stats
+    from scipy import special
 
     _check(values)
     n = values.size
     if n == 1 or np.ptp(values) < _TINY:
         return [float(values.mean())] * 2
-    tail = float(stats.norm.cdf(-math.sqrt(n / (n - 1)) * stats.t.ppf(1 - ALPHA / 2, n - 1)))
+    tail = float(special.ndtr(-math.sqrt(n / (n - 1)) * _student(n - 1)))
     rng = np.random.default_rng(_SEED)
     chunks = np.array_split(np.arange(RESAMPLES), max(1, RESAMPLES * n // 1_000_000))  # bounds the memory
     means = np.concatenate([values[rng.integers(0, n, (len(chunk), n))].mean(axis=1) for chunk in chunks])
@@ -212,12 +209,10 @@ def seeds_spread(rates: np.ndarray) -> tuple[float, float]:
 
 def seeds_interval(rates: np.ndarray, *, low: float, high: float) -> list[float]:
     """95 % interval of the mean over seeds and tasks, within [low, high]; ``rates`` as in ``seeds_spread``."""
-    from scipy import stats
-
     error, freedom = seeds_spread(rates)
     if error < _TINY:
         return mean_interval(rates.mean(axis=0), low=low, high=high)
-    mean, half = float(rates.mean()), float(stats.t.ppf(1 - ALPHA / 2, freedom)) * error
+    mean, half = float(rates.mean()), _student(freedom) * error
     return [max(mean - half, low), min(mean + half, high)]
 
 
@@ -257,20 +252,21 @@ def sign_flip_p(differences: np.ndarray) -> float:
     Args:
         differences: per-task difference of mean success, shape (N,).
     """
+    from scipy import stats
+
     _check(differences)
     differing = differences[np.abs(differences) > _TINY]  # a sign flip leaves zeros alone
     if differing.size < 2:
         return 1.0
     steps = _whole_steps(differing)
-    if steps is None or steps.size * int(np.abs(steps).sum()) > 300_000_000:
+    if steps is None or int(np.abs(steps).sum()) > 30_000:
         return _monte_carlo_p(differing)
     total, observed = int(np.abs(steps).sum()), abs(int(steps.sum()))
-    chances = np.zeros(total + 1)  # of the sum of the positive ones
-    chances[0], reach = 1.0, 0
-    for step in np.abs(steps):
-        chances[step : reach + step + 1] += chances[: reach + 1].copy()
-        reach += int(step)
-        chances[: reach + 1] /= 2
+    chances = np.ones(1)  # of the sum of the positive ones
+    for step, count in zip(*np.unique(np.abs(steps), return_counts=True), strict=True):
+        positive = np.zeros(step * count + 1)
+        positive[::step] = stats.binom.pmf(np.arange(count + 1), count, 0.5)
+        chances = np.convolve(chances, positive)
     sums = np.abs(2 * np.arange(total + 1) - total)
     return max(min(float(chances[sums >= observed].sum()), 1.0), _SMALLEST_P)
 
@@ -301,24 +297,18 @@ def _monte_carlo_p(differing: np.ndarray) -> float:
 
 def mean_p(values: np.ndarray) -> float:
     """Two-sided p of "the mean over tasks is 0" by Student's t; 1 where there is no spread and no difference."""
-    from scipy import stats
-
     _check(values)
     if values.size < 2:
         return 1.0
     if np.ptp(values) < _TINY:
         return 1.0 if abs(float(values.mean())) < _TINY else max(0.5 ** (values.size - 1), _SMALLEST_P)  # a sign test
-    return max(float(stats.ttest_1samp(values, 0.0).pvalue), _SMALLEST_P)
+    return _two_sided(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(values.size), values.size - 1)
 
 
 def seeds_p(rates: np.ndarray) -> float:
     """Two-sided p of "the mean over seeds and tasks is 0"; ``rates`` are differences as in ``seeds_spread``."""
-    from scipy import stats
-
     error, freedom = seeds_spread(rates)
-    if error < _TINY:
-        return mean_p(rates.mean(axis=0))
-    return max(float(2 * stats.t.sf(abs(float(rates.mean())) / error, freedom)), _SMALLEST_P)
+    return mean_p(rates.mean(axis=0)) if error < _TINY else _two_sided(float(rates.mean()), error, freedom)
 
 
 def holm(pvalues: Sequence[float]) -> list[float]:
@@ -421,15 +411,20 @@ def detectable_mean(n: int, spread: float) -> float | None:
 
 def detectable_seeds(error: float, freedom: float) -> float:
     """Smallest mean difference seen with 80 % power, from ``seeds_spread``."""
-    from scipy import stats
-
-    return min(float(stats.t.ppf(1 - ALPHA / 2, freedom) + stats.t.ppf(POWER, freedom)) * error, 1.0)
+    return min((_student(freedom) + _student(freedom, POWER)) * error, 1.0)
 
 
-def _normal(share: float) -> float:
-    from scipy import stats
+def _student(freedom: float, share: float = 1 - ALPHA / 2) -> float:
+    """Quantile of Student's t; of the normal distribution for infinite degrees of freedom."""
+    from scipy import special
 
-    return float(stats.norm.ppf(share))
+    return float(special.ndtri(share) if math.isinf(freedom) else special.stdtrit(freedom, share))
+
+
+def _two_sided(mean: float, error: float, freedom: float) -> float:
+    from scipy import special
+
+    return max(min(2 * float(special.stdtr(freedom, -abs(mean) / error)), 1.0), _SMALLEST_P)
 
 
 def _check(values: np.ndarray) -> None:
