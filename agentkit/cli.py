@@ -49,10 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     nano.add_argument("--minutes", type=float, default=None, help="wall-clock budget of the training")
     nano.set_defaults(command=nano_command)
     bench = commands.add_parser("bench", help="measure this kit against its peer, in one run")
-    bench.add_argument("name", choices=["rollouts"])
+    bench.add_argument("name", choices=["rollouts", "sandbox"])
     bench.add_argument("--json", type=Path, default=None, metavar="F", help="also write the result to a file")
     bench.add_argument("--quick", action="store_true", help="end within 50 seconds")
     bench.set_defaults(command=bench_command)
+    doctor = commands.add_parser("doctor", help="what this machine has: sandbox, engines, GPUs; what each gap costs")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.set_defaults(command=doctor_command)
     audit = commands.add_parser("audit", help="score every task of a suite on its gold answer and on answers that must fail")
     audit.add_argument("suite", type=Path, help="a tasks.jsonl, or the run folder that holds one")
     audit.set_defaults(command=audit_command)
@@ -176,11 +179,20 @@ def nano_command(options: argparse.Namespace) -> int:
     return 0
 
 
+def doctor_command(options: argparse.Namespace) -> int:
+    """Print what this machine has."""
+    from agentkit import doctor
+
+    found = doctor.examine()
+    print(json.dumps(found, indent=1) if options.json else doctor.as_text(found))
+    return 0
+
+
 def bench_command(options: argparse.Namespace) -> int:
     """Run a benchmark and print it as JSON."""
-    from agentkit.bench import bench_rollouts
+    from agentkit.bench import BENCHES
 
-    result = bench_rollouts(options.quick)
+    result = BENCHES[options.name](options.quick)
     print(json.dumps(result, indent=1))
     if options.json:
         write_json(options.json, result)

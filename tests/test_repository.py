@@ -37,7 +37,7 @@ LAYERS = (
     ),
     ("plots", "widgets"),
     ("report", "sweeps"),
-    ("cli", "bench", "__init__", "__main__"),
+    ("cli", "bench", "doctor", "__init__", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_ALLOWED = ("policies", "advantages", "training", "nano")

@@ -303,10 +303,12 @@ def _places() -> dict:
     data = ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/usr/share/locale"]
     devices = ["/dev/urandom", "/dev/random", "/dev/zero", "/dev/null"]
     shown = [*libraries, stdlib, *data, *devices]
-    rules = list(dict.fromkeys(rule for root in (*shown, *packages) for rule in _rules(root, hidden, packages)))
-    own = [*(p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib))), *sites]
-    path = [p for p in dict.fromkeys(own) if p not in hidden or p in sites]
-    return {"shown": shown, "hidden": hidden, "packages": packages, "rules": rules, "path": path}
+    rules = list(dict.fromkeys(rule for root in (*shown, *sites, *packages) for rule in _rules(root, hidden, packages)))
+    path = [
+        p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib)) and os.path.realpath(p) not in hidden
+    ]
+    found = {"shown": shown, "hidden": hidden, "packages": packages, "rules": rules}
+    return found | {"path": path, "names": PACKAGES, "sites": sites}
 
 
 def _is_shown(entry: str) -> bool:

@@ -55,6 +55,8 @@ getsockname 51 204,getpeername 52 205
 """
 # answered with success and not done: Landlock does not rule over modes and times, and shutil.copy should still work
 _PRETENDED = "chmod 90 -,fchmod 91 52,fchmodat 268 53,utime 132 -,utimes 235 -,utimensat 280 88,futimesat 261 -"
+# extended attributes: answered as a file system without them does
+_ABSENT = "getxattr 191 8,lgetxattr 192 9,fgetxattr 193 10,listxattr 194 11,llistxattr 195 12,flistxattr 196 13"
 _CHECKED = (
     "clone 56 220,clone3 435 435,kill 62 129,tkill 200 130,tgkill 234 131,prlimit64 302 261,prctl 157 167,ioctl 16 29,"
     "fcntl 72 25,socketpair 53 199,sendto 44 206"
@@ -64,7 +66,7 @@ _PRCTL = (15, 16, 3, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, P
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # descriptors, flags and locks; no owner, signal, lease, pipe size
 _NEWEST = 440  # numbers from here on are unknown to this table: ENOSYS lets the C library fall back
-_EPERM, _ENOSYS = 1, 38
+_EPERM, _ENOSYS, _ENOTSUP = 1, 38, 95
 _LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
@@ -112,6 +114,8 @@ class Filter:
             program += _when(number, [allow])
         for number in _numbers(_PRETENDED, column).values():
             program += _when(number, [(_RET, 0, 0, _ERRNO)])
+        for number in _numbers(_ABSENT, column).values():
+            program += _when(number, [(_RET, 0, 0, _ERRNO | _ENOTSUP)])
         program += _when(checked["clone3"], [(_RET, 0, 0, _ERRNO | _ENOSYS)])
         threads = [_argument(0), (_JSET, 2, 0, _CLONE_NEW), (_JSET, 0, 1, _CLONE_THREAD), allow, deny]
         program += _when(checked["clone"], threads)

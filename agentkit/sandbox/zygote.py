@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import base64
 import gc
-import importlib
+import importlib.machinery
 import io
 import json
 import linecache
@@ -45,6 +45,7 @@ OPEN_FILES = 128
 SPARE = 16 * 2**20  # bytes of address space for reporting a MemoryError
 MEMORY_EXIT = 86  # exit status of a program that ended with a MemoryError
 WATCH_S = 0.02  # how often threads and files are counted
+MAX_LINE = 500  # characters of a line of code in a traceback
 NAME = "main.py"  # what tracebacks call the program
 
 
@@ -71,12 +72,26 @@ def send(connection: socket.socket, *parts: bytes) -> None:
     connection.sendall(struct.pack(">I", len(body)) + body)
 
 
+class Installed:
+    """Finds the installed packages that programs may import; every other one is as if it were not installed."""
+
+    def __init__(self, names: list[str], folders: list[str]):
+        self.names, self.folders = names, folders
+
+    def find_spec(self, name: str, path: list[str] | None = None, target: object = None) -> object:
+        """A top-level package's spec, or None."""
+        if path is None and name in self.names:
+            return importlib.machinery.PathFinder.find_spec(name, self.folders)
+        return None
+
+
 # ---- the zygote ------------------------------------------------------------------------------------------------------
 def serve(control: socket.socket, settings: dict) -> None:
     """Set up the tier, say so, then fork a warden for every socket that arrives, until the trainer is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # wardens need no waiting for
     threading.stack_size(1 << 20)
     sys.path[:] = settings["path"]
+    sys.meta_path.append(Installed(settings["names"], settings["sites"]))
     for name in settings["preload"]:
         importlib.import_module(name)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -282,7 +297,7 @@ def _run(code: str, scratch: str) -> None:
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # otherwise every fork draws the same numbers
     sys.addaudithook(_explain)
-    linecache.cache[NAME] = (len(code), None, code.splitlines(True), NAME)
+    linecache.cache[NAME] = (len(code), None, [line[:MAX_LINE] for line in code.splitlines(True)], NAME)
     status = 1
     try:
         status = _status_of(lambda: exec(compile(code, NAME, "exec", dont_inherit=True), main.__dict__), main)
@@ -320,6 +335,8 @@ def _status_of(work, main: types.ModuleType) -> int:
 
 def _report(error: BaseException) -> None:
     try:
+        if isinstance(error, SyntaxError) and error.text and len(error.text) > MAX_LINE:
+            error.text, error.offset = error.text[:MAX_LINE], None
         ours = sum(1 for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == __file__)
         trace = error.__traceback__
         for _ in range(ours):

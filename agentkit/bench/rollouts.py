@@ -1,21 +1,18 @@
-"""Benchmarks: this kit against its peer, in one run on one machine, reported as ratios.
+"""Rollouts: the same tasks with the same small agent through our rollout loop and through stock TRL's tool loop.
 
-``rollouts`` samples the same tasks with the same small agent through our rollout loop and through stock TRL's tool loop,
-taking turns, and reports trajectories a second. The peer is never changed, only configured.
+They take turns; reported are trajectories a second. The peer is never changed, only configured.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from agentkit.bench.common import report, spread
 from agentkit.records import Task
-from agentkit.runs import versions
 
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
 
@@ -42,14 +39,13 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
     case = {
         "case": "trl_tools_0ms",
         "unit": "trajectories/s",
-        "ours": _spread([a for a, _ in rates]),
-        "peer": _spread([b for _, b in rates]),
-        "ratio": _spread([a / b for a, b in rates]),
+        "ours": spread([a for a, _ in rates]),
+        "peer": spread([b for _, b in rates]),
+        "ratio": spread([a / b for a, b in rates]),
         "trajectories": len(tasks) * group_size,
         "tokens_per_trajectory": {"ours": _mean(pairs, 0), "peer": _mean(pairs, 1)},
     }
-    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "system": platform.system()}
-    return {"bench": "rollouts", "machine": machine, "versions": versions(), "cases": [case]}
+    return report("rollouts", [case])
 
 
 def _ours(tasks: Sequence[Task], group_size: int) -> Callable[[int], dict[str, float]]:
@@ -120,10 +116,6 @@ def _generate(trainer: Any, prompts: list) -> list[list[int]]:
     trainer.model.train()
     found = trainer._generate(prompts)
     return found[2]
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
 def _mean(pairs: Sequence[tuple[dict, dict]], side: int) -> float:
