@@ -8,12 +8,16 @@ Leaves out: a web browser and reading of images or sound, which many of its ques
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentkit.records import Task, Trajectory
 from agentkit.runs import RunError, read_json, read_jsonl, write_jsonl
+from agentkit.tools import Workspace, calculate, run_program
+from agentkit.tools.files import MAX_FILE
 
 HUB = "gaia-benchmark/GAIA"
 VERIFIER = {"kind": "exact", "rule": "gaia"}
@@ -56,6 +60,111 @@ def load(source: str | Path = HUB, *, split: str = "validation", levels: Iterabl
     return [task for task in tasks if task.meta["level"] in wanted]
 
 
+# ---- the environment -------------------------------------------------------------------------------------------------
+class GaiaEnvironment:
+    """A workspace with the task's attachment, programs that can read it, and a calculator.
+
+    The attachment is copied into this trajectory's workspace, which lies in memory, and nowhere else.
+    """
+
+    def __init__(self, attachments: Mapping[str, str]):
+        self._attachments = attachments  # task id -> path
+        self._workspace, self._attached = Workspace(), {}
+
+    def reset(self, task_id: str = "", **row: Any) -> None:
+        """An empty workspace, then this task's attachment."""
+        self._workspace, self._attached = Workspace(), {}
+        if task_id in self._attachments:
+            path = Path(self._attachments[task_id])
+            self._attached = {_shown_name(path): path.read_bytes()}
+
+    def list_files(self) -> str:
+        """List the files of this task: the attachment and what was written."""
+        attached = [f"{name} ({len(data)} bytes, attached)" for name, data in self._attached.items()]
+        written = [self._workspace.list()] if self._workspace.files or not attached else []
+        return "\n".join(attached + written)
+
+    def read_file(self, path: str, start: int = 0) -> str:
+        """Read 2000 characters of a text file.
+
+        Args:
+            path: The file's name.
+            start: The first character to read.
+        """
+        if path not in self._attached:
+            return self._workspace.read(path, start)
+        data = self._attached[path]
+        if b"\0" in data[:8192]:
+            raise ValueError(f"{path} is no text; read it with a program in the python tool, where it lies in the folder")
+        view = Workspace()
+        view.write(path, data.decode("utf-8", "replace")[max(start, 0) :][:MAX_FILE])
+        return view.read(path)
+
+    def write_file(self, path: str, content: str) -> str:
+        """Write a text file, for later calls of read_file and python.
+
+        Args:
+            path: The file's name.
+            content: Its text.
+        """
+        if path in self._attached:
+            raise ValueError(f"{path} is the attachment; choose another name")
+        return self._workspace.write(path, content)
+
+    def python(self, code: str) -> str:
+        """Run a Python program; the task's files lie in its folder. It has no network.
+
+        Args:
+            code: The program. It shows what it prints.
+        """
+        return run_program(code, timeout_s=30.0, memory_mb=1024, files=self._attached | self._workspace.files)[0]
+
+    def calculator(self, expression: str) -> str:
+        """Compute arithmetic.
+
+        Args:
+            expression: The arithmetic.
+        """
+        return calculate(expression)
+
+
+class SearchingGaiaEnvironment(GaiaEnvironment):
+    """The same with a search tool."""
+
+    def __init__(self, attachments: Mapping[str, str], search: Callable[[str], str]):
+        super().__init__(attachments)
+        self._search = search
+
+    def search(self, query: str) -> str:
+        """Search the web.
+
+        Args:
+            query: What to look up.
+        """
+        return self._search(query)
+
+
+def environment(tasks: Iterable[Task], search: Callable[[str], str] | None = None) -> Callable[[], GaiaEnvironment]:
+    """What ``agentkit.rollout`` takes as ``environment``: makes one environment a trajectory.
+
+    Args:
+        tasks: GAIA tasks; their attachments become available to their own trajectories.
+        search: what the search tool does, such as ``lambda query: search_passages(WebSearch(), query, 3)``; None leaves it out.
+    """
+    attachments = {task.id: task.meta["file"] for task in tasks if "file" in task.meta}
+    if search is None:
+        return partial(GaiaEnvironment, attachments)
+    return partial(SearchingGaiaEnvironment, attachments, search)
+
+
+def _shown_name(path: str | Path) -> str:
+    """An attachment's name as a workspace takes it."""
+    name = Path(path).name
+    plain = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}", name)
+    return name if plain else "attachment" + (re.search(r"\.[A-Za-z0-9]{1,8}$", name) or [""])[0]
+
+
+# ---- what may be shared ----------------------------------------------------------------------------------------------
 def scores(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
     """What may be shared of GAIA trajectories: ids and scores."""
     return [{"task_id": t.task_id, "policy": t.policy, "sample": t.sample, "score": t.success} for t in trajectories]
@@ -134,7 +243,7 @@ def _task(row: Mapping[str, Any], place: str, split: str, folder: Path | None) -
     return Task(
         id=row["task_id"],
         prompt=row["Question"]
-        + (f"\n\nAttached file: {Path(meta['file']).name}" if "file" in meta else "")
+        + (f"\n\nAttached file: {_shown_name(meta['file'])}" if "file" in meta else "")
         + f"\n\n{INSTRUCTION}",
         answer=answer,
         verifier=VERIFIER,

@@ -1,0 +1,199 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from agentkit import rollout
+from agentkit.evaluation import compare, summarize
+from agentkit.gaia import GaiaEnvironment, GaiaError, environment, load, scores, write_scores
+from agentkit.policies.base import Policy, Sample
+from agentkit.verifiers import gaia_equal, verify
+
+# (gold answer, answer, right): the rules of the official scorer, each on its own
+NUMBERS = [
+    ("17", "17", True), ("17", "17.0", True), ("17", " 17 ", True), ("17", "$17", True), ("17", "17%", True),
+    ("17", "17 %", True), ("1000", "1,000", True), ("1000", "$1,000", True), ("1000", "1,0,0,0", True),
+    ("0.5", ".5", True), ("-3", "-3", True), ("3", "-3", False), ("17", "18", False), ("17", "17.0001", False),
+    ("17", "seventeen", False), ("17", "17 apples", False), ("17", "€17", False), ("17", "", False),
+    ("17", None, False), ("1e3", "1000", True), ("1000", "1e3", True), ("17.", "17", True), ("0", "-0", True),
+    ("50", "0.5", False), ("0.333", "1/3", False), ("17", "17 or 18", False), ("17", "(17)", False),
+    ("+4", "4", True), ("1_000", "1000", True), ("17", "1 7", False), ("nan", "nan", False), ("3.14", "3,14", False),
+]  # fmt: skip
+LISTS = [
+    ("a, b", "a,b", True), ("a, b", "A , B", True), ("a, b", "a; b", True), ("a; b", "a, b", True),
+    ("a, b", "b, a", False), ("a, b", "a, b, c", False), ("a, b", "a", False), ("a, b", "a b", False),
+    ("1, 2", "1, 2", True), ("1, 2", "1.0, $2", True), ("1, 2", "1, 3", False), ("1, b", "1, B", True),
+    ("a.b, c", "ab, c", False), ("a!, b", "a, b", False), ("a!, b", "A!,b", True), ("1,000", "1,000", True),
+    ("1,000", "1000", False), ("a, b", "a, b,", False), ("a,,b", "a,,b", True), ("a, b", "", False),
+    ("new york, paris", "NewYork,paris", True), ("50%, a", "50, a", False), ("50, a", "50%, a", True),
+    ("a, b", None, False),
+]  # fmt: skip
+STRINGS = [
+    ("Paris", "paris", True), ("Paris", " P a r i s ", True), ("Paris", "Paris.", True),
+    ("Paris", "the Paris", False), ("St. Petersburg", "st petersburg", True), ("well-known", "wellknown", True),
+    ("well-known", "well known", True), ("O'Brien", "OBrien", True), ("naïve", "naive", False),
+    ("a\tb\nc", "abc", True), ("Paris", "", False), ("None", None, True), ("Paris", "Paris, France", False),
+    ("100 miles", "100miles", True), ("100 miles", "100", False), ("3-1", "31", True), ("“x”", '"x"', False),
+    ("Paris", "Paris or London", False), ("$5 note", "5 note", True), ("ÉCOLE", "école", True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gold", "answer", "right"), NUMBERS + LISTS + STRINGS)
+def test_the_official_rules(gold, answer, right):
+    assert gaia_equal(answer, gold) is right
+
+
+def test_there_are_enough_of_them():
+    assert len(set(NUMBERS + LISTS + STRINGS)) >= 60
+
+
+# ---- loading ---------------------------------------------------------------------------------------------------------
+ROWS = [
+    {"task_id": "g1", "Question": "How many rows are in the file?", "Level": 1, "Final answer": "2", "file_name": "g1.csv"},
+    {"task_id": "g2", "Question": "Which city?", "Level": "2", "Final answer": "Paris", "Annotator Metadata": {"a": 1}},
+    {"task_id": "g3", "Question": "Which two?", "Level": 3, "Final answer": "a, b", "file_name": ""},
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    place = tmp_path / "gaia" / "2023" / "validation"
+    place.mkdir(parents=True)
+    (place / "metadata.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    (place / "g1.csv").write_text("a,b\n1,2\n3,4\n")
+    return tmp_path / "gaia"
+
+
+def test_local_files(folder):
+    tasks = load(folder)
+    assert [(t.id, t.difficulty, t.family, t.split, t.answer) for t in tasks] == [
+        ("g1", "level 1", "GAIA", "validation", "2"),
+        ("g2", "level 2", "GAIA", "validation", "Paris"),
+        ("g3", "level 3", "GAIA", "validation", "a, b"),
+    ]
+    assert all(task.meta["share"] is False for task in tasks)
+    assert "Attached file: g1.csv" in tasks[0].prompt and Path(tasks[0].meta["file"]).read_text().startswith("a,b")
+    assert (
+        verify(tasks[1], "paris.").value == 1.0 and verify(tasks[2], "A;B").value == 1.0 and verify(tasks[2], "b, a").value == 0.0
+    )
+    assert [t.id for t in load(folder, levels=[2])] == ["g2"]
+
+
+def test_the_same_rows_in_other_files(folder, tmp_path):
+    import pandas as pd
+
+    rows = [{k: v for k, v in row.items() if k != "Annotator Metadata"} | {"file_name": ""} for row in ROWS]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    pd.DataFrame([row | {"Level": str(row["Level"])} for row in rows]).to_parquet(tmp_path / "rows.parquet")
+    for name in ("rows.json", "rows.parquet"):
+        assert [t.id for t in load(tmp_path / name)] == ["g1", "g2", "g3"]
+
+
+def test_secret_answers_stay_unscored(tmp_path):
+    path = tmp_path / "metadata.jsonl"
+    path.write_text(json.dumps(ROWS[1] | {"Final answer": "?"}))
+    (task,) = load(path, split="test")
+    assert task.split == "test" and verify(task, "Paris").value is None and verify(task, "?").value is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"Question": None}, "row 2 lacks 'Question'"),
+        ({"Level": 4}, "row 2: Level is '4'"),
+        ({"task_id": " "}, "row 2: task_id"),
+        ({"Final answer": ["x"]}, "row 2: Final answer is"),
+        ({"file_name": "nope.txt"}, "row 2: there is no attachment 'nope.txt'"),
+        ({"file_name": "../../secret.txt"}, "row 2: there is no attachment '../../secret.txt'"),
+        ({"task_id": "g1"}, "row 2: task_id 'g1' occurs twice"),
+    ],
+)
+def test_a_broken_row_is_named(tmp_path, change, says):
+    place = tmp_path / "in" / "side"
+    place.mkdir(parents=True)
+    (tmp_path / "secret.txt").write_text("outside")
+    rows = [ROWS[0] | {"file_name": ""}, ROWS[1] | change]
+    (place / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(GaiaError, match=says):
+        load(place)
+
+
+def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
+    import datasets
+
+    def refused(*_, **__):
+        raise datasets.exceptions.DatasetNotFoundError("gated")
+
+    monkeypatch.setattr(datasets, "load_dataset", refused)
+    with pytest.raises(GaiaError, match="It is gated: accept its terms"):
+        load()
+    with pytest.raises(GaiaError, match="neither metadata.jsonl nor Parquet"):
+        load(tmp_path)
+    (tmp_path / "x.parquet").write_bytes(b"no")
+    with pytest.raises(GaiaError, match="not a readable Parquet file"):
+        load(tmp_path / "x.parquet")
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    with pytest.raises(GaiaError, match="must hold a list of objects"):
+        load(tmp_path / "x.json")
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+def test_attachments_reach_their_own_trajectory_only(folder):
+    make = environment(load(folder))
+    first, second = make(), make()
+    first.reset(prompt="x", task_id="g1")
+    second.reset(prompt="x", task_id="g2")
+    assert first.list_files() == "g1.csv (12 bytes, attached)" and second.list_files() == "the workspace is empty"
+    assert first.read_file("g1.csv", 4).startswith("1,2")
+    with pytest.raises(ValueError, match="no file 'g1.csv'"):
+        second.read_file("g1.csv")
+    with pytest.raises(ValueError, match="is the attachment"):
+        first.write_file("g1.csv", "changed")
+    first.write_file("note.txt", "n")
+    assert first.python("print(len(open('g1.csv').readlines()), open('note.txt').read())").strip() == "3 n"
+    assert (folder / "2023" / "validation" / "g1.csv").read_text() == "a,b\n1,2\n3,4\n"
+    first.reset(task_id="g3")
+    assert first.list_files() == "the workspace is empty"
+
+
+def test_binary_attachments_and_odd_names(tmp_path):
+    (tmp_path / "my file (1).xlsx").write_bytes(b"PK\0\1")
+    inside = GaiaEnvironment({"t": str(tmp_path / "my file (1).xlsx")})
+    inside.reset(task_id="t")
+    assert inside.list_files() == "attachment.xlsx (4 bytes, attached)"
+    with pytest.raises(ValueError, match="is no text"):
+        inside.read_file("attachment.xlsx")
+    assert inside.python("print(open('attachment.xlsx', 'rb').read())").strip() == r"b'PK\x00\x01'"
+
+
+class Reader(Policy):
+    """A policy that reads the attachment where a question speaks of one, then answers."""
+
+    name = "reader"
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    async def sample(self, request):
+        answers = {"g1": "2", "g2": "London", "g3": "A; B"}
+        text = f"Answer: {answers[request.task.id]}"
+        if request.turn == 0 and request.task.id == "g1":
+            text = '<tool_call>\n{"name": "read_file", "arguments": {"path": "g1.csv"}}\n</tool_call>'
+        ids = self.tokenizer(text + self.tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+        return Sample(ids, [0.0] * len(ids))
+
+
+def test_any_policy_runs_and_levels_are_tabled(folder, tokenizer, tmp_path):
+    tasks = load(folder)
+    found = rollout(tasks, Reader(tokenizer), environment=environment(tasks, search=lambda query: "nothing"), seed=1)
+    assert found[0].turns[0].results[0].observation.startswith("a,b") and found[0].turns[0].results[0].ok
+    assert [t.success for t in found] == [1.0, 0.0, 1.0]
+    levels = summarize(found, tasks)["by_difficulty"]
+    assert [(name, block["success"], block["n"]) for name, block in levels.items()] == [
+        ("level 1", 1.0, 1), ("level 2", 0.0, 1), ("level 3", 1.0, 1)
+    ]  # fmt: skip
+    assert "Difficulty level 3" in compare({"reader": found}, tasks).table().index
+    write_scores(tmp_path / "scores.jsonl", found)
+    text = (tmp_path / "scores.jsonl").read_text()
+    assert json.loads(text.splitlines()[0]) == {"task_id": "g1", "policy": "reader", "sample": 0, "score": 1.0}
+    assert not any(part in text for part in ("How many", "Paris", "London")) and len(scores(found)) == 3
