@@ -18,14 +18,13 @@ import numpy as np
 import pandas as pd
 
 from agentkit import statistics, tables
-from agentkit.chat import parse_turn
 from agentkit.evaluation import SOLVED, Samples, flatten, task_success
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
 from agentkit.verifiers import normalize, parse_number
 
 _TEXT_LIMIT = 20_000  # characters of one observation or answer that are searched
 _NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]{0,40}(?:\.\d{1,40})?(?![\w])")
-_CONTROL = re.compile(r"<\|[^|<>]{1,40}\|>")
+_NO_PROSE = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|<\|[^|<>]{1,40}\|>|</?think>", re.DOTALL)
 _GIVING_UP = re.compile(
     r"\b(?:could ?n[o']t|cannot|can't|unable to|not able to|do(?:es)? ?n[o']t (?:know|say|exist)|"
     r"no (?:answer|information|results?)|not (?:found|available|known)|unknown|sorry)\b",
@@ -67,8 +66,8 @@ def _recovers(t: Trajectory, task: Task) -> tuple[int, int]:
 def _plans(t: Trajectory, task: Task) -> tuple[int, int]:
     if not t.turns or not t.turns[0].results:
         return 0, 0
-    prose = parse_turn(_CONTROL.sub(" ", t.turns[0].text[:_TEXT_LIMIT])).text
-    return int(len(re.sub(r"</?think>", " ", prose).split()) >= 3), 1
+    prose = _NO_PROSE.sub(" ", t.turns[0].text[:_TEXT_LIMIT])
+    return int(len(prose.split()) >= 3), 1
 
 
 def _verifies(t: Trajectory, task: Task) -> tuple[int, int]:
@@ -87,13 +86,14 @@ def _calls_of_solved(t: Trajectory, task: Task) -> tuple[int, int]:
 
 
 def _no_tool(t: Trajectory, task: Task) -> tuple[int, int]:
-    return int(not _results(t)), int(_needs_tools(task) and t.answer is not None)
+    return (int(not _results(t)), 1) if _needs_tools(task) and t.answer is not None else (0, 0)
 
 
 def _skips(t: Trajectory, task: Task) -> tuple[int, int]:
     plan = _plan(task)
-    made = len({_key(result) for result in _results(t) if result.ok})
-    return int(made < len(plan)), int(bool(plan) and t.answer is not None)
+    if not plan or t.answer is None:
+        return 0, 0
+    return int(len({_key(result) for result in _results(t) if result.ok}) < len(plan)), 1
 
 
 def _ungrounded(t: Trajectory, task: Task) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from agentkit.behaviour import MEASURES, Behaviour, Failures
 from agentkit.evaluation import SOLVED, Comparison, percent, task_success
 from agentkit.records import Task, Trajectory
 
@@ -256,6 +257,106 @@ def _blocks(entry: Mapping[str, Any], sampled: str) -> dict[tuple[str, str], dic
     for group, key in (("category", "by_category"), ("difficulty", "by_difficulty")):
         blocks |= {(group, label): block for label, block in entry[key].items()}
     return blocks
+
+
+def draw_curves(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
+    """Success when k samples may be drawn: any of them right, most of them, all of them.
+
+    Args:
+        comparison: what evaluation.compare returned, or the content of comparison.json.
+    """
+    policies = (comparison.to_json() if isinstance(comparison, Comparison) else comparison)["policies"]
+    kinds = {"pass_at_k": "pass@k: any right", "maj_at_k": "maj@k: majority right", "pass_hat_k": "pass^k: all right"}
+    if max((len(entry.get("pass_at_k") or {}) for entry in policies.values()), default=0) < 2:
+        return _empty("One sample a task: there is nothing to draw from", "What do more samples buy?")
+    figure = make_subplots(1, len(kinds), subplot_titles=list(kinds.values()), shared_yaxes=True, horizontal_spacing=0.03)
+    for column, key in enumerate(kinds, start=1):
+        for i, (name, entry) in enumerate(policies.items()):
+            blocks = {k: block for k, block in (entry.get(key) or {}).items() if block["n"]}
+            value = np.array([block["success"] for block in blocks.values()])
+            low, high = np.array([block["ci95"] for block in blocks.values()]).T
+            figure.add_scatter(
+                x=list(blocks),
+                y=value,
+                error_y={"array": high - value, "arrayminus": value - low, "thickness": 1.2, "width": 4},
+                mode="lines+markers",
+                name=html.escape(name),
+                legendgroup=name,
+                showlegend=column == 1,
+                marker={"color": COLOURS[i % len(COLOURS)], "size": 7},
+                hovertemplate="k = %{x}: %{y:.1%}",
+                row=1,
+                col=column,
+            )
+    figure.update_annotations(font={"size": 14})
+    figure.update_xaxes(type="category", title_text="k, samples drawn")
+    figure.update_yaxes(tickformat=".0%", range=[0, 1.03])
+    figure.update_yaxes(title_text="share of tasks", col=1)
+    title = _title("What do more samples buy?", "whiskers: 95 % intervals over tasks")
+    legend = {"y": 0.985, "yref": "container", "yanchor": "top", "x": 1, "xanchor": "right"}
+    figure.update_layout(template=TEMPLATE, title=title, height=380, legend=legend, showlegend=True)
+    return figure
+
+
+def failure_bars(failures: Failures) -> go.Figure:
+    """How often each way to fail occurs, policy beside policy, the most frequent on top."""
+    if not failures.counts:
+        return _empty("No trajectory failed", "How does it fail?")
+    order = sorted(failures.counts, key=lambda c: sum(_share(failures, c, p) for p in failures.totals))
+    figure = go.Figure()
+    for i, policy in enumerate(failures.totals):
+        counts = [failures.counts[c][policy] for c in order]
+        figure.add_bar(
+            y=order,
+            x=[_share(failures, c, policy) for c in order],
+            orientation="h",
+            name=f"{html.escape(policy)} ({sum(counts)} of {failures.totals[policy]} failed)",
+            text=counts,
+            textposition="outside",
+            cliponaxis=False,
+            marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
+            hovertemplate="%{y}: %{text} trajectories (%{x:.1%})",
+        )
+    figure.update_xaxes(title_text="share of scored trajectories", tickformat=".0%", showgrid=True)
+    figure.update_yaxes(showgrid=False)
+    height = 150 + len(order) * (18 * len(failures.totals) + 12)
+    title = _title("How does it fail?", "numbers: trajectories; each is in one class")
+    figure.update_layout(template=TEMPLATE, title=title, barmode="group", bargap=0.25, height=height, showlegend=True)
+    figure.update_layout(legend={"traceorder": "normal"}, margin={"t": 105})
+    return figure
+
+
+def _share(failures: Failures, name: str, policy: str) -> float:
+    return failures.counts[name][policy] / max(1, failures.totals[policy])
+
+
+def behaviour_dots(behaviour: Behaviour) -> go.Figure:
+    """What each policy does, as a share of the occasions to do it, with 95 % intervals."""
+    names = [n for n, own in behaviour.rates.items() if MEASURES[n].share and any(r["occasions"] for r in own.values())][::-1]
+    if not names:
+        return _empty("There was no occasion for any behaviour", "What does it do differently?")
+    policies = list(behaviour.rates[names[0]])
+    figure = go.Figure()
+    for i, policy in enumerate(policies):
+        rates = [behaviour.rates[n][policy] for n in names]
+        value = np.array([np.nan if r["value"] is None else r["value"] for r in rates], dtype=float)
+        low, high = np.array([r["ci95"] or (np.nan, np.nan) for r in rates], dtype=float).T
+        figure.add_scatter(
+            x=value,
+            y=np.arange(len(names)) + 0.28 * ((len(policies) - 1) / 2 - i),
+            error_x={"array": high - value, "arrayminus": value - low, "thickness": 1.5, "width": 4},
+            mode="markers",
+            name=html.escape(policy),
+            marker={"color": COLOURS[i % len(COLOURS)], "size": 9},
+            customdata=[f"{MEASURES[n].title}: {r['occasions']} occasions" for n, r in zip(names, rates, strict=True)],
+            hovertemplate="%{customdata}, %{x:.1%}",
+        )
+    titles = [MEASURES[n].title for n in names]
+    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=titles, showgrid=False, range=[-0.6, len(names) - 0.4])
+    figure.update_xaxes(title_text="share of occasions", tickformat=".0%", range=[-0.02, 1.02], showgrid=True)
+    title = _title("What does it do differently?", "whiskers: 95 % intervals over tasks")
+    figure.update_layout(template=TEMPLATE, title=title, height=130 + 42 * len(names), showlegend=True, margin={"t": 105})
+    return figure
 
 
 def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> go.Figure:

@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from agentkit import plots
+from agentkit.behaviour import behaviour, failures
 from agentkit.evaluation import compare
 from agentkit.records import StopReason, Task, Trajectory, Turn
 
@@ -157,3 +158,24 @@ def test_difficulty_counts():
         ("category A", [2, 0]), ("category A", [0, 1]), ("category B", [1, 0]), ("category B", [0, 0])
     ]  # fmt: skip
     assert "no task" in plots.difficulty_counts([]).layout.annotations[0].text
+
+
+# ---- notebook 05 -----------------------------------------------------------------------------------------------------
+def test_draws_failures_and_behaviour_are_drawn_with_every_number():
+    tasks = [Task(f"t{i}", "?", "x") for i in range(6)]
+    before = [trajectory(f"t{i}", float(k < i % 3), k) for i in range(6) for k in range(4)]
+    after = [trajectory(f"t{i}", float(k < i % 4), k, "grpo") for i in range(6) for k in range(4)]
+    policies = {"s<b>ft": before, "grpo": after}
+    draws = plots.draw_curves(compare(policies))
+    assert [list(t.x) for t in draws.data] == [["1", "2", "4"]] * 6 and "&lt;b&gt;" in draws.data[0].name
+    found = failures(policies, tasks)
+    bars = plots.failure_bars(found)
+    assert sum(map(int, bars.data[0].text)) == sum(t.success <= 0.5 for t in before) and len(bars.data) == 2
+    dots = plots.behaviour_dots(behaviour(policies, tasks))
+    assert len(dots.data) == 2 and all(len(t.x) == len(dots.layout.yaxis.ticktext) for t in dots.data)
+
+
+def test_empty_figures_say_why():
+    right = {"a": [trajectory("t0", 1.0)]}
+    assert "nothing to draw from" in plots.draw_curves(compare(right)).layout.annotations[0].text
+    assert "No trajectory failed" in plots.failure_bars(failures(right, [Task("t0", "?", "x")])).layout.annotations[0].text
