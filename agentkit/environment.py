@@ -22,11 +22,13 @@ from typing import Any
 from agentkit.knowledge import Corpus
 from agentkit.records import ToolCall, ToolResult
 from agentkit.tools import calculate, search_passages
+from agentkit.tools.python import run_program
 
 SYSTEM_PROMPT = (
     "Answer the question with the tools. Look up every fact with search, compute with calculator, "
     'and end with a line "Answer: ...".'
 )
+CODE_PROMPT = 'Write the code, test it with python, and end with a line "Answer: ...".'
 MAX_OBSERVATION = 4_000  # characters
 MAX_THREADS = 128  # tools running at once in one event loop
 _TYPES = {
@@ -64,6 +66,23 @@ class CorpusEnvironment:
             expression: The arithmetic.
         """
         return calculate(expression)
+
+
+class CodeEnvironment:
+    """Programs in the sandbox, each in a fresh process."""
+
+    system_prompt = CODE_PROMPT
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to reset: no program leaves anything behind."""
+
+    def python(self, code: str) -> str:
+        """Run Python.
+
+        Args:
+            code: The program.
+        """
+        return run_program(code)[0]
 
 
 def tools_of(environment: object) -> dict[str, Callable]:

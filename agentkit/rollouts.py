@@ -10,14 +10,23 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 from agentkit.chat import ChatCodec, parse_turn
-from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment, in_thread, malformed, run_call, tool_schemas
+from agentkit.environment import (
+    SYSTEM_PROMPT,
+    CodeEnvironment,
+    CorpusEnvironment,
+    in_thread,
+    malformed,
+    run_call,
+    tool_schemas,
+)
 from agentkit.knowledge import Corpus
 from agentkit.policies.base import Policy, Request, Sample
 from agentkit.recipes import Recipe
@@ -25,6 +34,7 @@ from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Tu
 from agentkit.verifiers import final_answer, verify
 
 _NUMBERS = count()  # of trajectories, in this process
+Factory = Callable[[], object]  # of environments
 LAST_TURN = "No turns are left for tools: answer now."
 
 
@@ -41,8 +51,9 @@ class Limits:
 
 def rollout_options(recipe: Recipe) -> dict[str, Any]:
     """What a recipe says about rollouts, as keyword arguments of ``rollout``."""
+    corpus = partial(CorpusEnvironment, Corpus.open(), recipe.top_k)
     return {
-        "environment": partial(CorpusEnvironment, Corpus.open(), recipe.top_k),
+        "environment": defaultdict(lambda: corpus, {"C": CodeEnvironment}),
         "temperature": recipe.temperature,
         "limits": Limits(recipe.max_turns, recipe.max_turn_tokens, recipe.max_tokens),
     }
@@ -74,7 +85,7 @@ async def arollout(
     tasks: Sequence[Task],
     policy: Policy,
     *,
-    environment: Callable[[], object] = CorpusEnvironment,
+    environment: Factory | Mapping[str, Factory] = CorpusEnvironment,
     group_size: int = 1,
     seed: int = 0,
     temperature: float = 1.0,
@@ -88,19 +99,20 @@ async def arollout(
     Args:
         tasks: P tasks.
         policy: samples the turns.
-        environment: makes one environment a trajectory (TRL's ``environment_factory`` form).
+        environment: makes one environment a trajectory (TRL's ``environment_factory`` form); or one such for each family.
         group_size: G trajectories a task.
         seed: fixes every random number; the same seed gives the same trajectories, whatever the timing.
         temperature: of sampling; 0 is greedy.
         limits: turns, tokens and seconds.
-        system_prompt: what the policy is told first.
+        system_prompt: what the policy is told first, unless its environment has a ``system_prompt`` of its own.
         step: recorded in the trajectories.
         progress: label of a progress bar; None shows none.
 
     Returns:
         P * G trajectories, each with a stop_reason, an answer where there is one, and the verifier's verdict.
     """
-    codec = ChatCodec(policy.tokenizer, system_prompt, tool_schemas(environment()))
+    factories = {t.family: environment[t.family] if isinstance(environment, Mapping) else environment for t in tasks}
+    codecs = {family: _codec(policy, make(), system_prompt) for family, make in factories.items()}
     bar = _bar(progress, len(tasks) * group_size)
     places = asyncio.Semaphore(policy.in_flight or len(tasks) * group_size)
 
@@ -109,7 +121,8 @@ async def arollout(
             number = next(_NUMBERS)
             policy.begin(number)
             try:
-                trajectory = await _trajectory(task, index, number, policy, codec, environment(), seed, temperature, limits)
+                around = codecs[task.family], factories[task.family]()
+                trajectory = await _trajectory(task, index, number, policy, *around, seed, temperature, limits)
             finally:
                 policy.end(number)
         bar.update()
@@ -141,6 +154,11 @@ def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Traje
     if "error" in box:
         raise box["error"]
     return box["result"]
+
+
+def _codec(policy: Policy, environment: object, system_prompt: str) -> ChatCodec:
+    prompt = getattr(environment, "system_prompt", system_prompt)
+    return ChatCodec(policy.tokenizer, prompt, tool_schemas(environment))
 
 
 async def _trajectory(
