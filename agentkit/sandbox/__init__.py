@@ -15,7 +15,6 @@ import base64
 import json
 import math
 import os
-import re
 import socket
 import struct
 import subprocess
@@ -129,11 +128,10 @@ def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin:
 
 def readable(output: bytes) -> str:
     """Program output as text that is safe to show: invalid UTF-8 and control characters but \\n and \\t escaped."""
-    text = output.decode("utf-8", "backslashreplace")
-    return _CONTROL.sub(lambda m: "\n" if m[0] == "\r\n" else f"\\x{ord(m[0]):02x}", text)
+    return output.decode("utf-8", "backslashreplace").replace("\r\n", "\n").translate(_ESCAPES)
 
 
-_CONTROL = re.compile(r"\r\n|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 def _preload(code: str) -> tuple[str, ...]:

@@ -124,6 +124,8 @@ def serve(control: socket.socket, settings: dict) -> None:
                 os._exit(1)
         for handle in handles:
             os.close(handle)
+    with suppress(ChildProcessError):  # the wardens see their callers go, and end by themselves
+        os.waitpid(-1, 0)
     if settings["tier"] != "A":
         remove_tree(settings["base"])
 

@@ -1,0 +1,304 @@
+"""The sandbox as its callers see it: results, limits, tiers that fail closed, and nothing left behind.
+
+What hostile programs do in it is in hostile/test_programs.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentkit import sandbox
+from agentkit.runs import project_root
+from agentkit.sandbox import run_python, zygote
+
+ROOT = project_root(__file__)
+
+if sandbox.current_tier().name == "D":
+    pytest.skip(f"no sandbox here: {sandbox.current_tier().why}", allow_module_level=True)
+
+
+def usable(tier: str) -> bool:
+    with contextlib.suppress(sandbox.SandboxError):
+        return sandbox._zygote(tier, ()) is not None
+    return False
+
+
+TIERS = [tier for tier in sandbox.TIERS if usable(tier)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """Tests that change what a zygote would find end the ones they started."""
+    yield
+    if sandbox._tier is None or sandbox._tier.name == "D":
+        sandbox.close()
+
+
+# ---- results
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_program_runs(tier):
+    result = run_python("import sys\nprint(1 + 1)\nprint('warned', file=sys.stderr)", tier=tier)
+    assert (result.status, result.stdout, result.stderr, result.tier) == ("ok", "2\n", "warned\n", tier)
+    assert 0 < result.seconds < 5
+
+
+def test_the_default_is_the_strongest_tier_that_works():
+    assert run_python("").tier == sandbox.current_tier().name == TIERS[0]
+
+
+def test_a_traceback_shows_the_programs_lines_only():
+    result = run_python("def f(x):\n    return 1 / x\nf(0)")
+    assert result.status == "error" and "agentkit" not in result.stderr and "zygote" not in result.stderr
+    assert '  File "main.py", line 2, in f\n    return 1 / x' in result.stderr
+    assert result.stderr.startswith("Traceback") and result.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_files_and_input_reach_the_program(tier):
+    files = {"a.txt": "é", "data/b.bin": b"\0\xff", "helper.py": "def f(): return 7"}
+    code = "import sys, helper\nprint(open('a.txt').read(), open('data/b.bin', 'rb').read(), helper.f(), sys.stdin.read())"
+    assert run_python(code, tier=tier, files=files, stdin="in\nput").stdout == "é b'\\x00\\xff' 7 in\nput\n"
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_was_printed_before_a_stop_is_kept(tier):
+    result = run_python("print('before')\nwhile True: pass", timeout_s=0.5, tier=tier)
+    assert (result.status, result.stdout, result.stderr) == ("timeout", "before\n", "the time limit was reached\n")
+
+
+def test_output_is_cut_at_its_limit():
+    exact = run_python(f"print('x' * {zygote.MAX_OUTPUT - 1})")
+    assert exact.status == "ok" and len(exact.stdout) == zygote.MAX_OUTPUT
+    more = run_python(f"print('x' * {zygote.MAX_OUTPUT})")
+    assert more.status == "output" and len(more.stdout) == zygote.MAX_OUTPUT
+
+
+def test_nothing_passes_from_one_call_to_the_next():
+    run_python("import builtins, json, sys\nbuiltins.print = None\njson.dumps = None\nsys.path.clear()\nopen('x', 'w').close()")
+    found = run_python("import json, os\nprint(json.dumps(os.listdir('.')), len(os.listdir('.')))")
+    assert found.stdout == "[] 0\n"
+
+
+def test_sets_come_in_the_same_order_every_time():
+    code = "print({'alpha', 'beta', 'gamma', 'delta'})"
+    before = run_python(code).stdout
+    sandbox.close()
+    assert run_python(code).stdout == before
+
+
+def test_random_numbers_differ():
+    code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
+    pytest.importorskip("numpy")
+    assert len({run_python(code, timeout_s=30).stdout for _ in range(4)}) == 4
+
+
+def test_text_is_made_readable():
+    assert sandbox.readable(b"a\tb\r\nc\x1b[0m\x00\xff\xc2\x85") == "a\tb\nc\\x1b[0m\\x00\\xff\\x85"
+
+
+# ---- the caller's mistakes
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"timeout_s": 0}, "seconds above 0"),
+        ({"timeout_s": -1}, "seconds above 0"),
+        ({"timeout_s": float("nan")}, "seconds above 0"),
+        ({"timeout_s": float("inf")}, "at most 3600"),
+        ({"memory_mb": 1}, "at least 16"),
+        ({"memory_mb": 64.5}, "whole MiB"),
+        ({"tier": "Z"}, "there are A, B"),
+        ({"files": {"../x": ""}}, "no relative name"),
+        ({"files": {"/etc/x": ""}}, "no relative name"),
+        ({"files": {"a/../../x": ""}}, "no relative name"),
+        ({"files": {"": ""}}, "no relative name"),
+        ({"files": {"a\0b": ""}}, "no relative name"),
+        ({"stdin": "x" * (sandbox.MAX_INPUT + 1)}, "more than"),
+    ],
+)
+def test_a_bad_argument_is_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        run_python("print(1)", **options)
+
+
+def test_a_huge_program_is_an_error_of_the_program():
+    assert run_python("#" * (sandbox.MAX_CODE + 1)).status == "error"
+
+
+# ---- many at once
+@pytest.mark.parametrize("tier", TIERS)
+def test_calls_from_many_threads_do_not_mix(tier):
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(lambda n: run_python(f"print({n})", tier=tier, timeout_s=60), range(48)))
+    assert [result.stdout for result in found] == [f"{n}\n" for n in range(48)]
+
+
+def test_a_forked_child_has_a_sandbox_of_its_own():
+    run_python("")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, run_python("print('child')", timeout_s=60).stdout.encode())
+            sandbox.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 100) == b"child\n"
+    os.close(reader), os.close(writer)
+    assert run_python("print('parent')").stdout == "parent\n"
+
+
+def test_a_killed_zygote_is_started_again():
+    run_python("")
+    for process in sandbox._zygotes.values():
+        process.process.kill()
+        process.process.wait()
+    assert run_python("print(1)").stdout == "1\n"
+
+
+# ---- failing closed
+def test_a_tier_whose_canary_gets_out_is_not_used(monkeypatch):
+    @contextlib.contextmanager
+    def canary():
+        yield "print('out')", {}, lambda found: "it got out"
+
+    sandbox.close()
+    monkeypatch.setattr(sandbox, "CANARIES", (canary,))
+    result = run_python("print(1)")
+    assert (result.status, result.stdout, result.tier) == ("refused", "", "D")
+    assert "it got out" in result.stderr and sandbox.current_tier().name == "D"
+    assert run_python("print(1)", tier="B").status == "refused"
+    assert "#b3261e" in sandbox.current_tier()._repr_html_()
+
+
+def test_canaries_notice_a_missing_wall(monkeypatch, tmp_path):
+    """Each wall taken down in turn, for real: the canaries must see it."""
+    source = Path(zygote.__file__).parent
+    for number, wall in enumerate(("    warden.filter.install()\n", "    confine.restrict(rules)\n", "    confine.limit(")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "confine.py").write_text((source / "confine.py").read_text())
+        text = (source / "zygote.py").read_text()
+        assert wall in text
+        gone = "    (lambda *_: None)(" if wall.endswith("(") else ""
+        (folder / "zygote.py").write_text(text.replace(wall, gone))
+        monkeypatch.setattr(zygote, "__file__", str(folder / "zygote.py"))
+        sandbox.close()
+        with pytest.raises(sandbox.SandboxError, match="canary"):
+            sandbox._zygote("B", ())
+    monkeypatch.undo()
+    sandbox.close()
+
+
+def test_without_user_namespaces_it_is_tier_b():
+    """In a user namespace that allows no further ones, as in many containers."""
+    script = (
+        "from agentkit import sandbox; r = sandbox.run_python('print(6)'); print(r.tier, r.stdout, sandbox.current_tier().why)"
+    )
+    shell = f'echo 0 > /proc/sys/user/max_user_namespaces && exec {sys.executable} -c "{script}"'
+    child = subprocess.run(["unshare", "-Ur", "sh", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    if "unshare" in child.stderr and child.returncode:
+        pytest.skip(f"user namespaces cannot be tried here: {child.stderr.strip()}")
+    assert child.stdout.startswith("B 6") and "tier A does not work here: " in child.stdout, child
+
+
+# ---- nothing left behind
+def test_a_flood_does_not_fill_the_caller():
+    """S5: 2 GiB of output, at most 16 MiB more memory here."""
+    run_python("print(1)")
+    process, peak, over = psutil.Process(), [0], threading.Event()
+
+    def watch():
+        while not over.wait(0.002):
+            peak[0] = max(peak[0], process.memory_info().rss)
+
+    before = process.memory_info().rss
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    result = run_python("import os\nfor _ in range(2048): os.write(1, bytes(2**20))", timeout_s=30)
+    over.set()
+    watcher.join()
+    assert result.status == "output" and max(peak[0], process.memory_info().rss) - before <= 16 * 2**20
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_soak_leaves_nothing(tier):
+    """S9 in small: descriptors, processes, memory and files are as before."""
+    programs = ["print(1)", "1 / 0", "import os\nos.kill(os.getpid(), 9)", "x = ' ' * 2**33", "open('a/b', 'w')",
+                "import os\nos.makedirs('d/e/f')\nos.symlink('/', 'l')", "print('x' * 10**6)"]  # fmt: skip
+    for code in programs:
+        run_python(code, tier=tier)
+    process = psutil.Process()
+    before = process.num_fds(), process.memory_info().rss, len(process.children(recursive=True))
+    for index in range(140):
+        run_python(programs[index % len(programs)], tier=tier, timeout_s=20)
+    time.sleep(0.2)
+    after = process.num_fds(), process.memory_info().rss, len(process.children(recursive=True))
+    assert after[0] <= before[0] + 5 and after[1] - before[1] <= 50 * 2**20 and after[2] <= before[2]
+    assert [p for z in sandbox._zygotes.values() if z.tier == "B" for p in os.listdir(z.base)] == []
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_killed_trainer_takes_everything_with_it(tier, tmp_path):
+    code = (
+        "import tempfile, sys; tempfile.tempdir = sys.argv[1]\n"
+        "from agentkit import sandbox\nsandbox.run_python('', tier=sys.argv[2])\nprint('up', flush=True)\n"
+        'sandbox.run_python(\'open("x", "w")\\nimport time\\ntime.sleep(600)\', timeout_s=900, tier=sys.argv[2])'
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), tier], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout.readline() == "up\n"
+    family: list[psutil.Process] = []
+    deadline = time.monotonic() + 30
+    while len(family) < 3 and time.monotonic() < deadline:  # zygote, warden, program
+        family = psutil.Process(trainer.pid).children(recursive=True)
+        time.sleep(0.05)
+    assert len(family) >= 3
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_closing_removes_every_folder():
+    for tier in TIERS:
+        run_python("open('x', 'w')", tier=tier)
+    folders = [process.base for process in sandbox._zygotes.values()]
+    sandbox.close()
+    assert folders and not any(os.path.exists(folder) for folder in folders)
+    assert glob.glob(os.path.join(tempfile.gettempdir(), "agentkit-canary-*")) == []
+
+
+def test_a_tree_is_removed_whatever_it_holds(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("x")
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tree / "link").symlink_to(outside)
+    (tree / "locked").mkdir()
+    (tree / "locked" / "f").write_text("x")
+    (tree / "locked").chmod(0)
+    here = os.getcwd()
+    try:
+        os.chdir(tree)
+        for _ in range(600):  # deeper than a path can say
+            os.mkdir("d" * 20)
+            os.chdir("d" * 20)
+    finally:
+        os.chdir(here)
+    zygote.remove_tree(str(tree))
+    assert not tree.exists() and (outside / "kept").read_text() == "x"
