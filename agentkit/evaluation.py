@@ -278,6 +278,28 @@ class Comparison:
         """Each paired result in words, with its verdict."""
         return [_sentence(pair, self.flipped[f"{pair['a']}->{pair['b']}"], len(self.paired)) for pair in self.paired]
 
+    def where(self) -> str:
+        """For which categories and difficulties the last policy differs from the first, in one sentence."""
+        pair = next((p for p in self.paired if p["b"] == list(self.policies)[-1]), {})
+        blocks = {f"category {k}": v for k, v in pair.get("by_category", {}).items()}
+        blocks |= {f"difficulty {k}": v for k, v in pair.get("by_difficulty", {}).items()}
+        parts = [f"{name} {_points(block['diff'])} points ({_briefly(block)})" for name, block in blocks.items()]
+        return f"{pair['a']} → {pair['b']}: {'; '.join(parts)}." if parts else "There is no breakdown to compare."
+
+    def draws(self) -> list[str]:
+        """What sampling more than once would give, one sentence a policy."""
+        said = []
+        for name, entry in self.policies.items():
+            k = max(entry.get("pass_at_k") or ["1"], key=int)
+            if int(k) > 1 and entry["pass_at_k"][k]["n"]:
+                one, most = entry["pass_at_k"]["1"], {key: entry[key][k] for key in ("pass_at_k", "maj_at_k", "pass_hat_k")}
+                some, majority, every = (percent(block["success"]) for block in most.values())
+                said.append(
+                    f"{name}: {percent(one['success'])} with one sample; of {k} samples, {some} if any right one counts, "
+                    f"{majority} by majority, {every} if all must be right."
+                )
+        return said
+
     def _repr_html_(self) -> str:
         caption = f"{self.n_tasks} tasks; 95 % intervals over tasks in brackets"
         return tables.to_html(self.table(), caption, self.sentences())
@@ -538,6 +560,12 @@ def _paired_cells(block: dict[str, Any]) -> dict[str, str]:
         "could see, points": "–" if seen is None else f"{100 * seen:.1f}",
         "n": str(block["n"]),
     }
+
+
+def _briefly(block: dict[str, Any]) -> str:
+    if block["verdict"] != "no difference shown" or block["detectable"] is None:
+        return block["verdict"]
+    return f"{block['verdict']}, could have seen {100 * block['detectable']:.1f}"
 
 
 def _points(share: float) -> str:

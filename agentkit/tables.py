@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pandas as pd
+
+from agentkit.runs import write_bytes
 
 CSS = """
 .agentkit-comparison {font: 14px/1.5 system-ui, sans-serif; color: inherit; overflow-x: auto}
@@ -65,6 +68,13 @@ def to_csv(table: pd.DataFrame, index: bool = True) -> str:
     """Comma-separated values; text that a spreadsheet would run as a formula gets a leading apostrophe."""
     safe = table.map(_inert).rename(columns=_inert)
     return safe.rename(index=_inert).to_csv(index=index)
+
+
+def save(table: pd.DataFrame, stem: str | Path, caption: str = "") -> list[Path]:
+    """Write the table beside each other as stem.md, stem.tex and stem.csv."""
+    stem = Path(stem)
+    texts = {".md": to_markdown(table), ".tex": to_latex(table, caption, f"tab:{stem.name}"), ".csv": to_csv(table)}
+    return [write_bytes(stem.with_name(stem.name + end), text.encode("utf-8", "replace")) for end, text in texts.items()]
 
 
 def _inert(cell: object) -> object:

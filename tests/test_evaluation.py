@@ -284,3 +284,14 @@ def test_cases_follow_the_plan_or_the_tasks_own_name():
         "Multi-step, several tools", "Full pipeline, 4 or more calls", "Fictional scene", "Family custom",
     ]  # fmt: skip
     assert case_scores(singles([1.0, 0.0, None]), tasks) == {"No tools needed": 1.0, "One tool call": 0.0}
+
+
+def test_sentences_on_draws_and_on_where():
+    comparison = compare({"sft": sampled([4, 2, 0, 1]), "grpo": sampled([4, 4, 0, 1])}, TASKS)
+    assert comparison.draws()[0] == (
+        "sft: 43.8 % with one sample; of 4 samples, 75.0 % if any right one counts, 37.5 % by majority, "
+        "25.0 % if all must be right."
+    )
+    assert "category A +25.0 points (no difference shown" in comparison.where() and "difficulty hard" in comparison.where()
+    bare = compare({"sft": singles([1.0, 0.0])})
+    assert bare.draws() == [] and bare.where() == "There is no breakdown to compare."
