@@ -33,6 +33,7 @@ class SlotCache(Cache):
             )
         super().__init__(layers=[_SlotLayer() for _ in range(config.num_hidden_layers)])
 
+    @torch.inference_mode()
     def forward(self, model: Any, rows: Sequence[Sequence[int]], slots: Sequence[int], held: Sequence[int]) -> torch.Tensor:
         """Append each row's tokens to its slot.
 
@@ -63,6 +64,7 @@ class SlotCache(Cache):
         )
         return out.logits[:, -1].float()
 
+    @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots to other slots, all at once, so that slots may trade places."""
         count = max(targets, default=-1) + 1

@@ -112,7 +112,7 @@ class TransformersPolicy(Policy):
         return len(self._queue) < min(self.in_flight, len(self._trajectories))
 
     def _may_join(self) -> bool:
-        if self.deterministic or not self._queue:
+        if self.deterministic or not self._queue or self._decoding == self.in_flight:
             return False
         return len(self._queue) * JOIN_SHARE >= self._decoding or self._steps >= JOIN_STEPS
 
@@ -131,11 +131,10 @@ class TransformersPolicy(Policy):
         training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode():
-                ended = self._join(joining) if joining else []
-                while self._decoding and not ended and not self._may_join():
-                    ended = self._decode()
-                return ended
+            ended = self._join(joining) if joining else []
+            while self._decoding and not ended and not self._may_join():
+                ended = self._decode()
+            return ended
         finally:
             self.model.train(training)
 
