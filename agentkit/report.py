@@ -11,6 +11,7 @@ import dataclasses
 import importlib.metadata
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from agentkit import cost, plots
 from agentkit.evaluation import SOLVED, Comparison, percent, task_success
 from agentkit.recipes import Recipe
 from agentkit.records import Task, ToolResult, Trajectory, Turn
-from agentkit.redact import MASK, environment_secrets, is_secret_name, redact, redact_text
+from agentkit.redact import environment_secrets, redact, redact_text
 from agentkit.runs import Run, RunError, digest, read_json, read_jsonl, read_trajectories, write_bytes
 from agentkit.widgets import compare_trajectories
 
@@ -51,6 +52,8 @@ class Limits:
 
 LADDER = (Limits(20, 2_000, 400, 3_900), Limits(6, 200, 200, 1_000), Limits(0, 40, 80, 200))
 _SLACK = 20_000  # characters beyond a cut that are still read for secrets
+# control characters, marks of reading direction, invisible ones and half surrogates: shown as \\u202e
+_UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 Block = dict[str, Any]
 
 
@@ -87,7 +90,7 @@ def _page(run: Run, limits: Limits) -> str:
     template = jinja2.Environment(loader=folder, autoescape=True, undefined=jinja2.StrictUndefined).get_template("report.html.j2")
     return template.render(
         name=run.path.name,
-        subtitle=show.text(_subtitle(run)),
+        subtitle=show.text(_subtitle(show.manifest)),
         lead=[show.text(sentence) for sentence in _lead(show)],
         stages=_stages(show),
         sections=sections,
@@ -95,11 +98,15 @@ def _page(run: Run, limits: Limits) -> str:
     )
 
 
+_SECTIONS = {"recipe": {}, "stages": {}, "hashes": {}, "versions": {}, "git": {}, "created": "?"}  # of run.json
+
+
 class _Shown:
     """A run's files, each read once, and how its values become text that may be shown."""
 
     def __init__(self, run: Run, limits: Limits, secrets: tuple[str, ...]):
         self.run, self.limits, self.secrets = run, limits, secrets
+        self.manifest = {k: v if isinstance(v, dict) or k == "created" else {} for k, v in (_SECTIONS | run.manifest).items()}
         self._policies: dict[str, list[Trajectory]] | None = None
 
     def policies(self) -> dict[str, list[Trajectory]]:
@@ -125,10 +132,12 @@ class _Shown:
             return f"[{', '.join(map(self.text, value[:20]))}{', …' if len(value) > 20 else ''}]"
         if isinstance(value, Mapping | list | tuple):
             value = json.dumps(redact(value, self.secrets), ensure_ascii=False, default=str)
-        limit, whole = limit or self.limits.cell, str(value)
-        masked = redact_text(whole[: limit + _SLACK], self.secrets)  # masked before it is cut: half a secret has no shape
-        rest = len(whole) - limit
-        return masked if rest <= 0 else f"{masked[:limit]} … ({rest:,} more characters left out)"
+        return _UNSEEN.sub(lambda m: f"\\u{ord(m[0]):04x}", self.masked(str(value), limit or self.limits.cell))
+
+    def masked(self, text: str, limit: int) -> str:
+        """Text without secrets, cut to ``limit`` characters; masked before it is cut, since half a secret has no shape."""
+        found, rest = redact_text(text[: limit + _SLACK], self.secrets), len(text) - limit
+        return found if rest <= 0 else f"{found[:limit]} … ({rest:,} more characters left out)"
 
     def cleaned(self, block: Block) -> Block:
         """A block as the template may show it."""
@@ -169,15 +178,15 @@ class _Shown:
         return replace(result, name=self.text(result.name), arguments=arguments, observation=self._long(result.observation))
 
     def _long(self, text: str) -> str:
-        return self.text(text, self.limits.text)
+        return self.masked(text, self.limits.text)
 
 
 # ---- the head --------------------------------------------------------------------------------------------------------
-def _subtitle(run: Run) -> str:
-    manifest, git = run.manifest, run.manifest.get("git") or {}
+def _subtitle(manifest: Mapping[str, Any]) -> str:
+    git, recipe, versions = (manifest[name] for name in ("git", "recipe", "versions"))
     dirty = ", with uncommitted changes" if git.get("dirty") else ""
-    made = f"agentkit {manifest.get('versions', {}).get('agentkit', '?')}, commit {str(git.get('commit', '?'))[:12]}{dirty}"
-    return f"started {manifest.get('created', '?')} · {made} · seed {manifest.get('recipe', {}).get('seed', '?')}"
+    made = f"agentkit {versions.get('agentkit', '?')}, commit {str(git.get('commit', '?'))[:12]}{dirty}"
+    return f"started {manifest['created']} · {made} · seed {recipe.get('seed', '?')}"
 
 
 def _lead(show: _Shown) -> list[str]:
@@ -187,7 +196,7 @@ def _lead(show: _Shown) -> list[str]:
 
 
 def _stages(show: _Shown) -> list[dict[str, str]]:
-    entries, chips = show.run.manifest["stages"], []
+    entries, chips = show.manifest["stages"], []
     for name in (*STAGES, *(n for n in entries if n not in STAGES)):
         entry = entries.get(name) if isinstance(entries.get(name), dict) else {}
         status, seconds = str(entry.get("status", "missing")), entry.get("seconds")
@@ -207,7 +216,7 @@ def _result(show: _Shown) -> list[Block]:
     ]
     blocks += [{"kind": "figure", "figure": plots.success_bars(comparison)}]
     if comparison.paired:
-        blocks += [_records(comparison.paired, "Paired tests: b against a on the same tasks")]
+        blocks.append(_frame(comparison.paired_table(), "Paired tests on the same tasks"))
     for pair, flips in comparison.flipped.items():
         rows = [[i, way.replace("_", " ")] for way, ids in flips.items() for i in ids]
         title = f"The {len(rows)} tasks that changed, {pair.replace('->', ' → ')}"
@@ -231,7 +240,7 @@ def _training(show: _Shown) -> list[Block]:
     if metrics.empty:
         raise ValueError("train/metrics.jsonl holds no step")
     blocks, steps = [], int(metrics["step"].max())
-    planned = show.run.manifest.get("recipe", {}).get("steps", "?")
+    planned = show.manifest["recipe"].get("steps", "?")
     blocks.append(_text(f"{steps} of {planned} optimiser steps are recorded."))
     if "val_success" in metrics and metrics["val_success"].notna().any():
         validation = metrics.dropna(subset=["val_success"]).drop_duplicates("step", keep="last").set_index("step")["val_success"]
@@ -312,40 +321,34 @@ def _cost(show: _Shown) -> list[Block]:
 
 
 def _recipe(show: _Shown) -> list[Block]:
-    used = show.run.manifest.get("recipe") or {}
-    known = Recipe.keys()
-    rows = [
-        [k, MASK if is_secret_name(k) else v, known[k].metadata["help"] if k in known else ""]
-        for k, v in used.items()
-        if k != "run"
+    used, known = show.manifest["recipe"], Recipe.keys()
+    rows = [[k, v, known[k].metadata["help"] if k in known else ""] for k, v in redact(used).items() if k != "run"]
+    if not rows:
+        return [_missing("run.json holds no recipe.")]
+    changed = sum(k in known and v != known[k].default for k, v in used.items() if k != "run")
+    return [
+        _text(f"{changed} of {len(rows)} keys differ from the defaults."),
+        _table(["Key", "Value", "Meaning"], rows, words=True),
     ]
-    given = [k for k, v in used.items() if k in known and v != known[k].default]
-    default = f"{len(given)} of {len(rows)} keys differ from the defaults."
-    return (
-        [_text(default), _table(["Key", "Value", "Meaning"], rows, words=True)]
-        if rows
-        else [_missing("run.json holds no recipe.")]
-    )
 
 
 def _provenance(show: _Shown) -> list[Block]:
-    manifest = show.run.manifest
-    hashes = [[name, recorded, _unchanged(show.run, name, recorded)] for name, recorded in manifest.get("hashes", {}).items()]
-    blocks = [_table(["File", "SHA-256, first 16 digits", "Now"], hashes, "Data hashes", words=True)] if hashes else []
-    versions = manifest.get("versions") or {}
-    blocks += [_table(["Package", "Version"], list(versions.items()), "Versions")] if versions else []
-    git = manifest.get("git") or {}
-    blocks += [_table(["Git", ""], list(git.items()), words=True)] if git else []
+    hashes, versions, git = (show.manifest[name] for name in ("hashes", "versions", "git"))
+    rows = [[name, recorded, _unchanged(show.run, name, recorded)] for name, recorded in hashes.items()]
+    blocks = [_table(["File", "SHA-256, first 16 digits", "Now"], rows, "Data hashes", words=True)] if rows else []
+    blocks += [_pairs(versions, ["Package", "Version"])] if versions else []
+    blocks += [_pairs(git, ["Git", "State"])] if git else []
     return blocks or [_missing("run.json holds neither hashes nor versions.")]
 
 
 def _licences(show: _Shown) -> list[Block]:
-    model = str((show.run.manifest.get("recipe") or {}).get("model", "?"))
+    model = str(show.manifest["recipe"].get("model", "?"))
     rows = [["agentkit", "MIT"], *DATA_LICENCES]
     rows.append([f"model {model}", "MIT, ships with agentkit" if model == "nano" else "see its model card"])
-    noted = {(str(t.meta.get("source", t.family)), str(t.meta["licence"])) for t in show.run.tasks if "licence" in t.meta}
+    tasks = _or_none(lambda: show.run.tasks) or []
+    noted = {(str(t.meta.get("source", t.family)), str(t.meta["licence"])) for t in tasks if "licence" in t.meta}
     rows += [[f"tasks from {source}", licence] for source, licence in sorted(noted)]
-    rows += [[name, _licence(name)] for name in (show.run.manifest.get("versions") or {}) if name not in ("python", "agentkit")]
+    rows += [[name, _licence(name)] for name in show.manifest["versions"] if name not in ("python", "agentkit")]
     return [_table(["What", "Licence"], rows, words=True)]
 
 
@@ -429,13 +432,18 @@ def _any_json(value: Any) -> list[Block]:
         return [_text(str(value))]
     nested = {k: v for k, v in value.items() if isinstance(v, list) and v and isinstance(v[0], dict)}
     plain = [[k, v] for k, v in value.items() if k not in nested]
-    blocks = [_table(["Item", "Value"], plain, words=True)] if plain else []
+    blocks = [_pairs(dict(plain), ["Item", "Value"])] if plain else []
     return blocks + [_records(rows, str(name), words=True) for name, rows in nested.items()]
 
 
 def _records(rows: Sequence[Mapping[str, Any]], caption: str = "", words: bool = False) -> Block:
-    columns = list(dict.fromkeys(str(name) for row in rows for name in row))
+    rows = [redact(row) for row in rows]  # here the names that values stand under are still known
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     return _table(columns, [[row.get(name) for name in columns] for row in rows], caption, words)
+
+
+def _pairs(values: Mapping[str, Any], columns: Sequence[str]) -> Block:
+    return _table(columns, list(redact(values).items()), words=True)
 
 
 def _frame(table: pd.DataFrame, caption: str) -> Block:

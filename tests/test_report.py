@@ -1,0 +1,416 @@
+import base64
+import dataclasses
+import json
+import os
+import re
+import shutil
+
+import pytest
+from hostile.widget_texts import CHARACTERS, SCRIPTS
+
+from agentkit import report
+from agentkit.cli import main
+from agentkit.evaluation import compare
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.redact import environment_secrets, is_secret_name, looks_random, redact, redact_text
+from agentkit.report import MAX_BYTES, render, representative, write_report
+from agentkit.runs import Run, append_jsonl, digest, load_run, write_json, write_tasks, write_trajectories
+
+HOSTILE = " ".join((*SCRIPTS.values(), *CHARACTERS.values()))
+RECIPE = {
+    "run": "x",
+    "seed": 3,
+    "model": "nano",
+    "steps": 4,
+    "n_tasks": 40,
+    "prompts_per_step": 2,
+    "group_size": 2,
+    "micro_batch": 2,
+}
+
+
+def trajectory(task_id, policy, sample, success, observation="Found it."):
+    turns = (
+        Turn("Let me look.<|im_end|>", (0, 1), (ToolResult("search", {"query": "it"}, observation, True),)),
+        Turn("Answer: 5<|im_end|>", (2, 3)),
+    )
+    return Trajectory(
+        task_id, policy, sample, 0, (9,), (1, 2, 3), (1, 0, 1), (0.0,) * 3, turns, StopReason.ANSWER, "5", success, "because",
+        {"correctness": success}, success,
+    )  # fmt: skip
+
+
+def policies(tasks, **options):
+    found = {}
+    for shift, name in enumerate(("sft", "grpo")):
+        found[name] = [
+            trajectory(t.id, name, k, float((i + k + shift) % 3 > 0), **options) for i, t in enumerate(tasks) for k in (0, 1)
+        ]
+    return found
+
+
+def make_run(path, n=12, tasks=None, **options):
+    """A finished run with every file a run card reads."""
+    run = Run.create(path)
+    levels = ("easy", "medium", "hard")
+    tasks = tasks or [
+        Task(f"{'AB'[i % 2]}-{i:04d}", f"Question {i}?", "5", "numeric", "AB"[i % 2], levels[i % 3], "test") for i in range(n)
+    ]
+    write_tasks(run.file("tasks.jsonl"), tasks)
+    found = policies(tasks, **options)
+    for name, own in found.items():
+        write_trajectories(run.file("eval", f"{name}.parquet"), own)
+    comparison = compare(found, tasks).to_json()
+    write_json(run.file("comparison.json"), comparison)
+    write_json(run.file("baseline.json"), comparison["policies"]["sft"])
+    for step in range(5):
+        row = {
+            "step": step,
+            "reward": 0.1 * step,
+            "reward/correctness": 0.1,
+            "success": 0.2,
+            "rollout_seconds": 2.0,
+            "update_seconds": 1.0,
+        }
+        append_jsonl(
+            run.file("train", "metrics.jsonl"),
+            row | ({"val_success": 0.3 + step / 10, "val_seconds": 1.0} if step % 2 == 0 else {}),
+        )
+    append_jsonl(
+        run.file("train", "alarms.jsonl"), {"step": 3, "alarm": "kl_spike", "severity": "warning", "advice": "Lower the rate."}
+    )
+    write_json(
+        run.file("preflight.json"), {"verdict": "go", "items": [{"item": "dead groups", "light": "green", "advice": "none"}]}
+    )
+    stages = {name: {"status": "done", "seconds": 150} for name in report.STAGES}
+    hashes = {"tasks.jsonl": digest(run.file("tasks.jsonl"))}
+    run.update(
+        recipe=RECIPE,
+        stages=stages,
+        versions={"python": "3.11", "torch": "2.13.0"},
+        git={"commit": "abc123", "dirty": True},
+        hashes=hashes,
+    )
+    return run
+
+
+# ---- what it says ----------------------------------------------------------------------------------------------------
+def test_every_part_is_there(tmp_path, capsys):
+    run = make_run(tmp_path / "a")
+    assert main(["report", str(run.path)]) == 0
+    path = run.file("report.html")
+    assert str(path) in capsys.readouterr().out and path.stat().st_mode & 0o777 == 0o600
+    page = path.read_text()
+    for title, _ in report.SECTIONS:
+        assert f"<h2>{title}</h2>" in page
+    for part in (
+        "sft → grpo:",
+        "kl_spike",
+        "Lower the rate.",
+        "dead groups",
+        "unchanged",
+        "2.13.0",
+        "abc123",
+        "seed 3",
+        "2.5 min",
+    ):
+        assert part in page, part
+    assert "Validation success went from 30.0 % to 70.0 %; the best was 70.0 % at step 4." in page
+    assert "Missing." not in page and not re.search(r"""(?:src|href)=["']?https?:""", page.split("<script>")[0])
+    assert page.count("Plotly.newPlot(place") == 1 and len(page) < MAX_BYTES
+
+
+def test_a_changed_file_is_told(tmp_path):
+    run = make_run(tmp_path / "a")
+    tasks = run.tasks
+    write_tasks(run.file("tasks.jsonl"), [dataclasses.replace(tasks[0], prompt="Another?"), *tasks[1:]])
+    assert "CHANGED to" in render(load_run(run.path))
+
+
+@pytest.mark.parametrize(
+    ("removed", "says"),
+    [
+        ("comparison.json", "This run has no comparison of policies yet."),
+        ("baseline.json", "baseline.json does not exist"),
+        ("train/metrics.jsonl", "metrics.jsonl does not exist"),
+        ("train/alarms.jsonl", "trained without alarms"),
+        ("preflight.json", "no preflight was made"),
+        ("eval", "no evaluation trajectories"),
+        ("tasks.jsonl", "tasks.jsonl does not exist"),
+    ],
+)
+def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path, removed, says):
+    run = make_run(tmp_path / "a")
+    path = run.file(removed)
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    page = render(load_run(run.path))
+    assert says in page and page.count("<h2>") == len(report.SECTIONS) and "sampled in training" not in page
+    assert page.count('class="missing"') <= 4
+
+
+@pytest.mark.filterwarnings("ignore:.*is torn")
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"3", b'{"a": [[1, {"b": null}]]}\n', b"\xff\x00{", b'{"policies": {"x": 3}}', b"null\n[1]\n"]
+)
+def test_damaged_files_never_stop_it(tmp_path, content):
+    run = make_run(tmp_path / "a")
+    for name in (
+        "comparison.json",
+        "baseline.json",
+        "train/metrics.jsonl",
+        "train/alarms.jsonl",
+        "preflight.json",
+        "tasks.jsonl",
+    ):
+        run.file(name).write_bytes(content)
+    run.file("eval", "sft.parquet").write_bytes(content)
+    assert render(load_run(run.path)).count("<h2>") == len(report.SECTIONS)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {},
+        {"recipe": [], "stages": {"03_grpo": 3}, "hashes": 3, "versions": [], "git": "x"},
+        {"recipe": {"steps": "many", "zz": {}}},
+    ],
+)
+def test_odd_manifests_never_stop_it(tmp_path, manifest):
+    run = make_run(tmp_path / "a")
+    write_json(run.file("run.json"), {"stages": {}} | manifest)
+    assert render(load_run(run.path)).count("<h2>") == len(report.SECTIONS)
+    bare = Run.create(tmp_path / "bare")
+    assert render(bare).count("<h2>") == len(report.SECTIONS)
+
+
+# ---- size ------------------------------------------------------------------------------------------------------------
+def test_a_thousand_tasks_and_huge_observations_stay_under_the_bound(tmp_path):
+    noise = base64.b64encode(os.urandom(750_000)).decode()  # a megabyte that no compression shrinks
+    run = make_run(tmp_path / "a", n=1000)
+    found = policies(run.tasks)
+    found["grpo"] = [trajectory(t.task_id, "grpo", 0, 1.0, noise) if i < 10 else t for i, t in enumerate(found["grpo"])]
+    write_trajectories(run.file("eval", "grpo.parquet"), found["grpo"])
+    for _ in range(20):
+        append_jsonl(run.file("train", "alarms.jsonl"), {"step": 1, "alarm": "x", "advice": noise})
+    path = write_report(load_run(run.path))
+    assert path.stat().st_size < MAX_BYTES
+    page = path.read_text()
+    assert "Success on each of the 1000 measured tasks" in page and "more characters left out" in page
+    assert noise[:5000] not in page
+
+
+def test_long_trainings_are_thinned(tmp_path):
+    run = make_run(tmp_path / "a")
+    rows = [
+        json.dumps({"step": s, "reward": s / 1e4, "kl": 0.1} | ({"val_success": 0.5} if s % 1000 == 0 else {}))
+        for s in range(10_000)
+    ]
+    run.file("train", "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    page = render(load_run(run.path))
+    assert len(page) < 6_500_000 and "The curves draw every 10th step." in page and "9999 of 4 optimiser steps" in page
+
+
+# ---- secrets ---------------------------------------------------------------------------------------------------------
+SECRETS = {
+    "hub": "hf_" + "AbCdEfGhIjKlMnOpQr" * 2,
+    "api": "sk-proj-" + "a1B2c3D4e5F6g7H8i9J0",
+    "git": "ghp_" + "0123456789abcdefABCDEF0123456789abcd",
+    "cloud": "AKIA" + "IOSFODNN7EXAMPLE",
+    "web": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N",
+    "environment": "correct-horse-battery",
+    "bearer": "zQ81kfPq0aLx77Rt",
+    "password": "hunter22",
+    "address": "deploy:pa55w0rd-x",
+}
+SENTENCE = (
+    "Bearer {bearer} password={password} https://{address}@host/x {hub} {api} {git} {cloud} {web} {environment}\n"
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\n-----END RSA PRIVATE KEY-----"
+).format(**SECRETS)
+
+
+def test_no_planted_secret_is_in_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_SERVICE_TOKEN", SECRETS["environment"])
+    tasks = [Task(f"A-{i}", f"Question {i}? {SENTENCE}", SENTENCE[:1500], "exact", "A", "easy", "test") for i in range(4)]
+    run = make_run(tmp_path / "a", tasks=tasks, observation="x" * 3_890 + SENTENCE)
+    secret_recipe = RECIPE | {
+        "hub_token": "plain-looking",
+        "note": SENTENCE,
+        "nested": {"api_key": "inner-value", "list": [SENTENCE]},
+    }
+    run.update(
+        recipe=secret_recipe, stages={"03_grpo": {"status": SENTENCE}}, versions={SENTENCE: SENTENCE}, git={"commit": SENTENCE}
+    )
+    append_jsonl(run.file("train", "alarms.jsonl"), {"step": 1, "alarm": SENTENCE, "advice": SENTENCE, "password": "in-a-field"})
+    write_json(run.file("preflight.json"), {"secret_key": "in-preflight", "items": [{"advice": SENTENCE}]})
+    handed = []
+    real = report.compare_trajectories
+    monkeypatch.setattr(report, "compare_trajectories", lambda *a, **k: handed.append(a) or real(*a, **k))
+    page = render(load_run(run.path))
+    shown = page + repr(handed)
+    for secret in (
+        *SECRETS.values(),
+        "plain-looking",
+        "inner-value",
+        "in-a-field",
+        "in-preflight",
+        "MIIEpAIBAAKCAQEA",
+        "pa55w0rd",
+    ):
+        assert secret not in shown, secret
+    assert "[masked]" in page and handed and "Let me look." in shown
+    assert all(set(t.completion_ids) == {0} and not t.prompt_ids for ts in handed[0][1].values() for t in ts)
+
+
+@pytest.mark.parametrize(
+    "name", "api_key HF_TOKEN dbPassword client_secret Authorization x-api-key WANDB_API_KEY token AWS_SECRET_ACCESS_KEY".split()
+)
+def test_secret_names(name):
+    assert is_secret_name(name) and redact({name: "abc"}) == {name: "[masked]"}
+
+
+@pytest.mark.parametrize(
+    "name", "max_tokens max_turn_tokens eos_token tokenizer primary_key key author monkey keyboard tokens top_k".split()
+)
+def test_harmless_names(name):
+    assert not is_secret_name(name) and redact({name: "abc"}) == {name: "abc"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bearer {}",
+        "token: {}",
+        "key={}",
+        '{{"key": "{}"}}',
+        "Authorization: Basic {}",
+        "?sig={}&x=1",
+        "api-key = '{}'",
+        "secret: {}",
+    ]
+    + ['{{\\"api_key\\":\\"{}\\"}}', "export A_TOKEN={}", "my password is {}", "X-Api-Key:{}"],
+)
+def test_values_after_telling_words(text):
+    secret = "q7Zk29xWvB41mN"
+    assert secret not in redact_text(text.format(secret)) and "[masked]" in redact_text(text.format(secret))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The key: France is in Europe.",
+        "token-mean loss, basic understanding",
+        "the secret is that it works",
+        "key=population of Peru",
+    ]
+    + [
+        "Answer: 1234567890123456",
+        "commit e8dd7a8f0c1b2a3948576",
+        "https://example.org/a:b",
+        "a bearer of bad news",
+        "sort key: name",
+    ],
+)
+def test_ordinary_text_is_kept(text):
+    assert redact_text(text) == text
+
+
+def test_environment_values_and_quick_masking(monkeypatch):
+    found = environment_secrets({"A_PASSWORD": "p@ss word", "HOME": "somewhere", "B_TOKEN": "abc", "DB_SECRET": "longer-secret"})
+    assert found == ("longer-secret", "p%40ss%20word", "p@ss word")
+    assert looks_random("a1b2c3d4e5f6") and not looks_random("internationalisation") and not looks_random("aaaaaaaaaaaa1")
+    for text in (
+        "key=" * 250_000,
+        "password" + " " * 10**6,
+        "-----BEGIN PRIVATE KEY-----" * 40_000,
+        "eyJaaaaaa." * 100_000,
+        "://a:" * 200_000,
+    ):
+        redact_text(text)  # linear: quadratic time would take hours
+
+
+# ---- data that must not be shared ------------------------------------------------------------------------------------
+def test_private_tasks_are_ids_and_scores_only(tmp_path):
+    share = {"share": False, "source": "GAIA", "licence": "gated"}
+    tasks = [
+        Task(f"g{i}", f"Private question {i}", f"private answer {i}", "exact", "GAIA", "level 1", "test", meta=share)
+        for i in range(3)
+    ]
+    run = make_run(tmp_path / "a", tasks=tasks, observation="private observation")
+    page = render(run)
+    assert "private question" not in page.lower()
+    assert "private answer" not in page and "private observation" not in page and "3 tasks are not shown" in page
+    assert all(f"<td>g{i}</td>" in page for i in range(3)) and "gated" in page
+
+
+def test_representative_tasks_are_chosen_by_the_rule():
+    tasks = {f"{f}{i}": Task(f"{f}{i}", "q", "a", family=f) for f in "AB" for i in range(10)}
+    turn = {i: (0.0, 1.0) for i in tasks} | {"A0": (1.0, 0.0), "B1": (0.0, 0.0), "B2": (1.0, 1.0)}
+    own = {name: [trajectory(i, name, 0, turn[i][side]) for i in tasks] for side, name in enumerate(("sft", "grpo"))}
+    chosen, rule = representative(tasks, own, 8)
+    assert [t.id for t in chosen] == ["A1", "B0", "A2", "B3", "A0", "B1", "B2"] and rule.startswith("7 tasks")
+
+
+# ---- in a browser ----------------------------------------------------------------------------------------------------
+def opened(browser, path, scheme="light", width=1400):
+    context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": width, "height": 900})
+    page, faults = context.new_page(), []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda request: request.url.startswith("http") and faults.append(request.url))
+    page.on("dialog", lambda dialog: faults.append(dialog.message))
+    page.goto(path.as_uri())
+    page.locator(".main-svg").first.wait_for(timeout=60_000)
+    return page, faults
+
+
+@pytest.mark.parametrize(("scheme", "width", "dark"), [("light", 800, False), ("dark", 1400, True)])
+def test_it_opens_offline(browser, tmp_path, scheme, width, dark):
+    page, faults = opened(browser, write_report(make_run(tmp_path / "a")), scheme, width)
+    page.frame_locator("iframe").locator("text=Question").first.wait_for(timeout=60_000)
+    assert page.locator(".js-plotly-plot").count() == 3
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, re.findall(r"\d+", colour)[:3])) < 300) is dark
+    page.locator("summary").first.click()
+    assert faults == []
+    page.context.close()
+
+
+def test_hostile_text_runs_nothing(browser, tmp_path):
+    tasks = [
+        Task(HOSTILE, HOSTILE, HOSTILE[:1500], "exact", HOSTILE, HOSTILE, "test"),
+        Task("t1", "q", "5", "numeric", "A", "easy", "test"),
+    ]
+    run = make_run(tmp_path / "a", tasks=tasks, observation=HOSTILE)
+    comparison = run.comparison
+    comparison["policies"][HOSTILE] = comparison["policies"].pop("sft")
+    comparison["paired"][0]["a"] = HOSTILE
+    comparison["flipped"] = {f"{HOSTILE}->grpo": {"to_right": [HOSTILE], "to_wrong": [HOSTILE]}}
+    write_json(run.file("comparison.json"), comparison)
+    append_jsonl(run.file("train", "metrics.jsonl"), {"step": 5, "reward": 1.0, f"reward/{HOSTILE}": 1.0, HOSTILE: HOSTILE})
+    append_jsonl(run.file("train", "alarms.jsonl"), {"step": HOSTILE, "alarm": HOSTILE, HOSTILE: HOSTILE})
+    write_json(run.file("preflight.json"), {HOSTILE: HOSTILE, "items": [{HOSTILE: [HOSTILE]}]})
+    run.update(
+        recipe={HOSTILE: HOSTILE, "model": HOSTILE, "seed": HOSTILE},
+        stages={HOSTILE: {"status": HOSTILE}},
+        git={"commit": HOSTILE},
+    )
+    page, faults = opened(browser, write_report(load_run(run.path)))
+    page.wait_for_timeout(500)
+    assert [frame.evaluate("window.hacked") for frame in page.frames] == [None] * len(page.frames)
+    assert (
+        page.evaluate("document.querySelectorAll('img, form, object, embed, template, base, main link, main meta').length") == 0
+    )
+    assert page.evaluate("document.querySelectorAll('iframe').length") == 1 == page.locator("iframe[sandbox]").count()
+    links = page.evaluate(
+        "[...document.querySelectorAll('a')].map(a => a.getAttribute('href') || a.getAttribute('xlink:href') || '')"
+    )
+    assert all(link == "" or link.startswith("#") for link in links), links
+    assert (
+        page.evaluate(
+            "[...document.querySelectorAll('main *')].flatMap(e => [...e.attributes]).filter(a => /^on/.test(a.name)).length"
+        )
+        == 0
+    )
+    assert "\\u202e" in page.inner_text("main") and faults == []
+    page.context.close()
