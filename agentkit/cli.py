@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     nano.add_argument("--minutes", type=float, default=None, help="wall-clock budget of the training")
     nano.set_defaults(command=nano_command)
     bench = commands.add_parser("bench", help="measure this kit against its peer, in one run")
-    bench.add_argument("name", choices=["rollouts", "sandbox"])
+    bench.add_argument("name", choices=["rollouts", "sandbox", "verifiers"])
     bench.add_argument("--json", type=Path, default=None, metavar="F", help="also write the result to a file")
     bench.add_argument("--quick", action="store_true", help="end within 50 seconds")
     bench.set_defaults(command=bench_command)
@@ -59,6 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     audit = commands.add_parser("audit", help="score every task of a suite on its gold answer and on answers that must fail")
     audit.add_argument("suite", type=Path, help="a tasks.jsonl, or the run folder that holds one")
     audit.set_defaults(command=audit_command)
+    tasks = commands.add_parser("tasks", help="print the table of task families: kinds, counts, difficulty, tools, licences")
+    tasks.add_argument("--n", type=_count, default=1200, help="tasks to build, shared among the families")
+    tasks.add_argument("--seed", type=int, default=0)
+    tasks.set_defaults(command=tasks_command)
     hub = commands.add_parser("hub", help="make a suite of a public data set, from the hub or from local files")
     hub.add_argument("name", help="hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval, open_agentrl or gaia")
     hub.add_argument("--out", type=Path, required=True, metavar="F", help="the tasks.jsonl to write")
@@ -109,6 +113,18 @@ def _print_audit(rows: list[dict[str, Any]], tasks: int) -> int:
         print(f"\n{pd.DataFrame(named[:50]).to_string(index=False)}")
     print(f"\n{tasks} tasks, {len({row['task'] for row in failures})} of them fail a check ({len(failures)} failures)")
     return 1 if failures else 0
+
+
+def tasks_command(options: argparse.Namespace) -> int:
+    """Print the table of task families."""
+    from agentkit.tasks import SuiteError
+    from agentkit.tasks.catalogue import catalogue, markdown
+
+    try:
+        print(markdown(catalogue(options.n, options.seed)))
+    except SuiteError as error:
+        raise RecipeError(str(error)) from None
+    return 0
 
 
 def hub_command(options: argparse.Namespace) -> int:

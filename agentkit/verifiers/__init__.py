@@ -25,7 +25,7 @@ KINDS: dict[str, Callable[..., Score]] = {
     "code": code,
     "judge": judge,
 }
-_LIMITS = {"code": MAX_CODE}
+_LIMITS = {"code": MAX_CODE, "symbolic": MAX_CODE}  # a program, or reasoning that ends in a box
 
 
 def check(kind: str, answer: str | None, gold: str, **options: Any) -> Score:

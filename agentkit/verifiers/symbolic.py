@@ -7,12 +7,13 @@ are compared as numbers; everything else goes to ``isolated/algebra.py`` in a ch
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
 from agentkit.records import Score
 from agentkit.verifiers.numbers import parse_number
-from agentkit.verifiers.text import normalize
+from agentkit.verifiers.text import MAX_ANSWER, normalize
 from agentkit.verifiers.worker import Worker, WorkerError
 
 _worker = Worker("algebra")
@@ -25,9 +26,12 @@ _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt pi min max gcd lcm mod det and dx dy".split()
 )
 _UNIT = re.compile(
-    r"(?<=[\d})])(?:\\[ ,;:!]|~|\s)*(?:\\(?:text|mathrm|mbox)\s*\{\s*(?P<text>[^{}]*?)\s*\}(?P<power>\^\{?[23]\}?)?"
+    r"(?<=[\d})])(?:\\[ ,;:!]|~|\s)*(?:\\(?:text|textbf|textit|mathrm|mbox)\s*\{\s*(?P<text>[^{}]*?)\s*\}(?P<power>\^\{?[23]\}?)?"
     r"|(?P<sign>\\?%|\\?°|\^\{?\\circ\}?)|(?P<word>(?<=[\d\s])[^\W\d_]{2,20}(?:\^\{?[23]\}?)?))$"
 )
+_SEGMENT = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[clr|]*\})?")
+MAX_BOXES, NEAR = 50, 60  # boxes looked at, and characters around an answer that may doubt it
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -40,7 +44,7 @@ def symbolic(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0
         abs_tol: absolute tolerance for constants; without one 0.333333 is not 1/3.
         rel_tol: relative tolerance for constants.
     """
-    wanted, found = expression(gold), expression(answer)
+    wanted, found = expression(gold, several=True), expression(answer)
     if not isinstance(wanted, str):
         return Score(None, f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
     if not isinstance(found, str):
@@ -74,30 +78,59 @@ def _compare(wanted: str, found: str, abs_tol: float, rel_tol: float) -> Score:
     return Score(0.0, f"{found[:80]!r} cannot be compared: {verdict.get('failed', 'stopped at the time limit')}")
 
 
-def expression(text: str) -> str | Score:
-    """The one expression a text gives, delimiters off, or Score(0) saying why there is none."""
-    boxes = list(_boxes(text))
-    if boxes:
-        contents = {re.sub(r"\s+", "", content) for content, _, _ in boxes}
-        if len(contents) > 1:
-            return Score(0.0, f"{len(contents)} different boxed answers")
-        content, start, end = boxes[-1]
-        around = re.split(r"[.!?]\s|\n", text[:start])[-1] + " " + text[end:]
-        if _DOUBT.search(around) or re.search(r"\d", text[end:]):
-            return Score(0.0, "the boxed answer is doubted or continued by the words around it")
-        return _bare(content) or Score(0.0, "an empty box")
-    return _bare(_LEAD.sub("", text.strip(), count=1)) or Score(0.0, "no expression")
+def expression(text: str, *, several: bool = False) -> str | Score:
+    """The one expression a text gives, delimiters off, or Score(0) saying why there is none.
+
+    Args:
+        text: an answer or a gold answer.
+        several: take several boxes together as a list, as gold answers write it, instead of refusing them.
+    """
+    boxes = list(itertools.islice(_boxes(text), MAX_BOXES + 1))
+    contents = list(dict.fromkeys(re.sub(r"\s+", " ", content).strip() for content, _, _ in boxes))
+    if len({content.replace(" ", "") for content in contents}) > 1:
+        return ", ".join(map(_bare, contents)) if several else Score(0.0, f"{len(contents)} different boxed answers")
+    found = boxes[-1:] or _lone_segment(text)
+    if found:
+        ((content, start, end),) = found
+        if _DOUBT.search(_clause_before(text[:start])) or _DOUBT.search(text[end : end + NEAR]) or _goes_on(text[end:]):
+            return Score(0.0, "the answer is doubted or continued by the words around it")
+    else:
+        content = _LEAD.sub("", text.strip(), count=1)
+    if len(content) > MAX_ANSWER:
+        return Score(0.0, f"an expression of {len(content)} characters; {MAX_ANSWER} is the limit")
+    return _bare(content) or Score(0.0, "no expression")
+
+
+def _clause_before(text: str) -> str:
+    return re.split(r"[.!?]\s|\n", text[-NEAR:])[-1]
+
+
+def _goes_on(text: str) -> bool:
+    """Whether another number follows in the same sentence."""
+    return bool(re.search(r"\d", re.split(r"[.!?](?:\s|$)|\n", text[:NEAR])[0]))
 
 
 def _boxes(text: str) -> Iterator[tuple[str, int, int]]:
     r"""Content, start and end of every \boxed{...}, braces balanced."""
     for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text):
         depth = 1
-        for end in range(match.end(), len(text)):
+        for end in range(match.end(), min(len(text), match.end() + MAX_ANSWER)):
             depth += (text[end] == "{") - (text[end] == "}")
             if depth == 0:
                 yield text[match.end() : end], match.start(), end + 1
                 break
+
+
+def _lone_segment(text: str) -> list[tuple[str, int, int]]:
+    """The one expression between math delimiters in a short sentence, with the unit behind it; [] where there is none."""
+    text = text.strip()
+    found = list(_SEGMENT.finditer(text))
+    if len(found) != 1 or not 0 < len(text) - len(found[0][0]) <= 2 * NEAR:
+        return []
+    start, end = found[0].span()
+    unit = _UNIT.search(f"1 {text[end:].strip().rstrip('.')}")
+    inside = next(group for group in found[0].groups() if group is not None)
+    return [(f"{inside} {text[end:]}" if unit and not text[:start].strip() else inside, start, len(text) if unit else end)]
 
 
 def _bare(text: str) -> str:
@@ -118,7 +151,7 @@ def _plain(text: str) -> str:
 
 def _words(text: str) -> set[str]:
     """Words of prose in an expression: neither commands nor functions."""
-    return {w.lower() for w in _WORD.findall(_COMMAND.sub(" ", _plain(text)))} - _FUNCTIONS
+    return {w.lower() for w in _WORD.findall(_COMMAND.sub(" ", _ENVIRONMENT.sub(" ", _plain(text))))} - _FUNCTIONS
 
 
 def _is_words(text: str) -> bool:
@@ -133,7 +166,8 @@ def _split_unit(text: str) -> tuple[str, str]:
     if not match or normalize(match[0]) in _FUNCTIONS:
         return text, ""
     unit = (match["text"] or "") + (match["power"] or "") if match["text"] is not None else match["sign"] or match["word"]
-    return text[: match.start()].strip(), re.sub(r"[\\{}\s^.]", "", unit).casefold().rstrip("s") or ""
+    unit = re.sub(r"[\\{}\s^.]", "", unit).casefold().rstrip("s")
+    return text[: match.start()].strip(), "%" if unit in ("percent", "percentage", "pct") else unit
 
 
 def _faults(wanted: str, found: str, unit: str, found_unit: str) -> Iterator[str]:
@@ -147,7 +181,7 @@ def _faults(wanted: str, found: str, unit: str, found_unit: str) -> Iterator[str
     shapes = _brackets(wanted), _brackets(found)
     if all(shapes) and shapes[0] != shapes[1]:
         yield f"{''.join(shapes[1])} brackets where the gold answer has {''.join(shapes[0])}"
-    if not shapes[0] and shapes[1] in ("[]", "{}") and "," not in wanted:
+    if shapes[1] in ("[]", "{}") and not re.search(r"[,;<>]|\\(?:pm|mp|cup|in|[lg]eq?)\b", wanted):
         yield "a list where the gold answer is one value"
 
 

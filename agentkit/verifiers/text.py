@@ -24,7 +24,7 @@ def final_answer(text: str) -> str | None:
     """The answer a final turn gives: its last "Answer: ..." line, else the whole text; None when that is empty or huge.
 
     A turn that holds a code block is one answer as a whole: a comment in code may look like an answer line. Code that starts on
-    the answer line goes on to the end.
+    the answer line goes on to the end. Reasoning that ends in a box may be as long as code.
     """
     if len(text) > 100 * MAX_ANSWER:
         return None
@@ -34,7 +34,8 @@ def final_answer(text: str) -> str | None:
     elif starts := [line for line in lines if _CODE.match(line[1])]:
         answer, limit = text[starts[0].start(1) :].strip(), MAX_CODE
     else:
-        answer, limit = (lines[-1][1].rstrip(" \t*_") if lines else text).strip(), MAX_ANSWER
+        answer = (lines[-1][1].rstrip(" \t*_") if lines else text).strip()
+        limit = MAX_CODE if r"\boxed{" in answer else MAX_ANSWER
     return answer if 0 < len(answer) <= limit else None
 
 

@@ -31,7 +31,7 @@ def read(text: str) -> Any:
         return None
     floats = found[0].atoms(sympy.Float)
     found = found[0].xreplace({f: sympy.Rational(str(f)) for f in floats}) if floats else found[0]
-    return None if found.has(sympy.nan) else found
+    return None if found.has(sympy.nan, sympy.zoo) else found
 
 
 def _value(expression: Any) -> Any:
@@ -105,7 +105,10 @@ def _proportional(a: Any, b: Any) -> bool:
 
 def equal(gold: Any, answer: Any) -> bool:
     """math-verify's verdict with the comparison above, and with equations compared as equations."""
-    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
+    if gold == answer:
+        return True
+    sides = [side for e in (gold, answer) if isinstance(e, sympy.Eq) for side in e.args]
+    if len(sides) == 4 and all(isinstance(side, sympy.Expr) for side in sides):
         if _same_equation(gold, answer):
             return True
         if len(gold.free_symbols | answer.free_symbols) > 1:  # math-verify would compare one solved variable
@@ -123,7 +126,10 @@ def compare(gold: str, answer: str, absolute: float, relative: float) -> Iterato
     if wanted is None:
         return
     found = read(answer)
-    yield {"equal": False, "why": "not readable as mathematics"} if found is None else {"equal": bool(equal(wanted, found))}
+    if found is None:
+        yield {"equal": False, "why": "not readable as mathematics"}
+    else:
+        yield {"equal": gold == answer or bool(equal(wanted, found))}
 
 
 def warm_up() -> None:
@@ -132,5 +138,11 @@ def warm_up() -> None:
     grader.sympy_symbolic_eq = lambda gold, answer: False  # decided by _numeric_eq already
     pairs = [(r"\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), (r"\sqrt{2}+\pi", "3"), ("(1,2)", "[1,2]"), ("x=2", "2=x")]
     pairs += [(r"\{1,2\}", r"\{2,1\}"), ("x<3", "3>x"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "10!"), (r"\sin(x)", r"\log(x)")]
+    pairs += [
+        ("0<f(x)<1", "(0,1)"),
+        (r"-2 \le x \le 7", r"x \in [-2,7]"),
+        (r"(0,1)\cup(2,3]", "x=1,y=2"),
+        (r"\sum_{k=1}^{3} k", "6"),
+    ]
     for pair in pairs:
         list(compare(*pair, 0.0, 0.0))

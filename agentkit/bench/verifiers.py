@@ -1,0 +1,150 @@
+"""The verifiers: checks a second of each, against the usual way where there is one, and agreement on labelled cases.
+
+The peers: math-verify called directly for the symbolic verifier, ``re`` in this process for patterns, and the program followed by
+its asserts in a plain ``subprocess`` for code. They promise less: no time limit on any thread, no sandbox. The judge is measured
+against a local server that answers at once. The labelled cases are those of math-verify's own tests (agentkit/verifiers/data).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from agentkit import verifiers
+from agentkit.bench.common import report, spread
+from agentkit.records import Score
+from agentkit.verifiers import check
+
+LABELLED = Path(verifiers.__file__).with_name("data") / "math_verify_cases.jsonl"
+PROGRAM = "def f(x):\n    return x + 1"
+TESTS = [[[n], n + 1] for n in range(8)]
+ASSERTS = [f"assert f({n}) == {n + 1}" for n in range(8)]
+
+# one right check number n; answers differ from check to check, so that no cache replies
+OURS: dict[str, Callable[[int], Score]] = {
+    "exact": lambda n: check("exact", f"The Answer {n}", f"answer {n}"),
+    "exact_squad": lambda n: check("exact", f"The Answer {n}", f"answer {n}", rule="squad", aliases=["b", "c"]),
+    "exact_gaia": lambda n: check("exact", f"a, {n}", f"A,{n}", rule="gaia"),
+    "numeric": lambda n: check("numeric", f"{n:,}.5", f"{n}.5"),
+    "numeric_units": lambda n: check("numeric", f"{n + 1} m", f"{100 * (n + 1)} cm"),
+    "regex": lambda n: check("regex", f"I found {n} apples.", str(n), pattern=r"(\d+) apples", then="numeric"),
+    "symbolic": lambda n: check("symbolic", rf"\boxed{{(x+{n + 1})^2}}", f"x^2+{2 * n + 2}x+{(n + 1) ** 2}"),
+    "code": lambda n: check("code", f"{PROGRAM}  # {n}", PROGRAM, entry="f", tests=TESTS),
+    "code_source_tests": lambda n: check("code", f"{PROGRAM}  # {n}", PROGRAM, entry="f", tests=ASSERTS),
+}
+
+
+def bench_verifiers(quick: bool = False) -> dict[str, Any]:
+    """Checks a second per verifier, and the symbolic one's agreement with math-verify's labels.
+
+    Args:
+        quick: fewer checks and every fourth labelled case, to end within 50 seconds.
+
+    Returns:
+        The bench JSON, checks/s; ratio ours / peer where there is a peer. Case symbolic holds ``agreement``.
+    """
+    seconds, repeats = (0.3, 3) if quick else (2.0, 5)
+    peers = {"regex": _re_peer, "symbolic": _math_verify_peer, "code": _subprocess_peer, "code_source_tests": _subprocess_peer}
+    cases = [_case(name, ours, peers.get(name), seconds, repeats) for name, ours in OURS.items()]
+    with _judge_endpoint() as options:
+        asked = lambda n: check("judge", f"Paris, {n}", "Paris", **options)  # noqa: E731
+        cases.append(_case("judge", asked, None, seconds, repeats))
+        cases.append(_case("judge_cached", lambda n: asked(n % 5), None, seconds, repeats))
+    next(case for case in cases if case["case"] == "symbolic")["agreement"] = agreement(4 if quick else 1)
+    return report("verifiers", cases)
+
+
+def agreement(every: int = 1) -> dict[str, Any]:
+    """The symbolic verifier on every so-many-th labelled case: how many verdicts equal the label, and which do not."""
+    rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf-8").splitlines()][::every]
+    outcomes, different = Counter(), []
+    for row in rows:
+        score = check("symbolic", row["answer"], row["gold"])
+        kind = "unscored" if score.value is None else "agree" if bool(score.value) == row["equal"] else "differ"
+        outcomes[kind] += 1
+        if kind != "agree":
+            label = {"label": row["equal"], "value": score.value, "why": score.why[:120]}
+            different.append({"gold": row["gold"][:120], "answer": row["answer"][-120:]} | label)
+    return {"cases": len(rows)} | {k: outcomes[k] for k in ("agree", "differ", "unscored")} | {"different": different}
+
+
+def _case(name: str, ours: Callable, peer: Callable | None, seconds: float, repeats: int) -> dict[str, Any]:
+    pairs = []
+    for repeat in range(repeats + 1):  # the first warms up and is not counted
+        pairs.append([run and _rate(run, seconds, repeat) for run in (ours, peer)])
+    rates, others = zip(*pairs[1:], strict=True)
+    found: dict[str, Any] = {"case": name, "unit": "checks/s", "ours": spread(rates), "peer": None, "ratio": None}
+    if peer:
+        found |= {"peer": spread(others), "ratio": spread([a / b for a, b in pairs[1:]])}
+    return found
+
+
+def _rate(run: Callable[[int], Score | bool], seconds: float, repeat: int) -> float:
+    """Checks a second; raises RuntimeError when a right answer is called wrong. Unscored ones only cost their time."""
+    count, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < seconds:
+        verdict = run(1_000_000 * repeat + count)
+        value = verdict.value if isinstance(verdict, Score) else float(verdict)
+        if value == 0.0:
+            raise RuntimeError(f"a right answer did not pass: {verdict}")
+        count += value is not None
+    return max(count, 1) / spent
+
+
+# ---- the usual ways ------------------------------------------------------------------------------------------------------
+def _re_peer(n: int) -> bool:
+    match = re.search(r"(\d+) apples", f"I found {n} apples.")
+    return match is not None and float(match[1]) == n
+
+
+def _math_verify_peer(n: int) -> bool:
+    from math_verify import parse, verify
+
+    gold = parse(f"$x^2+{2 * n + 2}x+{(n + 1) ** 2}$", parsing_timeout=None)
+    return verify(gold, parse(rf"$\boxed{{(x+{n + 1})^2}}$", parsing_timeout=None), timeout_seconds=None)
+
+
+def _subprocess_peer(n: int) -> bool:
+    source = "\n".join([f"{PROGRAM}  # {n}", *ASSERTS])
+    return subprocess.run([sys.executable, "-I", "-S", "-c", source], capture_output=True, timeout=30).returncode == 0
+
+
+class _Judge(BaseHTTPRequestHandler):
+    """Says correct where the reference is no decoy."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = json.loads(body["messages"][-1]["content"])
+        verdict = json.dumps({"verdict": "correct" if asked["reference"] in asked["answer"] else "incorrect"})
+        reply = json.dumps({"choices": [{"message": {"content": verdict}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(reply)))
+        self.end_headers()
+        self.wfile.write(reply)
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: requests are not logged."""
+
+
+@contextmanager
+def _judge_endpoint() -> Iterator[dict[str, Any]]:
+    """Options of the judge that reach a local server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Judge)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        with TemporaryDirectory() as folder:
+            yield {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "local", "cache": Path(folder) / "judge.sqlite"}
+    finally:
+        server.shutdown()
+        server.server_close()
