@@ -1,7 +1,8 @@
-"""The two tools: right on literals, and a sentence in bounded time for whatever else they are given."""
+"""The tools: right on literals, and a sentence in bounded time for whatever else they are given."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkit.tools import calculate, search_passages
+from agentkit import sandbox
+from agentkit.tools import PythonSession, Workspace, calculate, query_database, run_program, search_passages
+from agentkit.tools import files as file_tool
 
 CHARACTERS = st.text(st.characters(), max_size=60)
 
@@ -152,3 +155,175 @@ def test_a_query_that_is_none_is_refused(corpus, query, says):
 @pytest.mark.parametrize("query", ["???", "the of and", "xqzzyv", "_", "\ud800", "\x00"])
 def test_a_query_that_finds_nothing_says_so(corpus, query):
     assert search_passages(corpus, query) == "No passage matches. Try other words."
+
+
+# ---- database
+@pytest.mark.parametrize(
+    ("sql", "shows"),
+    [
+        ("SELECT capital FROM country WHERE name = 'France'", "capital\nParis"),
+        ("SELECT count(*) AS n, NULL FROM neighbour WHERE country = 'France'", "n | NULL\n"),
+        ("SELECT name FROM country WHERE name = 'Atlantis'", "name\n(no rows)"),
+        ("WITH big AS (SELECT * FROM city WHERE population > 1e7) SELECT count(*) FROM big", "count(*)\n"),
+        ("SELECT text FROM passage WHERE passage MATCH 'capital AND france' ORDER BY bm25(passage) LIMIT 1", "text\nThe capital"),
+        ("SELECT country, rank() OVER (ORDER BY population DESC) FROM city LIMIT 1", "China | 1"),
+        ("VALUES (1, 'a')", "1 | a"),
+    ],
+)
+def test_a_select_shows_its_rows(corpus, sql, shows):
+    assert shows in query_database(corpus, sql)
+
+
+def test_only_the_first_rows_are_shown(corpus):
+    lines = query_database(corpus, "SELECT name FROM city").split("\n")
+    assert len(lines) == 52 and lines[-1] == "(only the first 50 rows are shown)"
+
+
+@pytest.mark.parametrize(
+    ("sql", "says"),
+    [
+        ("", "the tables are country(name"),
+        ("SELECT * FROM person", "no such table: person; the tables are"),
+        ("SELECT nme FROM country", "no such column"),
+        ("SELEC 1", "syntax error"),
+        ("DROP TABLE country", "only SELECT"),
+        ("DELETE FROM country", "only SELECT"),
+        ("UPDATE country SET name = 'x'", "only SELECT"),
+        ("INSERT INTO neighbour VALUES ('a', 'b')", "only SELECT"),
+        ("CREATE TABLE t (x)", "only SELECT"),
+        ("CREATE TEMP TABLE t AS SELECT 1", "only SELECT"),
+        ("ATTACH '/etc/passwd' AS p", "only SELECT"),
+        ("PRAGMA journal_mode = WAL", "only SELECT"),
+        ("PRAGMA table_info(country)", "only SELECT"),
+        ("SELECT * FROM pragma_database_list", ""),
+        ("VACUUM INTO '/tmp/copy'", ""),
+        ("BEGIN", "only SELECT"),
+        ("SELECT 1; DROP TABLE country", "one statement"),
+        ("SELECT load_extension('x')", "only SELECT"),
+        ("SELECT readfile('/etc/passwd')", ""),
+        ("SELECT randomblob(1000000000)", "only SELECT"),
+        ("SELECT zeroblob(1000000000)", "only SELECT"),
+        ("SELECT printf('%.1000000000c', 'x')", "only SELECT"),
+        ("SELECT group_concat(text) FROM passage", "too big"),
+        ("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c", "steps"),
+        ("SELECT count(*) FROM passage a, passage b, passage c", "steps"),
+        ("SELECT a.text FROM passage a, passage b ORDER BY a.text || b.text", ""),
+        ("SELECT " + "(" * 500 + "1" + ")" * 500, ""),
+        ("SELECT " + "1+" * 600 + "1", ""),
+        ("SELECT '\0'", ""),
+        ("SELECT '\ud800'", ""),
+        ("x" * 2_001, "limit is 2000"),
+    ],
+)
+def test_what_is_no_bounded_select_is_a_sentence(corpus, sql, says):
+    start = time.monotonic()
+    with pytest.raises(ValueError) as error:
+        query_database(corpus, sql)
+    assert says in str(error.value) and not isinstance(error.value, UnicodeError)
+    assert time.monotonic() - start < 15
+    assert query_database(corpus, "SELECT capital FROM country WHERE name = 'France'").endswith("Paris")
+
+
+@given(CHARACTERS)
+def test_any_text_is_rows_or_a_sentence(corpus, sql):
+    for query in (sql, f"SELECT {sql} FROM country"):
+        with contextlib.suppress(ValueError):
+            assert isinstance(query_database(corpus, query), str)
+
+
+# ---- files
+def test_a_workspace_keeps_files():
+    space = Workspace()
+    assert space.list() == "the workspace is empty"
+    assert space.write("notes/a.txt", "hello") == "Wrote 5 characters to notes/a.txt."
+    space.write("notes/a.txt", "hello again")
+    assert space.read("notes/a.txt") == "hello again" and space.read("notes/a.txt", 6, 3) == "aga"
+    assert space.list() == "notes/a.txt (11 characters)"
+    assert Workspace().files == {}
+
+
+NAMES = ["", ".", "..", "../x", "a/../b", "/etc/passwd", "~/x", "a//b", "a/", "./a", ".hidden", "a/.b", "a\\b", "C:x", "a\0b",
+         "a\nb", "a b", "é", "x" * 300, "a/b/c/d/e/f/g", "-rf", "\ud800"]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", NAMES, ids=range(len(NAMES)))
+def test_a_name_that_leads_elsewhere_is_refused(path):
+    space = Workspace()
+    for act in (lambda: space.write(path, "x"), lambda: space.read(path)):
+        with pytest.raises(ValueError, match="is refused: use a relative name"):
+            act()
+    assert space.files == {}
+
+
+def test_a_workspace_has_quotas():
+    space = Workspace()
+    with pytest.raises(ValueError, match="limit of a file"):
+        space.write("a", "x" * (file_tool.MAX_FILE + 1))
+    for n in range(file_tool.MAX_TOTAL // file_tool.MAX_FILE):
+        space.write(f"f{n}", "x" * file_tool.MAX_FILE)
+    with pytest.raises(ValueError, match="together"):
+        space.write("more", "x")
+    space.write("f0", "")
+    with pytest.raises(ValueError, match="in the way"):
+        space.write("f0/inside", "")
+    for n in range(len(space.files), file_tool.MAX_FILES):
+        space.write(f"g{n}", "")
+    with pytest.raises(ValueError, match="limit; replace one"):
+        space.write("one-more", "")
+    with pytest.raises(ValueError, match="there is no file 'nowhere'"):
+        space.read("nowhere")
+    with pytest.raises(ValueError, match="at least 0"):
+        space.read("f0", -1)
+
+
+# ---- python
+needs_sandbox = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="no sandbox on this machine")
+
+
+@needs_sandbox
+def test_a_program_answers_with_what_it_printed():
+    assert run_program("print(6 * 7)") == ("42", sandbox.current_tier().name)
+    assert run_program("x = 1")[0] == "(no output; use print)"
+    assert run_program("print(open('a.csv').read())", files={"a.csv": "1,2"})[0] == "1,2"
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("print('seen')\n1 / 0", "the program failed\nseen\nTraceback"),
+        ("while True: pass", "the program ran longer than 0.5 s and was stopped"),
+        ("x = ' ' * 2**40", "the program ran out of memory"),
+        ("while True: print('x' * 10**6)", "the program printed too much"),
+        ("import os\nos.system('id')", "this sandbox cannot start other programs"),
+    ],
+)
+def test_a_program_that_fails_is_a_sentence(code, says):
+    with pytest.raises(ValueError) as error:
+        run_program(code, timeout_s=0.5 if "while True: pass" in code else 20)
+    assert says in str(error.value) and len(str(error.value)) < 8_000
+
+
+@needs_sandbox
+def test_a_session_remembers_what_went_well():
+    session = PythonSession(timeout_s=30)
+    session.run("import random\nx = random.random()\ndef twice(a): return 2 * a\nprint('once')")
+    first = session.run("print(twice(x))")[0]
+    assert "once" not in first and session.run("print(twice(x))")[0] == first
+    with pytest.raises(ValueError, match='File "cell.py", line 2') as error:
+        session.run("y = 1\n1 / 0")
+    assert "main.py" not in str(error.value)
+    with pytest.raises(ValueError, match="NameError"):
+        session.run("print(y)")
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "cell", ["import sys\nsys.exit(0)", "'''\\\n\"\"\"'''", "x = '{0} %s \\x00'", "\0", "\ud800", "import os\nos._exit(0)"]
+)
+def test_no_cell_breaks_the_session(cell):
+    session = PythonSession(timeout_s=30)
+    session.run("a = 5")
+    with contextlib.suppress(ValueError):
+        session.run(cell)
+    assert session.run("print(a)")[0] == "5"

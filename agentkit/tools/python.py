@@ -8,7 +8,9 @@ anything a call does, and gives the same result on every replay. Leaves out: fil
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 
 from agentkit.sandbox import Result, run_python
 
@@ -51,10 +53,14 @@ class PythonSession:
         """
         if len(self.cells) >= MAX_CELLS:
             raise ValueError(f"this session has run {MAX_CELLS} programs, which is its limit")
-        program = _REPLAY.format(earlier=json.dumps(self.cells), code=json.dumps(code))
-        found = run_program(program, timeout_s=self.timeout_s, memory_mb=self.memory_mb, files=files)
-        self.cells.append(code)
-        return found
+        end = secrets.token_hex(8)
+        program = _REPLAY.format(earlier=json.dumps(self.cells), code=json.dumps(code), end=end)
+        result = run_python(program, timeout_s=self.timeout_s, memory_mb=self.memory_mb, files=files)
+        reached, said = result.stderr.endswith(f"{end}\n"), result.stderr.replace(f"{end}\n", "")
+        shown = _shown(replace(result, stderr=said), self.timeout_s)
+        if reached:  # a cell that ended the interpreter would end every later one too
+            self.cells.append(code)
+        return shown, result.tier
 
 
 # JSON text of strings and lists is Python too: json.dumps escapes everything else
@@ -67,15 +73,18 @@ def replay(earlier, code):
     space = {{"__name__": "__main__", "__builtins__": __builtins__}}
     for cell in earlier:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            exec(compile(cell, "earlier.py", "exec"), space)
+            with contextlib.suppress(SystemExit):
+                exec(compile(cell, "earlier.py", "exec"), space)
     linecache.cache["cell.py"] = (len(code), None, code.splitlines(True), "cell.py")
     try:
-        exec(compile(code, "cell.py", "exec"), space)
+        with contextlib.suppress(SystemExit):
+            exec(compile(code, "cell.py", "exec"), space)
     except MemoryError:
         raise
     except Exception as error:
         traceback.print_exception(type(error), error, error.__traceback__.tb_next)
         sys.exit(1)
+    print("{end}", file=sys.__stderr__)
 replay({earlier}, {code})
 """
 

@@ -98,10 +98,13 @@ class Recording:
         self.path, self.backend, self._lock = Path(path), backend, threading.Lock()
         if backend is None and not self.path.exists():
             raise ValueError(f"there is no recording at {self.path}: record one first, with a backend")
-        rows = read_jsonl(self.path) if self.path.exists() else []
         self._known: dict[tuple[str, int], list[str]] = {}
-        for row in rows:
-            self._known.setdefault((row["query"], row["top_k"]), row["passages"])
+        for number, row in enumerate(read_jsonl(self.path) if self.path.exists() else [], start=1):
+            match row:
+                case {"query": str(query), "top_k": int(top_k), "passages": [*passages]}:
+                    self._known.setdefault((query, top_k), passages)
+                case _:
+                    raise ValueError(f"{self.path} is no recording (entry {number}): record it again")
 
     def search(self, query: str, top_k: int) -> list[str]:
         """The recorded passages, or the backend's, which are recorded. A failure is not recorded."""
@@ -143,7 +146,7 @@ def _attempt(method: str, url: str, deadline: float, options: dict[str, Any]) ->
                 kind = _Busy if reply.status_code in (429, 500, 502, 503, 504) else ValueError
                 return kind(f"the search server answered with status {reply.status_code}")
             body = bytearray()
-            for piece in reply.iter_bytes(65_536):
+            for piece in reply.iter_bytes():
                 body += piece
                 if len(body) > MAX_BODY:
                     return ValueError(f"the search server's reply is larger than {MAX_BODY} bytes")
