@@ -228,10 +228,17 @@ def _baseline(show: _Shown) -> list[Block]:
     found = read_json(show.run.file("baseline.json"))
     rows = [("sampled", found), *([("greedy", found["greedy"])] if isinstance(found.get("greedy"), dict) else [])]
     cells = [
-        [name, percent(e["success"], e["ci95"]), e["n"], e["turns_solved"], e["tool_failure_rate"], e["tokens"]]
+        [
+            name,
+            percent(e["success"], e["ci95"]),
+            e["n"],
+            _fixed(e["turns_solved"], 2),
+            _share(e["tool_failure_rate"], 1),
+            _fixed(e["tokens"]),
+        ]
         for name, e in rows
     ]
-    columns = ["Policy before training", "Success [95 %]", "Tasks", "Turns (solved)", "Tool failure rate", "Tokens a task"]
+    columns = ["Policy", "Success [95 %]", "Tasks", "Turns, solved", "Failed calls", "Tokens"]
     return [_table(columns, cells)]
 
 
@@ -251,7 +258,9 @@ def _training(show: _Shown) -> list[Block]:
     if every > 1:
         blocks.append({"kind": "note", "text": f"The curves draw every {every}th step."})
     kept = metrics[(metrics.index % every == 0) | (metrics["val_success"].notna() if "val_success" in metrics else False)]
-    return [*blocks, {"kind": "figure", "figure": plots.training_curves(kept)}]
+    figure = plots.training_curves(kept)
+    figure.update_layout(legend={"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"})  # narrow pages
+    return [*blocks, {"kind": "figure", "figure": figure}]
 
 
 def _alarms(show: _Shown) -> list[Block]:
@@ -263,7 +272,7 @@ def _alarms(show: _Shown) -> list[Block]:
         return [_text("No alarm fired.")]
     fired = Counter(str(row.get("alarm", "?")) for row in rows)
     summary = ", ".join(f"{name} ({n})" for name, n in fired.most_common(12))
-    return [_text(f"{len(rows)} alarms: {summary}."), _records(rows, words=True)]
+    return [_text(f"{len(rows)} alarm{'s' * (len(rows) > 1)}: {summary}."), _records(rows, words=True)]
 
 
 def _preflight(show: _Shown) -> list[Block]:
@@ -463,8 +472,12 @@ def _missing(text: str) -> Block:
     return {"kind": "missing", "text": text}
 
 
-def _share(success: float | None) -> str:
-    return "–" if success is None else f"{100 * success:.0f} %"
+def _share(value: float | None, places: int = 0) -> str:
+    return "–" if value is None else f"{100 * value:.{places}f} %"
+
+
+def _fixed(value: float | None, places: int = 0) -> str:
+    return "–" if value is None else f"{value:.{places}f}"
 
 
 def _unchanged(run: Run, name: str, recorded: Any) -> str:
