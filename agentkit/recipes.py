@@ -35,6 +35,7 @@ class Recipe:
     # 01 tasks
     families: str = _key("A,B", "task families, separated by commas")
     n_tasks: int = _key(1200, "tasks in the suite, split 70/15/15", 20, 50_000)
+    variety: str = _key("plain", "kinds of questions: plain, or wide for more of them")
     # the agent and its rollouts
     model: str = _key("nano", "the agent: nano, a model folder or a hub name")
     max_turns: int = _key(10, "policy calls in one trajectory", 1, 100)
@@ -92,6 +93,8 @@ class Recipe:
             raise RecipeError(f"loss_type is {recipe.loss_type!r}; use grpo, dapo, dr_grpo or bnpo")
         if recipe.lr_schedule not in ("constant_with_warmup", "linear", "cosine"):
             raise RecipeError(f"lr_schedule is {recipe.lr_schedule!r}; use constant_with_warmup, linear or cosine")
+        if recipe.variety not in ("plain", "wide"):
+            raise RecipeError(f"variety is {recipe.variety!r}; use plain or wide")
         rollouts = recipe.prompts_per_step * recipe.group_size
         if rollouts % recipe.micro_batch:
             raise RecipeError(f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}")

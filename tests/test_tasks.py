@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
+import json
 import random
 import time
 from itertools import combinations
 
 import pytest
 
-from agentkit import Suite, Task, verify
+from agentkit import StopReason, Suite, Task, Trajectory, verify
 from agentkit.knowledge import PHRASES, facts
-from agentkit.tasks import PlanError, SuiteError, expert, lookup, multihop, solve
+from agentkit.tasks import PlanError, SuiteError, bands, expert, lookup, multihop, solve, splits, wide
 from agentkit.tasks import suite as suite_module
 from agentkit.tools import calculate, search_passages
 from agentkit.verifiers import normalize
@@ -47,9 +49,9 @@ def shared(tasks: Suite) -> dict[str, set]:
 def test_splits_share_nothing_and_none_is_empty(corpus, n_tasks, seed):
     suite = Suite.build({"n_tasks": n_tasks, "seed": seed}, corpus=corpus)
     assert len(suite) == n_tasks and shared(suite) == {}
-    for name, share in suite_module.SPLITS.items():
+    for name, share in splits.SPLITS.items():
         assert abs(len(suite.split(name)) - share * n_tasks) <= max(3, 0.03 * n_tasks)
-    assert sum(len(suite.split(name)) for name in suite_module.SPLITS) == n_tasks
+    assert sum(len(suite.split(name)) for name in splits.SPLITS) == n_tasks
 
 
 def test_the_check_for_shared_entities_finds_a_planted_leak(suite):
@@ -59,7 +61,7 @@ def test_the_check_for_shared_entities_finds_a_planted_leak(suite):
 
 
 def test_every_split_holds_every_family_and_difficulty(large):
-    for name in suite_module.SPLITS:
+    for name in splits.SPLITS:
         kinds = {(t.family, t.difficulty) for t in large.split(name)}
         assert kinds >= {("A", "easy"), ("A", "medium"), ("A", "hard"), ("B", "easy"), ("B", "medium")}
 
@@ -68,6 +70,44 @@ def test_no_answer_and_no_entity_pair_dominates(large):
     for family in ("A", "B"):
         answers = collections.Counter(t.answer for t in large if t.family == family)
         assert answers.most_common(1)[0][1] <= 0.02 * 600
+
+
+def test_near_duplicates_are_found_exactly_and_nothing_else():
+    rng = random.Random(0)
+    words = "what is the population of a city in some far away country where nobody has ever been before now".split()
+    prompts = [" ".join(rng.sample(words, rng.randint(4, 18))) for _ in range(120)]
+    prompts += [prompt.replace("city", "town").upper() + "?" for prompt in prompts[:40]] + prompts[:3]
+
+    def alike(a: str, b: str) -> float:
+        one, two = ({*zip(["", *w], [*w, ""], strict=True)} for w in (normalize(a).split(), normalize(b).split()))
+        return len(one & two) / len(one | two)
+
+    for similar in (0.6, 0.85, 1.0):
+        expected = {(i, j) for i, j in combinations(range(len(prompts)), 2) if alike(prompts[i], prompts[j]) >= similar}
+        found = list(splits.near_duplicates(prompts, similar))
+        assert len(found) == len(set(found)) and set(found) == expected and expected
+
+
+def test_near_duplicates_go_to_one_split(corpus):
+    """Forty pairs of questions that differ in one word of many and share no entity."""
+    text = "which of all the many numbers that anybody has ever written down by hand on a clean sheet of white paper comes right {} the number {}"
+
+    def draft(corpus, rng):
+        number, word = rng.randint(1, 40), rng.choice(["after", "behind"])
+        step = {"tool": "calculator", "arguments": {"expression": f"{number} + 1"}}
+        return Task("", text.format(word, " ".join([str(number)] * 6)), str(number + 1), "numeric", meta={"plan": [step]})
+
+    built = Suite.build({"families": ["twins"], "n_tasks": 60, "seed": 1}, corpus=corpus, families={"twins": draft})
+    of_number = collections.defaultdict(set)
+    for task in built:
+        of_number[task.answer].add(task.split)
+    assert all(len(names) == 1 for names in of_number.values()) and len(built) > len(of_number)
+    assert {task.split for task in built} == set(splits.SPLITS)
+
+
+def test_no_two_splits_hold_near_duplicates(large):
+    of = [task.split for task in large]
+    assert all(of[i] == of[j] for i, j in splits.near_duplicates([task.prompt for task in large]))
 
 
 # ---- seeds
@@ -188,6 +228,86 @@ def test_a_value_that_rounding_would_eat_is_not_asked_for():
     assert lookup.numeric_task("ratio", "?", [], [], 2 / 3).answer == "0.67"
 
 
+# ---- variety
+def test_the_default_suite_stays_the_same(corpus):
+    """Baselines were measured on it: new kinds of questions go into the wide variety."""
+    built = Suite.build({"n_tasks": 1200, "seed": 1}, corpus=corpus)
+    text = json.dumps([[t.id, t.prompt, t.answer, t.split] for t in built])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "77274de36b200485"
+
+
+@pytest.mark.parametrize(("family", "draft"), [("A", wide.lookup_draft), ("B", wide.multihop_draft)])
+def test_wide_questions_are_solved_and_their_golds_checked(corpus, tools, family, draft):
+    rng, kinds, false = random.Random(7), collections.Counter(), collections.Counter()
+    for _ in range(700):
+        task = draft(corpus, rng)
+        try:
+            solution = solve(task, tools) if task else None
+        except PlanError:  # another passage ranks first: such drafts are left out of suites
+            continue
+        if solution is not None:
+            assert task.family == family and verify(task, solution.answer).value == 1.0, task
+            kinds[task.meta["template"].removesuffix(" distractor")] += 1
+            if "assumes something wrong" in task.prompt:
+                false[task.answer == wide.FALSE] += 1
+    plain = set(lookup.TEMPLATES) if family == "A" else {" > ".join(chain) for chain in multihop.CHAINS}
+    assert len(set(kinds) - plain) >= 7 and min(false[True], false[False]) > 0.3 * sum(false.values()) > 3
+
+
+def test_literal_golds_of_wide_questions(corpus):
+    """Premises and percentages, worked out again from the tables."""
+    rng, checked = random.Random(3), collections.Counter()
+    population = dict(corpus.rows("SELECT name, population FROM country"))
+    for _ in range(3000):
+        task = wide.lookup_draft(corpus, rng)
+        if task is None or not all(e.startswith("country:") and e[8:] in population for e in task.meta["entities"]):
+            continue
+        values = [population[e[8:]] for e in task.meta["entities"]]
+        match task.meta["template"]:
+            case "premise" if "more people" in task.prompt:
+                assert task.answer == (str(values[0] - values[1]) if values[0] > values[1] else wide.FALSE)
+            case "percentage" if "population" in task.prompt:
+                assert float(task.answer) == pytest.approx(100 * values[0] / values[1], abs=0.0051) and values[0] <= values[1]
+            case "share":
+                assert float(task.answer) == pytest.approx(100 * values[0] / sum(values), abs=0.0051)
+            case "largest":
+                choose = max if "most" in task.prompt else min
+                assert population[task.answer] == choose(values)
+            case _:
+                continue
+        checked[task.meta["template"]] += 1
+    assert set(checked) == {"premise", "percentage", "share", "largest"}
+
+
+def test_a_false_premise_is_answered_by_saying_so(corpus):
+    rng = random.Random(2)
+    task = next(t for t in (wide.lookup_draft(corpus, rng) for _ in range(2000)) if t and t.answer == wide.FALSE)
+    for answer, value in (("false premise", 1.0), ("The premise is false.", 1.0), ("0", 0.0), ("I could not find this.", 0.0),
+                          (next(iter(task.meta["answer_if"])), 0.0), (f"{wide.FALSE} or 3", 0.0)):  # fmt: skip
+        assert verify(task, answer).value == value, answer
+
+
+# ---- what a policy can learn from
+def trajectory(task_id: str, success: float | None) -> Trajectory:
+    return Trajectory(task_id, "p", 0, 0, (), (), (), (), (), StopReason.ANSWER, success=success)
+
+
+def test_tasks_that_a_policy_always_or_never_solves_are_dropped_from_training(suite):
+    train = [t.id for t in suite.split("train")]
+    outcomes = [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, None, None, 0], [None, 1, 1, 1]]
+    given = {task: outcomes[i % len(outcomes)] for i, task in enumerate(train)}
+    found = [trajectory(task, value) for task, values in given.items() for value in values]
+    kept = bands.model_aware(suite, found)
+    assert [t.id for t in kept.split("train")] == [t for i, t in enumerate(train) if i % 7 in (2, 3, 4, 5)]
+    of = {t.id: t.meta["band"] for t in kept.split("train")}
+    assert [of[t] for t in train[2:6]] == ["hard", "medium", "easy", "medium"]
+    assert kept.split("test") == suite.split("test") and kept.split("validation") == suite.split("validation")
+    with pytest.raises(SuiteError, match=f"1 training tasks have no scored trajectory, {train[0]} first"):
+        bands.model_aware(suite, [t for t in found if t.task_id != train[0]])
+    with pytest.raises(SuiteError, match="always or never solves"):
+        bands.model_aware(suite, [trajectory(task, 1.0) for task in train])
+
+
 # ---- the expert
 @pytest.mark.parametrize(
     ("plan", "says"),
@@ -303,6 +423,8 @@ def test_aliases_name_the_same_families(corpus):
         ({"families": [None]}, "unknown task family"),
         ({"families": [["A"]]}, "unknown task family"),
         ({"families": ["A", "lookup"]}, "named twice"),
+        ({"variety": "wild"}, "unknown variety 'wild': use plain or wide"),
+        ({"variety": None}, "unknown variety None"),
         ({"n_tasks": 19}, "n_tasks is 19"),
         ({"n_tasks": "50"}, "n_tasks is '50'"),
         ({"n_tasks": 50.5}, "n_tasks is 50.5"),

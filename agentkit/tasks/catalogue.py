@@ -1,0 +1,55 @@
+"""What the families hold: the table that ``agentkit tasks`` prints and the README shows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from agentkit.knowledge import Corpus
+from agentkit.records import Task
+from agentkit.tasks.suite import FAMILIES, VARIETIES, Suite
+
+_FACTS = "films CC0 (Wikidata); GeoNames and Gapminder CC BY 4.0; mendeleev MIT"
+ABOUT = {
+    "A": ("arithmetic over looked-up facts", _FACTS),
+    "B": ("chains of two to four facts", _FACTS),
+    "C": ("functions to write and test", "generated here, MIT"),
+}
+COLUMNS = ("family", "variety", "asks for", "kinds", "tasks", "easy", "medium", "hard", "tools", "data")
+
+
+def catalogue(n_tasks: int = 1200, seed: int = 0, corpus: Corpus | None = None) -> list[dict[str, str | int]]:
+    """One row for every family and variety, counted in suites built for it, each of an equal share of ``n_tasks``.
+
+    Difficulty is the number of tool calls of the scripted expert: easy 1-2, medium 3-4, hard 5 or more.
+
+    Raises:
+        SuiteError: ``n_tasks`` is too small or too large.
+    """
+    rows = []
+    for family in FAMILIES:
+        for variety in VARIETIES:
+            spec = {"families": [family], "n_tasks": n_tasks // len(FAMILIES), "seed": seed, "variety": variety}
+            suite = Suite.build(spec, corpus=corpus)
+            counts = Counter(task.difficulty for task in suite)
+            shares = {name: f"{100 * counts[name] / len(suite):.0f} %" for name in ("easy", "medium", "hard")}
+            asks, data = ABOUT[family]
+            tools = ", ".join(dict.fromkeys(tool for task in suite for tool in task.tools))
+            rows.append({"family": family, "variety": variety, "asks for": asks, "kinds": len(kinds(suite)),
+                         "tasks": len(suite), **shares, "tools": tools, "data": data})  # fmt: skip
+    return rows
+
+
+def kinds(tasks: Iterable[Task]) -> set[str]:
+    """The different kinds of question: templates, and for code tasks the specifications they are made of."""
+    found: set[str] = set()
+    for task in tasks:
+        code = [name for tag in task.meta.get("entities", ()) if tag.startswith("code:") for name in tag[5:].split("+")]
+        found |= set(code) or {str(task.meta.get("template", ""))}
+    return found
+
+
+def markdown(rows: list[dict[str, str | int]]) -> str:
+    """The rows as a Markdown table."""
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *([str(row[c]) for c in COLUMNS] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
