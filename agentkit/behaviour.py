@@ -144,8 +144,8 @@ class Behaviour:
         return [_change_sentence(change, self.rates[change["measure"]]) for change in shown]
 
     def _repr_html_(self) -> str:
-        notes = [*self.sentences(), *(f"{m.title}: {m.meaning}." for m in (MEASURES[name] for name in self.rates))]
-        return tables.to_html(self.table(), "Share of occasions; 95 % intervals over tasks in brackets", notes)
+        rules = [f"{m.title}: {m.meaning}." for m in (MEASURES[name] for name in self.rates)]
+        return tables.to_html(self.table(), "Share of occasions; 95 % intervals over tasks in brackets", self.sentences(), rules)
 
 
 def behaviour(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Behaviour:
@@ -345,9 +345,11 @@ class Failures:
         return said
 
     def _repr_html_(self) -> str:
-        notes = [*self.sentences(), *(f"{name}: {FAILURES[name]}." for name in self.counts)]
-        notes += [f"{p}: {n} trajectories could not be scored and are in no class." for p, n in self.unscored.items() if n]
-        return tables.to_html(self.table(), "Failed trajectories, and their share of all scored ones", notes)
+        rules = [f"{name}: {FAILURES[name]}." for name in self.counts]
+        notes = self.sentences() + [
+            f"{p}: {n} trajectories could not be scored and are in no class." for p, n in self.unscored.items() if n
+        ]
+        return tables.to_html(self.table(), "Failed trajectories, and their share of all scored ones", notes, rules)
 
 
 def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures:

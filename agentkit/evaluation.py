@@ -172,7 +172,9 @@ def _draws(trajectories: Samples) -> dict[str, Any]:
     ks = [k for k in (2**i for i in range(11)) if k < most] + [most] * (most > 0)
     estimates = {"pass_at_k": _pass_at, "pass_hat_k": _pass_hat, "maj_at_k": _majority}
     return {
-        name: {str(k): _measure({i: [[f(p, k)] for p in seeds] for i, seeds in pools.items() if sizes[i] >= k}) for k in ks}
+        name: {
+            str(k): _measure({i: [[f(p, k)] * len(p) for p in seeds] for i, seeds in pools.items() if sizes[i] >= k}) for k in ks
+        }
         for name, f in estimates.items()
     }
 
@@ -314,10 +316,10 @@ def compare(
 ) -> Comparison:
     """Measure policies on the same tasks and test every pair (earlier, later).
 
-    The test is exact McNemar where every task has one right-or-wrong sample, else a sign-flip permutation test on task
-    means, and a t test over seeds and tasks where a policy was trained with several seeds. A task that either policy of a
-    pair has no scored sample of is left out of that pair. Holm's correction is over the pairs, and within a pair over its
-    categories and over its difficulties; the verdict follows the corrected p.
+    The test is exact McNemar where every task has one right-or-wrong sample (its mid-p stands beside it), else a sign-flip
+    permutation test on task means, and a t test over seeds and tasks where a policy was trained with several seeds. A task
+    that either policy of a pair has no scored sample of is left out of that pair. Holm's correction is over the pairs, and
+    within a pair over its categories and over its difficulties; the verdict follows the corrected p.
 
     Args:
         policies: trajectories by policy name, the baseline first; {training seed: trajectories} where there are several.
@@ -422,7 +424,7 @@ def _one_seed(before: np.ndarray, after: np.ndarray, single: bool) -> dict[str, 
     if single:
         discordant = float(np.mean(before != after))
         tested = {"p": statistics.mcnemar_p(before, after), "test": "mcnemar_exact"}
-        tested |= {"mid_p": statistics.mcnemar_mid_p(before, after)}
+        tested |= {"mid_p": statistics.sign_flip_p(differences)}
         return {"ci95": interval, **tested, "detectable": statistics.detectable_mcnemar(n, discordant)}
     spread = float(differences.std(ddof=1)) if n > 1 else 0.0
     tested = {"p": statistics.sign_flip_p(differences), "test": "sign_flip_permutation"}

@@ -302,7 +302,7 @@ def failure_bars(failures: Failures) -> go.Figure:
     """How often each way to fail occurs, policy beside policy, the most frequent on top."""
     if not failures.counts:
         return _empty("No trajectory failed", "How does it fail?")
-    order = sorted(failures.counts, key=lambda c: sum(_share(failures, c, p) for p in failures.totals))
+    order = sorted(failures.counts, key=lambda c: -sum(_share(failures, c, p) for p in failures.totals))
     figure = go.Figure()
     for i, policy in enumerate(failures.totals):
         counts = [failures.counts[c][policy] for c in order]
@@ -318,11 +318,11 @@ def failure_bars(failures: Failures) -> go.Figure:
             hovertemplate="%{y}: %{text} trajectories (%{x:.1%})",
         )
     figure.update_xaxes(title_text="share of scored trajectories", tickformat=".0%", showgrid=True)
-    figure.update_yaxes(showgrid=False)
+    figure.update_yaxes(showgrid=False, autorange="reversed")
     height = 150 + len(order) * (18 * len(failures.totals) + 12)
     title = _title("How does it fail?", "numbers: trajectories; each is in one class")
     figure.update_layout(template=TEMPLATE, title=title, barmode="group", bargap=0.25, height=height, showlegend=True)
-    figure.update_layout(legend={"traceorder": "normal"}, margin={"t": 105})
+    figure.update_layout(margin={"t": 105})
     return figure
 
 

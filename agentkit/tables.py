@@ -21,7 +21,9 @@ CSS = """
 .agentkit-comparison :is(th, td) {padding: .3em .9em; text-align: right; white-space: nowrap; background: none}
 .agentkit-comparison :is(th, td) {border: 0 solid rgba(128, 128, 128, .4); border-bottom-width: 1px}
 .agentkit-comparison tbody th {text-align: left !important; font-weight: normal}
+.agentkit-comparison :is(th, td).words {text-align: left !important; white-space: normal}
 .agentkit-comparison p {margin: .2em 0}
+.agentkit-comparison summary {cursor: pointer; margin: .4em 0}
 """
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "→": r"$\to$"}
 _LATEX |= {c: f"\\{c}" for c in "&%$#_{}"}
@@ -33,17 +35,27 @@ def percent(share: float, interval: Sequence[float] | None = None) -> str:
     return f"{100 * share:.1f} %{bounds}"
 
 
-def to_html(table: pd.DataFrame, caption: str = "", notes: Iterable[str] = ()) -> str:
-    """The table with its index as first column, the caption above and a paragraph for each note below."""
-    head = "".join(f"<th>{html.escape(str(name))}</th>" for name in table.columns)
+def to_html(table: pd.DataFrame, caption: str = "", notes: Iterable[str] = (), rules: Iterable[str] = ()) -> str:
+    """The table with its index as first column, the caption above, a paragraph for each note below, and rules folded."""
+    words = ["" if table[c].map(_numeric).any() or table.empty else ' class="words"' for c in table.columns]
+    head = "".join(f"<th{w}>{html.escape(str(c))}</th>" for c, w in zip(table.columns, words, strict=True))
     body = "".join(
-        f"<tr><th>{html.escape(str(row))}</th>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in cells) + "</tr>"
+        f"<tr><th>{html.escape(str(row))}</th>"
+        + "".join(f"<td{w}>{html.escape(str(c))}</td>" for c, w in zip(cells, words, strict=True))
+        + "</tr>"
         for row, cells in zip(table.index, table.to_numpy(), strict=True)
     )
     rows = f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody>"
     below = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    folded = "".join(f"<p>{html.escape(rule)}</p>" for rule in rules)
+    below += f"<details><summary>What is counted</summary>{folded}</details>" if folded else ""
     shown = f"<style>{CSS}</style><table><caption>{html.escape(caption)}</caption>{rows}</table>{below}"
     return f'<div class="agentkit-comparison">{shown}</div>'
+
+
+def _numeric(cell: object) -> bool:
+    """Whether a cell is a number, or text that starts with one; a dash stands for a number that is missing."""
+    return not isinstance(cell, str) or cell.lstrip("+-−")[:1].isdigit() or cell.startswith("–")
 
 
 def to_markdown(table: pd.DataFrame) -> str:
