@@ -280,9 +280,9 @@ class Comparison:
         """Each paired result in words, with its verdict."""
         return [_sentence(pair, self.flipped[f"{pair['a']}->{pair['b']}"], len(self.paired)) for pair in self.paired]
 
-    def where(self) -> str:
-        """For which categories and difficulties the last policy differs from the first, in one sentence."""
-        pair = next((p for p in self.paired if p["b"] == list(self.policies)[-1]), {})
+    def where(self, a: str, b: str) -> str:
+        """For which categories and difficulties policy b differs from policy a, in one sentence."""
+        pair = next((p for p in self.paired if (p["a"], p["b"]) == (a, b)), {})
         blocks = {f"category {k}": v for k, v in pair.get("by_category", {}).items()}
         blocks |= {f"difficulty {k}": v for k, v in pair.get("by_difficulty", {}).items()}
         parts = [f"{name} {_points(block['diff'])} points ({_briefly(block)})" for name, block in blocks.items()]

@@ -292,6 +292,7 @@ def test_sentences_on_draws_and_on_where():
         "sft: 43.8 % with one sample; of 4 samples, 75.0 % if any right one counts, 37.5 % by majority, "
         "25.0 % if all must be right."
     )
-    assert "category A +25.0 points (no difference shown" in comparison.where() and "difficulty hard" in comparison.where()
+    assert "category A +25.0 points (no difference shown" in comparison.where("sft", "grpo")
+    assert "difficulty hard" in comparison.where("sft", "grpo")
     bare = compare({"sft": singles([1.0, 0.0])})
-    assert bare.draws() == [] and bare.where() == "There is no breakdown to compare."
+    assert bare.draws() == [] and bare.where("sft", "grpo") == "There is no breakdown to compare."
