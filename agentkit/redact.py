@@ -52,9 +52,11 @@ _SURE = re.compile(
 _PERHAPS = re.compile(
     r"(?i)(?:(?:token|key|auth|authorization|credentials?|cookie|sig|signature|pat)"
     + _JOIN
-    + r"|\b(?:bearer|basic)\s{1,3})"
+    + r"|\b(?:bearer|basic|token|key)\s{1,3})"
     + _VALUE % 12
 )
+# any name that looks secret, as in MY_TOKEN=value
+_ASSIGNED = re.compile(r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{2,80})" + _JOIN.replace(r"|\bis\b", "") + _VALUE % 4)
 
 
 def is_secret_name(name: str) -> bool:
@@ -86,7 +88,7 @@ def environment_secrets(environment: Mapping[str, str] | None = None) -> tuple[s
     """Values of the environment variables whose names look secret, longest first; those under 6 characters are no secrets."""
     environment = os.environ if environment is None else environment
     values = {value for name, value in environment.items() if is_secret_name(name) and len(value) >= 6}
-    return tuple(sorted(values | {quote(value, safe="") for value in values}, key=len, reverse=True))
+    return tuple(sorted(values | {quote(value, safe="") for value in values}, key=lambda v: (-len(v), v)))
 
 
 def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
@@ -100,7 +102,13 @@ def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
         text = text.replace(secret, MASK)
     text = _SHAPES.sub(MASK, text)
     text = _SURE.sub(lambda m: m[0] if m["join"].lower() == "is" and m["value"].isalpha() else _masked_value(m), text)
+    text = _ASSIGNED.sub(lambda m: _masked_value(m) if is_secret_name(m["name"]) and _sure(m) else m[0], text)
     return _PERHAPS.sub(lambda m: _masked_value(m) if looks_random(m["value"]) else m[0], text)
+
+
+def _sure(match: re.Match) -> bool:
+    """Whether an assignment to a secret name is one: "token: a word" may be prose."""
+    return match["join"] != ":" or bool(re.search(r"[_.-]|[a-z][A-Z]", match["name"])) or looks_random(match["value"])
 
 
 def _masked_value(match: re.Match) -> str:

@@ -32,7 +32,9 @@ def trajectory(task_id="t0", sample=0, answer="5", success=1.0, policy="grpo", s
             f"Let me see {text}{call}<tool_call>{{</tool_call><|im_end|>",
             (0, 2),
             (
-                ToolResult("calculator", {"expression": "2 + 3", "n": [1, None, 0.1]}, f"5 {text}", True, 0.1 + 0.2, True),
+                ToolResult(
+                    "calculator", {"expression": "2 + 3", "n": [1, None, 0.1], "unit": None}, f"5 {text}", True, 0.1 + 0.2, True
+                ),
                 ToolResult("", {}, "Error: malformed tool call: no JSON.", False),
             ),
             1 / 3,
@@ -64,7 +66,11 @@ def test_messages_come_back_equal(tmp_path):
     roles = [message["role"] for message in exported.rows[0]["messages"]]
     assert roles == ["user", "assistant", "tool", "tool", "assistant"]
     call = exported.rows[0]["messages"][1]["tool_calls"][0]["function"]
-    assert call["name"] == "calculator" and json.loads(call["arguments"]) == {"expression": "2 + 3", "n": [1, None, 0.1]}
+    assert call["name"] == "calculator" and json.loads(call["arguments"]) == {
+        "expression": "2 + 3",
+        "n": [1, None, 0.1],
+        "unit": None,
+    }
 
 
 def test_trl_comes_back_equal(tmp_path):

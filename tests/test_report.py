@@ -287,11 +287,24 @@ def test_harmless_names(name):
         "api-key = '{}'",
         "secret: {}",
     ]
-    + ['{{\\"api_key\\":\\"{}\\"}}', "export A_TOKEN={}", "my password is {}", "X-Api-Key:{}"],
+    + [
+        '{{\\"api_key\\":\\"{}\\"}}',
+        "export A_TOKEN={}",
+        "my password is {}",
+        "X-Api-Key:{}",
+        "login with key {}",
+        "HF_TOKEN: {}",
+        "dbPassword => {}",
+    ],
 )
 def test_values_after_telling_words(text):
     secret = "q7Zk29xWvB41mN"
     assert secret not in redact_text(text.format(secret)) and "[masked]" in redact_text(text.format(secret))
+
+
+@pytest.mark.parametrize("text", ["MY_TOKEN={}", "export SERVICE_PASSWORD={}", "a.client_secret: {}", "password is {}", "pwd={}"])
+def test_plain_values_after_sure_names(text):
+    assert redact_text(text.format("swordfish7")) == text.format("[masked]")
 
 
 @pytest.mark.parametrize(
@@ -314,9 +327,11 @@ def test_ordinary_text_is_kept(text):
     assert redact_text(text) == text
 
 
-def test_environment_values_and_quick_masking(monkeypatch):
-    found = environment_secrets({"A_PASSWORD": "p@ss word", "HOME": "somewhere", "B_TOKEN": "abc", "DB_SECRET": "longer-secret"})
-    assert found == ("longer-secret", "p%40ss%20word", "p@ss word")
+def test_environment_values_and_quick_masking():
+    found = environment_secrets(
+        {"A_PASSWORD": "p@ss word", "HOME": "somewhere", "B_TOKEN": "abc", "DB_SECRET": "much-longer-secret"}
+    )
+    assert found == ("much-longer-secret", "p%40ss%20word", "p@ss word")
     assert looks_random("a1b2c3d4e5f6") and not looks_random("internationalisation") and not looks_random("aaaaaaaaaaaa1")
     for text in (
         "key=" * 250_000,

@@ -244,7 +244,9 @@ def _asked(call: Any, place: str) -> tuple[str, dict]:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):
             arguments = {"unparsed": arguments}
-    return name, {k: v for k, v in arguments.items() if v is not None} if isinstance(arguments, dict) else {}
+    elif isinstance(arguments, dict):  # a table fills absent arguments with null
+        arguments = {k: v for k, v in arguments.items() if v is not None}
+    return name, arguments if isinstance(arguments, dict) else {}
 
 
 def _content(message: Mapping[str, Any], dropped: Counter) -> str:
@@ -285,11 +287,15 @@ def _plain(messages: Sequence[Mapping[str, Any]]) -> list[tuple]:
         (
             m["role"],
             utf8(m.get("content") or ""),
-            [utf8(json.dumps(_asked(call, ""), sort_keys=True)) for call in m.get("tool_calls") or []],
+            [_plain_call(*_asked(call, "")) for call in m.get("tool_calls") or []],
             utf8(m.get("name") or m.get("function") or ""),
         )
         for m in messages
     ]
+
+
+def _plain_call(name: str, arguments: dict[str, Any]) -> str:
+    return utf8(json.dumps([name, {k: v for k, v in arguments.items() if v is not None}], sort_keys=True))
 
 
 def utf8(value: Any) -> Any:
