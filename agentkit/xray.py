@@ -100,7 +100,8 @@ def faults(tokens: Sequence[Token]) -> list[str]:
     if not trained:
         return []
     shown = ", ".join(map(str, trained[:5])) + (" and more" if len(trained) > 5 else "")
-    return [f"{len(trained)} tokens are trained on that no turn sampled (positions {shown}): the action mask is wrong."]
+    what = "1 token is" if len(trained) == 1 else f"{len(trained)} tokens are"
+    return [f"{what} trained on that no turn sampled (position {shown}): the action mask is wrong."]
 
 
 def token_texts(ids: Sequence[int], decode: Decode | None = None) -> list[str]:

@@ -256,6 +256,7 @@ def large(n=5000):
     return compare_trajectories(tasks, {p: [one(t, p, s) for t in tasks for s in range(2)] for p in ("sft", "grpo")})
 
 
+@pytest.mark.slow
 def test_5000_tasks_load_and_page_without_lag(browser, saved, framed):
     view = large()
     for name, file in (("file", saved(view)), ("frame", framed(view))):
@@ -325,7 +326,7 @@ def test_xray_shows_masks_values_and_ids(browser, saved):
 def test_xray_warns_of_a_wrong_mask_and_offers_only_what_it_knows(browser, saved):
     view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1), advantage=None))
     with opened(browser, saved(view)) as (page, _):
-        wait_for_text(page.locator(".fault"), "1 tokens are trained on that no turn sampled")
+        wait_for_text(page.locator(".fault"), "1 token is trained on that no turn sampled")
         assert page.locator(".tokens .bad").all_inner_texts() == ["#3"]
         assert page.get_by_label("colour by").locator("option").count() == 2
 
@@ -446,7 +447,14 @@ def test_odd_characters_are_spelled_out(browser, saved, kind):
     assert not [c for c in found if ord(c) < 32 and c not in "\n\t"]
     assert not set(found) & set("\x7f\x9b\u202e\u202c\u2066\u2067\u200f\u061c\u200b\ufeff\u2060\u00ad\u2028\u2029\ufffd")
     if kind != "xray":  # there tokens cut them apart
-        for shown in ("␛[31mred␛[0m", "a␀b␀", "‹U+202E›gnp.exe‹U+202C›", "‹U+D800› ‹U+DFFF›", "a␍b\nc‹U+2028›d"):
+        for shown in (
+            "‹U+001B›[31mred",
+            "a‹U+0000›b",
+            "‹U+202E›gnp.exe‹U+202C›",
+            "‹U+D800› ‹U+DFFF›",
+            "a‹U+000D›b\nc",
+            "‹496 more marks›",
+        ):
             assert shown in found
 
 

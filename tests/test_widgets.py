@@ -155,7 +155,7 @@ def test_xray_refuses_what_does_not_line_up(changes, given, message):
 
 def test_a_trained_observation_is_a_fault():
     view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1)))
-    assert view.payload["faults"] == ["1 tokens are trained on that no turn sampled (positions 4): the action mask is wrong."]
+    assert view.payload["faults"] == ["1 token is trained on that no turn sampled (position 4): the action mask is wrong."]
 
 
 @given(st.text(max_size=40))

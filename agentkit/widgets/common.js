@@ -32,7 +32,7 @@ const STYLE = `
 .ak .right {color:var(--good); font-weight:600}
 .ak .wrong {color:var(--bad); font-weight:600}
 .ak .none {padding:24px 12px; color:var(--soft)}
-.ak .columns {display:grid; grid-template-columns:repeat(var(--columns),minmax(270px,1fr)); gap:8px 12px; padding:8px 12px 16px;
+.ak .columns {display:grid; grid-template-columns:repeat(var(--columns),minmax(230px,1fr)); gap:8px 12px; padding:8px 12px 16px;
   overflow-x:auto}
 .ak section {border:1px solid var(--line); border-radius:8px; padding:8px 12px; min-width:0}
 .ak section.ended {border-style:dashed; color:var(--soft); font-size:13px}
@@ -60,13 +60,15 @@ const STYLE = `
 const ODD =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff]|[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
-/** The text with odd characters spelled out, so that none of them acts: ESC as its picture, others as their number. */
+const PILED = /(\p{M}{4})\p{M}+/gu; // marks over one letter, which would paint over other lines
+
+/** The text with odd characters spelled out by their number, so that none of them acts or hides. */
 function visible(text) {
-  return text.replaceAll("\r\n", "\n").replace(ODD, (character) => {
-    const code = character.charCodeAt(0);
-    if (code < 32) return String.fromCharCode(0x2400 + code);
-    return `\u2039U+${code.toString(16).toUpperCase().padStart(4, "0")}\u203a`;
-  });
+  const code = (character) => character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0");
+  return text
+    .replaceAll("\r\n", "\n")
+    .replace(ODD, (character) => `\u2039U+${code(character)}\u203a`)
+    .replace(PILED, (marks, kept) => `${kept}\u2039${marks.length - kept.length} more marks\u203a`);
 }
 
 /** An element with a class, text (never markup) and children. */
@@ -103,6 +105,7 @@ function select(name, options, act) {
   return element;
 }
 
+const count = (n, thing) => `${n} ${thing}${n === 1 ? "" : "s"}`;
 const unique = (values) => [...new Set(values)];
 const verdict = (right) => (right === null ? "not scored" : right ? "✓ right" : "✗ wrong");
 const tone = (right) => (right === null ? "soft" : right ? "right" : "wrong");

@@ -77,7 +77,7 @@ function drawHead(state, name, column, p, odd) {
     }
     section.append(drawSamples(state, column, p));
   }
-  const facts = `stopped: ${trajectory.stop.replaceAll("_", " ")} · ${trajectory.tokens} tokens`;
+  const facts = `stopped: ${trajectory.stop.replaceAll("_", " ")} · ${count(trajectory.tokens, "token")}`;
   section.append(drawAnswer(trajectory), drawComponents(trajectory, odd), node("div", "facts", facts));
   return section;
 }
@@ -224,7 +224,7 @@ function show(element, payload, { block, moved, noted }) {
   const byDifficulty = select("difficulty", ["all difficulties", ...difficulties], filter);
   const byAlarm = select("alarms and notes", ["alarms: any", ...alarms.map((a) => `alarm: ${a}`), "with a note"], filter);
   const wanted = label(node("input"), "search the texts");
-  Object.assign(wanted, { type: "search", placeholder: "search the texts (/)" });
+  Object.assign(wanted, { type: "search", placeholder: "search (/)" });
   let typed = 0;
   wanted.oninput = () => {
     clearTimeout(typed);

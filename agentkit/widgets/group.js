@@ -125,7 +125,7 @@ function drawGroup(state, group) {
   }
   const right = rollouts.filter((rollout) => rollout.right).length;
   const spread = `reward ${number(group.mean)} on average, standard deviation ${number(group.std)}`;
-  head.append(node("div", "", `${rollouts.length} rollouts, ${right} right · ${spread}`));
+  head.append(node("div", "", `${count(rollouts.length, "rollout")}, ${right} right · ${spread}`));
   if (isDead(group)) {
     const why = scored(rollouts).length ? "All rewards are equal" : "No rollout has a reward";
     head.append(node("div", "wrong", `${why}: this group taught nothing.`));
@@ -137,7 +137,7 @@ function drawGroup(state, group) {
   const drawn = [head, drawTable(group, names, other, choose)];
   if (!best || rollouts.length < 2) return drawn;
   const shown = other === best ? rollouts.find((rollout) => rollout !== best) : other;
-  const rank = (rollout) => (rollout === best ? " (the best)" : rollout === worst ? " (the worst)" : "");
+  const rank = (rollout) => (isDead(group) ? "" : rollout === best ? " (the best)" : rollout === worst ? " (the worst)" : "");
   const title = (rollout) => `sample ${rollout.sample}${rank(rollout)}`;
   const titles = [title(best), title(shown)];
   const odd = oddComponents([best, shown]);

@@ -1,10 +1,10 @@
 """What every view shares: one document that needs neither network nor kernel, the frame that holds it, the live widget.
 
 A view is a payload (JSON) and a JavaScript module (common.js and its own file) that draws the static page and the live
-anywidget alike. The payload travels gzipped, in base64, so nothing in it can end the element that holds it; on the page
-it is text only, never markup. A long one travels in blocks, each read when it is looked at. In a notebook the page lies in a sandboxed frame that reaches neither the notebook nor the
-network; a small script beside the frame (relay.js) tells it theme, address and stored notes. Leaves out: what the
-payloads hold (payload, compare, xray, group).
+anywidget alike. The payload travels gzipped, in base64, so nothing in it can end the element that holds it; on the page it
+is text only, never markup. A long one travels in blocks, each read when it is looked at. In a notebook the page lies in a
+sandboxed frame that reaches neither the notebook nor the network; a small script beside the frame (relay.js) tells it
+theme, address and stored notes. Leaves out: what the payloads hold (payload, compare, xray, group).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ const OWN_STYLE = `
 .ak .legend {display:flex; flex-wrap:wrap; gap:4px 14px; align-items:center; font-size:13px; color:var(--soft)}
 .ak .legend span {white-space:nowrap}
 .ak .legend i {display:inline-block; width:7em; height:.9em; vertical-align:-.1em; border:1px solid var(--line); margin:0 5px}
-.ak .legend .key {padding:0 4px; border-radius:3px; margin-right:5px; color:var(--ink)}
+.ak .legend .key {padding:0 4px; border-radius:3px 3px 0 0; margin-right:5px; color:var(--ink)}
 .ak .detail {flex:1 1 100%; min-height:3em; display:flex; flex-wrap:wrap; gap:0 16px; align-content:start;
   font-size:13px; font-variant-numeric:tabular-nums; color:var(--soft)}
 .ak .detail b {font-weight:600; color:var(--ink)}
@@ -21,7 +21,7 @@ const OWN_STYLE = `
 .ak .tokens span {--w:0; color:var(--soft); padding:2px 0; margin-right:1px; border-radius:3px 3px 0 0; cursor:default;
   unicode-bidi:isolate; background:rgb(var(--hue,128 128 128) / calc(var(--w) * var(--most)))}
 .ak .tokens .on, .ak .legend .on {color:var(--ink); box-shadow:inset 0 -2px var(--accent)}
-.ak .tokens .bad, .ak .legend .bad {box-shadow:inset 0 0 0 2px var(--bad)}
+.ak .tokens .bad, .ak .legend .bad {color:var(--ink); box-shadow:inset 0 0 0 2px var(--bad)}
 .ak .tokens .at {outline:2px solid var(--ink); outline-offset:1px}
 `;
 
@@ -94,7 +94,7 @@ function drawHead(payload) {
   const trained = tokens.mask.reduce((sum, mask) => sum + mask, 0);
   const prompt = tokens.source.filter((source) => source === "prompt").length;
   const facts = [
-    `${tokens.id.length} tokens: ${prompt} of the prompt, ${trained} sampled and trained on, ${tokens.id.length - prompt - trained} not trained on`,
+    `${count(tokens.id.length, "token")}: ${prompt} of the prompt, ${trained} sampled and trained on, ${tokens.id.length - prompt - trained} not trained on`,
   ];
   const average = (name, text) => {
     const own = tokens[name].filter((value, i) => value !== null && tokens.mask[i]);
@@ -146,7 +146,7 @@ function show(element, payload) {
   };
   const drawPart = ({ source, turn, from, to }) => {
     const words = { prompt: "prompt, not sampled", model: "the model's turn", observation: "appended, not sampled" }[source];
-    const title = `${turn === null ? "" : `turn ${turn + 1} · `}${words} · ${to - from} tokens`;
+    const title = `${turn === null ? "" : `turn ${turn + 1} · `}${words} · ${count(to - from, "token")}`;
     const isFolded = source === "prompt";
     const part = node(isFolded ? "details" : "div", `part ${source}`, "", node(isFolded ? "summary" : "header", "", title));
     const box = label(node("div", "tokens"), title);
