@@ -21,8 +21,8 @@ from typing import Any
 
 from agentkit.knowledge import Corpus
 from agentkit.records import ToolCall, ToolResult
-from agentkit.tools import calculate, search_passages
-from agentkit.tools.python import run_program
+from agentkit.tools import PythonSession, Workspace, calculate, query_database, run_program, search_passages
+from agentkit.tools.search import Backend
 
 SYSTEM_PROMPT = (
     "Answer the question with the tools. Look up every fact with search, compute with calculator, "
@@ -83,6 +83,75 @@ class CodeEnvironment:
             code: The program.
         """
         return run_program(code)[0]
+
+
+class WorkbenchEnvironment(CorpusEnvironment):
+    """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and a workspace of files.
+
+    Programs see the workspace's files. One environment serves one trajectory.
+
+    Args:
+        corpus: what sql reads, and search where no backend is given; by default the shipped one.
+        top_k: passages of a search.
+        backend: what search asks instead: a RetrievalServer, a WebSearch, or a Recording of one.
+        session: whether programs remember what earlier ones defined.
+    """
+
+    def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None, session: bool = False):
+        super().__init__(corpus, top_k)
+        self._backend, self._keeps = backend or self._corpus, session
+        self.reset()
+
+    def reset(self, **row: Any) -> None:
+        """An empty workspace and a new interpreter."""
+        self._workspace, self._session = Workspace(), PythonSession() if self._keeps else None
+
+    def search(self, query: str) -> str:
+        """Search facts.
+
+        Args:
+            query: What to look up.
+        """
+        return search_passages(self._backend, query, self._top_k)
+
+    def sql(self, query: str) -> str:
+        """Ask the database.
+
+        Args:
+            query: One SELECT.
+        """
+        return query_database(self._corpus, query)
+
+    def python(self, code: str) -> str:
+        """Run Python.
+
+        Args:
+            code: The program.
+        """
+        run = self._session.run if self._session else run_program
+        return run(code, files=self._workspace.files)[0]
+
+    def write_file(self, path: str, content: str) -> str:
+        """Write a file.
+
+        Args:
+            path: Its name.
+            content: Its text.
+        """
+        return self._workspace.write(path, content)
+
+    def read_file(self, path: str, start: int = 0) -> str:
+        """Read a file.
+
+        Args:
+            path: Its name.
+            start: The first character.
+        """
+        return self._workspace.read(path, start)
+
+    def list_files(self) -> str:
+        """List the files."""
+        return self._workspace.list()
 
 
 def tools_of(environment: object) -> dict[str, Callable]:

@@ -1,0 +1,66 @@
+"""The environment with every tool, through the tool runtime, as a policy meets it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentkit import ToolCall, sandbox
+from agentkit.environment import WorkbenchEnvironment, run_call, tool_schemas, tools_of
+
+pytestmark = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="no sandbox on this machine")
+
+
+def call(environment, name, **arguments):
+    return asyncio.run(run_call(ToolCall(name, arguments), environment, timeout_s=60))
+
+
+def test_the_tools_work_together(corpus):
+    bench = WorkbenchEnvironment(corpus, session=True)
+    assert call(bench, "search", query="capital of France").observation.startswith("[1] The capital of France is Paris.")
+    assert call(bench, "sql", query="SELECT capital FROM country WHERE name = 'Peru'").observation == "capital\nLima"
+    assert call(bench, "calculator", expression="6 * 7").observation == "42"
+    assert call(bench, "write_file", path="data/n.txt", content="19").ok
+    assert call(bench, "python", code="n = int(open('data/n.txt').read())").ok
+    assert call(bench, "python", code="print(n + 1)").observation == "20"
+    assert call(bench, "read_file", path="data/n.txt").observation == "19"
+    assert call(bench, "list_files").observation == "data/n.txt (2 characters)"
+
+
+def test_whatever_fails_is_an_observation(corpus):
+    bench = WorkbenchEnvironment(corpus)
+    for name, arguments, says in [
+        ("sql", {"query": "DROP TABLE country"}, "only SELECT"),
+        ("python", {"code": "1 / 0"}, "ZeroDivisionError"),
+        ("python", {"code": "import os; os.fork()"}, "cannot fork"),
+        ("write_file", {"path": "../x", "content": ""}, "is refused"),
+        ("read_file", {"path": "nowhere"}, "there is no file"),
+        ("read_file", {"path": "nowhere", "start": "x"}, "must be an integer"),
+    ]:
+        result = call(bench, name, **arguments)
+        assert not result.ok and result.observation.startswith("Error: ") and says in result.observation
+
+
+def test_trajectories_share_nothing(corpus):
+    first, second = WorkbenchEnvironment(corpus, session=True), WorkbenchEnvironment(corpus, session=True)
+    call(first, "write_file", path="a.txt", content="x"), call(first, "python", code="x = 1")
+    assert call(second, "list_files").observation == "the workspace is empty"
+    assert "NameError" in call(second, "python", code="print(x)").observation
+    first.reset()
+    assert call(first, "list_files").observation == "the workspace is empty"
+    assert "NameError" in call(first, "python", code="print(x)").observation
+
+
+def test_every_tool_has_a_schema(corpus):
+    names = [schema["function"]["name"] for schema in tool_schemas(WorkbenchEnvironment(corpus))]
+    assert sorted(names) == ["calculator", "list_files", "python", "read_file", "search", "sql", "write_file"]
+    assert set(tools_of(WorkbenchEnvironment(corpus))) == set(names)
+
+
+def test_another_backend_answers_search(corpus):
+    class Echo:
+        def search(self, query, top_k):
+            return [query] * top_k
+
+    assert call(WorkbenchEnvironment(corpus, 2, backend=Echo()), "search", query="q").observation == "[1] q\n[2] q"
