@@ -105,8 +105,14 @@ def test_sign_flips_of_outcomes_are_exact_mcnemar():
 
 
 def test_sign_flips_of_scores_on_no_lattice_agree_with_the_t_test():
-    values = np.random.default_rng(4).normal(0.05, 0.2, 80)
-    assert st.sign_flip_p(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.02)
+    for n in (80, 5000):
+        values = np.random.default_rng(4).normal(0.3 / n**0.5, 0.2, n)
+        assert st.sign_flip_p(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.02)
+
+
+def test_exact_sign_flips_and_student_agree_where_one_takes_over_from_the_other():
+    values = np.random.default_rng(18).integers(-8, 9, 3000) / 8 + 1 / 48
+    assert st.sign_flip_p(values[:1500]) == pytest.approx(st.mean_p(values[:1500]), abs=0.002)
 
 
 def test_holm_of_a_literal():
