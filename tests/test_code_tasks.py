@@ -8,7 +8,10 @@ import random
 
 import pytest
 
-from agentkit import Suite, Task, verify
+from agentkit import Suite, rollout, verify
+from agentkit.environment import CodeEnvironment
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
+from agentkit.rollouts import Limits
 from agentkit.sandbox import run_python
 from agentkit.tasks import code, default_tools, solve
 from agentkit.tasks.algorithms import ALGORITHMS
@@ -171,9 +174,28 @@ def test_mistakes_earn_nothing(codes):
 
 
 def test_nothing_hidden_reaches_the_tool(codes):
-    """A plan's code holds the example and the solution; the other inputs stay outside."""
+    """A plan's code holds the example and the edges, and the solution; the hidden inputs stay outside."""
+    edges = {json.dumps(edge) for algorithm in ALGORITHMS for edge in algorithm.edges}
     for task in codes:
         if isinstance(task.verifier, dict):
             shown = " ".join(step["arguments"]["code"] for step in task.meta["plan"])
-            assert not any(f"f({args[0]!r})" in shown for args, _ in task.verifier["tests"][3:]) or "edges" in task.meta
-    assert all(isinstance(t, Task) for t in codes)
+            hidden = [args[0] for args, _ in task.verifier["tests"] if json.dumps(args[0]) not in edges]
+            assert hidden and not any(f"f({value!r})" in shown for value in hidden)
+
+
+@pytest.mark.parametrize(
+    ("flaws", "least", "most"),
+    [({}, 1.0, 1.0), ({"wrong_operation": 1.0}, 0.0, 0.0), ({"in_head": 1.0}, 0.0, 0.6), ({"malformed": 1.0}, 1.0, 1.0)],
+    ids=["none", "nearly right", "untested", "malformed"],
+)
+def test_a_careless_expert_fails_as_its_flaws_say(codes, tokenizer, flaws, least, most):
+    limits = Limits(max_turns=20, max_turn_tokens=800, max_tokens=8_000)
+    tasks = list(codes)[::4]
+    found = rollout(tasks, ScriptedPolicy(tokenizer, Flaws(**flaws)), environment={"C": CodeEnvironment}, limits=limits)
+    assert least <= sum(t.success for t in found) / len(found) <= most
+    calls = [[result for turn in t.turns for result in turn.results] for t in found]
+    assert all(bool(made) != ("in_head" in flaws) for made in calls)
+    assert all(result.ok for made in calls for result in made) != ("malformed" in flaws) or "wrong_operation" in flaws
+    for task, trajectory in zip(tasks, found, strict=True):
+        if "wrong_operation" in flaws and isinstance(task.verifier, dict):
+            assert any(miss in trajectory.answer for miss in task.meta["near_misses"])

@@ -7,14 +7,16 @@ import dataclasses
 import hashlib
 import json
 import random
+import re
 import time
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
 from agentkit import StopReason, Suite, Task, Trajectory, verify
 from agentkit.knowledge import PHRASES, facts
-from agentkit.tasks import PlanError, SuiteError, bands, expert, lookup, multihop, solve, splits, wide
+from agentkit.tasks import PlanError, SuiteError, bands, catalogue, expert, lookup, multihop, solve, splits, wide
 from agentkit.tasks import suite as suite_module
 from agentkit.tools import calculate, search_passages
 from agentkit.verifiers import normalize
@@ -90,7 +92,8 @@ def test_near_duplicates_are_found_exactly_and_nothing_else():
 
 def test_near_duplicates_go_to_one_split(corpus):
     """Forty pairs of questions that differ in one word of many and share no entity."""
-    text = "which of all the many numbers that anybody has ever written down by hand on a clean sheet of white paper comes right {} the number {}"
+    text = "which of all the many numbers that anybody has ever written down by hand "
+    text += "on a clean sheet of white paper comes right {} the number {}"
 
     def draft(corpus, rng):
         number, word = rng.randint(1, 40), rng.choice(["after", "behind"])
@@ -436,6 +439,21 @@ def test_a_wrong_spec_is_named(corpus, spec, says):
     with pytest.raises(SuiteError) as error:
         Suite.build(spec, corpus=corpus)
     assert says in str(error.value)
+
+
+# ---- the table
+def test_the_readme_shows_what_the_command_prints(corpus):
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    shown = [line for line in readme.splitlines() if re.match(r"\| (family|[ABC]) \| ", line)]
+    printed = catalogue.markdown(catalogue.catalogue(families=("A", "B"), corpus=corpus)).splitlines()
+    assert [line for line in shown if not line.startswith("| C ")] == [printed[0], *printed[2:]]
+    assert [line[:12] for line in shown if line.startswith("| C ")] == ["| C | plain ", "| C | wide |"]
+
+
+def test_kinds_are_templates_or_specifications():
+    code = Task("x", "p?", "1", meta={"template": "numbers 2", "entities": ["code:even+sum"]})
+    other = Task("y", "p?", "1", meta={"template": "ratio", "entities": ["country:France"]})
+    assert catalogue.kinds([code, other, other]) == {"even", "sum", "ratio"}
 
 
 # ---- files

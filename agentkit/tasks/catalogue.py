@@ -18,8 +18,10 @@ ABOUT = {
 COLUMNS = ("family", "variety", "asks for", "kinds", "tasks", "easy", "medium", "hard", "tools", "data")
 
 
-def catalogue(n_tasks: int = 1200, seed: int = 0, corpus: Corpus | None = None) -> list[dict[str, str | int]]:
-    """One row for every family and variety, counted in suites built for it, each of an equal share of ``n_tasks``.
+def catalogue(
+    n_tasks: int = 1200, seed: int = 0, families: Iterable[str] = tuple(FAMILIES), corpus: Corpus | None = None
+) -> list[dict[str, str | int]]:
+    """One row for each family and variety, counted in a suite built for it of a family's equal share of ``n_tasks``.
 
     Difficulty is the number of tool calls of the scripted expert: easy 1-2, medium 3-4, hard 5 or more.
 
@@ -27,7 +29,7 @@ def catalogue(n_tasks: int = 1200, seed: int = 0, corpus: Corpus | None = None) 
         SuiteError: ``n_tasks`` is too small or too large.
     """
     rows = []
-    for family in FAMILIES:
+    for family in families:
         for variety in VARIETIES:
             spec = {"families": [family], "n_tasks": n_tasks // len(FAMILIES), "seed": seed, "variety": variety}
             suite = Suite.build(spec, corpus=corpus)

@@ -31,8 +31,9 @@ TELLING = 3  # inputs, at least, must tell the solution from a near miss
 MAX_VALUE = 160  # characters of a value as text
 MAX_LINES = 5_000  # a call may execute: a near miss may loop for ever
 MAX_NUMBER, MAX_COUNTED = 10**6, 300  # between two steps; where the next step counts up to it
-LENGTHS = {1: 2, 2: 3, 3: 4, 4: 2, 5: 2}  # steps in a chain, with weights
+LENGTHS = {1: 2, 2: 3, 3: 4, 4: 4, 5: 6}  # steps in a chain, with weights
 KINDS = {"numbers": 5, "text": 4, "number": 3, "date": 2}  # what a chain starts from, with weights
+IDENTITY = "def f(x): return x"  # the near miss of a function that has no other
 _DATES = ["from datetime import date, timedelta", "x = date.fromisoformat(x)"]
 
 Steps = tuple[tuple[Block, Any], ...]  # blocks with their parameters
@@ -52,7 +53,7 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
         if names != sorted(names):
             return None
         swapped = []
-    misses = [*dict.fromkeys(_near_misses(steps, rng)), *swapped]
+    misses = [*dict.fromkeys(_near_misses(steps, rng)), *swapped] or [IDENTITY]
     words = ", then ".join(_filled(block.words, k) for block, k in steps)
     meta = {"template": f"{takes} {len(steps)}", "entities": ["code:" + "+".join(sorted(names))]}
     stages = [steps[: i + 1] for i in range(len(steps))]
@@ -70,7 +71,7 @@ def draft_wide(corpus: Corpus, rng: random.Random) -> Task | None:
     solution = lines(algorithm, k)
     inputs = _inputs(algorithm.takes, rng)
     misses = [m for m in _off_by_one(solution) if sum(_result(m, x) != _result(solution, x) for x in inputs) >= TELLING]
-    misses += [lines(algorithm, other) for other in algorithm.values if other != k]
+    misses += [lines(algorithm, other) for other in algorithm.values if other != k] or [IDENTITY]
     meta = {"template": "algorithm", "entities": [f"code:{algorithm.name}"]}
     return _function_task(_filled(algorithm.words, k), algorithm.takes, [solution], misses, inputs, meta, algorithm.edges)
 
@@ -93,7 +94,7 @@ def _function_task(
     return Task("", prompt, source(solution), verifier, FAMILY, tools=("python",), meta=meta)
 
 
-def _question(words: str, takes: str, solution: Steps, misses: Sequence[Steps], inputs: list[str], meta: dict) -> Task | None:
+def _question(words: str, takes: str, solution: Steps, misses: Sequence[Program], inputs: list[str], meta: dict) -> Task | None:
     """The task to say what a function gives for one input: a number."""
     usable = [x for x in inputs if _printed(solution, x) and all(_result(m, x) != _result(solution, x) for m in misses)]
     if not usable:
