@@ -52,8 +52,8 @@ def find_gpus() -> list[dict[str, Any]]:
         listed = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return []
-    rows = [line.rsplit(", ", 2) for line in listed.stdout.splitlines()] if listed.returncode == 0 else []
-    return [{"name": n, "memory_gb": round(float(mib) / 1024, 1), "driver": d} for n, mib, d in rows if mib.isdecimal()]
+    found = re.findall(r"^(.+), (\d+), (.+)$", listed.stdout, re.MULTILINE) if listed.returncode == 0 else []
+    return [{"name": name, "memory_gb": round(int(mib) / 1024, 1), "driver": driver} for name, mib, driver in found]
 
 
 def engines(gpu: bool) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from agentkit.bench.common import report, spread
 
 PRINT = "print(1)"
 SYMPY = "import sympy\nprint(sympy.Integer(2) ** 10)"
+FULL, QUICK = (300, 5, 300), (40, 2, 24)  # warm runs, cold starts, programs in a batch
 
 Runner = Callable[[str], str]  # code -> what it printed
 
@@ -38,7 +39,7 @@ def bench_sandbox(quick: bool = False) -> dict[str, Any]:
     runners = _runners()
     if "ours" not in runners:
         raise OSError(f"there is no sandbox to measure here: {sandbox.current_tier().why}")
-    warm, cold, batch = (40, 2, 24) if quick else (300, 5, 300)
+    warm, cold, batch = QUICK if quick else FULL
     cases = [
         _latency("warm", runners, PRINT, warm),
         _latency("warm_sympy", runners, SYMPY, max(5, warm // 10)),

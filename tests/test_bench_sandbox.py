@@ -1,0 +1,38 @@
+"""The sandbox benchmark: its JSON, and figures that are what they say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentkit import cli, sandbox
+from agentkit.bench import sandbox as bench
+
+pytestmark = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="no sandbox on this machine")
+
+
+def test_the_report_has_every_case(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(bench, "QUICK", (2, 1, 4))
+    monkeypatch.setattr(bench, "SYMPY", "import fractions\nprint(fractions.Fraction(1, 2))")
+    assert cli.main(["bench", "sandbox", "--quick", "--json", str(tmp_path / "b.json")]) == 0
+    report = json.loads((tmp_path / "b.json").read_text())
+    assert report == json.loads(capsys.readouterr().out)
+    assert report["bench"] == "sandbox" and report["machine"]["cores"] and report["versions"]["python"]
+    cases = {case["case"]: case for case in report["cases"]}
+    assert set(cases) == {"warm", "warm_sympy", "cold", "throughput"}
+    for case in cases.values():
+        assert case["tier"] == sandbox.current_tier().name
+        for side in ("ours", "peer", "ratio"):
+            assert 0 < case[side]["min"] <= case[side]["median"] <= case[side]["max"]
+    assert cases["cold"]["ours"]["min"] > cases["warm"]["ours"]["min"]  # canaries and a start cost more than one call
+
+
+def test_runners_print_what_the_program_prints():
+    for name, run in bench._runners().items():
+        assert run("print(6 * 7)") == "42\n", name
+
+
+def test_a_runner_that_fails_is_not_measured():
+    with pytest.raises(ValueError, match="error"):
+        bench._tier(sandbox.current_tier().name)("1 / 0")

@@ -1,0 +1,89 @@
+"""agentkit doctor: findings that match this machine, gaps that say what they cost, and what it makes of other machines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from agentkit import cli, doctor, sandbox
+
+
+@pytest.fixture(scope="module")
+def found():
+    return doctor.examine()
+
+
+def test_the_findings_are_this_machines(found):
+    assert found["sandbox_tier"] == sandbox.current_tier().name
+    assert found["memory_gb"]["total"] == round(psutil.virtual_memory().total / 1e9, 1)
+    assert found["disk_gb"]["free"] <= found["disk_gb"]["total"] and found["cores"] >= 1
+    assert found["engines"]["transformers"]["ok"] and found["engines"]["scripted"]["ok"]
+    assert found["versions"]["python"] == sys.version.split()[0]
+
+
+def test_json_is_the_findings(capsys):
+    assert cli.main(["doctor", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {"sandbox_tier", "engines", "gpus", "versions", "memory_gb", "disk_gb", "gaps"} <= set(shown)
+    assert all(engine["ok"] or (engine["why"] and engine["fix"]) for engine in shown["engines"].values())
+
+
+def test_the_text_names_every_gap(found, capsys):
+    assert cli.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert f"tier {found['sandbox_tier']}" in shown
+    assert all(gap["what"] in shown and gap["costs"] in shown and gap["fix"] in shown for gap in found["gaps"])
+
+
+def test_it_loads_no_torch():
+    code = "import sys\nfrom agentkit import doctor\ndoctor.examine()\nprint('torch' in sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert child.stdout == "False\n", child.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"sandbox_tier": "B", "sandbox_why": "unshare: denied"}, "sandbox tier B: unshare: denied"),
+        ({"sandbox_tier": "D", "sandbox_why": "no Landlock"}, "no sandbox: no Landlock"),
+        ({"gpus": []}, "no NVIDIA GPU"),
+        (
+            {"engines": {"vllm": {"ok": False, "why": "vllm is not installed", "fix": "pip"}}},
+            "engine vllm: vllm is not installed",
+        ),
+        ({"disk_gb": {"total": 9.0, "free": 1.0}}, "1.0 GB of free disk"),
+        ({"memory_gb": {"total": 9.0, "free": 1.0}}, "1.0 GB of free memory"),
+    ],
+)
+def test_a_gap_is_named(change, what):
+    good = {"sandbox_tier": "A", "sandbox_why": "", "gpus": [{}], "engines": {"scripted": {"ok": True}}}
+    good |= {"disk_gb": {"total": 99.0, "free": 99.0}, "memory_gb": {"total": 99.0, "free": 99.0}}
+    assert doctor.gaps(good) == []
+    assert [gap["what"] for gap in doctor.gaps(good | change)] == [what]
+
+
+@pytest.mark.parametrize(
+    ("says", "gpus"),
+    [
+        ("NVIDIA H200, 143771, 580.1\n", [{"name": "NVIDIA H200", "memory_gb": 140.4, "driver": "580.1"}]),
+        ("A, B, 1024, 1\n", [{"name": "A, B", "memory_gb": 1.0, "driver": "1"}]),
+        (
+            "A, 1024, 1\nC, 2048, 2\n",
+            [{"name": n, "memory_gb": m, "driver": d} for n, m, d in (("A", 1.0, "1"), ("C", 2.0, "2"))],
+        ),
+        ("", []),
+        ("garbage\nX, [N/A], 1\n", []),
+    ],
+)
+def test_gpus_are_read_as_the_driver_lists_them(says, gpus, monkeypatch, tmp_path):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!{sys.executable}\nprint({says!r}, end='')\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.find_gpus() == gpus
+    tool.write_text(f"#!{sys.executable}\nimport sys\nprint('NVIDIA-SMI has failed')\nsys.exit(9)\n")
+    assert doctor.find_gpus() == []
