@@ -215,6 +215,43 @@ def test_any_text_is_a_finite_number_or_none(text):
     assert found is None or abs(found) < float("inf")
 
 
+# ---- rules, units, patterns
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [("1,000", "1000", 1), ("$1000%", "1000", 1), ("1000.0", "1000", 1), ("about 1000", "1000", 0), ("inf", "1000", 0),
+     ("a, b", "A,B", 1), ("a; b", "A,B", 1), ("b, a", "a, b", 0), ("a", "a, b", 0), ("1.0, x", "1;X", 1), ("a., b", "a, b", 0),
+     ("St. Paul's", "st pauls", 1), ("Saint Paul", "St. Paul", 0), ("", "x", 0), ("nan", "nan", 0)],
+)  # fmt: skip
+def test_gaias_rule(answer, gold, expected):
+    assert value("exact", answer, gold, rule="gaia") == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "expected"),
+    [("The U.S.A.", "USA", 1), ("well-known", "wellknown", 1), ("a  cat", "cat", 1), ("São", "Sao", 0), ("cats", "cat", 0)],
+)
+def test_squads_rule_is_the_published_one(answer, gold, expected):
+    assert value("exact", answer, gold, rule="squad") == expected
+
+
+def test_a_rule_or_comparison_that_does_not_exist_is_the_authors_mistake():
+    with pytest.raises(ValueError, match="unknown rule 'lenient'"):
+        check("exact", "a", "a", rule="lenient")
+    with pytest.raises(ValueError, match="cannot go on with 'judge'"):
+        check("regex", "a", "a", pattern="a", then="judge")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "unit", "expected"),
+    [("0.05 m", "5", "cm", 1), ("0.05 m", "5 cm", "", 1), ("5 cm", "5 km", "", 0), ("2 hours", "120", "minutes", 1),
+     ("1 kg", "1", "m", 0),
+     ("212 degF", "100", "degC", 1), ("50 %", "50 %", "", 1), ("0.5", "50 %", "", 0), ("$5", "$5", "", 1), ("€5", "$5", "", 0),
+     ("5 USD", "5", "$", 1), ("5 yen", "5", "$", 0), ("3 apples", "3", "apples", 1), ("3 pears", "3", "apples", 0)],
+)  # fmt: skip
+def test_units_convert_and_currencies_must_agree(answer, gold, unit, expected):
+    assert value("numeric", answer, gold, unit=unit) == expected
+
+
 # ---- check and verify
 @given(TEXT, TEXT, st.sampled_from(["exact", "numeric"]))
 def test_any_answer_gets_a_verdict_and_the_same_one_twice(answer, gold, kind):

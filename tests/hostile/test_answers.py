@@ -1,0 +1,67 @@
+"""Answers that try to be right without being right, or to keep a verifier busy for ever. Each has one right verdict."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agentkit.verifiers import check
+from agentkit.verifiers.worker import ATTEMPTS, TIMEOUT_S
+
+CASES = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
+LIMIT_S = ATTEMPTS * TIMEOUT_S + 5  # where the machine gives the check no time at all; without load it is one attempt
+
+
+def settled(kind: str, answer: str, gold: str, **options) -> float | None:
+    """The verdict; asked for again, and in the end skipped, where the machine is too busy to give one."""
+    for _ in range(3):
+        score = check(kind, answer, gold, **options)
+        if "too busy" not in score.why:
+            return score.value
+    pytest.skip(score.why)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['kind']} {c['answer'][:30]!a} for {c['gold'][:20]!a}")
+def test_a_hostile_answer_gets_its_verdict(case):
+    assert settled(case["kind"], case["answer"], case["gold"], **case.get("options", {})) == case["value"]
+
+
+def test_every_verifier_is_attacked():
+    assert len(CASES) >= 150 and Counter(case["kind"] for case in CASES).keys() == {"exact", "numeric", "regex", "symbolic"}
+
+
+def test_heavy_answers_on_many_threads_all_end():
+    check("symbolic", "1+x", "x+1")  # the server is up
+    spent = {}
+
+    def attack(number: int) -> None:
+        start = time.monotonic()
+        check("symbolic", f"9^{{9^{{9}}}}+{number}", "1")
+        spent[number] = time.monotonic() - start
+
+    threads = [threading.Thread(target=attack, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10 * LIMIT_S)
+    assert len(spent) == 6 and max(spent.values()) < 2 * LIMIT_S
+
+
+def test_killed_checks_leave_no_process_behind():
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    for number in range(3):
+        check("symbolic", f"10000000!+{number}", "1")
+        check("regex", "a" * 40 + f"!{number}", "x", pattern="(a+)+$")
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before and p.status() != "zombie"]
+        busy = [p for p in left if p.is_running() and p.cpu_percent(0.1) > 50]
+        if not busy:
+            break
+    assert not busy and len(left) <= 4  # two servers and an idle child each
