@@ -203,11 +203,18 @@ def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved
         assert page.get_by_label("note on this task").input_value() == "odd </script> \x1b \u202e"
         page.get_by_label("alarms and notes").select_option("with a note")
         wait_for_text(page.locator("output").first, "task 1 of 1")
+        other = page.context.new_page()  # two tabs add to the same notes
+        other.goto(file.as_uri() + "#task=t2")
+        wait_for_text(other.locator(".prompt"), TASKS[2].prompt)
+        write_note(other, other, "second tab")
+        write_note(page, page, "odd </script> \x1b \u202e!")
+        page.reload()
+        page.locator(".columns").wait_for()
         with page.expect_download() as download:
             page.get_by_text("export notes").click()
         run = Run.create(tmp_path / "demo")
         download.value.save_as(run.file("notes.jsonl"))
-        assert read_notes(run) == {"t1": "odd </script> \x1b \u202e"}
+        assert read_notes(run) == {"t1": "odd </script> \x1b \u202e!", "t2": "second tab"}
     with opened(browser, saved(widget(run=run), "again.html"), "#task=t1") as (page, _):  # the run's notes are on the page
         page.wait_for_function("document.querySelector('textarea')?.value.startsWith('odd')")
 
@@ -431,9 +438,9 @@ def test_a_frame_reaches_nothing_around_it(browser, framed):
         assert inner.evaluate("try { parent.document.title; 'reached' } catch { 'refused' }") == "refused"
         assert inner.evaluate("try { localStorage.length; 'reached' } catch { 'refused' }") == "refused"
         assert inner.evaluate("fetch('https://example.org').then(() => 'reached', () => 'refused')") == "refused"
-        inner.evaluate("parent.postMessage({agentkit: {task: '\"><img src=x onerror=hacked=1>', notes: 5, key: {}}}, '*')")
+        inner.evaluate("parent.postMessage({agentkit: {task: '\"><img src=x onerror=hacked=1>', note: 5, key: {}}}, '*')")
         page.wait_for_function("location.hash.startsWith('#task=%22')")
-        page.evaluate("postMessage({agentkit: {ready: true, key: 'x', notes: 'forged', task: 'forged'}}, '*')")  # not the frame
+        page.evaluate("postMessage({agentkit: {ready: true, key: 'x', note: 'forged', task: 'forged'}}, '*')")  # not the frame
         page.wait_for_timeout(200)
         assert page.evaluate("[window.hacked, localStorage.length, location.hash.includes('forged')]") == [None, 0, False]
 

@@ -275,7 +275,7 @@ function surroundings(key, hear) {
       else hear(data.agentkit);
     });
     tell({ ready: true, key });
-    return { moved: (task) => tell({ task }), noted: (notes) => tell({ key, notes }) };
+    return { moved: (task) => tell({ task }), noted: (line) => tell({ key, note: line }) };
   }
   const attempt = (act) => {
     try {
@@ -284,15 +284,16 @@ function surroundings(key, hear) {
       return null; // storage is switched off or full
     }
   };
+  const stored = () => localStorage.getItem(place) ?? "";
   const address = () => hear({ address: location.hash });
   window.addEventListener("hashchange", address);
   setTimeout(() => {
-    hear({ stored: attempt(() => localStorage.getItem(place)) });
+    hear({ stored: attempt(stored) });
     address();
   });
   return {
     moved: (task) => attempt(() => history.replaceState(null, "", `#task=${encodeURIComponent(task)}`)),
-    noted: (notes) => hear({ kept: attempt(() => (localStorage.setItem(place, notes), true)) === true }),
+    noted: (line) => hear({ kept: attempt(() => (localStorage.setItem(place, stored() + line), true)) === true }),
   };
 }
 
@@ -310,7 +311,7 @@ async function start() {
   const view = show(document.body, payload, {
     block,
     moved: (id) => page.moved(id),
-    noted: (notes) => page.noted(notes),
+    noted: (line) => page.noted(line),
   });
   page = surroundings(payload.key ?? "", (message) => {
     view.theme(message.theme);

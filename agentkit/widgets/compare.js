@@ -112,7 +112,7 @@ function drawTask(state, policies, task) {
 // ---- notes ----
 const newest = (a, b) => (!a || (b && b.at > a.at) ? b : a);
 
-/** Notes by task id, and the box to write them in. `noted` hears all rows as JSON lines after each change. */
+/** Notes by task id, and the box to write them in. `noted` hears each change as a JSON line, and all rows. */
 function makeNotes(rows, noted) {
   const notes = new Map(rows.map((row) => [row.task_id, row]));
   const box = label(node("textarea"), "note on this task");
@@ -122,12 +122,14 @@ function makeNotes(rows, noted) {
   const status = node("output");
   let task = "";
   let timer = 0;
-  const lines = () => [...notes.values()].map((row) => `${JSON.stringify(row)}\n`).join("");
+  const line = (row) => `${JSON.stringify(row)}\n`;
+  const lines = () => [...notes.values()].map(line).join("");
   const save = () => {
     clearTimeout(timer);
     if (box.value === (notes.get(task)?.text ?? "")) return;
-    notes.set(task, { task_id: task, text: box.value, at: new Date().toISOString() });
-    noted(lines(), [...notes.values()]);
+    const row = { task_id: task, text: box.value, at: new Date().toISOString() };
+    notes.set(task, row);
+    noted(line(row), [...notes.values()]);
   };
   const say = (text, wrong = false) => {
     status.textContent = visible(text);
@@ -187,7 +189,7 @@ function show(element, payload, { block, moved, noted }) {
   const alarms = unique(tasks.flatMap((task) => task.alarms));
   const state = { at: 0, chosen: tasks, task: null, samples: [], open: true, asked: 0, filtered: 0 };
   const root = makeRoot(element);
-  const notes = makeNotes(payload.notes, (lines, rows) => noted(lines, rows));
+  const notes = makeNotes(payload.notes, noted);
 
   const filter = async () => {
     const mine = ++state.filtered;

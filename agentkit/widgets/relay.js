@@ -20,15 +20,17 @@
   const hear = ({ source, data }) => {
     if (!frame.isConnected) return window.removeEventListener("message", hear);
     if (source !== frame.contentWindow || !data?.agentkit) return undefined;
-    const { ready, task, key, notes } = data.agentkit;
+    const { ready, task, key, note } = data.agentkit;
+    const place = `agentkit-notes:${key}`;
     if (ready) {
       tellTheme();
       tellAddress();
-      if (key) tell({ stored: storage((s) => s.getItem(`agentkit-notes:${key}`)) });
+      if (key) tell({ stored: storage((s) => s.getItem(place)) });
     }
     if (typeof task === "string" && !isLab) history.replaceState(null, "", `#task=${encodeURIComponent(task)}`);
-    if (typeof notes === "string" && key) {
-      tell({ kept: storage((s) => (s.setItem(`agentkit-notes:${key}`, notes), true)) === true });
+    if (typeof note === "string" && key) {
+      const keep = (s) => (s.setItem(place, (s.getItem(place) ?? "") + note), true); // another tab may have added some
+      tell({ kept: storage(keep) === true });
     }
     return undefined;
   };
