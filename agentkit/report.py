@@ -141,6 +141,7 @@ class _Shown:
 
     def cleaned(self, block: Block) -> Block:
         """A block as the template may show it."""
+        block = block | {name: self.text(block[name]) for name in ("caption", "title") if name in block}
         if block["kind"] in ("table", "folded"):
             rows = [[self.text(cell) for cell in row] for row in block["rows"][: self.limits.rows]]
             columns = [self.text(name) for name in block["columns"]]

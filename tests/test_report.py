@@ -241,7 +241,7 @@ def test_no_planted_secret_is_in_it(tmp_path, monkeypatch):
         recipe=secret_recipe, stages={"03_grpo": {"status": SENTENCE}}, versions={SENTENCE: SENTENCE}, git={"commit": SENTENCE}
     )
     append_jsonl(run.file("train", "alarms.jsonl"), {"step": 1, "alarm": SENTENCE, "advice": SENTENCE, "password": "in-a-field"})
-    write_json(run.file("preflight.json"), {"secret_key": "in-preflight", "items": [{"advice": SENTENCE}]})
+    write_json(run.file("preflight.json"), {"secret_key": "in-preflight", SENTENCE: [{"advice": SENTENCE}]})
     handed = []
     real = report.compare_trajectories
     monkeypatch.setattr(report, "compare_trajectories", lambda *a, **k: handed.append(a) or real(*a, **k))
