@@ -295,6 +295,7 @@ def _execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             kernel_name="python3",
             cwd=str(project_root()),
             progress_bar=sys.stderr.isatty(),
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # not a warning a notebook about how the kernel is reached
         )
     except PapermillExecutionError as error:
         manifest = run.manifest["stages"].get(stage, {})

@@ -93,10 +93,10 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
     figure.update_annotations(font={"size": 14})
     figure.update_layout(
         template=TEMPLATE,
-        height=PANEL_HEIGHT * rows + 140,
+        height=PANEL_HEIGHT * rows + 150,
         title=_title("What did training do?", note),
-        legend={"y": 0.995, "yref": "container", "yanchor": "top", "x": 1, "xanchor": "right"},
-        margin={"t": 108},
+        legend={"y": 0.005, "yref": "container", "yanchor": "bottom"},  # below: on narrow pages it takes several lines
+        margin={"t": 88, "b": 90},
     )
     return figure
 

@@ -198,13 +198,13 @@ class AgentGRPOTrainer(GRPOTrainer):
         self.on_metrics(row)
 
     def validate(self) -> dict[str, Any]:
-        """Success on the validation tasks, sampled as in training; the adapter is kept when it is the best so far."""
+        """Success on the validation tasks, sampled as in training; the adapter is kept when none before was better."""
         if not self.validation:
             return {}
         start = time.monotonic()
         found = self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed)
         summary = summarize(found, self.validation)
-        if summary["success"] > self.best[0]:
+        if summary["success"] >= self.best[0]:
             self.best = (summary["success"], self.state.global_step)
             save_adapter(self.accelerator.unwrap_model(self.model), self.processing_class, self.run.file("adapter"))
         low, high = summary["ci95"]
