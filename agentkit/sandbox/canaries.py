@@ -71,7 +71,11 @@ def breakout() -> Iterator[Canary]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as target:
             target.bind(unix)
             places = {"secret": secret, "folder": folder, "unix": unix, "pid": os.getpid(), "port": server.getsockname()[1]}
-            yield _ATTEMPTS.format(**places), {}, _nothing_escaped
+            try:
+                yield _ATTEMPTS.format(**places), {}, _nothing_escaped
+            finally:
+                with contextlib.suppress(FileNotFoundError):  # there only where it got out
+                    os.remove(f"/dev/shm/agentkit-canary-{os.getpid()}")
 
 
 def _nothing_escaped(result: Any) -> str | None:
