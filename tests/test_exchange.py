@@ -165,6 +165,23 @@ def test_trl_tables_of_others(tmp_path):
     assert "the column 'note'" in read.dropped and any("plain text" in phrase for phrase in read.dropped)
 
 
+def test_text_that_holds_tool_replies_is_one_turn_and_told(tmp_path):
+    """As TRL 1.15 logs what a rollout_func returned: one assistant message, control tokens dropped."""
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    text = f"{call}\nuser\n<tool_response>\n5\n</tool_response>\nassistant\nAnswer: 5"
+    row = {
+        "step": [1],
+        "prompt": [[USER]],
+        "completion": [[{"role": "assistant", "content": text}]],
+        "success": [1.0],
+        "advantage": [0.0],
+    }
+    pd.DataFrame(row).to_parquet(tmp_path / "completions_00001.parquet")
+    read = from_trl(tmp_path)
+    assert len(read.trajectories[0].turns) == 1 and read.trajectories[0].answer == "5"
+    assert any("holds tool replies itself" in phrase for phrase in read.dropped)
+
+
 def inspect_log(**changes):
     call = {"id": "c1", "function": "add", "arguments": {"x": 2}, "type": "function"}
     messages = [

@@ -204,6 +204,7 @@ def _turns(messages: Sequence[Mapping[str, Any]], place: str, dropped: Counter) 
     for message in messages:
         role, content = message["role"], _content(message, dropped)
         if role == "assistant":
+            dropped["where turns end in text that holds tool replies itself (each is one turn)"] += "<tool_response>" in content
             calls = message.get("tool_calls") or []
             asked_for = [_asked(call, place) for call in calls]
             open_calls = {str(call.get("id") or i): a for i, (call, a) in enumerate(zip(calls, asked_for, strict=True))}

@@ -90,7 +90,8 @@ def write_trl(path: str | Path, trajectories: Iterable[Trajectory], tasks: Itera
 def from_trl(path: str | Path, *, policy: str = "", tasks: Iterable[Task] = (), success: str = "success") -> Imported:
     """Trajectories from completions_*.parquet of TRL's ``log_completions``: one file, or the folder that holds them.
 
-    A completion that is text and not messages becomes one turn: TRL keeps no mark of where tools replied in it.
+    A completion that is one text, as a ``rollout_func`` leaves it, becomes one turn: TRL drops the control tokens that
+    tell tool replies from what the policy wrote.
 
     Args:
         path: the file or folder.
