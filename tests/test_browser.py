@@ -19,6 +19,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from hostile.widget_texts import CHARACTERS, LONG, SCRIPTS
+from playwright.sync_api import expect
 from widget_cases import TASKS, call, group, trajectory, widget
 
 from agentkit.records import Task, ToolResult, Turn
@@ -200,7 +201,7 @@ def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved
         page.goto("about:blank")
         page.goto(file.as_uri() + "#task=t1")
         wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
-        assert page.get_by_label("note on this task").input_value() == "odd </script> \x1b \u202e"
+        expect(page.get_by_label("note on this task")).to_have_value("odd </script> \x1b \u202e", timeout=20_000)
         page.get_by_label("alarms and notes").select_option("with a note")
         wait_for_text(page.locator("output").first, "task 1 of 1")
         other = page.context.new_page()  # two tabs add to the same notes
@@ -216,7 +217,7 @@ def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved
         download.value.save_as(run.file("notes.jsonl"))
         assert read_notes(run) == {"t1": "odd </script> \x1b \u202e!", "t2": "second tab"}
     with opened(browser, saved(widget(run=run), "again.html"), "#task=t1") as (page, _):  # the run's notes are on the page
-        page.wait_for_function("document.querySelector('textarea')?.value.startsWith('odd')")
+        expect(page.get_by_label("note on this task")).to_have_value(re.compile("^odd"), timeout=20_000)
 
 
 def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
@@ -231,7 +232,7 @@ def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
         wait_for_text(frame.locator(".prompt"), TASKS[2].prompt)
         frame.get_by_label("previous task").click()
         wait_for_text(frame.locator(".prompt"), TASKS[1].prompt)
-        assert frame.get_by_label("note on this task").input_value() == "from a frame"
+        expect(frame.get_by_label("note on this task")).to_have_value("from a frame", timeout=20_000)
         with page.expect_download() as download:
             frame.get_by_text("export notes").click()
         assert json.loads(Path(download.value.path()).read_text())["text"] == "from a frame"
