@@ -21,7 +21,12 @@ SOURCE = [
 
 
 def value(answer: str, gold: str = GOLD, **options) -> float | None:
-    return check("code", answer, gold, **({"tests": CASES, "entry": "f"} | options)).value
+    """The verdict; skipped in the end where the machine is too busy to give one."""
+    for _ in range(3):
+        score = check("code", answer, gold, **({"tests": CASES, "entry": "f"} | options))
+        if "too busy" not in score.why:
+            return score.value
+    pytest.skip(score.why)
 
 
 # ---- ordinary programs
@@ -118,6 +123,16 @@ def test_no_sandbox_is_unscored(monkeypatch):
     monkeypatch.setattr(programs, "run_python", lambda *_, **__: Result("refused", "", "no sandbox here", 0.0, "D"))
     score = check("code", GOLD, GOLD, tests=CASES, entry="f")
     assert score.value is None and "no sandbox here" in score.why
+
+
+def test_a_time_out_on_a_machine_without_time_is_unscored(monkeypatch):
+    from agentkit.sandbox import Result
+    from agentkit.verifiers import programs
+
+    for seconds, expected in ((1.5, None), (0.01, 0.0)):  # what an empty program takes beside it
+        answers = iter([Result("timeout", "", "", 1.8, "A"), Result("ok", "", "", seconds, "A")])
+        monkeypatch.setattr(programs, "run_python", lambda *_, answers=answers, **__: next(answers))
+        assert check("code", "def f(x): return 1", GOLD, tests=CASES, entry="f").value == expected
 
 
 # ---- parts

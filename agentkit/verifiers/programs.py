@@ -28,6 +28,7 @@ from agentkit.verifiers.isolated.harness import pack
 
 MAX_TESTS = 1_000
 MEMORY_MB = 512
+BUSY_SHARE = 0.25  # of a time limit; where an empty program takes longer, a time-out says nothing about the program tested
 RECORD_S = 10.0  # for a reference solution and its tests, once a task
 _HARNESS = Path(__file__).with_name("isolated").joinpath("harness.py").read_text(encoding="utf-8")
 _BLOCK = re.compile(r"```[ \t]*(?:[Pp]y(?:thon)?3?)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -77,8 +78,8 @@ def code(
             passed = sum(_fits(f, wanted) for f, (_, wanted) in zip(found, cases, strict=True))
     except TestsError as error:
         return Score(None, str(error))
-    except _Refused as error:
-        return Score(None, f"the sandbox refused: {error}")
+    except _Unscored as error:
+        return Score(None, str(error))
     value = passed / len(tests) if partial else float(passed == len(tests))
     return Score(value, f"{passed} of {len(tests)} tests passed")
 
@@ -100,8 +101,8 @@ def extract_code(answer: str, entry: str = "") -> str | Score:
 
 
 # ---- what is called and how results are judged -----------------------------------------------------------------------
-class _Refused(RuntimeError):
-    """There is no sandbox here."""
+class _Unscored(RuntimeError):
+    """There is no sandbox here, or no time for it: nothing is known about the program."""
 
 
 def _case(test: Any, entry: str) -> tuple[dict, Any]:
@@ -183,7 +184,9 @@ def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple
     source = f"{_HARNESS}\n{function}({marker!r}, *json.loads({json.dumps(arguments)!r}))\n"
     result = run_python(source, timeout_s=timeout_s, memory_mb=MEMORY_MB)
     if result.status == "refused":
-        raise _Refused(result.stderr.strip()[:200])
+        raise _Unscored(f"the sandbox refused: {result.stderr.strip()[:200]}")
+    if result.status == "timeout" and run_python("pass", timeout_s=timeout_s).seconds > timeout_s * BUSY_SHARE:
+        raise _Unscored(f"the machine is too busy: {timeout_s:g} s were not enough")
     pairs = []
     for line in result.stdout.splitlines():
         if line.startswith(marker):
