@@ -31,10 +31,13 @@ from agentkit.knowledge import Corpus
 from agentkit.policies.base import Policy, Request, Sample
 from agentkit.recipes import Recipe
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.sandbox import current_tier
 from agentkit.verifiers import final_answer, verify
 
 _NUMBERS = count()  # of trajectories, in this process
 Factory = Callable[[], object]  # of environments
+VERDICT_S = 120.0  # a verifier's own limits are shorter; this one is for a verifier that has none
+CODE_TOOL = "python"
 LAST_TURN = "No turns are left for tools: answer now."
 
 
@@ -202,10 +205,14 @@ async def _trajectory(
         tape.turns.append(Turn(text, span, results, seconds))
         if turn + 1 < limits.max_turns:
             tape.observed(_observe(codec, results, last=turn + 2 == limits.max_turns, room=limits.max_tokens - len(tape.ids)))
-    verdict = _verdict(task, answer, stop)
     tokens = {"prompt_ids": tuple(prompt), "completion_ids": tuple(tape.ids), "action_mask": tuple(tape.mask)}
     tokens |= {"old_logprobs": tuple(tape.logprobs), "turns": tuple(tape.turns), "stop_reason": stop, "answer": answer}
-    return Trajectory(task.id, policy.name, index, seed, **tokens, success=verdict.value, why=verdict.why)
+    trajectory = Trajectory(task.id, policy.name, index, seed, **tokens)
+    try:
+        verdict = await in_thread(partial(_verdict, task, trajectory), VERDICT_S)
+    except TimeoutError:
+        verdict = Score(None, f"the verifier did not answer within {VERDICT_S:g} s")
+    return replace(trajectory, success=verdict.value, why=verdict.why, sandbox=_tier(task, trajectory))
 
 
 def _observe(codec: ChatCodec, results: Sequence[ToolResult], last: bool, room: int) -> list[int]:
@@ -217,13 +224,20 @@ def _observe(codec: ChatCodec, results: Sequence[ToolResult], last: bool, room: 
     return ids if len(ids) < room else ids[:room]
 
 
-def _verdict(task: Task, answer: str | None, stop: StopReason) -> Score:
-    if answer is None:
-        return Score(0.0, f"no answer ({stop.value})")
+def _verdict(task: Task, trajectory: Trajectory) -> Score:
+    if trajectory.answer is None:
+        return Score(0.0, f"no answer ({trajectory.stop_reason.value})")
     try:
-        return verify(task, answer)
+        return verify(task, trajectory)
     except Exception as error:  # a verifier that fails must not look like a wrong answer
         return Score(None, f"verifier failed: {type(error).__name__}: {error}")
+
+
+def _tier(task: Task, trajectory: Trajectory) -> str | None:
+    """The sandbox tier in which a trajectory's code ran, by a tool or by its verifier; None where none did."""
+    verifier = task.verifier if isinstance(task.verifier, str) else task.verifier["kind"]
+    ran = any(result.name == CODE_TOOL for turn in trajectory.turns for result in turn.results)
+    return current_tier().name if ran or verifier == "code" else None
 
 
 def _seed(seed: int, task: Task, index: int, turn: int) -> tuple[int, ...]:

@@ -183,7 +183,7 @@ def _trajectory_schema() -> Any:
     columns |= {"prompt_ids": ids, "completion_ids": ids, "action_mask": pa.list_(pa.int8()), "old_logprobs": floats}
     columns |= {"turns": pa.string(), "stop_reason": pa.string(), "answer": pa.string(), "success": pa.float64()}
     columns |= {"why": pa.string(), "components": pa.string(), "reward": pa.float64(), "advantage": pa.float64()}
-    return pa.schema(columns | {"step": pa.int32()})
+    return pa.schema(columns | {"step": pa.int32(), "sandbox": pa.string()})
 
 
 def _trajectory_row(trajectory: Trajectory) -> dict:
