@@ -305,7 +305,9 @@ def _places() -> dict:
     path = [
         p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib)) and os.path.realpath(p) not in hidden
     ]
+    within_tmp = any(path.startswith("/tmp/") for path in (*shown, *packages))  # installed there: an empty /tmp would hide it
     found = {"shown": shown, "hidden": hidden, "packages": packages, "rules": rules}
+    found |= {"scratch": "/scratch" if within_tmp else "/tmp"}
     return found | {"path": path, "names": PACKAGES, "sites": sites}
 
 

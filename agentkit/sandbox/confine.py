@@ -210,8 +210,8 @@ def enter_namespaces() -> None:
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
 
 
-def change_root(root: str, shown: Iterable[str], hidden: Iterable[str], shown_again: Iterable[str]) -> None:
-    """Make an empty file system with read-only views of ``shown``, covers over ``hidden``, and /tmp this process' root."""
+def change_root(root: str, scratch: str, shown: Iterable[str], hidden: Iterable[str], shown_again: Iterable[str]) -> None:
+    """Make an empty file system with read-only views of ``shown``, covers over ``hidden``, and ``scratch`` this process' root."""
     _mount("tmpfs", root, "tmpfs", _MS_NOSUID, "mode=755,size=1m")
 
     def show(path: str) -> None:
@@ -235,7 +235,7 @@ def change_root(root: str, shown: Iterable[str], hidden: Iterable[str], shown_ag
             _mount("tmpfs", root + path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
     for path in shown_again:
         show(path)
-    os.makedirs(f"{root}/tmp", exist_ok=True)
+    os.makedirs(root + scratch, exist_ok=True)
     _syscall(_MOUNT_SETATTR, -100, root.encode(), 0x8000, struct.pack("=QQQQ", 1 | 2, 0, 0, 0), 32)  # read-only, nosuid
     os.chdir(root)
     _syscall(_PIVOT_ROOT[platform.machine()], b".", b".")
@@ -243,10 +243,10 @@ def change_root(root: str, shown: Iterable[str], hidden: Iterable[str], shown_ag
     os.chdir("/")
 
 
-def enter_call(scratch_bytes: int, scratch_files: int) -> None:
-    """For one call: a process tree of its own (from the next fork on) and an empty, bounded /tmp that goes with it."""
+def enter_call(scratch: str, scratch_bytes: int, scratch_files: int) -> None:
+    """For one call: a process tree of its own (from the next fork on) and an empty, bounded folder that goes with it."""
     _checked(_libc.unshare(_NEWNS | _NEWPID), "unshare")
-    _mount("tmpfs", "/tmp", "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={scratch_bytes},nr_inodes={scratch_files},mode=700")
+    _mount("tmpfs", scratch, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={scratch_bytes},nr_inodes={scratch_files},mode=700")
 
 
 # ---- limits and rights -----------------------------------------------------------------------------------------------

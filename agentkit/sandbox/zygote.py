@@ -101,7 +101,7 @@ def serve(control: socket.socket, settings: dict) -> None:
         settings["mapped"] = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
     if settings["tier"] == "A":
         confine.enter_namespaces()
-        confine.change_root(settings["base"], settings["shown"], settings["hidden"], settings["packages"])
+        confine.change_root(*(settings[name] for name in ("base", "scratch", "shown", "hidden", "packages")))
         rules = [("/", confine.READ), ("/dev/null", confine.READ_WRITE)]
     else:
         rules = [*map(tuple, settings["rules"]), ("/dev/null", confine.READ_WRITE)]
@@ -137,7 +137,7 @@ class Warden:
     def __init__(self, connection: socket.socket, settings: dict, opened: list, program_filter: confine.Filter, proc: int):
         self.connection, self.settings, self.opened = connection, settings, opened
         self.filter, self.proc = program_filter, proc
-        self.scratch = "/tmp"
+        self.scratch = settings["scratch"]
 
     def work(self) -> None:
         """One call from request to reply."""
@@ -146,7 +146,7 @@ class Warden:
         request = json.loads(receive(self.connection))
         private = self.settings["tier"] == "A"
         if private:
-            confine.enter_call(MAX_DISK, MAX_FILES)
+            confine.enter_call(self.scratch, MAX_DISK, MAX_FILES)
         else:
             self.scratch = os.path.join(self.settings["base"], str(os.getpid()))
             os.mkdir(self.scratch, 0o700)
