@@ -237,6 +237,7 @@ def run_command(options: argparse.Namespace) -> int:
         _execute(stage, run, parameters)
     if last == len(STAGES) - 1:
         _print_comparison(run)
+        report_command(argparse.Namespace(run=run.path, out=None))
     return 0
 
 
