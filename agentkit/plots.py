@@ -48,7 +48,7 @@ TEMPLATE = go.layout.Template(
 PANELS = (
     ("reward", "Reward", "reward per trajectory"),
     ("success", "Success", "share of trajectories"),
-    ("reward_std", "Spread of reward in a group", "standard deviation"),
+    ("reward_std", "Spread in a group", "standard deviation"),
     ("kl", "KL to the reference", "nats per token"),
     ("entropy", "Entropy of the policy", "nats per token"),
     ("grad_norm", "Gradient norm", "L2 norm"),
