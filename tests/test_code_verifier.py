@@ -21,12 +21,12 @@ SOURCE = [
 
 
 def value(answer: str, gold: str = GOLD, **options) -> float | None:
-    """The verdict; skipped in the end where the machine is too busy to give one."""
-    for _ in range(3):
+    """The verdict; asked for again where the machine is too busy to give one."""
+    for _ in range(10):
         score = check("code", answer, gold, **({"tests": CASES, "entry": "f"} | options))
         if "too busy" not in score.why:
             return score.value
-    pytest.skip(score.why)
+    pytest.fail(score.why)
 
 
 # ---- ordinary programs
