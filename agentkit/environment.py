@@ -44,8 +44,9 @@ _TYPES = {
 class CorpusEnvironment:
     """Search over the embedded corpus and a calculator."""
 
-    def __init__(self, corpus: Corpus | None = None, top_k: int = 3):
+    def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
         self._corpus = corpus or Corpus.open()
+        self._backend = backend or self._corpus
         self._top_k = top_k
 
     def reset(self, **row: Any) -> None:
@@ -57,7 +58,7 @@ class CorpusEnvironment:
         Args:
             query: What to look up.
         """
-        return search_passages(self._corpus, query, self._top_k)
+        return search_passages(self._backend, query, self._top_k)
 
     def calculator(self, expression: str) -> str:
         """Compute arithmetic.
@@ -98,21 +99,13 @@ class WorkbenchEnvironment(CorpusEnvironment):
     """
 
     def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None, session: bool = False):
-        super().__init__(corpus, top_k)
-        self._backend, self._keeps = backend or self._corpus, session
+        super().__init__(corpus, top_k, backend=backend)
+        self._keeps = session
         self.reset()
 
     def reset(self, **row: Any) -> None:
         """An empty workspace and a new interpreter."""
         self._workspace, self._session = Workspace(), PythonSession() if self._keeps else None
-
-    def search(self, query: str) -> str:
-        """Search facts.
-
-        Args:
-            query: What to look up.
-        """
-        return search_passages(self._backend, query, self._top_k)
 
     def sql(self, query: str) -> str:
         """Ask the database.

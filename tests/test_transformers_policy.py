@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 
 import pytest
 import torch
@@ -116,6 +117,26 @@ def test_an_engine_that_fails_tells_every_waiting_trajectory_and_works_again():
     model.forward = forward
     want = play(TransformersPolicy(model, EndsAt()), 4, seed=1)
     assert [[s.ids for _, s in turns] for turns in play(policy, 4, seed=1)] == [[s.ids for _, s in t] for t in want]
+
+
+def test_a_rollout_cancelled_in_mid_batch_leaves_nothing_to_the_next():
+    model = tiny()
+    policy, forward = TransformersPolicy(model, EndsAt()), model.forward
+
+    def slow(*args, **kwargs):
+        time.sleep(0.02)
+        return forward(*args, **kwargs)
+
+    async def impatient():
+        request = Request(TASK, 1, 0, [10, 20, 30], (0,), 200, 1.0)
+        others = [Request(TASK, n, 0, [10, 20, n], (n,), 200, 1.0) for n in range(2, 9)]
+        await asyncio.wait_for(asyncio.gather(*(policy.sample(r) for r in [request, *others])), 0.1)
+
+    model.forward = slow
+    with pytest.raises(TimeoutError):
+        asyncio.run(impatient())
+    model.forward = forward
+    assert play(policy, 12) == play(TransformersPolicy(model, EndsAt()), 12)
 
 
 def test_a_model_with_other_layers_is_refused_in_one_sentence():

@@ -94,12 +94,16 @@ class TransformersPolicy(Policy):
                 await asyncio.sleep(0)  # the trajectories take their samples
         except BaseException as error:
             waiting = [*self._futures.values(), *(future for _, future in self._queue)]
-            self._slots, self._decoding, self._futures, self._queue = [], 0, {}, []
+            self._futures, self._queue = {}, []
+            self._thread.submit(self._clear).result()  # after a batch that a cancellation left behind
             for future in waiting:
                 if not future.done():
                     future.set_exception(error if isinstance(error, Exception) else RuntimeError("the policy was cancelled"))
             if not isinstance(error, Exception):
                 raise
+
+    def _clear(self) -> None:
+        self._slots, self._decoding = [], 0
 
     async def _gather(self) -> None:
         """Wait until no request has come for a while; in deterministic mode, until every trajectory in flight asks."""
