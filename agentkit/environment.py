@@ -16,6 +16,7 @@ import threading
 import time
 import typing
 import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -145,6 +146,12 @@ class WorkbenchEnvironment(CorpusEnvironment):
     def list_files(self) -> str:
         """List the files."""
         return self._workspace.list()
+
+
+def environments(corpus: Corpus, top_k: int = 3) -> dict[str, Callable[[], object]]:
+    """Each family's environment: programs for C, search and calculator for the others."""
+    around = functools.partial(CorpusEnvironment, corpus, top_k)
+    return defaultdict(lambda: around, {"C": CodeEnvironment})
 
 
 def tools_of(environment: object) -> dict[str, Callable]:

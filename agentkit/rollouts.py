@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,8 +19,8 @@ from typing import Any
 from agentkit.chat import ChatCodec, parse_turn
 from agentkit.environment import (
     SYSTEM_PROMPT,
-    CodeEnvironment,
     CorpusEnvironment,
+    environments,
     in_thread,
     malformed,
     run_call,
@@ -54,9 +53,8 @@ class Limits:
 
 def rollout_options(recipe: Recipe) -> dict[str, Any]:
     """What a recipe says about rollouts, as keyword arguments of ``rollout``."""
-    corpus = partial(CorpusEnvironment, Corpus.open(), recipe.top_k)
     return {
-        "environment": defaultdict(lambda: corpus, {"C": CodeEnvironment}),
+        "environment": environments(Corpus.open(), recipe.top_k),
         "temperature": recipe.temperature,
         "limits": Limits(recipe.max_turns, recipe.max_turn_tokens, recipe.max_tokens),
     }

@@ -8,6 +8,7 @@ Everything is seeded; on two CPU cores it takes under 45 minutes.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import random
@@ -16,7 +17,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,21 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentkit.environment import CorpusEnvironment
+from agentkit.environment import environments
 from agentkit.knowledge import Corpus, facts, passage
 from agentkit.nano import DATA
 from agentkit.nano.world import make_world, person, place, title
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
-from agentkit.rollouts import rollout
-from agentkit.tasks import DEFAULT_FAMILIES, FAMILIES, PlanError, solve
+from agentkit.rollouts import Limits, rollout
+from agentkit.tasks import DEFAULT_FAMILIES, FAMILIES, PlanError, default_tools, solve
 
 VOCABULARY = 2048
 MUON_RATE, ADAM_RATE = 2e-2, 3e-3
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+UNCUT = Limits(max_turn_tokens=2048, max_tokens=8192)  # of the expert: the first tokenizer knows only bytes
 # Digits apart, words with their leading space, and whatever lies between them, so that JSON syntax takes few tokens.
 _SPLIT = r"\p{N}| ?\p{L}+|(?:(?! \p{L})[^\p{L}\p{N}])+"
 MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -47,18 +48,17 @@ MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "
 
 def draft_tasks(corpus: Corpus, count: int, rng: random.Random) -> list[Task]:
     """Tasks of every family about one world, each solvable through the real tools."""
-    tools = {"search": CorpusEnvironment(corpus).search, "calculator": CorpusEnvironment(corpus).calculator}
-    tasks: list[Task] = []
+    tools, tasks = default_tools(corpus), []
     while len(tasks) < count:
-        name = rng.choice(DEFAULT_FAMILIES)
-        task = FAMILIES[name](corpus, rng)
-        if task is None:
-            continue
+        name, task = DEFAULT_FAMILIES[len(tasks) % len(DEFAULT_FAMILIES)], None
+        while task is None:
+            task = FAMILIES[name](corpus, rng)
         try:
-            solve(task, tools)
+            if "search" in task.tools:  # programs were run when they were drafted; a search may find something else
+                solve(task, tools)
         except PlanError:
             continue
-        tasks.append(Task(f"{name}-{len(tasks)}", task.prompt, task.answer, task.verifier, name, meta=task.meta))
+        tasks.append(dataclasses.replace(task, id=f"{name}-{len(tasks)}", family=name))
     return tasks
 
 
@@ -76,7 +76,7 @@ def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[
             rng = random.Random(f"transcripts-{number}")
             policy = ScriptedPolicy(tokenizer, mixed_quality(rng))
             tasks = draft_tasks(corpus, per_world, rng)
-            yield rollout(tasks, policy, environment=partial(CorpusEnvironment, corpus), seed=number)
+            yield rollout(tasks, policy, environment=environments(corpus), seed=number, limits=UNCUT)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -257,7 +257,7 @@ def greedy_success(model: Any, tokenizer: Any, tasks: int = 200) -> float:
         corpus = Corpus(make_world(Path(folder) / "unseen.sqlite", 1_000_000))
         drafted = draft_tasks(corpus, tasks, random.Random("unseen"))
         policy = TransformersPolicy(model, tokenizer)
-        found = rollout(drafted, policy, environment=partial(CorpusEnvironment, corpus), temperature=0.0)
+        found = rollout(drafted, policy, environment=environments(corpus), temperature=0.0)
     return sum(t.success or 0.0 for t in found) / len(found)
 
 

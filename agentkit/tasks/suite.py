@@ -27,7 +27,7 @@ VARIETIES: dict[str, dict[str, Draft]] = {
     "plain": FAMILIES,
     "wide": {"A": wide.lookup_draft, "B": wide.multihop_draft, "C": code.draft_wide},
 }
-DEFAULT_FAMILIES = ("A", "B")
+DEFAULT_FAMILIES = ("A", "B", "C")
 ALIASES = {"lookup": "A", "multihop": "B", "code": "C"}
 MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more
 MAX_MISSES = 3_000  # drafts in a row that give no new task before a family counts as exhausted
