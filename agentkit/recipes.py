@@ -33,7 +33,7 @@ class Recipe:
     run: str = _key("", "run folder; empty means the folder papermill writes to, else outputs/lab")
     seed: int = _key(0, "of every random choice", 0, 2**31 - 1)
     # 01 tasks
-    families: str = _key("A,B", "task families, separated by commas")
+    families: str = _key("A,B,C", "task families, separated by commas")
     n_tasks: int = _key(1200, "tasks in the suite, split 70/15/15", 20, 50_000)
     variety: str = _key("plain", "kinds of questions: plain, or wide for more of them")
     # the agent and its rollouts

@@ -29,7 +29,7 @@ class Task:
     prompt: str  # what the user asks, as text
     answer: str  # the gold answer
     verifier: str | dict[str, Any] = "exact"  # a kind, or {"kind": ..., **options}
-    family: str = "custom"  # "A" lookup arithmetic, "B" multi-hop, or a name of your own
+    family: str = "custom"  # "A" lookup arithmetic, "B" multi-hop, "C" code, or a name of your own
     difficulty: str = "easy"  # easy 1-2, medium 3-4, hard 5+ tool calls of the scripted expert
     split: str = "train"  # train, validation or test
     tools: tuple[str, ...] = ("search", "calculator")
