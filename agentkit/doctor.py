@@ -99,8 +99,9 @@ def gaps(found: dict[str, Any]) -> list[dict[str, str]]:
         gap(f"sandbox tier B: {found['sandbox_why']}", "programs can see names and sizes of files elsewhere, but open none",
             "allow user namespaces (in a container: its seccomp profile)")  # fmt: skip
     if found["sandbox_tier"] == "D":
-        gap(f"no sandbox: {found['sandbox_why']}", "code tasks, the python tool and code verification are refused",
-            "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64")  # fmt: skip
+        refused = "code tasks, the python tool and code verification are refused"
+        gap(f"no sandbox: {found['sandbox_why']}", "programs run UNCONFINED" if sandbox.unsafe_allowed() else refused,
+            f"use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64; {sandbox.WAY_OUT}")  # fmt: skip
     if not found["gpus"]:
         gap("no NVIDIA GPU", "only the small agent trains in reasonable time", "rent one for the larger recipes")
     for name, engine in found["engines"].items():

@@ -162,6 +162,51 @@ def test_a_killed_zygote_is_started_again():
 
 
 # ---- failing closed
+@pytest.fixture
+def no_sandbox(monkeypatch):
+    """A machine that has none."""
+    sandbox.close()
+    monkeypatch.setattr(sandbox, "_tier", sandbox.Tier("D", "nothing here"))
+
+
+def test_without_a_sandbox_the_refusal_names_the_ways_out(no_sandbox, monkeypatch):
+    monkeypatch.delenv(sandbox.UNSAFE, raising=False)
+    refused = run_python("print(1)")
+    assert (refused.status, refused.tier) == ("refused", "D")
+    assert "nothing here" in refused.stderr and sandbox.UNSAFE in refused.stderr and "families: A,B" in refused.stderr
+    assert run_python("print(1)", allow_unsafe=True).stdout == "1\n"
+    monkeypatch.setenv(sandbox.UNSAFE, "1")
+    assert run_python("print(1)").tier == "D" and run_python("print(1)", allow_unsafe=False).status == "refused"
+    assert "UNCONFINED" in sandbox.current_tier()._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "shows"),
+    [
+        ("print(input())\nprint(open('data/a.txt').read())", "ok", "line\nhello\n"),
+        ("import sys\nprint(__name__, sys.argv)", "ok", "__main__ ['main.py']\n"),
+        ("import helper\nprint(helper.x)", "ok", "7\n"),
+        ("import os\nprint(sorted(os.environ.get('SECRET', 'none')))", "ok", "['e', 'n', 'n', 'o']\n"),
+        ("1 / 0", "error", ""),
+        ("raise SystemExit(3)", "error", ""),
+        ("x = bytearray(4 << 30)", "error", ""),
+        ("import time\nprint('before', flush=True)\ntime.sleep(60)", "timeout", "before\n"),
+        ("while True: print('x' * 1000)", "output", None),
+        ("import subprocess\nsubprocess.Popen(['/bin/sleep', '60'])\nprint('left')", "ok", "left\n"),
+        ("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass", "timeout", ""),
+    ],
+)  # fmt: skip
+def test_an_unconfined_program_is_still_bounded(no_sandbox, monkeypatch, code, status, shows):
+    monkeypatch.setenv("SECRET", "here")
+    files = {"data/a.txt": "hello", "helper.py": "x = 7"}
+    start = time.monotonic()
+    found = run_python(code, files=files, stdin="line\n", timeout_s=2 if status == "timeout" else 60, allow_unsafe=True)
+    assert found.status == status and found.tier == "D", found
+    assert shows is None or found.stdout == shows
+    assert time.monotonic() - start < 59 and len(found.stdout) <= zygote.MAX_OUTPUT
+    assert not list(Path(tempfile.gettempdir()).glob("agentkit-unconfined-*"))
+
+
 def test_a_tier_whose_canary_gets_out_is_not_used(monkeypatch):
     @contextlib.contextmanager
     def canary():

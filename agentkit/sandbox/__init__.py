@@ -1,7 +1,8 @@
 """Untrusted Python in layers: run_python(code) runs what a model wrote, bounded and confined, or refuses.
 
-Tier A: namespaces, Landlock and seccomp. Tier B: Landlock and seccomp. Tier D: nothing there, so it refuses. A tier counts
-only once canaries have tried to break out of it, in this process, and failed; otherwise the next one is tried.
+Tier A: namespaces, Landlock and seccomp. Tier B: Landlock and seccomp. Tier D: nothing there, so it refuses, unless it is
+told to run programs unconfined (unconfined.py). A tier counts only once canaries have tried to break out of it, in this
+process, and failed; otherwise the next one is tried.
 Each call gets a fresh process: no state, file, process or descriptor passes from one call to the next. Network, other
 programs, other users' and this user's files, the environment and other processes are out of reach; time, memory, output,
 threads and files are bounded. Leaves out: side channels, a bug in the kernel, and fairness between calls; names and sizes
@@ -27,7 +28,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from agentkit.sandbox import zygote
+from agentkit.sandbox import unconfined, zygote
 from agentkit.sandbox.canaries import CANARIES
 
 PACKAGES = ("numpy", "sympy", "mpmath", "scipy", "pandas", "networkx", "dateutil", "pytz", "tzdata", "six")
@@ -37,6 +38,8 @@ MAX_CODE = 1_000_000  # characters
 MAX_INPUT = 4 * 2**20  # bytes of stdin and of files together
 MAX_TIMEOUT_S = 3_600.0
 GRACE_S = 20.0  # for a busy machine to start the program and to reply
+UNSAFE = "AGENTKIT_ALLOW_UNSAFE"  # environment variable; 1 lets programs run where there is no sandbox
+WAY_OUT = f"{UNSAFE}=1 runs programs without one; tasks of the families A and B (families: A,B) need none"
 AT_ONCE = max(8, 4 * (os.cpu_count() or 1))  # programs that run at the same time
 
 
@@ -65,6 +68,8 @@ class Tier:
     def _repr_html_(self) -> str:
         """A green line for tier A, otherwise a red banner that says what is missing."""
         colour, text = ("#1a7f37", "") if self.name == "A" else ("#b3261e", f": {self.why}")
+        if self.name == "D":
+            text += ". Programs run UNCONFINED." if unsafe_allowed() else f". {WAY_OUT}."
         escaped = text.replace("&", "&amp;").replace("<", "&lt;")
         style = f"background:{colour};color:#fff;padding:.5em .8em;border-radius:4px"
         return f'<div style="{style}"><b>Sandbox tier {self.name}</b>{escaped}</div>'
@@ -79,6 +84,7 @@ def run_python(
     files: Mapping[str, str | bytes] | None = None,
     stdin: str = "",
     tier: str | None = None,
+    allow_unsafe: bool | None = None,
 ) -> Result:
     """Run a program in a fresh confined process, as ``python main.py`` would in an empty folder.
 
@@ -89,6 +95,7 @@ def run_python(
         files: relative name -> content, put into the program's folder.
         stdin: what the program can read; at its end input() raises EOFError.
         tier: use this tier and no other; by default the strongest that works.
+        allow_unsafe: where no tier works, run the program without a sandbox; by default when AGENTKIT_ALLOW_UNSAFE is 1.
 
     Returns:
         The result. Status error is a program that raised, exited non-zero or crashed; refused is a machine without a sandbox.
@@ -102,10 +109,26 @@ def run_python(
     try:
         name = tier or current_tier().name
         if name not in TIERS:
-            return Result("refused", "", f"no sandbox: {current_tier().why}\n", 0.0, "D")
+            if allow_unsafe or (allow_unsafe is None and unsafe_allowed()):
+                return _unconfined(request)
+            return Result("refused", "", f"no sandbox: {current_tier().why}. {WAY_OUT}\n", 0.0, "D")
         return _zygote(name, _preload(code)).run(request, timeout_s)
     except SandboxError as error:
         return Result("refused", "", f"no sandbox: {error}\n", 0.0, "D")
+
+
+def unsafe_allowed() -> bool:
+    """Whether the user lets programs run without a sandbox on machines that have none."""
+    return os.environ.get(UNSAFE, "") == "1"
+
+
+def _unconfined(request: bytes) -> Result:
+    asked = json.loads(request)
+    files = {name: base64.b64decode(content) for name, content in asked["files"].items()}
+    limits = (asked["timeout_s"], asked["memory_bytes"], files, asked["stdin"], zygote.MAX_OUTPUT)
+    with _slots:
+        status, out, err, seconds = unconfined.run(asked["code"], *limits)
+    return Result(status, readable(out), readable(err), seconds, "D")
 
 
 def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin: str, tier: str | None) -> bytes:
