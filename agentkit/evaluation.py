@@ -25,6 +25,7 @@ from agentkit.statistics import ALPHA, POWER
 from agentkit.tables import percent
 
 SOLVED = 0.5  # a task is solved when its success rate is above this: more than half of its samples are right
+CATEGORIES = {"A": "math", "B": "multi-hop", "C": "code"}  # what the families of the default suite are about
 _DIFFICULTIES = ("easy", "medium", "hard")
 _TESTS = {
     "mcnemar_exact": "exact McNemar",
@@ -265,7 +266,7 @@ class Comparison:
         return [
             ("Overall success", ()),
             *([("Overall success, greedy", ("greedy",))] if greedy else []),
-            *((f"Category {c}", ("by_category", c)) for c in categories),
+            *((f"Category {c}" + (f" ({CATEGORIES[c]})" if c in CATEGORIES else ""), ("by_category", c)) for c in categories),
             *((f"Difficulty {d}", ("by_difficulty", d)) for d in difficulties),
             *((f"{title}{k}", (key, str(k))) for title, key in draws),
             ("Average turns (successful tasks)", ("turns_solved",)),

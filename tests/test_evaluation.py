@@ -104,7 +104,7 @@ def test_table_and_html():
     comparison = compare(sampled, TASKS, greedy={"sft": singles([1.0, 1.0, 1.0, 0.0])})
     table = comparison.table()
     assert list(table.index) == [
-        "Overall success", "Overall success, greedy", "Category A", "Category B", "Difficulty easy",
+        "Overall success", "Overall success, greedy", "Category A (math)", "Category B (multi-hop)", "Difficulty easy",
         "Difficulty medium", "Difficulty hard", "Average turns (successful tasks)", "Tool call failure rate",
         "Average tokens per task", "Tokens per solved task",
     ]  # fmt: skip

@@ -273,14 +273,14 @@ def test_a_flood_does_not_fill_the_caller():
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_soak_leaves_nothing(tier):
-    """S9 in small: descriptors, processes, memory and files are as before."""
+    """S9: descriptors, processes, memory and files are as before. AGENTKIT_SOAK=10000 makes it as long as the goal says."""
     programs = ["print(1)", "1 / 0", "import os\nos.kill(os.getpid(), 9)", "x = ' ' * 2**33", "open('a/b', 'w')",
                 "import os\nos.makedirs('d/e/f')\nos.symlink('/', 'l')", "print('x' * 10**6)"]  # fmt: skip
     for code in programs:
         run_python(code, tier=tier)
     process = psutil.Process()
     before = process.num_fds(), process.memory_info().rss, len(process.children(recursive=True))
-    for index in range(140):
+    for index in range(int(os.environ.get("AGENTKIT_SOAK", 140))):
         run_python(programs[index % len(programs)], tier=tier, timeout_s=20)
     time.sleep(0.2)
     after = process.num_fds(), process.memory_info().rss, len(process.children(recursive=True))

@@ -25,9 +25,8 @@ from typing import Any
 import psutil
 
 TIMEOUT_S = 1.8  # of one request, on the wall
-ATTEMPTS = 3
 START_S = 120.0  # of the server, on a busy machine
-BUSY_S = 0.6  # a request that got less processor time than this before its time-out is the machine's fault, not the answer's
+BUSY_S = 0.3  # a request that got less processor time than this before its time-out is the machine's fault, not the answer's
 _SCRIPT = Path(__file__).with_name("isolated")
 
 
@@ -90,18 +89,9 @@ class Worker:
     def ask(self, check: str, *arguments: Any, timeout_s: float = TIMEOUT_S) -> list[dict]:
         """The messages a check gave. The last one is {"end": True}; where it is missing the check was stopped.
 
-        A check that hardly ran before its time was up, because the machine is busy, is tried again.
-
         Raises:
-            WorkerError: the server does not start, or the machine is too busy to run the check at all.
+            WorkerError: the server does not start, or the machine is too busy: the check hardly ran before its time was up.
         """
-        for _ in range(ATTEMPTS):
-            if (messages := self._ask_once(check, arguments, timeout_s)) is not None:
-                return messages
-        raise WorkerError(f"the machine is too busy: {ATTEMPTS} times {timeout_s:g} s were not enough for this check")
-
-    def _ask_once(self, check: str, arguments: tuple, timeout_s: float) -> list[dict] | None:
-        """The messages of one attempt; None when the child got no processor time to speak of."""
         child = self._borrow()
         request = json.dumps([check, arguments]).encode()
         deadline, messages = time.monotonic() + timeout_s, []
@@ -117,7 +107,7 @@ class Worker:
             child.kill()
         except TimeoutError:
             if child.kill() < BUSY_S:
-                return None
+                raise WorkerError(f"the machine is too busy: {timeout_s:g} s were not enough for this check") from None
         except BaseException:
             child.kill()
             raise

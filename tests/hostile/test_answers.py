@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from agentkit.verifiers import check
-from agentkit.verifiers.worker import ATTEMPTS, TIMEOUT_S
+from agentkit.verifiers.worker import TIMEOUT_S
 
 CASES = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
-LIMIT_S = ATTEMPTS * TIMEOUT_S + 5  # where the machine gives the check no time at all; without load it is one attempt
+LIMIT_S = TIMEOUT_S + 5  # the rest is for a machine that does other work too
 
 
 def settled(kind: str, answer: str, gold: str, **options) -> float | None:
@@ -50,7 +50,7 @@ def test_heavy_answers_on_many_threads_all_end():
         thread.start()
     for thread in threads:
         thread.join(10 * LIMIT_S)
-    assert len(spent) == 6 and max(spent.values()) < 2 * LIMIT_S
+    assert len(spent) == 6 and max(spent.values()) < LIMIT_S
 
 
 def test_killed_checks_leave_no_process_behind():
