@@ -16,8 +16,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from agentkit.behaviour import MEASURES, Behaviour, Failures
+from agentkit.behaviour import MEASURES, Behaviour
 from agentkit.evaluation import SOLVED, Comparison, percent, task_success
+from agentkit.failures import Failures
 from agentkit.records import Task, Trajectory
 
 # Ink has a contrast of at least 4:1 and colours of 3:1, on white and on JupyterLab's dark page.

@@ -1,12 +1,15 @@
 """Behaviour, failure classes and examples on small written trajectories, each of which shows one thing."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from agentkit import tables
-from agentkit.behaviour import FAILURES, MEASURES, behaviour, examples, failure_class, failures
+from agentkit.behaviour import MEASURES, behaviour
+from agentkit.examples import examples
+from agentkit.failures import FAILURES, failure_class, failures
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rollouts import rollout
@@ -31,9 +34,12 @@ WHICH = Task(
                    step("calculator", expression="{0} > {1}")], "answer_if": {"true": "Iran", "false": "Mayotte"}},
 )  # fmt: skip
 CODE = Task("code", "Write f(n) that returns 2 n.", "def f(n): return 2 * n", {"kind": "code"}, "C", tools=("python",))
+GIVES = Task(
+    "gives", "Take x = 2: double it.", "4", "numeric", "C", tools=("python",), meta={"plan": [step("python", "4", code="...")]}
+)
 OPEN = Task("open", "Who wrote Emma?", "Jane Austen", "exact", "custom", tools=("search",))
 PLAIN = Task("plain", "Say hello.", "hello", "exact", "custom", tools=(), meta={"plan": []})
-TASKS = [RATIO, CHAIN, WHICH, CODE, OPEN, PLAIN]
+TASKS = [RATIO, CHAIN, WHICH, CODE, GIVES, OPEN, PLAIN]
 
 SUDAN = ToolResult("search", {"query": "area of Sudan"}, "[1] The area of Sudan is 1861484 square km.", True)
 JAPAN = ToolResult("search", {"query": "area of Japan"}, "[1] The area of Japan is 377835 square km.", True)
@@ -47,6 +53,7 @@ IRAN = ToolResult("search", {"query": "area of Iran"}, "[1] The area of Iran is 
 MAYOTTE = ToolResult("search", {"query": "area of Mayotte"}, "[1] The area of Mayotte is 374 square km.", True)
 LARGER = ToolResult("calculator", {"expression": "1648000 > 374"}, "true", True)
 RAN = ToolResult("python", {"code": "print(f(2))"}, "5", True)
+TESTED = ToolResult("python", {"code": "def f(n):\n  return n\nprint(f(2))"}, "2", True)
 
 
 def made(task, answer, *calls, success=0.0, stop=StopReason.ANSWER, sample=0, said="", policy="sft"):
@@ -86,7 +93,12 @@ CASES = [
     ("step skipped", made(WHICH, "Mayotte", IRAN, MAYOTTE)),
     ("wrong operands", made(RATIO, "49.27", SUDAN, JAPAN, TYPO)),
     ("wrong operation", made(RATIO, "2239319", SUDAN, JAPAN, SUM)),
-    ("wrong result", made(CODE, "def f(n): return n", RAN)),
+    ("no tool used", made(CODE, "def f(n): return n")),
+    ("untested program", made(CODE, "def f(n): return n", RAN)),
+    ("wrong program", made(CODE, "```python\ndef f(n):\n    return n\n```", TESTED)),
+    ("wrong program", made(GIVES, "5", RAN)),
+    ("misreported", made(GIVES, "5", RAN, replace(RAN, observation="4"))),
+    ("stopped after a failed call", made(GIVES, "5", RAN, replace(RAN, ok=False))),
     ("wrong result", made(PLAIN, "bye")),
 ]
 
@@ -123,6 +135,10 @@ def test_failures_count_each_failed_trajectory_once_and_leave_out_the_unscored()
         ("plans", made(RATIO, "4.93", SUDAN, said="<think>First I need both areas.</think>"), (1, 1)),
         ("plans", made(RATIO, "4.93", SUDAN), (0, 1)),
         ("plans", made(RATIO, "4.93"), (0, 0)),
+        ("ungrounded", made(CODE, "def f(n): return n", TESTED), (0, 1)),
+        ("ungrounded", made(CODE, "def f(n): return 2 * n", TESTED), (1, 1)),
+        ("ungrounded", made(CODE, "def f(n): return n", replace(TESTED, ok=False)), (1, 1)),
+        ("skips", made(GIVES, "4", RAN), (0, 0)),
         ("verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT, RIGHT), (1, 1)),
         ("verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT), (0, 1)),
         ("verifies", made(RATIO, "7", SUDAN, JAPAN, RIGHT), (0, 0)),

@@ -3,8 +3,9 @@ import pandas as pd
 import pytest
 
 from agentkit import plots
-from agentkit.behaviour import behaviour, failures
+from agentkit.behaviour import behaviour
 from agentkit.evaluation import compare
+from agentkit.failures import failures
 from agentkit.records import StopReason, Task, Trajectory, Turn
 
 
