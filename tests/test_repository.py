@@ -32,7 +32,8 @@ LAYERS = (
     ("rollouts",),
     ("rewards", "advantages", "statistics", "tables"),
     (
-        *("training", "preflight", "diagnostics", "evaluation", "evidence", "behaviour", "failures", "examples", "measure", "cost", "exchange"),
+        *("training", "preflight", "diagnostics", "evaluation", "evidence", "behaviour", "failures", "examples"),
+        *("measure", "cost", "exchange"),
         *("nano.pretrain", "nano.world"),
     ),
     ("plots", "widgets"),
