@@ -17,9 +17,10 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from agentkit.behaviour import MEASURES, Behaviour
-from agentkit.evaluation import SOLVED, Comparison, percent, task_success
+from agentkit.evaluation import SOLVED, Comparison, task_success
 from agentkit.failures import Failures
 from agentkit.records import Task, Trajectory
+from agentkit.tables import percent
 
 # Ink has a contrast of at least 4:1 and colours of 3:1, on white and on JupyterLab's dark page.
 INK, GRID = "#757c88", "rgba(128,128,128,0.22)"

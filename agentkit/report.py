@@ -21,11 +21,12 @@ from typing import Any
 import pandas as pd
 
 from agentkit import cost, plots
-from agentkit.evaluation import SOLVED, Comparison, percent, task_success
+from agentkit.evaluation import SOLVED, Comparison, task_success
 from agentkit.recipes import Recipe
 from agentkit.records import Task, ToolResult, Trajectory, Turn
 from agentkit.redact import environment_secrets, redact, redact_text
 from agentkit.runs import Run, RunError, digest, read_json, read_jsonl, read_trajectories, write_bytes
+from agentkit.tables import percent
 from agentkit.widgets import compare_trajectories
 
 MAX_BYTES = 10_000_000  # of the file
