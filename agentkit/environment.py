@@ -1,45 +1,81 @@
-"""The tool protocol and the runtime that calls tools for a policy.
+"""The environments that ship, and the tool protocol.
 
 An environment is a class in TRL's ``environment_factory`` form: ``reset(**row)``, public methods are tools, optional
-``get_reward``. Any such class from elsewhere runs here, and ours run in stock TRL. The runtime turns whatever goes wrong
-in a tool (unknown name, bad arguments, exceptions, time-outs) into an observation that tells the policy what to mend.
-Leaves out process isolation and the shared cache: a timed-out thread is abandoned, not killed.
+``get_reward``. Any such class from elsewhere runs here, and ours run in stock TRL. How tools are declared and called is in
+agentkit.tool_runtime; its names that users need are here too.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
-import inspect
-import threading
-import time
-import typing
-import weakref
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from agentkit.knowledge import Corpus
-from agentkit.records import ToolCall, ToolResult
-from agentkit.tools import PythonSession, Workspace, calculate, query_database, run_program, search_passages
+from agentkit.tool_runtime import (
+    MAX_OBSERVATION,
+    ToolSpec,
+    check_call,
+    in_thread,
+    malformed,
+    run_call,
+    tool,
+    tool_schemas,
+    tools_of,
+)
+from agentkit.tools import (
+    PythonSession,
+    RetrievalServer,
+    Workspace,
+    calculate,
+    query_database,
+    run_program,
+    search_passages,
+)
 from agentkit.tools.search import Backend
+
+__all__ = [
+    "CODE_PROMPT",
+    "MAX_OBSERVATION",
+    "SYSTEM_PROMPT",
+    "CodeEnvironment",
+    "CorpusEnvironment",
+    "ToolSpec",
+    "WorkbenchEnvironment",
+    "check_call",
+    "environments",
+    "in_thread",
+    "malformed",
+    "run_call",
+    "tool",
+    "tool_schemas",
+    "tools_of",
+]
 
 SYSTEM_PROMPT = (
     "Answer the question with the tools. Look up every fact with search, compute with calculator, "
     'and end with a line "Answer: ...".'
 )
 CODE_PROMPT = 'Write the code, test it with python, and end with a line "Answer: ...".'
-MAX_OBSERVATION = 4_000  # characters
-MAX_THREADS = 128  # tools running at once in one event loop
-_TYPES = {
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-}
+
+
+@functools.lru_cache(maxsize=64)
+def _file_version(path: Path) -> str:
+    """Which file answers come from; a corpus file is never written again."""
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+
+def _search_version(environment: CorpusEnvironment) -> str | None:
+    """What a search's answer depends on; None where it may differ from day to day, as on the web."""
+    match environment._backend:
+        case Corpus() as corpus:
+            return f"{_file_version(corpus.path)} {environment._top_k}"
+        case RetrievalServer(url=url):
+            return f"{url} {environment._top_k}"
+    return None
 
 
 class CorpusEnvironment:
@@ -53,6 +89,7 @@ class CorpusEnvironment:
     def reset(self, **row: Any) -> None:
         """Nothing to reset: both tools are pure."""
 
+    @tool(pure=True, version=_search_version)
     def search(self, query: str) -> str:
         """Search facts.
 
@@ -61,6 +98,7 @@ class CorpusEnvironment:
         """
         return search_passages(self._backend, query, self._top_k)
 
+    @tool(pure=True)
     def calculator(self, expression: str) -> str:
         """Compute arithmetic.
 
@@ -108,6 +146,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
         """An empty workspace and a new interpreter."""
         self._workspace, self._session = Workspace(), PythonSession() if self._keeps else None
 
+    @tool(pure=True, version=lambda environment: _file_version(environment._corpus.path))
     def sql(self, query: str) -> str:
         """Ask the database.
 
@@ -152,138 +191,3 @@ def environments(corpus: Corpus, top_k: int = 3) -> dict[str, Callable[[], objec
     """Each family's environment: programs for C, search and calculator for the others."""
     around = functools.partial(CorpusEnvironment, corpus, top_k)
     return defaultdict(lambda: around, {"C": CodeEnvironment})
-
-
-def tools_of(environment: object) -> dict[str, Callable]:
-    """An environment's tools by name: its public methods, without reset and get_reward.
-
-    They are listed on the class, as TRL does: listing them on the instance would evaluate its properties.
-    """
-    names = [n for n, _ in inspect.getmembers(type(environment), inspect.isfunction) if not n.startswith("_")]
-    return {n: getattr(environment, n) for n in names if n not in ("reset", "get_reward")}
-
-
-def tool_schemas(environment: object) -> list[dict]:
-    """JSON schemas of an environment's tools, as the chat template gets them."""
-    from transformers.utils import get_json_schema
-
-    schemas = [get_json_schema(tool) for tool in tools_of(environment).values()]
-    for schema in schemas:
-        schema["function"].pop("return", None)  # the chat formats have no place for it
-    return schemas
-
-
-def check_call(call: ToolCall, tools: dict[str, Callable]) -> str | None:
-    """What is wrong with a call, in one sentence, or None."""
-    if call.name not in tools:
-        return f"there is no tool {call.name[:60]!r}; there are {', '.join(tools)}"
-    kinds = {n: p.kind for n, p in inspect.signature(tools[call.name]).parameters.items()}
-    parameters = {n: p for n, p in inspect.signature(tools[call.name]).parameters.items() if p.kind not in _VARIADIC}
-    hints = _hints(tools[call.name])
-    unknown = sorted(set(call.arguments) - set(parameters))
-    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds.values():
-        return f"{call.name} has no argument {unknown[0][:60]!r}; it takes {', '.join(parameters)}"
-    for name, parameter in parameters.items():
-        if name not in call.arguments:
-            if parameter.default is inspect.Parameter.empty:
-                return f"{call.name} needs the argument {name!r}"
-        elif not _fits(call.arguments[name], hints.get(name)):
-            return f"{call.name}: {name!r} must be {_TYPES.get(hints[name], hints[name])}"
-    return None
-
-
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
-def _hints(tool: Callable) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(tool)
-    except Exception:  # an annotation that names nothing importable: its arguments go unchecked
-        return {}
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return not isinstance(hint, type) or isinstance(value, hint)
-
-
-async def run_call(call: ToolCall, environment: object, *, timeout_s: float = 10.0) -> ToolResult:
-    """Run one call; whatever fails becomes an observation that starts with "Error:" and ok=False."""
-    start = time.perf_counter()
-    tools = tools_of(environment)
-    problem, ok = check_call(call, tools), False
-    if problem is None:
-        tool = tools[call.name]
-        if inspect.iscoroutinefunction(tool):
-            work = asyncio.wait_for(_awaited(tool, call.arguments), timeout_s)
-        else:
-            work = in_thread(functools.partial(tool, **call.arguments), timeout_s)
-        try:
-            observation, ok = str(await work), True
-        except TimeoutError:
-            problem = f"{call.name} did not answer within {timeout_s:g} s"
-        except Exception as error:  # a tool is somebody else's code: nothing it raises may end the run
-            problem = _described(error)
-    if problem is not None:
-        observation = f"Error: {problem}."
-    if len(observation) > MAX_OBSERVATION:
-        observation = observation[:MAX_OBSERVATION] + " [cut]"
-    return ToolResult(call.name, call.arguments, observation, ok, time.perf_counter() - start)
-
-
-_slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
-
-
-async def _awaited(tool: Callable, arguments: dict[str, Any]) -> Any:
-    try:
-        return await tool(**arguments)
-    except SystemExit:  # would end the event loop
-        raise RuntimeError("the tool raised SystemExit") from None
-
-
-async def in_thread(work: Callable[[], Any], timeout_s: float) -> Any:
-    """What ``work`` returns, called in a daemon thread of its own. Raises TimeoutError, or what ``work`` raised.
-
-    Not asyncio.to_thread: its few workers would be used up by hung tools, and asyncio.run would wait for them at the end.
-    A result that is there when the time is up counts, so that a busy event loop makes no tool look slow; and the time starts
-    when one of MAX_THREADS slots is free, so that a thousand calls at once do not time each other out.
-    """
-    loop, finished = asyncio.get_running_loop(), asyncio.Event()
-    outcome: list[tuple[Any, Exception | None]] = []
-
-    def run() -> None:
-        try:
-            outcome.append((work(), None))
-        except Exception as error:
-            outcome.append((None, error))
-        except BaseException as error:  # such as SystemExit, which would end the event loop
-            outcome.append((None, RuntimeError(f"the tool raised {type(error).__name__}")))
-        with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits any more
-            loop.call_soon_threadsafe(finished.set)
-
-    async with _slots.setdefault(loop, asyncio.Semaphore(MAX_THREADS)):
-        threading.Thread(target=run, name="tool", daemon=True).start()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(finished.wait(), timeout_s)
-    if not outcome:
-        raise TimeoutError
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value
-
-
-def _described(error: Exception) -> str:
-    """What an exception says; its type too, except for ValueError, which tools raise to speak to the policy."""
-    try:
-        return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    except Exception:  # its own __str__ fails
-        return type(error).__name__
-
-
-def malformed(problem: str) -> ToolResult:
-    """The result shown for a call that could not be parsed."""
-    return ToolResult("", {}, f"Error: {problem}.", ok=False)

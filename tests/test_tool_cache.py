@@ -1,0 +1,320 @@
+"""Answers of pure tools are kept exactly: the same call costs one, failures are not kept, and a stale answer is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkit import ToolCall
+from agentkit.environment import CorpusEnvironment, run_call, tool
+from agentkit.runs import project_root
+from agentkit.tool_cache import BATCH, StaleCacheWarning, ToolCache, canonical, default_path, key_of
+
+
+class Counted:
+    """Tools that count how often they really ran."""
+
+    def __init__(self, answers=None):
+        self.ran, self.answers = [], answers
+
+    def reset(self, **row):
+        pass
+
+    @tool(pure=True)
+    def look(self, query: str, more: dict = {}) -> str:  # noqa: B006 - read only
+        self.ran.append(query)
+        time.sleep(0.05)
+        return self.answers.pop(0) if self.answers else f"{query} {list(more)}"
+
+    @tool(pure=True)
+    def fail(self, query: str) -> str:
+        self.ran.append(query)
+        if len(self.ran) < 3:
+            raise RuntimeError("not yet")
+        return "now"
+
+    def plain(self, query: str) -> str:
+        self.ran.append(query)
+        return "plain"
+
+
+def ask(environment, name="look", cache=None, times=1, at_once=True, **arguments):
+    """The results of the same call several times, at once or one after another."""
+
+    async def work():
+        calls = [run_call(ToolCall(name, arguments), environment, cache=cache) for _ in range(times)]
+        return await asyncio.gather(*calls) if at_once else [await call for call in calls]
+
+    return asyncio.run(work())
+
+
+def test_eight_identical_calls_in_flight_cost_one():
+    environment = Counted()
+    found = ask(environment, cache=ToolCache(), times=8, query="x")
+    assert environment.ran == ["x"] and [r.cached for r in found] == [False] + [True] * 7
+    assert {r.observation for r in found} == {"x []"} and all(r.ok for r in found)
+
+
+def test_a_kept_answer_outlives_the_process_that_asked(tmp_path):
+    path = tmp_path / "cache" / "tools.sqlite"
+    code = f"""
+import asyncio, sys
+sys.path.insert(0, {str(project_root(__file__) / "tests")!r})
+from test_tool_cache import Counted, ToolCache, ask
+with ToolCache({str(path)!r}) as cache:
+    print(ask(Counted(), cache=cache, query="x")[0].cached)
+"""
+    for expected in ("False", "True"):
+        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=project_root(__file__))
+        assert child.stdout.strip() == expected, child.stderr
+    environment = Counted()
+    with ToolCache(path) as cache:
+        (found,) = ask(environment, cache=cache, query="x")
+        assert found.cached and environment.ran == [] and cache.hits.total() == 1
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_only_the_same_call_of_the_same_tool_is_a_hit():
+    class Other(Counted):
+        @tool(pure=True)
+        def look(self, query: str, more: dict = {}) -> str:  # noqa: B006
+            self.ran.append(query)
+            return "another tool"
+
+    class Versioned(Counted):
+        top_k = 3
+
+        @tool(pure=True, version=lambda self: str(self.top_k))
+        def look(self, query: str) -> str:
+            self.ran.append(query)
+            return f"{self.top_k} of {query}"
+
+    cache, environment = ToolCache(), Counted()
+    calls = [{"query": "x"}, {"query": "X"}, {"query": "x", "more": {}}, {"query": "x", "more": {"a": 1}}]
+    calls += [{"query": "x", "more": {"a": 1.0}}, {"query": "x", "more": {"a": True}}, {"query": "x", "more": {"a": "1"}}]
+    assert not any(ask(environment, cache=cache, **arguments)[0].cached for arguments in calls)
+    assert len(environment.ran) == len(calls)
+    assert all(ask(environment, cache=cache, **arguments)[0].cached for arguments in calls)
+    assert ask(Other(), cache=cache, query="x")[0].observation == "another tool"
+    three, five = Versioned(), Versioned()
+    five.top_k = 5
+    assert [ask(e, cache=cache, query="x")[0].observation for e in (three, five, three)] == ["3 of x", "5 of x", "3 of x"]
+
+
+def test_a_tool_rewritten_in_a_cell_is_another_tool():
+    cache, answers = ToolCache(), []
+    for body in ("return query", "return query + '!'", "return query"):
+        space = {"tool": tool, "__name__": "__main__"}
+        exec(f"class E:\n @tool(pure=True)\n def look(self, query: str) -> str:\n  {body}", space)
+        (found,) = ask(space["E"](), cache=cache, query="x")
+        answers.append((found.observation, found.cached))
+    assert answers == [("x", False), ("x!", False), ("x", True)]
+
+
+def test_the_order_of_keys_is_neither_seen_nor_kept():
+    """Equal arguments are one call, cached or not, so the tool must not see the order in which a model wrote them."""
+    for cache in (None, ToolCache()):
+        environment = Counted()
+        one = {"query": "x", "more": {"b": 1, "a": {"d": 1, "c": 2}}}
+        other = {"more": {"a": {"c": 2, "d": 1}, "b": 1}, "query": "x"}
+        found = [ask(environment, cache=cache, **arguments)[0] for arguments in (one, other)]
+        assert {r.observation for r in found} == {"x ['a', 'b']"} and found[1].cached == (cache is not None)
+
+
+def test_failures_and_tools_not_declared_pure_are_asked_again():
+    cache, environment = ToolCache(), Counted()
+    found = ask(environment, "fail", cache, times=4, at_once=False, query="x")
+    assert [(r.ok, r.cached) for r in found] == [(False, False), (False, False), (True, False), (True, True)]
+    environment = Counted()
+    found = ask(environment, "plain", cache, times=3, at_once=False, query="x")
+    assert len(environment.ran) == 3 and not any(r.cached for r in found)
+
+
+def test_a_shared_failure_is_shared_and_not_called_a_hit():
+    cache, environment = ToolCache(), Counted()
+    found = ask(environment, "fail", cache, times=5, query="x")
+    assert environment.ran == ["x"] and not any(r.ok or r.cached for r in found) and not cache.hits.total()
+
+
+@pytest.mark.parametrize("text", ["", "a\ud800b", "\0", "é" * 70_000, "x" * 10**6])
+def test_a_hit_is_equal_to_the_call_itself(text, tmp_path):
+    asked, plain = Counted([text]), Counted([text])
+    with ToolCache(tmp_path / "t.sqlite") as cache:
+        (first,) = ask(asked, cache=cache, query="x")
+    with ToolCache(tmp_path / "t.sqlite") as cache:
+        (again,) = ask(asked, cache=cache, query="x")
+    assert first.observation == again.observation == ask(plain, query="x")[0].observation and again.cached
+
+
+def test_a_replayed_hit_that_differs_is_a_loud_warning_and_the_new_answer_is_kept():
+    cache = ToolCache(replay_every=3)
+    environment = Counted(["old", "new"])
+    with pytest.warns(StaleCacheWarning, match=r"Counted\.look is declared pure .*'old', now 'new'"):
+        found = ask(environment, cache=cache, times=6, at_once=False, query="x")
+    assert [r.observation for r in found] == ["old", "old", "old", "new", "new", "new"]
+    assert cache.mismatches == {"test_tool_cache.Counted.look": 1} and len(environment.ran) == 2
+
+
+def test_a_replayed_hit_that_agrees_stays_a_hit():
+    cache, environment = ToolCache(replay_every=2), Counted()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = ask(environment, cache=cache, times=5, at_once=False, query="x")
+    assert [r.cached for r in found] == [False, True, True, True, True] and len(environment.ran) == 3
+
+
+def test_one_that_stops_waiting_takes_nothing_from_the_others():
+    async def work():
+        cache, environment = ToolCache(), Counted()
+        calls = [asyncio.ensure_future(run_call(ToolCall("look", {"query": "x"}), environment, cache=cache)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        calls[0].cancel()
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(found[0], asyncio.CancelledError)
+        return [r.observation for r in found[1:]], environment.ran, cache._flights
+
+    assert asyncio.run(work()) == (["x []"] * 2, ["x"], {})
+
+
+def test_a_call_nobody_waits_for_is_cancelled():
+    class Slow:
+        ended = None
+
+        @tool(pure=True)
+        async def nap(self) -> str:
+            try:
+                await asyncio.sleep(30)
+            finally:
+                self.ended = time.monotonic()
+
+    async def work(environment):
+        cache = ToolCache()
+        call = asyncio.ensure_future(run_call(ToolCall("nap", {}), environment, timeout_s=60, cache=cache))
+        await asyncio.sleep(0.1)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        for _ in range(500):
+            if environment.ended:
+                return cache._flights
+            await asyncio.sleep(0.01)
+
+    environment = Slow()
+    assert asyncio.run(work(environment)) == {} and environment.ended
+
+
+# ---- the file
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + b"\xff" * 5_000])
+def test_a_file_that_is_no_cache_is_refused_and_kept(tmp_path, content):
+    path = tmp_path / "t.sqlite"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"t\.sqlite cannot be used as the cache of tools .*remove it"):
+        ToolCache(path)
+    assert path.read_bytes() == content
+
+
+def test_another_programs_database_is_refused_and_kept(tmp_path):
+    path = tmp_path / "t.sqlite"
+    with sqlite3.connect(path) as file:
+        file.execute("CREATE TABLE answer (words TEXT)")
+    with pytest.raises(ValueError, match="remove it"):
+        ToolCache(path)
+    with pytest.raises(ValueError, match="cannot be used"):
+        ToolCache(tmp_path)
+
+
+def test_a_file_that_fails_later_costs_a_warning_and_no_run(tmp_path):
+    cache, environment = ToolCache(tmp_path / "t.sqlite"), Counted()
+    cache._file.execute("DROP TABLE answer")
+    with pytest.warns(UserWarning, match="failed .* the run goes on"):
+        found = ask(environment, cache=cache, times=2, at_once=False, query="x")
+    assert all(r.ok for r in found) and len(environment.ran) == 2
+
+
+def test_many_processes_share_a_file(tmp_path):
+    """Four at once make the file, write it and read it: no error, no answer lost, none wrong."""
+    path = tmp_path / "t.sqlite"
+    code = f"""
+import sys, warnings
+warnings.simplefilter("error")
+from agentkit.tool_cache import ToolCache, key_of
+for part in range(5):
+    with ToolCache({str(path)!r}) as cache:
+        for i in range(60):
+            name = f"{{sys.argv[1]}} {{part}} {{i}}"
+            cache.keep("t", key_of("t", "", name), name)
+            cache.keep("t", key_of("t", "", "shared"), "shared")
+"""
+    root = project_root(__file__)
+    children = [subprocess.Popen([sys.executable, "-c", code, str(n)], cwd=root, stderr=subprocess.PIPE) for n in range(4)]
+    errors = [child.communicate(timeout=120)[1].decode() for child in children]
+    assert errors == [""] * 4 and [child.returncode for child in children] == [0] * 4
+    with ToolCache(path) as cache:
+        for name in [f"{n} {part} {i}" for n in range(4) for part in range(5) for i in range(60)] + ["shared"]:
+            assert cache.find(key_of("t", "", name)) == name
+    assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
+
+
+def test_it_costs_less_than_half_a_millisecond(tmp_path):
+    """A hit and a kept answer, the best of five hundreds: what a search must take to be worth caching."""
+    with ToolCache(tmp_path / "t.sqlite") as cache:
+        text = "[1] The capital of France is Paris.\n" * 5
+
+        def seconds(start: int) -> float:
+            began = time.perf_counter()
+            for i in range(start, start + BATCH):
+                key = key_of("t", "v", canonical({"query": f"capital of the country number {i}"}))
+                if cache.find(key) is None:
+                    cache.keep("t", key, text)
+            return (time.perf_counter() - began) / BATCH
+
+        assert min(seconds(i * BATCH) for i in range(5)) < 0.0005  # misses, written
+        assert min(seconds(i * BATCH) for i in range(5)) < 0.0005  # hits
+
+
+def test_the_users_cache_folder_holds_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "agentkit" / "tools.sqlite"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_path() == tmp_path / ".cache" / "agentkit" / "tools.sqlite" and not os.listdir(tmp_path)
+
+
+def test_the_shipped_tools_answer_alike_with_and_without_it(corpus):
+    cache, environment = ToolCache(), CorpusEnvironment(corpus)
+    calls = [("search", {"query": q}) for q in ("capital of France", "population of Peru", "capital of France", "")]
+    calls += [("calculator", {"expression": e}) for e in ("6 * 7", "1 / 0", "6 * 7")]
+    for name, arguments in calls * 2:
+        (kept,), (plain,) = ask(environment, name, cache, **arguments), ask(environment, name, **arguments)
+        assert (kept.observation, kept.ok) == (plain.observation, plain.ok)
+    assert cache.hits.total() == 2 + 5  # all but the two failures, which are asked every time
+    assert ask(CorpusEnvironment(corpus, top_k=1), "search", cache, query="capital of France")[0].cached is False
+
+
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+JSON = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def shape(value):
+    """A value with its types, so that 1, 1.0 and True differ, and without the order of keys."""
+    if isinstance(value, dict):
+        return ("dict", frozenset((k, shape(v)) for k, v in value.items()))
+    return ("list", tuple(map(shape, value))) if isinstance(value, list) else (type(value).__name__, repr(value))
+
+
+@given(st.dictionaries(st.text(max_size=3), JSON, max_size=3), st.dictionaries(st.text(max_size=3), JSON, max_size=3))
+def test_canonical_texts_are_equal_exactly_where_arguments_are(one, other):
+    assert (canonical(one) == canonical(other)) == (shape(one) == shape(other))
