@@ -22,6 +22,10 @@ class RecipeError(ValueError):
     """A recipe has an unknown key, a value of the wrong type or out of bounds, or cannot be read."""
 
 
+REWARDS = ("plan", "toolrl", "toolrla", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver")
+ADVANTAGES = ("group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "difficulty", "turn", "step")
+
+
 def _key(default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
     return field(default=default, metadata={"help": help, "low": low, "high": high})
 
@@ -72,12 +76,35 @@ class Recipe:
     loss_type: str = _key("grpo", "TRL's loss: grpo, dapo, dr_grpo or bnpo")
     lora_r: int = _key(16, "LoRA rank", 1, 1024)
     lora_alpha: int = _key(32, "LoRA scale", 1, 4096)
-    reward_correctness: float = _key(1.0, "weight of the verifier's verdict", -100, 100)
-    reward_format: float = _key(0.1, "weight of the share of valid tool calls", -100, 100)
-    reward_efficiency: float = _key(1.0, "weight of -0.02 a turn when correct", -100, 100)
+    reward: str = _key("plan", "preset: " + ", ".join(REWARDS))
+    reward_combine: str = _key("sum", "how weighted components become one number: sum or product")
+    reward_correctness: float = _key(1.0, "plan: weight of the verifier's verdict", -100, 100)
+    reward_format: float = _key(0.1, "plan: weight of the share of valid tool calls", -100, 100)
+    reward_efficiency: float = _key(1.0, "plan: weight of -0.02 a turn when correct", -100, 100)
+    reward_process: float = _key(0.0, "weight of the share of subgoals reached; 0 leaves it out", -100, 100)
+    reward_overlong: float = _key(0.0, "weight of the soft overlong punishment; 0 leaves it out", -100, 100)
+    overlong_buffer: int = _key(256, "tokens below max_tokens from which overlong rewards fall", 1, 131_072)
+    reward_judge: float = _key(0.0, "weight of a judging model's verdict; 0 leaves it out", -100, 100)
+    reward_noise: float = _key(0.0, "standard deviation of noise in the reward; 0 is none, and is advised", 0, 100)
+    advantage: str = _key("group", "estimator: " + ", ".join(ADVANTAGES))
+    turn_lambda: float = _key(1.0, "advantage turn: weight of the outcome in a turn", 0, 100)
+    step_weight: float = _key(1.0, "advantage step: weight of the step groups", 0, 100)
+    step_gamma: float = _key(0.95, "advantage step: discount of the outcome, a turn", 0, 1)
+    dead_groups: str = _key("keep", "groups of equal rewards: keep, drop, or replace by fresh tasks")
+    extra_rollouts: float = _key(1.0, "budget for replacing, as a multiple of a step's rollouts", 0, 100)
+    resample_correct: bool = _key(False, "GRPO-RoC: sample twice the group, keep the cleanest right ones")
+    mask_void: bool = _key(False, "leave trajectories with a turn without call and answer out of the loss")
+    mask_truncated: bool = _key(False, "leave truncated trajectories out of the loss")
     val_every: int = _key(10, "steps between validations", 1, 100_000)
     val_tasks: int = _key(60, "validation tasks used", 1, 100_000)
     val_samples: int = _key(1, "sampled trajectories for each validation task", 1, 64)
+    # runs that survive
+    resume: str = _key("auto", "auto: go on from the newest sound checkpoint; never: start anew, what is there is kept aside")
+    save_every: int = _key(5, "steps between checkpoints; 0 writes one only when training is stopped", 0, 100_000)
+    patience: int = _key(0, "validations without improvement before training ends early; 0 is never", 0, 100_000)
+    rollback_drop: float = _key(0.0, "fall in validation success that brings the best adapter back; 0 is off", 0, 1)
+    processes: int = _key(1, "processes that train together, one a GPU", 1, 1024)
+    kl_target: float = _key(0.0, "KL in nats a token that beta adapts to, from beta's value on; 0 keeps beta", 0, 100)
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @classmethod
@@ -95,9 +122,24 @@ class Recipe:
             raise RecipeError(f"lr_schedule is {recipe.lr_schedule!r}; use constant_with_warmup, linear or cosine")
         if recipe.variety not in ("plain", "wide"):
             raise RecipeError(f"variety is {recipe.variety!r}; use plain or wide")
+        if recipe.resume not in ("auto", "never"):
+            raise RecipeError(f"resume is {recipe.resume!r}; use auto or never")
+        if recipe.kl_target and not recipe.beta:
+            raise RecipeError("kl_target needs a beta above 0 to start from")
+        for name, choices in _CHOICES.items():
+            if getattr(recipe, name) not in choices:
+                raise RecipeError(f"{name} is {getattr(recipe, name)!r}; use {', '.join(choices)}")
+        for name in ("reward_correctness", "reward_format", "reward_efficiency"):
+            if recipe.reward != "plan" and getattr(recipe, name) != fields[name].default:
+                raise RecipeError(f"{name} is a weight of reward plan, not of reward {recipe.reward}: leave it out")
         rollouts = recipe.prompts_per_step * recipe.group_size
         if rollouts % recipe.micro_batch:
             raise RecipeError(f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}")
+        if recipe.prompts_per_step % recipe.processes or rollouts // recipe.processes % recipe.micro_batch:
+            raise RecipeError(
+                f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that no group is split, and"
+                f" micro_batch {recipe.micro_batch} the {rollouts // recipe.processes} trajectories of each"
+            )
         return recipe
 
     @classmethod
@@ -132,6 +174,12 @@ class Recipe:
         return {name: getattr(self, f"flaw_{name}") for name in names}
 
 
+_CHOICES = {
+    "reward": REWARDS,
+    "reward_combine": ("sum", "product"),
+    "advantage": ADVANTAGES,
+    "dead_groups": ("keep", "drop", "replace"),
+}
 _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})
 
 

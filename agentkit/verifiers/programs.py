@@ -100,6 +100,27 @@ def extract_code(answer: str, entry: str = "") -> str | Score:
     return blocks[0]
 
 
+def returned(answer: str, arguments: Sequence[list], *, entry: str, setup: str = "", timeout_s: float = 1.0) -> list[Any]:
+    """What the program in an answer returns for each list of arguments, as JSON values; ``NOTHING`` where it failed.
+
+    Args:
+        answer: a program, or text with one fenced block of code.
+        arguments: those of each call.
+        entry: the expression that is called.
+        setup: source that comes before the program.
+        timeout_s: wall clock for all calls together, seconds; a call that was not reached has failed.
+
+    Raises:
+        RuntimeError: there is no sandbox here, or no time for it: nothing is known about the program.
+    """
+    program = extract_code(answer, entry)
+    if isinstance(program, Score):
+        return [NOTHING] * len(arguments)
+    calls = [{"args": pack(given), "kwargs": pack({})} for given in arguments]
+    found = run_calls(program, setup, entry, calls, timeout_s)
+    return [_plain(f["value"]) if "value" in f else NOTHING for f in found]
+
+
 # ---- what is called and how results are judged -----------------------------------------------------------------------
 class _Unscored(RuntimeError):
     """There is no sandbox here, or no time for it: nothing is known about the program."""
@@ -154,18 +175,18 @@ def _plain(packed: Any) -> Any:
         if kind == "d":
             return {_key(_plain(k)): _plain(v) for k, v in content}
         if kind == "v":
-            return content if content is None or isinstance(content, bool | str) else _NOTHING
-        return int(content, 16) if kind == "i" else float.fromhex(content) if kind == "f" else _NOTHING
+            return content if content is None or isinstance(content, bool | str) else NOTHING
+        return int(content, 16) if kind == "i" else float.fromhex(content) if kind == "f" else NOTHING
     except Exception:  # a forged report
-        return _NOTHING
+        return NOTHING
 
 
 def _key(value: Any) -> Any:
     """A dictionary's key as JSON writes it."""
-    return next(iter(json.loads(json.dumps({value: 0})))) if isinstance(value, int | float | str | None) else _NOTHING
+    return next(iter(json.loads(json.dumps({value: 0})))) if isinstance(value, int | float | str | None) else NOTHING
 
 
-_NOTHING = object()
+NOTHING = object()  # equal to no value
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------

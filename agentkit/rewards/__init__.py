@@ -1,0 +1,39 @@
+"""Rewards: named components of a trajectory, weighted, and summed or multiplied.
+
+A component is any function (task, trajectory) -> float | None, and a reward is a mapping of names to components with their
+weights, so one of your own is ``plan() | {"brevity": (brevity, 0.1)}``. ``None`` is "not scored" and is never 0.
+Modules: ``scoring`` combines components and logs them; ``components`` and ``calls`` hold them, each with its formula's source;
+``presets`` puts together the rewards of five published systems. Leaves out advantages, which compare rewards with each other.
+"""
+
+from agentkit.rewards.components import (
+    correctness,
+    dapo_overlong,
+    efficiency,
+    format_score,
+    judged,
+    pixel_accuracy,
+    process,
+    tcr_overlong,
+    tool_call_bonus,
+    tool_call_reward,
+)
+from agentkit.rewards.presets import drawing, from_recipe, ordebug, plan, preset, tcr, tcr_paper, toolrl, toolrla
+from agentkit.rewards.scoring import (
+    Component,
+    Product,
+    Reward,
+    component_metrics,
+    constant_components,
+    product,
+    score,
+    score_all,
+    with_noise,
+)
+
+__all__ = [
+    "Component", "Product", "Reward", "component_metrics", "constant_components", "correctness", "dapo_overlong",
+    "drawing", "efficiency", "format_score", "from_recipe", "judged", "ordebug", "pixel_accuracy", "plan", "preset", "process",
+    "product", "score", "score_all", "tcr", "tcr_overlong", "tcr_paper", "tool_call_bonus", "tool_call_reward", "toolrl",
+    "toolrla", "with_noise",
+]  # fmt: skip

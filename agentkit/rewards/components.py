@@ -1,0 +1,149 @@
+"""Components that read the verdict, the lengths and the tool calls of a trajectory. Each names the source of its formula."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from agentkit.records import Task, Trajectory
+from agentkit.rewards.calls import attempts, subgoals
+from agentkit.rewards.scoring import Component
+from agentkit.verifiers.judge import JudgeError, judge
+from agentkit.verifiers.programs import extract_code, returned
+
+TURN_PENALTY = 0.02
+TOOL_BONUS, MAX_ROUNDS, WRONG_CEILING = 0.1, 4, -0.6  # of the tool-call reward
+
+
+def correctness(task: Task, trajectory: Trajectory) -> float | None:
+    """The verifier's value: 1 right, 0 wrong, None not scored."""
+    return trajectory.success
+
+
+def format_score(task: Task, trajectory: Trajectory) -> float | None:
+    """Share of attempted tool calls that were valid and ran; 0 where none was attempted ("RLVR for Agents", phase 2)."""
+    results = attempts(trajectory)
+    return sum(result.ok for result in results) / max(len(results), 1)
+
+
+def efficiency(task: Task, trajectory: Trajectory) -> float | None:
+    """-0.02 a turn for a correct trajectory, 0 otherwise: a fast wrong answer earns nothing ("RLVR for Agents", phase 2)."""
+    if trajectory.success is None:
+        return None
+    return -TURN_PENALTY * len(trajectory.turns) if trajectory.success == 1.0 else 0.0
+
+
+def process(task: Task, trajectory: Trajectory) -> float | None:
+    """Share of the plan's steps, the subgoals, whose value some observation showed, in [0, 1]; None without a plan."""
+    reached = subgoals(task, trajectory)
+    return None if reached is None else sum(reached) / max(len(task.meta["plan"]), 1)
+
+
+def judged(**options: Any) -> Component:
+    """A model's verdict on the answer, 1 or 0; None where the judge gave none. Options are those of ``verifiers.judge``."""
+
+    def verdict(task: Task, trajectory: Trajectory) -> float | None:
+        if trajectory.answer is None:
+            return 0.0
+        found = judge(trajectory.answer, task.answer, **{"question": task.prompt} | options)
+        if found.value is None:
+            raise JudgeError(found.why)  # asked and not answered: not the same as a judge that does not apply
+        return found.value
+
+    return verdict
+
+
+# ---- tool-call reward ------------------------------------------------------------------------------------------------
+def outcome(task: Task, trajectory: Trajectory) -> float | None:
+    """The score of Open-AgentRL: 1 right, -1 wrong; for code the share of tests passed, and -1 where there is no code."""
+    if trajectory.success is None or trajectory.success > 0:
+        return trajectory.success
+    code = task.verifier == "code" or (isinstance(task.verifier, dict) and task.verifier.get("kind") == "code")
+    return 0.0 if code and trajectory.answer and isinstance(extract_code(trajectory.answer), str) else -1.0
+
+
+def tool_call_bonus(task: Task, trajectory: Trajectory) -> float | None:
+    """Eq. 8 of arXiv 2510.11701: correct 1 + 0.1 n, wrong -1 + 0.1 n, for n tool calls, the bonus clipped.
+
+    The clip is not published; it is 4 calls here, as in the released code.
+    """
+    if trajectory.success is None:
+        return None
+    bonus = TOOL_BONUS * min(len(attempts(trajectory)), MAX_ROUNDS)
+    return (1.0 if trajectory.success == 1.0 else -1.0) + bonus
+
+
+def tool_call_reward(task: Task, trajectory: Trajectory) -> float | None:
+    """The tool-call reward of Open-AgentRL's released code, after the outcome score.
+
+    A score that is not negative is kept; a negative one becomes min(-0.6, score + 0.1 * rounds), at most 4 rounds counted, where
+    a round is a turn that called a tool.
+    """
+    score = outcome(task, trajectory)
+    if score is None or score >= 0:
+        return score
+    rounds = sum(bool(turn.results) for turn in trajectory.turns)
+    return min(WRONG_CEILING, score + TOOL_BONUS * min(rounds, MAX_ROUNDS))
+
+
+# ---- length ----------------------------------------------------------------------------------------------------------
+def dapo_overlong(max_tokens: int = 20_480, buffer: int = 4_096) -> Component:
+    """Soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13), in [-1, 0].
+
+    0 up to max_tokens - buffer completion tokens, falling linearly to -1 at max_tokens, and -1 beyond.
+    """
+    _check_buffer(max_tokens, buffer)
+
+    def overlong(task: Task, trajectory: Trajectory) -> float:
+        return max(-1.0, min(0.0, (max_tokens - buffer - len(trajectory.completion_ids)) / buffer))
+
+    return overlong
+
+
+def tcr_overlong(max_tokens: int = 10_480, buffer: int = 3_000, factor: float = 1.0) -> Component:
+    """Overlong penalty as coded in Open-AgentRL: min(-exceed / buffer * factor, 0), with no floor.
+
+    ``exceed`` is the number of completion tokens above max_tokens - buffer. Defaults are those of GRPO-TCR-Qwen3-4B-quarter.
+    """
+    _check_buffer(max_tokens, buffer)
+
+    def overlong(task: Task, trajectory: Trajectory) -> float:
+        return min(-(len(trajectory.completion_ids) - (max_tokens - buffer)) / buffer * factor, 0.0)
+
+    return overlong
+
+
+def _check_buffer(max_tokens: int, buffer: int) -> None:
+    if not 0 < buffer <= max_tokens:
+        raise ValueError(f"an overlong buffer of {buffer} tokens: give 1 to max_tokens = {max_tokens}")
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------------
+def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
+    """Mean pixel equality of what the answer's program draws and the target, over the task's tests, in [0, 1].
+
+    0 on an exception, a time-out or a wrong shape (arc25, iterations 4 to 6). The task's verifier is of kind code, and each of
+    its tests expects a grid: a list of rows. None for any other task.
+    """
+    verifier = task.verifier if isinstance(task.verifier, dict) else {}
+    targets = [test[1] for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
+    if not targets or not all(map(_is_grid, targets)):
+        return None
+    drawn = returned(trajectory.answer or "", [test[0] for test in verifier["tests"]], **_running(verifier))
+    return fmean(pixel_equality(grid, target) for grid, target in zip(drawn, targets, strict=True))
+
+
+def _running(verifier: dict) -> dict:
+    return {name: verifier[name] for name in ("entry", "setup", "timeout_s") if name in verifier}
+
+
+def pixel_equality(drawn: Any, target: list[list[int]]) -> float:
+    """Share of equal pixels; 0 where ``drawn`` is not a grid of the target's shape (height, width)."""
+    if not _is_grid(drawn) or [*map(len, drawn)] != [*map(len, target)]:
+        return 0.0
+    return fmean(a == b for rows in zip(drawn, target, strict=True) for a, b in zip(*rows, strict=True))
+
+
+def _is_grid(value: Any) -> bool:
+    rows = value if isinstance(value, list) and value else [None]
+    return all(isinstance(row, list) and row and all(type(cell) is int for cell in row) for row in rows)

@@ -1,0 +1,103 @@
+"""The rewards of five published systems, put together from components, and the one a recipe asks for."""
+
+from __future__ import annotations
+
+import difflib
+
+from agentkit.recipes import REWARDS, Recipe, RecipeError
+from agentkit.rewards import calls, components, repairs
+from agentkit.rewards.scoring import Product, Reward, product, with_noise
+
+
+def plan(correctness_weight: float = 1.0, format_weight: float = 0.1, efficiency_weight: float = 1.0) -> Reward:
+    """The additive reward of "RLVR for Agents": 1 when right, 0.1 * share of valid calls, -0.02 a turn when right."""
+    return {
+        "correctness": (components.correctness, correctness_weight),
+        "format": (components.format_score, format_weight),
+        "efficiency": (components.efficiency, efficiency_weight),
+    }
+
+
+def toolrl() -> Reward:
+    """ToolRL (arXiv 2504.13958): R = R_format in {0, 1} + R_correct in [-3, 3]."""
+    return {"format": (calls.whole_format, 1.0), "match": (calls.toolrl_correctness, 1.0)}
+
+
+def toolrla() -> Reward:
+    """ToolRLA (arXiv 2603.01620): R = R_fmt + R_cor + R_eff + R_cpl, where R_cor = S_name * S_comp * S_acc."""
+    return {
+        "format": (calls.whole_format, 1.0),
+        "correct_calls": (product(calls.tool_names, calls.completeness, calls.argument_accuracy), 1.0),
+        "efficiency": (calls.plan_efficiency, 1.0),
+        "compliance": (calls.compliance, 1.0),
+    }
+
+
+def tcr(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
+    """TCR as GRPO-TCR-Qwen3-4B-quarter reads it, Tool Call Reward, as released in Open-AgentRL, with its overlong penalty."""
+    return {
+        "tool_call_reward": (components.tool_call_reward, 1.0),
+        "overlong": (components.tcr_overlong(max_tokens, buffer), 1.0),
+    }
+
+
+def tcr_paper(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
+    """The reward half of TCR as arXiv 2510.11701 reads it: eq. 8 and overlong Reward shaping as in DAPO.
+
+    The other half, Token-level loss and Clip-higher, is the recipe's ``loss_type: dapo`` and a higher upper clip.
+    """
+    return {
+        "tool_call_bonus": (components.tool_call_bonus, 1.0),
+        "overlong": (components.dapo_overlong(max_tokens, buffer), 1.0),
+    }
+
+
+def drawing() -> Reward:
+    """Drawing by code (arc25, iterations 4 to 6): mean pixel equality, 0 on an exception or a wrong shape."""
+    return {"pixels": (components.pixel_accuracy, 1.0)}
+
+
+def ordebug(solver: bool = False) -> Reward:
+    """OR-debug (arXiv 2601.21008): the GRPO v1 reward, without a solver, where a perfect repair has 29; or the solver's."""
+    if solver:
+        parts = (repairs.solved, repairs.iis_shrinks, repairs.step, repairs.contradiction, repairs.preserved)
+    else:
+        parts = (repairs.repair, repairs.step, repairs.target, repairs.faithfulness)
+    return {part.__name__: (part, 1.0) for part in parts}
+
+
+def preset(name: str, max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
+    """A reward by name; ``max_tokens`` and ``buffer`` are those of the overlong penalty in tcr and tcr_paper.
+
+    Raises:
+        RecipeError: there is no such preset.
+    """
+    made = {
+        "plan": plan,
+        "toolrl": toolrl,
+        "toolrla": toolrla,
+        "tcr": lambda: tcr(max_tokens, buffer),
+        "tcr_paper": lambda: tcr_paper(max_tokens, buffer),
+        "drawing": drawing,
+        "ordebug": ordebug,
+        "ordebug_solver": lambda: ordebug(solver=True),
+    }
+    if name not in made:
+        close = difflib.get_close_matches(str(name), REWARDS, n=1, cutoff=0.0)
+        raise RecipeError(f"there is no reward {str(name)[:40]!r}: use {', '.join(REWARDS)} (did you mean {close[0]!r}?)")
+    return made[name]()
+
+
+def from_recipe(recipe: Recipe) -> Reward:
+    """The recipe's preset, with the further components and the noise it asks for."""
+    buffer = min(recipe.overlong_buffer, recipe.max_tokens)
+    named = preset(recipe.reward, recipe.max_tokens, buffer)
+    reward = plan(**recipe.reward_weights) if recipe.reward == "plan" else named
+    further = {
+        "process": (components.process, recipe.reward_process),
+        "overlong": (components.dapo_overlong(recipe.max_tokens, buffer), recipe.reward_overlong),
+        "judge": (components.judged(), recipe.reward_judge),
+    }
+    reward = {**reward, **{name: part for name, part in further.items() if part[1]}}
+    reward = Product(reward) if recipe.reward_combine == "product" else reward
+    return with_noise(reward, recipe.reward_noise, recipe.seed) if recipe.reward_noise else reward

@@ -1,0 +1,129 @@
+"""Combining components into a reward, and what a batch of scored trajectories says about each of them."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from agentkit.records import Task, Trajectory
+
+Component = Callable[[Task, Trajectory], float | None]
+Reward = Mapping[str, tuple[Component, float]]  # each component with its weight
+MIN_ROLLOUTS = 64  # a component that never varied over fewer is no evidence of a fault
+
+
+class Product(dict):
+    """A reward whose weighted components are multiplied instead of summed; ``|`` keeps it one."""
+
+    def __or__(self, other: Mapping) -> Product:
+        return Product({**self, **other})
+
+
+def product(*factors: Component) -> Component:
+    """One component that is the product of several: None where a factor is None."""
+
+    def multiplied(task: Task, trajectory: Trajectory) -> float | None:
+        values = [factor(task, trajectory) for factor in factors]
+        return None if None in values else math.prod(values)
+
+    return multiplied
+
+
+def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
+    """The trajectory with its components, unweighted, and their weighted sum (or product, for a ``Product``).
+
+    A component that is None does not apply and is left out. One that raises, or is not a finite number, is recorded as None and
+    the whole reward is None, as it is when the verifier gave no verdict or no component applies.
+    """
+    values = {name: _guarded(name, component, task, trajectory) for name, (component, _) in reward.items()}
+    weighted = [weight * values[name] for name, (_, weight) in reward.items() if values[name] is not None]
+    combined = (math.prod if isinstance(reward, Product) else sum)(weighted)
+    scored = weighted and trajectory.success is not None and math.isfinite(combined)  # a failed component is NaN
+    components = {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
+    return replace(trajectory, components=components, reward=combined if scored else None)
+
+
+def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward: Reward) -> list[Trajectory]:
+    """``score`` for many trajectories of known tasks.
+
+    Rewards of one task are compared with each other, so all must be made of the same components: where one is None for some of
+    a task's trajectories and not for all, as when a judge did not answer, those have no reward.
+    """
+    by_id = {task.id: task for task in tasks}
+    scored = [score(by_id[t.task_id], t, reward) for t in trajectories]
+    present = defaultdict(set)
+    for t in scored:
+        if t.reward is not None:
+            present[t.task_id] |= {name for name, value in t.components.items() if value is not None}
+    whole = [all(t.components[name] is not None for name in present[t.task_id]) for t in scored]
+    return [t if same else replace(t, reward=None) for t, same in zip(scored, whole, strict=True)]
+
+
+def _guarded(name: str, component: Component, task: Task, trajectory: Trajectory) -> float | None:
+    """A component's value, None where it does not apply, NaN where it failed: one bad trajectory must not end a run."""
+    try:
+        value = component(task, trajectory)
+        return value if value is None or math.isfinite(value) else math.nan
+    except Exception as error:  # a reward is user code
+        why = f"{type(error).__name__}: {error}"[:200]
+        warnings.warn(f"reward component {name!r} failed ({why}); the trajectory has no reward.", stacklevel=2)
+        return math.nan
+
+
+def with_noise(reward: Reward, std: float, seed: int = 0) -> Reward:
+    """The reward with normal noise of this standard deviation as a further component, and a warning.
+
+    One published agent (model card Qwen3.5-27B Agent GRPO v2) added noise against groups of equal rewards. Equal rewards divided
+    by the group's spread are no signal; noise divided by it is a full-size advantage for nothing: its mean reward stayed flat
+    for 200 steps. Scoring a trajectory twice gives two values, the first of which depends on the seed and the trajectory only.
+    """
+    if not 0 < std < math.inf:
+        raise ValueError(f"noise of standard deviation {std!r}: give a positive number, or leave noise out")
+    warnings.warn(
+        f"the reward has noise of standard deviation {std:g}: where a group's other rewards are equal, its advantages are noise. "
+        "Prefer harder tasks, larger groups, or dead_groups: replace.",
+        stacklevel=2,
+    )
+    scored: Counter[tuple] = Counter()
+
+    def noise(task: Task, trajectory: Trajectory) -> float:
+        key = (seed, task.id, trajectory.seed, trajectory.sample, trajectory.step, trajectory.policy)
+        scored[key] += 1
+        return random.Random(repr((*key, scored[key]))).gauss(0.0, std)
+
+    noisy = {**reward, "noise": (noise, 1.0)}
+    return Product(noisy) if isinstance(reward, Product) else noisy
+
+
+def component_metrics(trajectories: Sequence[Trajectory], reward: Reward) -> dict[str, float]:
+    """Means over a batch for its metrics row: ``reward/<component>`` raw and ``weighted/<component>``, unscored ones left out.
+
+    Also ``reward_unscored``, the share of trajectories without a reward.
+    """
+    found = {}
+    for name, (_, weight) in reward.items():
+        values = [t.components[name] for t in trajectories if t.components.get(name) is not None]
+        found[f"reward/{name}"] = fmean(values) if values else math.nan
+        found[f"weighted/{name}"] = weight * found[f"reward/{name}"]
+    return found | {"reward_unscored": sum(t.reward is None for t in trajectories) / max(len(trajectories), 1)}
+
+
+def constant_components(trajectories: Sequence[Trajectory], min_rollouts: int = MIN_ROLLOUTS) -> dict[str, float | None]:
+    """Components that never varied, each with its one value; None for one that was never scored.
+
+    A constant component moves no advantage, whatever its weight. Usually its input is never written: the tool-call reward of
+    GRPO-TCR-Qwen3-4B-quarter read a number of turns that its reward manager did not give, so each wrong answer had -1 - 0.1.
+    Nothing is said of fewer than ``min_rollouts`` trajectories.
+    """
+    if len(trajectories) < min_rollouts:
+        return {}
+    seen: dict[str, set] = defaultdict(set)
+    for t in trajectories:
+        for name, value in t.components.items():
+            seen[name] |= set() if value is None else {value}
+    return {name: next(iter(values), None) for name, values in seen.items() if len(values) < 2}

@@ -1,0 +1,423 @@
+"""Every reward formula on literals computed by hand, and how components combine, fail and are logged."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentkit import rewards
+from agentkit.recipes import REWARDS, Recipe, RecipeError
+from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
+from agentkit.rewards import calls, components, repairs
+from agentkit.tasks.expert import answer_of
+
+SUM = {"tool": "calculator", "arguments": {"expression": "{0} + {1}"}}
+LOOK = [{"tool": "search", "arguments": {"query": q}, "expect": v} for q, v in (("area of A", "30"), ("area of B", "12"))]
+TASK = Task("t", "A and B?", "42", "numeric", meta={"plan": [*LOOK, SUM]})
+FIRST = ToolResult("search", {"query": "area of A"}, "The area of A is 30.", ok=True)
+SECOND = ToolResult("search", {"query": "area of B"}, "The area of B is 12.", ok=True)
+ADD = ToolResult("calculator", {"expression": "30 + 12"}, "42", ok=True)
+MALFORMED = ToolResult("", {}, "Error: malformed.", ok=False)
+INVENTED = ToolResult("lookup", {"query": "area of A"}, "Error: there is no tool 'lookup'.", ok=False)
+
+
+def trajectory(*turns, success=1.0, tokens=10, **changes) -> Trajectory:
+    """A trajectory of these turns' results, an answering turn included where there is a verdict."""
+    made = tuple(Turn("", (i, i + 1), tuple(results)) for i, results in enumerate(turns))
+    fields = {"prompt_ids": (1,), "completion_ids": (2,) * tokens, "action_mask": (1,) * tokens, "old_logprobs": (0.0,) * tokens}
+    fields |= {"turns": made, "stop_reason": StopReason.ANSWER, "answer": "42", "success": success}
+    return Trajectory("t", "p", 0, 0, **(fields | changes))
+
+
+PERFECT = trajectory([FIRST], [SECOND], [ADD], [])
+
+
+# ---- plan ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("tried", "value"),
+    [
+        (PERFECT, 1 + 0.1 - 0.02 * 4),
+        (trajectory([FIRST, MALFORMED], [], success=1.0), 1 + 0.1 * 0.5 - 0.02 * 2),
+        (trajectory([FIRST, MALFORMED], [], success=0.0), 0.05),
+        (trajectory([], success=1.0), 0.98),
+        (trajectory([], success=None), None),
+    ],
+)
+def test_the_plans_reward(tried, value):
+    assert rewards.score(TASK, tried, rewards.plan()).reward == (None if value is None else pytest.approx(value))
+
+
+# ---- ToolRL ----------------------------------------------------------------------------------------------------------
+def call(tool, /, **arguments):
+    return ToolCall(tool, arguments)
+
+
+@pytest.mark.parametrize(
+    ("called", "gold", "value"),
+    [
+        ([call("f", a=1)], [call("f", a=1)], 3.0),  # score 1 + 1 + 1 of 1 + 2
+        ([], [call("f", a=1)], -3.0),
+        ([call("f", a=2)], [call("f", a=1)], 6 * 2 / 3 - 3),  # the name and the parameter's name
+        ([call("f", b=1)], [call("f", a=1)], 6 * 1 / 3 - 3),
+        ([call("g", a=1)], [call("f", a=1)], -3.0),
+        ([call("f", a=1), call("f", a=1)], [call("f", a=1)], 6 * 2.5 / 3 - 3),  # names overlap 1 of 2
+        ([call("f", a=1), call("f", a=2)], [call("f", a=2), call("f", a=1)], 3.0),  # each call is used once, the best first
+        ([call("f", a=1)], [call("f", a=1), call("f", a=1)], 6 * (0.5 + 2) / 5 - 3),
+        ([call("f", a=1, b=2)], [call("f", a=1, c=3)], 6 * (1 + 1 / 3 + 1) / 4 - 3),
+        ([], [], 3.0),
+        ([call("f")], [], -3.0),
+        ([call("f")], [call("f")], 3.0),
+    ],
+)
+def test_toolrl_match(called, gold, value):
+    assert calls.toolrl_match(called, gold) == pytest.approx(value)
+
+
+NAMES = st.sampled_from("fgh")
+CALLS = st.lists(st.builds(ToolCall, NAMES, st.dictionaries(st.sampled_from("abc"), st.integers(0, 2), max_size=3)), max_size=5)
+
+
+@given(CALLS, CALLS)
+def test_toolrl_match_stays_in_its_range_and_is_highest_for_the_gold_calls(called, gold):
+    assert -3.0 <= calls.toolrl_match(called, gold) <= 3.0 + 1e-9
+    assert calls.toolrl_match(gold, gold) == pytest.approx(3.0)
+
+
+def test_toolrl_on_trajectories():
+    assert rewards.score(TASK, PERFECT, rewards.toolrl()).reward == pytest.approx(4.0)
+    broken = trajectory([MALFORMED], [FIRST], [], success=0.0)
+    # names 1 of 3; one search exact: 2 of its 2; max = 1 + 3 * 2
+    assert rewards.score(TASK, broken, rewards.toolrl()).components == {
+        "format": 0.0,
+        "match": pytest.approx(6 * (1 / 3 + 2) / 7 - 3),
+    }
+
+
+def test_a_task_without_a_plan_is_not_scored_by_its_calls():
+    bare = dataclasses.replace(TASK, meta={})
+    found = rewards.score(bare, PERFECT, rewards.toolrl())
+    assert found.components == {"format": 1.0, "match": None} and found.reward == 1.0
+    assert rewards.process(bare, PERFECT) is None
+
+
+# ---- ToolRLA ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("tried", "names", "complete", "accurate", "efficient"),
+    [
+        (PERFECT, 1, 1, 1, 1),
+        (trajectory([FIRST], [INVENTED], [SECOND], [ADD], []), 0, 1, 1, 1 - 1 / 3),
+        (trajectory([FIRST], []), 1, 1 / 3, 1, 1 + 2 / 3),
+        (trajectory([FIRST], [FIRST], [ADD], []), 1, 1, 2 / 3, 1),
+        (trajectory(*[[FIRST]] * 7, []), 1, 2 / 3, 1 / 2, 0),
+        (trajectory([]), 1, 0, 1, 2),
+        (trajectory([MALFORMED], [FIRST], [SECOND], [ADD], []), 1, 1, 1, 1 - 1 / 3),
+    ],
+)
+def test_toolrla_factors_and_their_product(tried, names, complete, accurate, efficient):
+    factors = [f(TASK, tried) for f in (calls.tool_names, calls.completeness, calls.argument_accuracy)]
+    assert factors == pytest.approx([names, complete, accurate])
+    found = rewards.score(TASK, tried, rewards.toolrla())
+    assert found.components["correct_calls"] == pytest.approx(names * complete * accurate)
+    assert found.components["efficiency"] == pytest.approx(efficient)
+
+
+def test_toolrla_adds_its_four_parts_and_compliance_is_minus_ten():
+    assert rewards.score(TASK, PERFECT, rewards.toolrla()).reward == pytest.approx(3.0)
+    strict = dataclasses.replace(TASK, meta=TASK.meta | {"forbidden_tools": ["calculator"]})
+    assert rewards.score(strict, PERFECT, rewards.toolrla()).reward == pytest.approx(3.0 - 10.0)
+    assert calls.compliance(strict, trajectory([FIRST], [])) == 0.0
+
+
+def test_a_task_that_needs_no_tool():
+    bare = dataclasses.replace(TASK, meta={"plan": []})
+    assert [f(bare, trajectory([])) for f in (calls.completeness, calls.argument_accuracy, calls.plan_efficiency)] == [1, 1, 1]
+    assert calls.plan_efficiency(bare, trajectory([FIRST], [])) == 0.0
+
+
+# ---- tool-call reward, both readings ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(("n", "right", "wrong"), [(0, 1.0, -1.0), (1, 1.1, -0.9), (4, 1.4, -0.6), (9, 1.4, -0.6)])
+def test_the_papers_bonus(n, right, wrong):
+    for success, value in ((1.0, right), (0.0, wrong), (None, None)):
+        tried = trajectory(*[[FIRST]] * n, [], success=success)
+        assert rewards.tool_call_bonus(TASK, tried) == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(("rounds", "wrong"), [(0, -1.0), (1, -0.9), (3, -0.7), (4, -0.6), (9, -0.6)])
+def test_the_released_codes_reward(rounds, wrong):
+    assert rewards.tool_call_reward(TASK, trajectory(*[[FIRST]] * rounds, [], success=0.0)) == pytest.approx(wrong)
+    assert rewards.tool_call_reward(TASK, trajectory(*[[FIRST]] * rounds, [])) == 1.0
+
+
+def test_two_calls_in_one_turn_are_one_round_and_two_calls():
+    tried = trajectory([FIRST, SECOND], [], success=0.0)
+    assert rewards.tool_call_reward(TASK, tried) == pytest.approx(-0.9)
+    assert rewards.tool_call_bonus(TASK, tried) == pytest.approx(-0.8)
+
+
+def test_code_keeps_its_share_of_tests_and_no_code_is_minus_one():
+    code = dataclasses.replace(TASK, verifier={"kind": "code", "entry": "f", "tests": [[[1], 1]]})
+    assert components.outcome(code, trajectory([], success=7 / 16)) == 0.4375
+    assert components.outcome(code, trajectory([], success=0.0, answer="def f(x): return 2")) == 0.0
+    assert components.outcome(code, trajectory([], success=0.0, answer="I cannot write that.")) == -1.0
+    assert components.outcome(code, trajectory([], success=0.0, answer=None)) == -1.0
+
+
+def test_the_seeds_wrong_answers_score_minus_one_point_one_when_its_reward_never_fires():
+    never_fires = trajectory([], success=0.0, tokens=7_480 + 300)
+    assert rewards.score(TASK, never_fires, rewards.tcr()).reward == pytest.approx(-1.1)
+    fires = trajectory([FIRST], [SECOND], [], success=0.0, tokens=7_480 + 300)
+    assert rewards.score(TASK, fires, rewards.tcr()).reward == pytest.approx(-0.9)
+
+
+# ---- length ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("tokens", "dapo", "coded"),
+    [(0, 0.0, 0.0), (60, 0.0, 0.0), (70, -0.25, -0.25), (100, -1.0, -1.0), (101, -1.0, -1.025), (140, -1.0, -2.0)],
+)
+def test_overlong_at_100_tokens_with_a_buffer_of_40(tokens, dapo, coded):
+    assert rewards.dapo_overlong(100, 40)(TASK, trajectory([], tokens=tokens)) == pytest.approx(dapo)
+    assert rewards.tcr_overlong(100, 40)(TASK, trajectory([], tokens=tokens)) == pytest.approx(coded)
+    assert rewards.tcr_overlong(100, 40, factor=0.5)(TASK, trajectory([], tokens=tokens)) == pytest.approx(coded / 2)
+
+
+@pytest.mark.parametrize("buffer", [0, -1, 101])
+def test_an_impossible_buffer_is_refused(buffer):
+    with pytest.raises(ValueError, match="buffer"):
+        rewards.dapo_overlong(100, buffer)
+
+
+# ---- process ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("tried", "reached"),
+    [
+        (PERFECT, [1, 1, 1, 0]),
+        (trajectory([FIRST], [FIRST], []), [1, 0, 0]),
+        (trajectory([SECOND, FIRST], []), [2, 0]),
+        (trajectory([dataclasses.replace(FIRST, ok=False)], []), [0, 0]),
+        (trajectory([dataclasses.replace(FIRST, observation="The area of A is 31.")], [ADD], []), [0, 1, 0]),
+    ],
+)
+def test_subgoals_are_read_from_observations(tried, reached):
+    assert calls.subgoals(TASK, tried) == reached
+    assert rewards.process(TASK, tried) == pytest.approx(sum(reached) / 3)
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------------
+GRID = [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "value"),
+    [(GRID, 1.0), ([[1, 2], [3, 0]], 0.75), ([[1, 2]], 0.0), ([[1, 2], [3]], 0.0), ([[1, 2, 3], [3, 4, 5]], 0.0), (None, 0.0),
+     ("1234", 0.0), ([], 0.0), ([[1.0, 2], [3, 4]], 0.0), ([[True, 2], [3, 4]], 0.0)],
+)  # fmt: skip
+def test_pixel_equality(drawn, value):
+    assert components.pixel_equality(drawn, GRID) == value
+
+
+def test_pixel_accuracy_runs_the_program_in_the_sandbox():
+    setup = "def draw_pixel(img, point, color):\n    img[point[0]][point[1]] = color\n    return img\n"
+    verifier = {"kind": "code", "entry": "task", "setup": setup, "tests": [[[[[0, 0], [0, 0]]], [[5, 0], [0, 0]]]]}
+    verifier["timeout_s"] = 20  # the machine may be busy
+    task = Task("t", "draw", "", verifier, "drawing")
+    half = "def task(img):\n    img = draw_pixel(img, (0, 0), 5)\n    return draw_pixel(img, (1, 1), 5)"
+    for answer, value in ((half, 0.75), (half.replace("1, 1", "7, 1"), 0.0), ("no code", 0.0), (None, 0.0)):
+        tried = trajectory([], answer=answer)
+        assert rewards.score(task, tried, rewards.drawing()).components == {"pixels": value}
+    assert rewards.pixel_accuracy(TASK, PERFECT) is None
+
+
+# ---- OR-debug --------------------------------------------------------------------------------------------------------
+BROKEN = Task("t", "repair", "c2", meta={"constraints": ["c1", "c2", "c3"], "iis": ["c1", "c2"]})
+
+
+def act(tool, observation="ok", /, **arguments):
+    return ToolResult(tool, arguments, observation, ok=True)
+
+
+@pytest.mark.parametrize(
+    ("results", "value"),
+    [
+        ([act("drop_constraint", name="c2")], 20 - 1 + 10),  # the perfect 29
+        ([act("RELAX_CONSTRAINT", name="c1", amount=2.5)], 29),
+        ([act("drop_constraint", name="c3")], 20 - 1),
+        ([act("drop_constraint", name="c9")], -1 - 20),
+        ([act("relax_constraint", name="c1", amount=math.nan)], -1),
+        ([act("relax_constraint", name="c1", amount="much")], -1),
+        ([act("get_iis")], 5 - 1),
+        ([], -1),
+        ([act("get_iis"), act("drop_constraint", name="c2")], 20 - 2 + 10),
+        ([act("drop_constraint", name="c2"), act("drop_constraint", name="c9")], 20 - 2 + 10 - 20),
+        ([act("drop_constraint", name=["c2"])], -1 - 20),
+    ],
+)
+def test_ordebug_without_a_solver(results, value):
+    assert rewards.score(BROKEN, trajectory(results), rewards.ordebug()).reward == value
+
+
+def test_ordebug_with_a_solver():
+    shown = [act("get_iis", '["c1", "c2"]'), act("drop_constraint", name="c3"), act("get_iis", '["c1"]'),
+             act("drop_constraint", name="c1"), act("submit", '{"status": "optimal", "preserved": true}')]  # fmt: skip
+    found = rewards.score(BROKEN, trajectory(shown), rewards.ordebug(solver=True))
+    assert found.components == {"solved": 100, "iis_shrinks": 10, "step": -5, "contradiction": -20, "preserved": 5}
+    for reply in ('{"status": "infeasible"}', "syntax error", "[1]", "[" * 100_000):
+        lost = rewards.score(BROKEN, trajectory([act("submit", reply)]), rewards.ordebug(solver=True))
+        assert lost.reward == -50 - 1
+    assert repairs.solved(TASK, PERFECT) is None
+
+
+# ---- combining -------------------------------------------------------------------------------------------------------
+def constant(value):
+    return lambda task, trajectory: value
+
+
+def raising(task, trajectory):
+    raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("values", "summed", "multiplied"),
+    [
+        ([2.0, 3.0], 2.0 + 0.5 * 3.0, 2.0 * 1.5),
+        ([2.0, None], 2.0, 2.0),
+        ([None, None], None, None),
+        ([2.0, math.nan], None, None),
+        ([2.0, -math.inf], None, None),
+        ([0.0, 3.0], 1.5, 0.0),
+        ([True, 3], 2.5, 1.5),
+    ],
+)
+def test_sums_and_products(values, summed, multiplied):
+    reward = {"a": (constant(values[0]), 1.0), "b": (constant(values[1]), 0.5)}
+    assert rewards.score(TASK, PERFECT, reward).reward == summed
+    assert rewards.score(TASK, PERFECT, rewards.Product(reward)).reward == multiplied
+    assert isinstance(rewards.Product(reward) | {"c": (constant(1.0), 1.0)}, rewards.Product)
+
+
+@pytest.mark.parametrize("bad", [raising, constant("text"), constant(math.inf)])
+def test_a_component_that_fails_leaves_the_trajectory_unscored_and_is_never_zero(bad):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = rewards.score(TASK, PERFECT, rewards.plan() | {"bad": (bad, 1.0)})
+    assert found.reward is None and found.components["bad"] is None and found.components["correctness"] == 1.0
+
+
+def test_a_component_that_raises_says_so():
+    with pytest.warns(UserWarning, match="component 'mine' failed .RuntimeError: no"):
+        rewards.score(TASK, PERFECT, {"mine": (raising, 1.0)})
+
+
+def test_an_unscored_answer_has_no_reward():
+    assert rewards.score(TASK, trajectory([], success=None), rewards.toolrl()).reward is None
+
+
+def test_in_a_group_all_rewards_are_made_of_the_same_components():
+    sometimes = {"correctness": (rewards.correctness, 1.0), "mine": (lambda task, t: None if t.sample == 1 else 0.5, 1.0)}
+    group = [dataclasses.replace(PERFECT, sample=i) for i in range(3)]
+    assert [t.reward for t in rewards.score_all([TASK], group, sometimes)] == [1.5, None, 1.5]
+    never = sometimes | {"mine": (constant(None), 1.0)}
+    assert [t.reward for t in rewards.score_all([TASK], group, never)] == [1.0, 1.0, 1.0], "it does not apply to this task"
+
+
+def test_product_of_components():
+    assert rewards.product(constant(2.0), constant(0.25))(TASK, PERFECT) == 0.5
+    assert rewards.product(constant(2.0), constant(None))(TASK, PERFECT) is None
+
+
+# ---- noise, logs, constant components --------------------------------------------------------------------------------
+def test_noise_warns_varies_between_scorings_and_is_fixed_by_the_seed():
+    with pytest.warns(UserWarning, match="noise"):
+        noisy, same = (rewards.with_noise(rewards.plan(), 0.1, seed=3) for _ in range(2))
+    first, second = (rewards.score(TASK, PERFECT, noisy).reward for _ in range(2))
+    assert first != second and rewards.score(TASK, PERFECT, same).reward == first
+    assert rewards.score(TASK, dataclasses.replace(PERFECT, sample=1), same).reward != first
+    drawn = [rewards.score(TASK, dataclasses.replace(PERFECT, sample=i), noisy).components["noise"] for i in range(2000)]
+    spread = math.sqrt(sum(x * x for x in drawn) / len(drawn))
+    assert spread == pytest.approx(0.1, rel=0.1) and abs(sum(drawn) / len(drawn)) < 0.01
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, math.nan, math.inf])
+def test_noise_of_no_use_is_refused(std):
+    with pytest.raises(ValueError, match="noise"):
+        rewards.with_noise(rewards.plan(), std)
+
+
+def test_components_are_logged_raw_and_weighted():
+    reward = rewards.plan(format_weight=0.5)
+    batch = rewards.score_all([TASK], [PERFECT, trajectory([MALFORMED], [], success=0.0), trajectory([], success=None)], reward)
+    found = rewards.component_metrics(batch, reward)
+    assert found["reward/format"] == pytest.approx(1 / 3) and found["weighted/format"] == pytest.approx(1 / 6)
+    assert found["reward/correctness"] == 0.5 and found["reward_unscored"] == pytest.approx(1 / 3)
+    assert found["weighted/efficiency"] == pytest.approx(-0.04)
+
+
+def test_constant_components_are_named_with_their_value():
+    reward = {"right": (rewards.correctness, 1.0), "dead": (constant(-1.0), 1.0), "silent": (constant(None), 1.0)}
+    mixed = [trajectory([], success=float(i % 2)) for i in range(64)]
+    scored = rewards.score_all([TASK], mixed, reward)
+    assert rewards.constant_components(scored) == {"dead": -1.0, "silent": None}
+    assert rewards.constant_components(scored[:63]) == {}, "too few to say"
+    assert rewards.constant_components(scored[:8], min_rollouts=8) == {"dead": -1.0, "silent": None}
+
+
+def test_the_seeds_dead_tool_call_reward_is_named():
+    """Its input was never written: every rollout looks as if it had no turns with calls, so wrong answers all score -1."""
+    lost = [trajectory([], success=0.0) for _ in range(64)]
+    assert "tool_call_reward" in rewards.constant_components(rewards.score_all([TASK], lost, rewards.tcr()))
+
+
+# ---- presets and recipes ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", REWARDS)
+def test_every_preset_is_a_reward_that_scores(name):
+    recipe = Recipe.from_mapping({"reward": name, "reward_process": 0.3, "reward_overlong": 0.5})
+    reward = rewards.from_recipe(recipe)
+    assert {*rewards.preset(name)} <= {*reward} and {"process", "overlong"} <= {*reward}
+    assert isinstance(rewards.score(TASK, PERFECT, reward).reward, float)
+
+
+def test_a_recipe_chooses_weights_product_and_noise():
+    plain = Recipe.from_mapping({"reward_format": 0.7})
+    assert rewards.from_recipe(plain)["format"][1] == 0.7
+    assert isinstance(rewards.from_recipe(Recipe.from_mapping({"reward_combine": "product"})), rewards.Product)
+    with pytest.warns(UserWarning, match="noise"):
+        assert "noise" in rewards.from_recipe(Recipe.from_mapping({"reward_noise": 0.1}))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [({"reward": "plam"}, "plan"), ({"reward": "toolrl", "reward_format": 0.2}, "reward_format"),
+     ({"reward_combine": "mean"}, "sum"), ({"advantage": "gae"}, "rloo"), ({"dead_groups": "hide"}, "replace"),
+     ({"reward_noise": -1}, "between")],
+)  # fmt: skip
+def test_recipes_refuse_what_does_not_exist(values, says):
+    with pytest.raises(RecipeError, match=says):
+        Recipe.from_mapping(values)
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(RecipeError, match="there is no reward 'plam'.*did you mean 'plan'"):
+        rewards.preset("plam")
+
+
+def test_the_plans_own_solution_reaches_the_maximum_of_every_call_reward(suite):
+    """On the real tasks: the expert's calls, with the observations its plan expects, score full marks."""
+    rng = random.Random(0)
+    for task in rng.sample(list(suite), 30):
+        gold = calls.gold_calls(task)
+        expected = [step.get("expect", "") for step in task.meta["plan"]]
+        results = [
+            ToolResult(
+                c.name, c.arguments, f"It is {e}." if c.name == "search" else calls.calculate(c.arguments["expression"]), True
+            )
+            for c, e in zip(gold, expected, strict=True)
+        ]
+        tried = trajectory(*[[r] for r in results], [], answer=answer_of(task, results[-1].observation))
+        assert rewards.score(task, tried, rewards.toolrl()).reward == pytest.approx(4.0)
+        assert rewards.score(task, tried, rewards.toolrla()).reward == pytest.approx(3.0)
+        assert rewards.process(task, tried) == 1.0
