@@ -1,0 +1,256 @@
+"""Every estimator on literals computed by hand, its degenerate groups, and token shapes from the turns of a trajectory."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from trl.trainer.utils import nanstd
+
+from agentkit import advantages, rewards
+from agentkit.advantages import ESTIMATORS, estimate
+from agentkit.recipes import ADVANTAGES, Recipe
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+
+NAN = float("nan")
+# two groups: [1, 0, 0, 0] has mean 1/4 and sample std 1/2; [2, 4] has mean 3 and sample std sqrt(2)
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 0.0, 2.0, 4.0])
+GROUPS = torch.tensor([0, 0, 0, 0, 1, 1])
+CENTERED = [0.75, -0.25, -0.25, -0.25, -1.0, 1.0]
+PER_TRAJECTORY = ("group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline")
+ROOT = math.sqrt(2)
+
+
+def std(values):
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("group", [a / (0.5 + 1e-4) for a in CENTERED[:4]] + [a / (ROOT + 1e-4) for a in CENTERED[4:]]),
+        ("dr_grpo", CENTERED),
+        ("rloo", [1.0, -1 / 3, -1 / 3, -1 / 3, -2.0, 2.0]),
+        ("batch_std", [a / (std([1, 0, 0, 0, 2, 4]) + 1e-4) for a in CENTERED]),
+        ("reinforce_baseline", [a / (std(CENTERED) + 1e-4) for a in CENTERED]),
+    ],
+)
+def test_estimators_on_two_groups(estimator, expected):
+    assert estimate(REWARDS, GROUPS, estimator).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_names_in_recipes_are_the_estimators():
+    assert tuple(ESTIMATORS) == ADVANTAGES
+
+
+def test_rloo_is_the_reward_against_the_mean_of_the_others():
+    found = estimate(torch.tensor([3.0, 5.0, 10.0]), torch.tensor([0, 0, 0]), "rloo")
+    assert found.tolist() == pytest.approx([3 - 7.5, 5 - 6.5, 10 - 4])
+
+
+@pytest.mark.parametrize("estimator", PER_TRAJECTORY)
+@pytest.mark.parametrize("values", [[0.1, 0.1, 0.1], [7.3], [NAN], [NAN, NAN], [NAN, 2.0], [1e8, 1e8, 1e8, 1e8], []])
+def test_a_group_that_says_nothing_has_advantages_of_exactly_zero(estimator, values):
+    found = estimate(torch.tensor(values), torch.zeros(len(values), dtype=torch.int64), estimator)
+    assert found.tolist() == [0.0] * len(values)
+
+
+@pytest.mark.parametrize("estimator", PER_TRAJECTORY)
+def test_what_is_not_scored_changes_nobody_elses_advantage(estimator):
+    with_none = estimate([1.0, None, 0.0, 0.0, 0.0, 2.0, NAN, 4.0], [0, 0, 0, 0, 0, 1, 1, 1], estimator)
+    assert with_none[[1, 6]].tolist() == [0.0, 0.0]
+    assert torch.equal(with_none[[0, 2, 3, 4, 5, 7]], estimate(REWARDS, GROUPS, estimator))
+
+
+def test_labels_may_be_anything_in_any_order():
+    order = [4, 0, 5, 1, 2, 3]
+    labels = ["b", "a", "b", "a", "a", "a"]
+    assert torch.equal(estimate(REWARDS[order], labels), estimate(REWARDS, GROUPS)[order])
+
+
+@pytest.mark.parametrize("estimator", ["group", "dr_grpo", "batch_std", "reinforce_baseline"])
+def test_equal_to_trl(estimator):
+    """TRL 1.15's own arithmetic, groups in order, on a batch with an unscored and a dead group."""
+    rewards_ = torch.tensor([1.0, 0.0, 0.5, NAN, 2.0, 2.0, 2.0, 2.0, -1.0, 3.0, 0.2, 0.9])
+    mean = torch.nanmean(rewards_.view(-1, 4), dim=1).repeat_interleave(4)
+    spread = {
+        "group": nanstd(rewards_.view(-1, 4), dim=1).repeat_interleave(4) + 1e-4,
+        "dr_grpo": torch.ones(12),
+        "batch_std": nanstd(rewards_) + 1e-4,
+        "reinforce_baseline": nanstd(rewards_ - mean) + 1e-4,
+    }[estimator]
+    expected = torch.nan_to_num((rewards_ - mean) / spread, nan=0.0)
+    assert torch.allclose(estimate(rewards_, torch.arange(3).repeat_interleave(4), estimator), expected, atol=1e-6)
+
+
+# ---- gdpo ------------------------------------------------------------------------------------------------------------
+def test_gdpo_keeps_apart_what_a_sum_would_merge():
+    """Right without format and wrong with format sum to the same; normalised apart and weighted, they differ."""
+    components = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    found = estimate(components.sum(1), torch.zeros(4, dtype=torch.int64), "gdpo", components=components)
+    right = [x / (0.5 + 1e-4) for x in (0.75, -0.25, -0.25, -0.25)]
+    form = [x / (std([0, 1, 0, 1]) + 1e-4) for x in (-0.5, 0.5, -0.5, 0.5)]
+    summed = [a + b for a, b in zip(right, form, strict=True)]
+    assert found.tolist() == pytest.approx([a / (std(summed) + 1e-4) for a in summed], abs=1e-5)
+    assert found[0] > found[1] > found[2]
+    only = estimate(components.sum(1), [0] * 4, "gdpo", components=components, weights=torch.tensor([1.0, 0.0]))
+    assert only.tolist() == pytest.approx([a / (std(right) + 1e-4) for a in right], abs=1e-5)
+
+
+def test_gdpo_leaves_out_unscored_components_and_trajectories():
+    components = torch.tensor([[1.0, NAN], [0.0, NAN], [1.0, 5.0]])
+    found = estimate([1.0, 0.0, None], [0, 0, 0], "gdpo", components=components)
+    assert found[2] == 0.0 and found[0] == -found[1] > 0
+    assert estimate([1.0, 1.0], [0, 0], "gdpo", components=torch.ones(2, 3)).tolist() == [0.0, 0.0]
+
+
+# ---- difficulty ------------------------------------------------------------------------------------------------------
+def test_difficulty_pools_the_spread_of_like_groups():
+    # easy: groups [0, 2] and [5, 5], squared deviations 2 + 0 over 2 degrees of freedom; hard: [0, 4] alone
+    found = estimate(
+        torch.tensor([0.0, 2.0, 5.0, 5.0, 0.0, 4.0]), [0, 0, 1, 1, 2, 2], "difficulty",
+        difficulties=["easy"] * 4 + ["hard"] * 2,
+    )  # fmt: skip
+    assert found.tolist() == pytest.approx([-1, 1, 0, 0, -1 / ROOT, 1 / ROOT], abs=1e-3)
+    assert estimate([1.0, None], [0, 1], "difficulty", difficulties=["a", "b"]).tolist() == [0.0, 0.0]
+
+
+# ---- turns -----------------------------------------------------------------------------------------------------------
+SPANS = [[(0, 2), (3, 5)], [(0, 1), (4, 6)]]
+
+
+def test_a_turns_tokens_carry_its_own_and_the_outcomes_advantage():
+    found = estimate([1.0, 0.0], [0, 0], "turn", turn_rewards=[[2.0, None], [0.0, None]], spans=SPANS, length=7, lam=0.5)
+    outcome, own = 0.5 / (math.sqrt(0.5) + 1e-4), 1.0 / (ROOT + 1e-4)
+    first, last = own + 0.5 * outcome, outcome
+    expected = [[first, first, 0, last, last, 0, 0], [-first, 0, 0, 0, -last, -last, 0]]
+    assert found.shape == (2, 7)
+    assert found.tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
+
+
+def test_turns_of_unequal_number_and_unscored_trajectories():
+    spans = [[(0, 1), (1, 2)], [(0, 1)], [(0, 1)]]
+    found = estimate([1.0, 0.0, None], [0, 0, 0], "turn", turn_rewards=[[1.0, 3.0], [0.0], [9.0]], spans=spans, length=2)
+    outcome = 0.5 / (math.sqrt(0.5) + 1e-4)
+    assert found[0].tolist() == pytest.approx([2 * outcome, outcome], abs=1e-6), "nobody else had a second turn"
+    assert found[2].tolist() == [0.0, 0.0]
+    assert estimate([1.0], [0], "turn", turn_rewards=[[]], spans=[[]], length=3).tolist() == [[0.0] * 3]
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+def test_step_groups_compare_turns_that_met_the_same_state():
+    """Both start in s; a meets t alone. Returns with gamma 1/2: a is 0 + 1/2 and then 1, b is 0."""
+    spans = [[(0, 1), (1, 2)], [(0, 1)]]
+    found = estimate([1.0, 0.0], [0, 0], "step", states=[["s", "t"], ["s"]], spans=spans, length=3, gamma=0.5, weight=2.0)
+    episode = 0.5 / (math.sqrt(0.5) + 1e-4)
+    shared = 0.25 / (std([0.5, 0.0]) + 1e-4)
+    assert found.tolist() == [
+        pytest.approx([episode + 2 * shared, episode, 0.0], abs=1e-6),
+        pytest.approx([-episode - 2 * shared, 0.0, 0.0], abs=1e-6),
+    ]
+
+
+def test_a_state_of_another_task_is_another_state():
+    spans = [[(0, 1)], [(0, 1)]]
+    found = estimate([1.0, 0.0], [0, 1], "step", states=[["s"], ["s"]], spans=spans, length=1)
+    assert found.tolist() == [[0.0], [0.0]]
+
+
+def test_step_groups_with_rewards_of_their_own_and_an_unscored_trajectory():
+    spans = [[(0, 1), (1, 2)]] * 3
+    found = estimate(
+        [2.0, 1.0, None], [0] * 3, "step", states=[["s", "x"], ["s", "x"], ["s", "x"]], spans=spans, length=2, gamma=1.0,
+        turn_rewards=[[1.0, 1.0], [1.0, 0.0], [5.0, 5.0]],
+    )  # fmt: skip
+    one = 0.5 / (math.sqrt(0.5) + 1e-4)
+    assert found.tolist() == [pytest.approx([2 * one] * 2), pytest.approx([-2 * one] * 2), [0.0, 0.0]]
+
+
+# ---- what is checked first -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("values", "groups"),
+    [
+        (torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)),
+        (torch.zeros(2), torch.zeros(3, dtype=torch.int64)),
+        (torch.zeros(2), torch.zeros(2)),
+        (torch.tensor([0.0, math.inf]), torch.zeros(2, dtype=torch.int64)),
+    ],
+)
+def test_rank_dtype_and_infinity_are_asserted(values, groups):
+    with pytest.raises(AssertionError):
+        estimate(values, groups)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "says"),
+    [
+        ("gae", {}, "use group, dr_grpo"),
+        ("gdpo", {}, "components"),
+        ("turn", {"spans": [], "length": 1}, "turn_rewards"),
+        ("group", {"gamma": 1.0}, "gamma"),
+    ],
+)
+def test_a_wrong_option_is_named(estimator, options, says):
+    with pytest.raises(ValueError, match=says):
+        estimate([1.0], [0], estimator, **options)
+
+
+def test_a_turn_beyond_the_completion_is_refused():
+    with pytest.raises(AssertionError, match="beyond length 4"):
+        estimate([1.0, 0.0], [0, 0], "turn", turn_rewards=[[None, None], [None, None]], spans=SPANS, length=4)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 7.0, None]), st.integers(0, 3)), min_size=1, max_size=20))
+def test_in_every_group_the_advantages_sum_to_zero(pairs):
+    values, labels = zip(*pairs, strict=True)
+    for estimator in PER_TRAJECTORY[:4]:
+        found = estimate(values, labels, estimator)
+        assert found.isfinite().all()
+        for label in set(labels):
+            assert sum(a for a, own in zip(found.tolist(), labels, strict=True) if own == label) == pytest.approx(0, abs=1e-4)
+
+
+# ---- from trajectories -----------------------------------------------------------------------------------------------
+LOOK = {"tool": "search", "arguments": {"query": "area of A"}, "expect": "30"}
+TASK = Task("t", "A?", "30", "numeric", meta={"plan": [LOOK]})
+HIT = ToolResult("search", {"query": "area of A"}, "The area of A is 30.", ok=True)
+MISS = ToolResult("search", {"query": "area"}, "Nothing.", ok=True)
+FAULT = ToolResult("", {}, "Error.", ok=False)
+
+
+def trajectory(sample, success, *results):
+    """Turns of two sampled tokens each, two tokens of replies between them."""
+    turns = tuple(Turn("", (4 * n, 4 * n + 2), own) for n, own in enumerate(results))
+    length = 4 * len(results) - 2
+    mask = tuple(int(i % 4 < 2) for i in range(length))
+    made = Trajectory("t", "p", sample, 0, (1,), (2,) * length, mask, (0.0,) * length, turns, StopReason.ANSWER, "30", success)
+    return rewards.score(TASK, made, rewards.plan())
+
+
+BATCH = [trajectory(0, 1.0, (HIT,), ()), trajectory(1, 0.0, (MISS, FAULT), (HIT,), ()), trajectory(2, 0.0, ())]
+
+
+def test_turn_rewards_and_states_are_read_from_results():
+    assert [advantages.turn_rewards(TASK, t) for t in BATCH] == [[2.0, None], [0.5, 2.0, None], [None]]
+    states = [advantages.turn_states(t) for t in BATCH]
+    assert states[0][0] == states[1][0] == states[2][0] == frozenset()
+    assert states[0][1] == {("search", "The area of A is 30.")} and len(states[1][2]) == 2
+
+
+@pytest.mark.parametrize("estimator", ADVANTAGES)
+def test_every_estimator_reads_a_batch(estimator):
+    recipe = Recipe.from_mapping({"advantage": estimator})
+    found = advantages.of_trajectories({"t": TASK}, BATCH, ["t"] * 3, rewards.plan(), recipe)
+    assert found.isfinite().all() and found.abs().sum() > 0
+    if estimator not in ("turn", "step"):
+        assert found.shape == (3,) and found[0] > found[2]
+        return
+    assert found.shape == (3, 10)
+    for row, t in zip(found, BATCH, strict=True):
+        sampled = torch.tensor([*t.action_mask] + [0] * (10 - len(t.action_mask)), dtype=torch.bool)
+        assert (row[~sampled] == 0).all() and (row[sampled] != 0).all()
