@@ -78,6 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=None, metavar="F", help="the file to write; by default report.html in the run"
     )
     report.set_defaults(command=report_command)
+    merge = commands.add_parser("merge", help="fold a run's adapter into a full model in merged/, and check it")
+    merge.add_argument("run", type=Path, help="the run folder, such as outputs/a")
+    merge.add_argument(
+        "--dtype", choices=["float32", "float16", "bfloat16"], default=None, help="by default that of the model it was trained on"
+    )
+    merge.set_defaults(command=merge_command)
     cost = commands.add_parser("cost", help="GPU-hours, wall clock and money of a recipe, before anything is spent")
     cost.add_argument("recipe", type=Path, help="a YAML file in params/")
     cost.add_argument("--run", type=Path, default=None, help="a run to measure the rates on, and to compare the forecast with")
@@ -158,6 +164,19 @@ def report_command(options: argparse.Namespace) -> int:
 
     path = write_report(load_run(options.run), options.out)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+def merge_command(options: argparse.Namespace) -> int:
+    """Merge a run's adapter into the full model."""
+    from agentkit.training.merge import merge
+
+    found = merge(load_run(options.run), options.dtype)
+    print(
+        f"{found.path} ({found.dtype}); over {found.tokens} sampled tokens its log-probabilities differ from the adapter's by "
+        f"{found.mean_difference:.2g} nats on average, {found.max_difference:.2g} at most; the adapter itself moved them by "
+        f"{found.adapter_effect:.2g} on average"
+    )
     return 0
 
 

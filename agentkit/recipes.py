@@ -46,6 +46,10 @@ class Recipe:
     max_turn_tokens: int = _key(128, "tokens sampled in one turn", 4, 32_768)
     max_tokens: int = _key(1024, "completion tokens, tool replies included", 16, 131_072)
     top_k: int = _key(3, "passages the search tool returns", 1, 20)
+    tool_format: str = _key("auto", "how the agent writes tool calls: auto, hermes, qwen3_coder, llama3 or search_r1")
+    tool_timeout_s: float = _key(10.0, "seconds a tool call may take, where the tool declares no limit", 0.1, 3600)
+    max_observation: int = _key(500, "tokens of one tool reply; longer ones are cut", 16, 32_768)
+    tool_cache: str = _key("", "file of answers of pure tools; empty means the user's cache folder, off means none")
     temperature: float = _key(0.7, "of sampling, in training and evaluation", 0.05, 2.0)
     max_batch: int = _key(128, "trajectories sampled together", 1, 4096)
     deterministic: bool = _key(False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools")
@@ -120,6 +124,8 @@ class Recipe:
             raise RecipeError(f"loss_type is {recipe.loss_type!r}; use grpo, dapo, dr_grpo or bnpo")
         if recipe.lr_schedule not in ("constant_with_warmup", "linear", "cosine"):
             raise RecipeError(f"lr_schedule is {recipe.lr_schedule!r}; use constant_with_warmup, linear or cosine")
+        if recipe.tool_format not in ("auto", "hermes", "qwen3_coder", "llama3", "search_r1"):
+            raise RecipeError(f"tool_format is {recipe.tool_format!r}; use auto, hermes, qwen3_coder, llama3 or search_r1")
         if recipe.variety not in ("plain", "wide"):
             raise RecipeError(f"variety is {recipe.variety!r}; use plain or wide")
         if recipe.resume not in ("auto", "never"):
@@ -137,8 +143,8 @@ class Recipe:
             raise RecipeError(f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}")
         if recipe.prompts_per_step % recipe.processes or rollouts // recipe.processes % recipe.micro_batch:
             raise RecipeError(
-                f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that no group is split, and"
-                f" micro_batch {recipe.micro_batch} the {rollouts // recipe.processes} trajectories of each"
+                f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that no group is split,"
+                f" and micro_batch {recipe.micro_batch} the {rollouts // recipe.processes} trajectories of each"
             )
         return recipe
 
@@ -161,6 +167,10 @@ class Recipe:
     def used(self) -> dict[str, Any]:
         """The parameters that were set, defaults of the notebook included."""
         return {name: getattr(self, name) for name in self.keys() if name in self.given}
+
+    def everything(self) -> dict[str, Any]:
+        """All parameters, set or not."""
+        return {name: getattr(self, name) for name in self.keys()}
 
     @property
     def reward_weights(self) -> dict[str, float]:

@@ -7,6 +7,8 @@ last line and say so. Leaves out: what the files mean (evaluation, diagnostics) 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -90,20 +92,48 @@ def write_jsonl(path: str | Path, rows: Iterable[dict]) -> Path:
 def append_jsonl(path: str | Path, row: dict) -> None:
     """Append one line with one write and fsync, so that a kill leaves at most a torn last line.
 
-    A torn tail left by an earlier kill is closed off first, so that it cannot swallow this line.
+    Any number of processes and threads may append to one file: they take turns, and the lock of one that is killed is free at
+    once. A torn tail left by a kill is closed off first, so that it cannot swallow this line.
+
+    Raises:
+        OSError: the disk took none or only part of the line, such as when it is full; the file is then as it was before.
     """
     path, line = Path(path), _encoded(row)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
+        fcntl.flock(handle, fcntl.LOCK_EX)  # else a tear between the look at the tail and the write would swallow the line
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
         line = b"\n" + line if torn else line
         if os.write(handle, line) != len(line):
-            raise OSError(f"{path}: the disk took only part of a line")
+            os.ftruncate(handle, size)
+            raise OSError(errno.ENOSPC, "the disk took only part of a line, which was taken back", str(path))
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def cut_jsonl(path: str | Path, step: int) -> int:
+    """Keep the rows up to an optimiser step, as when training goes on from there; how many lines went."""
+    path = Path(path)
+    if not path.exists():
+        return 0
+    lines = [line for line in _read_bytes(path).split(b"\n") if line.strip()]
+    kept = [line for line in lines if _step(line) <= step]
+    if len(kept) < len(lines):
+        write_bytes(path, b"".join(line + b"\n" for line in kept))
+    return len(lines) - len(kept)
+
+
+def _step(line: bytes) -> float:
+    """The step of a JSON line: 0 where it has none, infinity where it is torn."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return float("inf")
+    found = row.get("step", 0) if isinstance(row, dict) else None
+    return found if isinstance(found, int | float) else 0
 
 
 def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
@@ -333,12 +363,10 @@ class Run:
         for needed in inputs:
             if not self.file(needed).exists():
                 raise RunError(f"{name} needs {self.file(needed)}, which does not exist. {_producer(needed)}")
-        self.update(
-            recipe=recipe,
-            versions=versions(),
-            git=git_state(),
-            stages={name: {"status": "running", "started": _now(), "_clock": time.time(), "parameters": recipe}},
-        )
+        entry = {"status": "running", "started": _now(), "_clock": time.time(), "parameters": recipe}
+        if self.manifest["stages"].get(name, {}).get("status", "done") != "done":
+            entry["interrupted"] = True  # so it goes on from where an earlier attempt was stopped
+        self.update(recipe=recipe, versions=versions(), git=git_state(), stages={name: entry})
 
     def end(self, name: str, status: str = "done", **extra: Any) -> None:
         """Mark a stage as done (or failed), with its seconds, and make every file of the run private."""

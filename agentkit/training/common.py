@@ -102,9 +102,14 @@ def save_adapter(model: Any, tokenizer: Any, out: Path) -> None:
     model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     (temporary / "README.md").unlink(missing_ok=True)  # PEFT's model card is an empty form
+    replace_folder(temporary, out)
+
+
+def replace_folder(new: Path, out: Path) -> None:
+    """Rename a folder to ``out``; what was there is gone afterwards."""
     old = out.with_name(f".{out.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if out.exists():
         out.rename(old)
-    temporary.rename(out)
+    new.rename(out)
     shutil.rmtree(old, ignore_errors=True)

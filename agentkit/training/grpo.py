@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,9 @@ from agentkit.rewards import Reward, plan, score_all
 from agentkit.rollouts import rollout, rollout_options
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.training.common import ProgressCallback, lora, merged, only_own_progress, quiet_trainer, save_adapter
+from agentkit.training.guards import Guards, TrainingError
+from agentkit.training.resume import Resumable, made_with
+from agentkit.training.together import check_processes, gathered, on_main_process
 
 ROWS = 4  # scored together
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental; this pin was tested with it
@@ -38,7 +40,8 @@ OnMetrics = Callable[[dict[str, Any]], None]
 def config(recipe: Recipe, out: Path, weights: Sequence[float]) -> GRPOConfig:
     """TRL's configuration, every default that matters set explicitly; ``weights`` are those of the reward's components."""
     cuda = torch.cuda.is_available()
-    rollouts = recipe.prompts_per_step * recipe.group_size
+    check_processes(recipe)
+    rollouts = recipe.prompts_per_step * recipe.group_size // recipe.processes  # of whole groups, in each process
     return GRPOConfig(
         output_dir=str(out),
         max_steps=recipe.steps,
@@ -67,10 +70,11 @@ def config(recipe: Recipe, out: Path, weights: Sequence[float]) -> GRPOConfig:
     )
 
 
-class AgentGRPOTrainer(GRPOTrainer):
+class AgentGRPOTrainer(Resumable, GRPOTrainer):
     """TRL's GRPOTrainer with agent rollouts.
 
-    What an earlier training left in the run's train/ is kept beside it as train-1, train-2 and so on.
+    It goes on from the newest sound checkpoint in the run's train/ where that was made with the same parameters; otherwise
+    what an earlier training left there is kept beside it as train-1, train-2 and so on.
 
     Args:
         model: the SFT model; its LoRA adapter is added here, and the reference is the same model with it switched off.
@@ -109,10 +113,10 @@ class AgentGRPOTrainer(GRPOTrainer):
         self._extra: dict[str, Any] = {}
         self._started = time.monotonic()
         self._rollout_seconds = 0.0
-        _set_aside(run.file("train"))
+        self.guards = Guards(self, recipe)
         super().__init__(
             model=model,
-            args=config(recipe, run.file("train", ".trainer"), [weight for _, weight in self.reward.values()]),
+            args=config(recipe, run.file("train", "checkpoints"), [weight for _, weight in self.reward.values()]),
             reward_funcs=[_component(name) for name in self.reward],
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": t.prompt}], "task_id": t.id} for t in tasks]
@@ -120,10 +124,20 @@ class AgentGRPOTrainer(GRPOTrainer):
             processing_class=tokenizer,
             peft_config=lora(recipe),
             rollout_func=_rollout_func,
-            callbacks=[ProgressCallback("GRPO"), _Validate(self)],
+            callbacks=[ProgressCallback("GRPO"), _Validate(self), self.guards],
         )
         only_own_progress(self)
+        self.open_training(made_with(recipe, self.model, [*tasks, *self.validation], self.reward, self.accelerator.num_processes))
         self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe)
+
+    def kept_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside weights and random states."""
+        return {"best": list(self.best), "guards": self.guards.state()}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Put back what ``kept_state`` gave."""
+        self.best = (state["best"][0], state["best"][1])
+        self.guards.restore(state["guards"])
 
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the task id beside the prompt."""
@@ -137,8 +151,10 @@ class AgentGRPOTrainer(GRPOTrainer):
         advantages = output["advantages"].tolist()
         self._batch = [replace(t, advantage=a) for t, a in zip(self._batch, advantages, strict=True)]
         step = self.state.global_step + 1
-        write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), self._batch)
-        self._extra = batch_metrics(self._batch) | {"rollout_seconds": self._rollout_seconds}
+        batch = gathered(self._batch)
+        if self.accelerator.is_main_process:
+            write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), batch)
+        self._extra = batch_metrics(batch) | {"rollout_seconds": self._rollout_seconds}
         return output
 
     def sample_groups(self) -> list[Trajectory]:
@@ -146,6 +162,7 @@ class AgentGRPOTrainer(GRPOTrainer):
         tasks = [self._tasks[row["task_id"]] for row in self._rows[:: self.recipe.group_size]]
         start = time.monotonic()
         self._batch = self._rollout(tasks, self.recipe.group_size, self.recipe.seed + 1_000_003 * (self.state.global_step + 1))
+        self.guards.scored(gathered(self._batch))
         self._rollout_seconds = time.monotonic() - start
         return self._batch
 
@@ -182,7 +199,7 @@ class AgentGRPOTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Write one metrics row a step, in the kit's names, as soon as it is known."""
         super().log(logs, start_time)
-        if "loss" not in logs or not self.accelerator.is_main_process:
+        if "loss" not in logs:
             return
         row = {"step": self.state.global_step, "loss": logs["loss"], "grad_norm": float(logs["grad_norm"]),
                "learning_rate": logs["learning_rate"]}  # fmt: skip
@@ -194,19 +211,23 @@ class AgentGRPOTrainer(GRPOTrainer):
 
     def write_metrics(self, row: dict[str, Any]) -> None:
         """Append one row to train/metrics.jsonl and hand it to the live view."""
-        append_jsonl(self.run.file("train", "metrics.jsonl"), row)
-        self.on_metrics(row)
+        if self.accelerator.is_main_process:
+            append_jsonl(self.run.file("train", "metrics.jsonl"), row)
+            self.on_metrics(row)
 
     def validate(self) -> dict[str, Any]:
         """Success on the validation tasks, sampled as in training; the adapter is kept when none before was better."""
         if not self.validation:
             return {}
         start = time.monotonic()
-        found = self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed)
+        found = on_main_process(lambda: self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed))
         summary = summarize(found, self.validation)
-        if summary["success"] >= self.best[0]:
+        improved = summary["success"] >= self.best[0]
+        if improved:
             self.best = (summary["success"], self.state.global_step)
-            save_adapter(self.accelerator.unwrap_model(self.model), self.processing_class, self.run.file("adapter"))
+            kept = self.accelerator.unwrap_model(self.model), self.processing_class, self.run.file("adapter")
+            on_main_process(lambda: save_adapter(*kept))
+        self.guards.validated(summary["success"], improved)
         low, high = summary["ci95"]
         values = {"val_success": summary["success"], "val_ci_low": low, "val_ci_high": high}
         return values | {"val_seconds": time.monotonic() - start}
@@ -219,7 +240,8 @@ class _Validate(TrainerCallback):
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._trainer.write_metrics({"step": 0} | self._trainer.validate())
+        if state.global_step == 0:  # else training goes on from a checkpoint
+            self._trainer.write_metrics({"step": 0} | self._trainer.validate())
         self._trainer._started = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -316,13 +338,20 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     """Run GRPO from the SFT reference; the best adapter lies in the run's adapter/ afterwards.
 
     Returns:
-        The best validation success, its step, and the number of steps.
+        The best validation success, its step, the number of steps, and why training ended: steps, patience, rollbacks or asked.
+
+    Raises:
+        TrainingError: a guard stopped it; a checkpoint is kept.
+        TrainingStopped: it was interrupted; a checkpoint is kept, and a new trainer goes on from it.
     """
+    if trainer.finished:
+        return trainer.finished
     trainer.train()
-    return {"best_val_success": trainer.best[0], "best_step": trainer.best[1], "steps": trainer.state.global_step}
-
-
-def _set_aside(folder: Path) -> None:
-    if folder.exists():
-        number = next(n for n in count(1) if not folder.with_name(f"{folder.name}-{n}").exists())
-        folder.rename(folder.with_name(f"{folder.name}-{number}"))
+    if trainer.guards.problem:
+        raise TrainingError(trainer.guards.problem)
+    steps = trainer.state.global_step
+    ended = trainer.guards.ended or ("steps" if steps == trainer.recipe.steps else "asked")
+    result = {"best_val_success": trainer.best[0], "best_step": trainer.best[1], "steps": steps, "ended": ended}
+    if ended != "asked":
+        trainer.mark_finished(result)
+    return result

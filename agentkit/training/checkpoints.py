@@ -1,0 +1,130 @@
+"""Checkpoints as folders on disk: each is there as a whole or not at all, and proves that it is unharmed.
+
+A checkpoint is filled under a temporary name, its files are hashed into a manifest and brought to the disk, and only then it is
+renamed to checkpoint-N, N the optimiser step. Leaves out what a checkpoint holds (resume).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from agentkit.runs import RunError, secure, write_json
+
+MANIFEST = "manifest.json"
+KEEP = 2  # the newest, and one to fall back to
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+class CheckpointError(RunError):
+    """A checkpoint is damaged or does not fit. The message says what is wrong with it."""
+
+
+def begin(folder: Path, step: int) -> Path:
+    """An empty folder to fill with the checkpoint of a step; what a killed writer left there is removed."""
+    for left in folder.glob(".checkpoint-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    new = folder / f".checkpoint-{step}"
+    new.mkdir(parents=True, mode=0o700)
+    return new
+
+
+def commit(new: Path, about: Mapping[str, Any]) -> Path:
+    """Turn a filled folder into a checkpoint and remove all but the newest ``KEEP``.
+
+    Args:
+        new: what ``begin`` gave.
+        about: goes into the manifest; JSON values.
+    """
+    manifest = {"about": dict(about), "files": {name: _digest(new / name) for name in _files(new)}}
+    write_json(new / MANIFEST, manifest | {"sha256": _seal(manifest)})
+    secure(new)
+    for path in [*(new / name for name in _files(new)), *(p for p in new.rglob("*") if p.is_dir()), new]:
+        _sync(path)
+    final, folder = new.with_name(new.name[1:]), new.parent
+    if final.exists():  # of an earlier attempt that got no further than being damaged
+        final.rename(new.with_name(f"{new.name}.old"))
+    new.rename(final)
+    _sync(folder)
+    for old in [*folder.glob(".checkpoint-*"), *steps(folder)[KEEP:]]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def steps(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first, sound or not."""
+    found = [(int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def verify(path: Path) -> dict[str, Any]:
+    """What the manifest says about a checkpoint all of whose files are as they were written.
+
+    Raises:
+        CheckpointError: a file is missing or changed, or the manifest is.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        seal, files, about = manifest.pop("sha256"), manifest["files"], manifest["about"]
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: its {MANIFEST} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path.name}: its {MANIFEST} is damaged") from None
+    if seal != _seal(manifest):
+        raise CheckpointError(f"{path.name}: its {MANIFEST} is damaged")
+    for name, digest in files.items():
+        try:
+            found = _digest(path / name)
+        except OSError as error:
+            raise CheckpointError(f"{path.name}: {name} cannot be read ({error.strerror})") from None
+        if found != digest:
+            raise CheckpointError(f"{path.name}: {name} is not as it was written")
+    return about
+
+
+def newest_sound(folder: Path, fits: Callable[[Path, dict[str, Any]], None]) -> Path | None:
+    """The newest checkpoint that is unharmed, with a warning for each that is not; None where there is none.
+
+    Args:
+        folder: of the checkpoints.
+        fits: called with a checkpoint whose files are sound, and what its manifest says; raises CheckpointError where it cannot
+            be used all the same.
+    """
+    found = steps(folder)
+    for path, older in zip_longest(found, found[1:]):
+        try:
+            fits(path, verify(path))
+            return path
+        except CheckpointError as error:
+            then = f"falling back to {older.name}" if older else "there is no older one"
+            warnings.warn(f"a checkpoint is damaged and is not used: {error}; {then}.", stacklevel=2)
+    return None
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

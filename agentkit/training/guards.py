@@ -1,0 +1,161 @@
+"""Guards of a training: steps that are not finite, rewards that fail, KL that drifts, validation that no longer improves.
+
+The decisions are pure functions and one small record, ``Watch``, which a checkpoint carries; ``Guards`` applies them to a
+trainer. Leaves out checkpoints and signals (resume).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from peft import set_peft_model_state_dict
+from safetensors.torch import load_file
+from transformers import TrainerCallback
+
+from agentkit.recipes import Recipe
+from agentkit.records import Trajectory
+from agentkit.runs import Run, RunError
+
+MAX_SKIPPED = 3  # steps in a row that are not finite
+MAX_UNSCORED = 0.2  # share of trajectories without a reward
+WINDOW, MIN_UNSCORED = 64, 3  # the share is taken over so many trajectories, or one batch; one or two are no pattern
+MAX_ROLLBACKS = 3
+KL_GAIN, KL_ERROR = 0.1, 0.2  # arXiv 1909.08593, section 2.2
+
+
+class TrainingError(RunError):
+    """Training cannot go on. A checkpoint of the last finished step is kept; the message says what to change."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """What the guards remember between steps."""
+
+    skipped: int = 0  # steps whose loss or gradient was not finite, in all
+    skipped_in_row: int = 0
+    unscored: list[int] = field(default_factory=list)  # of the latest trajectories, oldest first: 1 without a reward
+    since_best: int = 0  # validations since the best
+    rollbacks: int = 0
+    beta: float | None = None  # weight of the KL penalty, where it adapts
+
+
+def adapted_beta(beta: float, kl: float, target: float) -> float:
+    """The KL penalty's next weight: beta * (1 + 0.1 * clip(kl / target - 1, -0.2, 0.2)).
+
+    Source: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593), section 2.2. ``kl`` is in
+    nats a token, as TRL logs it.
+    """
+    error = min(max(kl / target - 1, -KL_ERROR), KL_ERROR)
+    return beta * (1 + KL_GAIN * error)
+
+
+def too_many_unscored(recent: Sequence[int]) -> bool:
+    """Whether more than 20 % of the latest trajectories, and at least three, have no reward."""
+    return sum(recent) >= MIN_UNSCORED and sum(recent) > MAX_UNSCORED * len(recent)
+
+
+def is_finite_step(parameters: Sequence[torch.nn.Parameter]) -> bool:
+    """Whether every gradient is finite. A loss that is not finite leaves no finite gradient behind."""
+    return all(torch.isfinite(p.grad).all() for p in parameters if p.grad is not None)
+
+
+class Guards(TrainerCallback):
+    """Applies the guards to a trainer with ``run``, ``beta``, ``best`` and ``_extra``, the row of metrics in the making.
+
+    Attributes:
+        watch: what is remembered; a checkpoint carries it.
+        ended: why training ended before its last step: "patience" or "rollbacks"; None otherwise.
+        problem: why training cannot go on; raised once the step is written.
+    """
+
+    def __init__(self, trainer: Any, recipe: Recipe):
+        self._trainer = trainer
+        self._recipe = recipe
+        self.watch = Watch()
+        self.ended: str | None = None
+        self.problem: str | None = None
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return asdict(self.watch)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """From a checkpoint. Whoever goes on after three skipped steps gets three more."""
+        self.watch = Watch(**state)
+        self.watch.skipped_in_row %= MAX_SKIPPED
+        if self.watch.beta is not None:
+            self._trainer.beta = self.watch.beta
+
+    # ---- steps
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Drop gradients that are not finite: the optimiser then changes neither weights nor moments."""
+        watch, parameters = self.watch, list(self._trainer.model.parameters())
+        if is_finite_step(parameters):
+            watch.skipped_in_row = 0
+            return
+        for parameter in parameters:
+            parameter.grad = None
+        watch.skipped, watch.skipped_in_row = watch.skipped + 1, watch.skipped_in_row + 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop, with a checkpoint, after three steps in a row that were skipped."""
+        watch = self.watch
+        if watch.skipped:
+            self._trainer._extra["skipped_steps"] = watch.skipped
+        if watch.skipped_in_row:
+            self._trainer._extra["loss"] = float("nan")  # transformers logs 0
+        if watch.skipped_in_row >= MAX_SKIPPED:
+            self.problem = (
+                f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite (the last is step {state.global_step}); "
+                "they were skipped. Lower learning_rate or look for infinite rewards, then run this again: it goes on from here."
+            )
+        control.should_save |= self.problem is not None
+        control.should_training_stop |= self.problem is not None or self.ended is not None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Let the weight of the KL penalty follow the KL of this step."""
+        kl = (logs or {}).get("kl")
+        if self._recipe.kl_target and kl is not None and kl == kl:
+            self._trainer.beta = self.watch.beta = adapted_beta(self._trainer.beta, kl, self._recipe.kl_target)
+
+    # ---- rollouts
+    def scored(self, batch: Sequence[Trajectory]) -> None:
+        """Count the trajectories of a batch that have no reward; they are masked.
+
+        Raises:
+            TrainingError: more than 20 % have none.
+        """
+        watch = self.watch
+        watch.unscored = (watch.unscored + [int(t.reward is None) for t in batch])[-max(WINDOW, len(batch)) :]
+        if too_many_unscored(watch.unscored):
+            whys = sorted({t.why for t in batch if t.reward is None and t.why})[:2]
+            share, watch.unscored = sum(watch.unscored) / len(watch.unscored), []
+            raise TrainingError(
+                f"{share:.0%} of the latest trajectories have no reward, more than {MAX_UNSCORED:.0%}: a verifier or a reward "
+                f"component fails ({'; '.join(whys)[:200] or 'it raised, or gave a value that is not finite'}). Mend it, then "
+                "run this again."
+            )
+
+    # ---- validation
+    def validated(self, success: float, improved: bool) -> None:
+        """Take in a validation: end early without improvement, or go back to the best adapter after a collapse."""
+        watch, recipe = self.watch, self._recipe
+        watch.since_best = 0 if improved else watch.since_best + 1
+        if recipe.patience and watch.since_best >= recipe.patience:
+            self.ended = "patience"
+        best = self._trainer.best[0]
+        if recipe.rollback_drop and success < best - recipe.rollback_drop:
+            watch.rollbacks += 1
+            roll_back(self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.optimizer, self._trainer.run)
+            self._trainer._extra["rollbacks"] = watch.rollbacks
+            if watch.rollbacks >= MAX_ROLLBACKS:
+                self.ended = "rollbacks"
+
+
+def roll_back(model: Any, optimizer: Any, run: Run) -> None:
+    """Give a model its best adapter back, and forget the optimiser's moments, which led away from it."""
+    set_peft_model_state_dict(model, load_file(run.file("adapter", "adapter_model.safetensors")))
+    optimizer.state.clear()

@@ -1,0 +1,188 @@
+"""Kill trainings at random moments, let them go on, and compare with one that was never interrupted.
+
+    python tests/survive.py --runs 50
+
+A tiny random model is trained for a few steps on a reward that depends on its tokens, so that weights do move. Each run is
+killed with SIGKILL up to three times: at a random time, or at a random file operation, which is where checkpoints, metrics and
+trajectories are half written. What must agree in the end, bit for bit: metrics (but for seconds), trajectories, the last
+adapter and the best one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from agentkit import nano
+from agentkit.recipes import Recipe
+from agentkit.records import Task
+from agentkit.runs import Run, read_jsonl
+
+KINDS = {  # name: recipe changes, and optimiser steps each batch of rollouts is split into
+    "plain": ({}, 1),
+    "num_iterations=2": ({"num_iterations": 2}, 1),
+    "steps_per_generation=4": ({"prompts_per_step": 4, "micro_batch": 4}, 4),
+    "guards": ({"kl_target": 0.01, "patience": 90, "rollback_drop": 0.5, "save_every": 1}, 1),
+}
+SMALL = {"steps": 6, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2, "val_tasks": 2, "lora_r": 2,
+         "lora_alpha": 4, "temperature": 1.0, "learning_rate": 1e-2, "beta": 0.02, "max_turns": 2, "max_turn_tokens": 6,
+         "max_tokens": 16, "deterministic": True, "save_every": 2, "seed": 5}  # fmt: skip
+
+
+def tiny_agent():
+    """A random model of two small layers, with the small agent's tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
+    config = AutoConfig.from_pretrained(nano.DATA, **small, num_key_value_heads=2, layer_types=["full_attention"] * 2)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float()
+    return model, AutoTokenizer.from_pretrained(nano.DATA)
+
+
+class Silent:
+    """An environment with one tool."""
+
+    def reset(self, **unused):
+        return None
+
+    def look(self, at: str) -> str:
+        """Look at something.
+
+        Args:
+            at: What to look at.
+        """
+        return at
+
+
+def evenness(task, trajectory):
+    """A reward that any model can learn: the share of even token ids."""
+    own = [i for i, m in zip(trajectory.completion_ids, trajectory.action_mask, strict=True) if m]
+    return sum(i % 2 == 0 for i in own) / len(own)
+
+
+def tasks(n: int = 5, split: str = "train") -> list[Task]:
+    return [Task(f"{split}-{i}", f"Say {i}.", str(i), "exact", family="tiny", split=split) for i in range(n)]
+
+
+def make_trainer(path: Path, parts: int = 1, reward=evenness, agent=None, n_tasks: int = 5, **changes):
+    """A trainer on the tiny agent; each batch of rollouts is split into ``parts`` optimiser steps."""
+    from agentkit.training.grpo import AgentGRPOTrainer
+
+    recipe = Recipe.from_mapping(SMALL | changes)
+    options = {"environment": Silent, "reward": {"evenness": (reward, 1.0)}}
+    model, tokenizer = agent or tiny_agent()
+    made = AgentGRPOTrainer(model, tokenizer, tasks(n_tasks), tasks(2, "validation"), recipe, Run.create(path), **options)
+    made.args.gradient_accumulation_steps //= parts
+    return made
+
+
+def attempt(path: Path, kind: str, kill_at: int | None = None) -> None:
+    """One process: train until done, or until file operation number ``kill_at``."""
+    from agentkit.training.grpo import train
+
+    if kill_at is not None:
+        events = iter(range(kill_at))
+
+        def audit(event: str, _: tuple) -> None:
+            if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir") and next(events, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(audit)
+    changes, parts = KINDS[kind]
+    train(make_trainer(path, parts, **changes))
+
+
+def in_child(path: Path, kind: str, kill_at: int | None = None, after_s: float | None = None) -> bool:
+    """``attempt`` in a forked process, killed after ``after_s`` seconds; whether it came to its end."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            sys.stderr = open(path.with_suffix(".log"), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+            attempt(path, kind, kill_at)
+            code = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        finally:
+            os._exit(code)
+    if after_s is not None:
+        time.sleep(after_s)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitpid(child, 0)[1]
+    if status not in (0, signal.SIGKILL):
+        raise RuntimeError(f"{path} ended with status {status}: {path.with_suffix('.log').read_text()[-2000:]}")
+    return status == 0
+
+
+def outcome(path: Path) -> dict[str, object]:
+    """What must not depend on interruptions."""
+    run = Run(path)
+    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in read_jsonl(run.file("train", "metrics.jsonl"))]
+    last = run.file("train", "checkpoints", f"checkpoint-{SMALL['steps']}", "adapter_model.safetensors")
+    found: dict[str, object] = {f"metrics of step {row['step']}": json.dumps(row, sort_keys=True) for row in rows}
+    found["steps"] = [row["step"] for row in rows]
+    for step in run.steps:
+        found[f"trajectories {step}"] = [
+            (t.task_id, t.completion_ids, t.old_logprobs, t.reward, t.advantage) for t in run.trajectories(step)
+        ]
+    return found | {"last": last.read_bytes(), "best": run.file("adapter", "adapter_model.safetensors").read_bytes()}
+
+
+def survive(folder: Path, runs: int, seed: int, kinds: list[str], log=print) -> list[str]:
+    """Kill and resume ``runs`` trainings; the differences found."""
+    rng, faults, whole, seconds = random.Random(seed), [], {}, {}
+    for kind in kinds:
+        start = time.monotonic()
+        assert in_child(folder / f"whole-{len(whole)}", kind)
+        seconds[kind], whole[kind] = time.monotonic() - start, outcome(folder / f"whole-{len(whole)}")
+        log(f"{kind}: {seconds[kind]:.1f} s uninterrupted")
+    for number in range(runs):
+        kind, path = kinds[number % len(kinds)], folder / f"run-{number}"
+        kills = 0
+        while True:
+            how = rng.choice(("time", "file")) if kills < 3 else "not"
+            after = rng.uniform(0.2, 1.0) * seconds[kind] if how == "time" else None
+            done = in_child(path, kind, rng.randrange(20, 900) if how == "file" else None, after)
+            if done:
+                break
+            kills += 1
+        found = outcome(path)
+        different = sorted(k for k in {*found, *whole[kind]} if found.get(k) != whole[kind].get(k))
+        fell_back = "damaged" in path.with_suffix(".log").read_text() or list(path.rglob("damaged-*"))
+        log(f"{number} {kind}: {kills} kills, {'as the uninterrupted' if not different else f'DIFFERENT: {different}'}")
+        faults += [f"{path.name} ({kind}, {kills} kills): {different}"] if different else []
+        faults += [f"{path.name}: a kill left a damaged checkpoint"] if fell_back else []
+        shutil.rmtree(path)
+    return faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("default")
+    import agentkit.training.grpo  # noqa: F401 - once, before the forks
+
+    with tempfile.TemporaryDirectory() as folder:
+        faults = survive(Path(folder), options.runs, options.seed, options.kinds, lambda text: print(text, flush=True))
+    print("\n".join(faults) or f"{options.runs} runs killed and resumed, each as the uninterrupted one")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
