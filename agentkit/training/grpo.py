@@ -1,7 +1,7 @@
 """GRPO on multi-turn tool trajectories: a subclass of TRL's GRPOTrainer.
 
-TRL keeps the loss, the advantages, the optimiser and the schedule. Replaced are its two ends: rollouts come from the
-rollout loop, token-exact and with an action mask, and log-probabilities are computed here (TRL 1.15's own need a GPU
+TRL keeps the loss, the optimiser and the schedule. Replaced are its two ends: rollouts come from the rollout loop, token-exact
+and with an action mask, rewards and advantages are the kit's, and log-probabilities share prefixes (update; TRL 1.15's own need a GPU
 kernel). Every step writes its metrics and trajectories before the next begins; validation keeps the best adapter.
 """
 
@@ -20,25 +20,27 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from agentkit import advantages
 from agentkit.evaluation import summarize
 from agentkit.policies.loading import make_policy
 from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import Reward, plan, score_all
+from agentkit.rewards import Reward, component_metrics, from_recipe, score_all
 from agentkit.rollouts import rollout, rollout_options
 from agentkit.runs import Run, append_jsonl, write_trajectories
+from agentkit.selection import fresh_tasks, select
 from agentkit.training.common import ProgressCallback, lora, merged, only_own_progress, quiet_trainer, save_adapter
 from agentkit.training.guards import Guards, TrainingError
 from agentkit.training.resume import Resumable, made_with
-from agentkit.training.together import check_processes, gathered, on_main_process
+from agentkit.training.together import check_processes, check_same, gathered, on_main_process
+from agentkit.training.update import Update
 
-ROWS = 4  # scored together
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental; this pin was tested with it
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
-def config(recipe: Recipe, out: Path, weights: Sequence[float]) -> GRPOConfig:
-    """TRL's configuration, every default that matters set explicitly; ``weights`` are those of the reward's components."""
+def config(recipe: Recipe, out: Path) -> GRPOConfig:
+    """TRL's configuration, every default that matters set explicitly."""
     cuda = torch.cuda.is_available()
     check_processes(recipe)
     rollouts = recipe.prompts_per_step * recipe.group_size // recipe.processes  # of whole groups, in each process
@@ -58,10 +60,11 @@ def config(recipe: Recipe, out: Path, weights: Sequence[float]) -> GRPOConfig:
         max_grad_norm=recipe.max_grad_norm,
         temperature=recipe.temperature,
         max_completion_length=recipe.max_tokens,
-        reward_weights=list(weights),
         beta=recipe.beta,
         epsilon=recipe.clip_epsilon,
-        epsilon_high=recipe.clip_epsilon,
+        epsilon_high=recipe.clip_epsilon_high or recipe.clip_epsilon,
+        delta=recipe.dual_clip or None,
+        importance_sampling_level=recipe.importance_level,
         loss_type=recipe.loss_type,
         scale_rewards="group",
         mask_truncated_completions=False,
@@ -70,7 +73,7 @@ def config(recipe: Recipe, out: Path, weights: Sequence[float]) -> GRPOConfig:
     )
 
 
-class AgentGRPOTrainer(Resumable, GRPOTrainer):
+class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
     """TRL's GRPOTrainer with agent rollouts.
 
     It goes on from the newest sound checkpoint in the run's train/ where that was made with the same parameters; otherwise
@@ -84,7 +87,7 @@ class AgentGRPOTrainer(Resumable, GRPOTrainer):
         recipe: all parameters.
         run: where metrics, trajectories and the best adapter go.
         environment: makes one environment a trajectory; the recipe's by default.
-        reward: components with their weights; the plan's additive reward by default.
+        reward: components with their weights; the recipe's by default.
         on_metrics: called with every metrics row, as for live curves.
     """
 
@@ -101,7 +104,7 @@ class AgentGRPOTrainer(Resumable, GRPOTrainer):
         on_metrics: OnMetrics = lambda row: None,
     ):
         self.recipe = recipe
-        self.reward = reward or plan(**recipe.reward_weights)
+        self.reward = reward or from_recipe(recipe)
         self.run = run
         self.validation = list(validation)[: recipe.val_tasks]
         self._options = rollout_options(recipe) | ({"environment": environment} if environment else {})
@@ -110,14 +113,15 @@ class AgentGRPOTrainer(Resumable, GRPOTrainer):
         self._tasks = {task.id: task for task in tasks}
         self._rows: list[dict] = []
         self._batch: list[Trajectory] = []
+        self._trained: list[Sequence[int]] = []  # the batch's action masks, zeros where the loss leaves a trajectory out
         self._extra: dict[str, Any] = {}
         self._started = time.monotonic()
         self._rollout_seconds = 0.0
         self.guards = Guards(self, recipe)
         super().__init__(
             model=model,
-            args=config(recipe, run.file("train", "checkpoints"), [weight for _, weight in self.reward.values()]),
-            reward_funcs=[_component(name) for name in self.reward],
+            args=config(recipe, run.file("train", "checkpoints")),
+            reward_funcs=[_reward],
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": t.prompt}], "task_id": t.id} for t in tasks]
             ),
@@ -127,6 +131,7 @@ class AgentGRPOTrainer(Resumable, GRPOTrainer):
             callbacks=[ProgressCallback("GRPO"), _Validate(self), self.guards],
         )
         only_own_progress(self)
+        self.share_prefixes(recipe.share_prefixes)
         self.open_training(made_with(recipe, self.model, [*tasks, *self.validation], self.reward, self.accelerator.num_processes))
         self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe)
 
@@ -147,54 +152,56 @@ class AgentGRPOTrainer(Resumable, GRPOTrainer):
         """Rollouts, rewards and advantages through TRL, then what only we know: sampled log-probabilities, records."""
         self._rows = inputs
         output = super()._generate_and_score_completions(inputs)
-        output["old_per_token_logps"] = _padded(self._batch, output["completion_ids"])
-        advantages = output["advantages"].tolist()
-        self._batch = [replace(t, advantage=a) for t, a in zip(self._batch, advantages, strict=True)]
+        output["advantages"] = self._advantages(output["completion_ids"])
+        sampled = _padded([t.old_logprobs for t in self._batch], output["completion_ids"])
+        mismatch = self.correct_mismatch(output, sampled, self.recipe.mismatch, self.recipe.mismatch_cap)
         step = self.state.global_step + 1
         batch = gathered(self._batch)
         if self.accelerator.is_main_process:
             write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), batch)
-        self._extra = batch_metrics(batch) | {"rollout_seconds": self._rollout_seconds}
+        self._extra = batch_metrics(batch) | component_metrics(batch, self.reward) | self._selection
+        self._extra |= {"rollout_seconds": self._rollout_seconds} | mismatch
         return output
 
-    def sample_groups(self) -> list[Trajectory]:
-        """Roll out and score the batch TRL asked for: its rows are already repeated, group by group."""
+    def sampled_mask(self, completion_mask: torch.Tensor) -> torch.Tensor:
+        """The action mask (B, T) of the batch just sampled, 0 on what the loss leaves out."""
+        return _padded(self._trained, completion_mask).bool()
+
+    def _advantages(self, like: torch.Tensor) -> torch.Tensor:
+        """Advantages of this process' trajectories among those of all: (B,), or (B, T) with T the columns of ``like``."""
+        everyone, size = gathered(self._batch), self.recipe.group_size
+        groups = [i // size for i in range(len(everyone))]
+        found = advantages.of_trajectories(self._tasks, everyone, groups, self.reward, self.recipe)
+        first = self.accelerator.process_index * len(self._batch)
+        own = found[first : first + len(self._batch)].to(like.device)
+        if own.ndim == 2:
+            own = torch.nn.functional.pad(own, (0, max(0, like.shape[1] - own.shape[1])))[:, : like.shape[1]]
+        told = [advantages.summary(row, t.action_mask) for row, t in zip(own, self._batch, strict=True)]
+        self._batch = [replace(t, advantage=a) for t, a in zip(self._batch, told, strict=True)]
+        return own
+
+    def sample_groups(self) -> None:
+        """Roll out and score the batch TRL asked for: its rows are already repeated, group by group.
+
+        Fresh tasks may take the place of some (``dead_groups: replace``), and the loss may leave trajectories out.
+        """
         tasks = [self._tasks[row["task_id"]] for row in self._rows[:: self.recipe.group_size]]
-        start = time.monotonic()
-        self._batch = self._rollout(tasks, self.recipe.group_size, self.recipe.seed + 1_000_003 * (self.state.global_step + 1))
+        start, seed = time.monotonic(), self.recipe.seed + 1_000_003 * (self.state.global_step + 1)
+        fresh = fresh_tasks(self._tasks.values(), gathered([task.id for task in tasks]), seed)
+        fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
+        selected = select(tasks, fresh, lambda own, size: self._rollout(own, size, seed), self.recipe)
+        self._batch, self._selection = selected.trajectories, selected.metrics
+        self._trained = [
+            [0] * len(t.action_mask) if out else t.action_mask for t, out in zip(self._batch, selected.left_out, strict=True)
+        ]
         self.guards.scored(gathered(self._batch))
         self._rollout_seconds = time.monotonic() - start
-        return self._batch
 
     def _rollout(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[Trajectory]:
         step = self.state.global_step + 1
         with merged(self.policy.model):
             sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
         return score_all(tasks, sampled, self.reward)
-
-    def _get_per_token_logps_and_entropies(
-        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, batch_size: int | None = None,
-        compute_entropy: bool = False, **unused: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # fmt: skip
-        """Log-probabilities (B, T) of the last T tokens at the sampling temperature, and entropies (B, T) where asked."""
-        lengths = attention_mask.sum(1)
-        order = lengths.argsort(stable=True)
-        rows = [order[i : i + ROWS] for i in range(0, len(order), ROWS)]  # like lengths together waste no padding
-        parts = [self._score_rows(model, input_ids[r], attention_mask[r], logits_to_keep, compute_entropy) for r in rows]
-        back = order.argsort()
-        entropies = torch.cat([entropy for _, entropy in parts])[back] if compute_entropy else None
-        return torch.cat([logprobs for logprobs, _ in parts])[back], entropies, None
-
-    def _score_rows(
-        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int, entropy: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """``token_logprobs`` without the columns that are padding in every row; zeros stand for those in the result."""
-        used = mask.any(0).nonzero().flatten()
-        first, last = int(used[0]), int(used[-1]) + 1
-        scored = last - (ids.shape[1] - keep)  # completion columns that hold a token
-        found = token_logprobs(model, ids[:, first:last], mask[:, first:last], scored, self.temperature, entropy)
-        pad = (0, keep - scored)
-        return tuple(x if x is None else torch.nn.functional.pad(x, pad) for x in found)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Write one metrics row a step, in the kit's names, as soon as it is known."""
@@ -255,76 +262,41 @@ _METRICS = {
     "kl": "kl",
     "entropy": "entropy",
     "clip_ratio/region_mean": "clip_fraction",
+    "cispo_clip_ratio": "clip_fraction",
     "frac_reward_zero_std": "dead_groups",
 }
 
 
-def _component(name: str) -> Callable[..., list[float | None]]:
-    """A reward function in TRL's form that reads one component off the scored trajectories."""
-
-    def component(trajectory: list[Trajectory], **unused: Any) -> list[float | None]:
-        return [None if t.reward is None else t.components[name] for t in trajectory]
-
-    component.__name__ = name
-    return component
+def _reward(trajectory: list[Trajectory], **unused: Any) -> list[float | None]:
+    """A reward function in TRL's form that reads the reward off the scored trajectories."""
+    return [t.reward for t in trajectory]
 
 
 def _rollout_func(prompts: list, trainer: AgentGRPOTrainer) -> dict[str, list]:
     """TRL's rollout_func: one completion for each prompt it received."""
-    batch = trainer.sample_groups()
+    trainer.sample_groups()
     return {
-        "prompt_ids": [list(t.prompt_ids) for t in batch],
-        "completion_ids": [list(t.completion_ids) for t in batch],
-        "logprobs": [list(t.old_logprobs) for t in batch],
-        "env_mask": [list(t.action_mask) for t in batch],
-        "trajectory": batch,
+        "prompt_ids": [list(t.prompt_ids) for t in trainer._batch],
+        "completion_ids": [list(t.completion_ids) for t in trainer._batch],
+        "logprobs": [list(t.old_logprobs) for t in trainer._batch],
+        "env_mask": [list(mask) for mask in trainer._trained],
+        "trajectory": trainer._batch,
     }
 
 
-def token_logprobs(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int, temperature: float, entropy: bool = False
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities of the last ``keep`` tokens at a temperature.
-
-    Args:
-        model: a causal language model.
-        ids: (B, T) int64, padded on either side.
-        mask: (B, T), 1 on real tokens.
-        keep: how many trailing tokens to score, K.
-        temperature: divides the logits.
-        entropy: also return the entropy of each next-token distribution, in nats, without gradient.
-
-    Returns:
-        (B, K) log-probabilities, and (B, K) entropies or None.
-    """
-    assert ids.ndim == mask.ndim == 2 and ids.dtype == torch.int64
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    out = model(input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=keep + 1, use_cache=False)
-    distribution = torch.log_softmax(out.logits[:, :-1].float() / temperature, dim=-1)  # (B, K, V)
-    logprobs = distribution.gather(2, ids[:, -keep:, None]).squeeze(2)
-    if not entropy:
-        return logprobs, None
-    with torch.no_grad():
-        return logprobs, -(distribution.exp() * distribution).sum(-1)
-
-
-def _padded(batch: Sequence[Trajectory], like: torch.Tensor) -> torch.Tensor:
-    """Sampled log-probabilities (B, T) beside right-padded completion ids."""
+def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
+    """Values of completion tokens, (B, T) with zeros at the right end, beside completion ids."""
     found = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
-    for i, t in enumerate(batch):
-        found[i, : len(t.old_logprobs)] = torch.tensor(t.old_logprobs)
+    for i, row in enumerate(rows):
+        found[i, : len(row)] = torch.tensor(row)
     return found
 
 
 def batch_metrics(batch: Sequence[Trajectory]) -> dict[str, float]:
-    """What a batch of trajectories tells: components, success, turns, tool failures, lengths, unscored share."""
-    found: dict[str, float] = {}
-    for name in batch[0].components:
-        values = [t.components[name] for t in batch if t.components[name] is not None]
-        found[f"reward/{name}"] = float(np.mean(values)) if values else float("nan")
+    """What a batch of trajectories tells: success, turns, tool failures, lengths, unscored share."""
     calls = [result.ok for t in batch for turn in t.turns for result in turn.results]
     scored = [t.success for t in batch if t.success is not None]
-    return found | {
+    return {
         "success": float(np.mean(scored)) if scored else float("nan"),
         "unscored": 1 - len(scored) / len(batch),
         "turns": float(np.mean([len(t.turns) for t in batch])),
@@ -347,6 +319,7 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     if trainer.finished:
         return trainer.finished
     trainer.train()
+    check_same(trainer.model)
     if trainer.guards.problem:
         raise TrainingError(trainer.guards.problem)
     steps = trainer.state.global_step

@@ -58,7 +58,7 @@ def launch(
     threads = max((os.cpu_count() or 1) // recipe.processes, 1)
     child = subprocess.Popen(
         command,
-        env={"OMP_NUM_THREADS": str(threads), **os.environ},
+        env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.PIPE,  # its end tells the workers that this process has gone
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

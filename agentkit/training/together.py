@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -46,3 +47,13 @@ def on_main_process(work: Callable[[], T]) -> T:
     if box[1] is not None:
         raise box[1]
     return box[0]
+
+
+def check_same(model: Any) -> None:
+    """Raise RunError where the trained weights are not the same in all processes, to the bit."""
+    found = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            found.update(name.encode() + weight.detach().to("cpu", torch.float32).numpy().tobytes())
+    if len(set(gathered([found.hexdigest()]))) > 1:
+        raise RunError("the processes have trained different adapters: their gradients were not shared. Train in one process.")
