@@ -1,110 +1,34 @@
-"""Chat template in, tool calls out, and the token bookkeeping between them.
+"""Chat template in, token ids out: prompts, tool replies, and the end of a turn, for one tokenizer and one call format.
 
 Tokens are the truth: what the policy sampled is kept as ids, and observations are appended as ids, never by rendering
 and tokenising the conversation again. Text from tools can never become a control token: every string that the
-tokenizer would read as an added token is broken up before it is encoded.
+tokenizer would read as an added token is broken up before it is encoded. Reading calls is in agentkit.tool_calls.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from agentkit.records import ParsedTurn, ToolCall
+from agentkit.records import ParsedTurn
+from agentkit.tool_calls import FORMATS, MAX_CALLS, detect_format, format_call, parse_turn
 
-MAX_CALLS = 16  # parsed in one turn; the rest is reported as an error
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_THINK, _THOUGHT = "<think>", "</think>"
-_MARK = re.compile(f"{_OPEN}|{_THINK}")
+__all__ = ["FORMATS", "MAX_CALLS", "ChatCodec", "detect_format", "format_call", "parse_turn"]
+
+MAX_OBSERVATION = 500  # tokens; Search-R1's limit
+CUT = "\n[cut: {} more tokens]"
 _SENTINEL = "OBSERVATION-{}-HERE"
-
-
-def parse_turn(text: str, format: str = "hermes") -> ParsedTurn:
-    """Read the tool calls out of one turn's text, the end token already removed.
-
-    Hermes/Qwen form: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``. The JSON decides where a call ends, so a
-    tag inside a string does no harm. ``<think>`` ends at ``</think>`` or with the text, and calls inside it do not count; code
-    fences mean nothing. ``arguments`` may be a string that holds a JSON object. Each malformed call adds one sentence to
-    ``errors``.
-
-    Raises:
-        ValueError: unknown format.
-    """
-    if format != "hermes":
-        raise ValueError(f"unknown tool-call format {format!r}: use 'hermes'")
-    prose, calls, errors, position = [], [], [], 0
-    while mark := _MARK.search(text, position):
-        prose.append(text[position : mark.start()])
-        if mark[0] == _THINK:
-            close = text.find(_THOUGHT, mark.end())
-            position = len(text) if close < 0 else close + len(_THOUGHT)
-            continue
-        if len(calls) + len(errors) >= MAX_CALLS:
-            errors.append(f"more than {MAX_CALLS} tool calls in one turn; the rest was ignored")
-            position = len(text)
-            break
-        call, position = _parse_call(text, mark.end())
-        (calls if isinstance(call, ToolCall) else errors).append(call)
-    prose.append(text[position:])
-    return ParsedTurn("".join(prose).strip(), tuple(calls), tuple(errors))
-
-
-def _parse_call(text: str, start: int) -> tuple[ToolCall | str, int]:
-    """One call from just after its opening tag: the call or what is wrong with it, and where to go on."""
-    begin = start + len(text[start:]) - len(text[start:].lstrip())
-    try:
-        value, end = _DECODER.raw_decode(text, begin)
-        rest = text[end:].lstrip()
-        if not rest.startswith(_CLOSE):
-            raise ValueError(f"expected {_CLOSE} after the JSON object" if rest else f"{_CLOSE} is missing")
-        return _checked_call(value), len(text) - len(rest) + len(_CLOSE)
-    except (ValueError, RecursionError) as error:
-        why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:200]
-        close, again = text.find(_CLOSE, start), text.find(_OPEN, start)
-        end = len(text) if close < 0 else close + len(_CLOSE)
-        return f"malformed tool call: {why}", min(end, again) if again >= 0 else end
-
-
-def _checked_call(value: Any) -> ToolCall:
-    if not isinstance(value, dict):
-        raise ValueError("a tool call must be a JSON object")
-    name, arguments = value.get("name"), value.get("arguments", {})
-    if not isinstance(name, str) or not name:
-        raise ValueError('"name" is missing or no string')
-    if isinstance(arguments, str):
-        arguments = _DECODER.decode(arguments)
-    if not isinstance(arguments, dict):
-        raise ValueError('"arguments" must be an object')
-    json.dumps([name, arguments], ensure_ascii=False).encode("utf-8")  # lone surrogates raise here, as a ValueError
-    return ToolCall(name, arguments)
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
-def _finite_float(text: str) -> float:
-    if math.isinf(value := float(text)):
-        raise ValueError(f"{text[:40]} is too large a number")
-    return value
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite_float)
-
-
-def format_call(name: str, arguments: dict[str, Any]) -> str:
-    """A call in Hermes form, as the chat template writes it."""
-    return f"{_OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{_CLOSE}"
+# Search-R1's own prompt (its data/nq_search processing); the question follows it
+SEARCH_R1_PROMPT = (
+    "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new "
+    "information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query "
+    "</search> and it will return the top searched results between <information> and </information>. You can search as many "
+    "times as your want. If you find no further external knowledge needed, you can directly provide the answer inside "
+    "<answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>."
+)
+_SEARCH_R1_END = re.compile("</search>|</answer>")
+_SEARCH_R1_TAGS = ("<information>", "</information>", "<search>", "</search>", "<answer>", "</answer>", "<think>", "</think>")
 
 
 def _is_control(token: Any) -> bool:
@@ -114,16 +38,30 @@ def _is_control(token: Any) -> bool:
 
 
 class ChatCodec:
-    """Turns messages and observations into token ids for one tokenizer and its chat template."""
+    """Turns messages and observations into token ids for one tokenizer and its chat template.
 
-    def __init__(self, tokenizer: Any, system_prompt: str, tools: Sequence[dict]):
+    Args:
+        tokenizer: with a prefix-preserving chat template.
+        system_prompt: what the policy is told first; for Search-R1's format its own prompt stands there instead.
+        tools: JSON schemas of the tools.
+        format: how the policy writes calls, one of FORMATS; None reads it from the chat template.
+
+    Raises:
+        ValueError: unknown format.
+    """
+
+    def __init__(self, tokenizer: Any, system_prompt: str, tools: Sequence[dict], format: str | None = None):
         self.tokenizer = tokenizer
-        self.system_prompt = system_prompt
+        self.format = format or detect_format(getattr(tokenizer, "chat_template", None))
+        if self.format not in FORMATS:
+            raise ValueError(f"unknown tool-call format {self.format!r}: use one of {', '.join(map(repr, FORMATS))}")
+        tagged = self.format == "search_r1"
+        self.system_prompt = SEARCH_R1_PROMPT if tagged else system_prompt
         self.tools = list(tools)
         control = {i: t.content.strip() for i, t in tokenizer.added_tokens_decoder.items() if _is_control(t)}
         self.control_ids = frozenset(control)
-        pattern = "|".join(re.escape(t) for t in sorted(set(control.values()), key=len, reverse=True))
-        self._control = re.compile(pattern or r"(?!)")
+        broken = {*control.values(), *(_SEARCH_R1_TAGS if tagged else ())}
+        self._control = re.compile("|".join(re.escape(t) for t in sorted(broken, key=len, reverse=True)) or r"(?!)")
         self.end_id = tokenizer.eos_token_id
         self._frames: dict[int, list[list[int]]] = {}
 
@@ -138,6 +76,8 @@ class ChatCodec:
         The frame around the replies comes from the chat template, once per number of replies; the replies themselves are
         encoded apart from it, with control tokens made inert.
         """
+        if self.format == "search_r1":
+            return self._encode("".join(f"\n\n<information>{self.inert(text)}</information>\n\n" for text in observations))
         if len(observations) not in self._frames:
             self._frames[len(observations)] = self._frame(len(observations))
         frame = self._frames[len(observations)]
@@ -146,6 +86,41 @@ class ChatCodec:
             ids += self.text_ids(text)
             ids += after
         return ids
+
+    def parse(self, ids: Sequence[int]) -> ParsedTurn:
+        """What a whole turn's sampled ids say."""
+        text = self.decode(ids)
+        return parse_turn(text.removesuffix(self.tokenizer.eos_token), self.format, self.tools)
+
+    def turn_end(self, ids: Sequence[int]) -> int | None:
+        """How many of the sampled ids make up a whole turn; None where it has not ended.
+
+        A turn ends with the end token. Search-R1's ends behind </search> or </answer> as well, and what an engine sampled after
+        that is left out: the tokens before it were drawn without it.
+        """
+        if self.format == "search_r1" and (tag := _SEARCH_R1_END.search(self.decode(ids))):
+            low, high = 0, len(ids)
+            while low < high:  # the shortest prefix whose text holds the tag
+                middle = (low + high) // 2
+                low, high = (low, middle) if len(self.decode(ids[:middle])) >= tag.end() else (middle + 1, high)
+            return low
+        return len(ids) if ids and ids[-1] == self.end_id else None
+
+    def shorten(self, text: str, limit: int) -> str:
+        """A tool's reply of at most ``limit`` tokens, with a mark where it was cut and how much is missing."""
+        text = text[: 16 * limit] if (large := len(text) > 16 * limit) else text  # no tokenizer is asked to read megabytes
+        ids = self.text_ids(text)
+        if len(ids) <= limit and not large:
+            return text
+        mark = CUT.format(len(ids))
+        keep = limit - len(self.text_ids(mark))
+        while keep > 0:
+            mark = CUT.format(f"at least {len(ids) - keep}" if large else len(ids) - keep)
+            short = self.decode(ids[:keep]).rstrip("\ufffd") + mark
+            if (over := len(self.text_ids(short)) - limit) <= 0:
+                return short
+            keep -= over
+        return self.decode(ids[:limit]).rstrip("\ufffd")
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of untrusted text: none of them is a control token."""
@@ -169,7 +144,8 @@ class ChatCodec:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _render(self, messages: list[dict], **options: Any) -> str:
-        return self.tokenizer.apply_chat_template(messages, tools=self.tools or None, tokenize=False, **options)
+        tools = None if self.format == "search_r1" else self.tools or None
+        return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

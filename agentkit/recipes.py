@@ -23,6 +23,8 @@ class RecipeError(ValueError):
 
 
 REWARDS = ("plan", "toolrl", "toolrla", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver")
+LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")
+MISMATCH = ("off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 ADVANTAGES = ("group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "difficulty", "turn", "step")
 
 
@@ -76,8 +78,14 @@ class Recipe:
     warmup_steps: int = _key(0, "steps of linear warm-up", 0, 100_000)
     max_grad_norm: float = _key(1.0, "gradient clipping", 0, 1e6)
     beta: float = _key(0.05, "weight of the KL penalty against the SFT reference", 0, 10)
+    loss_type: str = _key("grpo", "TRL's loss: " + ", ".join(LOSSES))
+    importance_level: str = _key("token", "level of the probability ratio: token, or sequence (GSPO)")
     clip_epsilon: float = _key(0.2, "clip range of the probability ratio", 0, 1)
-    loss_type: str = _key("grpo", "TRL's loss: grpo, dapo, dr_grpo or bnpo")
+    clip_epsilon_high: float = _key(0.0, "its upper side (clip-higher); 0 is clip_epsilon; cispo: cap of the ratio", 0, 1000)
+    dual_clip: float = _key(0.0, "cap of the ratio where the advantage is negative, 3 is usual; 0 is off", 0, 1000)
+    mismatch: str = _key("off", "weights where engine and trainer disagree: " + ", ".join(MISMATCH))
+    mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
+    share_prefixes: bool = _key(True, "compute what trajectories have in common once: as exact, and faster")
     lora_r: int = _key(16, "LoRA rank", 1, 1024)
     lora_alpha: int = _key(32, "LoRA scale", 1, 4096)
     reward: str = _key("plan", "preset: " + ", ".join(REWARDS))
@@ -120,8 +128,6 @@ class Recipe:
                 close = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.0)
                 raise RecipeError(f"unknown recipe key {name!r}: did you mean {close[0]!r}?")
         recipe = cls(**{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values))
-        if recipe.loss_type not in ("grpo", "dapo", "dr_grpo", "bnpo"):
-            raise RecipeError(f"loss_type is {recipe.loss_type!r}; use grpo, dapo, dr_grpo or bnpo")
         if recipe.lr_schedule not in ("constant_with_warmup", "linear", "cosine"):
             raise RecipeError(f"lr_schedule is {recipe.lr_schedule!r}; use constant_with_warmup, linear or cosine")
         if recipe.tool_format not in ("auto", "hermes", "qwen3_coder", "llama3", "search_r1"):
@@ -138,6 +144,7 @@ class Recipe:
         for name in ("reward_correctness", "reward_format", "reward_efficiency"):
             if recipe.reward != "plan" and getattr(recipe, name) != fields[name].default:
                 raise RecipeError(f"{name} is a weight of reward plan, not of reward {recipe.reward}: leave it out")
+        _check_clipping(recipe)
         rollouts = recipe.prompts_per_step * recipe.group_size
         if rollouts % recipe.micro_batch:
             raise RecipeError(f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}")
@@ -188,8 +195,23 @@ _CHOICES = {
     "reward": REWARDS,
     "reward_combine": ("sum", "product"),
     "advantage": ADVANTAGES,
+    "loss_type": LOSSES,
+    "importance_level": ("token", "sequence"),
+    "mismatch": MISMATCH,
     "dead_groups": ("keep", "drop", "replace"),
 }
+
+
+def _check_clipping(recipe: Recipe) -> None:
+    high = recipe.clip_epsilon_high or recipe.clip_epsilon
+    if recipe.loss_type == "cispo" and high < 1:
+        raise RecipeError(f"loss_type cispo caps the ratio itself at clip_epsilon_high, which is {high:g}; set it to 1 or more")
+    if recipe.loss_type == "cispo" and recipe.dual_clip:
+        raise RecipeError("loss_type cispo has no dual clip: leave dual_clip out")
+    if 0 < recipe.dual_clip <= 1 + high:
+        raise RecipeError(f"dual_clip is {recipe.dual_clip:g}; it must lie above 1 + the clip range = {1 + high:g}")
+
+
 _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})
 
 

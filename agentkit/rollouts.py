@@ -1,36 +1,34 @@
 """The one rollout loop: every trajectory is a coroutine that alternates policy turns and tool calls.
 
 There is no barrier per turn: a trajectory that waits for a tool does not hold up the others. Tokens are kept as they were
-sampled; tool replies are appended as ids with action_mask 0. Scoring happens at the end, through the task's verifier.
+sampled; tool replies are appended as ids with action_mask 0. Scoring happens at the end, through the task's verifier. Every
+wait is bounded: a call's by its tool's time limit, all of them by the trajectory's deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import inspect
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
-from agentkit.chat import ChatCodec, parse_turn
-from agentkit.environment import (
-    SYSTEM_PROMPT,
-    CorpusEnvironment,
-    environments,
-    in_thread,
-    malformed,
-    run_call,
-    tool_schemas,
-)
+from agentkit.chat import MAX_OBSERVATION, ChatCodec
+from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment, environments
 from agentkit.knowledge import Corpus
 from agentkit.policies.base import Policy, Request, Sample
 from agentkit.recipes import Recipe
-from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.records import Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.sandbox import current_tier
+from agentkit.tool_cache import ToolCache, default_path
+from agentkit.tool_runtime import call_method, in_thread, malformed, run_call, tool_schemas
 from agentkit.verifiers import final_answer, verify
 
 _NUMBERS = count()  # of trajectories, in this process
@@ -47,8 +45,9 @@ class Limits:
     max_turns: int = 10  # policy calls
     max_turn_tokens: int = 128  # sampled in one turn
     max_tokens: int = 1024  # completion tokens, tool replies included
-    tool_timeout_s: float = 10.0
+    tool_timeout_s: float = 10.0  # of a tool that declares no limit of its own
     trajectory_timeout_s: float = 600.0
+    max_observation: int = MAX_OBSERVATION  # tokens of one tool reply; a longer one is cut, visibly
 
 
 def rollout_options(recipe: Recipe) -> dict[str, Any]:
@@ -56,7 +55,15 @@ def rollout_options(recipe: Recipe) -> dict[str, Any]:
     return {
         "environment": environments(Corpus.open(), recipe.top_k),
         "temperature": recipe.temperature,
-        "limits": Limits(recipe.max_turns, recipe.max_turn_tokens, recipe.max_tokens),
+        "limits": Limits(
+            recipe.max_turns,
+            recipe.max_turn_tokens,
+            recipe.max_tokens,
+            tool_timeout_s=recipe.tool_timeout_s,
+            max_observation=recipe.max_observation,
+        ),
+        "tool_format": None if recipe.tool_format == "auto" else recipe.tool_format,
+        "tool_cache": None if recipe.tool_cache == "off" else ToolCache(recipe.tool_cache or default_path()),
     }
 
 
@@ -92,6 +99,8 @@ async def arollout(
     temperature: float = 1.0,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     system_prompt: str = SYSTEM_PROMPT,
+    tool_format: str | None = None,
+    tool_cache: ToolCache | None = None,
     step: int | None = None,
     progress: str | None = None,
 ) -> list[Trajectory]:
@@ -106,15 +115,17 @@ async def arollout(
         temperature: of sampling; 0 is greedy.
         limits: turns, tokens and seconds.
         system_prompt: what the policy is told first, unless its environment has a ``system_prompt`` of its own.
+        tool_format: how the policy writes calls (agentkit.tool_calls.FORMATS); None reads it from its chat template.
+        tool_cache: answers of tools declared pure; None asks them every time.
         step: recorded in the trajectories.
         progress: label of a progress bar; None shows none.
 
     Returns:
-        P * G trajectories, each with a stop_reason, an answer where there is one, and the verifier's verdict.
+        P * G trajectories, each with a stop_reason, an answer where there is one, and the verifier's verdict. Where an
+        environment has ``get_reward``, what it gives stands among the components under the environment's class name.
     """
     factories = {t.family: environment[t.family] if isinstance(environment, Mapping) else environment for t in tasks}
-    codecs = {family: _codec(policy, make(), system_prompt) for family, make in factories.items()}
-    bar = _bar(progress, len(tasks) * group_size)
+    codecs = {family: _codec(policy, make(), system_prompt, tool_format) for family, make in factories.items()}
     places = asyncio.Semaphore(policy.in_flight or len(tasks) * group_size)
 
     async def one(task: Task, index: int) -> Trajectory:
@@ -122,17 +133,20 @@ async def arollout(
             number = next(_NUMBERS)
             policy.begin(number)
             try:
-                around = codecs[task.family], factories[task.family]()
-                trajectory = await _trajectory(task, index, number, policy, *around, seed, temperature, limits)
+                codec, around = codecs[task.family], factories[task.family]()
+                walk = _Walk(task, index, number, policy, codec, around, seed, temperature, limits, tool_cache)
+                trajectory = await walk.trajectory()
             finally:
                 policy.end(number)
-        bar.update()
+        bar.add(trajectory)
         return replace(trajectory, step=step)
 
-    try:
-        return list(await asyncio.gather(*(one(task, index) for task in tasks for index in range(group_size))))
-    finally:
-        bar.close()
+    with _Bar(progress, len(tasks) * group_size) as bar:
+        try:
+            return list(await asyncio.gather(*(one(task, index) for task in tasks for index in range(group_size))))
+        finally:
+            if tool_cache is not None:
+                tool_cache.flush()
 
 
 def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Trajectory]:
@@ -157,69 +171,114 @@ def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Traje
     return box["result"]
 
 
-def _codec(policy: Policy, environment: object, system_prompt: str) -> ChatCodec:
+def _codec(policy: Policy, environment: object, system_prompt: str, tool_format: str | None) -> ChatCodec:
     prompt = getattr(environment, "system_prompt", system_prompt)
-    return ChatCodec(policy.tokenizer, prompt, tool_schemas(environment))
+    return ChatCodec(policy.tokenizer, prompt, tool_schemas(environment), tool_format)
 
 
-async def _trajectory(
-    task: Task,
-    index: int,
-    number: int,
-    policy: Policy,
-    codec: ChatCodec,
-    environment: Any,
-    seed: int,
-    temperature: float,
-    limits: Limits,
-) -> Trajectory:
+@dataclass(slots=True)
+class _Walk:
     """One trajectory from prompt to verdict."""
-    prompt, results, answer = list(codec.prompt_ids(task.prompt)), (), None
-    tape = _Tape([], [], [], [])
-    await in_thread(partial(environment.reset, prompt=task.prompt, task_id=task.id), limits.tool_timeout_s)
-    deadline, stop = time.monotonic() + limits.trajectory_timeout_s, StopReason.TURN_LIMIT
-    for turn in range(limits.max_turns):
-        budget = min(limits.max_turn_tokens, limits.max_tokens - len(tape.ids))
-        if budget <= 0 or time.monotonic() > deadline:
-            stop = StopReason.TOKEN_LIMIT if budget <= 0 else StopReason.TIME_LIMIT
-            break
-        start = time.perf_counter()
-        sample = await policy.sample(
-            Request(task, number, turn, prompt + tape.ids, _seed(seed, task, index, turn), budget, temperature, results)
-        )
-        span, seconds = tape.sampled(sample), time.perf_counter() - start
-        text = codec.decode(sample.ids)
-        if not sample.ids or sample.ids[-1] != codec.end_id:
-            stop = StopReason.TRUNCATED_TURN if budget == limits.max_turn_tokens else StopReason.TOKEN_LIMIT
-            tape.turns.append(Turn(text, span, (), seconds))
-            break
-        parsed = parse_turn(text.removesuffix(policy.tokenizer.eos_token))
-        if not parsed.calls and not parsed.errors:
-            answer, stop = final_answer(parsed.text), StopReason.ANSWER
-            tape.turns.append(Turn(text, span, (), seconds))
-            break
-        results = tuple([await run_call(c, environment, timeout_s=limits.tool_timeout_s) for c in parsed.calls])
-        results += tuple(malformed(error) for error in parsed.errors)
-        tape.turns.append(Turn(text, span, results, seconds))
-        if turn + 1 < limits.max_turns:
-            tape.observed(_observe(codec, results, last=turn + 2 == limits.max_turns, room=limits.max_tokens - len(tape.ids)))
-    tokens = {"prompt_ids": tuple(prompt), "completion_ids": tuple(tape.ids), "action_mask": tuple(tape.mask)}
-    tokens |= {"old_logprobs": tuple(tape.logprobs), "turns": tuple(tape.turns), "stop_reason": stop, "answer": answer}
-    trajectory = Trajectory(task.id, policy.name, index, seed, **tokens)
-    try:
-        verdict = await in_thread(partial(_verdict, task, trajectory), VERDICT_S)
-    except TimeoutError:
-        verdict = Score(None, f"the verifier did not answer within {VERDICT_S:g} s")
-    return replace(trajectory, success=verdict.value, why=verdict.why, sandbox=_tier(task, trajectory))
 
+    task: Task
+    index: int  # in its group
+    number: int
+    policy: Policy
+    codec: ChatCodec
+    environment: Any
+    seed: int
+    temperature: float
+    limits: Limits
+    cache: ToolCache | None
+    tape: _Tape = field(default_factory=lambda: _Tape([], [], [], []))
+    answer: str | None = None
 
-def _observe(codec: ChatCodec, results: Sequence[ToolResult], last: bool, room: int) -> list[int]:
-    """Ids of the tool replies; nothing when they would not fit, so that the next turn's budget is 0."""
-    texts = [r.observation for r in results]
-    if last:
-        texts[-1] += f"\n{LAST_TURN}"
-    ids = codec.observation_ids(texts)
-    return ids if len(ids) < room else ids[:room]
+    async def trajectory(self) -> Trajectory:
+        """Reset, turns, verdict."""
+        prompt = list(self.codec.prompt_ids(self.task.prompt + await self._reset()))
+        stop = StopReason.TURN_LIMIT
+        try:
+            async with asyncio.timeout(self.limits.trajectory_timeout_s) as clock:
+                stop = await self._turns(prompt)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            stop = StopReason.TIME_LIMIT
+        tape = self.tape
+        tokens = {"prompt_ids": tuple(prompt), "completion_ids": tuple(tape.ids), "action_mask": tuple(tape.mask)}
+        tokens |= {"old_logprobs": tuple(tape.logprobs), "turns": tuple(tape.turns), "stop_reason": stop, "answer": self.answer}
+        done = Trajectory(self.task.id, self.policy.name, self.index, self.seed, **tokens)
+        try:
+            verdict = await in_thread(partial(_verdict, self.task, done), VERDICT_S)
+        except TimeoutError:
+            verdict = Score(None, f"the verifier did not answer within {VERDICT_S:g} s")
+        done = replace(done, success=verdict.value, why=verdict.why, sandbox=_tier(self.task, done))
+        return replace(done, components=await self._own_reward())
+
+    async def _turns(self, prompt: list[int]) -> StopReason:
+        results: tuple[ToolResult, ...] = ()
+        tape, limits = self.tape, self.limits
+        for turn in range(limits.max_turns):
+            budget = min(limits.max_turn_tokens, limits.max_tokens - len(tape.ids))
+            if budget <= 0:
+                return StopReason.TOKEN_LIMIT
+            start = time.perf_counter()
+            seed = _seed(self.seed, self.task, self.index, turn)
+            request = Request(self.task, self.number, turn, prompt + tape.ids, seed, budget, self.temperature, results)
+            sample = await self.policy.sample(request)
+            end = self.codec.turn_end(sample.ids)
+            sample = Sample(sample.ids[:end], sample.logprobs[:end])
+            span, seconds = tape.sampled(sample), time.perf_counter() - start
+            text = self.codec.decode(sample.ids)
+            tape.turns.append(Turn(text, span, (), seconds))
+            if end is None:
+                return StopReason.TRUNCATED_TURN if budget == limits.max_turn_tokens else StopReason.TOKEN_LIMIT
+            parsed = self.codec.parse(sample.ids)
+            if not parsed.calls and not parsed.errors:
+                self.answer = final_answer(parsed.text)
+                return StopReason.ANSWER
+            results = tuple([await self._call(call) for call in parsed.calls])
+            results += tuple(malformed(error) for error in parsed.errors)
+            tape.turns[-1] = Turn(text, span, results, seconds)
+            if turn + 1 < limits.max_turns:
+                tape.observed(self._observed(results, last=turn + 2 == limits.max_turns))
+        return StopReason.TURN_LIMIT
+
+    async def _call(self, call: ToolCall) -> ToolResult:
+        result = await run_call(call, self.environment, timeout_s=self.limits.tool_timeout_s, cache=self.cache)
+        return replace(result, observation=self.codec.shorten(result.observation, self.limits.max_observation))
+
+    def _observed(self, results: Sequence[ToolResult], last: bool) -> list[int]:
+        """Ids of the tool replies, as far as they fit; where they do not, the next turn's budget is 0."""
+        texts = [r.observation for r in results]
+        if last:
+            texts[-1] += f"\n{LAST_TURN}"
+        return self.codec.observation_ids(texts)[: self.limits.max_tokens - len(self.tape.ids)]
+
+    async def _reset(self) -> str:
+        """Make the environment ready, with the row that TRL would hand it; what it wants to add to the question."""
+        row = {**self.task.meta, "prompt": [{"role": "user", "content": self.task.prompt}]}
+        row |= {"task_id": self.task.id, "answer": self.task.answer}
+        parameters = inspect.signature(self.environment.reset).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            row = {name: value for name, value in row.items() if name in parameters}
+        place = f"{type(self.environment).__name__}.reset, task {self.task.id}"
+        try:
+            text = await call_method(self.environment.reset, row, self.limits.tool_timeout_s)
+        except TimeoutError:
+            raise RuntimeError(f"{place}: no answer within {self.limits.tool_timeout_s:g} s") from None
+        if not isinstance(text, str | None):
+            raise TypeError(f"{place}: it returned {type(text).__name__}; return text for the question, or None")
+        return text or ""
+
+    async def _own_reward(self) -> dict[str, float | None]:
+        """What the environment itself gives; None where it fails or is no finite number."""
+        if not hasattr(self.environment, "get_reward"):
+            return {}
+        value = None
+        with contextlib.suppress(Exception):
+            value = float(await call_method(self.environment.get_reward, {}, self.limits.tool_timeout_s))
+        return {type(self.environment).__name__: value if value is not None and math.isfinite(value) else None}
 
 
 def _verdict(task: Task, trajectory: Trajectory) -> Score:
@@ -243,7 +302,46 @@ def _seed(seed: int, task: Task, index: int, turn: int) -> tuple[int, ...]:
     return seed, int.from_bytes(hashlib.sha256(task.id.encode()).digest()[:6]), index, turn
 
 
-def _bar(label: str | None, total: int) -> Any:
-    from tqdm.auto import tqdm
+def tool_metrics(batch: Sequence[Trajectory]) -> dict[str, float]:
+    """What tools did in a batch of trajectories, for a metrics row.
 
-    return tqdm(total=total, desc=label, unit="traj", disable=label is None, leave=False)
+    Returns:
+        tool_seconds: mean seconds a trajectory waited for its tools; tool_slowest: seconds of the slowest call; tool_cache_hits:
+        share of calls that the cache or another call under way answered.
+    """
+    results = [result for t in batch for turn in t.turns for result in turn.results]
+    return {
+        "tool_seconds": sum(result.seconds for result in results) / max(len(batch), 1),
+        "tool_slowest": max((result.seconds for result in results), default=0.0),
+        "tool_cache_hits": sum(result.cached for result in results) / max(len(results), 1),
+    }
+
+
+class _Bar:
+    """Trajectories done, tokens a second, the share of a trajectory's time that its tools took, and cache hits."""
+
+    def __init__(self, label: str | None, total: int):
+        from tqdm.auto import tqdm
+
+        self._bar = tqdm(total=total, desc=label, unit="traj", disable=label is None, leave=False)
+        self._start = time.perf_counter()
+        self._tokens = self._calls = self._hits = 0
+        self._tools = self._turns = 0.0
+
+    def add(self, trajectory: Trajectory) -> None:
+        results = [result for turn in trajectory.turns for result in turn.results]
+        self._tokens += sum(trajectory.action_mask)
+        self._calls, self._hits = self._calls + len(results), self._hits + sum(result.cached for result in results)
+        self._tools += sum(result.seconds for result in results)
+        self._turns += sum(turn.seconds for turn in trajectory.turns)
+        rate = self._tokens / (time.perf_counter() - self._start)
+        share = self._tools / max(self._tools + self._turns, 1e-9)
+        said = f"{rate:.0f} tokens/s, tools {share:.0%} of the time, {self._hits / max(self._calls, 1):.0%} of calls cached"
+        self._bar.set_postfix_str(said, refresh=False)
+        self._bar.update()
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()

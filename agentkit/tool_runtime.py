@@ -240,6 +240,15 @@ async def _tries(method: Callable, spec: ToolSpec, arguments: dict[str, Any], li
         wait *= 2
 
 
+async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: float) -> Any:
+    """Call reset or get_reward as a tool is called: in a thread, or on the tools' event loop where it is async.
+
+    Raises:
+        TimeoutError: it did not answer in time; otherwise whatever it raised.
+    """
+    return await _once(method, ToolSpec(), arguments, timeout_s)
+
+
 async def _once(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Any:
     if inspect.iscoroutinefunction(method):
         return await _on_tool_loop(method, arguments, limit_s)
