@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 from agentkit.records import Task, ToolResult
+
+
+class EngineError(RuntimeError):
+    """An engine cannot start, has stopped or refused; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +50,13 @@ class Policy(ABC):
         name: recorded in trajectories.
         tokenizer: a Hugging Face tokenizer with a chat template.
         in_flight: trajectories it can serve at a time; None is any number.
+        shares_weights: it samples with the very model it was given, so that nothing needs to be copied after an update.
     """
 
     name: str
     tokenizer: Any
     in_flight: int | None = None
+    shares_weights: bool = True
 
     @abstractmethod
     async def sample(self, request: Request) -> Sample:
@@ -60,3 +67,20 @@ class Policy(ABC):
 
     def end(self, trajectory: int) -> None:  # noqa: B027
         """A trajectory has ended, however it did: what is kept for it can go."""
+
+    def sync(self, model: Any) -> None:  # noqa: B027
+        """Take over the weights of the model being trained, and forget what was computed with the old ones."""
+
+    def close(self) -> None:  # noqa: B027
+        """Give back what the engine holds; the policy samples no more."""
+
+    def __enter__(self) -> Policy:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def seed_number(seed: tuple[int, ...]) -> int:
+    """A request's seed as one number in [0, 2^63), for engines that take one."""
+    return int.from_bytes(hashlib.sha256(repr(seed).encode()).digest()[:8]) >> 1

@@ -1,0 +1,123 @@
+"""The sync guard: after weights were handed to an engine, does it compute what the trainer computes?
+
+A stale prefix cache, weights loaded into the wrong place and log-probabilities of another kind all leave an engine that
+answers without complaint; the run would learn from samples of another policy. Comparing a few log-probabilities tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from agentkit.policies.base import EngineError, Policy, Request
+from agentkit.records import Task
+
+PROBES, PROBE_LENGTH, PROBE_TOKENS = 4, 320, 12  # prompts, tokens in each (more than two of vLLM's blocks), tokens sampled
+THRESHOLDS = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}  # mean, nats; rounding alone stays far below
+_TASK = Task("sync-probe", "", "")
+
+
+class SyncError(EngineError):
+    """Engine and trainer compute different log-probabilities for the same tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """How far two sets of log-probabilities of the same tokens lie apart."""
+
+    mean: float  # absolute, nats
+    largest: float  # absolute, nats
+    tokens: int
+
+
+def gap(engine: Sequence[Sequence[float]], trainer: Sequence[Sequence[float]]) -> Gap:
+    """Compare log-probabilities row by row.
+
+    Args:
+        engine: B rows of T log-probabilities, as the engine gave them; rows may differ in T.
+        trainer: the same tokens' by the trainer.
+
+    Raises:
+        ValueError: the rows do not line up, or hold no token.
+    """
+    if [len(row) for row in engine] != [len(row) for row in trainer] or not any(engine):
+        raise ValueError("engine and trainer must give one log-probability for each of the same tokens, and one at least")
+    pairs = [(a, b) for rows in zip(engine, trainer, strict=True) for a, b in zip(*rows, strict=True)]
+    apart = (torch.tensor(pairs, dtype=torch.float64) * torch.tensor([1.0, -1.0])).sum(1).abs()  # (tokens,)
+    return Gap(float(apart.mean()), float(apart.max()), len(pairs))
+
+
+def probe_prompts(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """Prompts to compare on, long enough to be cached: the texts' ids one after another, each prompt from another start."""
+    ids = [token for text in texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    if not ids:
+        raise ValueError("the sync guard needs some text to compare on")
+    ids *= 1 + (PROBE_LENGTH + PROBES) // len(ids)
+    return [ids[start : start + PROBE_LENGTH] for start in range(PROBES)]
+
+
+def sync(
+    policy: Policy, model: Any, probes: Sequence[Sequence[int]], temperature: float, threshold: float | None = None
+) -> Gap | None:
+    """Hand the model's weights to the policy's engine and compare what both say of a few sampled tokens.
+
+    The same probes each time, so that an engine which kept keys and values of the old weights is found out.
+
+    Args:
+        policy: the policy that samples for the trainer.
+        model: the model being trained.
+        probes: prompts as token ids.
+        temperature: of sampling, above 0.
+        threshold: the largest mean difference in nats; None is 0.001 in float32 and 0.05 in half precision.
+
+    Returns:
+        How far the two lie apart; None where the policy samples with the very model that is trained.
+
+    Raises:
+        SyncError: further than the threshold, or the engine's log-probabilities are not finite.
+        EngineError: the engine could not take the weights.
+    """
+    if policy.shares_weights:
+        return None
+    policy.sync(model)
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own event loop may be running in this one
+        samples = thread.submit(asyncio.run, _probe(policy, probes, temperature)).result()
+    trainer = [sampled_logprobs(model, list(ids), sample.ids, temperature) for ids, sample in zip(probes, samples, strict=True)]
+    found = gap([sample.logprobs for sample in samples], trainer)
+    threshold = THRESHOLDS[model.dtype] if threshold is None else threshold
+    if not found.mean <= threshold:
+        raise SyncError(
+            f"after the weights were handed over, engine and trainer differ by {found.mean:.2g} nats a token (largest"
+            f" {found.largest:.2g}, over {found.tokens} tokens; the limit is {threshold:g}): the engine serves other weights,"
+            " keeps a stale prefix cache, or gives log-probabilities of another kind (start servers with agentkit serve)."
+            " The run stops before it learns from them"
+        )
+    return found
+
+
+async def _probe(policy: Policy, probes: Sequence[Sequence[int]], temperature: float) -> list[Any]:
+    requests = [Request(_TASK, -2 - i, 0, list(ids), (i,), PROBE_TOKENS, temperature) for i, ids in enumerate(probes)]
+    try:
+        return await asyncio.gather(*map(policy.sample, requests))
+    finally:
+        for request in requests:
+            policy.end(request.trajectory)
+
+
+@torch.no_grad()
+def sampled_logprobs(model: Any, prompt: list[int], completion: list[int], temperature: float) -> list[float]:
+    """The model's log-probabilities of a completion's T tokens after a prompt, at a temperature (1 where it is 0)."""
+    training = model.training
+    model.eval()
+    try:
+        ids = torch.tensor([prompt + completion], device=model.device)
+        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()  # (T, V)
+    finally:
+        model.train(training)
+    logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
+    return logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()

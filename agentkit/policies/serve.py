@@ -1,0 +1,69 @@
+"""The command that serves a model for the server policy: vLLM's own server with what the policy needs switched on.
+
+Leaves out: starting and watching several replicas, which is a process manager's work.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from agentkit.policies.base import EngineError
+from agentkit.policies.loading import load_agent
+from agentkit.policies.server import API_KEY
+from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missing
+from agentkit.policies.weights import HeadPadding, save_weights
+
+SERVED = "agentkit"  # what the server calls the model
+
+
+def serve_command(
+    model: str, folder: Path, *, merge: Sequence[str | Path] = (), host: str = "127.0.0.1", port: int = 8000,
+    max_lora_rank: int = 0, max_length: int | None = None, memory_share: float = 0.9,
+) -> tuple[list[str], dict[str, str]]:  # fmt: skip
+    """Command line and environment of a server.
+
+    A server of this kind lets whoever reaches it load weights and run its worker's methods: keep it on the local machine
+    or in a private network. An API key (environment variable AGENTKIT_API_KEY) guards completions only.
+
+    Args:
+        model: "nano", a folder or a hub name.
+        folder: where the model is written if it cannot be served as it lies: with adapters merged in, or padded for a CPU.
+        merge: adapter folders merged in.
+        host: address to listen on.
+        port: port to listen on.
+        max_lora_rank: of the adapters that training will send; 0 where it sends whole weights.
+        max_length: prompt and completion tokens at most; None is what the model allows.
+        memory_share: of the GPU's memory.
+
+    Raises:
+        EngineError: vLLM is not installed, or cannot run this model.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise EngineError(missing())
+    loaded, tokenizer = load_agent(model, merge)
+    cpu = not torch.cuda.is_available()
+    padding = HeadPadding.needed(loaded.config) if cpu else None
+    source = loaded.config._name_or_path
+    if merge or padding:
+        save_weights(loaded, folder, padding)
+        tokenizer.save_pretrained(folder)
+        source = str(folder)
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", source, "--served-model-name", SERVED]
+    command += ["--host", host, "--port", str(port), "--dtype", str(loaded.dtype).removeprefix("torch.")]
+    command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--worker-extension-cls", EXTENSION]
+    command += ["--gpu-memory-utilization", str(memory_share)] + (["--enforce-eager"] if cpu else [])
+    command += ["--max-model-len", str(max_length)] if max_length else []
+    command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(lora_rank(max_lora_rank))] if max_lora_rank else []
+    environment = (CPU_ENVIRONMENT if cpu else {}) | {"VLLM_NO_USAGE_STATS": "1"} | dict(os.environ)
+    environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # the ways to load weights and to drop the prefix cache
+    if max_lora_rank:
+        environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if key := os.environ.get(API_KEY):
+        environment["VLLM_API_KEY"] = key
+    return command, environment

@@ -1,0 +1,295 @@
+"""The server policy: turns sampled by vLLM servers over their OpenAI-compatible completions, token ids in and out.
+
+Several replicas of one model share the load: a request goes to the one with the least in flight, with some preference for
+the one that served the trajectory's last turn and still has its keys and values. A replica that fails is left out and its
+requests go to another; since a request carries its own seed, the sample stays the same. A replica that comes back is used
+again after the next ``sync``, which brings it the weights it missed. ``serve.py`` starts servers that fit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import shutil
+import tempfile
+import threading
+import warnings
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from peft import PeftModel
+
+from agentkit.policies.base import EngineError, Policy, Request, Sample, seed_number
+from agentkit.policies.weights import save_lora, save_weights
+
+API_KEY = "AGENTKIT_API_KEY"  # the environment variable; a key belongs into no recipe
+LOYALTY = 4  # requests more in flight that a replica may have and still get the next turn of a trajectory it served
+HEALTH_S, HEALTH_MISSES = 5.0, 3  # a busy replica is asked so often, and given up after so many unanswered questions
+CONNECT_S = 10.0
+
+
+class _ReplicaError(Exception):
+    """This replica cannot serve; another may."""
+
+
+@dataclass(slots=True, eq=False)
+class _Replica:
+    """One server."""
+
+    url: str
+    model: str = ""  # what it calls the model it serves
+    why: str = ""  # it is left out for this reason; "" while it is used
+    misses: int = 0  # questions after its health without an answer, in a row
+    running: set[asyncio.Task] = field(default_factory=set)
+
+
+class ServerPolicy(Policy):
+    """Samples from vLLM servers.
+
+    Args:
+        urls: of the replicas, such as http://localhost:8000; all serve the same model.
+        tokenizer: the model's tokenizer, whose eos_token ends a turn.
+        name: recorded in trajectories.
+        lora: hand over a PEFT model's adapter, instead of all weights with the adapter folded in.
+        timeout_s: one turn may take so long, waiting in the server included.
+
+    Raises:
+        EngineError: a replica does not answer or serves no model; the message says which and what to do.
+    """
+
+    shares_weights = False
+
+    def __init__(
+        self, urls: Sequence[str], tokenizer: Any, name: str = "policy", *, lora: bool = False, timeout_s: float = 600.0
+    ):
+        if not urls:
+            raise EngineError("engine: server needs server_urls, as in: server_urls: http://localhost:8000,http://localhost:8001")
+        self.tokenizer, self.name, self._lora = tokenizer, name, lora
+        self._replicas = [_Replica(url.rstrip("/").removesuffix("/v1")) for url in dict.fromkeys(urls)]
+        self._last: dict[int, _Replica] = {}  # by trajectory
+        self._adapters = 0
+        self._folder = Path(tempfile.mkdtemp(prefix="agentkit-server-"))
+        key = os.environ.get(API_KEY)
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,  # no proxy between an engine and its trainer
+        )
+        self._loop = asyncio.new_event_loop()  # one for all rollouts, so that connections stay open between them
+        self._thread = threading.Thread(target=self._loop.run_forever, name="server-policy", daemon=True)
+        self._thread.start()
+        try:
+            self._call(self._meet())
+        except BaseException:
+            self.close()
+            raise
+        asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
+
+    def _call(self, work: Coroutine) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def sample(self, request: Request) -> Sample:
+        """Continue one trajectory by one turn, on whichever replica can."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._sample(request), self._loop))
+
+    def end(self, trajectory: int) -> None:
+        """Forget which replica served it."""
+        self._last.pop(trajectory, None)
+
+    def sync(self, model: Any) -> None:
+        """Write the model's weights to a folder, have every replica that answers load them, and drop what it had cached.
+
+        The folder lies in the temporary directory (TMPDIR), which the servers must be able to read.
+
+        Raises:
+            EngineError: a replica cannot load them, or none answers.
+        """
+        self._adapters += 1
+        folder = self._folder / f"weights-{self._adapters}"
+        lora = self._lora and isinstance(model, PeftModel)
+        if lora:
+            save_lora(model, folder, None)
+        else:
+            save_weights(model, folder)
+        try:
+            self._call(self._deliver(folder, lora))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Close all connections. The servers run on."""
+        if self._thread.is_alive():
+            self._call(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ---- in the policy's own event loop ----------------------------------------------------------------------------------
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await self._client.aclose()
+
+    async def _meet(self) -> None:
+        """Ask every replica which model it serves."""
+        found = await asyncio.gather(*(self._models(replica) for replica in self._replicas), return_exceptions=True)
+        for replica, models in zip(self._replicas, found, strict=True):
+            if isinstance(models, BaseException):
+                raise EngineError(f"the server {replica.url} in server_urls: {models}. Start it (agentkit serve) or leave it out")
+            replica.model = models[0]
+        served = sorted({replica.model for replica in self._replicas})
+        if len(served) > 1:
+            raise EngineError(f"the servers in server_urls serve different models ({', '.join(served)}): let all serve the same")
+
+    async def _models(self, replica: _Replica) -> list[str]:
+        reply = await self._ask(replica, "GET", "/v1/models", timeout=CONNECT_S)
+        try:
+            return [str(model["id"]) for model in reply.json()["data"]][:1] or _raise(_ReplicaError("serves no model"))
+        except (ValueError, KeyError, TypeError):
+            raise _ReplicaError("its answer to /v1/models is not that of an OpenAI-compatible server") from None
+
+    async def _ask(self, replica: _Replica, method: str, path: str, **options: Any) -> httpx.Response:
+        """One exchange with a replica.
+
+        Raises:
+            _ReplicaError: it cannot serve now.
+            EngineError: it will not do what was asked, and no other would.
+        """
+        try:
+            reply = await self._client.request(method, replica.url + path, **options)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _ReplicaError(f"it does not answer ({type(error).__name__}: {str(error)[:120]})") from None
+        if reply.status_code in (401, 403):
+            raise EngineError(f"{replica.url} refused the API key: set the environment variable {API_KEY}")
+        if reply.status_code >= 500:
+            raise _ReplicaError(f"it failed with status {reply.status_code}: {reply.text[:200]}")
+        if reply.status_code >= 400:
+            raise EngineError(f"{replica.url}{path} refused a request with status {reply.status_code}: {reply.text[:300]}")
+        return reply
+
+    async def _sample(self, request: Request) -> Sample:
+        while True:
+            replica = self._choose(request.trajectory)
+            task = asyncio.create_task(self._turn(replica, request))
+            replica.running.add(task)
+            try:
+                return await task
+            except _ReplicaError as error:
+                self._leave_out(replica, str(error))
+            except asyncio.CancelledError:
+                if not replica.why or asyncio.current_task().cancelling():  # nobody waits for this turn any more
+                    raise
+            finally:
+                task.cancel()
+                replica.running.discard(task)
+
+    def _choose(self, trajectory: int) -> _Replica:
+        used = [replica for replica in self._replicas if not replica.why]
+        if not used:
+            reasons = "; ".join(f"{replica.url}: {replica.why}" for replica in self._replicas)
+            raise EngineError(
+                f"no server is left to sample from ({reasons}). What was being sampled is lost and recorded nowhere"
+            )
+        last = self._last.get(trajectory)
+        chosen = min(used, key=lambda replica: len(replica.running) - LOYALTY * (replica is last))
+        self._last[trajectory] = chosen
+        return chosen
+
+    def _leave_out(self, replica: _Replica, why: str) -> None:
+        """Use a replica no more; its requests in flight go to others."""
+        if replica.why:
+            return
+        replica.why = why
+        left = sum(not other.why for other in self._replicas)
+        warnings.warn(f"the server {replica.url} is left out: {why}. {left} of {len(self._replicas)} are left.", stacklevel=2)
+        for task in replica.running:
+            task.cancel()
+
+    async def _turn(self, replica: _Replica, request: Request) -> Sample:
+        body = {
+            "model": replica.model,
+            "prompt": request.ids,
+            "max_tokens": request.max_new_tokens,
+            "temperature": request.temperature,
+            "top_p": 1.0,
+            "top_k": 0,  # all: nothing from the served model's own generation settings
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "seed": seed_number(request.seed),
+            "logprobs": 0,  # the sampled token's alone
+            "stop_token_ids": [self.tokenizer.eos_token_id],
+            "ignore_eos": True,  # the tokenizer's own end token ends a turn and no other, as in all engines
+            "skip_special_tokens": False,
+            "return_token_ids": True,
+        }
+        reply = await self._ask(replica, "POST", "/v1/completions", json=body)
+        return _sample(reply, request, replica.url)
+
+    async def _deliver(self, folder: Path, lora: bool) -> None:
+        """New weights for every replica, also for one left out that answers again."""
+        found = await asyncio.gather(*(self._load(replica, folder, lora) for replica in self._replicas), return_exceptions=True)
+        for replica, error in zip(self._replicas, found, strict=True):
+            if isinstance(error, _ReplicaError):
+                self._leave_out(replica, str(error))
+            elif isinstance(error, BaseException):
+                raise error
+            else:
+                replica.why, replica.misses = "", 0
+        self._choose(-1)  # one at least
+
+    async def _load(self, replica: _Replica, folder: Path, lora: bool) -> None:
+        if lora:
+            await self._ask(replica, "POST", "/v1/load_lora_adapter", json={"lora_name": folder.name, "lora_path": str(folder)})
+            if replica.model.startswith("weights-"):
+                await self._ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": replica.model})
+            replica.model = folder.name
+        else:
+            await self._ask(replica, "POST", "/collective_rpc", json={"method": "agentkit_take_folder", "args": [str(folder)]})
+        reply = await self._ask(replica, "POST", "/reset_prefix_cache")
+        if reply.json().get("success") is not True:
+            raise EngineError(f"{replica.url} kept keys and values of the old weights: the run must stop here")
+
+    async def _watch(self) -> None:
+        """Ask replicas with work after their health; one that stays silent is left out long before a turn's time-out."""
+        while True:
+            await asyncio.sleep(HEALTH_S)
+            busy = [replica for replica in self._replicas if replica.running and not replica.why]
+            for replica, well in zip(busy, await asyncio.gather(*map(self._well, busy)), strict=True):
+                replica.misses = 0 if well else replica.misses + 1
+                if replica.misses >= HEALTH_MISSES:
+                    self._leave_out(replica, f"it was asked after its health {HEALTH_MISSES} times and did not answer")
+
+    async def _well(self, replica: _Replica) -> bool:
+        with suppress(_ReplicaError, EngineError):
+            await self._ask(replica, "GET", "/health", timeout=HEALTH_S)
+            return True
+        return False
+
+
+def _sample(reply: httpx.Response, request: Request, url: str) -> Sample:
+    """The turn in a server's reply, checked: what a server says is not trusted to be whole."""
+    try:
+        choice = reply.json()["choices"][0]
+        ids, logprobs, reason = choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
+    except (ValueError, KeyError, IndexError, TypeError):
+        raise EngineError(
+            f"{url} returned no token ids with log-probabilities: it must be vLLM 0.32 or newer, as agentkit serve starts it"
+        ) from None
+    if reason not in ("stop", "length"):  # abort: the server is shutting down
+        raise _ReplicaError(f"it ended a request for the reason {reason!r}")
+    whole = isinstance(ids, list) and isinstance(logprobs, list) and len(ids) == len(logprobs) <= request.max_new_tokens
+    if not whole or not all(type(i) is int for i in ids) or not all(type(x) is float and math.isfinite(x) for x in logprobs):
+        raise EngineError(f"{url} returned {str(ids)[:80]} with log-probabilities {str(logprobs)[:80]}: not one number a token")
+    return Sample(ids, logprobs)
+
+
+def _raise(error: Exception) -> Any:
+    raise error

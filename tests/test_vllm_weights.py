@@ -1,0 +1,94 @@
+"""Weights for another engine: adapters folded in, heads padded, and what is written is what is computed. No vLLM needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
+
+SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
+KINDS = [(Qwen3ForCausalLM, Qwen3Config), (Qwen2ForCausalLM, Qwen2Config), (LlamaForCausalLM, LlamaConfig)]
+IDS = torch.arange(3, 43)[None] % 97
+
+
+def tiny(kind=Qwen3ForCausalLM, config=Qwen3Config, **more):
+    torch.manual_seed(1)
+    model = kind(config(**SIZES, **{"num_key_value_heads": 2, "head_dim": 24} | more)).eval()
+    for parameter in model.parameters():  # norms and biases away from one and zero
+        torch.nn.init.normal_(parameter, std=0.3 if parameter.ndim == 2 else 1.0)
+    return model
+
+
+def with_lora(model):
+    found = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    for name, parameter in found.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return found.eval()
+
+
+@torch.no_grad()
+def logprobs(model):
+    return torch.log_softmax(model(IDS).logits.double(), -1)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[1].model_type)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_padded_model_computes_the_same(kind, tied, tmp_path):
+    model = tiny(*kind, tie_word_embeddings=tied)
+    padding = HeadPadding.needed(model.config)
+    assert (padding.size, padding.padded) == (24, 32)
+    save_weights(model, tmp_path, padding)
+    other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert other.config.head_dim == 32
+    assert torch.allclose(logprobs(other), logprobs(model), atol=2e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[1].model_type)
+def test_a_padded_adapter_on_a_padded_model_computes_the_same(kind, tmp_path):
+    model = with_lora(tiny(*kind))
+    padding = HeadPadding.needed(model.config)
+    with model.disable_adapter():
+        save_weights(model, tmp_path / "base", padding)
+    save_lora(model, tmp_path / "adapter", padding)
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+    other = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
+    assert torch.allclose(logprobs(other), logprobs(model), atol=2e-5)
+    assert not torch.allclose(logprobs(other), logprobs(tiny(*kind)), atol=1e-2)
+
+
+def test_adapters_are_folded_in_whether_merged_or_not_and_left_out_where_switched_off(tmp_path):
+    plain, model = tiny(), with_lora(tiny())
+    save_weights(model, tmp_path / "open")
+    model.merge_adapter()
+    save_weights(model, tmp_path / "merged")
+    model.unmerge_adapter()
+    with model.disable_adapter():
+        off = dict(full_weights(model))
+    assert set(off) == set(plain.state_dict())
+    assert all(torch.allclose(off[name], x, atol=1e-6) for name, x in plain.state_dict().items())
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("open", "merged"))
+    assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-6) for name in one)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "open", dtype=torch.float32).eval()
+    assert torch.allclose(logprobs(loaded), logprobs(model), atol=1e-5)
+    assert not torch.allclose(logprobs(loaded), logprobs(plain), atol=1e-2)
+
+
+def test_heads_that_fit_are_left_alone_and_models_of_other_kinds_refused():
+    assert HeadPadding.needed(Qwen3Config(**SIZES, head_dim=64)) is None
+    assert HeadPadding.needed(LlamaConfig(hidden_size=128, num_attention_heads=4)) is None
+    with pytest.raises(ValueError, match="24 dimensions.*gpt2.*engine: transformers"):
+        HeadPadding.needed(GPT2Config(n_embd=96, n_head=4))
