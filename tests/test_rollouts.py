@@ -15,7 +15,7 @@ from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason
 from agentkit.rollouts import Limits, rollout
-from agentkit.training.grpo import token_logprobs
+from agentkit.training.shared_prefix import token_logprobs
 
 
 @pytest.fixture(scope="module")

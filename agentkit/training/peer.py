@@ -1,0 +1,94 @@
+"""The update of stock TRL, to compare ours with, and one measured step of either.
+
+Stock TRL 1.15 gets its log-probabilities from ``model(..., fused_lm_head=True)``, a kernel for GPUs. ``StockTrainer`` is TRL's
+GRPOTrainer with the method TRL 1.14.2 had in that place, which runs anywhere: one forward of the padded batch, logits of the
+completion only (``logits_to_keep``), divided by the temperature, then TRL's own ``selective_log_softmax`` and
+``entropy_from_logits``. All else is TRL's. ``SharingTrainer`` is the same trainer with our update.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+from trl.trainer.utils import entropy_from_logits, selective_log_softmax
+
+from agentkit.training.update import Update
+
+
+class StockTrainer(GRPOTrainer):
+    """TRL's GRPOTrainer, with the log-probabilities of TRL 1.14.2 so that it runs without a GPU."""
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int,
+        batch_size: int | None = None, compute_entropy: bool = False, **unused: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # fmt: skip
+        """Log-probabilities (B, T) of the last T tokens, and entropies (B, T) where asked."""
+        logprobs, entropies = [], []
+        for rows in torch.arange(len(input_ids)).split(batch_size or len(input_ids)):
+            ids, mask = input_ids[rows], attention_mask[rows]
+            out = model(input_ids=ids, attention_mask=mask, logits_to_keep=logits_to_keep + 1, use_cache=False)
+            logits = out.logits[:, :-1][:, -logits_to_keep:] / self.temperature
+            logprobs.append(selective_log_softmax(logits, ids[:, -logits_to_keep:]))
+            if compute_entropy:
+                with torch.no_grad():
+                    entropies.append(entropy_from_logits(logits))
+        return torch.cat(logprobs), torch.cat(entropies) if compute_entropy else None, None
+
+
+class SharingTrainer(Update, GRPOTrainer):
+    """TRL's GRPOTrainer with our update."""
+
+
+def as_batch(
+    prompts: list[list[int]], completions: list[list[int]], masks: list[list[int]], advantages: list[float], pad: int = 0
+) -> dict[str, torch.Tensor]:
+    """A batch as TRL hands it to its loss: prompts padded on the left, completions and tool masks on the right."""
+    left, right = max(map(len, prompts)), max(map(len, completions))
+    prompt_ids = torch.tensor([[pad] * (left - len(row)) + row for row in prompts])
+    prompt_mask = torch.tensor([[0] * (left - len(row)) + [1] * len(row) for row in prompts])
+    completion_ids, completion_mask, tool_mask = (
+        torch.tensor([row + [filler] * (right - len(row)) for row in rows])
+        for rows, filler in ((completions, pad), ([[1] * len(row) for row in completions], 0), (masks, 0))
+    )
+    return {
+        "prompt_ids": prompt_ids,
+        "prompt_mask": prompt_mask,
+        "completion_ids": completion_ids,
+        "completion_mask": completion_mask,
+        "tool_mask": tool_mask,
+        "advantages": torch.tensor(advantages),
+        "num_items_in_batch": (completion_mask * tool_mask).sum(),
+    }
+
+
+def update(trainer: GRPOTrainer, batch: dict[str, torch.Tensor], parts: int = 1) -> tuple[float, float, torch.Tensor]:
+    """One batch forward and backward, split into micro-batches in its order.
+
+    Returns:
+        Seconds, loss, and the gradient of all trained parameters, flat, float32.
+    """
+    trainer.model.train()
+    trainer.model.zero_grad(set_to_none=True)
+    trainer.current_gradient_accumulation_steps = parts
+    start, total = time.perf_counter(), 0.0
+    size = len(batch["advantages"]) // parts
+    for i in range(parts):
+        part = {name: x[i * size : (i + 1) * size] if x.ndim else x for name, x in batch.items()}
+        loss = trainer.compute_loss(trainer.model, part)
+        loss.backward()
+        total += loss.item()
+    seconds = time.perf_counter() - start
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    return seconds, total, torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in trained])
+
+
+def logprobs(trainer: GRPOTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """(B, T) log-probabilities as the trainer computes them, zero outside the loss."""
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    real = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    with torch.no_grad():
+        found, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, real, batch["completion_ids"].shape[1])
+    return found * batch["completion_mask"] * batch["tool_mask"]

@@ -1,0 +1,145 @@
+"""The update of GRPO: TRL's loss on log-probabilities that share prefixes, on whole groups, and nothing computed in vain.
+
+``Update`` goes in front of TRL's GRPOTrainer and keeps its loss. TRL shuffles the sequences of a batch before it splits it into
+micro-batches; here they stay in the order sampled, so that a group's prompt is shared (shared_prefix). Log-probabilities are
+computed only where the loss reads them. Trajectories without advantage are not computed where their part of loss and gradient is
+exactly zero; they still count in every denominator.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from trl.trainer.utils import split_tensor_dict
+
+from agentkit.training.shared_prefix import plain_logprobs, prepare, shared_logprobs
+
+
+class Update:
+    """Goes in front of GRPOTrainer in the bases of a trainer.
+
+    Attributes:
+        unshared: why prefixes are not shared; None where they are.
+    """
+
+    unshared: str | None = None
+    _scored: torch.Tensor | None = None  # (B, T) bool while a loss is computed: the tokens it reads
+
+    def share_prefixes(self, wanted: bool = True) -> None:
+        """Compute shared prefixes once from now on; warns where the model cannot."""
+        self.unshared = prepare(self.accelerator.unwrap_model(self.model)) if wanted else "it was not asked for"
+        if wanted and self.unshared:
+            warnings.warn(f"every trajectory is computed in full, prompt included: {self.unshared}", stacklevel=2)
+
+    def sampled_mask(self, completion_mask: torch.Tensor) -> torch.Tensor:
+        """Tokens (B, T) of the batch just sampled whose log-probabilities matter; all by default."""
+        return completion_mask
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """TRL's, without its shuffle of sequences; which tasks are sampled together is random all the same."""
+        if not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        parts = self.args.steps_per_generation
+        if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
+            self._buffered_inputs = split_tensor_dict(self._generate_and_score_completions(generation_batch), parts)
+        return self._buffered_inputs[self._step % parts]
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's loss. Where it does not look, log-probabilities new and old are 0, so their ratio is 1."""
+        scored = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+        if self.beta == 0 and not self._entropy_bonus_enabled and self.top_entropy_quantile == 1:  # else it would count
+            scored = scored & inputs["advantages"].reshape(len(scored), -1).any(1, keepdim=True)
+        if not scored.any():  # one row must make the graph; the loss takes it times 0
+            shortest = inputs["completion_mask"].sum(1).argmin()
+            scored[shortest] = inputs["completion_mask"][shortest].bool()
+        given = [name for name in ("old_per_token_logps", "ref_per_token_logps") if name in inputs]
+        self._scored = scored
+        try:
+            return super()._compute_loss(model, inputs | {name: inputs[name] * scored for name in given})
+        finally:
+            self._scored = None
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int,
+        batch_size: int | None = None, compute_entropy: bool = False, **unused: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # fmt: skip
+        """Log-probabilities (B, T) of the last T tokens at the sampling temperature, and entropies (B, T) where asked.
+
+        Where the loss does not look they are 0 and the mean entropy of the other tokens, which leaves TRL's mean as it is.
+        """
+        completion_mask = attention_mask[:, -logits_to_keep:].bool()
+        scored = self.sampled_mask(completion_mask) if self._scored is None else self._scored
+        score = plain_logprobs if self.unshared else shared_logprobs
+        found = []
+        with self.accelerator.autocast():
+            for rows in torch.arange(len(input_ids), device=input_ids.device).split(batch_size or len(input_ids)):
+                given = model, input_ids[rows], attention_mask[rows], scored[rows], self.temperature, compute_entropy
+                nothing = torch.zeros(scored[rows].shape, device=input_ids.device)
+                found.append(score(*given) if scored[rows].any() else (nothing, nothing))
+        logprobs = torch.cat([values for values, _ in found])
+        if not compute_entropy:
+            return logprobs, None, None
+        entropies = torch.cat([values for _, values in found])
+        return logprobs, entropies.where(scored, entropies[scored].mean()), None
+
+    def correct_mismatch(self, output: dict[str, Any], sampled: torch.Tensor, mode: str, cap: float) -> dict[str, float]:
+        """Say what the old policy was, and weigh tokens whose engine saw another probability than the trainer.
+
+        TRL multiplies a token's loss by such a weight for vLLM only. As no weight is negative, multiplying its advantage is the
+        same in every loss used here, and leaves the KL term alone.
+
+        Args:
+            output: a batch as TRL makes it; its old log-probabilities and advantages are replaced.
+            sampled: (B, T) log-probabilities by the engine that sampled.
+            mode: "off" takes ``sampled`` as the old policy's; else as in ``mismatch_weights``.
+            cap: C.
+
+        Returns:
+            Metrics: the mean absolute difference in nats and the mean weight; nothing where the mode is off.
+        """
+        if mode == "off":
+            output["old_per_token_logps"] = sampled
+            return {}
+        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
+        real = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
+        with torch.no_grad():
+            size = self.args.per_device_train_batch_size
+            trained, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, real, sampled.shape[1], size)
+        mask = self.sampled_mask(output["completion_mask"].bool())
+        weights = mismatch_weights(trained, sampled, mask, mode, cap)
+        advantages = output["advantages"]
+        output["old_per_token_logps"] = trained
+        output["advantages"] = (advantages if advantages.ndim == 2 else advantages[:, None]) * weights
+        gap = (trained - sampled).abs()[mask]
+        return {"mismatch": float(gap.mean()), "mismatch_weight": float(weights.expand_as(mask)[mask].mean())}
+
+
+def mismatch_weights(trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor, mode: str, cap: float) -> torch.Tensor:
+    """Importance weights of tokens that another engine sampled, pi_train_old / pi_rollout, kept below a cap.
+
+    Truncated importance sampling is min(ratio, C) (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy
+    RL Training"); masking drops what lies beyond C. Over a sequence the ratio is the product of its tokens'. The modes are those
+    of TRL's ``vllm_importance_sampling_mode``.
+
+    Args:
+        trained: (B, T) float log-probabilities by the trainer, before the update.
+        sampled: (B, T) by the engine, when sampling.
+        mask: (B, T) bool, true on sampled tokens.
+        mode: token_truncate, token_mask, sequence_truncate or sequence_mask.
+        cap: C, above 0.
+
+    Returns:
+        (B, T), or (B, 1) for sequences.
+
+    Raises:
+        ValueError: another mode.
+    """
+    assert trained.ndim == 2 and trained.shape == sampled.shape == mask.shape and mask.dtype == torch.bool
+    level, _, kind = mode.partition("_")
+    if level not in ("token", "sequence") or kind not in ("truncate", "mask"):
+        raise ValueError(f"mismatch is {mode!r}; use token_truncate, token_mask, sequence_truncate or sequence_mask")
+    difference = (trained - sampled).where(mask, 0.0)
+    ratio = torch.exp(difference if level == "token" else difference.sum(1, keepdim=True))
+    return ratio.clamp(max=cap) if kind == "truncate" else ratio.where(ratio <= cap, 0.0)
