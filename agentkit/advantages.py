@@ -231,6 +231,14 @@ def of_trajectories(
     return estimate([t.reward for t in trajectories], groups, recipe.advantage, **options)
 
 
+def summary(advantage: Tensor, action_mask: Sequence[int]) -> float:
+    """One trajectory's advantage, () or (T,), as one number for its record: the mean over sampled tokens."""
+    if advantage.ndim == 0:
+        return advantage.item()
+    sampled = torch.tensor(action_mask, dtype=torch.bool, device=advantage.device)
+    return advantage[: len(sampled)][sampled].mean().item() if sampled.any() else 0.0
+
+
 def turn_rewards(task: Task, trajectory: Trajectory) -> list[float | None]:
     """A reward for each turn that called tools: the share of its calls that ran, plus 1 for each subgoal it reached first."""
     reached = subgoals(task, trajectory) or [0] * len(trajectory.turns)

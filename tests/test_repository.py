@@ -30,7 +30,7 @@ LAYERS = (
     ("environment", "tool_runtime", "tool_cache", "tool_worker", "tool_calls", "chat", "xray"),
     ("policies",),
     ("rollouts",),
-    ("rewards", "advantages", "statistics", "tables"),
+    ("rewards", "advantages", "selection", "statistics", "tables"),
     (
         *("training", "preflight", "diagnostics", "evaluation", "evidence", "behaviour", "failures", "examples"),
         *("measure", "cost", "exchange"),

@@ -1,8 +1,8 @@
 """GRPO on multi-turn tool trajectories: a subclass of TRL's GRPOTrainer.
 
 TRL keeps the loss, the optimiser and the schedule. Replaced are its two ends: rollouts come from the rollout loop, token-exact
-and with an action mask, rewards and advantages are the kit's, and log-probabilities share prefixes (update; TRL 1.15's own need a GPU
-kernel). Every step writes its metrics and trajectories before the next begins; validation keeps the best adapter.
+and with an action mask, with the kit's rewards and advantages; log-probabilities share prefixes (update; TRL 1.15's own need
+a GPU kernel). Every step writes its metrics and trajectories before the next begins; validation keeps the best adapter.
 """
 
 from __future__ import annotations

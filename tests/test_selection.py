@@ -1,0 +1,244 @@
+"""What is trained on: dead groups kept, dropped and replaced, GRPO-RoC, void turns, truncation; and each in real training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from agentkit.policies.loading import load_agent
+from agentkit.recipes import ADVANTAGES, Recipe
+from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.runs import Run, read_jsonl
+from agentkit.selection import (
+    fresh_tasks,
+    groups_of,
+    is_dead,
+    is_truncated,
+    is_void,
+    left_out,
+    penalty,
+    replace_dead,
+    resample_correct,
+    select,
+)
+from agentkit.training.grpo import AgentGRPOTrainer, train
+
+GOOD = ToolResult("search", {}, "found", ok=True)
+FAILED = ToolResult("search", {}, "Error.", ok=False)
+MALFORMED = ToolResult("", {}, "Error: malformed.", ok=False)
+
+
+def trajectory(reward, *results, task="t", sample=0, stop=StopReason.ANSWER, answer="1") -> Trajectory:
+    turns = tuple(Turn("", (n, n + 1), tuple(own)) for n, own in enumerate(results or [()]))
+    tokens = {"prompt_ids": (1,), "completion_ids": (2, 2), "action_mask": (1, 1), "old_logprobs": (0.0, 0.0)}
+    tokens |= {"turns": turns, "stop_reason": stop, "answer": answer, "success": reward, "reward": reward}
+    return Trajectory(task, "p", sample, 0, **tokens)
+
+
+def group(*rewards, task="t") -> Group:
+    return Group(task, tuple(trajectory(r, task=task, sample=i) for i, r in enumerate(rewards)))
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("rewards", "dead"),
+    [((1.0, 0.0), False), ((1.0, 1.0), True), ((None, 1.0), True), ((None, None), True), ((), True), ((1.0, None, 0.5), False)],
+)
+def test_a_dead_group_has_fewer_than_two_different_rewards(rewards, dead):
+    assert is_dead(group(*rewards)) is dead
+
+
+def test_groups_are_consecutive_and_of_one_task():
+    batch = [*group(1.0, 0.0, task="a").trajectories, *group(0.0, 0.0, task="b").trajectories]
+    assert [g.task_id for g in groups_of(batch, 2)] == ["a", "b"]
+    for wrong in (batch[:3], batch[1:]):
+        with pytest.raises(ValueError, match="not whole groups of 2"):
+            groups_of(wrong, 2)
+
+
+# ---- void and truncated ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("tried", "void", "truncated"),
+    [
+        (trajectory(1.0, [GOOD], []), False, False),
+        (trajectory(0.0, [FAILED], []), False, False),
+        (trajectory(0.0, [MALFORMED], []), True, False),
+        (trajectory(0.0, [MALFORMED, GOOD], []), False, False),
+        (trajectory(0.0, [GOOD], [], answer=None), True, False),
+        (trajectory(0.0, [GOOD], [], answer=" "), True, False),
+        (trajectory(0.0, [GOOD], [], stop=StopReason.TRUNCATED_TURN, answer=None), True, True),
+        (trajectory(0.0, [GOOD], stop=StopReason.TOKEN_LIMIT, answer=None), False, True),
+        (trajectory(0.0, [GOOD], stop=StopReason.TIME_LIMIT, answer=None), False, True),
+        (trajectory(0.0, [GOOD], stop=StopReason.TURN_LIMIT, answer=None), False, False),
+    ],
+)
+def test_void_turns_and_truncation(tried, void, truncated):
+    assert (is_void(tried), is_truncated(tried)) == (void, truncated)
+
+
+def test_left_out_follows_the_recipe():
+    mixed = Group("t", (trajectory(1.0), trajectory(0.0, [MALFORMED], []), trajectory(0.0, stop=StopReason.TOKEN_LIMIT)))
+    groups = [mixed, group(1.0, 1.0, 1.0)]
+    for values, expected in [
+        ({}, [0, 0, 0, 0, 0, 0]),
+        ({"dead_groups": "drop"}, [0, 0, 0, 1, 1, 1]),
+        ({"mask_void": True}, [0, 1, 1, 0, 0, 0]),
+        ({"mask_truncated": True}, [0, 0, 1, 0, 0, 0]),
+        ({"mask_truncated": True, "dead_groups": "drop"}, [0, 0, 1, 1, 1, 1]),
+    ]:
+        assert left_out(groups, Recipe.from_mapping(values)) == [bool(x) for x in expected]
+
+
+# ---- GRPO-RoC --------------------------------------------------------------------------------------------------------
+def test_penalty_is_the_error_ratio_plus_malformed_calls():
+    assert penalty(trajectory(1.0, [GOOD, FAILED], [GOOD, GOOD])) == 0.25
+    assert penalty(trajectory(1.0, [GOOD, MALFORMED], [])) == 1.5
+    assert penalty(trajectory(1.0, [])) == 0.0
+
+
+def test_the_cleanest_positives_are_kept_in_their_share():
+    clean, one, two = [GOOD], [GOOD, FAILED], [FAILED, FAILED]
+    sampled = [(1.0, two), (0.0, two), (1.0, clean), (0.0, clean), (1.0, one), (0.0, one), (1.0, two), (0.0, two)]
+    found = resample_correct(Group("t", tuple(trajectory(r, own, [], sample=i) for i, (r, own) in enumerate(sampled))), 4)
+    assert [(t.success, penalty(t)) for t in found.trajectories] == [(1.0, 0.0), (1.0, 0.5), (0.0, 1.0), (0.0, 0.0)]
+    assert [t.sample for t in found.trajectories] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "kept"),
+    [
+        ([1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0]),  # one in eight would round to none: a kind that is there stays
+        ([1, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 0]),
+        ([1] * 8, [1] * 4),
+        ([0] * 8, [0] * 4),
+        ([1, 0, 0, 1, 1, 1, 0, 1], [1, 1, 1, 0]),  # 5 of 8: 2.5 of 4
+        ([None, 1, None, None, None, None, None, 0], [1, 1, 0, 0]),
+        ([None] * 8, [None] * 4),
+    ],
+)
+def test_shares_of_positives(rewards, kept):
+    found = [t.reward for t in resample_correct(group(*rewards), 4).trajectories]
+    if rewards.count(None) in (0, 8):
+        assert found == kept
+    else:
+        assert sorted(found, key=str) == [0, 1, None, None], "unscored ones fill up only"
+
+
+# ---- dynamic sampling ------------------------------------------------------------------------------------------------
+def tasks(*names):
+    return [Task(name, name, "1") for name in names]
+
+
+class World:
+    """Groups by task name: those that start with d are dead. Remembers what was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __call__(self, own):
+        self.asked.append([task.id for task in own])
+        return [group(1.0, 1.0 if task.id.startswith("d") else 0.0, task=task.id) for task in own]
+
+
+def names(groups):
+    return [g.task_id for g in groups]
+
+
+def test_dead_groups_give_way_to_live_ones_in_place():
+    world = World()
+    found = replace_dead(world(tasks("d1", "a", "d2")), tasks("d3", "b", "c", "e"), world, budget=100, cost=2)
+    assert names(found.groups) == ["b", "a", "c"] and (found.replaced, found.extra) == (2, 6)
+    assert world.asked[1:] == [["d3", "b"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected", "extra"),
+    [(0, ["d1", "d2"], 0), (1, ["d1", "d2"], 0), (2, ["b", "d2"], 2), (5, ["b", "d2"], 4), (6, ["b", "c"], 6)],
+)
+def test_the_budget_is_kept(budget, expected, extra):
+    world = World()
+    found = replace_dead(world(tasks("d1", "d2")), tasks("b", "d3", "c"), world, budget, cost=2)
+    assert names(found.groups) == expected and found.extra == extra
+
+
+def test_when_fresh_tasks_run_out_the_rest_is_kept():
+    world = World()
+    found = replace_dead(world(tasks("d1", "d2")), tasks("d3"), world, budget=100, cost=2)
+    assert names(found.groups) == ["d1", "d2"] and (found.replaced, found.extra) == (0, 2)
+    assert replace_dead(world(tasks("a")), tasks("b"), world, budget=100, cost=2).extra == 0
+
+
+def test_select_counts_what_it_did():
+    recipe = Recipe.from_mapping({"dead_groups": "replace", "group_size": 2, "extra_rollouts": 0.5, "prompts_per_step": 4})
+
+    def roll_out(own, size):
+        return [t for g in World()(own) for t in g.trajectories][: len(own) * size]
+
+    found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "e"), roll_out, recipe)
+    assert [t.task_id for t in found.trajectories][::2] == ["c", "d2", "a", "b"]
+    assert found.metrics == {"dead_groups": 0.25, "dead_groups_sampled": 0.5, "groups_replaced": 1, "groups_dropped": 0,
+                             "extra_rollouts": 4, "left_out": 0.0}  # fmt: skip
+
+
+def test_fresh_tasks_are_unused_shuffled_and_fixed_by_the_seed():
+    everything = tasks(*"abcdefgh")
+    found = fresh_tasks(everything, ["a", "b"], 1)
+    assert {t.id for t in found} == set("cdefgh") and found == fresh_tasks(everything, ["a", "b"], 1)
+    assert found != fresh_tasks(everything, ["a", "b"], 2)
+
+
+# ---- in training -----------------------------------------------------------------------------------------------------
+SMALL = {"steps": 1, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_tasks": 1, "lora_r": 2, "temperature": 1.5,
+         "learning_rate": 1e-3, "beta": 0.02, "max_turns": 3, "max_turn_tokens": 24, "max_tokens": 160}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return load_agent("nano")
+
+
+def trained(agent, suite, path, **changes):
+    """A real training step; the trainer, what it stored and its metrics row. LoRA is taken off again."""
+    model, tokenizer = agent
+    recipe = Recipe.from_mapping(SMALL | changes)
+    run = Run.create(path)
+    trainer = AgentGRPOTrainer(model, tokenizer, suite.split("train"), suite.split("validation")[:1], recipe, run)
+    seen = {}
+    generate = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: seen.setdefault("batch", generate(inputs))
+    train(trainer)
+    trainer.model.unload()
+    return seen["batch"], run.trajectories(1), read_jsonl(run.file("train", "metrics.jsonl"))[-1]
+
+
+@pytest.mark.parametrize("estimator", [name for name in ADVANTAGES if name != "group"])
+def test_every_estimator_trains(agent, suite, tmp_path, estimator):
+    batch, stored, row = trained(agent, suite, tmp_path / "run", advantage=estimator, reward_format=1.0)
+    tokens = batch["completion_ids"].shape
+    assert batch["advantages"].shape == (tokens if estimator in ("turn", "step") else tokens[:1])
+    if batch["advantages"].ndim == 2:
+        assert not batch["advantages"][batch["tool_mask"] == 0].any(), "replies have no advantage"
+        trained_on = (batch["completion_mask"] * batch["tool_mask"]).bool()
+        told = [a[m].mean().item() for a, m in zip(batch["advantages"], trained_on, strict=True)]
+        assert [t.advantage for t in stored] == pytest.approx(told, abs=1e-6)
+    assert torch.isfinite(torch.tensor([row["loss"], row["grad_norm"]])).all()
+
+
+def test_dropped_groups_and_masked_trajectories_are_outside_the_loss(agent, suite, tmp_path):
+    flat = {"reward_correctness": 0.0, "reward_format": 0.0, "reward_efficiency": 0.0}
+    batch, stored, row = trained(agent, suite, tmp_path / "run", dead_groups="drop", **flat)
+    assert not batch["tool_mask"][batch["completion_mask"] == 1].any() and {t.reward for t in stored} == {0.0}
+    assert (row["dead_groups"], row["groups_dropped"], row["left_out"], row["loss"]) == (1.0, 2, 1.0, 0.0)
+    assert row["grad_norm"] == 0.0, "no KL term either"
+
+
+def test_dead_groups_are_replaced_and_void_ones_masked_in_training(agent, suite, tmp_path):
+    kept = {"mask_void": True, "mask_truncated": True, "dead_groups": "replace", "resample_correct": True}
+    batch, stored, row = trained(agent, suite, tmp_path / "run", reward_correctness=0.0, reward_format=0.0, reward_overlong=1.0,
+                                 overlong_buffer=160, extra_rollouts=2.0, **kept)  # fmt: skip
+    assert len(stored) == 8 and len({t.task_id for t in stored}) == 2
+    assert [t.sample for t in stored] == [0, 1, 2, 3] * 2
+    out = [is_void(t) or is_truncated(t) for t in stored]
+    trained_on = (batch["completion_mask"] * batch["tool_mask"]).any(1).tolist()
+    assert trained_on == [not o for o in out] and row["left_out"] == sum(out) / 8
+    assert row["extra_rollouts"] % 8 == 0 and {"reward/overlong", "weighted/overlong", "dead_groups_sampled"} <= row.keys()
