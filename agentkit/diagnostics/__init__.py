@@ -1,0 +1,11 @@
+"""What goes wrong during training, said by machine: alarms with evidence, and an auditor of the reward."""
+
+from agentkit.diagnostics.auditor import audit, audit_metrics, audited, disagreements
+from agentkit.diagnostics.history import Step, observe, trajectory_id
+from agentkit.diagnostics.rules import RULES, Alarm, holding
+from agentkit.diagnostics.watch import Watch, read_alarms, read_steps, scan, stored_alarms
+
+__all__ = [
+    "RULES", "Alarm", "Step", "Watch", "audit", "audit_metrics", "audited", "disagreements", "holding", "observe", "read_alarms",
+    "read_steps", "scan", "stored_alarms", "trajectory_id",
+]  # fmt: skip

@@ -1,0 +1,78 @@
+"""Alarms as they fire: a watch over a running training, and the alarms of a stored one.
+
+An alarm fires when its rule begins to hold, and again only after the rule has been silent for QUIET steps. Leaves out: the
+rules and what they see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentkit.diagnostics.history import Step, observe
+from agentkit.diagnostics.rules import Alarm, holding
+from agentkit.records import Trajectory
+from agentkit.runs import Run, append_jsonl, read_jsonl, read_trajectories
+
+QUIET = 10  # steps without it before an alarm may fire again
+FILE = ("train", "alarms.jsonl")
+
+
+class Watch:
+    """Judges a training step by step.
+
+    Args:
+        path: file to which alarms are appended as they fire; None writes nothing.
+    """
+
+    def __init__(self, path: Path | None = None):
+        self.history: list[Step] = []
+        self.alarms: list[Alarm] = []
+        self._path = path
+        self._held: dict[str, int] = {}  # the last step at which each rule held
+
+    def add(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> list[Alarm]:
+        """Take one step and return the alarms that fire at it. A row before the first step is kept for its validation."""
+        return self.take(observe(row, trajectories))
+
+    def take(self, step: Step) -> list[Alarm]:
+        """``add`` for a step that is already observed."""
+        self.history.append(step)
+        found = holding(self.history) if step.number > 0 else {}
+        fired = [alarm for name, alarm in found.items() if step.number - self._held.get(name, -QUIET - 1) > QUIET]
+        self._held |= dict.fromkeys(found, step.number)
+        self.alarms += fired
+        if self._path is not None:
+            for alarm in fired:
+                append_jsonl(self._path, dataclasses.asdict(alarm))
+        return fired
+
+
+def scan(steps: Iterable[Step]) -> list[Alarm]:
+    """The alarms of a whole history, in the order they fire."""
+    watch = Watch()
+    for step in steps:
+        watch.take(step)
+    return watch.alarms
+
+
+def read_steps(folder: Path) -> list[Step]:
+    """A stored training's steps: metrics.jsonl and trajectories/ in a run's train/."""
+    rows = {row["step"]: row for row in read_jsonl(folder / "metrics.jsonl") if isinstance(row.get("step"), int)}
+    files = {number: folder / "trajectories" / f"step_{number:05d}.parquet" for number in rows}
+    return [observe(row, read_trajectories(files[n]) if files[n].exists() else ()) for n, row in sorted(rows.items())]
+
+
+def stored_alarms(run: Run) -> list[Alarm]:
+    """The alarms of a run, judged again from what is stored."""
+    return scan(read_steps(run.file("train")))
+
+
+def read_alarms(run: Run) -> list[Alarm]:
+    """train/alarms.jsonl; an empty list where no alarm has fired."""
+    path = run.file(*FILE)
+    fields = {field.name for field in dataclasses.fields(Alarm)}
+    rows = read_jsonl(path) if path.exists() else []
+    return [Alarm(**row | {"evidence": tuple(row["evidence"])}) for row in rows if row.keys() == fields]

@@ -1,0 +1,174 @@
+"""Is this run worth starting? A report from a few dozen rollouts of the starting policy, before anything is trained.
+
+``preflight`` rolls out, scores several times, scores the scripted expert under the same reward, probes each component and
+forecasts the cost. A red item refuses the run (PreflightError), unless the recipe says ``preflight: warn``. Leaves out
+training itself: a learning rate can be wrong and the report green.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentkit import cost
+from agentkit.policies.base import Policy
+from agentkit.policies.scripted import ScriptedPolicy
+from agentkit.preflight import checks
+from agentkit.preflight.probe import Probed, probe
+from agentkit.preflight.report import Item, Preflight, PreflightError
+from agentkit.recipes import Recipe
+from agentkit.records import Task, Trajectory
+from agentkit.rewards import Reward, from_recipe, score_all
+from agentkit.rollouts import rollout, rollout_options
+
+TASKS, REPEATS, GOLD, PROBED = 12, 4, 24, 3
+SHIFT = 7_919  # between the seeds of repeated scorings
+
+
+def preflight(
+    recipe: Recipe,
+    policy: Policy,
+    tasks: Sequence[Task],
+    *,
+    n_test: int = 0,
+    environment: Callable[[], object] | Mapping[str, Callable[[], object]] | None = None,
+    reward: Reward | None = None,
+    update_seconds: float | None = None,
+    n_tasks: int = TASKS,
+    progress: bool = False,
+) -> tuple[Preflight, list[Trajectory]]:
+    """Roll out the starting policy on some training tasks and report.
+
+    Args:
+        recipe: the run's; its group_size, temperature and limits are used.
+        policy: the starting policy.
+        tasks: training tasks, of which ``n_tasks`` spread over the list are rolled out, and GOLD by the scripted expert.
+        n_test: tasks in the test split.
+        environment: makes one environment a trajectory; the recipe's by default.
+        reward: components with their weights; the recipe's by default.
+        update_seconds: measured, of a forward and backward pass of one trajectory; by default scaled from params/prices.yaml.
+        n_tasks: groups to roll out.
+        progress: show progress bars.
+
+    Returns:
+        The report, and the scored rollouts it rests on.
+    """
+    start = time.monotonic()
+    reward = reward if reward is not None else from_recipe(recipe)
+    options = rollout_options(recipe) | ({"environment": environment} if environment else {})
+    chosen = _spread(tasks, n_tasks)
+    clock = time.monotonic()
+    sampled = rollout(
+        chosen, policy, group_size=recipe.group_size, seed=recipe.seed, progress="preflight" if progress else None, **options
+    )
+    seconds = (time.monotonic() - clock) / len(sampled)
+    planned = _spread([task for task in tasks if task.meta.get("plan")], GOLD)
+    expert = ScriptedPolicy(policy.tokenizer, name="gold")
+    limits = {k: v for k, v in options.items() if k != "temperature"}
+    golden = rollout(planned, expert, seed=recipe.seed, **limits) if planned else []
+    found = report(recipe, sampled, golden, [*chosen, *planned], reward, n_test=n_test, decode=_decode(policy))
+    items = (*found.items, forecast(recipe, seconds, update_seconds))
+    report_ = Preflight(items, len(sampled), time.monotonic() - start)
+    return report_, score_all(chosen, sampled, reward)
+
+
+def report(
+    recipe: Recipe,
+    sampled: Sequence[Trajectory],
+    golden: Sequence[Trajectory],
+    tasks: Sequence[Task],
+    reward: Reward,
+    *,
+    n_test: int = 0,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> Preflight:
+    """The report on recorded rollouts: everything but the forecast.
+
+    Args:
+        recipe: the run's.
+        sampled: groups of the starting policy, scored by the verifier.
+        golden: trajectories of the scripted expert, one a task, scored by the verifier.
+        tasks: of both.
+        reward: components with their weights.
+        n_test: tasks in the test split.
+        decode: ids to text, to check that no text drifted from its tokens.
+    """
+    start = time.monotonic()
+    known = {task.id: task for task in tasks}
+    scorings = [score_all(tasks, [checks.with_seed(t, i * SHIFT) for t in sampled], reward) for i in range(REPEATS)]
+    keyed = [{(t.task_id, t.sample): t for t in scoring} for scoring in scorings]
+    golden = score_all(tasks, golden, reward)
+    groups = checks.by_group(scorings[0])
+    tried = [(known[t.task_id], t) for t in golden if t.success == 1.0][:PROBED]
+    tried = tried or [(known[t.task_id], t) for t in scorings[0][:PROBED]]
+    probed: dict[str, Probed] = {name: probe(component, tried) for name, (component, _) in reward.items()}
+    items = (
+        checks.success(groups),
+        checks.dead_groups(groups, recipe.group_size),
+        checks.scoring_noise(groups, keyed),
+        checks.gold(golden, groups, known, reward),
+        *checks.components(groups, golden, reward, probed),
+        checks.tools(groups),
+        checks.diversity(groups, recipe.temperature),
+        checks.masks(groups, decode),
+        checks.power(groups, n_test, recipe.test_samples),
+    )
+    return Preflight(items, len(sampled), time.monotonic() - start)
+
+
+def forecast(recipe: Recipe, rollout_seconds: float, update_seconds: float | None = None) -> Item:
+    """Time, memory and money of the run, from the rate of the preflight's own rollouts."""
+    prices = cost.read_prices()
+    known = prices.rates_of(recipe.model)
+    factor = rollout_seconds / known.rollout  # this machine against the one of params/prices.yaml
+    update = update_seconds if update_seconds is not None else known.update * factor
+    measured = replace(
+        known,
+        rollout=rollout_seconds,
+        evaluation=known.evaluation * factor,
+        update=update,
+        demonstration=known.demonstration * factor,
+        other=known.other * factor,
+    )
+    phases = cost.forecast(recipe, measured)
+    training = sum(phases[p] for p in cost.PHASES[1:4])
+    total = sum(phases.values())
+    dearest = max(prices.providers, key=lambda name: prices.providers[name])
+    said = (
+        f"Training {cost.duration(training)}, the whole run {cost.duration(total)} on one device "
+        f"({rollout_seconds:.3g} s a rollout"
+        f" measured, {update:.3g} s an update {'measured' if update_seconds is not None else 'scaled from params/prices.yaml'}); "
+        f"{cost.hours(total / 3600)} GPU-hours, {prices.currency}{total / 3600 * prices.providers[dearest]:,.2f} at {dearest}; "
+        f"{_memory()}."
+    )
+    values = {
+        "training_seconds": training,
+        "total_seconds": total,
+        "rollout": rollout_seconds,
+        "update": update,
+        "phases": phases,
+    }
+    return Item("Forecast", "green", said, "", (), values)
+
+
+def _memory() -> str:
+    """The largest memory of this process so far, rollouts included."""
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return f"{peak / 1e9:.1f} GB of memory so far"
+
+
+def _spread(tasks: Sequence[Task], n: int) -> list[Task]:
+    """At most ``n`` tasks, evenly spread over the list, so that every family and difficulty has its share."""
+    return [tasks[i * len(tasks) // n] for i in range(n)] if len(tasks) > n else list(tasks)
+
+
+def _decode(policy: Policy) -> Any:
+    return lambda ids: policy.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+__all__ = ["Item", "Preflight", "PreflightError", "Probed", "forecast", "preflight", "probe", "report"]
