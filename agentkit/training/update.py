@@ -9,6 +9,8 @@ exactly zero; they still count in every denominator.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ class Update:
     """
 
     unshared: str | None = None
-    _scored: torch.Tensor | None = None  # (B, T) bool while a loss is computed: the tokens it reads
+    _scored: torch.Tensor | None = None  # (B, T) bool: the only tokens wanted
 
     def share_prefixes(self, wanted: bool = True) -> None:
         """Compute shared prefixes once from now on; warns where the model cannot."""
@@ -48,16 +50,21 @@ class Update:
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss. Where it does not look, log-probabilities new and old are 0, so their ratio is 1."""
-        scored = (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
+        scored = _loss_mask(inputs)
         if self.beta == 0 and not self._entropy_bonus_enabled and self.top_entropy_quantile == 1:  # else it would count
             scored = scored & inputs["advantages"].reshape(len(scored), -1).any(1, keepdim=True)
         if not scored.any():  # one row must make the graph; the loss takes it times 0
             shortest = inputs["completion_mask"].sum(1).argmin()
             scored[shortest] = inputs["completion_mask"][shortest].bool()
         given = [name for name in ("old_per_token_logps", "ref_per_token_logps") if name in inputs]
+        with self._only(scored):
+            return super()._compute_loss(model, inputs | {name: inputs[name] * scored for name in given})
+
+    @contextmanager
+    def _only(self, scored: torch.Tensor) -> Iterator[None]:
         self._scored = scored
         try:
-            return super()._compute_loss(model, inputs | {name: inputs[name] * scored for name in given})
+            yield
         finally:
             self._scored = None
 
@@ -104,16 +111,21 @@ class Update:
             return {}
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         real = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        with torch.no_grad():
+        mask = _loss_mask(output)
+        with torch.no_grad(), self._only(mask):
             size = self.args.per_device_train_batch_size
             trained, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, real, sampled.shape[1], size)
-        mask = self.sampled_mask(output["completion_mask"].bool())
         weights = mismatch_weights(trained, sampled, mask, mode, cap)
         advantages = output["advantages"]
         output["old_per_token_logps"] = trained
         output["advantages"] = (advantages if advantages.ndim == 2 else advantages[:, None]) * weights
-        gap = (trained - sampled).abs()[mask]
-        return {"mismatch": float(gap.mean()), "mismatch_weight": float(weights.expand_as(mask)[mask].mean())}
+        kept, gap = weights.expand_as(mask)[mask], (trained - sampled).abs()[mask]
+        return {"mismatch": float(gap.mean()) if len(gap) else 0.0, "mismatch_weight": float(kept.mean()) if len(kept) else 1.0}
+
+
+def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
+    """(B, T) bool: the tokens TRL's loss reads."""
+    return (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
 
 
 def mismatch_weights(trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor, mode: str, cap: float) -> torch.Tensor:
