@@ -148,7 +148,7 @@ class _Curve:
             "entropy": self.entropy * (1 + (self.entropy_left - 1) * done) * noise(0.25),
             "grad_norm": self.grad * noise(0.4),
             "clip_fraction": self.clip * noise(0.4),
-            "engine_mismatch": self.mismatch * noise(0.3),
+            "mismatch": self.mismatch * noise(0.3),
             "loss": float(rng.normal(0, 0.05)),
         }
         calls = self.calls * (1 + (self.more_calls - 1) * done) * noise(0.08)
@@ -193,7 +193,7 @@ def plant(world: World, fault: str | None, depth: float, strength: float, since:
     elif fault == "clip_drift":
         m["clip_fraction"] = mix(0.2, 0.5) * float(np.exp(rng.normal(0, 0.2)))
     elif fault == "engine_mismatch":
-        m["engine_mismatch"] = mix(0.15, 1.5)
+        m["mismatch"] = mix(0.15, 1.5)
     elif fault == "length_explosion":
         world.tokens *= 1 + mix(1.2, 4.0)
     elif fault == "truncation":

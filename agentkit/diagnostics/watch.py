@@ -14,7 +14,7 @@ from typing import Any
 from agentkit.diagnostics.history import Step, observe
 from agentkit.diagnostics.rules import Alarm, holding
 from agentkit.records import Trajectory
-from agentkit.runs import Run, append_jsonl, read_jsonl, read_trajectories
+from agentkit.runs import Run, append_jsonl, read_jsonl, read_trajectories, write_jsonl
 
 QUIET = 10  # steps without it before an alarm may fire again
 FILE = ("train", "alarms.jsonl")
@@ -32,6 +32,18 @@ class Watch:
         self.alarms: list[Alarm] = []
         self._path = path
         self._held: dict[str, int] = {}  # the last step at which each rule held
+
+    @classmethod
+    def over(cls, run: Run) -> Watch:
+        """A watch over a run's training that goes on from what is stored; alarms of steps that were cut are dropped."""
+        watch = cls()
+        if run.file("train", "metrics.jsonl").exists():
+            for step in read_steps(run.file("train")):
+                watch.take(step)
+        watch._path = run.file(*FILE)
+        if watch.alarms or watch._path.exists():
+            write_jsonl(watch._path, map(dataclasses.asdict, watch.alarms))
+        return watch
 
     def add(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> list[Alarm]:
         """Take one step and return the alarms that fire at it. A row before the first step is kept for its validation."""

@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from agentkit import advantages
+from agentkit.diagnostics import Watch, audit_metrics, audited
 from agentkit.evaluation import summarize
 from agentkit.policies.loading import make_policy
 from agentkit.recipes import Recipe
@@ -114,6 +115,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self._rows: list[dict] = []
         self._batch: list[Trajectory] = []
         self._trained: list[Sequence[int]] = []  # the batch's action masks, zeros where the loss leaves a trajectory out
+        self._sampled: list[Trajectory] = []  # of every process, until the alarms have seen them
+        self._watch: Watch | None = None
         self._extra: dict[str, Any] = {}
         self._started = time.monotonic()
         self._rollout_seconds = 0.0
@@ -160,7 +163,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         if self.accelerator.is_main_process:
             write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), batch)
         self._extra = batch_metrics(batch) | component_metrics(batch, self.reward) | self._selection
-        self._extra |= {"rollout_seconds": self._rollout_seconds} | mismatch
+        self._extra |= {"rollout_seconds": self._rollout_seconds} | mismatch | audit_metrics(audited(self._tasks, batch))
+        self._sampled = batch
         return output
 
     def sampled_mask(self, completion_mask: torch.Tensor) -> torch.Tensor:
@@ -219,7 +223,10 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
     def write_metrics(self, row: dict[str, Any]) -> None:
         """Append one row to train/metrics.jsonl and hand it to the live view."""
         if self.accelerator.is_main_process:
+            self._watch = self._watch or Watch.over(self.run)
             append_jsonl(self.run.file("train", "metrics.jsonl"), row)
+            self._watch.add(row, self._sampled if row["step"] else ())
+            self._sampled = []
             self.on_metrics(row)
 
     def validate(self) -> dict[str, Any]:

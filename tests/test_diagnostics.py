@@ -1,0 +1,189 @@
+"""Alarms, the auditor, and how often the alarms are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pandas as pd
+import pytest
+
+from agentkit.diagnostics import (
+    RULES,
+    Step,
+    Watch,
+    audit,
+    audit_metrics,
+    audited,
+    disagreements,
+    holding,
+    observe,
+    read_alarms,
+    scan,
+)
+from agentkit.diagnostics.measure import judge, measured, read_measured, table
+from agentkit.diagnostics.synthetic import CONSEQUENCES, Simulated, simulate
+from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.runs import Run
+
+COMPONENTS = {"correctness": 1.0, "format": 1.0}
+
+
+def rollout(task: str, sample: int, success: float, **changed) -> Trajectory:
+    call = ToolResult("search", {"query": task}, f"{task} is 7.", True, 0.1)
+    turns = (Turn(f"look up {task}", (0, 2), (call,)), Turn("Answer: 7", (2, 3)))
+    base = Trajectory(task, "grpo", sample, 0, (1,), (4, 5, 6 + sample), (1, 1, 1), (0.0, 0.0, 0.0), turns, StopReason.ANSWER,
+                      "7", success, components={"correctness": success, "format": 1.0}, reward=success + 0.1, step=3)  # fmt: skip
+    return dataclasses.replace(base, **changed)
+
+
+def steps(**columns: list[float]) -> list[Step]:
+    """A history of metrics alone, one value a step."""
+    return [Step(i + 1, {n: v[i] for n, v in columns.items()}, {}) for i in range(len(next(iter(columns.values()))))]
+
+
+# ---- what a step shows -----------------------------------------------------------------------------------------------
+def test_the_measures_of_a_step_are_counted_by_hand():
+    solved = [rollout("a", i, 1.0) for i in range(2)]
+    stuck = [rollout("b", i, 0.0, completion_ids=(4, 5, 6), answer="9") for i in range(2)]
+    mixed = [rollout("c", 0, 1.0), rollout("c", 1, 0.0, stop_reason=StopReason.TURN_LIMIT, answer=None, turns=())]
+    found = observe({"step": 3, "kl": 0.2, "grad_norm": None}, [*solved, *stuck, *mixed])
+    expected = {"zero_variance": 2 / 3, "solved": 1 / 3, "stuck": 1 / 3, "success": 0.5, "reward": 0.6, "truncated": 1 / 6,
+                "no_tool": 1 / 6, "calls": 5 / 6, "answer_top": 0.5, "kl": 0.2, "not_finite": 1.0, "reward_wrong": 0.1,
+                "reward_gap": 1.0, "explains/correctness": 1.0, "explains/format": 0.0, "identical": 0.5}  # fmt: skip
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert found.evidence["stuck"] == ("3:b#0", "3:b#1") and found.evidence["truncated"] == ("3:c#1",)
+    assert math.isnan(found["entropy"])
+
+
+def test_a_stale_cached_reply_and_a_template_are_seen():
+    fresh, old = ToolResult("search", {"query": "x"}, "new", True), ToolResult("search", {"query": "x"}, "old", True, cached=True)
+    same = [rollout(name, 0, 1.0, turns=(Turn("look up x", (0, 2), (fresh,)),)) for name in "abc"]
+    found = observe({"step": 3}, [*same, rollout("d", 0, 1.0, turns=(Turn("again", (0, 2), (old,)),))])
+    assert found["cache_conflicts"] == 1 and found["template"] == 0.75
+    assert found.evidence["cache_conflicts"] == ("3:d#0",)
+
+
+# ---- rules on hand-made histories ------------------------------------------------------------------------------------
+CASES = {
+    "entropy_collapse": ({"entropy": [0.5] * 8 + [0.02] * 6, "success": [0.4] * 14}, {"entropy": [0.5] * 8 + [0.3] * 6}),
+    "kl_spike": ({"kl": [0.01] * 8 + [0.4]}, {"kl": [0.01] * 8 + [0.03]}),
+    "gradient_spike": ({"grad_norm": [0.5] * 8 + [9.0]}, {"grad_norm": [0.5] * 8 + [1.5]}),
+    "clip_drift": ({"clip_fraction": [0.01] * 8 + [0.3] * 5}, {"clip_fraction": [0.04] * 13}),
+    "engine_mismatch": ({"mismatch": [0.001] * 8 + [1.2] * 3}, {"mismatch": [0.02] * 11}),
+    "call_inflation": ({"calls": [2.0, 2.1] * 5 + [5.0, 5.1] * 3, "success": [0.4] * 16},
+                       {"calls": [2.0, 2.1] * 5 + [5.0, 5.1] * 3, "success": [0.4] * 10 + [0.7] * 6}),
+    "length_explosion": ({"completion_tokens": [100.0, 110.0] * 5 + [400.0] * 5}, {"completion_tokens": [100.0, 140.0] * 8}),
+    "truncation": ({"truncated": [0.0] * 6 + [0.6] * 6}, {"truncated": [0.1] * 12}),
+    "overfitting": ({"val_success": [0.5, 0.9, 0.4, 0.4], "success": [0.5, 0.6, 0.8, 0.9]},
+                    {"val_success": [0.5, 0.7, 0.66, 0.68], "success": [0.5, 0.6, 0.8, 0.9]}),
+    "stalled_learning": ({"success": [0.3, 0.31] * 15}, {"success": [0.3 + 0.015 * i for i in range(30)]}),
+    "slow_tools": ({"call_seconds": [0.1] * 10 + [4.0] * 5, "timeouts": [0.0] * 15},
+                   {"call_seconds": [0.2] * 15, "timeouts": [0.0] * 15}),
+    "stale_cache": ({"cache_mismatches": [0.0, 2.0]}, {"cache_mismatches": [0.0, 0.0]}),
+    "zero_variance": ({"stuck": [0.9] * 4, "zero_variance": [0.9] * 4, "solved": [0.0] * 4},
+                      {"stuck": [0.1] * 4, "zero_variance": [0.7] * 4, "solved": [0.6] * 4}),
+    "answer_collapse": ({"answer_top": [0.1] * 10 + [0.8] * 5}, {"answer_top": [0.6] * 15}),
+    "mode_collapse": ({"identical": [0.3] * 10 + [0.95] * 5}, {"identical": [0.65] * 15}),
+    "template_collapse": ({"template": [0.0] * 10 + [0.9] * 5}, {"template": [0.9] * 15}),
+    "tool_abandonment": ({"calls": [2.0, 2.1] * 5 + [0.5] * 5, "no_tool": [0.0] * 10 + [0.7] * 5},
+                         {"calls": [2.0, 2.1] * 7, "no_tool": [0.0] * 14}),
+    "dominance": ({"explains/success": [0.1] * 4, "explains/format": [0.9] * 4},
+                  {"explains/success": [0.9] * 4, "explains/format": [0.9] * 4}),
+    "reward_hacking": ({"audit_disagreement": [0.02] * 8 + [0.6] * 4}, {"audit_disagreement": [0.3] * 12}),
+    "dead_component": ({"scored/tool": [1.0] * 3, "low/tool": [0.0] * 3, "high/tool": [0.0] * 3, "trajectories": [64.0] * 3},
+                       {"scored/tool": [1.0] * 3, "low/tool": [0.0] * 3, "high/tool": [0.1] * 3, "trajectories": [64.0] * 3}),
+}  # fmt: skip
+
+
+def test_every_rule_has_a_case_and_a_fault_to_be_measured_on():
+    assert set(CASES) == set(RULES) == set(CONSEQUENCES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_rule_fires_on_its_fault_and_not_beside_it(name):
+    fault, healthy = CASES[name]
+    alarm = holding(steps(**fault))[name]
+    assert alarm.alarm == name and alarm.severity in ("warning", "critical") and alarm.cause.endswith((".", "?")) and alarm.advice
+    assert name not in holding(steps(**healthy))
+
+
+def test_a_value_that_is_not_finite_is_critical():
+    alarm = holding([observe({"step": 1, "loss": 0.1, "grad_norm": None})])["gradient_spike"]
+    assert alarm.severity == "critical" and "not finite" in alarm.cause
+
+
+def test_no_history_and_odd_rows_raise_nothing():
+    assert holding([]) == {}
+    assert scan([observe({"step": 1, "note": "text", "mode": "x", "flag": True})]) == []
+
+
+def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
+    run = Run.create(tmp_path / "run")
+    watch = Watch(run.file("train", "alarms.jsonl"))
+    clipped = [0.0] * 5 + [0.5] * 8 + [0.0] * 16 + [0.5] * 5
+    fired = [alarm for i, value in enumerate(clipped) for alarm in watch.add({"step": i + 1, "clip_fraction": value})]
+    assert [alarm.alarm for alarm in fired] == ["clip_drift"] * 2 and fired[0].step < 12 < 28 < fired[1].step
+    assert read_alarms(run) == fired == watch.alarms
+    assert read_alarms(Run.create(tmp_path / "other")) == []
+
+
+# ---- the auditor -----------------------------------------------------------------------------------------------------
+def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
+    task = Task("a", "How many?", "7", {"kind": "regex"}, meta={"plan": [{"tool": "search", "arguments": {}}]})
+    assert audit(task, rollout("a", 0, 1.0)).value == 1.0
+    assert audit(task, rollout("a", 0, 1.0, turns=(Turn("Answer: 7", (0, 3)),))).value == 0.0
+    assert audit(task, rollout("a", 0, 1.0, answer="7 or 8")).value == 0.0
+    assert audit(task, rollout("a", 0, 1.0, answer=None)).value == 0.0
+
+
+def test_a_program_that_only_knows_the_tests_is_refused():
+    verifier = {"kind": "code", "entry": "f", "tests": [[[[3, 1, 2]], 6], [[[5, 5]], 10], [[[4]], 4]]}
+    task = Task("c", "Write f(x), the sum.", "def f(x):\n    return sum(x)", verifier, family="C", tools=("python",))
+    honest = rollout("c", 0, 1.0, answer="```python\ndef f(x):\n    t = 0\n    for n in x: t += n\n    return t\n```")
+    cheat = rollout("c", 1, 1.0, answer="```python\ndef f(x):\n    return {3: 6, 2: 10, 1: 4}[len(x)]\n```")
+    assert audit(task, honest).value == 1.0 and audit(task, cheat).value == 0.0
+    found = audited({"c": task}, [honest, cheat], sample=None)
+    assert audit_metrics(found) == {"audit_success": 0.5, "audit_disagreement": 0.5, "audited": 2.0}
+    listed = disagreements(found, {"c": task})
+    assert list(listed["trajectory"]) == ["3:c#1"] and "agrees with the reference" in listed["auditor"][0]
+
+
+def test_an_auditor_that_fails_cannot_tell():
+    def broken(task, trajectory):
+        raise KeyError("x")
+
+    task = Task("a", "?", "7")
+    found = audited({"a": task}, [rollout("a", 0, 1.0)], broken)
+    assert found[0][1].value is None and "KeyError" in found[0][1].why and audit_metrics(found)["audited"] == 0
+    assert audit_metrics([(rollout("a", 0, 0.0), Score(1.0))])["audit_success"] == 0.0
+
+
+# ---- how often the alarms are right ----------------------------------------------------------------------------------
+def test_the_table_counts_right_false_and_late_alarms():
+    alarm = holding(steps(kl=[0.01] * 8 + [0.4]))["kl_spike"]
+    at = lambda step: [dataclasses.replace(alarm, step=step)]  # noqa: E731
+    runs = [("kl_spike", 10, at(13)), ("kl_spike", 10, []), ("kl_spike", 10, at(4)), (None, 0, at(5))]
+    runs += [(None, 0, []), ("clip_drift", 9, at(12))]
+    judged = [(Simulated(fault, onset, []), alarms) for fault, onset, alarms in runs]
+    row = table(judged).set_index("alarm").loc["kl_spike"]
+    assert (row["runs"], row["found"], row["false"], row["in_healthy"], row["delay"]) == (3, 1, 3, 1, 3)
+    assert row["recall"] == pytest.approx(1 / 3) and row["precision"] == 0.25
+
+
+def test_a_simulated_run_is_the_same_for_the_same_seed_and_unknown_faults_are_refused():
+    assert simulate("clip_drift", 5, steps=6) == simulate("clip_drift", 5, steps=6)
+    assert judge(simulate(None, 3, steps=12)) == []
+    with pytest.raises(ValueError, match="there is no fault 'x'"):
+        simulate("x", 0)
+
+
+@pytest.mark.slow
+def test_alarms_are_right_on_simulated_runs_held_back():
+    found = measured(2, 4)
+    assert found["recall"].mean() >= 0.85 and found["found"].sum() / (found["found"].sum() + found["false"].sum()) >= 0.85
+
+
+def test_the_kept_measurement_is_of_these_rules():
+    kept = read_measured()
+    assert set(kept["alarm"]) == set(RULES) and (kept["runs"] >= 20).all() and isinstance(kept, pd.DataFrame)
