@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agentkit.policies.base import Policy
 from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import plan, score_all
+from agentkit.rewards import from_recipe, score_all
 from agentkit.rollouts import rollout, rollout_options
 from agentkit.runs import Run, write_trajectories
 
@@ -25,6 +25,6 @@ def measure(run: Run, policy: Policy, tasks: Sequence[Task], recipe: Recipe) -> 
     for suffix, extra in (("", {"group_size": recipe.test_samples}), ("_greedy", {"temperature": 0.0})):
         label = f"{policy.name}, {'greedy' if suffix else 'sampled'}"
         sampled = rollout(tasks, policy, progress=label, **(options | extra))
-        found.append(score_all(tasks, sampled, plan(**recipe.reward_weights)))
+        found.append(score_all(tasks, sampled, from_recipe(recipe)))
         write_trajectories(run.file("eval", f"{policy.name}{suffix}.parquet"), found[-1])
     return found[0], found[1]

@@ -196,7 +196,7 @@ def notebook_faults(path: Path) -> list[str]:
         source = source_of(cell)
         if cell["outputs"] or cell["execution_count"] is not None:
             faults.append(f"code cell {index}: outputs not stripped (nbstripout)")
-        if len(source.splitlines()) > 40:
+        if cell not in tagged and len(source.splitlines()) > 40:  # parameters are a list, one a line
             faults.append(f"code cell {index}: {len(source.splitlines())} lines, more than 40")
         for node in ast.walk(ast.parse(without_magics(source))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
