@@ -1,0 +1,243 @@
+"""Sharing prefixes changes nothing but the time: trees by hand and by law, numbers and gradients against the plain way."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentkit.training import shared_prefix
+from agentkit.training.shared_prefix import build_tree, plain_logprobs, prepare, shared_logprobs
+
+SHAPE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}  # fmt: skip
+
+
+def qwen3(**changes):
+    torch.manual_seed(1)
+    return Qwen3ForCausalLM(Qwen3Config(**(SHAPE | changes)))
+
+
+def lists(array):
+    return [list(map(int, row)) for row in array]
+
+
+def test_a_tree_by_hand():
+    """Two rows part after three tokens, a third after one, the last repeats the first."""
+    tree = build_tree([[5, 6, 7, 8], [5, 6, 7, 9, 9], [5, 2], [5, 6, 7, 8]])
+    assert tree.ids.tolist() == [5, 2, 6, 7, 8, 9, 9]
+    assert tree.positions.tolist() == [0, 1, 1, 2, 3, 3, 4]
+    assert lists(tree.nodes) == [[0, 2, 3, 4], [0, 2, 3, 5, 6], [0, 1], [0, 2, 3, 4]]
+    assert tree.runs == (2, 3, 2)  # what [5, 2], [5, 6, 7, 8] and [5, 6, 7, 9, 9] add
+    assert tree.pieces == (1, 1, 2, 1, 2)
+    assert tree.paths == ((0, 1), (0, 2, 3), (0, 2, 4))
+
+
+def test_a_row_alone_is_its_own_tree():
+    tree = build_tree([[3, 3, 3]])
+    assert (tree.runs, tree.pieces, tree.paths) == ((3,), (3,), ((0,),)) and tree.positions.tolist() == [0, 1, 2]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=9))
+def test_trees_hold_every_prefix_once_and_paths_are_the_rows(rows):
+    tree = build_tree(rows)
+    assert len(tree.ids) == len({tuple(row[: n + 1]) for row in rows for n in range(len(row))})
+    starts = [sum(tree.pieces[:n]) for n in range(len(tree.pieces))]
+    ends = [start + size for start, size in zip(starts, tree.pieces, strict=True)]
+    for row, path in zip(rows, tree.nodes, strict=True):
+        assert tree.ids[path].tolist() == row and tree.positions[path].tolist() == list(range(len(row)))
+    walked = [[n for piece in path for n in range(starts[piece], ends[piece])] for path in tree.paths]
+    assert sum(tree.runs) == sum(tree.pieces) == len(tree.ids)
+    first = 0
+    for run, path in zip(tree.runs, walked, strict=True):
+        assert path in lists(tree.nodes) and path[-run:] == list(range(first, first + run))
+        first += run
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Two groups of four: shared first turns, a repeated row, a row that begins another, tool tokens, padding on both sides."""
+    torch.manual_seed(0)
+    draw = lambda n: torch.randint(2, 61, (n,)).tolist()  # noqa: E731
+    prompts = [row for row in (draw(12), draw(7)) for _ in range(4)]
+    turn, other = draw(6), draw(9)
+    completions = [turn + draw(5), turn + draw(8), draw(3), turn + draw(1), other, other, other[:4], other[:4] + draw(7)]
+    left, right = 14, max(map(len, completions)) + 2
+    ids = torch.tensor(
+        [[0] * (left - len(p)) + p + c + [0] * (right - len(c)) for p, c in zip(prompts, completions, strict=True)]
+    )
+    mask = torch.tensor(
+        [
+            [0] * (left - len(p)) + [1] * (len(p) + len(c)) + [0] * (right - len(c))
+            for p, c in zip(prompts, completions, strict=True)
+        ]
+    )
+    scored = mask[:, -right:].bool() & (torch.arange(right) % 4 != 2)
+    scored[3] = False  # a row of which nothing is wanted
+    return ids, mask, scored
+
+
+def found(score, model, batch, temperature=0.7, **options):
+    """Log-probabilities, entropies and the gradient of a weighted sum."""
+    model.zero_grad()
+    logprobs, entropies = score(model, *batch, temperature, entropy=True, **options)
+    weights = torch.cos(torch.arange(logprobs.numel())).reshape(logprobs.shape)
+    (logprobs * weights).sum().backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad and p.grad is not None])
+    return logprobs.detach(), entropies, gradient
+
+
+def assert_same(ours, plain, error):
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert mine.shape == theirs.shape
+        assert (mine - theirs).norm() <= error * theirs.norm()
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+def test_sharing_equals_the_plain_way(lora, checkpointing, batch):
+    """In double precision, but for logits, norms and rotary angles, which are float32."""
+    model = qwen3()
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.2)
+    model = model.double().train()
+    plain = found(plain_logprobs, model, batch)
+    assert prepare(model) is None and model.training
+    if checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable()
+    ours = found(shared_logprobs, model, batch)
+    assert_same(ours, plain, 1e-6)
+    assert not ours[0][~batch[2]].any() and not ours[1][~batch[2]].any()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)), lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE))],
+    ids=["llama", "qwen2"],
+)
+def test_other_architectures_share_too(model, batch):
+    torch.manual_seed(2)
+    model = model()
+    plain = found(plain_logprobs, model, batch)
+    assert prepare(model) is None
+    assert_same(found(shared_logprobs, model, batch), plain, 1e-5)
+
+
+def test_the_output_layer_sees_scored_tokens_only_in_chunks(batch, monkeypatch):
+    model = qwen3()
+    assert prepare(model) is None
+    whole, rows = found(shared_logprobs, model, batch), []
+    model.lm_head.register_forward_pre_hook(lambda module, inputs: rows.append(inputs[0].numel() // 32))
+    monkeypatch.setattr(shared_prefix, "CHUNK_ELEMENTS", 61 * 7)
+    chunked = found(shared_logprobs, model, batch)
+    assert max(rows) == 7
+    with torch.no_grad():
+        rows.clear()
+        shared_logprobs(model, *batch, 0.7)
+    ids, mask, scored = (x.tolist() for x in batch)
+    distinct = set()
+    for row, real, wanted in zip(ids, mask, scored, strict=True):
+        tokens = [i for i, m in zip(row, real, strict=True) if m]
+        prompt = len(tokens) - sum(real[14:])
+        distinct |= {tuple(tokens[: prompt + n + 1]) for n, want in enumerate(wanted) if want}
+    assert sum(rows) == len(distinct) + 1, "and one token whose logits the model's own forward computes"
+    assert_same(chunked, whole, 1e-6)
+
+
+def test_each_distinct_token_is_computed_once(batch):
+    model = qwen3()
+    assert prepare(model) is None
+    seen = []
+    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:2].numel()))
+    shared_logprobs(model, *batch, 1.0)
+    rows, _ = shared_prefix._used(*batch)
+    assert seen == [len({tuple(row[: n + 1]) for row in rows for n in range(len(row))})]
+    assert seen[0] < batch[1].sum() / 2
+
+
+def test_the_same_call_gives_the_same_bits(batch):
+    model = qwen3()
+    assert prepare(model) is None
+    first, second = found(shared_logprobs, model, batch), found(shared_logprobs, model, batch)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_prepared_model_does_everything_else_as_before(batch):
+    model = qwen3().eval()
+    ids, mask, _ = batch
+    with torch.no_grad():
+        before = model(input_ids=ids, attention_mask=mask).logits
+        said = model.generate(ids[:2], attention_mask=mask[:2], max_new_tokens=6, do_sample=False)
+        assert prepare(model) is None and not model.training
+        assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
+        assert torch.equal(model.generate(ids[:2], attention_mask=mask[:2], max_new_tokens=6, do_sample=False), said)
+
+
+def scaled():
+    """A model whose logits are not its output layer's: only a comparison can tell."""
+    model = qwen3()
+    plain = model.forward
+    model.forward = lambda *args, **kwargs: _halved(plain(*args, **kwargs))
+    return model
+
+
+def _halved(out):
+    out.logits = out.logits / 2
+    return out
+
+
+def eager():
+    model = qwen3()
+    model.set_attn_implementation("eager")
+    return model
+
+
+MAMBA = {"vocab_size": 61, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 1, "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)), "sliding_attention"),
+        (lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE)), "sliding_attention"),
+        (lambda: MambaForCausalLM(MambaConfig(**MAMBA)), "."),
+        (scaled, "off by .* nats"),
+        (eager, "its attention is 'eager'"),
+    ],
+    ids=["window", "gemma", "recurrent", "scaled", "eager"],
+)
+def test_a_model_that_cannot_share_says_why_and_stays_as_it_was(model, why):
+    model = model()
+    before = model.config._attn_implementation
+    assert re.search(why, prepare(model) or "")
+    assert model.config._attn_implementation == before
+
+
+def test_a_scored_token_needs_one_before_it():
+    ids = torch.tensor([[5, 6]])
+    model = qwen3()
+    assert prepare(model) is None
+    with pytest.raises(AssertionError, match="before it"):
+        shared_logprobs(model, ids, torch.ones_like(ids), torch.tensor([[True, True]]), 1.0)
