@@ -108,6 +108,8 @@ class ChatCodec:
 
     def shorten(self, text: str, limit: int) -> str:
         """A tool's reply of at most ``limit`` tokens, with a mark where it was cut and how much is missing."""
+        if len(text.encode("utf-8", "replace")) <= limit:  # no token is shorter than a byte
+            return text
         text = text[: 16 * limit] if (large := len(text) > 16 * limit) else text  # no tokenizer is asked to read megabytes
         ids = self.text_ids(text)
         if len(ids) <= limit and not large:

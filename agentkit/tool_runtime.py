@@ -27,7 +27,7 @@ import typing
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -113,26 +113,33 @@ def check_call(call: ToolCall, tools: dict[str, Callable]) -> str | None:
     """What is wrong with a call, in one sentence, or None."""
     if call.name not in tools:
         return f"there is no tool {call.name[:60]!r}; there are {', '.join(tools)}"
-    kinds = {n: p.kind for n, p in inspect.signature(tools[call.name]).parameters.items()}
-    parameters = {n: p for n, p in inspect.signature(tools[call.name]).parameters.items() if p.kind not in _VARIADIC}
-    hints = _hints(tools[call.name])
-    unknown = sorted(set(call.arguments) - set(parameters))
-    if unknown and inspect.Parameter.VAR_KEYWORD not in kinds.values():
-        return f"{call.name} has no argument {unknown[0][:60]!r}; it takes {', '.join(parameters)}"
-    for name, parameter in parameters.items():
+    parameters, hints = _signature(tools[call.name])
+    named = [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
+    unknown = sorted(set(call.arguments) - set(named))
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return f"{call.name} has no argument {unknown[0][:60]!r}; it takes {', '.join(named)}"
+    for name in named:
         if name not in call.arguments:
-            if parameter.default is inspect.Parameter.empty:
+            if parameters[name].default is inspect.Parameter.empty:
                 return f"{call.name} needs the argument {name!r}"
         elif not _fits(call.arguments[name], hints.get(name)):
             return f"{call.name}: {name!r} must be {_TYPES.get(hints[name], hints[name])}"
     return None
 
 
-def _hints(tool: Callable) -> dict[str, Any]:
+def _signature(method: Callable) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    """A tool's parameters and their types."""
+    parameters, hints = _read_signature(getattr(method, "__func__", method))
+    return dict(list(parameters.items())[inspect.ismethod(method) :]), hints
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_signature(function: Callable) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
     try:
-        return typing.get_type_hints(tool)
+        hints = typing.get_type_hints(function)
     except Exception:  # an annotation that names nothing importable: its arguments go unchecked
-        return {}
+        hints = {}
+    return inspect.signature(function).parameters, hints
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -1,88 +1,199 @@
-"""Rollouts: the same tasks with the same small agent through our rollout loop and through stock TRL's tool loop.
+"""Rollouts: the same tasks with the same small agent through our loop, through stock TRL's two tool loops, and bare decoding.
 
-They take turns; reported are trajectories a second. The peer is never changed, only configured.
+They take turns. Cases trl_tools_* and trl_env_*: trajectories a second, the peer is TRL's GRPOTrainer, never changed, only
+configured, at tools that take 0, 50 and 500 ms. Case ceiling_50ms: sampled tokens a second, the peer is our own engine that
+decodes as many tokens in the same batch and has no tools to wait for. No tool cache is used. Leaves out scoring on TRL's
+side, which ours includes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from agentkit.bench.common import report, spread
-from agentkit.records import Task
+from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.knowledge import Corpus
+from agentkit.records import Task, Trajectory
 
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
+GROUP = 8
+# case: tool latency in seconds, tasks, repeats; 64 trajectories in full. TRL waits for every call in turn, so quick has fewer
+FULL = {
+    "trl_tools_0ms": (0.0, 8, 5),
+    "trl_tools_50ms": (0.05, 8, 3),
+    "trl_tools_500ms": (0.5, 8, 3),
+    "trl_env_0ms": (0.0, 8, 3),
+    "ceiling_50ms": (0.05, 8, 5),
+}
+QUICK = {
+    "trl_tools_0ms": (0.0, 2, 2),
+    "trl_tools_50ms": (0.05, 2, 1),
+    "trl_tools_500ms": (0.5, 1, 1),
+    "trl_env_0ms": (0.0, 2, 1),
+    "ceiling_50ms": (0.05, 8, 2),
+}
+Run = Callable[[int], dict[str, float]]  # seed -> trajectories or tokens a second ("rate"), and sampled tokens a trajectory
+
+
+class SlowEnvironment(CorpusEnvironment):
+    """Search and calculator that take ``latency_s`` longer."""
+
+    latency_s = 0.0
+
+    def search(self, query: str) -> str:
+        """Search facts.
+
+        Args:
+            query: What to look up.
+        """
+        time.sleep(self.latency_s)
+        return super().search(query)
+
+    def calculator(self, expression: str) -> str:
+        """Compute arithmetic.
+
+        Args:
+            expression: The arithmetic.
+        """
+        time.sleep(self.latency_s)
+        return super().calculator(expression)
+
+
+Factory = Callable[[], SlowEnvironment]
 
 
 def bench_rollouts(quick: bool = False) -> dict[str, Any]:
-    """Trajectories a second, ours and stock TRL's, on tools that answer at once.
+    """Our rollouts against stock TRL's and against bare decoding.
 
     Args:
-        quick: fewer tasks and two repeats, to end within 50 seconds.
+        quick: fewer trajectories and repeats, to end within 50 seconds; the ratios at 50 and 500 ms are then smaller than with
+            64 trajectories, since TRL's wait grows with their number and ours does not.
 
     Returns:
-        The bench JSON: machine, versions, and one case with ours, peer and ratio (ours / peer; above 1 is faster).
+        The bench JSON: machine, versions, and cases with ours, peer and ratio (ours / peer; above 1 is faster).
     """
     from agentkit.tasks import Suite
 
-    tasks = Suite.build({"n_tasks": 40, "seed": 11}).tasks[: 4 if quick else 8]
-    repeats, group_size = (2, 4) if quick else (5, 8)
-    ours, peer = _ours(tasks, group_size), _trl_tools(tasks, group_size)
-    pairs = []
+    corpus = Corpus.open()
+    tasks = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
+    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": _ceiling}
+    cases = []
+    for name, (latency, count, repeats) in (QUICK if quick else FULL).items():
+        environment = partial(type("Environment", (SlowEnvironment,), {"latency_s": latency}), corpus)
+        peer = peers[name.rpartition("_")[0]](tasks[:count], environment)
+        cases.append(_case(name, _ours(tasks[:count], environment, "ceiling" in name), peer, repeats, count * GROUP))
+    return report("rollouts", cases)
+
+
+def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int) -> dict[str, Any]:
     ours(-1), peer(-1)  # warm-up, not counted
-    for repeat in range(repeats):
-        pairs.append((ours(repeat), peer(repeat)))
-    rates = [(a["rate"], b["rate"]) for a, b in pairs]
-    case = {
-        "case": "trl_tools_0ms",
-        "unit": "trajectories/s",
-        "ours": spread([a for a, _ in rates]),
-        "peer": spread([b for _, b in rates]),
-        "ratio": spread([a / b for a, b in rates]),
-        "trajectories": len(tasks) * group_size,
-        "tokens_per_trajectory": {"ours": _mean(pairs, 0), "peer": _mean(pairs, 1)},
+    pairs = [(ours(seed), peer(seed)) for seed in range(repeats)]
+    return {
+        "case": name,
+        "unit": "tokens/s" if "ceiling" in name else "trajectories/s",
+        "ours": spread([a["rate"] for a, _ in pairs]),
+        "peer": spread([b["rate"] for _, b in pairs]),
+        "ratio": spread([a["rate"] / b["rate"] for a, b in pairs]),
+        "trajectories": trajectories,
+        "tokens_per_trajectory": {s: statistics.fmean(p[i]["tokens"] for p in pairs) for i, s in enumerate(("ours", "peer"))},
     }
-    return report("rollouts", [case])
 
 
-def _ours(tasks: Sequence[Task], group_size: int) -> Callable[[int], dict[str, float]]:
+def _ours(tasks: Sequence[Task], environment: Factory, in_tokens: bool) -> Run:
     from agentkit.policies.loading import load_agent
     from agentkit.policies.transformers import TransformersPolicy
-    from agentkit.rollouts import Limits, rollout
 
     policy = TransformersPolicy(*load_agent("nano"))
-    limits = Limits(max_turns=TURNS, max_turn_tokens=TURN_TOKENS, max_tokens=TURNS * TURN_TOKENS)
 
     def run(seed: int) -> dict[str, float]:
         start = time.perf_counter()
-        found = rollout(tasks, policy, group_size=group_size, seed=seed + 1, temperature=TEMPERATURE, limits=limits)
-        seconds = time.perf_counter() - start
-        return {"rate": len(found) / seconds, "tokens": statistics.fmean(sum(t.action_mask) for t in found)}
+        found = _rollout(tasks, policy, environment, seed)
+        seconds, tokens = time.perf_counter() - start, statistics.fmean(sum(t.action_mask) for t in found)
+        return {"rate": len(found) * (tokens if in_tokens else 1) / seconds, "tokens": tokens}
 
     return run
 
 
-def _trl_tools(tasks: Sequence[Task], group_size: int) -> Callable[[int], dict[str, float]]:
+def _rollout(tasks: Sequence[Task], policy: Any, environment: Factory, seed: int) -> list[Trajectory]:
+    from agentkit.rollouts import Limits, rollout
+
+    limits = Limits(max_turns=TURNS, max_turn_tokens=TURN_TOKENS, max_tokens=TURNS * TURN_TOKENS)
+    options = {"environment": environment, "group_size": GROUP, "temperature": TEMPERATURE, "limits": limits}
+    return rollout(tasks, policy, seed=seed + 1, **options)
+
+
+def _ceiling(tasks: Sequence[Task], environment: Factory) -> Run:
+    """As many tokens for every trajectory as a rollout's mean, sampled in one turn after its prompt."""
+    from agentkit.policies.base import Request
+    from agentkit.policies.loading import load_agent
+    from agentkit.policies.transformers import TransformersPolicy
+
+    model, tokenizer = load_agent("nano")
+    found = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
+    count = round(statistics.fmean(sum(t.action_mask) for t in found))
+    policy = TransformersPolicy(model, SimpleNamespace(eos_token_id=-1))  # no token ends a turn
+
+    async def decode(seed: int) -> None:
+        requests = [
+            Request(tasks[0], seed * len(found) + i, 0, list(t.prompt_ids), (seed + 1, i), count, TEMPERATURE)
+            for i, t in enumerate(found)
+        ]
+        await asyncio.gather(*map(policy.sample, requests))
+
+    def run(seed: int) -> dict[str, float]:
+        start = time.perf_counter()
+        asyncio.run(decode(seed))
+        return {"rate": len(found) * count / (time.perf_counter() - start), "tokens": count}
+
+    return run
+
+
+def _trl_tools(tasks: Sequence[Task], environment: Factory) -> Run:
     """Stock TRL: GRPOTrainer with ``tools``, its own generation and tool loop."""
+    around = environment()
+    trainer = _trainer(tasks, tools=[around.search, around.calculator])
+
+    def prepare(count: int) -> None:
+        trainer._sync_tool_dicts = [{t.__name__: t for t in trainer._standalone_tools} for _ in range(count)]
+
+    return _trl(trainer, tasks, prepare)
+
+
+def _trl_environments(tasks: Sequence[Task], environment: Factory) -> Run:
+    """Stock TRL: GRPOTrainer with ``environment_factory``, one environment a trajectory."""
+    trainer = _trainer(tasks, environment_factory=environment)
+
+    def prepare(count: int) -> None:  # as its _generate_and_score_completions does before it generates
+        pool = trainer._environment_pool[None]
+        pool += [environment() for _ in range(count - len(pool))]
+        trainer._batch_environments, trainer.environments = [None] * count, pool[:count]
+        for one in trainer.environments:
+            one.reset()
+        trainer._sync_tool_dicts = [{"search": e.search, "calculator": e.calculator} for e in trainer.environments]
+
+    return _trl(trainer, tasks, prepare)
+
+
+def _trainer(tasks: Sequence[Task], **tools: Any) -> Any:
     from datasets import Dataset
-    from transformers import set_seed
     from trl import GRPOConfig, GRPOTrainer
     from trl.chat_template_utils import qwen3_template
 
-    from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment
     from agentkit.policies.loading import load_agent
 
     model, tokenizer = load_agent("nano")
     tokenizer.response_template = qwen3_template
-    environment = CorpusEnvironment()
-    prompts = [[{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task.prompt}] for task in tasks]
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(),
-        num_generations=group_size,
-        per_device_train_batch_size=len(tasks) * group_size,
+        num_generations=GROUP,
+        per_device_train_batch_size=len(tasks) * GROUP,
         max_completion_length=TURNS * TURN_TOKENS,
         max_tool_calling_iterations=TURNS - 1,
         temperature=TEMPERATURE,
@@ -90,33 +201,33 @@ def _trl_tools(tasks: Sequence[Task], group_size: int) -> Callable[[int], dict[s
         bf16=False,
         report_to="none",
     )
-    trainer = GRPOTrainer(
+    return GRPOTrainer(
         model=model,
         args=config,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        train_dataset=Dataset.from_list([{"prompt": p} for p in prompts]),
+        train_dataset=Dataset.from_list([{"prompt": p} for p in map(_messages, tasks)]),
         processing_class=tokenizer,
-        tools=[environment.search, environment.calculator],
+        **tools,
     )
-    repeated = [p for p in prompts for _ in range(group_size)]
+
+
+def _messages(task: Task) -> list[dict[str, str]]:
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task.prompt}]
+
+
+def _trl(trainer: Any, tasks: Sequence[Task], prepare: Callable[[int], None]) -> Run:
+    """TRL's generation and tool loop for the tasks' prompts, without scoring."""
+    from transformers import set_seed
 
     def run(seed: int) -> dict[str, float]:
         set_seed(seed + 1)
         start = time.perf_counter()
-        masks = _generate(trainer, repeated)
-        return {"rate": len(repeated) / (time.perf_counter() - start), "tokens": statistics.fmean(sum(m) for m in masks)}
+        prompts = [_messages(task) for task in tasks for _ in range(GROUP)]  # TRL appends to them
+        prepare(len(prompts))
+        trainer._async_tool_dicts = [{} for _ in prompts]
+        trainer.model.train()
+        masks = trainer._generate(prompts)[2]
+        seconds = time.perf_counter() - start
+        return {"rate": len(prompts) / seconds, "tokens": statistics.fmean(sum(mask) for mask in masks)}
 
     return run
-
-
-def _generate(trainer: Any, prompts: list) -> list[list[int]]:
-    """TRL's generation and tool loop for prompts, without scoring; its tool masks."""
-    trainer._sync_tool_dicts = [{t.__name__: t for t in trainer._standalone_tools} for _ in prompts]
-    trainer._async_tool_dicts = [{} for _ in prompts]
-    trainer.model.train()
-    found = trainer._generate(prompts)
-    return found[2]
-
-
-def _mean(pairs: Sequence[tuple[dict, dict]], side: int) -> float:
-    return statistics.fmean(pair[side]["tokens"] for pair in pairs)

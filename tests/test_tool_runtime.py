@@ -1,0 +1,366 @@
+"""Declared tools: the time limit really ends what can be ended, and bounds what cannot; places, tries, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from agentkit import ToolCall, tool_runtime
+from agentkit.environment import ToolSpec, run_call, tool, tool_schemas, tools_of
+from agentkit.runs import project_root
+
+
+class Bench:
+    """Tools with declarations of every kind."""
+
+    def __init__(self, log: str = ""):
+        self.log, self.ran, self.now, self.most, self.seen = log, 0, 0, 0, {}
+
+    def reset(self, **row):
+        pass
+
+    @tool(max_concurrent=2)
+    async def narrow(self) -> str:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.05)
+        self.now -= 1
+        return "done"
+
+    @tool(retries=2, backoff_s=0.01)
+    def flaky(self, fails: int) -> str:
+        self.ran += 1
+        if self.ran <= fails:
+            raise ConnectionError("no route")
+        return f"try {self.ran}"
+
+    @tool(retries=2, backoff_s=0.01)
+    async def flaky_later(self, fails: int) -> str:
+        return self.flaky(fails)
+
+    @tool(retries=5, backoff_s=0.01)
+    def wrong(self) -> str:
+        self.ran += 1
+        raise ValueError("there is no such page")
+
+    @tool(retries=9, backoff_s=5.0, timeout_s=0.5)
+    def patient(self) -> str:
+        self.ran += 1
+        raise ConnectionError("no route")
+
+    @tool(timeout_s=0.3)
+    async def awaits(self) -> str:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.seen["cancelled"] = True
+
+    @tool(timeout_s=0.3)
+    async def stubborn(self) -> str:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.seen["refused"] = True
+
+    @tool(timeout_s=0.3)
+    async def blocks(self) -> str:
+        time.sleep(3)
+        return "late"
+
+    async def cancels(self) -> str:
+        raise asyncio.CancelledError
+
+    async def quick(self) -> str:
+        return threading.current_thread().name
+
+    @tool(timeout_s=0.3)
+    def sleeps(self) -> str:
+        time.sleep(60)
+
+    @tool(process=True, timeout_s=1.0)
+    def runs(self, how: str) -> str:
+        Path(self.log).write_text(str(os.getpid()))
+        if how == "hang":
+            subprocess.Popen(["sleep", "300"])
+            while True:
+                pass
+        if how == "crash":
+            os.kill(os.getpid(), 11)
+        if how == "exit":
+            sys.exit(3)
+        if how == "value":
+            raise ValueError("be kind")
+        if how == "key":
+            raise KeyError("k")
+        print("noise on stdout")
+        self.seen["kept"] = True
+        return how
+
+
+def run(name, environment=None, **arguments):
+    return asyncio.run(run_call(ToolCall(name, arguments), environment or Bench()))
+
+
+# ---- declaring
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [({"max_concurrent": 0}, "max_concurrent is 0"), ({"retries": -1}, "retries is -1"), ({"timeout_s": 0}, "timeout_s is 0"),
+     ({"backoff_s": float("nan")}, "backoff_s is nan")],
+)  # fmt: skip
+def test_a_wrong_declaration_is_refused(declared, says):
+    with pytest.raises(ValueError, match=says):
+        tool(**declared)
+
+
+def test_a_declaration_that_cannot_be_kept_is_refused():
+    with pytest.raises(ValueError, match="later is async; process=True is for plain functions"):
+
+        class E:
+            @tool(process=True)
+            async def later(self) -> str:
+                return ""
+
+    with pytest.raises(TypeError, match="cache"):
+        tool(cache=True)
+
+
+def test_a_declared_method_is_the_method_itself(corpus):
+    @tool(pure=True)
+    def look(query: str) -> str:
+        """Look.
+
+        Args:
+            query: What.
+        """
+        return query
+
+    assert look("x") == "x" and look.tool_spec == ToolSpec(pure=True)
+    environment = type("E", (), {"look": staticmethod(look)})()
+    assert list(tools_of(environment)) == ["look"] and tool_schemas(environment)[0]["function"]["name"] == "look"
+
+
+# ---- places and tries
+def test_no_more_calls_at_once_than_declared():
+    async def many(environment):
+        return await asyncio.gather(*(run_call(ToolCall("narrow", {}), environment) for _ in range(7)))
+
+    environment = Bench()
+    assert all(r.ok for r in asyncio.run(many(environment))) and environment.most == 2
+
+
+@pytest.mark.parametrize("name", ["flaky", "flaky_later"])
+def test_a_call_that_fails_is_tried_again_as_often_as_declared(name):
+    environment = Bench()
+    assert run(name, environment, fails=2).observation == "try 3" and environment.ran == 3
+    environment = Bench()
+    found = run(name, environment, fails=3)
+    assert (found.ok, found.observation, environment.ran) == (False, "Error: ConnectionError: no route.", 3)
+
+
+def test_what_a_tool_says_to_the_policy_is_not_tried_again():
+    environment = Bench()
+    assert run("wrong", environment).observation == "Error: there is no such page." and environment.ran == 1
+
+
+def test_all_tries_end_within_the_time_limit():
+    environment, start = Bench(), time.monotonic()
+    assert not run("patient", environment).ok and environment.ran == 1 and time.monotonic() - start < 5
+
+
+# ---- async tools
+def test_an_async_tool_is_cancelled_when_its_time_is_up():
+    environment, start = Bench(), time.monotonic()
+    assert run("awaits", environment).observation == "Error: awaits did not answer within 0.3 s."
+    while not environment.seen and time.monotonic() - start < 20:
+        time.sleep(0.01)
+    assert environment.seen == {"cancelled": True}
+
+
+def test_an_async_tool_that_refuses_to_be_cancelled_holds_up_nobody():
+    environment, start = Bench(), time.monotonic()
+    assert "did not answer" in run("stubborn", environment).observation and time.monotonic() - start < 20
+    assert run("quick", environment).observation == "async tools"
+
+
+def test_an_async_tool_that_blocks_is_left_behind_with_its_event_loop():
+    """It would hold up every other async tool otherwise, and sampling, if it ran on the rollout's own event loop."""
+
+    async def both():
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0.01)
+
+        ticking = asyncio.create_task(tick())
+        blocked = await run_call(ToolCall("blocks", {}), Bench())
+        quick = await run_call(ToolCall("quick", {}), Bench())
+        ticking.cancel()
+        return blocked, quick, ticks
+
+    blocked, quick, ticks = asyncio.run(both())
+    assert "did not answer" in blocked.observation and quick.observation == "async tools" and ticks > 3
+
+
+def test_an_async_tool_that_cancels_itself_fails_and_ends_nothing():
+    assert not run("cancels").ok
+
+
+def test_what_an_async_tool_keeps_open_outlives_the_rollout():
+    class Keeps:
+        loop = None
+
+        async def same(self) -> str:
+            Keeps.loop = Keeps.loop or asyncio.get_running_loop()
+            return str(Keeps.loop is asyncio.get_running_loop())
+
+    assert [run("same", Keeps()).observation for _ in range(2)] == ["True", "True"]
+
+
+# ---- threads
+def test_threads_are_used_again():
+    class Names:
+        def name(self) -> str:
+            return str(threading.get_ident())
+
+    async def one_by_one():
+        return {(await run_call(ToolCall("name", {}), Names())).observation for _ in range(30)}
+
+    assert len(asyncio.run(one_by_one())) <= 2
+
+
+def test_calls_that_hang_are_bounded_and_the_tool_is_then_refused(monkeypatch):
+    monkeypatch.setattr(tool_runtime, "MAX_HUNG", 3)
+
+    class Hangs:
+        @tool(timeout_s=0.1)
+        def hang(self) -> str:
+            released.wait(60)
+
+        def fine(self) -> str:
+            return "fine"
+
+    released = threading.Event()
+    found = [run("hang", Hangs()).observation for _ in range(5)]
+    assert found[:3] == ["Error: hang did not answer within 0.1 s."] * 3
+    assert found[3:] == ["Error: hang is out of order: 3 earlier calls still hang."] * 2
+    assert run("fine", Hangs()).observation == "fine"
+    released.set()
+    time.sleep(0.5)
+    assert run("hang", Hangs()).ok  # those that hung have ended
+
+
+def test_no_more_threads_than_the_bound(monkeypatch):
+    monkeypatch.setattr(tool_runtime, "MAX_THREADS", 4)
+    most = 0
+
+    class Counts:
+        def count(self) -> str:
+            nonlocal most
+            most = max(most, sum(thread.name == "tool" and thread.is_alive() for thread in threading.enumerate()) - before)
+            time.sleep(0.02)
+            return "done"
+
+    async def many():
+        return await asyncio.gather(*(run_call(ToolCall("count", {}), Counts()) for _ in range(40)))
+
+    before = sum(thread.name == "tool" for thread in threading.enumerate())
+    assert all(r.ok for r in asyncio.run(many())) and most <= 4
+
+
+# ---- processes
+def test_a_process_answers_and_works_on_a_copy(tmp_path):
+    environment = Bench(str(tmp_path / "pid"))
+    assert run("runs", environment, how="fine").observation == "fine" and environment.seen == {}
+    first = (tmp_path / "pid").read_text()
+    assert int(first) != os.getpid()
+    assert run("runs", environment, how="again").ok and (tmp_path / "pid").read_text() == first  # the process is used again
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("value", "Error: be kind."), ("key", "Error: KeyError: 'k'."), ("exit", "Error: SystemExit: 3."),
+     ("crash", "Error: RuntimeError: its process ended with status -11.")],
+)  # fmt: skip
+def test_whatever_happens_in_a_process_is_an_observation(tmp_path, how, says):
+    environment = Bench(str(tmp_path / "pid"))
+    assert run("runs", environment, how=how).observation == says
+    assert run("runs", environment, how="fine").ok
+
+
+def test_a_process_is_killed_with_all_it_started_when_its_time_is_up(tmp_path):
+    found = run("runs", Bench(str(tmp_path / "pid")), how="hang")
+    assert found.observation == "Error: runs did not answer within 1 s."
+    group, start = int((tmp_path / "pid").read_text()), time.monotonic()
+    while members(group) and time.monotonic() - start < 10:
+        time.sleep(0.05)
+    assert members(group) == []
+
+
+def members(group: int) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(pgrp) == group and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_process_ends_with_its_parent(tmp_path):
+    code = f"""
+import asyncio, os, sys
+sys.path.insert(0, {str(project_root(__file__) / "tests")!r})
+from test_tool_runtime import Bench, ToolCall, run_call
+asyncio.run(run_call(ToolCall("runs", {{"how": "fine"}}), Bench({str(tmp_path / "pid")!r})))
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=project_root(__file__), timeout=120)
+    group, start = int((tmp_path / "pid").read_text()), time.monotonic()
+    while members(group) and time.monotonic() - start < 10:
+        time.sleep(0.05)
+    assert members(group) == []
+
+
+def test_a_tool_defined_in_a_script_or_a_cell_runs_in_a_process():
+    code = """
+import asyncio
+from agentkit import ToolCall
+from agentkit.environment import run_call, tool
+FACTOR = 7
+def helper(x): return x * FACTOR
+class Cell:
+    def __init__(self): self.n = 6
+    @tool(process=True)
+    def work(self) -> str: return str(helper(self.n))
+print(asyncio.run(run_call(ToolCall("work", {}), Cell(), timeout_s=60)).observation)
+"""
+    child = subprocess.run([sys.executable, "-c", code], cwd=project_root(__file__), capture_output=True, text=True, timeout=120)
+    assert child.stdout.strip() == "42", child.stderr
+
+
+def test_a_tool_that_cannot_be_sent_to_a_process_says_so():
+    class Holds:
+        def __init__(self):
+            self.lock = threading.RLock()
+            self.generator = (i for i in range(3))
+
+        @tool(process=True)
+        def work(self) -> str:
+            return "never"
+
+    found = run("work", Holds())
+    assert not found.ok and found.observation.startswith("Error: the tool cannot run in a process of its own: ")
