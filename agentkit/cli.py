@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from agentkit.recipes import Recipe, RecipeError, read_recipe
-from agentkit.runs import Run, RunError, load_run, project_root, secure, write_json
+from agentkit.recipes import REWARDS, Recipe, RecipeError, read_recipe
+from agentkit.runs import Run, RunError, load_run, project_root, secure, write_bytes, write_json
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     nano.add_argument("--minutes", type=float, default=None, help="wall-clock budget of the training")
     nano.set_defaults(command=nano_command)
     bench = commands.add_parser("bench", help="measure this kit against its peer, in one run")
-    bench.add_argument("name", choices=["rollouts", "sandbox", "verifiers"])
+    bench.add_argument("name", choices=["rollouts", "sandbox", "update", "verifiers"])
     bench.add_argument("--json", type=Path, default=None, metavar="F", help="also write the result to a file")
     bench.add_argument("--quick", action="store_true", help="end within 50 seconds")
     bench.set_defaults(command=bench_command)
@@ -72,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
     hub.add_argument("--skip-broken", action="store_true", help="leave broken rows out and count them")
     hub.add_argument("--force", action="store_true", help="save even when the audit fails")
     hub.set_defaults(command=hub_command)
+    rescore = commands.add_parser("rescore", help="a run's stored trajectories under another reward: ranks and dead groups")
+    rescore.add_argument("run", type=Path, help="the run folder, such as outputs/a")
+    rescore.add_argument("--reward", required=True, metavar="PRESET", help=f"one of {', '.join(REWARDS)}")
+    rescore.add_argument("-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="a recipe key")
+    rescore.add_argument(
+        "--out", type=Path, default=None, metavar="F", help="the figure; by default rescored/PRESET.html in the run"
+    )
+    rescore.set_defaults(command=rescore_command)
     report = commands.add_parser("report", help="write a run's card: one HTML file that opens offline and holds no secret")
     report.add_argument("run", type=Path, help="the run folder, such as outputs/a")
     report.add_argument(
@@ -155,6 +163,22 @@ def hub_command(options: argparse.Namespace) -> int:
     if status and not options.force:
         raise RunError(f"not saved: the audit of {options.name} failed; --force saves it all the same")
     print(f"{len(suite)} tasks ({len(loaded.skipped)} rows skipped) in {suite.save(options.out, force=True)}")
+    return 0
+
+
+def rescore_command(options: argparse.Namespace) -> int:
+    """Print what another reward would have told apart, and write the table and the figure."""
+    from agentkit import plots
+    from agentkit.rescoring import rescore, reward_of
+
+    run = load_run(options.run)
+    changes = {"reward": options.reward} | _overrides(options.parameters)
+    result = rescore(run, reward_of(run, changes), options.reward)
+    out = options.out or run.file("rescored", f"{options.reward}.html")
+    print(result.table().to_string(), *result.sentences(), sep="\n")
+    write_bytes(out, plots.rescoring(result).to_html(include_plotlyjs=True).encode())
+    write_bytes(out.with_suffix(".csv"), result.groups.to_csv(index=False).encode())
+    print(f"{out} and {out.with_suffix('.csv').name}, one row a group")
     return 0
 
 

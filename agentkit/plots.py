@@ -20,6 +20,7 @@ from agentkit.behaviour import MEASURES, Behaviour
 from agentkit.evaluation import SOLVED, Comparison, task_success
 from agentkit.failures import Failures
 from agentkit.records import Task, Trajectory
+from agentkit.rescoring import PAIRS, Rescoring
 from agentkit.tables import percent
 
 # Ink has a contrast of at least 4:1 and colours of 3:1, on white and on JupyterLab's dark page.
@@ -450,6 +451,32 @@ def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
     figure.update_yaxes(title_text="share of trajectories", tickformat=".0%")
     title = _title("How are rewards spread?")
     figure.update_layout(template=TEMPLATE, title=title, barmode="group", bargap=0.1, height=360, showlegend=True)
+    return figure
+
+
+def rescoring(result: Rescoring) -> go.Figure:
+    """The same rollouts under another reward: dead groups by step, and how pairs of trajectories of a group changed."""
+    question = f"What would the reward {result.reward} have told apart?"
+    if result.groups.empty:
+        return _empty("No group is stored", question)
+    titles = ("Groups that teach nothing", "Pairs of trajectories")
+    figure = make_subplots(1, 2, subplot_titles=titles, horizontal_spacing=0.16)
+    shares = result.groups.groupby("step")[["dead before", "dead now"]].mean().reset_index()
+    named = shares.rename(columns={"dead before": "reward used", "dead now": result.reward})
+    for colour, column in zip(COLOURS, named.columns[1:], strict=False):
+        _draw_line(figure, named, column, colour, legend=True, row=1, col=1)
+    table = result.table()[::-1]
+    pairs = table[list(PAIRS)].div(table[list(PAIRS)].sum(axis=1).clip(lower=1), axis=0)
+    for colour, kind in zip((SAME, LOSS, GAIN, COLOURS[5]), PAIRS, strict=True):
+        bar = {"marker_color": colour, "name": kind, "orientation": "h", "customdata": table[kind]}
+        figure.add_bar(x=pairs[kind], y=table.index, hovertemplate="%{x:.1%} (%{customdata} pairs)", **bar, row=1, col=2)
+    figure.update_xaxes(title_text="optimiser step", row=1, col=1)
+    figure.update_yaxes(title_text="share of groups", tickformat=".0%", rangemode="tozero", row=1, col=1)
+    figure.update_xaxes(title_text="share of pairs", tickformat=".0%", range=[0, 1], row=1, col=2)
+    figure.update_annotations(font={"size": 14})
+    legend = {"y": 0.005, "yref": "container", "yanchor": "bottom"}
+    title, margin = _title(question), {"t": 88, "b": 110}
+    figure.update_layout(template=TEMPLATE, title=title, barmode="stack", height=400, legend=legend, margin=margin)
     return figure
 
 

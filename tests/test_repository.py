@@ -27,12 +27,12 @@ RECIPES = sorted(path for path in (ROOT / "params").glob("*.yaml") if path.name 
 LAYERS = (
     ("records", "runs", "recipes", "redact", "nano"),
     ("knowledge", "tasks", "tools", "verifiers", "audit", "sandbox", "gaia"),
-    ("environment", "tool_runtime", "tool_cache", "tool_worker", "tool_calls", "chat", "xray"),
+    ("environment", "tool_runtime", "tool_cache", "tool_worker", "tool_calls", "chat", "testing", "xray"),
     ("policies",),
     ("rollouts",),
     ("rewards", "advantages", "selection", "statistics", "tables"),
     (
-        *("training", "preflight", "diagnostics", "evaluation", "evidence", "behaviour", "failures", "examples"),
+        *("training", "preflight", "diagnostics", "evaluation", "evidence", "behaviour", "failures", "examples", "rescoring"),
         *("measure", "cost", "exchange"),
         *("nano.pretrain", "nano.world"),
     ),
