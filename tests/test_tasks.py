@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkit import StopReason, Suite, Task, Trajectory, verify
+from agentkit import Score, StopReason, Suite, Task, Trajectory, verifiers, verify
 from agentkit.knowledge import PHRASES, facts
 from agentkit.tasks import PlanError, SuiteError, bands, catalogue, expert, lookup, multihop, solve, splits, wide
 from agentkit.tasks import suite as suite_module
@@ -163,6 +163,15 @@ def test_the_audit_passes_and_finds_planted_faults(suite):
         assert check in {row["check"] for row in failed} and all(row["task"] == "x" for row in failed)
     twins = [Task("x", "p?", "Paris", "exact"), Task("y", "q?", "Lyon", "exact")]
     assert [r["tasks"] for r in Suite(twins).audit() if r["check"] == "other entity"] == [2]
+
+
+def test_a_suite_is_audited_again_only_when_a_verifier_changed(monkeypatch):
+    suite = Suite([Task("x", "p?", "5", "numeric")])
+    rows = suite.audit()
+    rows[0]["passed"] = "changed by the caller"
+    assert suite.audit() == suite.audit() and suite.audit()[0]["passed"] is True  # times too: not measured again
+    monkeypatch.setitem(verifiers.KINDS, "numeric", lambda answer, gold: Score(1.0))
+    assert not all(row["passed"] for row in suite.audit())
 
 
 def test_a_suite_that_fails_its_audit_is_neither_built_nor_saved(tmp_path, corpus):
