@@ -1,0 +1,267 @@
+"""Environments made elsewhere run here unchanged, ours run in stock TRL, and a conformance suite tells who keeps to it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import partial
+
+import pytest
+
+from agentkit import StopReason, Task, ToolCall, rollout
+from agentkit.environment import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment, tool
+from agentkit.knowledge import Corpus
+from agentkit.policies import Policy, Request, Sample
+from agentkit.rollouts import Limits
+from agentkit.testing import EnvironmentConformance
+from agentkit.tool_calls import format_call
+
+
+class CounterEnvironment:
+    """As somebody writes one for TRL's environment_factory: state, a greeting, sync and async tools, a reward of its own."""
+
+    def __init__(self):
+        self.count = 0
+
+    def reset(self, **kwargs) -> str | None:
+        self.count, self.row = 0, kwargs
+        return " The counter stands at 0."
+
+    def increment(self, step: int) -> int:
+        """
+        Increment the internal counter.
+
+        Args:
+            step: Value to add to the counter.
+
+        Returns:
+            The updated counter value.
+        """
+        if step < 0:
+            raise ValueError("step must be positive")
+        self.count += step
+        return self.count
+
+    async def peek(self) -> str:
+        """
+        Look at the counter.
+        """
+        await asyncio.sleep(0.01)
+        return f"It stands at {self.count}."
+
+    def get_reward(self) -> float:
+        return float(self.count == 3)
+
+
+SEARCH = ToolCall("search", {"query": "capital of France"})
+SUM = ToolCall("calculator", {"expression": "6 * 7"})
+PROGRAM = ToolCall("python", {"code": "print(6 * 7)"})
+WRITE, READ = ToolCall("write_file", {"path": "a.txt", "content": "x"}), ToolCall("read_file", {"path": "a.txt"})
+
+
+class TestCorpusEnvironment(EnvironmentConformance):
+    factory, calls = CorpusEnvironment, [SEARCH, SUM, SEARCH]
+
+
+class TestCodeEnvironment(EnvironmentConformance):
+    factory, calls = CodeEnvironment, [PROGRAM]
+
+
+class TestWorkbenchEnvironment(EnvironmentConformance):
+    factory = partial(WorkbenchEnvironment, session=True)
+    calls = [WRITE, READ, ToolCall("list_files", {}), PROGRAM, ToolCall("sql", {"query": "SELECT count(*) FROM city"}), SUM]
+
+
+class TestForeignEnvironment(EnvironmentConformance):
+    factory, calls = (
+        CounterEnvironment,
+        [ToolCall("increment", {"step": 2}), ToolCall("peek", {}), ToolCall("increment", {"step": 1})],
+    )
+
+
+class Checked(EnvironmentConformance):  # no Test in its name: the tests below run its checks
+    calls = [ToolCall("look", {"query": "x"})]
+
+
+def look(self, query: str) -> str:
+    """Look.
+
+    Args:
+        query: What.
+    """
+    self.seen = [*getattr(self, "seen", []), query]
+    return str(len(self.seen))
+
+
+class Shared:
+    seen: list = []
+
+    def reset(self, **row):
+        pass
+
+    def look(self, query: str) -> str:
+        """Look.
+
+        Args:
+            query: What.
+        """
+        self.seen.append(query)
+        return str(len(self.seen))
+
+
+FAULTY = {
+    "test_reset_takes_a_row_and_gives_text_or_nothing": [
+        {"reset": lambda self: None, "look": look},
+        {"reset": lambda self, **row: [1], "look": look},
+    ],
+    "test_every_tool_has_a_schema": [
+        {"reset": lambda self, **row: None},
+        {"reset": lambda self, **row: None, "look": lambda self, query: query},
+    ],
+    "test_the_given_calls_go_well_and_answer_alike_after_a_reset": [{"reset": lambda self, **row: None, "look": look}],
+    "test_pure_tools_are_pure": [{"reset": lambda self, **row: None, "look": tool(pure=True)(look)}],
+    "test_the_reward_is_a_finite_number": [
+        {"reset": lambda self, **row: None, "look": look, "get_reward": lambda self: float("nan")}
+    ],
+    "test_bad_calls_are_told_what_to_mend": [],
+}
+
+
+@pytest.mark.parametrize(("check", "body"), [(check, body) for check, bodies in FAULTY.items() for body in bodies])
+def test_the_suite_finds_what_breaks_the_protocol(check, body):
+    faulty = type("Faulty", (Checked,), {"factory": type("Environment", (), body)})
+    with pytest.raises(Exception, match=r"\w"):
+        getattr(faulty(), check)()
+
+
+def test_the_suite_finds_shared_state():
+    faulty = type("Faulty", (Checked,), {"factory": Shared})
+    with pytest.raises(AssertionError):
+        faulty().test_environments_share_nothing()
+
+
+# ---- an environment from elsewhere, in our rollouts
+class Says(Policy):
+    """Says its turns one by one and keeps what it was asked."""
+
+    name = "says"
+
+    def __init__(self, tokenizer, *turns):
+        self.tokenizer, self.turns, self.asked = tokenizer, turns, []
+
+    async def sample(self, request: Request) -> Sample:
+        self.asked.append(self.tokenizer.decode(request.ids))
+        text = self.turns[min(request.turn, len(self.turns) - 1)] + self.tokenizer.eos_token
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return Sample(ids, [-1.0] * len(ids))
+
+
+TASK = Task("t", "Count to 3.", "3", "numeric", meta={"level": 7})
+
+
+def test_an_environment_from_elsewhere_runs_unchanged(tokenizer):
+    made: list[CounterEnvironment] = []
+
+    def factory():
+        made.append(CounterEnvironment())
+        return made[-1]
+
+    calls = [("increment", {"step": 2}), ("peek", {}), ("increment", {"step": 1})]
+    policy = Says(tokenizer, *(format_call(*call) for call in calls), "Answer: 3")
+    found = rollout([TASK], policy, environment=factory, group_size=2, limits=Limits(max_tokens=4_000, max_turn_tokens=500))
+    for t in found:
+        assert [r.observation for turn in t.turns for r in turn.results] == ["2", "It stands at 2.", "3"]
+        assert (t.stop_reason, t.answer, t.success) == (StopReason.ANSWER, "3", 1.0)
+        assert t.components == {"CounterEnvironment": 1.0}
+    assert "Count to 3. The counter stands at 0." in policy.asked[0] and '"increment"' in policy.asked[0]
+    row = made[-1].row
+    assert row["prompt"] == [{"role": "user", "content": "Count to 3."}] and row["level"] == 7 and row["answer"] == "3"
+
+
+@pytest.mark.parametrize("reward", [lambda self: float("nan"), lambda self: 1 / 0, lambda self: None, lambda self: "high"])
+def test_a_reward_that_fails_is_not_scored(tokenizer, reward):
+    class Failing(CounterEnvironment):
+        get_reward = reward
+
+    (t,) = rollout([TASK], Says(tokenizer, "Answer: 3"), environment=Failing)
+    assert t.components == {"Failing": None} and t.success == 1.0
+
+
+def test_a_reset_that_takes_named_columns_gets_those(tokenizer):
+    class Named(CounterEnvironment):
+        def reset(self, level, answer="") -> None:
+            assert (level, answer) == (7, "3")
+
+    (t,) = rollout([TASK], Says(tokenizer, "Answer: 3"), environment=Named)
+    assert t.success == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reset", "says"),
+    [(lambda self, **row: ["image"], "reset, task t: it returned list"), (lambda self, **row: 1 / 0, "division by zero")],
+)
+def test_a_reset_that_fails_stops_with_one_sentence(tokenizer, reset, says):
+    broken = type("Broken", (CounterEnvironment,), {"reset": reset})
+    with pytest.raises((TypeError, ZeroDivisionError), match=says):
+        rollout([TASK], Says(tokenizer, "Answer: 3"), environment=broken)
+
+
+# ---- ours, in stock TRL
+@pytest.mark.parametrize("environment", [CorpusEnvironment, CounterEnvironment])
+def test_an_environment_runs_in_stock_trl(environment, suite, tmp_path):
+    """TRL's own trainer makes the environments, resets them, runs their tools for a real model, and scores."""
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.chat_template_utils import qwen3_template
+
+    from agentkit.policies.loading import load_agent
+
+    corpus, made = Corpus.open(), []
+
+    class Counting(environment):
+        ran, resets = 0, 0
+
+        def reset(self, **row):
+            self.resets += 1
+            return super().reset(**row)
+
+    if environment is CorpusEnvironment:
+
+        def search(self, query: str) -> str:
+            """Search facts.
+
+            Args:
+                query: What to look up.
+            """
+            self.ran += 1
+            return CorpusEnvironment.search(self, query)
+
+        Counting.search = search
+
+    def factory():
+        made.append(Counting(corpus) if environment is CorpusEnvironment else Counting())
+        return made[-1]
+
+    model, tokenizer = load_agent("nano")
+    tokenizer.response_template = qwen3_template
+    config = GRPOConfig(
+        output_dir=str(tmp_path), num_generations=4, per_device_train_batch_size=8, max_completion_length=160,
+        max_tool_calling_iterations=2, use_cpu=True, bf16=False, report_to="none", beta=0.0, disable_tqdm=True, seed=3,
+    )  # fmt: skip
+    tasks = random.Random(1).sample(list(suite), 2)
+    rows = [{"prompt": [{"role": "user", "content": task.prompt}], "answer": task.answer} for task in tasks]
+    trainer = GRPOTrainer(
+        model=model,
+        args=config,
+        reward_funcs=lambda completions, **_: [float(len(c)) for c in completions],
+        train_dataset=Dataset.from_list(rows),
+        processing_class=tokenizer,
+        environment_factory=factory,
+    )
+    trainer.model.train()
+    output = trainer._generate_and_score_completions([row for row in rows for _ in range(4)])
+    assert output["completion_ids"].shape[0] == 8 and output["advantages"].shape == (8,)
+    used = made[:8]
+    assert all(one.resets == 1 for one in used)
+    if environment is CorpusEnvironment:
+        assert sum(one.ran for one in used) > 0 and output["tool_mask"].min() == 0, "no rollout got a tool's reply"
