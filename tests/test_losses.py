@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import split_tensor_dict
 
 from agentkit.recipes import LOSSES, Recipe, RecipeError
 from agentkit.training.grpo import config
-from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, update
+from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 from agentkit.training.update import mismatch_weights
 
 GROUP, VOCABULARY = 4, 97
@@ -35,16 +34,8 @@ def make(kind, tokenizer, tmp_path, lora=None, beta=0.0, **recipe):
         "max_tokens": 16,
     }
     args = config(Recipe.from_mapping(values | recipe), tmp_path)
-    rows = Dataset.from_list([{"prompt": "a"}])
-    made = kind(tiny_model(), lambda **_: [0.0], args, rows, processing_class=tokenizer, peft_config=lora)
+    made = make_trainer(kind, tiny_model(), tokenizer, args, lora)
     made.beta = beta
-    torch.manual_seed(5)
-    for name, parameter in made.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.3)
-    if isinstance(made, SharingTrainer):
-        made.share_prefixes()
-        assert made.unshared is None
     return made
 
 

@@ -12,7 +12,9 @@ import time
 from typing import Any
 
 import torch
-from trl import GRPOTrainer
+from datasets import Dataset
+from peft import LoraConfig
+from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
 from agentkit.training.update import Update
@@ -40,6 +42,27 @@ class StockTrainer(GRPOTrainer):
 
 class SharingTrainer(Update, GRPOTrainer):
     """TRL's GRPOTrainer with our update."""
+
+
+def make_trainer(
+    kind: type[StockTrainer] | type[SharingTrainer], model: Any, tokenizer: Any, args: GRPOConfig, lora: LoraConfig | None = None
+) -> GRPOTrainer:
+    """A trainer of the kind, for ``update`` and ``logprobs``; adapters are away from zero, the same for every kind.
+
+    Raises:
+        ValueError: the model cannot share prefixes.
+    """
+    rows = Dataset.from_list([{"prompt": "unused"}])
+    made = kind(model, lambda **_: [0.0], args, rows, processing_class=tokenizer, peft_config=lora)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in made.model.named_parameters():
+        if "lora_A" in name or "lora_B" in name:
+            parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    if isinstance(made, SharingTrainer):
+        made.share_prefixes()
+        if made.unshared:
+            raise ValueError(f"the update of this model shares nothing: {made.unshared}")
+    return made
 
 
 def as_batch(

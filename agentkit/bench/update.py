@@ -1,0 +1,122 @@
+"""The update: forward and backward pass of one group's optimiser step, ours and stock TRL's, on the same batch.
+
+The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256 tokens with nothing in
+common, every token sampled, so nothing but the prompt can be shared. The peer is stock TRL 1.15 with the log-probabilities of TRL
+1.14.2, because 1.15's own need a GPU kernel (agentkit.training.peer says exactly what that is). The optimiser's own arithmetic is
+the same for both and left out. They take turns. Memory is what the process grows by at its peak, as the system sees it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import tempfile
+import threading
+from collections.abc import Callable
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agentkit.bench.common import report, spread
+
+GROUP, COMPLETION = 8, 256
+FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt tokens -> repeats
+
+
+def bench_update(quick: bool = False) -> dict[str, Any]:
+    """Seconds of one update with LoRA, the largest difference in log-probabilities, that of the gradients, peak memory.
+
+    Args:
+        quick: fewer repeats, and differences without LoRA on the shortest prompt only, to end within 50 seconds.
+
+    Returns:
+        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``logp_diff`` is in nats, ``grad_diff`` relative to the norm
+        of the peer's gradient; ``..._full`` are those of training all weights instead of LoRA adapters.
+    """
+    repeats = QUICK if quick else FULL
+    lora, full = _pair(True), _pair(False)
+    _compare(lora, _batch(lora, 64), 1)  # warm-up, not counted
+    cases = []
+    for prompt, count in repeats.items():
+        case = {"case": f"p{prompt}", "unit": "s/step"} | _compare(lora, _batch(lora, prompt), count)
+        if prompt == 256 or not quick:
+            other = _compare(full, _batch(full, prompt), 1)
+            case |= {f"{name}_full": other[name] for name in ("logp_diff", "grad_diff")}
+        cases.append(case)
+    return report("update", cases)
+
+
+def _pair(adapters: bool) -> tuple[Any, Any]:
+    """Two trainers of the small agent: ours and the peer."""
+    from agentkit.policies.loading import load_agent
+    from agentkit.recipes import Recipe
+    from agentkit.training.common import lora
+    from agentkit.training.grpo import config
+    from agentkit.training.peer import SharingTrainer, StockTrainer, make_trainer
+
+    recipe = Recipe(beta=0.0, temperature=0.7, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP)
+    args = [config(recipe, Path(tempfile.mkdtemp())) for _ in range(2)]
+    kinds = zip((SharingTrainer, StockTrainer), args, strict=True)
+    ours, peer = (make_trainer(kind, *load_agent("nano"), own, lora(recipe) if adapters else None) for kind, own in kinds)
+    return ours, peer
+
+
+def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
+    """One group on a prompt of so many tokens."""
+    from agentkit.knowledge import Corpus
+    from agentkit.training.peer import as_batch
+
+    text = " ".join(passage for (passage,) in Corpus.open().rows("SELECT text FROM passage LIMIT 400"))
+    tokens = cycle(pair[0].processing_class(text)["input_ids"])
+    shared = list(islice(tokens, prompt))
+    completions = [[5 + i, *islice(tokens, COMPLETION - 1)] for i in range(GROUP)]  # no two begin alike
+    advantages = [1.0 - 2 * i / (GROUP - 1) for i in range(GROUP)]
+    return as_batch([shared] * GROUP, completions, [[1] * COMPLETION] * GROUP, advantages)
+
+
+def _compare(pair: tuple[Any, Any], batch: dict[str, Any], repeats: int) -> dict[str, Any]:
+    from agentkit.training.peer import logprobs, update
+
+    seconds: tuple[list[float], list[float]] = ([], [])
+    peaks, gradients = [0.0, 0.0], [None, None]
+    for _ in range(repeats):
+        for side, trainer in enumerate(pair):
+            gradients[side] = None
+            peak, (took, _, gradients[side]) = _peak_mb(lambda trainer=trainer: update(trainer, batch))
+            seconds[side].append(took)
+            peaks[side] = max(peaks[side], peak)
+    found, expected = (logprobs(trainer, batch) for trainer in pair)
+    mine, theirs = gradients
+    return {
+        "ours": spread(seconds[0]),
+        "peer": spread(seconds[1]),
+        "ratio": spread([b / a for a, b in zip(*seconds, strict=True)]),
+        "logp_diff": float((found - expected).abs().max()),
+        "grad_diff": float((mine - theirs).norm() / theirs.norm()),
+        "peak_mb": {"ours": round(peaks[0], 1), "peer": round(peaks[1], 1)},
+    }
+
+
+def _peak_mb(work: Callable[[], Any]) -> tuple[float, Any]:
+    """How many MB this process grew by at most while something ran, and what that returned."""
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)  # memory that was freed and kept would hide growth
+    process, done, peak = psutil.Process(), threading.Event(), 0
+    before = process.memory_info().rss
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, process.memory_info().rss - before)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        result = work()
+    finally:
+        done.set()
+        watcher.join()
+    return peak / 1e6, result
