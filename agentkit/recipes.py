@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,13 @@ class Recipe:
     tool_cache: str = _key("", "file of answers of pure tools; empty means the user's cache folder, off means none")
     temperature: float = _key(0.7, "of sampling, in training and evaluation", 0.05, 2.0)
     max_batch: int = _key(128, "trajectories sampled together", 1, 4096)
+    engine: str = _key("transformers", "what samples: transformers, vllm (in this process) or server (agentkit serve)")
+    server_urls: str = _key("", "engine server: its replicas, separated by commas, such as http://localhost:8000")
+    weight_sync: str = _key("merged", "how vllm and servers get trained weights: merged (all, in place) or lora (the adapter)")
+    sync_threshold: float = _key(
+        0.0, "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half precision", 0, 10
+    )
+    engine_memory: float = _key(0.3, "engine vllm: share of the GPU's memory", 0.01, 0.99)
     deterministic: bool = _key(False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools")
     # 02 baseline
     sft: bool = _key(False, "fine-tune the agent on scripted demonstrations first")
@@ -107,6 +115,10 @@ class Recipe:
     resample_correct: bool = _key(False, "GRPO-RoC: sample twice the group, keep the cleanest right ones")
     mask_void: bool = _key(False, "leave trajectories with a turn without call and answer out of the loss")
     mask_truncated: bool = _key(False, "leave truncated trajectories out of the loss")
+    hindsight_rounds: int = _key(10, "hindsight replay: rounds of sampling, relabelling and fine-tuning", 1, 1000)
+    hindsight_samples: int = _key(128, "hindsight replay: programs sampled for a task in a round", 1, 4096)
+    hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1)
+    controls: str = _key("", "what GRPO is compared with besides, at its compute: sft_more, rft, hindsight; with commas")
     val_every: int = _key(10, "steps between validations", 1, 100_000)
     val_tasks: int = _key(60, "validation tasks used", 1, 100_000)
     val_samples: int = _key(1, "sampled trajectories for each validation task", 1, 64)
@@ -141,10 +153,13 @@ class Recipe:
         for name, choices in _CHOICES.items():
             if getattr(recipe, name) not in choices:
                 raise RecipeError(f"{name} is {getattr(recipe, name)!r}; use {', '.join(choices)}")
+        if unknown := set(recipe.control_names) - {"sft_more", "rft", "hindsight"}:
+            raise RecipeError(f"controls names {min(unknown)!r}; use sft_more, rft, hindsight, or several with commas")
         for name in ("reward_correctness", "reward_format", "reward_efficiency"):
             if recipe.reward != "plan" and getattr(recipe, name) != fields[name].default:
                 raise RecipeError(f"{name} is a weight of reward plan, not of reward {recipe.reward}: leave it out")
         _check_clipping(recipe)
+        _check_engine(recipe)
         rollouts = recipe.prompts_per_step * recipe.group_size
         if rollouts % recipe.micro_batch:
             raise RecipeError(f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}")
@@ -185,6 +200,16 @@ class Recipe:
         return {f"{name}_weight": getattr(self, f"reward_{name}") for name in ("correctness", "format", "efficiency")}
 
     @property
+    def servers(self) -> list[str]:
+        """The replicas of engine server."""
+        return [url.strip() for url in self.server_urls.split(",") if url.strip()]
+
+    @property
+    def control_names(self) -> list[str]:
+        """Names of the control policies to train."""
+        return [name.strip() for name in self.controls.split(",") if name.strip()]
+
+    @property
     def flaws(self) -> dict[str, float]:
         """The demonstrating expert's flaw rates."""
         names = ("skip_lookup", "wrong_operation", "in_head", "give_up", "malformed")
@@ -199,6 +224,8 @@ _CHOICES = {
     "importance_level": ("token", "sequence"),
     "mismatch": MISMATCH,
     "dead_groups": ("keep", "drop", "replace"),
+    "engine": ("transformers", "vllm", "server"),
+    "weight_sync": ("merged", "lora"),
 }
 
 
@@ -210,6 +237,21 @@ def _check_clipping(recipe: Recipe) -> None:
         raise RecipeError("loss_type cispo has no dual clip: leave dual_clip out")
     if 0 < recipe.dual_clip <= 1 + high:
         raise RecipeError(f"dual_clip is {recipe.dual_clip:g}; it must lie above 1 + the clip range = {1 + high:g}")
+
+
+def _check_engine(recipe: Recipe) -> None:
+    if (recipe.engine == "server") != bool(recipe.servers):
+        raise RecipeError("engine server and server_urls belong together, as in: server_urls: http://localhost:8000")
+    for url in recipe.servers:
+        if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url):
+            raise RecipeError(f"server_urls holds {_without_secret(url)!r}; use http://HOST:PORT, with no path, user or password")
+    for name, value in (("deterministic", recipe.deterministic), ("processes above 1", recipe.processes > 1)):
+        if value and recipe.engine != "transformers":
+            raise RecipeError(f"{name} needs engine: transformers, and engine is {recipe.engine!r}")
+
+
+def _without_secret(url: str) -> str:
+    return re.sub(r"//.*@", "//...@", url)[:80]
 
 
 _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})

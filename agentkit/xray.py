@@ -6,6 +6,7 @@ The data behind the mask X-ray, without torch: log-probabilities of now and entr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from agentkit.records import Trajectory
 
 _UNFINISHED = "\ufffd"  # what a tokenizer gives for the first bytes of a character
 _MOST_BYTES = 4  # of one character in UTF-8, so tokens that can share one
+_ROUNDING = 1e-4  # nats that a log-probability may lie above 0
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -102,6 +104,70 @@ def faults(tokens: Sequence[Token]) -> list[str]:
     shown = ", ".join(map(str, trained[:5])) + (" and more" if len(trained) > 5 else "")
     what = "1 token is" if len(trained) == 1 else f"{len(trained)} tokens are"
     return [f"{what} trained on that no turn sampled (position {shown}): the action mask is wrong."]
+
+
+def batch_faults(
+    trajectories: Sequence[Trajectory],
+    group_size: int,
+    *,
+    rows: Sequence[Sequence[int]] | None = None,
+    masks: Sequence[Sequence[int]] | None = None,
+    decode: Decode | None = None,
+) -> list[str]:
+    """What no batch may have before it is trained on, one sentence for each trajectory or group at fault.
+
+    Token fields that do not line up, tokens trained on that no turn sampled (or the reverse), ids that are not those sampled
+    (a conversation rendered and tokenised anew drifts), and groups that are not one task's.
+
+    Args:
+        trajectories: the batch, group by group.
+        group_size: G trajectories a group.
+        rows: the completion ids that the update will read, one row a trajectory without padding.
+        masks: the action masks that the update will use, likewise; all zeros where the loss leaves a trajectory out.
+        decode: ids to text, control tokens included; with it, each turn's text is compared with its tokens.
+    """
+    found = []
+    for i, t in enumerate(trajectories):
+        named = f"trajectory {i} (task {t.task_id}, sample {t.sample})"
+        found += [f"{named}: {fault}" for fault in _token_faults(t, decode)]
+        if rows is not None and list(rows[i]) != list(t.completion_ids):
+            found.append(f"{named}: the update reads other ids than were sampled: it was tokenised again.")
+        if masks is not None and any(masks[i]) and list(masks[i]) != list(t.action_mask):
+            found.append(f"{named}: the update uses another action mask than was sampled.")
+    return found + _group_faults(trajectories, group_size)
+
+
+def _token_faults(trajectory: Trajectory, decode: Decode | None) -> list[str]:
+    try:
+        tokens = xray(trajectory)
+    except ValueError as error:
+        return [str(error)]
+    own = tokens[len(trajectory.prompt_ids) :]
+    found = faults(tokens)
+    if untrained := sum(token.source == "model" and not token.mask for token in own):
+        found.append(f"{untrained} sampled tokens are masked out: the action mask is wrong.")
+    if not all(math.isfinite(x) and x <= _ROUNDING for x in trajectory.old_logprobs):
+        found.append("a log-probability at sampling is not finite or above 0.")
+    for number, turn in enumerate(trajectory.turns):
+        if decode and decode(trajectory.completion_ids[slice(*turn.span)]) != turn.text:
+            found.append(f"turn {number}'s tokens do not spell its text: one of the two was made anew.")
+    return found
+
+
+def _group_faults(trajectories: Sequence[Trajectory], size: int) -> list[str]:
+    found = []
+    if len(trajectories) % size:
+        found.append(f"{len(trajectories)} trajectories are no whole number of groups of {size}.")
+    for start in range(0, len(trajectories), size):
+        group, named = trajectories[start : start + size], f"group {start // size}"
+        tasks = sorted({t.task_id for t in group})
+        if len(tasks) > 1:
+            found.append(f"{named} holds trajectories of several tasks ({', '.join(tasks[:3])}): its advantages would mix them.")
+        elif len({t.prompt_ids for t in group}) > 1:
+            found.append(f"{named} (task {tasks[0]}) holds different prompts for one task.")
+        elif len({t.sample for t in group}) < len(group):
+            found.append(f"{named} (task {tasks[0]}) holds one sample twice.")
+    return found
 
 
 def token_texts(ids: Sequence[int], decode: Decode | None = None) -> list[str]:

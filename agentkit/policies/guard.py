@@ -19,6 +19,7 @@ from agentkit.records import Task
 
 PROBES, PROBE_LENGTH, PROBE_TOKENS = 4, 320, 12  # prompts, tokens in each (more than two of vLLM's blocks), tokens sampled
 THRESHOLDS = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}  # mean, nats; rounding alone stays far below
+TEXT = "The lighthouse keeper counted 1,024 waves, wrote the number down and asked: what is 7 times 13, and who lives in Oslo? "
 _TASK = Task("sync-probe", "", "")
 
 
@@ -52,18 +53,14 @@ def gap(engine: Sequence[Sequence[float]], trainer: Sequence[Sequence[float]]) -
     return Gap(float(apart.mean()), float(apart.max()), len(pairs))
 
 
-def probe_prompts(texts: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Prompts to compare on, long enough to be cached: the texts' ids one after another, each prompt from another start."""
-    ids = [token for text in texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    if not ids:
-        raise ValueError("the sync guard needs some text to compare on")
+def probe_prompts(tokenizer: Any) -> list[list[int]]:
+    """The prompts to compare on: the same each time, and long enough that an engine caches them."""
+    ids = tokenizer(TEXT, add_special_tokens=False)["input_ids"]
     ids *= 1 + (PROBE_LENGTH + PROBES) // len(ids)
     return [ids[start : start + PROBE_LENGTH] for start in range(PROBES)]
 
 
-def sync(
-    policy: Policy, model: Any, probes: Sequence[Sequence[int]], temperature: float, threshold: float | None = None
-) -> Gap | None:
+def sync(policy: Policy, model: Any, temperature: float, threshold: float = 0.0) -> Gap | None:
     """Hand the model's weights to the policy's engine and compare what both say of a few sampled tokens.
 
     The same probes each time, so that an engine which kept keys and values of the old weights is found out.
@@ -71,9 +68,8 @@ def sync(
     Args:
         policy: the policy that samples for the trainer.
         model: the model being trained.
-        probes: prompts as token ids.
         temperature: of sampling, above 0.
-        threshold: the largest mean difference in nats; None is 0.001 in float32 and 0.05 in half precision.
+        threshold: the largest mean difference in nats; 0 is 0.001 in float32 and 0.05 in half precision.
 
     Returns:
         How far the two lie apart; None where the policy samples with the very model that is trained.
@@ -85,11 +81,12 @@ def sync(
     if policy.shares_weights:
         return None
     policy.sync(model)
+    probes = probe_prompts(policy.tokenizer)
     with ThreadPoolExecutor(1) as thread:  # a notebook's own event loop may be running in this one
         samples = thread.submit(asyncio.run, _probe(policy, probes, temperature)).result()
     trainer = [sampled_logprobs(model, list(ids), sample.ids, temperature) for ids, sample in zip(probes, samples, strict=True)]
     found = gap([sample.logprobs for sample in samples], trainer)
-    threshold = THRESHOLDS[model.dtype] if threshold is None else threshold
+    threshold = threshold or THRESHOLDS[model.dtype]
     if not found.mean <= threshold:
         raise SyncError(
             f"after the weights were handed over, engine and trainer differ by {found.mean:.2g} nats a token (largest"

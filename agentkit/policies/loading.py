@@ -12,8 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from agentkit.nano import model_path
+from agentkit.policies.base import Policy
+from agentkit.policies.guard import sync
+from agentkit.policies.server import ServerPolicy
 from agentkit.policies.transformers import TransformersPolicy
+from agentkit.policies.vllm import VllmPolicy
 from agentkit.recipes import Recipe
+
+PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
 
 
 def load_agent(model: str, merge: Sequence[str | Path] = ()) -> tuple[Any, Any]:
@@ -43,6 +49,26 @@ def load_agent(model: str, merge: Sequence[str | Path] = ()) -> tuple[Any, Any]:
     return loaded.to("cuda" if cuda else "cpu"), tokenizer
 
 
-def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe) -> TransformersPolicy:
-    """The policy that samples from a loaded model as the recipe says; ``name`` is recorded in its trajectories."""
-    return TransformersPolicy(model, tokenizer, name, recipe.max_batch, recipe.deterministic)
+def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe) -> Policy:
+    """The policy that samples from a loaded model on the recipe's engine; ``name`` is recorded in its trajectories.
+
+    An engine apart from the model is given its weights and must then compute the same (``guard.sync``). Close the policy,
+    or use it in a ``with`` statement, to give back what the engine holds.
+
+    Raises:
+        EngineError: the engine is not installed, does not answer or computes something else; the message says what to do.
+    """
+    lora = recipe.weight_sync == "lora"
+    if recipe.engine == "transformers":
+        return TransformersPolicy(model, tokenizer, name, recipe.max_batch, recipe.deterministic)
+    if recipe.engine == "vllm":
+        longest = min(model.config.get_text_config().max_position_embeddings, recipe.max_tokens + PROMPT_ROOM)
+        policy = VllmPolicy(model, tokenizer, name, lora=lora, max_length=longest, memory_share=recipe.engine_memory)
+    else:
+        policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora)
+    try:
+        sync(policy, model, recipe.temperature, recipe.sync_threshold)
+    except BaseException:
+        policy.close()
+        raise
+    return policy

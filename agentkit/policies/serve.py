@@ -20,6 +20,7 @@ from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missin
 from agentkit.policies.weights import HeadPadding, save_weights
 
 SERVED = "agentkit"  # what the server calls the model
+CPU_SERVER = CPU_ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # its worker is no process of its own: less memory
 
 
 def serve_command(
@@ -54,13 +55,13 @@ def serve_command(
         save_weights(loaded, folder, padding)
         tokenizer.save_pretrained(folder)
         source = str(folder)
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", source, "--served-model-name", SERVED]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", source, "--served-model-name", SERVED]
     command += ["--host", host, "--port", str(port), "--dtype", str(loaded.dtype).removeprefix("torch.")]
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--worker-extension-cls", EXTENSION]
     command += ["--gpu-memory-utilization", str(memory_share)] + (["--enforce-eager"] if cpu else [])
     command += ["--max-model-len", str(max_length)] if max_length else []
     command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(lora_rank(max_lora_rank))] if max_lora_rank else []
-    environment = (CPU_ENVIRONMENT if cpu else {}) | {"VLLM_NO_USAGE_STATS": "1"} | dict(os.environ)
+    environment = (CPU_SERVER if cpu else {}) | {"VLLM_NO_USAGE_STATS": "1"} | dict(os.environ)
     environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # the ways to load weights and to drop the prefix cache
     if max_lora_rank:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"

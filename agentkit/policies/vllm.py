@@ -15,6 +15,7 @@ import random
 import shutil
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -310,7 +311,9 @@ def _undisturbed() -> Iterator[None]:
     state, numbers, draws = torch.get_rng_state(), np.random.get_state(), random.getstate()
     environment, set_num_threads = dict(os.environ), torch.set_num_threads
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about vLLM's own inside
+            yield
     finally:
         torch.set_rng_state(state)
         np.random.set_state(numbers)

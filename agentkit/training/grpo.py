@@ -23,6 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 from agentkit import advantages
 from agentkit.diagnostics import Watch, audit_metrics, audited
 from agentkit.evaluation import summarize
+from agentkit.policies.guard import sync
 from agentkit.policies.loading import make_policy
 from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
@@ -31,6 +32,7 @@ from agentkit.rollouts import rollout, rollout_options
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.selection import fresh_tasks, select
 from agentkit.training.common import ProgressCallback, lora, merged, only_own_progress, quiet_trainer, save_adapter
+from agentkit.training.gate import check_batch
 from agentkit.training.guards import Guards, TrainingError
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.together import check_processes, check_same, gathered, on_main_process
@@ -120,6 +122,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self._extra: dict[str, Any] = {}
         self._started = time.monotonic()
         self._rollout_seconds = 0.0
+        self._gap: dict[str, float] = {}  # what the last sync found, in nats, where the engine has weights of its own
         self.guards = Guards(self, recipe)
         super().__init__(
             model=model,
@@ -155,6 +158,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         """Rollouts, rewards and advantages through TRL, then what only we know: sampled log-probabilities, records."""
         self._rows = inputs
         output = super()._generate_and_score_completions(inputs)
+        if self.state.global_step == 0:
+            check_batch(output, self._batch, self.recipe.group_size, self.processing_class)
         output["advantages"] = self._advantages(output["completion_ids"])
         sampled = _padded([t.old_logprobs for t in self._batch], output["completion_ids"])
         mismatch = self.correct_mismatch(output, sampled, self.recipe.mismatch, self.recipe.mismatch_cap)
@@ -163,7 +168,9 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         if self.accelerator.is_main_process:
             write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), batch)
         self._extra = batch_metrics(batch) | component_metrics(batch, self.reward) | self._selection
-        self._extra |= {"rollout_seconds": self._rollout_seconds} | mismatch | audit_metrics(audited(self._tasks, batch))
+        self._extra |= (
+            {"rollout_seconds": self._rollout_seconds} | self._gap | mismatch | audit_metrics(audited(self._tasks, batch))
+        )
         self._sampled = batch
         return output
 
@@ -203,7 +210,10 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
 
     def _rollout(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[Trajectory]:
         step = self.state.global_step + 1
-        with merged(self.policy.model):
+        model = self.accelerator.unwrap_model(self.model)
+        with merged(model):
+            if apart := sync(self.policy, model, self.recipe.temperature, self.recipe.sync_threshold):
+                self._gap = {"sync_gap": apart.mean}
             sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
         return score_all(tasks, sampled, self.reward)
 
@@ -325,7 +335,8 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     """
     if trainer.finished:
         return trainer.finished
-    trainer.train()
+    with trainer.policy:
+        trainer.train()
     check_same(trainer.model)
     if trainer.guards.problem:
         raise TrainingError(trainer.guards.problem)

@@ -1,0 +1,90 @@
+"""The gate before the first update: every way a batch can be wrong is named, and a right one passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.records import StopReason, Trajectory, Turn
+from agentkit.rollouts import rollout
+from agentkit.xray import batch_faults
+
+TEXTS = {1: "a", 2: "b", 3: "<end>", 7: "seen"}
+
+
+def decode(ids):
+    return "".join(TEXTS[i] for i in ids)
+
+
+def trajectory(task="t", sample=0, **changes):
+    turns = (Turn("ab<end>", (0, 3)), Turn("b<end>", (5, 7)))
+    found = Trajectory(
+        task, "p", sample, 0, (4, 4), (1, 2, 3, 7, 7, 2, 3), (1, 1, 1, 0, 0, 1, 1), (-0.1, -0.2, -0.3, 0.0, 0.0, -1.0, 0.0),
+        turns, StopReason.ANSWER,
+    )  # fmt: skip
+    return replace(found, **changes)
+
+
+def batch(*changed):
+    """Two groups of two; the first trajectory with changes."""
+    first = trajectory(**dict(changed))
+    return [first, trajectory(sample=1), trajectory("u"), trajectory("u", sample=1)]
+
+
+def faults(trajectories, **options):
+    return batch_faults(trajectories, 2, decode=decode, **options)
+
+
+def test_a_right_batch_has_no_fault():
+    good = batch()
+    rows, masks = [t.completion_ids for t in good], [t.action_mask for t in good]
+    assert faults(good, rows=rows, masks=masks) == []
+    assert faults(good, rows=rows, masks=[[0] * 7, *masks[1:]]) == [], "left out of the loss on purpose"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("action_mask", (1, 1, 1, 0, 0, 1), "action_mask has 6 values for 7 completion tokens"),
+        ("old_logprobs", (-0.1,) * 8, "old_logprobs has 8 values for 7 completion tokens"),
+        ("completion_ids", (1, 2, 3, 7, 7, 2), "action_mask has 7 values for 6 completion tokens"),
+        ("action_mask", (1, 1, 1, 1, 0, 1, 1), "1 token is trained on that no turn sampled"),
+        ("action_mask", (1, 0, 1, 0, 0, 1, 0), "2 sampled tokens are masked out"),
+        ("old_logprobs", (-0.1, float("nan"), -0.3, 0.0, 0.0, -1.0, 0.0), "not finite or above 0"),
+        ("old_logprobs", (-0.1, 0.5, -0.3, 0.0, 0.0, -1.0, 0.0), "not finite or above 0"),
+        ("completion_ids", (1, 1, 3, 7, 7, 2, 3), "turn 0's tokens do not spell its text"),
+        ("turns", (Turn("ab<end>", (0, 3)), Turn("b<end>", (5, 9))), "turn 1 spans [5, 9) of 7"),
+        ("task_id", "v", "group 0 holds trajectories of several tasks (t, v)"),
+        ("prompt_ids", (4,), "group 0 (task t) holds different prompts"),
+        ("sample", 1, "group 0 (task t) holds one sample twice"),
+    ],
+)
+def test_each_fault_is_named_with_its_place(field, value, said):
+    found = faults(batch((field, value)))
+    assert len(found) == 1 and said in found[0], found
+    assert "trajectory 0 (task t, sample 0)" in found[0] or "group 0" in found[0]
+
+
+def test_ids_or_masks_that_changed_on_the_way_to_the_update_are_named():
+    good = batch()
+    rows, masks = [list(t.completion_ids) for t in good], [list(t.action_mask) for t in good]
+    rows[2] = [1, 1, *rows[2][2:]]
+    masks[3] = [1] * 7
+    assert [fault.split(":")[0] for fault in faults(good, rows=rows, masks=masks)] == [
+        "trajectory 2 (task u, sample 0)",
+        "trajectory 3 (task u, sample 1)",
+    ]
+
+
+def test_a_torn_group_is_named():
+    assert faults(batch()[:3]) == ["3 trajectories are no whole number of groups of 2."]
+    assert len(faults([batch()[i] for i in (0, 2, 1, 3)])) == 2
+
+
+def test_real_rollouts_pass(suite, tokenizer):
+    policy = ScriptedPolicy(tokenizer, Flaws(malformed=0.3, give_up=0.2))
+    found = rollout(suite.split("train")[:4], policy, group_size=3)
+    plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    assert batch_faults(found, 3, decode=lambda ids: tokenizer.decode(ids, **plain)) == []
