@@ -131,12 +131,14 @@ class Guards(TrainerCallback):
         watch = self.watch
         watch.unscored = (watch.unscored + [int(t.reward is None) for t in batch])[-max(WINDOW, len(batch)) :]
         if too_many_unscored(watch.unscored):
-            whys = sorted({t.why for t in batch if t.reward is None and t.why})[:2]
+            unscored = [t for t in batch if t.reward is None]
+            whys = {f"{name} failed" for t in unscored for name, value in t.components.items() if value is None}
+            whys |= {t.why for t in unscored if t.success is None and t.why}
             share, watch.unscored = sum(watch.unscored) / len(watch.unscored), []
             raise TrainingError(
                 f"{share:.0%} of the latest trajectories have no reward, more than {MAX_UNSCORED:.0%}: a verifier or a reward "
-                f"component fails ({'; '.join(whys)[:200] or 'it raised, or gave a value that is not finite'}). Mend it, then "
-                "run this again."
+                f"component raises or gives values that are not finite ({'; '.join(sorted(whys))[:200]}). Mend it, then run this "
+                "again."
             )
 
     # ---- validation

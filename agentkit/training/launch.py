@@ -12,6 +12,7 @@ import importlib.util
 import json
 import linecache
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from agentkit.recipes import Recipe
 from agentkit.runs import Run, RunError, read_json, write_bytes, write_json
 
 JOB, MODULE, LOG = ".job.json", "cell_functions.py", "launch.log"  # in the run's folder
+WATCH = "AGENTKIT_STOP_WITH_STDIN"  # set for workers whose standard input ends when the process that launched them does
 MARK = "agentkit-metrics "  # a line of the child's output that is a row of metrics
 STOP_S = 60.0  # to write a checkpoint, before the child is killed
 
@@ -56,49 +58,38 @@ def launch(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(recipe.processes)]
     command += ["-m", "agentkit.training.worker", str(run.path.resolve())]
     threads = max((os.cpu_count() or 1) // recipe.processes, 1)
-    child = subprocess.Popen(
-        command,
-        env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.PIPE,  # its end tells the workers that this process has gone
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    said: list[str] = []
+    environ = {"OMP_NUM_THREADS": str(threads), **os.environ, WATCH: "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    pipe = subprocess.PIPE
+    with write_bytes(run.file(LOG), b"").open("wb") as log:
+        child = subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True)
     try:
-        _follow(child, said, on_metrics)
+        _follow(child, on_metrics)
     except BaseException:
-        _stop(child, said, on_metrics)
+        _stop(child)
         raise
-    finally:
-        write_bytes(run.file("train", LOG), "".join(said).encode())
     if child.returncode:
-        tail = [line.strip() for line in said if "Error" in line][-3:] or [line.strip() for line in said[-3:]]
-        raise RunError(
-            f"training in {recipe.processes} processes failed (see {run.file('train', LOG)}): {' | '.join(tail)[:600]}"
-        )
+        said = run.file(LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = [line.strip() for line in said if re.match(r"(\[rank\d+\]: *)?\w*(Error|Stopped): ", line)]
+        why = " | ".join(errors[-1:] or said[-3:])[:600]
+        raise RunError(f"training in {recipe.processes} processes failed (see {run.file(LOG)}): {why}")
     return read_json(run.file(JOB))["result"]
 
 
-def _follow(child: subprocess.Popen, said: list[str], on_metrics: Callable[[dict[str, Any]], None]) -> None:
+def _follow(child: subprocess.Popen, on_metrics: Callable[[dict[str, Any]], None]) -> None:
     for line in child.stdout:
         if line.startswith(MARK):
             on_metrics(json.loads(line.removeprefix(MARK)))
-        else:
-            said.append(line)
     child.wait()
 
 
-def _stop(child: subprocess.Popen, said: list[str], on_metrics: Callable[[dict[str, Any]], None]) -> None:
+def _stop(child: subprocess.Popen) -> None:
     """SIGTERM, time for a checkpoint, then SIGKILL; the whole group either way."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGTERM)
     timer = threading.Timer(STOP_S, lambda: child.poll() is None and os.killpg(child.pid, signal.SIGKILL))
     timer.start()
     try:
-        _follow(child, said, on_metrics)
+        _follow(child, lambda row: None)
     finally:
         timer.cancel()
 

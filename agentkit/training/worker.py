@@ -15,13 +15,14 @@ from agentkit.policies.loading import load_agent
 from agentkit.recipes import Recipe
 from agentkit.runs import Run, RunError, read_json, write_json
 from agentkit.tasks import Suite
-from agentkit.training.launch import JOB, MARK, MODULE, load_module
+from agentkit.training.launch import JOB, MARK, MODULE, WATCH, load_module
 
 
 def main(folder: str) -> int:
     """Train; the first process writes the result beside the job."""
     os.umask(0o077)
-    threading.Thread(target=_stop_with_the_parent, daemon=True).start()
+    if os.environ.get(WATCH):
+        threading.Thread(target=_stop_with_the_parent, daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     from agentkit.training.grpo import AgentGRPOTrainer, train

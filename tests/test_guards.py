@@ -1,0 +1,184 @@
+"""Guards: steps that are not finite, rewards that fail, adaptive KL, patience, and the way back to the best adapter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from survive import evenness, make_trainer
+
+from agentkit.recipes import Recipe, RecipeError
+from agentkit.records import StopReason, Trajectory
+from agentkit.runs import read_jsonl
+from agentkit.training import checkpoints
+from agentkit.training.common import save_adapter
+from agentkit.training.grpo import train
+from agentkit.training.guards import Guards, TrainingError, adapted_beta, is_finite_step, too_many_unscored
+
+
+# ---- decisions
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [(0.1, 0.05), (0.11, 0.05 * 1.01), (0.05, 0.05 * 0.98), (1e9, 0.05 * 1.02), (0.0, 0.05 * 0.98)],
+    ids=["on target", "10 % above", "half", "far above", "none"],
+)
+def test_beta_follows_kl_by_at_most_two_per_cent_a_step(kl, expected):
+    assert adapted_beta(0.05, kl, 0.1) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("recent", "stop"),
+    [([], False), ([1, 1], False), ([1, 1, 1], True), ([1] * 3 + [0] * 12, False), ([1] * 4 + [0] * 15, True), ([0] * 64, False)],
+)
+def test_more_than_a_fifth_without_a_reward_stops_and_two_alone_do_not(recent, stop):
+    assert too_many_unscored(recent) is stop
+
+
+@pytest.mark.parametrize(("value", "fine"), [(1.0, True), (math.nan, False), (math.inf, False), (-math.inf, False), (None, True)])
+def test_one_gradient_that_is_not_finite_spoils_a_step(value, fine):
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    parameters[0].grad = torch.zeros(2)
+    parameters[1].grad = None if value is None else torch.tensor([0.0, value])
+    assert is_finite_step(parameters) is fine
+
+
+def test_an_adaptive_beta_needs_one_to_start_from():
+    with pytest.raises(RecipeError, match="kl_target needs a beta above 0"):
+        Recipe.from_mapping({"kl_target": 0.1, "beta": 0.0})
+
+
+# ---- steps
+def spoil(trainer, steps, value=math.nan):
+    """From now on the loss of these steps is multiplied by a value that is not finite."""
+    original = trainer._compute_loss
+
+    def spoiled(model, inputs):
+        return original(model, inputs) * (value if trainer.state.global_step + 1 in steps else 1.0)
+
+    trainer._compute_loss = spoiled
+
+
+def adapter_bytes(path, step):
+    return (path / "train" / "checkpoints" / f"checkpoint-{step}" / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_steps_that_are_not_finite_are_skipped_and_counted(value, tmp_path):
+    trainer = make_trainer(tmp_path / "run", save_every=1, steps=4)
+    spoil(trainer, {2, 4}, value)
+    train(trainer)
+    rows = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")
+    assert [row.get("skipped_steps") for row in rows] == [None, None, 1, 1, 2]
+    assert [row.get("loss") is None for row in rows] == [True, False, True, False, True]
+    assert adapter_bytes(tmp_path / "run", 4) == adapter_bytes(tmp_path / "run", 3), "step 4 changed nothing"
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+
+
+def test_three_in_a_row_stop_training_with_a_checkpoint_from_which_it_goes_on(tmp_path):
+    path = tmp_path / "run"
+    trainer = make_trainer(path, save_every=0)
+    spoil(trainer, {2, 3, 4, 5, 6})
+    with pytest.raises(TrainingError, match=r"3 steps in a row .* \(the last is step 4\)"):
+        train(trainer)
+    assert [p.name for p in checkpoints.steps(path / "train" / "checkpoints")] == ["checkpoint-4"]
+    assert [row["step"] for row in read_jsonl(path / "train" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
+    trainer = make_trainer(path, save_every=0)
+    assert train(trainer)["steps"] == 6
+    assert read_jsonl(path / "train" / "metrics.jsonl")[-1]["skipped_steps"] == 3
+
+
+# ---- rewards
+def failing(samples, how, tasks=("train-0", "train-1", "train-2", "train-3", "train-4")):
+    """A reward that fails on these members of these tasks' groups."""
+
+    def reward(task, trajectory):
+        if trajectory.sample in samples and task.id in tasks:
+            if how == "raises":
+                raise ValueError("no such thing")
+            return how
+        return evenness(task, trajectory)
+
+    return reward
+
+
+@pytest.mark.filterwarnings("ignore:reward component")
+@pytest.mark.parametrize("how", ["raises", math.nan, math.inf, -math.inf])
+def test_a_reward_that_fails_now_and_then_is_masked_and_counted(how, tmp_path):
+    trainer = make_trainer(tmp_path / "run", reward=failing({1}, how, ("train-0", "train-3")), steps=3)
+    train(trainer)
+    found = [t for step in (1, 2, 3) for t in trainer.run.trajectories(step)]
+    masked = [t for t in found if t.reward is None]
+    assert 0 < len(masked) <= 3 and all(t.advantage == 0 for t in masked)
+    assert sum(trainer.guards.watch.unscored) == len(masked)
+    assert all(math.isfinite(t.reward) for t in found if t.reward is not None)
+
+
+@pytest.mark.filterwarnings("ignore:reward component")
+@pytest.mark.parametrize(("how", "samples"), [("raises", {0, 1, 2, 3}), (math.nan, {2}), (math.inf, {0, 1})])
+def test_above_a_fifth_the_run_stops_and_says_why(how, samples, tmp_path):
+    trainer = make_trainer(tmp_path / "run", reward=failing(samples, how), save_every=0)
+    with pytest.raises(TrainingError, match=r"of the latest trajectories have no reward, more than 20%.*evenness failed"):
+        train(trainer)
+
+
+def test_the_share_is_taken_over_the_latest_trajectories_and_a_checkpoint_remembers_them(tmp_path):
+    trainer = make_trainer(tmp_path / "run")
+    tokens = {"prompt_ids": (1,), "completion_ids": (2,), "action_mask": (1,), "old_logprobs": (-1.0,), "turns": ()}
+    good = Trajectory("t", "p", 0, 0, **tokens, stop_reason=StopReason.ANSWER, reward=1.0)
+    bad = replace(good, reward=None, success=None, why="verifier failed: boom")
+    trainer.guards.scored([good] * 50 + [bad] * 10)
+    assert trainer.guards.state()["unscored"] == [0] * 50 + [1] * 10
+    trainer.guards.scored([good] * 8)
+    assert len(trainer.guards.watch.unscored) == 64
+    other = Guards(trainer, trainer.recipe)
+    other.restore(trainer.guards.state())
+    with pytest.raises(TrainingError, match="boom"):
+        other.scored([bad] * 4)
+    with pytest.raises(TrainingError):
+        other.scored([bad] * 3)
+
+
+# ---- validation
+def test_training_ends_early_without_improvement(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path / "run", patience=2, val_every=1)
+    trainer.best = (0.5, 0)  # no validation of the tiny agent is that good
+    assert train(trainer) == {"best_val_success": 0.5, "best_step": 0, "steps": 1, "ended": "patience"}
+
+
+def test_a_collapse_brings_the_best_adapter_back(tmp_path):
+    trainer = make_trainer(tmp_path / "run", rollback_drop=0.2)
+    trainer.create_optimizer()
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    save_adapter(model, trainer.processing_class, trainer.run.file("adapter"))
+    trainer.best = (0.8, 3)
+    kept = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+
+    def move():
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+        trainer.optimizer.step()
+
+    def moved():
+        return any(not torch.equal(p, kept[n]) for n, p in model.named_parameters() if n in kept)
+
+    move()
+    trainer.guards.validated(0.65, False)
+    assert moved() and trainer.guards.watch.rollbacks == 0, "a fall within the bound is left alone"
+    trainer.guards.validated(0.5, False)
+    assert not moved() and not trainer.optimizer.state and trainer._extra["rollbacks"] == 1 and trainer.guards.ended is None
+    for _ in range(2):
+        move()
+        trainer.guards.validated(0.1, False)
+    assert not moved() and trainer.guards.ended == "rollbacks"
+
+
+def test_beta_adapts_in_training_and_comes_back_with_a_checkpoint(tmp_path):
+    trainer = make_trainer(tmp_path / "run", kl_target=0.5, steps=2, save_every=1)
+    train(trainer)
+    assert trainer.beta == pytest.approx(0.02 * 0.98**2), "its KL is far below the target"
+    other = Guards(trainer, trainer.recipe)
+    trainer.beta = 0.02
+    other.restore(trainer.guards.state())
+    assert trainer.beta == pytest.approx(0.02 * 0.98**2)

@@ -1,0 +1,87 @@
+"""A merged model is the adapter's policy in one piece, in the base model's data type, or it is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from survive import make_trainer, tiny_agent
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from agentkit.cli import main
+from agentkit.runs import Run, RunError
+from agentkit.training.common import save_adapter
+from agentkit.training.grpo import train
+from agentkit.training.merge import logprobs, merge
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def trained(request, tmp_path_factory):
+    """A run whose agent is a folder, in one data type, and whose adapter moves log-probabilities visibly."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model, tokenizer = tiny_agent()
+    model.to(getattr(torch, request.param)).save_pretrained(folder / "agent")
+    tokenizer.save_pretrained(folder / "agent")
+    model = AutoModelForCausalLM.from_pretrained(folder / "agent", dtype=torch.float32)
+    trainer = make_trainer(folder / "run", agent=(model, tokenizer), steps=1)
+    train(trainer)
+    trainer.run.begin("03_grpo", {"model": str(folder / "agent"), "sft": False})
+    widen(trainer, 0.3)
+    return trainer.run, request.param
+
+
+def widen(trainer, std: float) -> None:
+    torch.manual_seed(1)
+    for name, parameter in trainer.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=std)
+    save_adapter(trainer.model, trainer.processing_class, trainer.run.file("adapter"))
+
+
+def test_merged_and_adapter_agree_and_the_data_type_is_kept(trained):
+    run, dtype = trained
+    found = merge(run)
+    assert found.dtype == dtype and found.tokens == 48
+    assert found.mean_difference < (1e-5 if dtype == "float32" else 5e-2) < found.adapter_effect
+    merged = AutoModelForCausalLM.from_pretrained(run.file("merged"))
+    assert merged.dtype == getattr(torch, dtype) and not hasattr(merged, "peft_config")
+    base = AutoModelForCausalLM.from_pretrained(run.manifest["recipe"]["model"], dtype=torch.float32)
+    rows = [([5, 6, 7, 8], [0, 0, 1, 1])]
+    expected = logprobs(PeftModel.from_pretrained(base, str(run.file("adapter"))).eval(), rows)[0]
+    assert torch.allclose(logprobs(merged.float().eval(), rows)[0], expected, atol=1e-5 if dtype == "float32" else 0.1)
+    tokenizer = AutoTokenizer.from_pretrained(run.file("merged"))
+    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(run.manifest["recipe"]["model"]).chat_template
+    assert run.file("merged", "model.safetensors").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_command_prints_what_was_found_and_takes_another_data_type(trained, capsys):
+    run, _ = trained
+    assert main(["merge", str(run.path), "--dtype", "float16"]) == 0
+    assert "(float16); over 48 sampled tokens" in capsys.readouterr().out
+
+
+def test_a_merge_that_changes_the_policy_is_refused_and_leaves_the_last_one(trained, tmp_path):
+    """Weights beyond float16 become infinite: the merged model answers NaN."""
+    run, _ = trained
+    merge(run)
+    kept = run.file("merged", "model.safetensors").read_bytes()
+    before = {p.name: p.read_bytes() for p in run.file("adapter").iterdir()}
+    large = load_file(run.file("adapter", "adapter_model.safetensors"))
+    save_file({k: v * (1e6 if "lora_B" in k else 1) for k, v in large.items()}, run.file("adapter", "adapter_model.safetensors"))
+    try:
+        with pytest.raises(RunError, match=r"is not kept: its log-probabilities differ .* --dtype, such as float32"):
+            merge(run, "float16")
+    finally:
+        for name, data in before.items():
+            run.file("adapter", name).write_bytes(data)
+    assert run.file("merged", "model.safetensors").read_bytes() == kept and not run.file(".merged.new").exists()
+
+
+def test_without_an_adapter_or_trajectories_it_says_which_notebook_is_missing(tmp_path, capsys):
+    run = Run.create(tmp_path / "run")
+    assert main(["merge", str(run.path)]) == 2 and "notebook 03" in capsys.readouterr().err
+    run.file("adapter").mkdir()
+    run.file("adapter", "adapter_config.json").write_text("{}")
+    with pytest.raises(RunError, match="no trajectory to check"):
+        merge(run)
