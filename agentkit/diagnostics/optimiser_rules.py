@@ -10,11 +10,12 @@ from agentkit.diagnostics.finding import GAIN, PAST, START, WINDOW, Finding, His
 from agentkit.diagnostics.history import Step
 
 ENTROPY_LEFT = 0.2  # of the entropy at the start; a healthy fall is to a third
-KL_SPIKE, KL_LARGE, KL_FAR = 3.0, 0.12, 0.5  # times the largest just before; nats a token that matter at all; that are far
+KL_SPIKE, KL_LARGE, KL_FAR = 3.0, 0.1, 0.5  # times the largest just before; nats a token that matter at all; that are far
 GRAD_SPIKE = 8.0  # times the usual; healthy gradient norms stay within a factor of four
 CLIPPED = 0.15  # share of tokens outside the clip range; PPO's rule of thumb is a few percent
 MISMATCH = 0.1  # nats: bf16 engines differ by 0.01 to 0.03 on average, stale weights or caches by 1
-FALLEN = 3.3  # standard errors by which validation lies below its best, which was picked as the best
+FALLEN = 3.0  # standard errors by which validation lies below its best, which was picked as the best
+RISING = 0.02  # training success above that of the best validation's time
 STALLED_STEPS = 25  # steps without any sign of learning; the small agent shows one within ten
 SOLVED = 0.9  # success above which there is little left to learn
 
@@ -38,7 +39,7 @@ def kl_spike(history: History) -> Finding | None:
     now, past = last(history, "kl", 1), known(history[-PAST - 1 : -1], "kl")
     if not len(now):
         return None
-    usual = float(past[-START:].max()) if len(past) else 0.0
+    usual = float(past.max()) if len(past) else 0.0
     jumped = len(past) >= 4 and now[0] >= KL_LARGE and now[0] >= KL_SPIKE * usual
     far = len(last(history, "kl", 3)) == 3 and float(np.median(last(history, "kl", 3))) >= KL_FAR
     if not (jumped or far):
@@ -118,22 +119,22 @@ def engine_mismatch(history: History) -> Finding | None:
 
 
 def overfitting(history: History) -> Finding | None:
-    """Validation fell from its best while training went on rising."""
+    """Validation fell from its best while training went on rising. Pairs of validations are compared: one alone is luck."""
     seen = [s for s in history if math.isfinite(s["val_success"])]
-    if len(seen) < 3 or not math.isfinite(history[-1]["val_success"]):
+    if len(seen) < 4 or not math.isfinite(history[-1]["val_success"]):
         return None
-    best = max(seen[:-2], key=lambda s: s["val_success"])
-    tail = [s for s in seen if s.number > best.number][-2:]
-    now = float(np.mean([s["val_success"] for s in tail]))
-    error = math.hypot(_error(best), math.hypot(*map(_error, tail)) / len(tail))
+    pairs = [(a, b) for a, b in zip(seen, seen[1:], strict=False)]
+    top, end = max(pairs[:-2], key=_pair_mean), pairs[-1]
+    best, now = max(top, key=lambda s: s["val_success"]), _pair_mean(end)
+    error = math.hypot(*map(_error, (*top, *end))) / 2
     train_then = known([s for s in history if abs(s.number - best.number) <= WINDOW], "success")
     train_now = last(history, "success", 2 * WINDOW)
-    if best["val_success"] - now < FALLEN * error or not len(train_then) or not len(train_now):
+    if _pair_mean(top) - now < FALLEN * error or not len(train_then) or not len(train_now):
         return None
-    if train_now.mean() < train_then.mean():
+    if train_now.mean() < train_then.mean() + RISING:
         return None  # training fell too: that is no overfitting
     cause = (
-        f"Validation success fell from {best['val_success']:.1%} at step {best.number} to {now:.1%} while success in training is "
+        f"Validation success fell from {_pair_mean(top):.1%} around step {best.number} to {now:.1%} while success in training is "
         f"{train_now.mean():.1%}: the policy learns the training tasks by heart."
     )
     return Finding(
@@ -143,6 +144,10 @@ def overfitting(history: History) -> Finding | None:
         f"Keep the adapter of step {best.number}; more or more varied tasks, a higher beta, fewer steps.",
         "success",
     )
+
+
+def _pair_mean(pair: tuple[Step, Step]) -> float:
+    return (pair[0]["val_success"] + pair[1]["val_success"]) / 2
 
 
 def _error(step: Step) -> float:

@@ -278,7 +278,7 @@ def _component(
         return Item(label, "red", f"{what}.", advice, shown, numbers)
     if probed is not None and probed.patterns:
         advice = (
-            f"Its pattern {probed.patterns[0]!r} is found in every text, an unrelated sentence included: it is "
+            f"Its pattern {probed.patterns[0]} is found in every text, an unrelated sentence included: it is "
             "unanchored or too wide. Anchor it, or read the parsed calls."
         )
         return Item(label, "red", f"{what}.", advice, shown, numbers)

@@ -41,11 +41,11 @@ def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Prob
     """
     missing, failures, moved, present = [], [], [], set()
     for task, trajectory in gold:
-        asked, held = _lookups(component, task, trajectory)
-        missing += asked
-        present |= held
         values = {}
         for name, changed in variants(trajectory):
+            asked, held = _lookups(component, task, changed)  # a branch may be taken by wrong trajectories only
+            missing += asked
+            present |= held
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")

@@ -1,0 +1,234 @@
+"""The preflight report: the arithmetic of groups, the probe, three autopsies, and a real policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
+from agentkit.preflight import PreflightError, forecast, preflight, probe, report
+from agentkit.preflight.chances import advantages, dead_share, fit_beta, repeatable, smallest_useful
+from agentkit.recipes import Recipe
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.rewards import correctness, plan, with_noise
+
+RECIPE = Recipe(group_size=4)
+NAMES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
+
+
+# ---- arithmetic ------------------------------------------------------------------------------------------------------
+def test_dead_groups_of_one_chance_and_of_a_spread():
+    assert dead_share(500.0, 500.0, 4) == pytest.approx(2 * 0.5**4, abs=2e-3)  # nearly p = 1/2
+    assert dead_share(1.0, 1.0, 4) == pytest.approx(2 / 5)  # uniform: the integral of p^4 + (1-p)^4
+    assert smallest_useful(1.0, 1.0) == 3 and smallest_useful(0.02, 2.0) is None
+
+
+def test_the_fit_finds_the_spread_that_plug_in_shares_overstate():
+    rng = np.random.default_rng(0)
+    chance = rng.beta(4, 4, 400)
+    right = rng.binomial(4, chance)
+    a, b = fit_beta(right.tolist(), [4] * 400)
+    assert a / (a + b) == pytest.approx(0.5, abs=0.04) and dead_share(a, b, 4) == pytest.approx(dead_share(4, 4, 4), abs=0.06)
+    shares = right / 4
+    assert np.mean(shares**4 + (1 - shares) ** 4) > dead_share(4, 4, 4) + 0.05
+    assert dead_share(*fit_beta([0] * 12, [8] * 12), 8) > 0.9
+
+
+def test_what_a_repeat_scoring_explains():
+    rng = np.random.default_rng(1)
+    signal = rng.integers(0, 2, (40, 8)).astype(float)
+    assert repeatable(np.stack([signal] * 3)) == pytest.approx(1.0)
+    assert repeatable(rng.normal(size=(4, 40, 8))) < 0.15
+    assert 0.5 < repeatable(signal + rng.normal(0, 0.3, (4, 40, 8))) < 0.9
+    assert repeatable(np.zeros((3, 5, 4))) is None
+    assert advantages(np.array([[0.0, 2.0]]))[0] == pytest.approx([-0.7070, 0.7070], abs=1e-3)
+
+
+# ---- autopsies: three published runs ---------------------------------------------------------------------------------
+def constraint_task(number: int) -> Task:
+    meta = {"plan": [{"tool": "drop_constraint", "arguments": {}}], "constraints": NAMES, "iis": (NAMES[number % 8],)}
+    return Task(
+        f"lp{number}", f"Problem {number} is infeasible. Repair it.", NAMES[number % 8], tools=("drop_constraint",), meta=meta
+    )
+
+
+def repair(task: Task, sample: int, name: str, calls: int = 1, policy: str = "sft") -> Trajectory:
+    """One trajectory that drops a constraint, after looking around."""
+    look = tuple(ToolResult("get_iis", {}, json.dumps(task.meta["iis"]), True) for _ in range(calls - 1))
+    drop = ToolResult("drop_constraint", {"name": name}, "done", True)
+    said = [f"I drop constraint {name}, which is in the conflict.", f"Answer: {name}"]
+    turns = (Turn(said[0], (0, 2), (*look, drop)), Turn(said[1], (2, 4)))
+    ids, right = (3, sample, 5, 7), float(name == task.answer)
+    return Trajectory(
+        task.id, policy, sample, sample, (1, 2), ids, (1, 1, 1, 1), (-0.1,) * 4, turns, StopReason.ANSWER, name, right
+    )
+
+
+@pytest.fixture(scope="module")
+def rollouts():
+    """12 tasks, 4 rollouts each of which one to three are right, and the expert's."""
+    tasks = [constraint_task(i) for i in range(12)]
+    other = {task.id: next(n for n in NAMES if n != task.answer) for task in tasks}
+    sampled = [
+        repair(task, s, task.answer if s <= i % 3 else other[task.id], calls=1 + s % 3)
+        for i, task in enumerate(tasks)
+        for s in range(4)
+    ]
+    golden = [repair(task, 0, task.answer, calls=1 + i % 3, policy="gold") for i, task in enumerate(tasks)]
+    return tasks, sampled, golden
+
+
+def judged(rollouts, reward):
+    tasks, sampled, golden = rollouts
+    return report(RECIPE, sampled, golden, tasks, reward, n_test=100)
+
+
+WIDE, ANCHORED = re.compile(r"\w*(constraint)?\s*\w+"), re.compile(r"^I drop constraint (z\d+),")
+
+
+def or_debug(pattern: re.Pattern) -> dict:
+    """The reward of seed 003: +20 for a targeted repair, -1 a step, +10 in the conflict, -20 for a constraint that is made up."""
+
+    def faithful(task, trajectory):
+        return -20.0 if any(pattern.search(turn.text) for turn in trajectory.turns) else 0.0
+
+    def repairs(task, trajectory):
+        return 20.0 if any(r.name == "drop_constraint" for turn in trajectory.turns for r in turn.results) else 0.0
+
+    def in_conflict(task, trajectory):
+        return 10.0 if trajectory.success == 1.0 else 0.0
+
+    def step(task, trajectory):
+        return -1.0
+
+    return {"repair": (repairs, 1.0), "step": (step, 0.0), "conflict": (in_conflict, 1.0), "faithfulness": (faithful, 1.0)}
+
+
+def test_autopsy_003_an_unanchored_pattern_strikes_everything(rollouts):
+    tasks, sampled, golden = rollouts
+    always = [dataclasses.replace(t, success=1.0) for t in sampled]  # every rollout earned 20 - 20 + 10, as published
+    found = report(RECIPE, always, golden, tasks, or_debug(WIDE), n_test=100)
+    with pytest.raises(PreflightError) as refusal:
+        found.require()
+    said = str(refusal.value)
+    assert "faithfulness takes 20 from gold trajectories" in said and "unanchored" in said and WIDE.pattern in said
+    assert found["Groups without advantage"].light == "red"
+    mended = judged(rollouts, or_debug(ANCHORED))
+    assert mended["Gold trajectories"].light == "green" and mended["Groups without advantage"].light != "red"
+
+
+def test_autopsy_003_mended_passes(rollouts):
+    reward = {k: v for k, v in or_debug(ANCHORED).items() if k != "step"}
+    reward["faithfulness"] = (lambda task, t: -20.0 if (t.answer or "") not in task.meta["constraints"] else 0.0, 1.0)
+    judged(rollouts, reward).require()
+
+
+def test_autopsy_000_noise_is_no_cure_for_zero_variance(rollouts):
+    tasks, _, golden = rollouts
+    same = [repair(task, s, task.answer if i % 2 else "c9") for i, task in enumerate(tasks) for s in range(4)]  # binary, and dead
+    with pytest.warns(UserWarning, match="noise"):
+        noisy = with_noise({"correctness": (correctness, 1.0)}, 0.05)
+    found = report(RECIPE, same, golden, tasks, noisy, n_test=100)
+    item = found["Signal or noise"]
+    assert item.light == "red" and item.values["repeatable"] < 0.3 and item.values["noisy_components"] == ["noise"]
+    with pytest.raises(PreflightError, match="noise gives the same trajectory another value each time"):
+        found.require()
+    judged(rollouts, {"correctness": (correctness, 1.0)}).require()
+
+
+def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
+    def tool_call(task, trajectory):
+        score = 1.0 if trajectory.success == 1.0 else -1.0
+        return score if score > 0 else min(-0.6, score + 0.1 * min(task.meta.get("num_turns", 0), 4))
+
+    def counted(task, trajectory):
+        score = 1.0 if trajectory.success == 1.0 else -1.0
+        return (
+            score if score > 0 else min(-0.6, score + 0.1 * min(len(trajectory.turns[0].results) if trajectory.turns else 0, 4))
+        )
+
+    found = judged(rollouts, {"tool_call": (tool_call, 1.0)})
+    with pytest.raises(PreflightError, match=r"reads task\.meta\['num_turns'\], which no record holds"):
+        found.require()
+    judged(rollouts, {"tool_call": (counted, 1.0)}).require()
+
+
+# ---- the probe and single checks -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("component", "said"),
+    [
+        (lambda task, t: getattr(t, "num_turns", 0) * 0.1, "reads trajectory.num_turns"),
+        (lambda task, t: 0.5, "neither a wrong answer"),
+        (lambda task, t: task.meta["reference"] == t.answer, "It fails: KeyError"),
+        (lambda task, t: None, "scored on none"),
+    ],
+)
+def test_a_dead_component_is_refused_with_its_reason(rollouts, component, said):
+    found = judged(rollouts, plan() | {"mine": (component, 1.0)})
+    assert found["Component mine"].light == "red"
+    assert said in found["Component mine"].finding + found["Component mine"].advice
+
+
+def test_a_saturated_component_is_no_fault(rollouts):
+    item = judged(rollouts, plan())["Component format"]
+    assert item.light == "green" and "saturated" in item.advice and "failed calls" in item.advice
+
+
+def test_the_probe_tells_what_moves_a_component(rollouts):
+    tasks, _, golden = rollouts
+    found = probe(plan()["efficiency"][0], list(zip(tasks, golden, strict=True))[:2])
+    assert {"a wrong answer", "no answer", "many more tokens"} <= set(found.moved_by) and not found.missing and not found.failures
+
+
+def test_a_broken_mask_is_refused(rollouts):
+    tasks, sampled, golden = rollouts
+    bad = [dataclasses.replace(sampled[0], turns=(dataclasses.replace(sampled[0].turns[0], span=(0, 1)),)), *sampled[1:]]
+    assert report(RECIPE, bad, golden, tasks, plan())["Masks"].light == "red"
+    short = [dataclasses.replace(sampled[0], old_logprobs=(0.0,)), *sampled[1:]]
+    assert "4 completion tokens" in report(RECIPE, short, golden, tasks, plan())["Masks"].finding
+
+
+def test_gold_answers_that_fail_and_tasks_without_a_plan(rollouts):
+    tasks, sampled, golden = rollouts
+    wrong = [dataclasses.replace(t, success=0.0, why="other") for t in golden]
+    assert "refuses 12 of 12" in report(RECIPE, sampled, wrong, tasks, plan())["Gold trajectories"].finding
+    assert report(RECIPE, sampled, [], tasks, plan())["Gold trajectories"].light == "amber"
+
+
+def test_nothing_right_and_nothing_scored(rollouts):
+    tasks, sampled, golden = rollouts
+    wrong = [dataclasses.replace(t, success=0.0, answer=None) for t in sampled]
+    item = report(RECIPE, wrong, golden, tasks, {"correctness": (correctness, 1.0)})["Groups without advantage"]
+    assert item.light == "red" and "All rollouts are wrong: take easier tasks" in item.advice
+    unscored = [dataclasses.replace(t, success=None) for t in sampled]
+    assert report(RECIPE, unscored, golden, tasks, plan())["Success now"].light == "red"
+
+
+def test_the_report_as_text_table_html_and_json(rollouts, tmp_path):
+    tasks, sampled, golden = rollouts
+    hostile = [dataclasses.replace(t, task_id=t.task_id) for t in golden]
+    hostile = [dataclasses.replace(t, success=0.0, why="<script>alert(1)</script>") for t in hostile]
+    found = report(RECIPE, sampled, hostile, tasks, plan(), n_test=100)
+    assert "<script>" not in found._repr_html_() and "&lt;script&gt;" in found._repr_html_()
+    assert found.light == "red" and "[stop] Gold trajectories" in found.text() and len(found.table()) == len(found.items)
+    kept = json.loads(found.save(tmp_path / "preflight.json").read_text())
+    assert kept["light"] == "red" and {i["name"] for i in kept["items"]} == {i.name for i in found.items}
+
+
+def test_the_forecast_scales_with_the_measured_rollout():
+    slow, fast = forecast(Recipe(model="nano"), 0.2), forecast(Recipe(model="nano"), 0.05)
+    assert slow.values["total_seconds"] == pytest.approx(4 * fast.values["total_seconds"])
+    assert "measured" in forecast(Recipe(model="nano"), 0.05, 0.1).finding
+
+
+def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
+    recipe = Recipe(group_size=4, model="nano")
+    careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")
+    found, rollouts = preflight(recipe, careless, suite.split("train"), n_test=len(suite.split("test")), n_tasks=8)
+    found.require()
+    assert found["Gold trajectories"].light == "green" and found["Masks"].light == "green" and len(rollouts) == 32
+    assert found["Signal or noise"].values["repeatable"] == pytest.approx(1.0) and found["Forecast"].values["rollout"] > 0
