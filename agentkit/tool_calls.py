@@ -130,31 +130,33 @@ def _said(error: Exception) -> str:
 _SPACE = re.compile(r"\s*")
 _FUNCTION = re.compile(r"<function=([^<>\n]{1,200})>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]{1,200})>")
-_NEXT = re.compile(r"\s*(?:<parameter=[^<>\n]{1,200}>|</function>)")
-_END = re.compile(r"\s*</function>\s*</tool_call>")
+_NEXT = re.compile(r"\s*(?:<parameter=[^<>\n]{1,200}>|</function>|</tool_call>)")
+_END = re.compile(r"</function>\s*</tool_call>")
 
 
 def _function(text: str, begin: int) -> tuple[str, dict[str, str], int]:
     """Name, arguments as texts, and where the call ends.
 
-    A value ends at the first </parameter> that another parameter or the function's end follows.
+    A value ends at the first </parameter> that another parameter or the function's end follows; no value holds the end of a call.
     """
     opened = _FUNCTION.match(text, begin)
     if not opened:
         raise ValueError("expected <function=NAME> after <tool_call>")
     position, arguments = opened.end(), {}
+    end = _END.search(text, position)
+    last = end.start() if end else len(text)
     while parameter := _PARAMETER.match(text, position):
         name = parameter[1].strip()
         close = text.find("</parameter>", parameter.end())
         while close >= 0 and not _NEXT.match(text, close + len("</parameter>")):
             close = text.find("</parameter>", close + 1)
-        if close < 0:
+        if not 0 <= close < last:
             raise ValueError(f"</parameter> is missing after {name[:60]!r}")
         if name in arguments:
             raise ValueError(f"the parameter {name[:60]!r} occurs twice")
         arguments[name] = text[parameter.end() : close].removeprefix("\n").removesuffix("\n")
         position = close + len("</parameter>")
-    if not (end := _END.match(text, position)):
+    if not end or _SPACE.match(text, position).end() != last:
         raise ValueError("expected <parameter=NAME>, or </function> and </tool_call>")
     return opened[1].strip(), arguments, end.end()
 
