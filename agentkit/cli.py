@@ -1,4 +1,4 @@
-"""The command line: run (the notebooks in order), report, cost, nano (remake the small agent) and bench."""
+"""The command line: run (the notebooks in order), preflight, alarms, report, cost, nano (remake the small agent) and bench."""
 
 from __future__ import annotations
 
@@ -80,6 +80,18 @@ def _parser() -> argparse.ArgumentParser:
         "--out", type=Path, default=None, metavar="F", help="the figure; by default rescored/PRESET.html in the run"
     )
     rescore.set_defaults(command=rescore_command)
+    preflight = commands.add_parser("preflight", help="is this run worth starting? from a few dozen rollouts; status 1 where not")
+    preflight.add_argument("recipe", type=Path, help="a YAML file in params/")
+    preflight.add_argument("--run", type=Path, default=None, help="a run whose tasks and cold start are used, as outputs/a")
+    preflight.add_argument(
+        "-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key"
+    )
+    preflight.set_defaults(command=preflight_command)
+    alarms = commands.add_parser("alarms", help="what went wrong in a training; or how often the alarms are right")
+    what = alarms.add_mutually_exclusive_group(required=True)
+    what.add_argument("run", type=Path, nargs="?", default=None, help="the run folder, such as outputs/a")
+    what.add_argument("--measure", type=_count, metavar="N", help="simulate N runs of each fault and 3 N healthy ones")
+    alarms.set_defaults(command=alarms_command)
     report = commands.add_parser("report", help="write a run's card: one HTML file that opens offline and holds no secret")
     report.add_argument("run", type=Path, help="the run folder, such as outputs/a")
     report.add_argument(
@@ -179,6 +191,41 @@ def rescore_command(options: argparse.Namespace) -> int:
     write_bytes(out, plots.rescoring(result).to_html(include_plotlyjs=True).encode())
     write_bytes(out.with_suffix(".csv"), result.groups.to_csv(index=False).encode())
     print(f"{out} and {out.with_suffix('.csv').name}, one row a group")
+    return 0
+
+
+def preflight_command(options: argparse.Namespace) -> int:
+    """Print the preflight report; exit status 1 where the run is not worth starting."""
+    from agentkit.policies.loading import load_agent, make_policy
+    from agentkit.preflight import preflight
+    from agentkit.tasks import Suite
+
+    recipe = Recipe.from_mapping(read_recipe(options.recipe) | _overrides(options.parameters))
+    run = load_run(options.run) if options.run else None
+    spec = {"families": recipe.families.split(","), "n_tasks": recipe.n_tasks, "seed": recipe.seed, "variety": recipe.variety}
+    suite = Suite.load(run.path) if run else Suite.build(spec)
+    cold_start = [run.file("sft")] if run and recipe.sft and run.file("sft").exists() else []
+    model, tokenizer = load_agent(recipe.model, merge=cold_start)
+    policy = make_policy(model, tokenizer, "sft", recipe)
+    found, _ = preflight(recipe, policy, suite.split("train"), n_test=len(suite.split("test")), progress=sys.stderr.isatty())
+    print(found.text())
+    return 1 if found.causes else 0
+
+
+def alarms_command(options: argparse.Namespace) -> int:
+    """Print the alarms of a run, judged again from what is stored; or precision, recall and delay of every alarm."""
+    if options.measure:
+        from agentkit.diagnostics.measure import measured
+
+        print(measured(options.measure, 3 * options.measure, progress=sys.stderr.isatty()).round(2).to_string(index=False))
+        return 0
+    from agentkit.diagnostics import stored_alarms
+
+    found = stored_alarms(load_run(options.run))
+    for alarm in found:
+        print(f"step {alarm.step}, {alarm.severity}: {alarm.alarm}\n  {alarm.cause}\n  -> {alarm.advice}")
+        print(f"  {', '.join(alarm.evidence[:4])}")
+    print(f"{len(found)} alarms")
     return 0
 
 

@@ -119,6 +119,8 @@ class Recipe:
     hindsight_samples: int = _key(128, "hindsight replay: programs sampled for a task in a round", 1, 4096)
     hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1)
     controls: str = _key("", "what GRPO is compared with besides, at its compute: sft_more, rft, hindsight; with commas")
+    preflight: str = _key("refuse", "look before training: refuse a hopeless run, warn only, or off")
+    report_to: str = _key("none", "where metrics go besides the run folder: none, tensorboard, wandb or trackio")
     val_every: int = _key(10, "steps between validations", 1, 100_000)
     val_tasks: int = _key(60, "validation tasks used", 1, 100_000)
     val_samples: int = _key(1, "sampled trajectories for each validation task", 1, 64)
@@ -224,6 +226,8 @@ _CHOICES = {
     "importance_level": ("token", "sequence"),
     "mismatch": MISMATCH,
     "dead_groups": ("keep", "drop", "replace"),
+    "preflight": ("refuse", "warn", "off"),
+    "report_to": ("none", "tensorboard", "wandb", "trackio"),
     "engine": ("transformers", "vllm", "server"),
     "weight_sync": ("merged", "lora"),
 }

@@ -7,6 +7,7 @@ a GPU kernel). Every step writes its metrics and trajectories before the next be
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -72,7 +73,7 @@ def config(recipe: Recipe, out: Path) -> GRPOConfig:
         scale_rewards="group",
         mask_truncated_completions=False,
         gradient_checkpointing=cuda,
-        **quiet_trainer(recipe.seed, cuda),
+        **(quiet_trainer(recipe.seed, cuda) | {"report_to": recipe.report_to}),
     )
 
 
@@ -219,6 +220,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Write one metrics row a step, in the kit's names, as soon as it is known."""
+        if self.recipe.report_to != "none" and "loss" in logs:
+            logs |= {name: value for name, value in self._extra.items() if math.isfinite(value)}
         super().log(logs, start_time)
         if "loss" not in logs:
             return

@@ -44,7 +44,7 @@ STAGE = "03_grpo"
 FINISHED = "finished.json"  # in train/, once training came to its end
 CONTROL = ".control"  # in train/: the words stop and checkpoint, written by whoever watches
 ADAPTER = "adapter_model.safetensors"
-_FREE = ("run", "resume", "save_every")  # recipe keys that may change between two attempts
+_FREE = ("run", "resume", "save_every", "preflight", "report_to")  # recipe keys that may change between two attempts
 LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
 
 
@@ -90,7 +90,7 @@ class Resumable:
         self._fingerprint = fingerprint
         self._boundary: tuple[int, Any] | None = None  # the last finished step and the random states after it
         self._moving = False  # the weights have moved since, so that no checkpoint can be written before the step ends
-        self._stop_asked = False
+        self._stop_asked = self._leaving = False
         self.resume_from: Path | None = None
         self.finished: dict[str, Any] | None = None
         self.add_callback(_Marks(self))
@@ -255,20 +255,25 @@ class Resumable:
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
         """Train from the checkpoint that was found, or from the beginning; an interrupted training leaves a checkpoint."""
         start = str(self.resume_from) if self.resume_from else None
-        try:
-            with signals(self._on_signal):
+        with signals(self._on_signal):
+            try:
                 return super().train(resume_from_checkpoint=resume_from_checkpoint or start, **options)
-        except BaseException as error:
-            self._leave(error)
-            raise
-        finally:
-            unlock(self.run)
+            except BaseException as error:
+                self._leaving = True
+                self._leave(error)
+                raise
+            finally:
+                unlock(self.run)
 
     def _on_signal(self, name: str) -> None:
-        """Stop now, or at the end of this step where its weights have moved but its checkpoint cannot be written yet."""
-        again, self._stop_asked = self._stop_asked, True
-        alone = self.accelerator.num_processes == 1  # several stop together, after a step
-        if again or (alone and not self._moving):
+        """Stop now, or at the end of this step where its weights have moved but its checkpoint cannot be written yet.
+
+        A second Ctrl-C does not wait. Several processes stop together, after a step.
+        """
+        if self._leaving:
+            return
+        again, self._stop_asked = self._stop_asked and name == "SIGINT", True
+        if again or (self.accelerator.num_processes == 1 and not self._moving):
             raise TrainingStopped(f"stopped by {name} after step {self.state.global_step}; run this again to go on")
 
     def _leave(self, error: BaseException) -> None:
