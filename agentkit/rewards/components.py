@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
@@ -130,7 +131,7 @@ def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
     if not targets or not all(map(_is_grid, targets)):
         return None
     drawn = returned(trajectory.answer or "", [test[0] for test in verifier["tests"]], **_running(verifier))
-    return fmean(pixel_equality(grid, target) for grid, target in zip(drawn, targets, strict=True))
+    return fmean(map(pixel_equality, drawn, targets))
 
 
 def _running(verifier: dict) -> dict:
@@ -142,6 +143,13 @@ def pixel_equality(drawn: Any, target: list[list[int]]) -> float:
     if not _is_grid(drawn) or [*map(len, drawn)] != [*map(len, target)]:
         return 0.0
     return fmean(a == b for rows in zip(drawn, target, strict=True) for a, b in zip(*rows, strict=True))
+
+
+def closeness(values: Sequence[Any], wanted: Sequence[Any]) -> float:
+    """How near results are to those wanted, in [0, 1]: mean pixel equality where all wanted are grids, else the share equal."""
+    if all(map(_is_grid, wanted)):
+        return fmean(map(pixel_equality, values, wanted))
+    return fmean(type(a) is type(b) and a == b for a, b in zip(values, wanted, strict=True))
 
 
 def _is_grid(value: Any) -> bool:

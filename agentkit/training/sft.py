@@ -1,4 +1,4 @@
-"""SFT cold start: LoRA on demonstrations, loss on the assistant's own tokens only, through TRL's SFTTrainer.
+"""SFT: LoRA on transcripts, loss on the assistant's own tokens only, through TRL's SFTTrainer; the cold start is one use of it.
 
 Demonstrations are trajectories of the scripted policy, so the tokens trained on are those a rollout would hold.
 """
@@ -48,30 +48,56 @@ def sft_dataset(trajectories: Sequence[Trajectory]) -> Dataset:
     )
 
 
+def right_ones(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Rejection sampling: the trajectories whose answer is right, each different completion of a task once."""
+    found = {(t.task_id, t.completion_ids): t for t in trajectories if t.success == 1.0}
+    return list(found.values())
+
+
+def token_count(trajectories: Sequence[Trajectory]) -> int:
+    """Tokens that a forward and backward pass over these trajectories processes, prompts included."""
+    return sum(len(t.prompt_ids) + len(t.completion_ids) for t in trajectories)
+
+
 def cold_start(model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], recipe: Recipe, out: Path) -> list[dict]:
-    """Fine-tune ``model`` on demonstrations and save the LoRA adapter to ``out``.
+    """Fine-tune ``model`` on demonstrations and save the LoRA adapter to ``out``. Returns the log of ``fine_tune``."""
+    return fine_tune(model, tokenizer, trajectories, recipe, out)[1]
+
+
+def fine_tune(
+    model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], recipe: Recipe, out: Path, **changes: Any
+) -> tuple[Any, list[dict]]:
+    """Fine-tune a new LoRA adapter with loss on sampled tokens only, and save it to ``out``.
+
+    Args:
+        model: is changed: the adapter is put into it.
+        tokenizer: of the model.
+        trajectories: what is imitated.
+        recipe: LoRA and the numbers of the cold start.
+        out: folder of the adapter.
+        **changes: arguments of TRL's SFTConfig in place of the recipe's.
 
     Returns:
-        The log, one row a step with ``step`` and ``loss`` (mean negative log-likelihood of a trained token, nats).
+        The model with the adapter merged, and the log, one row a step with ``step`` and ``loss`` (mean negative log-likelihood
+        of a trained token, nats).
     """
     cuda = torch.cuda.is_available()
-    config = SFTConfig(
-        output_dir=str(out.parent / ".sft-trainer"),
-        num_train_epochs=recipe.sft_epochs,
-        per_device_train_batch_size=recipe.sft_batch,
-        learning_rate=recipe.sft_learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_steps=10,
-        weight_decay=0.0,
-        max_length=None,
-        packing=False,
-        gradient_checkpointing=cuda,
-        train_sampling_strategy="group_by_length",
-        **quiet_trainer(recipe.seed, cuda),
-    )
+    settings = {
+        "output_dir": str(out.parent / ".sft-trainer"),
+        "num_train_epochs": recipe.sft_epochs,
+        "per_device_train_batch_size": recipe.sft_batch,
+        "learning_rate": recipe.sft_learning_rate,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 10,
+        "weight_decay": 0.0,
+        "max_length": None,
+        "packing": False,
+        "gradient_checkpointing": cuda,
+        "train_sampling_strategy": "group_by_length",
+    }
     trainer = _PlainLossTrainer(
         model=model,
-        args=config,
+        args=SFTConfig(**(settings | quiet_trainer(recipe.seed, cuda) | changes)),
         train_dataset=sft_dataset(trajectories),
         processing_class=tokenizer,
         peft_config=lora(recipe),
@@ -80,4 +106,5 @@ def cold_start(model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], r
     only_own_progress(trainer)
     trainer.train()
     save_adapter(trainer.model, tokenizer, out)
-    return [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
+    log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
+    return trainer.model.merge_and_unload(), log

@@ -1,0 +1,163 @@
+"""Hindsight replay: what a program did achieve becomes a task that it solves; lessons; and the loop, trained for real."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from agentkit.policies.loading import load_agent
+from agentkit.recipes import Recipe
+from agentkit.records import StopReason, Task, Trajectory
+from agentkit.runs import Run, read_jsonl
+from agentkit.training import hindsight as module
+from agentkit.training.hindsight import demonstrate, hindsight, lessons, relabel_code, without_idle_lines
+from agentkit.training.sft import right_ones
+from agentkit.verifiers import verify
+
+DOUBLE = "def f(x): return x * 2"
+TESTS = [[[n], n * 2] for n in (3, 5, 8)]
+TASK = Task("c", "Write f(x): double x.", DOUBLE, {"kind": "code", "entry": "f", "tests": TESTS, "timeout_s": 20}, "C",
+            tools=("python",))  # fmt: skip
+SMALL = {"lora_r": 2, "sft_batch": 4, "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 400, "temperature": 1.0,
+         "hindsight_rounds": 2, "hindsight_samples": 3, "hindsight_learning_rate": 1e-3}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """The machine may be busy."""
+    monkeypatch.setattr(module, "TIMEOUT_S", 20.0)
+
+
+def answered(answer, task="c", sample=0, success=0.0) -> Trajectory:
+    tokens = {"prompt_ids": (1,), "completion_ids": (sample, 2), "action_mask": (1, 1), "old_logprobs": (0.0, 0.0)}
+    return Trajectory(task, "p", sample, 0, **tokens, turns=(), stop_reason=StopReason.ANSWER, answer=answer, success=success)
+
+
+# ---- relabelling code ------------------------------------------------------------------------------------------------
+def test_a_wrong_program_is_the_right_answer_to_the_task_that_asks_for_what_it_gives():
+    new = relabel_code(TASK, answered("def f(x): x = x + 1; y = 7; return x * 2"))
+    assert new.verifier["tests"] == [[[3], 8], [[5], 12], [[8], 18]]
+    assert new.answer == "def f(x): x = x + 1; return x * 2", "a statement without effect is gone"
+    assert new.prompt == "Write f. Example: f(3) is 8. Example: f(5) is 12."
+    assert new.meta["closeness"] == 0.0 and json.loads(new.meta["outcome"]) == [8, 12, 18]
+    assert verify(new, new.answer).value == 1.0 and verify(new, DOUBLE).value == 0.0
+    assert new.id != TASK.id and new.meta["answer_if"] == {"8": new.answer}
+
+
+def test_closeness_is_the_share_that_was_right_for_the_task_asked():
+    assert relabel_code(TASK, answered("def f(x): return x * 2 if x < 6 else 0")).meta["closeness"] == pytest.approx(2 / 3)
+    assert relabel_code(TASK, answered(DOUBLE)).meta["closeness"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, "", "I do not know.", "def f(x): return", "def f(x): return 1 / 0", "def f(x): return 4", "def g(x): return x",
+     "def f(x): return x if x < 6 else undefined", "x = " + "(" * 300, "def f(x): return x + 1" + " " * 2_000],
+)  # fmt: skip
+def test_what_achieved_nothing_is_not_relabelled(answer):
+    assert relabel_code(TASK, answered(answer)) is None
+
+
+def test_a_task_that_is_not_about_code_is_not_relabelled():
+    assert relabel_code(dataclasses.replace(TASK, verifier="numeric"), answered(DOUBLE)) is None
+
+
+def test_drawings_are_judged_by_their_pixels():
+    setup = (
+        "def draw_vertical_line(img, x, color):\n    return [[color if i == x else c for i, c in enumerate(r)] for r in img]\n"
+    )
+    blank, target = [[0, 0], [0, 0]], [[1, 2], [1, 2]]
+    verifier = {"kind": "code", "entry": "task", "setup": setup, "tests": [[[blank], target]]}
+    program = "def task(img):\n    img = draw_vertical_line(img, 0, 1)\n    img = draw_vertical_line(img, 5, 3)\n    return img"
+    new = relabel_code(Task("d", "draw", "", verifier, "drawing"), answered(program))
+    assert new.meta["closeness"] == 0.5 and new.verifier["tests"] == [[[blank], [[1, 0], [1, 0]]]]
+    assert "5, 3" not in new.answer and "0, 1" in new.answer, "the line outside the image had no effect"
+    assert verify(new, f"```python\n{new.answer}\n```").value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("program", "short"),
+    [
+        ("a = 1\nb = 2\nc = a", "a = 1\nc = a"),
+        ("c = 1\nfor i in range(3):\n    c = 1\n    b = i", "c = 1"),
+        ("if True:\n    c = 1\nelse:\n    c = 2", "if True:\n    c = 1"),
+        ("c = 1", "c = 1"),
+        ("c  =  'x'", "c  =  'x'"),
+        ("not python (", "not python ("),
+    ],
+)
+def test_lines_without_effect_are_dropped(program, short):
+    """What counts here is the value of c; the programs are the test's own."""
+
+    def value(code):
+        scope: dict = {}
+        exec(code, scope)
+        return scope.get("c")
+
+    def same(code):
+        try:
+            return value(code) == value(program)
+        except NameError:
+            return False
+
+    kept = without_idle_lines(program, same)
+    assert kept == short or (program.startswith("if") and value(kept) == 1)
+
+
+# ---- lessons ---------------------------------------------------------------------------------------------------------
+def test_lessons_are_the_shortest_of_each_outcome_from_worst_to_best():
+    answers = ["def f(x): return x * 2", "def f(x): return x + x + 0", "def f(x): return x + 1",
+               "def f(x): return x * 2 if x < 6 else 0", "def f(x): return 1 + x + 0", "nonsense", None]  # fmt: skip
+    found = lessons([TASK], [answered(a, sample=i) for i, a in enumerate(answers)])
+    assert [t.answer for t in found] == [answers[2], answers[3], answers[0]]
+    assert [round(t.meta["closeness"], 2) for t in found] == [0.0, 0.67, 1.0]
+    assert lessons([TASK], []) == []
+
+
+def test_lessons_are_shown_by_the_expert_token_for_token(tokenizer):
+    (new,) = lessons([TASK], [answered("def f(x): return x + 1")])
+    (shown,) = demonstrate([new], tokenizer, Recipe.from_mapping({"max_turns": 4, "max_turn_tokens": 200}))
+    assert shown.success == 1.0 and shown.answer == "def f(x): return x + 1"
+    assert len(shown.turns) == 2 and shown.turns[0].results[0].observation.strip() == "4"
+    assert demonstrate([], tokenizer, Recipe()) == []
+
+
+def test_right_ones_keep_each_different_right_completion_once():
+    found = right_ones([answered("1", success=1.0), answered("1", success=1.0), answered("2", sample=1, success=1.0),
+                        answered("3", sample=2), answered("4", sample=3, success=None)])  # fmt: skip
+    assert [t.answer for t in found] == ["1", "2"]
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+def counted(task: Task, trajectory: Trajectory) -> Task:
+    """Another family's relabelling: whatever the agent wrote, it wrote so many tokens."""
+    n = str(len(trajectory.completion_ids))
+    plan = [{"tool": "calculator", "arguments": {"expression": f"{n} + 0"}, "expect": n}]
+    meta = {"plan": plan, "outcome": n, "closeness": min(1.0, len(trajectory.completion_ids) / 1_000)}
+    return dataclasses.replace(task, id=f"{task.id}-{n}", prompt=f"How much is {n} and nothing?", answer=n, meta=meta)
+
+
+def test_two_rounds_train_and_leave_their_adapters(tmp_path):
+    model, tokenizer = load_agent("nano")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    run = Run.create(tmp_path / "run")
+    tasks = [Task(name, f"Say nothing about {name}.", "never said", family="A") for name in ("a", "b")]
+    trained, log = hindsight(model, tokenizer, tasks, Recipe.from_mapping(SMALL), run, counted)
+    assert [row["round"] for row in log] == [1, 2] and read_jsonl(run.file("hindsight", "log.jsonl")) == log
+    assert all(row["lessons"] > 0 and row["tokens"] > 0 and row["solved"] == 0.0 for row in log)
+    after = trained.state_dict()
+    assert before.keys() == after.keys(), "merged, no adapter is left in it"
+    merged, _ = load_agent("nano", merge=[run.file("hindsight", f"round-{n}") for n in (1, 2)])
+    for name, value in merged.state_dict().items():
+        assert value.allclose(after[name].to(value.device), atol=1e-5), name
+    assert any(not before[name].equal(after[name].cpu()) for name in before)
+
+
+def test_it_stops_when_nothing_can_be_learnt(tmp_path):
+    model, tokenizer = load_agent("nano")
+    tasks = [Task("a", "Say something.", "never said", family="A")]
+    recipe, run = Recipe.from_mapping(SMALL), Run.create(tmp_path / "run")
+    same, log = hindsight(model, tokenizer, tasks, recipe, run, lambda task, trajectory: None)
+    assert same is model and [row["lessons"] for row in log] == [0]
