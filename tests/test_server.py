@@ -1,0 +1,272 @@
+"""The server policy against servers that misbehave: each fault ends in a sample from another replica or one clear sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from agentkit.policies import EngineError, Request
+from agentkit.policies import server as module
+from agentkit.policies.base import seed_number
+from agentkit.policies.server import API_KEY, ServerPolicy
+from agentkit.recipes import Recipe, RecipeError
+from agentkit.records import Task
+
+
+class EndsAt:
+    """The part of a tokenizer the policy reads."""
+
+    eos_token_id = 5
+
+
+class Replica:
+    """A server whose every answer is a function of its own; the default one samples the seed's digits."""
+
+    def __init__(self, url=""):
+        self.url, self.bodies, self.keys, self.well = url, [], [], True
+        self.models = {"data": [{"id": "m"}]}
+        self.answer = self.right
+
+    @staticmethod
+    def right(body):
+        ids = [int(digit) + 10 for digit in str(body["seed"])[: body["max_tokens"]]]
+        logprobs = {"token_logprobs": [-0.5] * len(ids)}
+        return 200, {"choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": "length"}]}
+
+
+@contextmanager
+def serving():
+    replica = Replica()
+
+    class Handler(BaseHTTPRequestHandler):
+        def reply(self, status, content):
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def do_GET(self):
+            replica.keys.append(self.headers["Authorization"])
+            if self.path == "/health":
+                while replica.well is None:
+                    time.sleep(0.05)
+                self.reply(200 if replica.well else 503, b"")
+            else:
+                self.reply(200, replica.models)
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            replica.bodies.append(body)
+            found = replica.answer(body)
+            if found is None:  # the line goes dead in mid-answer
+                self.send_response(200)
+                self.send_header("Content-Length", "1000")
+                self.end_headers()
+                self.wfile.write(b'{"choices')
+                self.close_connection = True
+            else:
+                self.reply(*found)
+
+        def log_message(self, *_):
+            pass
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    replica.url = f"http://127.0.0.1:{made.server_port}"
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    try:
+        yield replica
+    finally:
+        replica.well = True
+        made.shutdown()
+        made.server_close()
+
+
+@pytest.fixture
+def two():
+    with serving() as a, serving() as b:
+        yield a, b
+
+
+def requests(count, turn=0, length=6):
+    return [Request(Task("t", "", ""), i, turn, [1, 2, i], (0, i, turn), length, 0.7) for i in range(count)]
+
+
+def play(policy, asked):
+    async def together():
+        return await asyncio.gather(*map(policy.sample, asked))
+
+    return asyncio.run(together())
+
+
+def wanted(asked):
+    return [[int(digit) + 10 for digit in str(seed_number(r.seed))[: r.max_new_tokens]] for r in asked]
+
+
+def test_requests_carry_tokens_seed_and_temperature_and_spread_over_the_replicas(two):
+    def slow(body):
+        time.sleep(0.1)
+        return Replica.right(body)
+
+    for replica in two:
+        replica.answer = slow
+    with ServerPolicy([two[0].url, two[1].url + "/v1/"], EndsAt()) as policy:
+        asked = requests(20)
+        assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
+        assert [len(replica.bodies) for replica in two] == [10, 10]
+    body = {
+        k: two[0].bodies[0][k] for k in ("model", "prompt", "max_tokens", "temperature", "stop_token_ids", "return_token_ids")
+    }
+    assert body == {"model": "m", "prompt": [1, 2, body["prompt"][2]], "max_tokens": 6, "temperature": 0.7,
+                    "stop_token_ids": [5], "return_token_ids": True}  # fmt: skip
+
+
+def test_a_trajectory_stays_where_its_keys_and_values_are(two):
+    with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
+        play(policy, requests(8))
+        first = [{body["prompt"][2] for body in replica.bodies} for replica in two]
+        for turn in (1, 2, 3):
+            play(policy, requests(8, turn))
+        assert [{body["prompt"][2] for body in replica.bodies} for replica in two] == first
+        for i in range(8):
+            policy.end(i)
+        assert not policy._last
+
+
+def abort(body):
+    return 200, {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "abort"}]}
+
+
+FAULTS = {"failure": lambda body: (503, b"overloaded"), "dead line": lambda body: None, "shutting down": abort}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_replica_that_fails_loses_its_requests_to_the_other_and_nothing_is_sampled_twice(two, fault):
+    two[0].answer = FAULTS[fault]
+    with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
+        asked = requests(12)
+        with pytest.warns(UserWarning, match="is left out.*1 of 2 are left"):
+            assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
+        count = len(two[0].bodies)
+        play(policy, requests(12, 1))
+        assert len(two[0].bodies) == count, "it is not asked again before it has the weights it missed"
+
+
+def test_a_replica_that_hangs_is_given_up_long_before_the_time_out(two, monkeypatch):
+    monkeypatch.setattr(module, "HEALTH_S", 0.1)
+
+    def hang(body):
+        two[0].well = None
+        time.sleep(3)
+
+    two[0].answer = hang
+    with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
+        asked, start = requests(6), time.monotonic()
+        with pytest.warns(UserWarning, match="asked after its health 3 times"):
+            assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
+        assert time.monotonic() - start < 2.5
+
+
+def test_without_any_replica_left_there_is_one_clear_message(two):
+    for replica in two:
+        replica.answer = FAULTS["failure"]
+    refused = pytest.raises(EngineError, match=r"no server is left.*503: overloaded.*503.*nowhere")
+    with ServerPolicy([replica.url for replica in two], EndsAt()) as policy, pytest.warns(UserWarning), refused:
+        play(policy, requests(4))
+
+
+REPLIES = {
+    "no ids": {"choices": [{"text": "hi", "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}]},
+    "no choice": {"choices": []},
+    "a list": [1],
+    "fewer numbers": {"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}]},
+    "not a number": {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [None]}, "finish_reason": "stop"}]},
+    "not finite": b'{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [NaN]}, "finish_reason": "stop"}]}',
+    "text as ids": {"choices": [{"token_ids": ["1"], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}]},
+    "too many": {"choices": [{"token_ids": [1] * 9, "logprobs": {"token_logprobs": [-1.0] * 9}, "finish_reason": "stop"}]},
+    "no JSON": b"<html>",
+}
+
+
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_reply_that_is_not_whole_is_never_a_sample(two, reply):
+    two[0].answer = lambda body: (200, REPLIES[reply])
+    with ServerPolicy([two[0].url], EndsAt()) as policy, pytest.raises(EngineError, match="returned .*token"):
+        play(policy, requests(1))
+
+
+def test_a_request_that_is_refused_is_not_tried_elsewhere(two):
+    two[0].answer = lambda body: (400, b"the prompt is too long")
+    with ServerPolicy([two[0].url], EndsAt()) as policy:
+        with pytest.raises(EngineError, match="status 400: the prompt is too long"):
+            play(policy, requests(1))
+        two[0].answer = Replica.right
+        assert play(policy, requests(1)), "the replica is still used"
+
+
+def test_a_cancelled_request_is_gone_and_the_replica_stays(two):
+    def slow(body):
+        time.sleep(0.3)
+        return Replica.right(body)
+
+    two[0].answer = slow
+    with ServerPolicy([two[0].url], EndsAt()) as policy:
+
+        async def impatient():
+            await asyncio.wait_for(policy.sample(requests(1)[0]), 0.05)
+
+        with pytest.raises(TimeoutError):
+            asyncio.run(impatient())
+        assert play(policy, requests(2)) and not policy._replicas[0].running
+
+
+def test_servers_are_met_before_anything_is_sampled(two):
+    with pytest.raises(EngineError, match=r"http://127.0.0.1:9 in server_urls: it does not answer.*agentkit serve"):
+        ServerPolicy([two[0].url, "http://127.0.0.1:9"], EndsAt())
+    two[1].models = {"data": [{"id": "other"}]}
+    with pytest.raises(EngineError, match="different models \\(m, other\\)"):
+        ServerPolicy([replica.url for replica in two], EndsAt())
+    two[1].models = {"data": []}
+    with pytest.raises(EngineError, match="serves no model"):
+        ServerPolicy([two[1].url], EndsAt())
+    two[1].models = b"hello"
+    with pytest.raises(EngineError, match="not that of an OpenAI-compatible server"):
+        ServerPolicy([two[1].url], EndsAt())
+
+
+def test_the_key_comes_from_the_environment_and_a_refused_one_is_told_without_showing_it(two, monkeypatch):
+    monkeypatch.setenv(API_KEY, "secret-1234")
+    two[0].answer = lambda body: (401, b"no: secret-1234")
+    with ServerPolicy([two[0].url], EndsAt()) as policy, pytest.raises(EngineError, match=API_KEY) as error:
+        play(policy, requests(1))
+    assert "secret" not in str(error.value) and two[0].keys[0] == "Bearer secret-1234"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"engine": "vlm"}, "engine is 'vlm'; use transformers, vllm, server"),
+        ({"engine": "server"}, "belong together"),
+        ({"server_urls": "http://a:1"}, "belong together"),
+        ({"engine": "server", "server_urls": "localhost:8000"}, "http://HOST:PORT"),
+        ({"engine": "server", "server_urls": "http://me:hunter2@a:1"}, "no path, user or password"),
+        ({"engine": "server", "server_urls": "http://a:1/x"}, "no path"),
+        ({"engine": "vllm", "deterministic": True}, "deterministic needs engine: transformers"),
+        ({"engine": "vllm", "weight_sync": "all"}, "weight_sync is 'all'; use merged, lora"),
+    ],
+)
+def test_a_recipe_names_an_engine_that_can_be(values, said):
+    with pytest.raises(RecipeError, match=said) as error:
+        Recipe.from_mapping(values)
+    assert "hunter2" not in str(error.value)
+
+
+def test_several_servers_are_read_from_one_key():
+    recipe = Recipe.from_mapping({"engine": "server", "server_urls": "http://a:1, http://b:2/v1"})
+    assert recipe.servers == ["http://a:1", "http://b:2/v1"]
