@@ -197,7 +197,7 @@ def rescore_command(options: argparse.Namespace) -> int:
 def preflight_command(options: argparse.Namespace) -> int:
     """Print the preflight report; exit status 1 where the run is not worth starting."""
     from agentkit.policies.loading import load_agent, make_policy
-    from agentkit.preflight import preflight
+    from agentkit.preflight import examine
     from agentkit.tasks import Suite
 
     recipe = Recipe.from_mapping(read_recipe(options.recipe) | _overrides(options.parameters))
@@ -207,7 +207,7 @@ def preflight_command(options: argparse.Namespace) -> int:
     cold_start = [run.file("sft")] if run and recipe.sft and run.file("sft").exists() else []
     model, tokenizer = load_agent(recipe.model, merge=cold_start)
     policy = make_policy(model, tokenizer, "sft", recipe)
-    found, _ = preflight(recipe, policy, suite.split("train"), n_test=len(suite.split("test")), progress=sys.stderr.isatty())
+    found, _ = examine(recipe, policy, suite.split("train"), n_test=len(suite.split("test")), progress=sys.stderr.isatty())
     print(found.text())
     return 1 if found.causes else 0
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import PreflightError, forecast, preflight, probe, report
+from agentkit.preflight import PreflightError, examine, forecast, probe, report
 from agentkit.preflight.chances import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.recipes import Recipe
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
@@ -228,7 +228,7 @@ def test_the_forecast_scales_with_the_measured_rollout():
 def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
     recipe = Recipe(group_size=4, model="nano")
     careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")
-    found, rollouts = preflight(recipe, careless, suite.split("train"), n_test=len(suite.split("test")), n_tasks=8)
+    found, rollouts = examine(recipe, careless, suite.split("train"), n_test=len(suite.split("test")), n_tasks=8)
     found.require()
     assert found["Gold trajectories"].light == "green" and found["Masks"].light == "green" and len(rollouts) == 32
     assert found["Signal or noise"].values["repeatable"] == pytest.approx(1.0) and found["Forecast"].values["rollout"] > 0

@@ -15,6 +15,7 @@ from agentkit.diagnostics.watch import scan
 from agentkit.runs import read_json, write_json
 
 RUNS, HEALTHY = 20, 60  # simulated runs of each fault, and without any
+HELD_BACK = 1_000_000  # the first seed that no threshold was set on
 EARLY = 1  # steps before its fault at which an alarm counts as false
 STORED = Path(__file__).parent / "measured.json"
 Judged = tuple[Simulated, Sequence[Alarm]]
@@ -31,7 +32,7 @@ def measured(runs: int = RUNS, healthy: int = HEALTHY, *, held_back: bool = True
     Args:
         runs: simulated runs of each fault.
         healthy: simulated runs without a fault.
-        held_back: use the seeds that no threshold was set on (odd), rather than the others (even).
+        held_back: use seeds that no threshold was set on (from HELD_BACK on), rather than those it was set on (from 0 on).
         progress: show a progress bar.
 
     Returns:
@@ -42,7 +43,7 @@ def measured(runs: int = RUNS, healthy: int = HEALTHY, *, held_back: bool = True
     wanted = [(None, i) for i in range(healthy)] + [(fault, i) for fault in CONSEQUENCES for i in range(runs)]
     judged = []
     for fault, i in tqdm(wanted, desc="simulated runs", disable=not progress):
-        run = simulate(fault, 2 * i + held_back)
+        run = simulate(fault, HELD_BACK + i if held_back else i)
         judged.append((Simulated(run.fault, run.onset, []), judge(run)))  # the rollouts are not needed any more
     return table(judged)
 

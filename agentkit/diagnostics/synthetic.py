@@ -89,7 +89,7 @@ def simulate(fault: str | None, seed: int, steps: int = STEPS) -> Simulated:
 
     Args:
         fault: a key of CONSEQUENCES, or None for a healthy run.
-        seed: draws everything; even seeds were used to set the thresholds, odd ones are held back.
+        seed: draws everything.
         steps: optimiser steps.
     """
     if fault is not None and fault not in CONSEQUENCES:

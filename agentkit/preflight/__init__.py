@@ -1,6 +1,6 @@
 """Is this run worth starting? A report from a few dozen rollouts of the starting policy, before anything is trained.
 
-``preflight`` rolls out, scores several times, scores the scripted expert under the same reward, probes each component and
+``examine`` rolls out, scores several times, scores the scripted expert under the same reward, probes each component and
 forecasts the cost. A red item refuses the run (PreflightError), unless the recipe says ``preflight: warn``. Leaves out
 training itself: a learning rate can be wrong and the report green.
 """
@@ -27,7 +27,7 @@ TASKS, REPEATS, GOLD, PROBED = 12, 4, 24, 3
 SHIFT = 7_919  # between the seeds of repeated scorings
 
 
-def preflight(
+def examine(
     recipe: Recipe,
     policy: Policy,
     tasks: Sequence[Task],
@@ -171,4 +171,4 @@ def _decode(policy: Policy) -> Any:
     return lambda ids: policy.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-__all__ = ["Item", "Preflight", "PreflightError", "Probed", "forecast", "preflight", "probe", "report"]
+__all__ = ["Item", "Preflight", "PreflightError", "Probed", "examine", "forecast", "probe", "report"]
