@@ -3,7 +3,9 @@
 Importing it loads no torch; ``rollout`` and the modules policies and training do when they need it.
 """
 
-from agentkit import evaluation, recipes, records, runs, verifiers
+import importlib
+
+from agentkit import evaluation, recipes, records, rewards, runs, verifiers
 from agentkit.evaluation import compare
 from agentkit.records import Group, Score, StopReason, Task, ToolCall, Trajectory, Turn
 from agentkit.rollouts import arollout, rollout
@@ -28,8 +30,16 @@ __all__ = [
     "load_run",
     "recipes",
     "records",
+    "rewards",
     "rollout",
     "runs",
     "verifiers",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """``agentkit.advantages`` on first use, since it loads torch."""
+    if name == "advantages":
+        return importlib.import_module("agentkit.advantages")
+    raise AttributeError(f"module 'agentkit' has no attribute {name!r}")

@@ -20,6 +20,7 @@ from agentkit.rewards import Reward, from_recipe, score_all
 from agentkit.runs import Run, RunError
 from agentkit.selection import is_dead
 
+DIFFICULTIES = ("easy", "medium", "hard")
 PAIRS = ("same order", "reversed", "told apart now", "tied now")
 
 
@@ -33,7 +34,7 @@ class Rescoring:
     def table(self) -> pd.DataFrame:
         """The whole and each difficulty: groups, dead before and now, revived, died, changed best, and pairs by what changed."""
         own = self.groups
-        parts = {"all": own} | {name: own[own["difficulty"] == name] for name in dict.fromkeys(own["difficulty"])}
+        parts = {"all": own} | {name: own[own["difficulty"] == name] for name in DIFFICULTIES if name in set(own["difficulty"])}
         return pd.DataFrame({name: _counted(part) for name, part in parts.items()}).T
 
     def sentences(self) -> list[str]:

@@ -69,7 +69,7 @@ def test_drawings_are_judged_by_their_pixels():
         "def draw_vertical_line(img, x, color):\n    return [[color if i == x else c for i, c in enumerate(r)] for r in img]\n"
     )
     blank, target = [[0, 0], [0, 0]], [[1, 2], [1, 2]]
-    verifier = {"kind": "code", "entry": "task", "setup": setup, "tests": [[[blank], target]]}
+    verifier = {"kind": "code", "entry": "task", "setup": setup, "tests": [[[blank], target]], "timeout_s": 20}
     program = "def task(img):\n    img = draw_vertical_line(img, 0, 1)\n    img = draw_vertical_line(img, 5, 3)\n    return img"
     new = relabel_code(Task("d", "draw", "", verifier, "drawing"), answered(program))
     assert new.meta["closeness"] == 0.5 and new.verifier["tests"] == [[[blank], [[1, 0], [1, 0]]]]
