@@ -484,3 +484,15 @@ class _Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         atexit.unregister(self.kill)
+
+
+def _forget() -> None:
+    """A forked process has none of its parent's threads and must not use its pipes."""
+    global _tool_loop, _loop_lock
+    _tool_loop, _loop_lock = None, threading.Lock()
+    for shared in (_idle, _workers, _hung):
+        shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -278,6 +278,28 @@ def test_no_more_threads_than_the_bound(monkeypatch):
     assert all(r.ok for r in asyncio.run(many())) and most <= 4
 
 
+def test_a_forked_process_has_threads_and_an_event_loop_of_its_own(tmp_path):
+    class Both:
+        def plain(self) -> str:
+            return "plain"
+
+        async def later(self) -> str:
+            return "later"
+
+    def ask():
+        return [run(name, Both()).observation for name in ("plain", "later")]
+
+    assert ask() == ["plain", "later"]
+    child = os.fork()
+    if not child:
+        try:
+            (tmp_path / "found").write_text(" ".join(ask()))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (tmp_path / "found").read_text() == "plain later"
+
+
 # ---- processes
 def test_a_process_answers_and_works_on_a_copy(tmp_path):
     environment = Bench(str(tmp_path / "pid"))

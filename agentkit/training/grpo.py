@@ -29,7 +29,7 @@ from agentkit.policies.loading import make_policy
 from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, component_metrics, from_recipe, score_all
-from agentkit.rollouts import rollout, rollout_options
+from agentkit.rollouts import rollout, rollout_options, tool_metrics
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.selection import fresh_tasks, select
 from agentkit.training.common import ProgressCallback, lora, merged, only_own_progress, quiet_trainer, save_adapter
@@ -168,7 +168,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         batch = gathered(self._batch)
         if self.accelerator.is_main_process:
             write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), batch)
-        self._extra = batch_metrics(batch) | component_metrics(batch, self.reward) | self._selection
+        self._extra = batch_metrics(batch) | tool_metrics(batch) | component_metrics(batch, self.reward) | self._selection
         self._extra |= (
             {"rollout_seconds": self._rollout_seconds} | self._gap | mismatch | audit_metrics(audited(self._tasks, batch))
         )
