@@ -22,6 +22,7 @@ from transformers import TrainerCallback
 from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_jsonl
 from agentkit.training import checkpoints
 from agentkit.training.checkpoints import CheckpointError
+from agentkit.training.common import save_adapter
 from agentkit.training.grpo import train
 from agentkit.training.resume import TrainingStopped
 
@@ -169,6 +170,25 @@ def test_a_finished_training_starts_anew_unless_its_stage_was_cut_off(whole, tmp
     assert train(trainer) == trainer.finished and trainer.finished["steps"] == 6 and outcome(path) == before
 
 
+def test_a_training_killed_after_its_last_step_takes_no_further_one(whole, tmp_path):
+    path = copy_of(whole, tmp_path)
+    (path / "train" / "finished.json").unlink()
+    shutil.rmtree(path / "adapter")
+    trainer = make_trainer(path)
+    assert train(trainer) == {"best_val_success": 0.0, "best_step": 6, "steps": 6, "ended": "steps"}
+    assert outcome(path) == outcome(whole) and (path / "train" / "finished.json").exists()
+
+
+def test_a_training_killed_after_its_patience_ran_out_takes_no_further_step(tmp_path):
+    trainer = make_trainer(tmp_path / "run", patience=2, val_every=1, save_every=1)
+    trainer.best = (0.5, 0)  # no validation of the tiny agent is that good
+    save_adapter(trainer.model, trainer.processing_class, tmp_path / "run" / "adapter")
+    ended = train(trainer)
+    assert ended == {"best_val_success": 0.5, "best_step": 0, "steps": 1, "ended": "patience"}
+    (tmp_path / "run" / "train" / "finished.json").unlink()
+    assert train(make_trainer(tmp_path / "run", patience=2, val_every=1, save_every=1)) == ended
+
+
 def test_a_watcher_may_ask_for_a_checkpoint_and_for_the_end(tmp_path):
     trainer = make_trainer(tmp_path / "run", save_every=0)
     control = tmp_path / "run" / "train" / ".control"
@@ -194,7 +214,7 @@ def test_sigterm_leaves_a_checkpoint_at_once_and_training_goes_on_from_it(tmp_pa
                 alarm.set()
 
     def send():
-        alarm.wait(60)
+        alarm.wait(600)
         os.kill(os.getpid(), signal.SIGTERM)
 
     trainer.add_callback(Ask())

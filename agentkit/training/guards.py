@@ -86,6 +86,7 @@ class Guards(TrainerCallback):
         """From a checkpoint. Whoever goes on after three skipped steps gets three more."""
         self.watch = Watch(**state)
         self.watch.skipped_in_row %= MAX_SKIPPED
+        self._consider_the_end()
         if self.watch.beta is not None:
             self._trainer.beta = self.watch.beta
 
@@ -146,15 +147,18 @@ class Guards(TrainerCallback):
         """Take in a validation: end early without improvement, or go back to the best adapter after a collapse."""
         watch, recipe = self.watch, self._recipe
         watch.since_best = 0 if improved else watch.since_best + 1
-        if recipe.patience and watch.since_best >= recipe.patience:
-            self.ended = "patience"
         best = self._trainer.best[0]
         if recipe.rollback_drop and success < best - recipe.rollback_drop:
             watch.rollbacks += 1
             roll_back(self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.optimizer, self._trainer.run)
             self._trainer._extra["rollbacks"] = watch.rollbacks
-            if watch.rollbacks >= MAX_ROLLBACKS:
-                self.ended = "rollbacks"
+        self._consider_the_end()
+
+    def _consider_the_end(self) -> None:
+        if self._recipe.patience and self.watch.since_best >= self._recipe.patience:
+            self.ended = "patience"
+        elif self.watch.rollbacks >= MAX_ROLLBACKS:
+            self.ended = "rollbacks"
 
 
 def roll_back(model: Any, optimizer: Any, run: Run) -> None:

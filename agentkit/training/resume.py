@@ -77,7 +77,7 @@ def _sketch(model: Any) -> Iterator[str]:
 
 
 class Resumable:
-    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best``, ``kept_state()`` and ``restore_state(state)``."""
+    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best``, ``guards``, ``kept_state()`` and ``restore_state(state)``."""
 
     def open_training(self, fingerprint: dict[str, Any]) -> None:
         """Decide between going on and starting anew. Called once the trainer is built.
@@ -254,6 +254,9 @@ class Resumable:
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
         """Train from the checkpoint that was found, or from the beginning; an interrupted training leaves a checkpoint."""
+        if self.resume_from and self._was_over():
+            unlock(self.run)
+            return None
         start = str(self.resume_from) if self.resume_from else None
         with signals(self._on_signal):
             try:
@@ -264,6 +267,15 @@ class Resumable:
                 raise
             finally:
                 unlock(self.run)
+
+    def _was_over(self) -> bool:
+        """Restore a training that was killed after its last step; transformers would train one more."""
+        self.state = TrainerState.load_from_json(str(self.resume_from / "trainer_state.json"))
+        self.restore_state(read_json(self.resume_from / "state.json"))
+        if self.state.global_step < self.args.max_steps and not self.guards.ended:
+            return False
+        self._load_from_checkpoint(str(self.resume_from))
+        return True
 
     def _on_signal(self, name: str) -> None:
         """Stop now, or at the end of this step where its weights have moved but its checkpoint cannot be written yet.
