@@ -113,6 +113,34 @@ def test_sampled_and_recomputed_logprobs_agree_on_the_batch(scored):
     assert torch.allclose(found[own], batch["old_per_token_logps"][own], atol=1e-4)
 
 
+def test_shared_prefixes_change_neither_loss_nor_gradient_and_repeat_to_the_bit(scored, monkeypatch):
+    made, batch = scored
+    assert made.unshared is None
+    batch = with_signal(made, batch)
+    loss, gradient = loss_and_gradient(made, batch)
+    again, gradient_again = loss_and_gradient(made, batch)
+    assert again == loss and torch.equal(gradient, gradient_again)
+    monkeypatch.setattr(made, "unshared", "to compare")
+    plain, expected = loss_and_gradient(made, batch)
+    assert loss == pytest.approx(plain, rel=1e-5, abs=1e-6)
+    assert (gradient - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_engine_mismatch_is_weighed_on_sampled_tokens(scored):
+    """An engine that saw half the trainer's probability everywhere: each ratio is 2, and C = 1.5 caps it."""
+    made, batch = scored
+    output = with_signal(made, batch)
+    own = (output["completion_mask"] * output["tool_mask"]).bool()
+    made.correct_mismatch(output, output["old_per_token_logps"], "token_truncate", 2.0)
+    trained = output["old_per_token_logps"]
+    sampled = (trained - 0.6931472) * own
+    again = with_signal(made, batch)
+    told = made.correct_mismatch(again, sampled, "token_truncate", 1.5)
+    assert told == pytest.approx({"mismatch": 0.6931472, "mismatch_weight": 1.5}, rel=1e-5)
+    expected = torch.linspace(-1, 1, len(own))[:, None] * torch.where(own, 1.5, 1.0)
+    assert torch.allclose(again["advantages"], expected) and torch.equal(again["old_per_token_logps"], trained)
+
+
 def test_rewards_are_the_additive_reward_of_the_plan(scored):
     made, _ = scored
     for t in made._batch:

@@ -8,6 +8,7 @@ from peft import LoraConfig
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import split_tensor_dict
 
+from agentkit.bench import update as bench
 from agentkit.recipes import LOSSES, Recipe, RecipeError
 from agentkit.training.grpo import config
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
@@ -150,6 +151,19 @@ def test_without_correction_the_engine_is_the_old_policy(batch, tokenizer, tmp_p
     assert ours.correct_mismatch(output, batch["old_per_token_logps"] - 1, "off", 2.0) == {}
     assert torch.equal(output["old_per_token_logps"], batch["old_per_token_logps"] - 1)
     assert torch.equal(output["advantages"], batch["advantages"])
+
+
+def test_the_bench_compares_both_on_one_batch(monkeypatch):
+    monkeypatch.setattr(bench, "QUICK", {256: 1, 80: 2})
+    monkeypatch.setattr(bench, "COMPLETION", 64)
+    found = bench.bench_update(quick=True)
+    assert found["bench"] == "update" and [case["case"] for case in found["cases"]] == ["p256", "p80"]
+    for case in found["cases"]:
+        assert case["ratio"]["min"] <= case["ratio"]["median"] <= case["ratio"]["max"]
+        assert case["logp_diff"] < 1e-5 and case["grad_diff"] < 1e-5
+        assert case["ours"]["min"] > 0 and case["peak_mb"]["peer"] > 0
+    full = found["cases"][0]
+    assert full["logp_diff_full"] < 1e-5 and full["grad_diff_full"] < 1e-5
 
 
 LOG2, LOG3 = 0.6931472, 1.0986123

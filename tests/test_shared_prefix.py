@@ -195,6 +195,14 @@ def test_a_prepared_model_does_everything_else_as_before(batch):
         assert torch.equal(model.generate(ids[:2], attention_mask=mask[:2], max_new_tokens=6, do_sample=False), said)
 
 
+def test_a_saved_model_does_not_remember(tmp_path):
+    model = qwen3()
+    assert prepare(model) is None
+    model.save_pretrained(tmp_path)
+    assert shared_prefix.ATTENTION not in (tmp_path / "config.json").read_text()
+    assert Qwen3ForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
 def scaled():
     """A model whose logits are not its output layer's: only a comparison can tell."""
     model = qwen3()

@@ -1,9 +1,11 @@
 """The update: forward and backward pass of one group's optimiser step, ours and stock TRL's, on the same batch.
 
 The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256 tokens with nothing in
-common, every token sampled, so nothing but the prompt can be shared. The peer is stock TRL 1.15 with the log-probabilities of TRL
-1.14.2, because 1.15's own need a GPU kernel (agentkit.training.peer says exactly what that is). The optimiser's own arithmetic is
-the same for both and left out. They take turns. Memory is what the process grows by at its peak, as the system sees it.
+common, so that nothing but the prompt can be shared. Each has four turns of 32 sampled tokens and four tool replies of 32, which the
+loss leaves out, about the proportion in the small agent's own trajectories. None is padded, which favours the peer. The peer
+is stock TRL 1.15 with the log-probabilities of TRL 1.14.2, because 1.15's own need a GPU kernel (agentkit.training.peer says what
+that is). The optimiser's own arithmetic is the same for both and left out. They take turns. Memory is what the process grows by
+at its peak, as the system sees it.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import psutil
 
 from agentkit.bench.common import report, spread
 
-GROUP, COMPLETION = 8, 256
+GROUP, COMPLETION, TURN = 8, 256, 32
 FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt tokens -> repeats
 
 
@@ -72,8 +74,9 @@ def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
     tokens = cycle(pair[0].processing_class(text)["input_ids"])
     shared = list(islice(tokens, prompt))
     completions = [[5 + i, *islice(tokens, COMPLETION - 1)] for i in range(GROUP)]  # no two begin alike
+    sampled = [int(t // TURN % 2 == 0) for t in range(COMPLETION)]
     advantages = [1.0 - 2 * i / (GROUP - 1) for i in range(GROUP)]
-    return as_batch([shared] * GROUP, completions, [[1] * COMPLETION] * GROUP, advantages)
+    return as_batch([shared] * GROUP, completions, [sampled] * GROUP, advantages)
 
 
 def _compare(pair: tuple[Any, Any], batch: dict[str, Any], repeats: int) -> dict[str, Any]:
