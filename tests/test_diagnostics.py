@@ -12,6 +12,7 @@ from agentkit.diagnostics import (
     RULES,
     Step,
     Watch,
+    answers,
     audit,
     audit_metrics,
     audited,
@@ -20,6 +21,7 @@ from agentkit.diagnostics import (
     observe,
     read_alarms,
     scan,
+    success_by_kind,
 )
 from agentkit.diagnostics.measure import judge, measured, read_measured, table
 from agentkit.diagnostics.synthetic import CONSEQUENCES, Simulated, simulate
@@ -64,6 +66,11 @@ def test_a_stale_cached_reply_and_a_template_are_seen():
     assert found.evidence["cache_conflicts"] == ("3:d#0",)
 
 
+def sparse(*values: float) -> list[float]:
+    """Values at every fifth step."""
+    return [x for value in values for x in (math.nan,) * 4 + (value,)]
+
+
 # ---- rules on hand-made histories ------------------------------------------------------------------------------------
 CASES = {
     "entropy_collapse": ({"entropy": [0.5] * 8 + [0.02] * 6, "success": [0.4] * 14}, {"entropy": [0.5] * 8 + [0.3] * 6}),
@@ -75,8 +82,8 @@ CASES = {
                        {"calls": [2.0, 2.1] * 5 + [5.0, 5.1] * 3, "success": [0.4] * 10 + [0.7] * 6}),
     "length_explosion": ({"completion_tokens": [100.0, 110.0] * 5 + [400.0] * 5}, {"completion_tokens": [100.0, 140.0] * 8}),
     "truncation": ({"truncated": [0.0] * 6 + [0.6] * 6}, {"truncated": [0.1] * 12}),
-    "overfitting": ({"val_success": [0.5, 0.9, 0.4, 0.4], "success": [0.5, 0.6, 0.8, 0.9]},
-                    {"val_success": [0.5, 0.7, 0.66, 0.68], "success": [0.5, 0.6, 0.8, 0.9]}),
+    "overfitting": ({"val_success": sparse(0.5, 0.9, 0.88, 0.4, 0.4), "success": [0.5 + 0.02 * i for i in range(25)]},
+                    {"val_success": sparse(0.5, 0.7, 0.66, 0.6, 0.68), "success": [0.5 + 0.02 * i for i in range(25)]}),
     "stalled_learning": ({"success": [0.3, 0.31] * 15}, {"success": [0.3 + 0.015 * i for i in range(30)]}),
     "slow_tools": ({"call_seconds": [0.1] * 10 + [4.0] * 5, "timeouts": [0.0] * 15},
                    {"call_seconds": [0.2] * 15, "timeouts": [0.0] * 15}),
@@ -187,3 +194,34 @@ def test_alarms_are_right_on_simulated_runs_held_back():
 def test_the_kept_measurement_is_of_these_rules():
     kept = read_measured()
     assert set(kept["alarm"]) == set(RULES) and (kept["runs"] >= 20).all() and isinstance(kept, pd.DataFrame)
+
+
+# ---- one sentence for each question ----------------------------------------------------------------------------------
+def test_the_answers_are_computed_from_the_run():
+    rows = [{"step": 0, "val_success": 0.3, "val_ci_low": 0.2, "val_ci_high": 0.4}]
+    rows += [{"step": i, "seconds": 6.0, "turns": 4.0 - 0.1 * i, "audit_disagreement": 0.05 * i} for i in range(1, 11)]
+    rows[5] |= {"val_success": 0.5, "val_ci_low": 0.41, "val_ci_high": 0.6}
+    rows[10] |= {"val_success": 0.7, "val_ci_low": 0.6, "val_ci_high": 0.8}
+    alarm = holding(steps(kl=[0.01] * 8 + [0.4]))["kl_spike"]
+    kinds = pd.DataFrame({"change": [0.3, -0.1]}, index=["family A", "hard"])
+    told = answers(pd.DataFrame(rows), [alarm], kinds)
+    assert told["Did it learn?"] == "Validation success was 30.0% before and 70.0% at its best; their intervals lie apart."
+    assert told["When?"] == "Half of the gain was there at step 5, the best at step 10."
+    assert told["On which tasks?"] == "Most on family A (+30 points), least on hard (-10 points)."
+    assert told["At what cost?"].startswith("1.0 minutes of training, 6.0 s a step")
+    assert "3.7 to 3.2 turns" in told["What did it trade?"] and "refuses 40% of the answers" in told["Is it hacking the reward?"]
+    assert told["Is it stable?"] == "No: kl spike at step 9." and alarm.advice in told["What to change?"]
+
+
+def test_a_run_without_validation_or_audit_says_so():
+    told = answers(pd.DataFrame([{"step": 1, "loss": 0.1}]))
+    assert told["Did it learn?"].startswith("Unknown") and told["Is it hacking the reward?"].startswith("Unknown")
+
+
+def test_success_by_kind_counts_tasks_alike():
+    tasks = {n: Task(n, "?", "7", family=f, difficulty=d) for n, f, d in (("a", "A", "easy"), ("b", "B", "hard"))}
+    early = [rollout("a", 0, 0.0), rollout("a", 1, 1.0), rollout("b", 0, 0.0)]
+    late = [rollout("a", 0, 1.0), rollout("b", 0, 0.0), rollout("x", 0, 1.0)]
+    found = success_by_kind(early, late, tasks)
+    assert found.loc["family A", "change"] == 0.5 and found.loc["hard", "after"] == 0.0 and len(found) == 4
+    assert success_by_kind([], late, tasks).empty

@@ -3,9 +3,10 @@
 from agentkit.diagnostics.auditor import audit, audit_metrics, audited, disagreements
 from agentkit.diagnostics.history import Step, observe, trajectory_id
 from agentkit.diagnostics.rules import RULES, Alarm, holding
+from agentkit.diagnostics.summary import answers, success_by_kind
 from agentkit.diagnostics.watch import Watch, read_alarms, read_steps, scan, stored_alarms
 
 __all__ = [
-    "RULES", "Alarm", "Step", "Watch", "audit", "audit_metrics", "audited", "disagreements", "holding", "observe", "read_alarms",
-    "read_steps", "scan", "stored_alarms", "trajectory_id",
+    "RULES", "Alarm", "Step", "Watch", "answers", "audit", "audit_metrics", "audited", "disagreements", "holding",
+    "observe", "read_alarms", "read_steps", "scan", "stored_alarms", "success_by_kind", "trajectory_id",
 ]  # fmt: skip

@@ -1,0 +1,132 @@
+"""The live dashboard: what it draws, that it reads a run's folder, its buttons, and that it stays fast and inert."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from agentkit.diagnostics import Watch
+from agentkit.recipes import Recipe
+from agentkit.records import StopReason, ToolResult, Trajectory, Turn
+from agentkit.runs import Run, append_jsonl, write_jsonl, write_trajectories
+from agentkit.widgets.live import CONTROL, Controls, Dashboard, panel, progress, request, thinned
+
+HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script></pre></body>'
+
+
+def rows(n: int) -> list[dict]:
+    found = [
+        {"step": i, "reward": i / n, "success": 0.5, "kl": 0.01, "clip_fraction": 0.0, "seconds": 2.0} for i in range(1, n + 1)
+    ]
+    for row in found[::10]:
+        row |= {"val_success": 0.6, "val_ci_low": 0.5, "val_ci_high": 0.7}
+    return found
+
+
+def rollout(sample: int, reward: float, text: str = "look up") -> Trajectory:
+    turns = (Turn(text, (0, 1), (ToolResult("search", {}, text, True),)), Turn("Answer: 7", (1, 2)))
+    return Trajectory(
+        "a", "grpo", sample, 0, (1,), (2, 3), (1, 1), (0.0, 0.0), turns, StopReason.ANSWER, "7", 1.0, reward=reward, step=2
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = Run.create(tmp_path / "run")
+    write_jsonl(run.file("train", "metrics.jsonl"), rows(20))
+    write_jsonl(run.file("tasks.jsonl"), [{"id": "a", "prompt": HOSTILE, "answer": "7"}])
+    write_trajectories(run.file("train", "trajectories", "step_00002.parquet"), [rollout(0, 1.0, HOSTILE), rollout(1, -0.5)])
+    watch = Watch(run.file("train", "alarms.jsonl"))
+    for i in range(8):
+        watch.add({"step": i + 1, "clip_fraction": 0.5})
+    return run
+
+
+def test_progress_says_how_far_how_long_and_how_much():
+    said = progress(pd.DataFrame(rows(20)), Recipe(steps=60), ("$", "Lab", 3.6))
+    assert said == "Step 20 of 60 · 40 s spent, about 80 s left · $0.04 of about $0.12 at Lab · best validation 60.0% at step 1"
+    assert progress(pd.DataFrame({"step": []}), Recipe(steps=60)) == "Step 0 of 60"
+
+
+def test_the_panel_shows_alarms_and_the_best_and_worst_as_text(run):
+    found = Dashboard(run, Recipe(steps=60))._panel(run.metrics)
+    assert "clip drift" in found and "Lower num_iterations" in found
+    assert "reward 1, answer, 2:a#0" in found and "reward -0.5, answer, 2:a#1" in found
+    assert "<script>" not in found and "<img" not in found and "&lt;script&gt;" in found
+
+
+def test_long_runs_are_thinned_and_keep_their_ends_and_validations():
+    metrics = pd.DataFrame(rows(10_000))
+    start = time.perf_counter()
+    found = thinned(metrics)
+    assert time.perf_counter() - start < 2
+    assert len(found) <= 800 and found["step"].iloc[-1] == 10_000 and found["step"].is_monotonic_increasing
+    assert found["val_success"].notna().sum() == 400 and found["reward"].iloc[-1] == pytest.approx(1.0, abs=0.01)
+    assert len(thinned(metrics.head(50))) == 50
+    doubled = pd.DataFrame([*rows(3), {"step": 3, "reward": 9.0}])  # a resumed run writes a step twice
+    assert thinned(doubled)["reward"].tolist()[-1] == 9.0 and len(thinned(doubled)) == 3
+
+
+def test_a_redrawing_of_ten_thousand_steps_is_quick(run):
+    write_jsonl(run.file("train", "metrics.jsonl"), rows(10_000))
+    dashboard = Dashboard(run, Recipe(steps=20_000))
+    start = time.perf_counter()
+    figure = dashboard._figure(run.metrics)
+    assert time.perf_counter() - start < 5 and sum(len(trace.x) for trace in figure.data) < 20_000
+
+
+def test_a_snapshot_opens_offline_and_runs_nothing_a_model_wrote(run, browser):
+    path = Dashboard(run, Recipe(steps=60)).save()
+    assert path == run.file("train", "dashboard.html") and path.stat().st_mode & 0o777 == 0o600
+    page = browser.new_page()
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(path.as_uri())
+    page.wait_for_selector(".js-plotly-plot .xtick")
+    assert page.evaluate("window.pwned") is None and [u for u in requests if not u.startswith(("file:", "data:", "blob:"))] == []
+    assert page.locator(".agentkit-live section").count() == 2 and page.locator(".agentkit-live details").count() == 1
+
+
+def test_the_dashboard_follows_a_run_of_another_process(run, capsys):
+    write_jsonl(run.file("train", "metrics.jsonl"), rows(3))
+    dashboard = Dashboard(run, Recipe(steps=4))
+
+    def one_more(_):
+        append_jsonl(run.file("train", "metrics.jsonl"), {"step": 4, "reward": 1.0})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "sleep", one_more)
+        dashboard.follow()
+    assert "Step 4 of 4" in capsys.readouterr().out and run.file("train", "dashboard.html").exists()
+
+
+def test_rows_redraw_only_when_it_is_time(run, capsys):
+    dashboard = Dashboard(run, Recipe(steps=60), every_s=1000)
+    for row in rows(20):
+        dashboard(row)
+    assert capsys.readouterr().out.count('class="agentkit-live"') == 1
+
+
+def test_the_buttons_write_what_the_trainer_reads(run):
+    controls, file = Controls(run), run.file(*CONTROL)
+    controls._asked(controls, {"word": "checkpoint"}, [])
+    controls._asked(controls, {"word": "stop"}, [])
+    controls._asked(controls, {"word": "rm -rf"}, [])
+    assert file.read_text().split() == ["checkpoint", "stop"] and controls.asked == "asked for: stop"
+    with pytest.raises(ValueError, match="use checkpoint or stop"):
+        request(file, "halt")
+
+
+def test_without_a_front_end_a_sentence_stands_for_the_buttons(run, monkeypatch):
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    assert "echo stop" in Dashboard(run, Recipe()).controls()
+    monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")
+    assert isinstance(Dashboard(run, Recipe()).controls(), Controls)
+
+
+def test_a_panel_of_nothing():
+    found = panel(pd.DataFrame({"step": np.array([], dtype=int)}), Recipe(steps=5))
+    assert "Step 0 of 5" in found and "No alarm" in found
