@@ -47,6 +47,10 @@ TEMPLATE = go.layout.Template(
     }
 )
 
+# where long labels push the plot to the right: title and legend start at the figure's edge, the legend lies below
+LONG_LABELS = {"title_x": 0, "title_xref": "container", "title_pad_l": 16, "legend_x": 0.02, "legend_xref": "container"}
+LONG_LABELS |= {"legend_y": 0.005, "legend_yref": "container", "legend_yanchor": "bottom", "margin_t": 80, "margin_b": 90}
+
 # column, panel title, unit; a unit that starts with "share" is drawn in percent
 PANELS = (
     ("reward", "Reward", "reward per trajectory"),
@@ -322,10 +326,10 @@ def failure_bars(failures: Failures) -> go.Figure:
         )
     figure.update_xaxes(title_text="share of scored trajectories", tickformat=".0%", showgrid=True)
     figure.update_yaxes(showgrid=False, autorange="reversed")
-    height = 150 + len(order) * (18 * len(failures.totals) + 12)
+    height = 170 + len(order) * (18 * len(failures.totals) + 12)
     title = _title("How does it fail?", "numbers: trajectories; each is in one class")
     figure.update_layout(template=TEMPLATE, title=title, barmode="group", bargap=0.25, height=height, showlegend=True)
-    figure.update_layout(margin={"t": 105})
+    figure.update_layout(LONG_LABELS)
     return figure
 
 
@@ -358,7 +362,8 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=titles, showgrid=False, range=[-0.6, len(names) - 0.4])
     figure.update_xaxes(title_text="share of occasions", tickformat=".0%", range=[-0.02, 1.02], showgrid=True)
     title = _title("What does it do differently?", "whiskers: 95 % intervals over tasks")
-    figure.update_layout(template=TEMPLATE, title=title, height=130 + 42 * len(names), showlegend=True, margin={"t": 105})
+    figure.update_layout(template=TEMPLATE, title=title, height=150 + 42 * len(names), showlegend=True)
+    figure.update_layout(LONG_LABELS)
     return figure
 
 
