@@ -16,6 +16,7 @@ import yaml
 from agentkit.recipes import REWARDS, Recipe, RecipeError, read_recipe
 from agentkit.runs import Run, RunError, load_run, project_root, secure, write_bytes, write_json
 
+SHUTDOWN_S = 30.0  # for a kernel to write its checkpoint when this process is told to end
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 
 
@@ -375,6 +376,7 @@ def _execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
     """One notebook through papermill. A failing cell ends the run with its error; the notebook so far is kept."""
     import papermill
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
     start = time.monotonic()
     print(f"{stage}: running", flush=True)
@@ -387,6 +389,7 @@ def _execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             cwd=str(project_root()),
             progress_bar=sys.stderr.isatty(),
             extra_arguments=["--IPKernelApp.log_level=ERROR"],  # not a warning a notebook about how the kernel is reached
+            config=Config({"KernelManager": {"shutdown_wait_time": SHUTDOWN_S}}),
         )
     except PapermillExecutionError as error:
         manifest = run.manifest["stages"].get(stage, {})
