@@ -22,6 +22,7 @@ CSS = """
 .agentkit-comparison :is(th, td) {border: 0 solid rgba(128, 128, 128, .4); border-bottom-width: 1px}
 .agentkit-comparison tbody th {text-align: left !important; font-weight: normal}
 .agentkit-comparison :is(th, td).words {text-align: left !important; white-space: normal}
+.agentkit-comparison td.long {min-width: 22em}
 .agentkit-comparison p {margin: .2em 0}
 .agentkit-comparison summary {cursor: pointer; margin: .4em 0}
 """
@@ -37,7 +38,7 @@ def percent(share: float, interval: Sequence[float] | None = None) -> str:
 
 def to_html(table: pd.DataFrame, caption: str = "", notes: Iterable[str] = (), rules: Iterable[str] = ()) -> str:
     """The table with its index as first column, the caption above, a paragraph for each note below, and rules folded."""
-    words = ["" if table[c].map(_numeric).any() or table.empty else ' class="words"' for c in table.columns]
+    words = [_look(table[c]) for c in table.columns]
     head = "".join(f"<th{w}>{html.escape(str(c))}</th>" for c, w in zip(table.columns, words, strict=True))
     body = "".join(
         f"<tr><th>{html.escape(str(row))}</th>"
@@ -51,6 +52,12 @@ def to_html(table: pd.DataFrame, caption: str = "", notes: Iterable[str] = (), r
     below += f"<details><summary>What is counted</summary>{folded}</details>" if folded else ""
     shown = f"<style>{CSS}</style><table><caption>{html.escape(caption)}</caption>{rows}</table>{below}"
     return f'<div class="agentkit-comparison">{shown}</div>'
+
+
+def _look(column: pd.Series) -> str:
+    if column.empty or column.map(_numeric).any():
+        return ""
+    return ' class="words long"' if column.map(len).max() > 40 else ' class="words"'
 
 
 def _numeric(cell: object) -> bool:
