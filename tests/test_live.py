@@ -52,7 +52,8 @@ def test_progress_says_how_far_how_long_and_how_much():
 
 
 def test_the_panel_shows_alarms_and_the_best_and_worst_as_text(run):
-    found = Dashboard(run, Recipe(steps=60))._panel(run.metrics)
+    dashboard = Dashboard(run, Recipe(steps=60))
+    found = dashboard._panel(run.metrics) + dashboard._extremes()
     assert "clip drift" in found and "Lower num_iterations" in found
     assert "reward 1, answer, 2:a#0" in found and "reward -0.5, answer, 2:a#1" in found
     assert "<script>" not in found and "<img" not in found and "&lt;script&gt;" in found
@@ -107,7 +108,7 @@ def test_rows_redraw_only_when_it_is_time(run, capsys):
     dashboard = Dashboard(run, Recipe(steps=60), every_s=1000)
     for row in rows(20):
         dashboard(row)
-    assert capsys.readouterr().out.count('class="agentkit-live"') == 1
+    assert capsys.readouterr().out.count('class="agentkit-live"') == 2
 
 
 def test_the_buttons_write_what_the_trainer_reads(run):

@@ -120,6 +120,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self._trained: list[Sequence[int]] = []  # the batch's action masks, zeros where the loss leaves a trajectory out
         self._sampled: list[Trajectory] = []  # of every process, until the alarms have seen them
         self._watch: Watch | None = None
+        self._mismatches = 0  # of the tool cache, so far
         self._extra: dict[str, Any] = {}
         self._started = time.monotonic()
         self._rollout_seconds = 0.0
@@ -170,10 +171,21 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), batch)
         self._extra = batch_metrics(batch) | tool_metrics(batch) | component_metrics(batch, self.reward) | self._selection
         self._extra |= (
-            {"rollout_seconds": self._rollout_seconds} | self._gap | mismatch | audit_metrics(audited(self._tasks, batch))
+            {"rollout_seconds": self._rollout_seconds}
+            | self._gap
+            | mismatch
+            | audit_metrics(audited(self._tasks, batch))
+            | self._stale()
         )
         self._sampled = batch
         return output
+
+    def _stale(self) -> dict[str, int]:
+        """Replayed tool calls whose cached answer was another one, since the last step."""
+        cache = self._options.get("tool_cache")
+        total = sum(cache.mismatches.values()) if cache else 0
+        found, self._mismatches = {"cache_mismatches": total - self._mismatches}, total
+        return found
 
     def sampled_mask(self, completion_mask: torch.Tensor) -> torch.Tensor:
         """The action mask (B, T) of the batch just sampled, 0 on what the loss leaves out."""

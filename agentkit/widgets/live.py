@@ -58,33 +58,32 @@ def thinned(metrics: pd.DataFrame, points: int = POINTS) -> pd.DataFrame:
 
 
 def panel(
-    metrics: pd.DataFrame,
-    recipe: Recipe,
-    alarms: Sequence[Alarm] = (),
-    rollouts: Sequence[Trajectory] = (),
-    tasks: Sequence[Task] = (),
-    price: tuple[str, str, float] | None = None,
+    metrics: pd.DataFrame, recipe: Recipe, alarms: Sequence[Alarm] = (), price: tuple[str, str, float] | None = None
 ) -> str:
-    """Everything but the curves, as HTML.
+    """Progress and alarms, as HTML.
 
     Args:
         metrics: train/metrics.jsonl so far.
         recipe: for the number of steps and processes.
         alarms: as they fired.
-        rollouts: of the latest step.
-        tasks: hold the prompts of the rollouts.
         price: currency, provider and money for an hour of one device.
     """
     listed = "".join(map(_alarm, list(alarms)[: -SHOWN - 1 : -1])) or '<p class="quiet">No alarm has fired.</p>'
     older = f'<p class="quiet">{len(alarms) - SHOWN} earlier alarms in train/alarms.jsonl</p>' if len(alarms) > SHOWN else ""
+    return _wrapped(f'<p class="head">{html.escape(progress(metrics, recipe, price))}</p>{listed}{older}')
+
+
+def extremes(rollouts: Sequence[Trajectory], tasks: Sequence[Task] = ()) -> str:
+    """The best and the worst trajectory of a step side by side, as HTML; ``tasks`` hold their prompts."""
     rewarded = sorted((t for t in rollouts if t.reward is not None), key=lambda t: -t.reward)
     known = {task.id: task for task in tasks}
     sides = [("Best of the latest step", rewarded[:1]), ("Worst of the latest step", rewarded[1:][-1:])]
     both = "".join(_trajectory(title, found[0], known.get(found[0].task_id)) for title, found in sides if found)
-    return (
-        f'<div class="agentkit-live"><style>{_CSS}</style><p class="head">{html.escape(progress(metrics, recipe, price))}</p>'
-        f'{listed}{older}<div class="sides">{both}</div></div>'
-    )
+    return _wrapped(f'<div class="sides">{both}</div>')
+
+
+def _wrapped(content: str) -> str:
+    return f'<div class="agentkit-live"><style>{_CSS}</style>{content}</div>'
 
 
 def progress(metrics: pd.DataFrame, recipe: Recipe, price: tuple[str, str, float] | None = None) -> str:
@@ -139,7 +138,7 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark"><title>{title}</title>
 <style>body {{margin: 1.5em; max-width: 1200px}}
 @media (prefers-color-scheme: dark) {{body {{background: #111417; color: #d7dbe0}}}}</style></head>
-<body>{panel}{figure}</body></html>"""
+<body>{panel}{figure}{extremes}</body></html>"""
 
 
 # ---- the dashboard ---------------------------------------------------------------------------------------------------
@@ -158,7 +157,7 @@ class Dashboard:
         self._every_s, self._snapshot_s = every_s, snapshot_s
         self._drawn, self._saved = float("-inf"), time.monotonic()
         self._shown = False
-        self._ids = [f"agentkit-{part}-{uuid.uuid4().hex}" for part in ("panel", "curves")]
+        self._ids = [f"agentkit-{part}-{uuid.uuid4().hex}" for part in ("panel", "curves", "extremes")]
         self._price = _price()
 
     def __call__(self, row: dict[str, Any]) -> None:
@@ -190,6 +189,7 @@ class Dashboard:
         bundles = [
             {"text/html": self._panel(metrics), "text/plain": progress(metrics, self.recipe, self._price)},
             {"application/vnd.plotly.v1+json": json.loads(figure.to_json())},  # a figure object would ignore the id
+            {"text/html": self._extremes(), "text/plain": "the best and the worst trajectory of the latest step"},
         ]
         show = update_display if self._shown else display
         for bundle, place in zip(bundles, self._ids, strict=True):
@@ -200,7 +200,8 @@ class Dashboard:
         """Write the dashboard as one HTML file that opens offline; by default train/dashboard.html."""
         metrics = self._metrics()
         drawn = self._figure(metrics).to_html(full_html=False, include_plotlyjs=True, config={"displaylogo": False})
-        page = _PAGE.format(title=html.escape(self.run.path.name), panel=self._panel(metrics), figure=drawn)
+        parts = {"panel": self._panel(metrics), "figure": drawn, "extremes": self._extremes()}
+        page = _PAGE.format(title=html.escape(self.run.path.name), **parts)
         self._saved = time.monotonic()
         return write_bytes(path or self.run.file("train", "dashboard.html"), page.encode("utf-8", "replace"))
 
@@ -214,16 +215,18 @@ class Dashboard:
         return self.run.metrics if self.run.file("train", "metrics.jsonl").exists() else pd.DataFrame({"step": []})
 
     def _figure(self, metrics: pd.DataFrame) -> go.Figure:
-        return training_curves(thinned(metrics[metrics["step"] > 0] if (metrics["step"] > 0).any() else metrics.iloc[:0]))
+        return training_curves(thinned(metrics) if (metrics["step"] > 0).any() else metrics.iloc[:0])
 
     def _panel(self, metrics: pd.DataFrame) -> str:
+        return panel(metrics, self.recipe, read_alarms(self.run), self._price)
+
+    def _extremes(self) -> str:
         steps = self.run.steps
         try:
             rollouts = self.run.trajectories(steps[-1]) if steps else []
-        except RunError:  # it is just being replaced
+        except RunError:  # it is just being removed by a training that goes on from a checkpoint
             rollouts = []
-        tasks = self.run.tasks if self.run.file("tasks.jsonl").exists() else []
-        return panel(metrics, self.recipe, read_alarms(self.run), rollouts, tasks, self._price)
+        return extremes(rollouts, self.run.tasks if self.run.file("tasks.jsonl").exists() else [])
 
 
 def _price() -> tuple[str, str, float] | None:
