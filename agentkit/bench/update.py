@@ -1,8 +1,8 @@
 """The update: forward and backward pass of one group's optimiser step, ours and stock TRL's, on the same batch.
 
 The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256 tokens with nothing in
-common, so that nothing but the prompt can be shared. Each has four turns of 32 sampled tokens and four tool replies of 32, which the
-loss leaves out, about the proportion in the small agent's own trajectories. None is padded, which favours the peer. The peer
+common, so that nothing but the prompt can be shared. Each is four turns of 32 sampled tokens and four tool replies of 32, which
+the loss leaves out: about the proportion in the small agent's own trajectories. None is padded, which favours the peer. The peer
 is stock TRL 1.15 with the log-probabilities of TRL 1.14.2, because 1.15's own need a GPU kernel (agentkit.training.peer says what
 that is). The optimiser's own arithmetic is the same for both and left out. They take turns. Memory is what the process grows by
 at its peak, as the system sees it.
