@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+import threading
 import warnings
 
 import pytest
+import test_judge as judging
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,6 +72,7 @@ def call(tool, /, **arguments):
         ([call("f", a=1), call("f", a=2)], [call("f", a=2), call("f", a=1)], 3.0),  # each call is used once, the best first
         ([call("f", a=1)], [call("f", a=1), call("f", a=1)], 6 * (0.5 + 2) / 5 - 3),
         ([call("f", a=1, b=2)], [call("f", a=1, c=3)], 6 * (1 + 1 / 3 + 1) / 4 - 3),
+        ([call("f", b=2)], [call("f", a=1), call("f", b=2)], 6 * (0.5 + 2) / 5 - 3),  # no agreement, no use
         ([], [], 3.0),
         ([call("f")], [], -3.0),
         ([call("f")], [call("f")], 3.0),
@@ -138,6 +141,11 @@ def test_a_task_that_needs_no_tool():
     bare = dataclasses.replace(TASK, meta={"plan": []})
     assert [f(bare, trajectory([])) for f in (calls.completeness, calls.argument_accuracy, calls.plan_efficiency)] == [1, 1, 1]
     assert calls.plan_efficiency(bare, trajectory([FIRST], [])) == 0.0
+
+
+def test_a_call_with_other_parameters_is_made_and_not_accurate():
+    other = trajectory([ToolResult("search", {"text": "area of B"}, "Error.", ok=False)], [FIRST], [ADD], [])
+    assert [calls.completeness(TASK, other), calls.argument_accuracy(TASK, other)] == [1.0, pytest.approx(2 / 3)]
 
 
 # ---- tool-call reward, both readings ---------------------------------------------------------------------------------
@@ -370,6 +378,26 @@ def test_the_seeds_dead_tool_call_reward_is_named():
     """Its input was never written: every rollout looks as if it had no turns with calls, so wrong answers all score -1."""
     lost = [trajectory([], success=0.0) for _ in range(64)]
     assert "tool_call_reward" in rewards.constant_components(rewards.score_all([TASK], lost, rewards.tcr()))
+
+
+# ---- the judge -------------------------------------------------------------------------------------------------------
+def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = judging.Server()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    options = {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "cache": tmp_path / "judge.sqlite"}
+    reward = {"judge": (rewards.judged(**options), 0.5)}
+    try:
+        assert rewards.score(TASK, trajectory([], answer="It is 42."), reward).reward == 0.5
+        assert rewards.score(TASK, trajectory([], answer="It is 41."), reward).reward == 0.0
+        assert rewards.score(TASK, trajectory([], answer=None, success=0.0), reward).reward == 0.0
+        server.reply = lambda asked: 500
+        with pytest.warns(UserWarning, match="status 500"):
+            silent = rewards.score(TASK, trajectory([], answer="It may be 42."), reward)
+        assert silent.reward is None and silent.components == {"judge": None}
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 # ---- presets and recipes ---------------------------------------------------------------------------------------------

@@ -76,14 +76,18 @@ def match(a: Sequence[str], b: Sequence[str]) -> float:
 
 
 def best_matches(called: Sequence[ToolCall], gold: Sequence[ToolCall]) -> list[tuple[ToolCall, ToolCall | None]]:
-    """Each gold call, in order, with the best unused call of the same name, or None where there is none."""
-    unused, found = list(called), []
-    for call in gold:
-        same = [c for c in unused if c.name == call.name]
-        best = max(same, key=lambda c: _agreement(c, call), default=None)
-        unused = [c for c in unused if c is not best]
-        found.append((call, best))
-    return found
+    """Each gold call, in order, with the best unused call of the same name, or None where there is none.
+
+    Choices fall in the order of the gold calls, as in ToolRL; one that agrees in nothing but the name is made last of all.
+    """
+    unused, found = list(called), [None] * len(gold)
+    for least in (1e-9, 0.0):
+        for i, call in enumerate(gold):
+            same = [c for c in unused if c.name == call.name and _agreement(c, call) >= least]
+            if found[i] is None and same:
+                found[i] = max(same, key=lambda c: _agreement(c, call))
+                unused = [c for c in unused if c is not found[i]]
+    return list(zip(gold, found, strict=True))
 
 
 def _equal_values(call: ToolCall, gold: ToolCall) -> int:
