@@ -323,7 +323,7 @@ class _Bar:
     def __init__(self, label: str | None, total: int):
         from tqdm.auto import tqdm
 
-        self._bar = tqdm(total=total, desc=label, unit="traj", disable=label is None, leave=False)
+        self._bar = tqdm(total=total, desc=label, unit="traj", disable=label is None)
         self._start = time.perf_counter()
         self._tokens = self._calls = self._hits = 0
         self._tools = self._turns = 0.0
