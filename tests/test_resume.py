@@ -170,6 +170,16 @@ def test_a_finished_training_starts_anew_unless_its_stage_was_cut_off(whole, tmp
     assert train(trainer) == trainer.finished and trainer.finished["steps"] == 6 and outcome(path) == before
 
 
+def test_a_damaged_note_of_the_end_is_passed_over(whole, tmp_path, capsys):
+    path = copy_of(whole, tmp_path)
+    (path / "train" / "finished.json").write_text("[1")
+    for _ in range(2):
+        Run(path).begin("03_grpo", {})
+    trainer = make_trainer(path)
+    assert "finished.json is damaged" in capsys.readouterr().err
+    assert train(trainer)["steps"] == 6 and outcome(path) == outcome(whole)
+
+
 def test_a_training_killed_after_its_last_step_takes_no_further_one(whole, tmp_path):
     path = copy_of(whole, tmp_path)
     (path / "train" / "finished.json").unlink()

@@ -44,7 +44,8 @@ STAGE = "03_grpo"
 FINISHED = "finished.json"  # in train/, once training came to its end
 CONTROL = ".control"  # in train/: the words stop and checkpoint, written by whoever watches
 ADAPTER = "adapter_model.safetensors"
-_FREE = ("run", "resume", "save_every", "preflight", "report_to")  # recipe keys that may change between two attempts
+# recipe keys that may change between two attempts
+_FREE = ("run", "resume", "save_every", "preflight", "report_to", "server_urls", "engine_memory", "tool_cache")
 LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
 
 
@@ -113,9 +114,14 @@ class Resumable:
         stage = self.run.manifest["stages"].get(STAGE, {})
         if self.recipe.resume == "never" or not file.exists() or not stage.get("interrupted"):
             return None
-        found = read_json(file)
-        whole = self.run.file("adapter", ADAPTER).exists() and isinstance(found, dict)
-        return found["result"] if whole and found.get("made_with") == self._fingerprint else None
+        try:
+            found = read_json(file)
+            whole = self.run.file("adapter", ADAPTER).exists()
+            return found["result"] if whole and found["made_with"] == self._fingerprint else None
+        except (RunError, KeyError, TypeError):
+            _say(f"{file} is damaged and is not used")
+            file.unlink()  # so that training goes on from its last checkpoint
+            return None
 
     def _checkpoint(self) -> Path | None:
         """The checkpoint to go on from; None to start anew."""
