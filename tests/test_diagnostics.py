@@ -97,7 +97,8 @@ CASES = {
                          {"calls": [2.0, 2.1] * 7, "no_tool": [0.0] * 14}),
     "dominance": ({"explains/success": [0.1] * 4, "explains/format": [0.9] * 4},
                   {"explains/success": [0.9] * 4, "explains/format": [0.9] * 4}),
-    "reward_hacking": ({"audit_disagreement": [0.02] * 8 + [0.6] * 4}, {"audit_disagreement": [0.3] * 12}),
+    "reward_hacking": ({"audit_disagreement": [0.02] * 8 + [0.6] * 4, "audited": [16.0] * 12, "success": [0.5] * 12},
+                       {"audit_disagreement": [0.02] * 8 + [0.3] * 4, "audited": [4.0] * 12, "success": [0.3] * 12}),
     "dead_component": ({"scored/tool": [1.0] * 3, "low/tool": [0.0] * 3, "high/tool": [0.0] * 3, "trajectories": [64.0] * 3},
                        {"scored/tool": [1.0] * 3, "low/tool": [0.0] * 3, "high/tool": [0.1] * 3, "trajectories": [64.0] * 3}),
 }  # fmt: skip

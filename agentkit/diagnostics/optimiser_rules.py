@@ -10,13 +10,15 @@ from agentkit.diagnostics.finding import GAIN, PAST, START, WINDOW, Finding, His
 from agentkit.diagnostics.history import Step
 
 ENTROPY_LEFT = 0.2  # of the entropy at the start; a healthy fall is to a third
-KL_SPIKE, KL_LARGE, KL_FAR = 3.0, 0.1, 0.5  # times the largest just before; nats a token that matter at all; that are far
+KL_SPIKE, KL_STEP = 6.0, 2.5  # times the largest of the steps before: in one step; in two in a row, which noise seldom gives
+KL_LARGE, KL_FAR = 0.1, 0.5  # nats a token that matter at all; that are far from the reference
 GRAD_SPIKE = 8.0  # times the usual; healthy gradient norms stay within a factor of four
 CLIPPED = 0.15  # share of tokens outside the clip range; PPO's rule of thumb is a few percent
 MISMATCH = 0.1  # nats: bf16 engines differ by 0.01 to 0.03 on average, stale weights or caches by 1
-FALLEN = 3.0  # standard errors by which validation lies below its best, which was picked as the best
-RISING = 0.02  # training success above that of the best validation's time
-STALLED_STEPS = 25  # steps without any sign of learning; the small agent shows one within ten
+FALLEN = 2.7  # standard errors by which validation lies below its best, which was picked as the best
+RISING = 0.05  # training success above that of the best validation's time
+LEARNT = 0.05  # a gain in success between the first and the last third that is a sign of learning
+STALLED_STEPS = 28  # steps without any sign of learning; the small agent shows one within ten
 SOLVED = 0.9  # success above which there is little left to learn
 
 
@@ -36,16 +38,17 @@ def entropy_collapse(history: History) -> Finding | None:
 
 def kl_spike(history: History) -> Finding | None:
     """The distance to the reference jumped, or is large."""
-    now, past = last(history, "kl", 1), known(history[-PAST - 1 : -1], "kl")
-    if not len(now):
+    recent = known(history[-PAST - 2 :], "kl")
+    if len(recent) < 3 or not math.isfinite(history[-1]["kl"]):
         return None
-    usual = float(past.max()) if len(past) else 0.0
-    jumped = len(past) >= 4 and now[0] >= KL_LARGE and now[0] >= KL_SPIKE * usual
-    far = len(last(history, "kl", 3)) == 3 and float(np.median(last(history, "kl", 3))) >= KL_FAR
-    if not (jumped or far):
+    now, usual = recent[-2:], float(recent[:-2].max())
+    jumped = len(recent) >= START and (
+        now[1] >= max(KL_LARGE, KL_SPIKE * max(usual, now[0])) or now.min() >= max(KL_LARGE, KL_STEP * usual)
+    )
+    if not (jumped or float(np.median(recent[-3:])) >= KL_FAR):
         return None
     cause = (
-        f"The KL to the reference is {now[0]:.3g} nats a token (at most {usual:.3g} in the steps before): an update went "
+        f"The KL to the reference is {now[1]:.3g} nats a token (at most {usual:.3g} in the steps before): an update went "
         "too far. Usual causes: a learning rate that is too high, or a batch with a few huge advantages."
     )
     return Finding(
@@ -163,7 +166,7 @@ def stalled_learning(history: History) -> Finding | None:
     third = len(history) // 3
     found = change([*history[:third], *history[-third:]], "success", third)
     success, seen = last(history, "success", third), known(history, "val_success")
-    if found is None or not len(success) or success.mean() >= SOLVED or found[2] >= 2.0 or found[1] - found[0] >= GAIN:
+    if found is None or not len(success) or success.mean() >= SOLVED or found[2] >= 2.0 or found[1] - found[0] >= LEARNT:
         return None
     if len(seen) >= 2 and seen[(len(seen) + 1) // 2 :].mean() - seen[0] >= GAIN:
         return None

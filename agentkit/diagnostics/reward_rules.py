@@ -64,7 +64,11 @@ def reward_hacking(history: History) -> Finding | None:
     disagreement, before = last(history, "audit_disagreement"), first(history, "audit_disagreement")
     if len(disagreement) >= 3 and len(before) >= 3 and len(history) >= 2 * WINDOW:
         share, start = float(disagreement.mean()), float(before.mean())
-        if share >= DISAGREES and share - start >= 0.1:
+        liked = float(
+            (last(history, "audited").mean() if len(last(history, "audited")) else 1.0) * last(history, "success").sum()
+        )
+        noise = math.sqrt(share * (1 - share) / max(liked, 1.0))  # of the share of ``liked`` audited answers
+        if share >= DISAGREES and share - start >= max(0.1, Z * noise):
             cause = (
                 f"The independent auditor refuses {share:.0%} of the answers that the reward likes ({start:.0%} at the start): "
                 "the policy has found answers that satisfy the verifier without being right."

@@ -228,7 +228,7 @@ def _step(step: int, world: World, curve: _Curve, rng: np.random.Generator) -> t
     liked = int(rng.binomial(16, min(0.99, world.success)))
     refused = int(rng.binomial(liked, min(doubt, 1.0)))
     row |= metrics | {"reward_std": float(rewards.std(1, ddof=1).mean())}
-    row |= {"audit_success": (liked - refused) / 16, "audit_disagreement": refused / liked if liked else None}
+    row |= {"audited": 16, "audit_success": (liked - refused) / 16, "audit_disagreement": refused / liked if liked else None}
     return row, trajectories
 
 
