@@ -250,6 +250,7 @@ class Resumable:
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._boundary, self._moving = (self.state.global_step, random_states()), False
         if self._everywhere(self._stop_asked):
+            self.write_checkpoint()  # together: on its way out a process no longer waits for the others
             raise TrainingStopped(f"stopped after step {self.state.global_step}")
 
     def _everywhere(self, flag: bool) -> bool:
