@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from agentkit.policies import EngineError
 from agentkit.recipes import REWARDS, Recipe, RecipeError, read_recipe
 from agentkit.runs import Run, RunError, load_run, project_root, secure, write_bytes, write_json
 
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)  # run folders are private
     try:
         return options.command(options)
-    except (RecipeError, RunError, OSError) as error:
+    except (RecipeError, RunError, EngineError, OSError) as error:
         print(f"agentkit: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -93,6 +94,15 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("run", type=Path, nargs="?", default=None, help="the run folder, such as outputs/a")
     what.add_argument("--measure", type=_count, metavar="N", help="simulate N runs of each fault and 3 N healthy ones")
     alarms.set_defaults(command=alarms_command)
+    serve = commands.add_parser("serve", help="serve a model with vLLM for recipes with engine: server; one replica a port")
+    serve.add_argument("model", help="nano, a model folder or a hub name")
+    serve.add_argument("--merge", type=Path, action="append", default=[], metavar="ADAPTER", help="merge an adapter folder in")
+    serve.add_argument("--host", default="127.0.0.1", help="keep it private: whoever reaches the server can change its weights")
+    serve.add_argument("--port", type=_count, default=8000)
+    serve.add_argument("--lora-rank", type=int, default=0, metavar="R", help="for recipes with weight_sync: lora; their lora_r")
+    serve.add_argument("--max-length", type=_count, default=None, metavar="T", help="prompt and completion tokens at most")
+    serve.add_argument("--memory", type=float, default=0.9, metavar="SHARE", help="of the GPU's memory")
+    serve.set_defaults(command=serve_command)
     report = commands.add_parser("report", help="write a run's card: one HTML file that opens offline and holds no secret")
     report.add_argument("run", type=Path, help="the run folder, such as outputs/a")
     report.add_argument(
@@ -193,6 +203,17 @@ def rescore_command(options: argparse.Namespace) -> int:
     write_bytes(out.with_suffix(".csv"), result.groups.to_csv(index=False).encode())
     print(f"{out} and {out.with_suffix('.csv').name}, one row a group")
     return 0
+
+
+def serve_command(options: argparse.Namespace) -> int:
+    """Become a server of the model; returns only where it cannot start."""
+    from agentkit.policies.serve import serve_command as command_of
+    from agentkit.runs import project_root
+
+    folder = project_root() / "outputs" / ".served" / str(options.port)
+    limits = {"max_lora_rank": options.lora_rank, "max_length": options.max_length, "memory_share": options.memory}
+    command, environment = command_of(options.model, folder, merge=options.merge, host=options.host, port=options.port, **limits)
+    os.execve(command[0], command, environment)
 
 
 def preflight_command(options: argparse.Namespace) -> int:

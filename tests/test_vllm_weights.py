@@ -17,6 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agentkit.policies import EngineError
 from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
 
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
@@ -90,5 +91,5 @@ def test_adapters_are_folded_in_whether_merged_or_not_and_left_out_where_switche
 def test_heads_that_fit_are_left_alone_and_models_of_other_kinds_refused():
     assert HeadPadding.needed(Qwen3Config(**SIZES, head_dim=64)) is None
     assert HeadPadding.needed(LlamaConfig(hidden_size=128, num_attention_heads=4)) is None
-    with pytest.raises(ValueError, match="24 dimensions.*gpt2.*engine: transformers"):
+    with pytest.raises(EngineError, match="24 dimensions.*gpt2.*engine: transformers"):
         HeadPadding.needed(GPT2Config(n_embd=96, n_head=4))

@@ -65,13 +65,13 @@ class SlotCache(Cache):
         return out.logits[:, -1].float()
 
     @torch.inference_mode()
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy slots to other slots, all at once, so that slots may trade places."""
+    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first ``length`` tokens of slots to other slots, all at once, so that slots may trade places."""
         count = max(targets, default=-1) + 1
         for layer in self.layers:
             for name in ("keys", "values"):
                 store = _grown(getattr(layer, name), count, 0)
-                store[list(targets)] = store[list(sources)]
+                store[list(targets), :, :length] = store[list(sources), :, :length]
                 setattr(layer, name, store)
 
 

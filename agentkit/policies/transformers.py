@@ -158,7 +158,8 @@ class TransformersPolicy(Policy):
             found = self._cache.forward(self.model, new, [s.at for s in chunk], [len(s.held) for s in chunk])
             logits |= {id(slot): row for slot, row in zip(chunk, found, strict=True)}
         if copies:
-            self._cache.move([leader.at for leader, _ in copies], [slot.at for _, slot in copies])
+            longest = max(len(leader.request.ids) for leader, _ in copies)
+            self._cache.move([leader.at for leader, _ in copies], [slot.at for _, slot in copies], longest)
             logits |= {id(slot): logits[id(leader)] for leader, slot in copies}
         for slot in joining:
             slot.held = list(slot.request.ids)
@@ -221,7 +222,7 @@ class TransformersPolicy(Policy):
         """Bring keys and values to where the order of slots says."""
         moved = [(slot.at, i) for i, slot in enumerate(self._slots) if slot.at != i]
         if moved:
-            self._cache.move(*zip(*moved, strict=True))
+            self._cache.move(*zip(*moved, strict=True), max(len(self._slots[i].held) for _, i in moved))
             for i, slot in enumerate(self._slots):
                 slot.at = i
 

@@ -18,6 +18,8 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 
+from agentkit.policies.base import EngineError
+
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.32, v1/attention/backends/cpu_attn.py
 ADAPTER = "adapter_model.safetensors"  # PEFT's name for it
 _PADDED = frozenset(("llama", "qwen2", "qwen3"))  # model types whose attention HeadPadding knows
@@ -75,13 +77,13 @@ class HeadPadding:
         """The padding a model needs for an engine with these head sizes; None where it needs none.
 
         Raises:
-            ValueError: it needs one, and its attention is of a kind that is not known here.
+            EngineError: it needs one, and its attention is of a kind that is not known here.
         """
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if size in sizes:
             return None
         if config.model_type not in _PADDED or config.rope_parameters.get("rope_type") != "default" or size > max(sizes):
-            raise ValueError(
+            raise EngineError(
                 f"vLLM has no attention for heads of {size} dimensions on a CPU, and a {config.model_type} model cannot be padded"
                 " to fit; use engine: transformers"
             )
