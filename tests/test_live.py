@@ -123,7 +123,7 @@ def test_the_buttons_write_what_the_trainer_reads(run):
 
 def test_without_a_front_end_a_sentence_stands_for_the_buttons(run, monkeypatch):
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    assert "echo stop" in Dashboard(run, Recipe()).controls()
+    assert "echo stop" in Dashboard(run, Recipe()).controls().data
     monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")
     assert isinstance(Dashboard(run, Recipe()).controls(), Controls)
 

@@ -12,7 +12,7 @@ from agentkit.diagnostics.history import Step
 ENTROPY_LEFT = 0.2  # of the entropy at the start; a healthy fall is to a third
 KL_SPIKE, KL_STEP = 6.0, 2.5  # times the largest of the steps before: in one step; in two in a row, which noise seldom gives
 KL_LARGE, KL_FAR = 0.1, 0.5  # nats a token that matter at all; that are far from the reference
-GRAD_SPIKE = 8.0  # times the usual; healthy gradient norms stay within a factor of four
+GRAD_SPIKE, GRAD_NEW = 8.0, 3.0  # times the usual, and times the largest: batches of dead groups have small norms
 CLIPPED = 0.15  # share of tokens outside the clip range; PPO's rule of thumb is a few percent
 MISMATCH = 0.1  # nats: bf16 engines differ by 0.01 to 0.03 on average, stale weights or caches by 1
 FALLEN = 2.7  # standard errors by which validation lies below its best, which was picked as the best
@@ -72,7 +72,7 @@ def gradient_spike(history: History) -> Finding | None:
             "reward",
         )
     now, past = last(history, "grad_norm", 1), known(history[-PAST - 1 : -1], "grad_norm")
-    if not len(now) or len(past) < START or now[0] < GRAD_SPIKE * float(np.median(past)):
+    if not len(now) or len(past) < START or now[0] < max(GRAD_SPIKE * float(np.median(past)), GRAD_NEW * past.max()):
         return None
     cause = (
         f"The gradient norm is {now[0]:.3g}, {now[0] / float(np.median(past)):.0f} times the median of the "

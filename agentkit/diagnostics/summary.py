@@ -69,14 +69,16 @@ def success_by_kind(early: Iterable[Trajectory], late: Iterable[Trajectory], tas
     """
     known = [[t for t in end if t.success is not None and t.task_id in tasks] for end in (early, late)]
     ends = [task_success(found) if found else {} for found in known]
-    kinds = {f"family {t.family}" for t in tasks.values()} | {t.difficulty for t in tasks.values()}
+    families = sorted({f"family {t.family}" for t in tasks.values()})
+    kinds = [*families, *(d for d in ("easy", "medium", "hard") if d in {t.difficulty for t in tasks.values()})]
     rows = {}
-    for kind in sorted(kinds):
+    for kind in kinds:
         own = [[v for i, v in end.items() if kind in (f"family {tasks[i].family}", tasks[i].difficulty)] for end in ends]
         if all(own):
             before, after = (float(np.mean(values)) for values in own)
             rows[kind] = {"before": before, "after": after, "change": after - before, "tasks": len(own[0]) + len(own[1])}
-    return pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after", "change", "tasks"])
+    found = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after", "change", "tasks"])
+    return found.astype({"tasks": int})
 
 
 def _learnt(metrics: pd.DataFrame) -> str:
@@ -84,6 +86,8 @@ def _learnt(metrics: pd.DataFrame) -> str:
     if len(seen) < 2:
         return "Unknown: there are not two validations to compare."
     first, best = seen.iloc[0], seen.loc[seen["val_success"].idxmax()]
+    if best["val_success"] <= first["val_success"]:
+        return f"Validation success was {first['val_success']:.1%} before, and never higher."
     apart = best.get("val_ci_low", -1.0) > first.get("val_ci_high", 2.0)
     sure = "their intervals lie apart" if apart else "their intervals overlap, so it may be chance"
     return f"Validation success was {first['val_success']:.1%} before and {best['val_success']:.1%} at its best; {sure}."

@@ -28,7 +28,7 @@ Groups = list[list[Trajectory]]
 HOPELESS = 0.95  # share of groups without advantage above which nothing can be learnt
 NOISY, SHAKY = 0.5, 0.9  # share of advantage variance that a repeat scoring explains: below it noise leads; below it look
 SLACK = 0.25  # of what a gold trajectory earns may be taken by penalties such as a price a turn
-DOMINANT, BESIDES = 0.7, 0.3  # variance of the reward one component explains, where success explains less than the second
+DOMINANT, BESIDES = 0.7, 0.3  # of the reward's variance comes from one component, where success explains less than the second
 FAILING, CUT_OFF = 0.3, 0.2  # share of calls that fail, of trajectories that meet a limit
 ALIKE = 0.8  # share of repeats in a group
 BLIND = 0.15  # difference in success below which most training effects lie
@@ -241,8 +241,8 @@ def _component(
     label = f"Component {name}"
     values = [t.components[name] for t in everyone if t.components.get(name) is not None]
     best = [t.components[name] for t in golden if t.components.get(name) is not None]
-    share = explained(scored, lambda t: t.components.get(name))
-    numbers = {"weight": weight, "explains": share, "low": min(values, default=None), "high": max(values, default=None)}
+    share = _part(scored, name, weight)
+    numbers = {"weight": weight, "share": share, "low": min(values, default=None), "high": max(values, default=None)}
     shown = ids(everyone)
     if probed is not None and probed.failures:
         said = f"It fails: {probed.failures[0]}."
@@ -295,6 +295,18 @@ def _component(
         else f"No rollout moves {name} yet."
     )
     return Item(label, "green" if saturated else "amber", f"{what}.", advice + moved, (), numbers)
+
+
+def _part(groups: Groups, name: str, weight: float) -> float:
+    """What a weighted component adds to the reward's variance within groups, as a share: its covariance with the reward.
+
+    The shares of a weighted sum add up to 1. NaN where rewards do not vary.
+    """
+    pairs = [[(t.components[name], t.reward) for t in g if t.components.get(name) is not None] for g in groups]
+    centred = [np.array(p) - np.mean(p, axis=0) for p in pairs if len(p) > 1]
+    both = np.concatenate(centred) if centred else np.zeros((0, 2))
+    square = float((both[:, 1] ** 2).sum())
+    return weight * float((both[:, 0] * both[:, 1]).sum()) / square if square > EQUAL else math.nan
 
 
 def _percent(share: float) -> str:

@@ -89,7 +89,8 @@ _CSS = """
 .agentkit-preflight table {border-collapse: collapse; width: 100%}
 .agentkit-preflight td {border: 0; border-bottom: 1px solid rgba(128,128,128,.3); padding: .5em .7em; vertical-align: top}
 .agentkit-preflight td {text-align: left !important; background: none; white-space: normal}
-.agentkit-preflight td:nth-child(2) {width: 21%; font-weight: 600}
+.agentkit-preflight td:first-child {width: 4.5em; white-space: nowrap}
+.agentkit-preflight td:nth-child(2) {width: 13em; font-weight: 600}
 .agentkit-preflight .light {white-space: nowrap; font-weight: 600}
 .agentkit-preflight .light i {display: inline-block; width: .75em; height: .75em; border-radius: 50%; margin-right: .45em}
 .agentkit-preflight .advice {margin-top: .25em}

@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import traitlets
-from IPython.display import display, update_display
+from IPython.display import Markdown, display, update_display
 
 from agentkit import cost
 from agentkit.diagnostics import Alarm, read_alarms, trajectory_id
@@ -205,10 +205,10 @@ class Dashboard:
         self._saved = time.monotonic()
         return write_bytes(path or self.run.file("train", "dashboard.html"), page.encode("utf-8", "replace"))
 
-    def controls(self) -> Controls | str:
+    def controls(self) -> Controls | Markdown:
         """Buttons for a checkpoint and for the end of training; a sentence where no one is there to press them."""
         if "JPY_SESSION_NAME" not in os.environ:  # set for kernels that a Jupyter server started
-            return f"To stop: echo stop > {self.run.file(*CONTROL)} (or checkpoint)."
+            return Markdown(f"To stop it: `echo stop > {self.run.file(*CONTROL)}`; `echo checkpoint` saves one.")
         return Controls(self.run)
 
     def _metrics(self) -> pd.DataFrame:
