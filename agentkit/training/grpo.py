@@ -348,9 +348,9 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
         TrainingError: a guard stopped it; a checkpoint is kept.
         TrainingStopped: it was interrupted; a checkpoint is kept, and a new trainer goes on from it.
     """
-    if trainer.finished:
-        return trainer.finished
     with trainer.policy:
+        if trainer.finished:
+            return trainer.finished
         trainer.train()
     check_same(trainer.model)
     if trainer.guards.problem:
