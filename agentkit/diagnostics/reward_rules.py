@@ -6,7 +6,7 @@ import math
 
 from agentkit.diagnostics.finding import WINDOW, Finding, History, Z, change, first, known, last, unpaid
 
-STUCK = 0.6  # share of groups without advantage, of which none is solved: over half of the batch is wasted
+STUCK = 0.65  # share of groups without advantage, of which none is solved: two thirds of the batch are wasted
 NOTHING_LEFT = 0.95  # share of groups without advantage, solved ones included
 DEAD_STEPS, DEAD_VALUES = 3, 64  # a component that varies at all hardly gives 64 equal values in three batches
 PAID_BESIDE = 0.3  # rise of what wrong trajectories earn, as a share of what being right earned at the start
