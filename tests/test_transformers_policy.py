@@ -43,7 +43,7 @@ def test_logits_over_slots_equal_a_plain_forward_whatever_moves(kind):
         if held and rng.random() < 0.4:  # slots trade places
             order = list(held)
             targets = rng.sample(order, len(order))
-            cache.move(order, targets)
+            cache.move(order, targets, max(map(len, held.values())))
             held = {target: held[source] for source, target in zip(order, targets, strict=True)}
         slots = rng.sample(range(6), rng.randint(1, 4)) if rng.random() < 0.5 else list(range(rng.randint(1, 6)))
         new = [[rng.randrange(97) for _ in range(rng.randint(1, 7))] for _ in slots]
