@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentkit.policies.loading import load_agent
-from agentkit.recipes import ADVANTAGES, Recipe
+from agentkit.recipes import Recipe
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, read_jsonl
 from agentkit.selection import (
@@ -211,8 +211,8 @@ def trained(agent, suite, path, **changes):
     return seen["batch"], run.trajectories(1), read_jsonl(run.file("train", "metrics.jsonl"))[-1]
 
 
-@pytest.mark.parametrize("estimator", [name for name in ADVANTAGES if name != "group"])
-def test_every_estimator_trains(agent, suite, tmp_path, estimator):
+@pytest.mark.parametrize("estimator", ["rloo", "gdpo", "difficulty", "turn", "step"])
+def test_estimators_train(agent, suite, tmp_path, estimator):
     batch, stored, row = trained(agent, suite, tmp_path / "run", advantage=estimator, reward_format=1.0)
     tokens = batch["completion_ids"].shape
     assert batch["advantages"].shape == (tokens if estimator in ("turn", "step") else tokens[:1])
