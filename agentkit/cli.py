@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     nano.add_argument("--minutes", type=float, default=None, help="wall-clock budget of the training")
     nano.set_defaults(command=nano_command)
     bench = commands.add_parser("bench", help="measure this kit against its peer, in one run")
-    bench.add_argument("name", choices=["rollouts", "sandbox", "update", "verifiers"])
+    bench.add_argument("name", choices=["rollouts", "update", "sandbox", "verifiers", "end-to-end"])
     bench.add_argument("--json", type=Path, default=None, metavar="F", help="also write the result to a file")
     bench.add_argument("--quick", action="store_true", help="end within 50 seconds")
     bench.set_defaults(command=bench_command)
@@ -247,7 +247,7 @@ def alarms_command(options: argparse.Namespace) -> int:
     for alarm in found:
         print(f"step {alarm.step}, {alarm.severity}: {alarm.alarm}\n  {alarm.cause}\n  -> {alarm.advice}")
         print(f"  {', '.join(alarm.evidence[:4])}")
-    print(f"{len(found)} alarms")
+    print(f"{len(found)} alarm{'s' * (len(found) != 1)}")
     return 0
 
 

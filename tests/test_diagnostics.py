@@ -8,6 +8,7 @@ import math
 import pandas as pd
 import pytest
 
+from agentkit.cli import main
 from agentkit.diagnostics import (
     RULES,
     Step,
@@ -26,7 +27,7 @@ from agentkit.diagnostics import (
 from agentkit.diagnostics.measure import judge, measured, read_measured, table
 from agentkit.diagnostics.synthetic import CONSEQUENCES, Simulated, simulate
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import Run
+from agentkit.runs import Run, write_jsonl
 
 COMPONENTS = {"correctness": 1.0, "format": 1.0}
 
@@ -227,3 +228,28 @@ def test_success_by_kind_counts_tasks_alike():
     assert found.loc["family A", "change"] == 0.5 and found.loc["hard", "after"] == 0.0
     assert list(found.index) == ["family A", "family B", "easy", "hard"]
     assert success_by_kind([], late, tasks).empty
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+def test_the_command_judges_a_stored_run(tmp_path, capsys):
+    run = Run.create(tmp_path / "run")
+    rows = [{"step": i + 1, "clip_fraction": 0.5 if i > 5 else 0.0} for i in range(10)]
+    write_jsonl(run.file("train", "metrics.jsonl"), rows)
+    assert main(["alarms", str(run.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "warning: clip_drift" in printed and "Lower num_iterations" in printed and "1 alarms" not in printed
+    assert main(["alarms", str(tmp_path / "none")]) == 2 and "there is no run" in capsys.readouterr().err
+
+
+def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were_cut(tmp_path):
+    run = Run.create(tmp_path / "run")
+    whole = Watch(run.file("train", "alarms.jsonl"))
+    rows = [{"step": i + 1, "clip_fraction": 0.5 if i > 5 else 0.0} for i in range(10)]
+    for row in rows:
+        whole.add(row)
+    write_jsonl(run.file("train", "metrics.jsonl"), rows[:6])
+    again = Watch.over(run)
+    assert read_alarms(run) == again.alarms == []
+    for row in rows[6:]:
+        again.add(row)
+    assert read_alarms(run) == whole.alarms and len(again.alarms) == 1

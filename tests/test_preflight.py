@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from agentkit.cli import main
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import PreflightError, examine, forecast, probe, report
 from agentkit.preflight.chances import advantages, dead_share, fit_beta, repeatable, smallest_useful
@@ -232,3 +234,11 @@ def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
     found.require()
     assert found["Gold trajectories"].light == "green" and found["Masks"].light == "green" and len(rollouts) == 32
     assert found["Signal or noise"].values["repeatable"] == pytest.approx(1.0) and found["Forecast"].values["rollout"] > 0
+
+
+@pytest.mark.slow
+def test_the_command_reports_on_the_small_agent(capsys):
+    recipe = str(Path(__file__).resolve().parents[1] / "params" / "nano.yaml")
+    status = main(["preflight", recipe, "-p", "n_tasks=60", "-p", "families=A", "-p", "group_size=2", "-p", "micro_batch=8"])
+    printed = capsys.readouterr().out
+    assert status in (0, 1) and "Groups without advantage" in printed and "rollouts of the starting policy" in printed
