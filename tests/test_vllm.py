@@ -120,7 +120,7 @@ def assert_same(found, wanted):
 def ask(policy, count, length=12, temperature=1.0, start=0):
     """Turns of several trajectories at once, and how to run them."""
     ids = policy.tokenizer("Which of the two is larger, and by how much? " * 14)["input_ids"]
-    requests = [Request(SEED_TASK, i, 0, [*ids, 40 + i], (7, i), length, temperature) for i in range(start, start + count)]
+    requests = [Request(SEED_TASK, i, 0, [40 + i, *ids], (7, i), length, temperature) for i in range(start, start + count)]
 
     async def together():
         return await asyncio.gather(*map(policy.sample, requests))
@@ -140,7 +140,7 @@ def test_sampled_logprobs_are_the_trainers_at_the_temperature(engine, agent):
 
 def test_a_request_samples_the_same_in_any_company(engine):
     alone = asyncio.run(ask(engine, 1)())
-    assert [sample.ids for sample in asyncio.run(ask(engine, 16)())][:1] == [sample.ids for sample in alone]
+    assert [sample.ids for sample in asyncio.run(ask(engine, 48)())][:1] == [sample.ids for sample in alone]
     assert len({tuple(sample.ids) for sample in asyncio.run(ask(engine, 16)())}) > 8, "each request has a seed of its own"
 
 

@@ -58,7 +58,9 @@ def serve_command(
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", source, "--served-model-name", SERVED]
     command += ["--host", host, "--port", str(port), "--dtype", str(loaded.dtype).removeprefix("torch.")]
     command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--worker-extension-cls", EXTENSION]
-    command += ["--gpu-memory-utilization", str(memory_share)] + (["--enforce-eager"] if cpu else [])
+    command += ["--gpu-memory-utilization", str(memory_share)] + (
+        ["--enforce-eager", "--no-enable-chunked-prefill"] if cpu else []
+    )
     command += ["--max-model-len", str(max_length)] if max_length else []
     command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(lora_rank(max_lora_rank))] if max_lora_rank else []
     environment = (CPU_SERVER if cpu else {}) | {"VLLM_NO_USAGE_STATS": "1"} | dict(os.environ)

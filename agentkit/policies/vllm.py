@@ -181,6 +181,7 @@ class VllmPolicy(Policy):
                 gpu_memory_utilization=memory_share,
                 enforce_eager=not torch.cuda.is_available(),
                 enable_prefix_caching=True,
+                enable_chunked_prefill=torch.cuda.is_available(),  # a seeded request whose prompt is split fails on a CPU
                 logprobs_mode="processed_logprobs",  # at the sampling temperature
                 generation_config="vllm",  # nothing beyond what a request says
                 worker_extension_cls=EXTENSION,
