@@ -311,10 +311,10 @@ async def _within(future: Any, end: threading.Event, limit_s: float, name: str) 
         await asyncio.wait({waiting}, timeout=limit_s)
         if future.done():
             return future.result()
-        if name:
-            _hung[name].add(end)
         raise TimeoutError
     finally:
+        if name and not future.done():  # left behind, by its own time limit or because nobody waits any more
+            _hung[name].add(end)
         if not waiting.cancel() and not waiting.cancelled():
             waiting.exception()  # has been seen
 
