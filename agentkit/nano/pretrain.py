@@ -219,7 +219,7 @@ def make_optimizers(model: Any) -> dict[torch.optim.Optimizer, float]:
     return {muon: MUON_RATE, torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0): ADAM_RATE}
 
 
-def pretrain(out: Path = DATA, *, seed: int = 0, minutes: float = 30.0, copy_steps: int = 400, per_world: int = 400) -> dict:
+def pretrain(out: Path = DATA, *, seed: int = 0, minutes: float = 44.0, copy_steps: int = 400, per_world: int = 400) -> dict:
     """Train tokenizer and model and write them to ``out``.
 
     Args:
