@@ -19,7 +19,7 @@ from agentkit.runs import append_jsonl, read_jsonl
 from agentkit.training import checkpoints
 
 HERE = Path(__file__).parent
-STEPS = 60
+STEPS = 30
 CELL = """
 from pathlib import Path
 from survive import make_trainer

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -165,16 +163,12 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     assert math.isfinite(rows[-1]["loss"]) and run.file("adapter", "adapter_model.safetensors").exists()
 
 
-@pytest.mark.slow
 def test_another_number_of_processes_is_refused(folder):
+    """As where accelerate launch --cpu --num_processes 2 runs one."""
     run, recipe = prepared(folder, "wrong")
-    run.file(".job.json").write_text(json.dumps({"recipe": recipe.everything()}))
-    run.file("cell_functions.py").write_text("environment = reward = None\n")
-    environment = {k: v for k, v in os.environ.items() if k not in ("WORLD_SIZE", "RANK")} | {"OMP_NUM_THREADS": "1"}
-    child = subprocess.run([sys.executable, "-m", "agentkit.training.worker", str(run.path)], capture_output=True, text=True,
-                           env=environment, cwd=Path(__file__).parents[1], timeout=300)  # fmt: skip
-    assert child.returncode and "the recipe says processes: 2, and 1 runs" in child.stderr
-    assert not run.file("train", "metrics.jsonl").exists()
+    with pytest.raises(RunError, match="the recipe says processes: 2, and 1 runs"):
+        AgentGRPOTrainer(*tiny_agent(), tasks(), tasks(2, "validation"), recipe, run, environment=Silent)
+    assert not run.file("train").exists()
 
 
 @pytest.mark.slow
