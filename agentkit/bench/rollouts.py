@@ -88,12 +88,14 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
     for name, (latency, count, repeats) in (QUICK if quick else FULL).items():
         environment = partial(type("Environment", (SlowEnvironment,), {"latency_s": latency}), corpus)
         peer = peers[name.rpartition("_")[0]](tasks[:count], environment)
-        cases.append(_case(name, _ours(tasks[:count], environment, "ceiling" in name), peer, repeats, count * GROUP))
+        ours = _ours(tasks[:count], environment, "ceiling" in name)
+        if not latency or "ceiling" in name:  # warm-up, not counted; TRL with slow tools would make it long
+            ours(-1), peer(-1)
+        cases.append(_case(name, ours, peer, repeats, count * GROUP))
     return report("rollouts", cases)
 
 
 def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int) -> dict[str, Any]:
-    ours(-1), peer(-1)  # warm-up, not counted
     pairs = [(ours(seed), peer(seed)) for seed in range(repeats)]
     return {
         "case": name,
