@@ -17,6 +17,7 @@ from agentkit.tools import search_passages
 from agentkit.verifiers import normalize, verify
 
 CHECKS = ("gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal", "longest passage", "repeatable")
+TRIES = 3  # for a verdict: a busy machine may give none the first time, a broken verifier never does
 REFUSAL = "I could not find this."
 
 
@@ -57,13 +58,16 @@ def kind_of(task: Task) -> str:
 
 
 def _timed(task: Task, answer: str, seconds: list[float]) -> Score:
-    start = time.perf_counter()
-    try:
-        return verify(task, answer)
-    except ValueError as error:  # an option that the verifier does not have
-        return Score(None, str(error))
-    finally:
+    for _ in range(TRIES):
+        start = time.perf_counter()
+        try:
+            score = verify(task, answer)
+        except ValueError as error:  # an option that the verifier does not have
+            return Score(None, str(error))
         seconds.append(time.perf_counter() - start)
+        if score.value is not None:
+            break
+    return score
 
 
 def _failure(check: str, task: Task, answer: str, score: Score) -> dict[str, Any]:

@@ -165,8 +165,14 @@ def _draft_family(
         except PlanError as error:
             why = f" (last failure: {error})"
             continue
-        if verify(task, solution.answer).value != 1.0:
-            raise SuiteError(f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give {solution.answer!r}")
+        score = verify(task, solution.answer)
+        if score.value is None:
+            why = f" (last verdict missing: {score.why})"
+            continue
+        if score.value != 1.0:
+            raise SuiteError(
+                f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give {solution.answer!r}; {score.why}"
+            )
         misses = 0
         prompts.add(normalize(task.prompt))
         uses.update(keys)
