@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,7 @@ from agentkit.tools import search_passages
 from agentkit.verifiers import normalize, verify
 
 CHECKS = ("gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal", "longest passage", "repeatable")
+AT_ONCE = 4  # tasks
 TRIES = 3  # for a verdict: a busy machine may give none the first time, a broken verifier never does
 REFUSAL = "I could not find this."
 
@@ -34,17 +36,15 @@ def audit(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """
     failed, counts, seconds = defaultdict(list), defaultdict(int), defaultdict(list)
     other = _other_answers(tasks)
-    for task in tasks:
-        kind = kind_of(task)
-        for check, answer, wanted in _cases(task, other.get(task.id)):
-            found = _timed(task, answer, seconds[kind])
-            counts[check, kind] += 1
-            if found.value is None or (found.value == 1.0) != wanted:
-                failed[check, kind].append(_failure(check, task, answer, found))
-            if check in ("gold", "perturbed"):
-                counts["repeatable", kind] += 1
-                if (again := _timed(task, answer, seconds[kind])) != found:
-                    failed["repeatable", kind].append(_failure("repeatable", task, answer, again))
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # programs are tested beside each other
+        tried = pool.map(lambda task: _tried(task, other.get(task.id)), tasks)
+        for task, verdicts in zip(tasks, tried, strict=True):
+            kind = kind_of(task)
+            for check, answer, passes, found, spent in verdicts:
+                counts[check, kind] += 1
+                seconds[kind] += spent
+                if not passes:
+                    failed[check, kind].append(_failure(check, task, answer, found))
     rows = []
     for key in sorted(counts, key=lambda key: (CHECKS.index(key[0]), key[1])):
         passed = {"check": key[0], "verifier": key[1], "passed": True, "tasks": counts[key]}
@@ -52,22 +52,37 @@ def audit(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     return rows + [_timing(kind, spent) for kind, spent in sorted(seconds.items()) if spent]
 
 
+def _tried(task: Task, other: str | None) -> list[tuple[str, str, bool, Score, list[float]]]:
+    """Check, answer, whether the check is passed, the verdict and the seconds of every try, for all cases of a task."""
+    verdicts = []
+    for check, answer, wanted in _cases(task, other):
+        found, spent = _timed(task, answer)
+        passes = found.value is not None and (found.value == 1.0) == wanted
+        verdicts.append((check, answer, passes, found, spent))
+        if check in ("gold", "perturbed"):
+            again, spent = _timed(task, answer)
+            verdicts.append(("repeatable", answer, again == found, again, spent))
+    return verdicts
+
+
 def kind_of(task: Task) -> str:
     """The name of a task's verifier."""
     return task.verifier if isinstance(task.verifier, str) else str(task.verifier.get("kind"))
 
 
-def _timed(task: Task, answer: str, seconds: list[float]) -> Score:
+def _timed(task: Task, answer: str) -> tuple[Score, list[float]]:
+    """The verdict, asked for again where there is none, and the seconds of every try."""
+    spent: list[float] = []
     for _ in range(TRIES):
         start = time.perf_counter()
         try:
             score = verify(task, answer)
         except ValueError as error:  # an option that the verifier does not have
-            return Score(None, str(error))
-        seconds.append(time.perf_counter() - start)
+            return Score(None, str(error)), spent
+        spent.append(time.perf_counter() - start)
         if score.value is not None:
             break
-    return score
+    return score, spent
 
 
 def _failure(check: str, task: Task, answer: str, score: Score) -> dict[str, Any]:
