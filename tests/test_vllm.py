@@ -191,7 +191,7 @@ def test_a_request_that_does_not_fit_is_refused_alone(engine):
 
 def test_a_cancelled_batch_leaves_nothing_behind(engine):
     async def impatient():
-        await asyncio.wait_for(ask(engine, 8, length=1500, temperature=1.5)(), 0.2)
+        await asyncio.wait_for(ask(engine, 64, length=1500, temperature=1.5)(), 0.1)
 
     with pytest.raises(TimeoutError):
         asyncio.run(impatient())

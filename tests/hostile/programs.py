@@ -91,7 +91,7 @@ HOSTILE = [
     Program("2 GiB of stderr", "import sys\nwhile True: sys.stderr.write('x' * 2**20)", ("output",)),
     Program("raw flood", "import os\nfor _ in range(2048): os.write(1, bytes(2**20))", ("output",)),
     Program("4 GiB", "x = bytearray(4 * 2**30)", ("memory",), "MemoryError"),
-    Program("4 GiB in pieces", "x = []\nwhile True: x.append(bytearray(2**20))", ("memory",), "MemoryError"),
+    Program("4 GiB in pieces", "x = []\nwhile True: x.append(bytearray(2**20))", ("memory",), "MemoryError", 60.0),
     Program("4 GiB mapped", "import mmap\nmmap.mmap(-1, 4 * 2**30)", ("error", "memory"), "memory"),
     Program("4 GiB of small things", "x = []\nwhile True: x.append([x])", ("memory", "timeout"), "", 20.0, 128),
     Program("memory files", "import os\nos.memfd_create('x')", ERR, "Error"),
