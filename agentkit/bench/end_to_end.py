@@ -55,7 +55,7 @@ def _seed(seed: int, quick: bool) -> dict[str, dict[str, Any]]:
     from agentkit.training.race import race_ours, race_trl
     from agentkit.training.sft import cold_start, demonstrations
 
-    changes = {"families": "A,B", "seed": seed} | ({"steps": 2, "n_tasks": 60, "prompts_per_step": 4} if quick else {})
+    changes = {"families": "A,B", "seed": seed} | ({"steps": 2, "n_tasks": 60, "prompts_per_step": 2} if quick else {})
     recipe = Recipe.from_mapping(read_recipe(project_root() / "params" / "nano.yaml") | changes)
     suite = Suite.build({"families": recipe.families, "n_tasks": recipe.n_tasks, "seed": seed})
     train, validation = suite.split("train"), suite.split("validation")
