@@ -7,6 +7,7 @@ environment a trajectory; its reward is computed from the messages TRL hands ove
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -32,16 +33,17 @@ from agentkit.verifiers import final_answer, verify
 
 
 class Clock(TrainerCallback):
-    """Seconds of training, validation left out; stops the training at the target.
+    """Seconds of training, validation left out; stops the training at the target, or when its time is up.
 
     Args:
         validate: success of the policy as trained so far, in [0, 1].
         every: steps between validations.
         target: the success to reach.
+        limit_s: seconds of training after which it is stopped.
     """
 
-    def __init__(self, validate: Callable[[], float], every: int, target: float):
-        self._validate, self._every, self._target = validate, every, target
+    def __init__(self, validate: Callable[[], float], every: int, target: float, limit_s: float):
+        self._validate, self._every, self._target, self._limit_s = validate, every, target, limit_s
         self.steps: list[float] = []  # seconds of each
         self.success: dict[int, float] = {}  # by step
         self.reached = False
@@ -53,15 +55,16 @@ class Clock(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop the clock; validate where it is time to."""
         self.steps.append(time.perf_counter() - self._start)
-        if state.global_step % self._every == 0 or state.global_step == state.max_steps:
+        late = sum(self.steps) > self._limit_s
+        if state.global_step % self._every == 0 or state.global_step == state.max_steps or late:
             self.success[state.global_step] = self._validate()
             self.reached = self.success[state.global_step] >= self._target
-            control.should_training_stop = self.reached
+            control.should_training_stop = self.reached or late
 
 
 def race_ours(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Sequence[Task], recipe: Recipe,
-              every: int, target: float) -> dict[str, Any]:  # fmt: skip
-    """Train with our trainer until validation success reaches the target, or the recipe's steps are over.
+              every: int, target: float, limit_s: float = math.inf) -> dict[str, Any]:  # fmt: skip
+    """Train with our trainer until validation success reaches the target, or the recipe's steps or the seconds are over.
 
     Returns:
         seconds in all, steps, reached, success by step, and mean seconds a step of rollouts and of the rest.
@@ -69,13 +72,13 @@ def race_ours(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Seq
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "race")
         trainer = AgentGRPOTrainer(model, tokenizer, tasks, [], recipe, run)
-        found = _timed(trainer, validation, recipe, every, target)
+        found = _timed(trainer, validation, recipe, every, target, limit_s)
         rollouts = fmean(run.metrics["rollout_seconds"].dropna())
     return found | _levers(found, rollouts)
 
 
 def race_trl(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Sequence[Task], recipe: Recipe,
-             every: int, target: float) -> dict[str, Any]:  # fmt: skip
+             every: int, target: float, limit_s: float = math.inf) -> dict[str, Any]:  # fmt: skip
     """As ``race_ours``, with stock TRL."""
     tokenizer.response_template = qwen3_template
     environment = rollout_options(recipe)["environment"][tasks[0].family]
@@ -92,7 +95,7 @@ def race_trl(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Sequ
             environment_factory=environment,
         )
         only_own_progress(trainer)
-        found = _timed(trainer, validation, recipe, every, target)
+        found = _timed(trainer, validation, recipe, every, target, limit_s)
     return found | _levers(found, fmean(trainer.generation_seconds))
 
 
@@ -110,7 +113,8 @@ class _TimedStock(StockTrainer):
         return found
 
 
-def _timed(trainer: Any, validation: Sequence[Task], recipe: Recipe, every: int, target: float) -> dict[str, Any]:
+def _timed(trainer: Any, validation: Sequence[Task], recipe: Recipe, every: int, target: float,
+           limit_s: float) -> dict[str, Any]:  # fmt: skip
     model = trainer.accelerator.unwrap_model(trainer.model)
     policy = TransformersPolicy(model, trainer.processing_class, max_batch=recipe.max_batch)
 
@@ -121,7 +125,7 @@ def _timed(trainer: Any, validation: Sequence[Task], recipe: Recipe, every: int,
         model.train(training)
         return fmean(t.success or 0.0 for t in found)
 
-    clock = Clock(validate, every, target)
+    clock = Clock(validate, every, target, limit_s)
     trainer.add_callback(clock)
     trainer.train()
     return {"seconds": sum(clock.steps), "steps": len(clock.steps), "reached": clock.reached, "success": clock.success}
