@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import difflib
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,24 @@ REWARDS = ("plan", "toolrl", "toolrla", "tcr", "tcr_paper", "drawing", "ordebug"
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")
 MISMATCH = ("off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 ADVANTAGES = ("group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "difficulty", "turn", "step")
+CONTROLS = ("sft_more", "rft", "hindsight")
+CHOICES = {  # of keys that take one of a few words
+    "variety": ("plain", "wide"),
+    "tool_format": ("auto", "hermes", "qwen3_coder", "llama3", "search_r1"),
+    "engine": ("transformers", "vllm", "server"),
+    "weight_sync": ("merged", "lora"),
+    "lr_schedule": ("constant_with_warmup", "linear", "cosine"),
+    "loss_type": LOSSES,
+    "importance_level": ("token", "sequence"),
+    "mismatch": MISMATCH,
+    "reward": REWARDS,
+    "reward_combine": ("sum", "product"),
+    "advantage": ADVANTAGES,
+    "dead_groups": ("keep", "drop", "replace"),
+    "preflight": ("refuse", "warn", "off"),
+    "report_to": ("none", "tensorboard", "wandb", "trackio"),
+    "resume": ("auto", "never"),
+}
 
 
 def _key(default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
@@ -139,37 +158,12 @@ class Recipe:
         fields = cls.keys()
         for name in values:
             if name not in fields:
-                close = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.0)
-                raise RecipeError(f"unknown recipe key {name!r}: did you mean {close[0]!r}?")
+                shown = str(name)[:100]
+                (close,) = difflib.get_close_matches(shown, fields, n=1, cutoff=0.0)
+                raise RecipeError(f"unknown recipe key {shown!r}: did you mean {close!r}?")
         recipe = cls(**{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values))
-        if recipe.lr_schedule not in ("constant_with_warmup", "linear", "cosine"):
-            raise RecipeError(f"lr_schedule is {recipe.lr_schedule!r}; use constant_with_warmup, linear or cosine")
-        if recipe.tool_format not in ("auto", "hermes", "qwen3_coder", "llama3", "search_r1"):
-            raise RecipeError(f"tool_format is {recipe.tool_format!r}; use auto, hermes, qwen3_coder, llama3 or search_r1")
-        if recipe.variety not in ("plain", "wide"):
-            raise RecipeError(f"variety is {recipe.variety!r}; use plain or wide")
-        if recipe.resume not in ("auto", "never"):
-            raise RecipeError(f"resume is {recipe.resume!r}; use auto or never")
-        if recipe.kl_target and not recipe.beta:
-            raise RecipeError("kl_target needs a beta above 0 to start from")
-        for name, choices in _CHOICES.items():
-            if getattr(recipe, name) not in choices:
-                raise RecipeError(f"{name} is {getattr(recipe, name)!r}; use {', '.join(choices)}")
-        if unknown := set(recipe.control_names) - {"sft_more", "rft", "hindsight"}:
-            raise RecipeError(f"controls names {min(unknown)!r}; use sft_more, rft, hindsight, or several with commas")
-        for name in ("reward_correctness", "reward_format", "reward_efficiency"):
-            if recipe.reward != "plan" and getattr(recipe, name) != fields[name].default:
-                raise RecipeError(f"{name} is a weight of reward plan, not of reward {recipe.reward}: leave it out")
-        _check_clipping(recipe)
-        _check_engine(recipe)
-        rollouts = recipe.prompts_per_step * recipe.group_size
-        if rollouts % recipe.micro_batch:
-            raise RecipeError(f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}")
-        if recipe.prompts_per_step % recipe.processes or rollouts // recipe.processes % recipe.micro_batch:
-            raise RecipeError(
-                f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that no group is split,"
-                f" and micro_batch {recipe.micro_batch} the {rollouts // recipe.processes} trajectories of each"
-            )
+        for check in (_check_clipping, _check_engine, _check_reward_and_controls, _check_batch):
+            check(recipe)
         return recipe
 
     @classmethod
@@ -218,21 +212,6 @@ class Recipe:
         return {name: getattr(self, f"flaw_{name}") for name in names}
 
 
-_CHOICES = {
-    "reward": REWARDS,
-    "reward_combine": ("sum", "product"),
-    "advantage": ADVANTAGES,
-    "loss_type": LOSSES,
-    "importance_level": ("token", "sequence"),
-    "mismatch": MISMATCH,
-    "dead_groups": ("keep", "drop", "replace"),
-    "preflight": ("refuse", "warn", "off"),
-    "report_to": ("none", "tensorboard", "wandb", "trackio"),
-    "engine": ("transformers", "vllm", "server"),
-    "weight_sync": ("merged", "lora"),
-}
-
-
 def _check_clipping(recipe: Recipe) -> None:
     high = recipe.clip_epsilon_high or recipe.clip_epsilon
     if recipe.loss_type == "cispo" and high < 1:
@@ -241,6 +220,8 @@ def _check_clipping(recipe: Recipe) -> None:
         raise RecipeError("loss_type cispo has no dual clip: leave dual_clip out")
     if 0 < recipe.dual_clip <= 1 + high:
         raise RecipeError(f"dual_clip is {recipe.dual_clip:g}; it must lie above 1 + the clip range = {1 + high:g}")
+    if recipe.kl_target and not recipe.beta:
+        raise RecipeError("kl_target needs a beta above 0 to start from")
 
 
 def _check_engine(recipe: Recipe) -> None:
@@ -248,33 +229,50 @@ def _check_engine(recipe: Recipe) -> None:
         raise RecipeError("engine server and server_urls belong together, as in: server_urls: http://localhost:8000")
     for url in recipe.servers:
         if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url):
-            raise RecipeError(f"server_urls holds {_without_secret(url)!r}; use http://HOST:PORT, with no path, user or password")
+            shown = re.sub(r"//.*@", "//...@", url)[:80]  # without a password
+            raise RecipeError(f"server_urls holds {shown!r}; use http://HOST:PORT, with no path, user or password")
     for name, value in (("deterministic", recipe.deterministic), ("processes above 1", recipe.processes > 1)):
         if value and recipe.engine != "transformers":
             raise RecipeError(f"{name} needs engine: transformers, and engine is {recipe.engine!r}")
 
 
-def _without_secret(url: str) -> str:
-    return re.sub(r"//.*@", "//...@", url)[:80]
+def _check_reward_and_controls(recipe: Recipe) -> None:
+    for name in ("reward_correctness", "reward_format", "reward_efficiency"):
+        if recipe.reward != "plan" and getattr(recipe, name) != Recipe.keys()[name].default:
+            raise RecipeError(f"{name} is a weight of reward plan, not of reward {recipe.reward}: leave it out")
+    if unknown := set(recipe.control_names) - set(CONTROLS):
+        raise RecipeError(f"controls names {min(unknown)[:60]!r}; use {', '.join(CONTROLS)}, or several with commas")
+
+
+def _check_batch(recipe: Recipe) -> None:
+    rollouts = recipe.prompts_per_step * recipe.group_size
+    if rollouts % recipe.micro_batch:
+        raise RecipeError(f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}")
+    if recipe.prompts_per_step % recipe.processes or rollouts // recipe.processes % recipe.micro_batch:
+        raise RecipeError(
+            f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that no group is split,"
+            f" and micro_batch {recipe.micro_batch} the {rollouts // recipe.processes} trajectories of each"
+        )
 
 
 _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})
 
 
 def _checked(spec: dataclasses.Field, value: Any) -> Any:
-    kind = type(spec.default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if kind is float and isinstance(value, str):  # YAML reads 1e-6 as text
-        with contextlib.suppress(ValueError):
+    """A key's value as its type. Raises RecipeError naming the value, the key and what is allowed."""
+    kind, bounds = type(spec.default), spec.metadata
+    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):  # YAML reads 1e-6 as text
             value = float(value)
-    if kind is str and spec.name == "families" and isinstance(value, list):
-        value = ",".join(map(str, value))
+    if spec.name == "families" and isinstance(value, list) and all(isinstance(name, str) for name in value):
+        value = ",".join(value)
+    shown = f"{spec.name} is {reprlib.repr(value)[:100]}"  # a value may be of any size
     if type(value) is not kind:
-        raise RecipeError(f"{spec.name} is {value!r}; it must be of type {kind.__name__} ({spec.metadata['help']})")
-    low, high = spec.metadata["low"], spec.metadata["high"]
-    if low is not None and not low <= value <= high:
-        raise RecipeError(f"{spec.name} is {value}; it must lie between {low:g} and {high:g} ({spec.metadata['help']})")
+        raise RecipeError(f"{shown}; it must be of type {kind.__name__} ({bounds['help']})")
+    if spec.name in CHOICES and value not in CHOICES[spec.name]:
+        raise RecipeError(f"{shown}; use {', '.join(CHOICES[spec.name])}")
+    if bounds["low"] is not None and not bounds["low"] <= value <= bounds["high"]:
+        raise RecipeError(f"{shown}; it must lie between {bounds['low']:g} and {bounds['high']:g} ({bounds['help']})")
     return value
 
 
@@ -282,17 +280,35 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """The keys a YAML recipe sets, checked. Raises RecipeError."""
     path = Path(path)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = _flat(path.read_text(encoding="utf-8"))
+        Recipe.from_mapping(values)
     except FileNotFoundError:
         raise RecipeError(f"{path} does not exist: recipes lie in params/") from None
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} is not valid YAML: {str(error)[:200]}") from None
-    if not isinstance(values, dict):
-        raise RecipeError(f"{path} must hold one flat mapping of keys to values")
-    try:
-        Recipe.from_mapping(values)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
     return values
+
+
+def _flat(text: str) -> dict[str, Any]:
+    """The mapping of a YAML text to plain values or lists of them.
+
+    Checked on its nodes, before any value is made: a key given twice would silently count once, and a few aliases of aliases
+    stand for more than the memory holds.
+    """
+    root = yaml.compose(text, yaml.SafeLoader)
+    if not isinstance(root, yaml.MappingNode):
+        raise RecipeError("a recipe is one flat mapping of keys to values, such as 'seed: 3'")
+    seen: set[str] = set()
+    for key, value in root.value:
+        place = f"line {key.start_mark.line + 1}"
+        items = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        if not all(isinstance(node, yaml.ScalarNode) for node in (key, *items)):
+            raise RecipeError(f"{place} is nested; a recipe is flat: one 'key: value' a line")
+        if key.value in seen:
+            raise RecipeError(f"{place} sets {key.value[:100]!r} again; keep one of the two")
+        seen.add(key.value)
+    return yaml.safe_load(text)

@@ -101,6 +101,10 @@ def test_the_shipped_recipe_is_read():
     assert values["model"] == "nano" and isinstance(Recipe.from_mapping(values).learning_rate, float)
 
 
+# ten to the ninth strings in 400 bytes
+BOMB = "".join(["seed: &a0 [x]\n"] + [f"n{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)]).encode()
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -114,9 +118,15 @@ def test_the_shipped_recipe_is_read():
         (b"seed: 2024-99-99", "not valid YAML"),
         (b"seed: " + b"9" * 6_000, "not valid YAML"),
         (b"seed: " + b"[" * 20_000, "not valid YAML"),
-        (b"? [a, b]\n: 1", "not valid YAML"),
+        (b"? [a, b]\n: 1", "line 1 is nested"),
         (b"seed: !!python/object/apply:os.system ['touch /tmp/agentkit-owned']", "not valid YAML"),
-        (b"seed:\n  a: 1", "seed is"),
+        (b"sft: true\nseed:\n  a: 1", "line 2 is nested"),
+        (b"seed: 1\nsft: true\nseed: 2", "line 3 sets 'seed' again"),
+        (b"seed: 1\n'seed': 1", "line 2 sets 'seed' again"),
+        (b"<<: {seed: 1}", "line 1 is nested"),
+        (b"families: [A, 3]", "families is ['A', 3]"),
+        (BOMB, "line 2 is nested"),
+        (b"seed: 1\n---\nseed: 2", "not valid YAML"),
     ],
 )
 def test_a_broken_recipe_is_named(tmp_path, content, says):
@@ -124,7 +134,18 @@ def test_a_broken_recipe_is_named(tmp_path, content, says):
     path.write_bytes(content)
     with pytest.raises(RecipeError) as error:
         read_recipe(path)
-    assert says in str(error.value) and str(path) in str(error.value)
+    message = str(error.value)
+    assert says in message and message.startswith(str(path)) and "\n" not in message and len(message) < 600
+
+
+def test_a_value_of_any_size_is_shown_short():
+    nested = ["x"]
+    for _ in range(9):
+        nested = [nested] * 10
+    for key in ("seed", "families", "model"):
+        with pytest.raises(RecipeError, match=f"{key} is ") as error:
+            Recipe.from_mapping({key: nested})
+        assert len(str(error.value)) < 600
 
 
 def test_a_missing_recipe_says_where_they_lie(tmp_path):
