@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +18,10 @@ KL_LARGE, KL_FAR = 0.1, 0.5  # nats a token that matter at all; that are far fro
 GRAD_SPIKE, GRAD_NEW = 8.0, 3.0  # times the usual, and times the largest: batches of dead groups have small norms
 CLIPPED = 0.15  # share of tokens outside the clip range; PPO's rule of thumb is a few percent
 MISMATCH = 0.1  # nats: bf16 engines differ by 0.01 to 0.03 on average, stale weights or caches by 1
-FALLEN = 2.7  # standard errors by which validation lies below its best, which was picked as the best
-RISING = 0.05  # training success above that of the best validation's time
+FALLEN, OPENED = (
+    1.5,
+    3.3,
+)  # standard errors: of validation below its best, which was picked; of its gap to training above that then
 LEARNT = 0.05  # a gain in success between the first and the last third that is a sign of learning
 STALLED_STEPS = 28  # steps without any sign of learning; the small agent shows one within ten
 SOLVED = 0.9  # success above which there is little left to learn
@@ -31,9 +36,8 @@ def entropy_collapse(history: History) -> Finding | None:
         f"The entropy fell from {entropy[0]:.3g} to {entropy[1]:.3g} nats a token with success at "
         f"{success.mean() if len(success) else math.nan:.0%}: rollouts become alike and nothing new is tried."
     )
-    return Finding(
-        entropy[1], "warning", cause, "Raise the upper clip range or temperature, lower learning_rate, raise beta.", "identical"
-    )
+    advice = "Raise the upper clip range or temperature, lower learning_rate, raise beta."
+    return Finding(entropy[1], "warning", cause, advice, "identical")
 
 
 def kl_spike(history: History) -> Finding | None:
@@ -51,42 +55,29 @@ def kl_spike(history: History) -> Finding | None:
         f"The KL to the reference is {now[1]:.3g} nats a token (at most {usual:.3g} in the steps before): an update went "
         "too far. Usual causes: a learning rate that is too high, or a batch with a few huge advantages."
     )
-    return Finding(
-        float(now[0]),
-        "warning",
-        cause,
-        "Lower learning_rate or max_grad_norm, raise beta, go back to the best adapter.",
-        "reward",
-    )
+    advice = "Lower learning_rate or max_grad_norm, raise beta, go back to the best adapter."
+    return Finding(float(now[0]), "warning", cause, advice, "reward")
 
 
 def gradient_spike(history: History) -> Finding | None:
     """The gradient norm jumped, or something was not finite."""
-    if history[-1]["not_finite"] > 0:
+    broken = history[-1]["not_finite"]
+    if broken > 0:
         cause = "Loss, gradient norm, KL or entropy is not finite: the update is worthless, and the weights may be too."
-        return Finding(
-            history[-1]["not_finite"],
-            "critical",
-            cause,
-            "Go back to the last good checkpoint; lower learning_rate; look for a reward of inf.",
-            "reward",
-        )
+        advice = "Go back to the last good checkpoint; lower learning_rate; look for a reward of inf."
+        return Finding(broken, "critical", cause, advice, "reward")
     now, past = last(history, "grad_norm", 1), known(history[-PAST - 1 : -1], "grad_norm")
-    if not len(now) or len(past) < START or now[0] < max(GRAD_SPIKE * float(np.median(past)), GRAD_NEW * past.max()):
+    if not len(now) or len(past) < START:
+        return None
+    usual = float(np.median(past))
+    if now[0] < max(GRAD_SPIKE * usual, GRAD_NEW * past.max()):
         return None
     cause = (
-        f"The gradient norm is {now[0]:.3g}, {now[0] / float(np.median(past)):.0f} times the median of the "
-        f"{len(past)} steps before. "
-        "Clipping bounds the step's length, not its direction. Usual causes: a group with tiny spread divided by it, "
-        "an outlier reward."
+        f"The gradient norm is {now[0]:.3g}, {now[0] / usual:.0f} times the median of the {len(past)} steps before. Clipping "
+        "bounds the step's length, not its direction. Usual causes: a group with tiny spread divided by it, an outlier reward."
     )
-    return Finding(
-        float(now[0]),
-        "warning",
-        cause,
-        "Keep max_grad_norm low, do not divide by the group's spread, look at this step's groups.",
-        "reward",
-    )
+    advice = "Keep max_grad_norm low, do not divide by the group's spread, look at this step's groups."
+    return Finding(float(now[0]), "warning", cause, advice, "reward")
 
 
 def clip_drift(history: History) -> Finding | None:
@@ -95,9 +86,8 @@ def clip_drift(history: History) -> Finding | None:
     if len(clipped) < 3 or clipped.mean() < CLIPPED:
         return None
     cause = (
-        f"{clipped.mean():.0%} of the tokens lie outside the clip range over the last {len(clipped)} steps: the "
-        "policy moves too far "
-        "from the one that sampled. Usual causes: too many updates on a batch, or a learning rate that is too high."
+        f"{clipped.mean():.0%} of the tokens lie outside the clip range over the last {len(clipped)} steps: the policy moves too "
+        "far from the one that sampled. Usual causes: too many updates on a batch, or a learning rate that is too high."
     )
     return Finding(float(clipped.mean()), "warning", cause, "Lower num_iterations or learning_rate.", "reward")
 
@@ -107,50 +97,56 @@ def engine_mismatch(history: History) -> Finding | None:
     found = last(history, "mismatch", 3)
     if len(found) < 2 or np.median(found) < MISMATCH:
         return None
+    apart = float(np.median(found))
     cause = (
-        f"Sampled tokens have log-probabilities that differ by {np.median(found):.3g} nats between the engine and the trainer: "
-        "training is off-policy without knowing it. Usual causes: weights not synchronised, a prefix cache not reset, "
-        "quantised rollouts."
+        f"Sampled tokens have log-probabilities that differ by {apart:.3g} nats between the engine and the trainer: training is "
+        "off-policy without knowing it. Usual causes: weights not synchronised, a prefix cache not reset, quantised rollouts."
     )
-    return Finding(
-        float(np.median(found)),
-        "critical",
-        cause,
-        "Reset the engine's prefix cache after each update, check the weight sync, or correct with importance weights.",
-        "reward",
-    )
+    advice = "Reset the engine's prefix cache after each update, check the weight sync, or correct with importance weights."
+    return Finding(apart, "critical", cause, advice, "reward")
 
 
 def overfitting(history: History) -> Finding | None:
-    """Validation fell from its best while training went on rising. Pairs of validations are compared: one alone is luck."""
-    seen = [s for s in history if math.isfinite(s["val_success"])]
-    if len(seen) < 4 or not math.isfinite(history[-1]["val_success"]):
+    """Validation fell from its best, and training did not: the gap between them opened, which either alone shows too late.
+
+    Pairs of validations are compared: one alone is luck.
+    """
+    seen = [i for i, step in enumerate(history) if math.isfinite(step["val_success"])]
+    if len(seen) < 4 or seen[-1] != len(history) - 1:
         return None
-    pairs = [(a, b) for a, b in zip(seen, seen[1:], strict=False)]
-    top, end = max(pairs[:-2], key=_pair_mean), pairs[-1]
-    best, now = max(top, key=lambda s: s["val_success"]), _pair_mean(end)
-    error = math.hypot(*map(_error, (*top, *end))) / 2
-    train_then = known([s for s in history if abs(s.number - best.number) <= WINDOW], "success")
-    train_now = last(history, "success", 2 * WINDOW)
-    if _pair_mean(top) - now < FALLEN * error or not len(train_then) or not len(train_now):
+    pairs = [_Pair.of(history, a, b) for a, b in pairwise(seen)]
+    top, now = max(pairs[:-2], key=lambda pair: pair.validation), pairs[-1]
+    fell, rose = top.validation - now.validation, now.training - top.training
+    error = math.hypot(top.error, now.error)
+    whole = math.hypot(error, top.training_error, now.training_error)
+    if not (rose >= 0 and fell >= FALLEN * error and fell + rose >= OPENED * whole):
         return None
-    if train_now.mean() < train_then.mean() + RISING:
-        return None  # training fell too: that is no overfitting
     cause = (
-        f"Validation success fell from {_pair_mean(top):.1%} around step {best.number} to {now:.1%} while success in training is "
-        f"{train_now.mean():.1%}: the policy learns the training tasks by heart."
+        f"Validation success fell from {top.validation:.1%} around step {top.best} to {now.validation:.1%} while success in "
+        f"training is {now.training:.1%}: the policy learns the training tasks by heart."
     )
-    return Finding(
-        now,
-        "warning",
-        cause,
-        f"Keep the adapter of step {best.number}; more or more varied tasks, a higher beta, fewer steps.",
-        "success",
-    )
+    advice = f"Keep the adapter of step {top.best}; more or more varied tasks, a higher beta, fewer steps."
+    return Finding(now.validation, "warning", cause, advice, "success")
 
 
-def _pair_mean(pair: tuple[Step, Step]) -> float:
-    return (pair[0]["val_success"] + pair[1]["val_success"]) / 2
+class _Pair(NamedTuple):
+    """Two validations in a row and the training around them: means with their standard errors."""
+
+    validation: float
+    error: float
+    training: float
+    training_error: float
+    best: int  # the step of the better validation
+
+    @classmethod
+    def of(cls, history: History, a: int, b: int) -> _Pair:
+        """Of the validations at two places in a history."""
+        two = history[a], history[b]
+        around = known(history[max(0, a - WINDOW) : b + WINDOW + 1], "success")
+        spread = float(around.std(ddof=1)) / math.sqrt(len(around)) if len(around) > 1 else math.nan
+        best = max(two, key=lambda step: step["val_success"]).number
+        mean, error = fmean(step["val_success"] for step in two), math.hypot(*map(_error, two)) / 2
+        return cls(mean, error, float(around.mean()) if len(around) else math.nan, spread, best)
 
 
 def _error(step: Step) -> float:
@@ -171,14 +167,9 @@ def stalled_learning(history: History) -> Finding | None:
     if len(seen) >= 2 and seen[(len(seen) + 1) // 2 :].mean() - seen[0] >= GAIN:
         return None
     cause = (
-        f"After {history[-1].number} steps success is {found[1]:.1%}, and was {found[0]:.1%} in the first {third}: "
-        "nothing was learnt. "
-        "Usual causes: a learning rate that is too low, rewards dominated by noise, or hardly any group with an advantage."
+        f"After {history[-1].number} steps success is {found[1]:.1%}, and was {found[0]:.1%} in the first {third}: nothing was "
+        "learnt. Usual causes: a learning rate that is too low, rewards dominated by noise, or hardly any group with an "
+        "advantage."
     )
-    return Finding(
-        found[1] - found[0],
-        "warning",
-        cause,
-        "Read the preflight report (signal and dead groups); then raise learning_rate or group_size.",
-        "success",
-    )
+    advice = "Read the preflight report (signal and dead groups); then raise learning_rate or group_size."
+    return Finding(found[1] - found[0], "warning", cause, advice, "success")

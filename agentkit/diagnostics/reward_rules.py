@@ -50,9 +50,9 @@ def dead_component(history: History) -> Finding | None:
             continue  # it varied before and is at its best now: learnt, not dead
         what = f"was {value:g} on every trajectory" if len(low) else "was scored on no trajectory"
         cause = (
-            f"The reward component {name} {what} of the last {len(scored)} steps: it adds nothing to any advantage. "
-            "Usual causes: "
-            "an input it reads is never written, a pattern that matches nothing or everything, a tool that is never called."
+            f"The reward component {name} {what} of the last {len(scored)} steps: it adds nothing to any advantage. Usual "
+            "causes: an input it reads is never written, a pattern that matches nothing or everything, a tool that is never "
+            "called."
         )
         advice = f"Run the preflight report: it says what {name} reads and what it gives gold trajectories. Mend or remove it."
         return Finding(value, "info" if value > 0 else "warning", cause, advice, "components")
@@ -64,9 +64,8 @@ def reward_hacking(history: History) -> Finding | None:
     disagreement, before = last(history, "audit_disagreement"), first(history, "audit_disagreement")
     if len(disagreement) >= 3 and len(before) >= 3 and len(history) >= 2 * WINDOW:
         share, start = float(disagreement.mean()), float(before.mean())
-        liked = float(
-            (last(history, "audited").mean() if len(last(history, "audited")) else 1.0) * last(history, "success").sum()
-        )
+        looked = last(history, "audited")
+        liked = float((looked.mean() if len(looked) else 1.0) * last(history, "success").sum())
         noise = math.sqrt(share * (1 - share) / max(liked, 1.0))  # of the share of ``liked`` audited answers
         if share >= DISAGREES and share - start >= max(0.1, Z * noise):
             cause = (
@@ -102,6 +101,5 @@ def dominance(history: History) -> Finding | None:
         f"the policy is trained on {name}, not on being right. Usual cause: its weight or range is too large, or hardly any "
         "rollout is right."
     )
-    return Finding(
-        shares[name], "warning", cause, f"Lower the weight of {name}, or begin with tasks that are solved at times.", "components"
-    )
+    advice = f"Lower the weight of {name}, or begin with tasks that are solved at times."
+    return Finding(shares[name], "warning", cause, advice, "components")

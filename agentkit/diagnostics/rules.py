@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from agentkit.diagnostics import behaviour_rules as behaviour
 from agentkit.diagnostics import optimiser_rules as optimiser
@@ -14,31 +15,14 @@ from agentkit.diagnostics import reward_rules as reward
 from agentkit.diagnostics.finding import Finding, History
 
 Rule = Callable[[History], Finding | None]
-RULES: dict[str, Rule] = {
-    rule.__name__: rule
-    for rule in (
-        reward.zero_variance,
-        reward.dead_component,
-        reward.reward_hacking,
-        reward.dominance,
-        behaviour.tool_abandonment,
-        behaviour.call_inflation,
-        behaviour.answer_collapse,
-        behaviour.mode_collapse,
-        behaviour.template_collapse,
-        behaviour.length_explosion,
-        behaviour.truncation,
-        behaviour.slow_tools,
-        behaviour.stale_cache,
-        optimiser.entropy_collapse,
-        optimiser.kl_spike,
-        optimiser.gradient_spike,
-        optimiser.clip_drift,
-        optimiser.engine_mismatch,
-        optimiser.overfitting,
-        optimiser.stalled_learning,
-    )
-}
+_FUNCTIONS: tuple[Rule, ...] = (
+    *(reward.zero_variance, reward.dead_component, reward.reward_hacking, reward.dominance),
+    *(behaviour.tool_abandonment, behaviour.truncation, behaviour.slow_tools, behaviour.stale_cache),
+    *(optimiser.entropy_collapse, optimiser.kl_spike, optimiser.gradient_spike, optimiser.clip_drift),
+    *(optimiser.engine_mismatch, optimiser.overfitting, optimiser.stalled_learning),
+)
+RULES: dict[str, Rule] = {rule.__name__: rule for rule in _FUNCTIONS}
+RULES |= {name: partial(behaviour.grown, habit) for name, habit in behaviour.HABITS.items()}
 
 
 @dataclass(frozen=True, slots=True)
