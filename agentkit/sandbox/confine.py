@@ -67,10 +67,12 @@ _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ F
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # descriptors, flags and locks; no owner, signal, lease, pipe size
 _NEWEST = 440  # numbers from here on are unknown to this table: ENOSYS lets the C library fall back
 _EPERM, _ENOSYS, _ENOTSUP = 1, 38, 95
-_LOAD, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_LOAD, _JEQ, _JGT, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
+_PASS, _DENY = (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _ERRNO | _EPERM)
+_UNKNOWN = [(_RET, 0, 0, _ERRNO | _ENOSYS)]
 
 
 def _numbers(table: str, column: int) -> dict[str, int]:
@@ -86,13 +88,31 @@ def _one_of(index: int, values: Iterable[int]) -> list[_Instruction]:
     """Allow when the low word of an argument is one of these, else EPERM."""
     rules: list[_Instruction] = [_argument(index)]
     for value in values:
-        rules += [(_JEQ, 0, 1, value), (_RET, 0, 0, _ALLOW)]
-    return [*rules, (_RET, 0, 0, _ERRNO | _EPERM)]
+        rules += [(_JEQ, 0, 1, value), _PASS]
+    return [*rules, _DENY]
 
 
-def _when(number: int, rules: list[_Instruction]) -> list[_Instruction]:
-    """Rules for one system call; every path through them returns. The number is loaded again by what follows."""
-    return [(_JEQ, 0, len(rules), number), *rules]
+def _dispatch(ranges: list[tuple[int, int, list[_Instruction]]]) -> list[_Instruction]:
+    """Rules by ranges of numbers (first, last, rules), in ascending order; EPERM outside of them.
+
+    A binary search: the kernel walks the program for every number when it is installed, once a call of the sandbox.
+    """
+    if len(ranges) > 1:
+        left, right = (_dispatch(half) for half in (ranges[: len(ranges) // 2], ranges[len(ranges) // 2 :]))
+        return [(_JGE, len(left), 0, ranges[len(ranges) // 2][0]), *left, *right]
+    ((first, last, rules),) = ranges
+    return [(_JGE, 0, len(rules) + 1, first), (_JGT, len(rules), 0, last), *rules, _DENY]
+
+
+def _merged(rules: dict[int, list[_Instruction]]) -> list[tuple[int, int, list[_Instruction]]]:
+    """Neighbouring numbers with the same rules as one range."""
+    ranges: list[tuple[int, int, list[_Instruction]]] = []
+    for number, found in sorted(rules.items()):
+        if ranges and ranges[-1][1:] == (number - 1, found):
+            ranges[-1] = (ranges[-1][0], number, found)
+        else:
+            ranges.append((number, number, found))
+    return ranges
 
 
 def _packed(program: Iterable[_Instruction]) -> bytes:
@@ -107,33 +127,29 @@ class Filter:
         if machine not in ARCHITECTURES:
             raise OSError(_ENOSYS, f"no table of system calls for {machine}")
         column, audit = ARCHITECTURES[machine]
-        checked = self._checked = _numbers(_CHECKED, column)
-        deny, allow = (_RET, 0, 0, _ERRNO | _EPERM), (_RET, 0, 0, _ALLOW)
-        program = [(_LOAD, 0, 0, 4), (_JEQ, 1, 0, audit), (_RET, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
-        for number in _numbers(_ALLOWED, column).values():
-            program += _when(number, [allow])
-        for number in _numbers(_PRETENDED, column).values():
-            program += _when(number, [(_RET, 0, 0, _ERRNO)])
-        for number in _numbers(_ABSENT, column).values():
-            program += _when(number, [(_RET, 0, 0, _ERRNO | _ENOTSUP)])
-        program += _when(checked["clone3"], [(_RET, 0, 0, _ERRNO | _ENOSYS)])
-        threads = [_argument(0), (_JSET, 2, 0, _CLONE_NEW), (_JSET, 0, 1, _CLONE_THREAD), allow, deny]
-        program += _when(checked["clone"], threads)
-        program += _when(checked["prlimit64"], _one_of(0, [0]))
-        program += _when(checked["prctl"], _one_of(0, _PRCTL))
-        program += _when(checked["ioctl"], _one_of(1, _IOCTL))
-        program += _when(checked["fcntl"], _one_of(1, _FCNTL))
-        stream = [_argument(0), (_JEQ, 0, 3, 1), _argument(1), (_AND, 0, 0, 0xF), (_JEQ, 1, 0, 1), deny, allow]
-        program += _when(checked["socketpair"], stream)  # AF_UNIX, SOCK_STREAM: asyncio's own wake-up pipe
-        nowhere = [_argument(4), (_JEQ, 0, 2, 0), _argument(4, high=True), (_JEQ, 1, 0, 0), deny, allow]
-        program += _when(checked["sendto"], nowhere)
-        self._start = _packed(program)
-        self._end = _packed([(_JGE, 0, 1, _NEWEST), (_RET, 0, 0, _ERRNO | _ENOSYS), deny])
+        checked = _numbers(_CHECKED, column)
+        rules = dict.fromkeys(_numbers(_ALLOWED, column).values(), [_PASS])
+        rules |= dict.fromkeys(_numbers(_PRETENDED, column).values(), [(_RET, 0, 0, _ERRNO)])
+        rules |= dict.fromkeys(_numbers(_ABSENT, column).values(), [(_RET, 0, 0, _ERRNO | _ENOTSUP)])
+        rules[checked["clone3"]] = _UNKNOWN
+        rules[checked["clone"]] = [_argument(0), (_JSET, 2, 0, _CLONE_NEW), (_JSET, 0, 1, _CLONE_THREAD), _PASS, _DENY]
+        rules[checked["prlimit64"]] = _one_of(0, [0])
+        rules[checked["prctl"]] = _one_of(0, _PRCTL)
+        rules[checked["ioctl"]] = _one_of(1, _IOCTL)
+        rules[checked["fcntl"]] = _one_of(1, _FCNTL)
+        stream = [_argument(0), (_JEQ, 0, 3, 1), _argument(1), (_AND, 0, 0, 0xF), (_JEQ, 1, 0, 1), _DENY, _PASS]
+        rules[checked["socketpair"]] = stream  # AF_UNIX, SOCK_STREAM: asyncio's own wake-up pipe
+        nowhere = [_argument(4), (_JEQ, 0, 2, 0), _argument(4, high=True), (_JEQ, 1, 0, 0), _DENY, _PASS]
+        rules[checked["sendto"]] = nowhere
+        self._signals = [checked[name] for name in ("kill", "tkill", "tgkill")]
+        self._start = _packed([(_LOAD, 0, 0, 4), (_JEQ, 1, 0, audit), (_RET, 0, 0, _KILL), (_LOAD, 0, 0, 0)])
+        self._end = _packed(_dispatch([*_merged(rules), (_NEWEST, 0xFFFFFFFF, _UNKNOWN)]))
 
     def install(self) -> None:
         """Confine this process from here on; signals reach itself only. Needs no_new_privs."""
-        own = [rule for name in ("kill", "tkill", "tgkill") for rule in _when(self._checked[name], _one_of(0, [os.getpid()]))]
-        code = self._start + _packed(own) + self._end
+        own = _one_of(0, [os.getpid()])
+        signals = [rule for number in self._signals for rule in [(_JEQ, 0, len(own), number), *own]]
+        code = self._start + _packed(signals) + self._end
         buffer = ctypes.create_string_buffer(code, len(code))
         header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))
         if _libc.prctl(22, ctypes.c_ulong(2), header, ctypes.c_ulong(0), ctypes.c_ulong(0)):  # PR_SET_SECCOMP, MODE_FILTER

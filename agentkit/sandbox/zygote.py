@@ -94,6 +94,9 @@ def serve(control: socket.socket, settings: dict) -> None:
     sys.meta_path.append(Installed(settings["names"], settings["sites"]))
     for name in settings["preload"]:
         importlib.import_module(name)
+        with suppress(Exception):  # another version's; it then costs the programs time, nothing more
+            exec(_FIRST_USE.get(name, ""), {})
+    _open_streams()
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, these processes go first, not the trainer
@@ -128,6 +131,28 @@ def serve(control: socket.socket, settings: dict) -> None:
         os.waitpid(-1, 0)
     if settings["tier"] != "A":
         remove_tree(settings["base"])
+
+
+# What a package computes, imports and keeps on first use is done here once, not in every program.
+_FIRST_USE = {
+    "sympy": """
+from sympy import Eq, Integer, Matrix, Symbol, expand, exp, factor, integrate, latex, limit, pi, simplify, sin, solve, sqrt
+x = Symbol("x")
+str(Integer(2) ** 10 + sqrt(8)), latex(x**2 / 2), pi.evalf(20), factor(expand((x + 1) ** 2)), Matrix([[1, 2], [3, 4]]).inv()
+solve(Eq(x**2 - 2, 0), x), simplify(sin(x) ** 2 + x / x), integrate(x * exp(x), x), limit(sin(x) / x, x, 0)
+""",
+}
+
+
+def _open_streams() -> None:
+    """Standard streams for the programs to come, over descriptors 0 to 2, whatever these are by then."""
+    os.dup2(2, 1)  # a pipe, as a program has it: neither can be searched
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+        text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
 
 
 # ---- one call --------------------------------------------------------------------------------------------------------
@@ -272,13 +297,6 @@ def run_confined(warden: Warden, request: dict, streams: tuple[int, int, int]) -
     warden.filter.install()
     os.environ.update(HOME=scratch, TMPDIR=scratch)
     _write_files(request["files"])
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        raw = io.FileIO(number, "w", closefd=False)
-        text = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", line_buffering=True)
-        setattr(sys, name, text)
-        setattr(sys, f"__{name}__", text)
-    sys.__stdin__ = sys.stdin
     _run(request["code"], scratch)
 
 
