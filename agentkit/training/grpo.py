@@ -26,6 +26,7 @@ from agentkit.diagnostics import Watch, audit_metrics, audited
 from agentkit.evaluation import summarize
 from agentkit.policies.guard import sync
 from agentkit.policies.loading import make_policy
+from agentkit.policies.unsloth import adapted
 from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, component_metrics, from_recipe, score_all
@@ -44,7 +45,7 @@ OnMetrics = Callable[[dict[str, Any]], None]
 
 
 def config(recipe: Recipe, out: Path) -> GRPOConfig:
-    """TRL's configuration, every default that matters set explicitly."""
+    """TRL's configuration, every default that matters, or that Unsloth changes, set explicitly."""
     cuda = torch.cuda.is_available()
     check_processes(recipe)
     rollouts = recipe.prompts_per_step * recipe.group_size // recipe.processes  # of whole groups, in each process
@@ -72,6 +73,10 @@ def config(recipe: Recipe, out: Path) -> GRPOConfig:
         loss_type=recipe.loss_type,
         scale_rewards="group",
         mask_truncated_completions=False,
+        vllm_importance_sampling_correction=True,
+        router_aux_loss_coef=0.0,  # our log-probabilities come without a router's loss
+        logging_nan_inf_filter=True,
+        torch_empty_cache_steps=None,
         gradient_checkpointing=cuda,
         **(quiet_trainer(recipe.seed, cuda) | {"report_to": recipe.report_to}),
     )
@@ -85,6 +90,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
 
     Args:
         model: the SFT model; its LoRA adapter is added here, and the reference is the same model with it switched off.
+            ``engine: unsloth`` loads it anew.
         tokenizer: with a chat template.
         tasks: training tasks.
         validation: tasks for validation, in the order they are used.
@@ -126,19 +132,22 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self._rollout_seconds = 0.0
         self._gap: dict[str, float] = {}  # what the last sync found, in nats, where the engine has weights of its own
         self.guards = Guards(self, recipe)
+        unsloth = recipe.engine == "unsloth"
         super().__init__(
-            model=model,
+            model=adapted(model, tokenizer, recipe) if unsloth else model,
             args=config(recipe, run.file("train", "checkpoints")),
             reward_funcs=[_reward],
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": t.prompt}], "task_id": t.id} for t in tasks]
             ),
             processing_class=tokenizer,
-            peft_config=lora(recipe),
+            peft_config=None if unsloth else lora(recipe),
             rollout_func=_rollout_func,
             callbacks=[ProgressCallback("GRPO"), _Validate(self), self.guards],
         )
         only_own_progress(self)
+        if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet: without any is the same
+            self.model.delete_adapter("ref")
         self.share_prefixes(recipe.share_prefixes)
         self.open_training(made_with(recipe, self.model, [*tasks, *self.validation], self.reward, self.accelerator.num_processes))
         self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe)

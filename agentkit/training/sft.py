@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
@@ -25,7 +26,7 @@ class _PlainLossTrainer(SFTTrainer):
 
     def compute_loss(self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
         """Cross-entropy over labels, as transformers' Trainer computes it."""
-        return super(SFTTrainer, self).compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        return Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
 
 
 def demonstrations(tasks: Sequence[Task], tokenizer: Any, recipe: Recipe) -> list[Trajectory]:

@@ -8,6 +8,7 @@ exactly zero; they still count in every denominator.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,6 +49,12 @@ class Update:
             self._buffered_inputs = split_tensor_dict(self._generate_and_score_completions(generation_batch), parts)
         return self._buffered_inputs[self._step % parts]
 
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """TRL's; Unsloth puts a loss of its own here, on log-probabilities that it computes itself."""
+        return self._compute_loss(model, inputs)
+
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss. Where it does not look, log-probabilities new and old are 0, so their ratio is 1."""
         scored = _loss_mask(inputs)
@@ -79,6 +86,7 @@ class Update:
         completion_mask = attention_mask[:, -logits_to_keep:].bool()
         scored = self.sampled_mask(completion_mask) if self._scored is None else self._scored
         score = plain_logprobs if self.unshared else shared_logprobs
+        os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"  # its trainer makes its models return these instead of logits
         found = []
         with self.accelerator.autocast():
             for rows in torch.arange(len(input_ids), device=input_ids.device).split(batch_size or len(input_ids)):

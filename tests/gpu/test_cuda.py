@@ -1,0 +1,72 @@
+"""What only a GPU shows: rollouts and the update on CUDA, vLLM's GPU build, and Unsloth's GPU classes. Skipped without one.
+
+python -m pytest tests/gpu
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentkit.bench.update import GROUP, _batch, _pair
+from agentkit.policies import guard
+from agentkit.policies.loading import load_agent, make_policy
+from agentkit.recipes import Recipe
+from agentkit.rollouts import rollout, rollout_options
+from agentkit.runs import Run
+from agentkit.training.grpo import AgentGRPOTrainer, train
+from agentkit.training.peer import logprobs, update
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
+RECIPE = Recipe(
+    steps=2, prompts_per_step=2, group_size=4, micro_batch=4, learning_rate=1e-3, lora_r=4, lora_alpha=8, max_tokens=256,
+    val_every=2, val_tasks=2, tool_cache="off",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_sampled_logprobs_are_the_models(engine, suite):
+    if engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    model, tokenizer = load_agent("nano")
+    recipe = Recipe(engine=engine, max_tokens=256, tool_cache="off")
+    assert model.device.type == "cuda"
+    with make_policy(model, tokenizer, "cuda", recipe) as policy:
+        for t in rollout(suite.split("train")[:4], policy, group_size=2, seed=1, **rollout_options(recipe)):
+            ids, found = list(t.prompt_ids), guard.sampled_logprobs(model, list(t.prompt_ids), list(t.completion_ids), 0.7)
+            pairs = [abs(a - b) for a, b, m in zip(found, t.old_logprobs, t.action_mask, strict=True) if m]
+            assert ids and sum(pairs) / len(pairs) < guard.THRESHOLDS[model.dtype]
+
+
+def test_the_update_is_stock_trls():
+    ours, peer = _pair(True)
+    for trainer in (ours, peer):
+        trainer.model.float()
+    batch = {name: x.to("cuda") for name, x in _batch((ours, peer), 256).items()}
+    (_, loss, gradient), (_, expected, reference) = (update(trainer, batch) for trainer in (ours, peer))
+    assert len(batch["prompt_ids"]) == GROUP and loss == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    assert (gradient - reference).norm() / reference.norm() < 0.05, "autocast to bfloat16"
+    assert (logprobs(ours, batch) - logprobs(peer, batch)).abs().max() < 0.2
+
+
+def test_two_steps_of_grpo(suite, tmp_path):
+    made = AgentGRPOTrainer(*load_agent("nano"), suite.split("train"), suite.split("validation"), RECIPE, Run.create(tmp_path))
+    assert train(made)["steps"] == 2 and next(made.model.parameters()).device.type == "cuda"
+    assert made.run.file("adapter", "adapter_model.safetensors").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("unsloth") is None, reason="Unsloth is not installed")
+def test_two_steps_of_unsloth_with_vllm_on_the_same_weights(tmp_path):
+    command = [sys.executable, str(Path(__file__).parents[1] / "unsloth_run.py"), str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["loaded"] and found["adapters"] == ["default"] and found["same_layers"]
+    assert found["steps"] == 2 and found["moved"] > 0
+    assert found["grad_diff"] < 0.1 and found["loss_diff"] < 0.02, "kernels of its own, in bfloat16"
