@@ -1,4 +1,4 @@
-"""The command line: run (the notebooks in order), preflight, alarms, report, cost, nano (remake the small agent) and bench."""
+"""The command line. Each command imports what it needs when it runs, so that ``--help`` and ``doctor`` load no torch."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from agentkit import stages
 from agentkit.policies import EngineError
 from agentkit.recipes import REWARDS, Recipe, RecipeError, read_recipe
-from agentkit.runs import Run, RunError, load_run, project_root, secure, write_bytes, write_json
+from agentkit.runs import Run, RunError, load_run, project_root, write_bytes, write_json
+from agentkit.sandbox import SandboxError
+from agentkit.tasks import SuiteError
 
-SHUTDOWN_S = 30.0  # for a kernel to write its checkpoint when this process is told to end
-STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
+MISTAKES = (RecipeError, RunError, SuiteError, EngineError, SandboxError, OSError)  # the user's or the machine's, not ours
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)  # run folders are private
     try:
         return options.command(options)
-    except (RecipeError, RunError, EngineError, OSError) as error:
-        print(f"agentkit: {error}", file=sys.stderr)
+    except MISTAKES as error:
+        print(f"agentkit: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("agentkit: stopped; what was finished is kept, run the same command to go on", file=sys.stderr)
@@ -38,63 +39,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agentkit", description="Reliable tool-using agents through GRPO.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    run = commands.add_parser("run", help="execute notebooks 01 to 05 with a recipe, into a run folder")
-    run.add_argument("recipe", type=Path, help="a YAML file in params/")
+    for add in (_add_training, _add_reading, _add_tasks, _add_machine):
+        add(commands)
+    return parser
+
+
+def _argument(*names: str, **options: Any) -> argparse.ArgumentParser:
+    """An argument that several commands share, as a parent of their parsers."""
+    parent = argparse.ArgumentParser(add_help=False)
+    parent.add_argument(*names, **options)
+    return parent
+
+
+_RECIPE = _argument("recipe", type=Path, help="a YAML file in params/")
+_RUN = _argument("run", type=Path, help="the run folder, such as outputs/a")
+_CHANGES = _argument("-p", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key")
+
+
+def _add_training(commands: Any) -> None:
+    run = commands.add_parser("run", parents=[_RECIPE, _CHANGES], help="notebooks 01 to 05 with a recipe, into a run folder")
     run.add_argument("--run", type=Path, required=True, help="the run folder, such as outputs/a")
-    run.add_argument("-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key")
     run.add_argument("--from", dest="first", default=None, metavar="NN", help="execute from this notebook on, even if done")
-    run.add_argument("--to", dest="last", default=STAGES[-1], metavar="NN", help="stop after this notebook")
+    run.add_argument("--to", dest="last", default=stages.STAGES[-1], metavar="NN", help="stop after this notebook")
     run.set_defaults(command=run_command)
-    nano = commands.add_parser("nano", help="pre-train the small agent again (under 45 minutes on two cores)")
-    nano.add_argument("--out", type=Path, default=None, help="folder to write; by default the package's own data")
-    nano.add_argument("--seed", type=int, default=0)
-    nano.add_argument("--minutes", type=float, default=None, help="wall-clock budget of the training")
-    nano.set_defaults(command=nano_command)
-    bench = commands.add_parser("bench", help="measure this kit against its peer, in one run")
-    bench.add_argument("name", choices=["rollouts", "update", "sandbox", "verifiers", "end-to-end"])
-    bench.add_argument("--json", type=Path, default=None, metavar="F", help="also write the result to a file")
-    bench.add_argument("--quick", action="store_true", help="end within 50 seconds")
-    bench.set_defaults(command=bench_command)
-    doctor = commands.add_parser("doctor", help="what this machine has: sandbox, engines, GPUs; what each gap costs")
-    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    doctor.set_defaults(command=doctor_command)
-    audit = commands.add_parser("audit", help="score every task of a suite on its gold answer and on answers that must fail")
-    audit.add_argument("suite", type=Path, help="a tasks.jsonl, or the run folder that holds one")
-    audit.set_defaults(command=audit_command)
-    tasks = commands.add_parser("tasks", help="print the table of task families: kinds, counts, difficulty, tools, licences")
-    tasks.add_argument("--n", type=_count, default=1200, help="tasks to build, shared among the families")
-    tasks.add_argument("--seed", type=int, default=0)
-    tasks.set_defaults(command=tasks_command)
-    hub = commands.add_parser("hub", help="make a suite of a public data set, from the hub or from local files")
-    hub.add_argument("name", help="hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval, open_agentrl or gaia")
-    hub.add_argument("--out", type=Path, required=True, metavar="F", help="the tasks.jsonl to write")
-    hub.add_argument("--file", type=Path, default=None, help="a local file of the same schema, or a folder with one a split")
-    hub.add_argument("--split", default=None, help="the data set's own name of a split")
-    hub.add_argument("--limit", type=_count, default=None, help="read at most that many rows")
-    hub.add_argument("--skip-broken", action="store_true", help="leave broken rows out and count them")
-    hub.add_argument("--force", action="store_true", help="save even when the audit fails")
-    hub.set_defaults(command=hub_command)
-    rescore = commands.add_parser("rescore", help="a run's stored trajectories under another reward: ranks and dead groups")
-    rescore.add_argument("run", type=Path, help="the run folder, such as outputs/a")
-    rescore.add_argument("--reward", required=True, metavar="PRESET", help=f"one of {', '.join(REWARDS)}")
-    rescore.add_argument("-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="a recipe key")
-    rescore.add_argument(
-        "--out", type=Path, default=None, metavar="F", help="the figure; by default rescored/PRESET.html in the run"
+    preflight = commands.add_parser(
+        "preflight", parents=[_RECIPE, _CHANGES], help="is a run worth starting? from some rollouts; exit status 1 where not"
     )
-    rescore.set_defaults(command=rescore_command)
-    preflight = commands.add_parser("preflight", help="is this run worth starting? from a few dozen rollouts; status 1 where not")
-    preflight.add_argument("recipe", type=Path, help="a YAML file in params/")
     preflight.add_argument("--run", type=Path, default=None, help="a run whose tasks and cold start are used, as outputs/a")
-    preflight.add_argument(
-        "-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key"
-    )
     preflight.set_defaults(command=preflight_command)
-    alarms = commands.add_parser("alarms", help="what went wrong in a training; or how often the alarms are right")
-    what = alarms.add_mutually_exclusive_group(required=True)
-    what.add_argument("run", type=Path, nargs="?", default=None, help="the run folder, such as outputs/a")
-    what.add_argument("--measure", type=_count, metavar="N", help="simulate N runs of each fault and 3 N healthy ones")
-    alarms.set_defaults(command=alarms_command)
-    serve = commands.add_parser("serve", help="serve a model with vLLM for recipes with engine: server; one replica a port")
+    cost = commands.add_parser("cost", parents=[_RECIPE, _CHANGES], help="GPU-hours, wall clock and money, before any is spent")
+    cost.add_argument("--run", type=Path, default=None, help="a run to measure the rates on, and to compare the forecast with")
+    cost.add_argument("--gpus", type=_count, default=4, help="GPUs to spread the phases over (4)")
+    cost.add_argument("--run-gpus", type=_count, default=1, help="GPUs that --run ran on (1)")
+    cost.add_argument("--prices", type=Path, default=None, metavar="F", help="by default params/prices.yaml")
+    cost.set_defaults(command=cost_command)
+    serve = commands.add_parser("serve", help="a vLLM server for recipes with engine: server; one replica a port")
     serve.add_argument("model", help="nano, a model folder or a hub name")
     serve.add_argument("--merge", type=Path, action="append", default=[], metavar="ADAPTER", help="merge an adapter folder in")
     serve.add_argument("--host", default="127.0.0.1", help="keep it private: whoever reaches the server can change its weights")
@@ -103,32 +82,67 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--max-length", type=_count, default=None, metavar="T", help="prompt and completion tokens at most")
     serve.add_argument("--memory", type=float, default=0.9, metavar="SHARE", help="of the GPU's memory")
     serve.set_defaults(command=serve_command)
-    report = commands.add_parser("report", help="write a run's card: one HTML file that opens offline and holds no secret")
-    report.add_argument("run", type=Path, help="the run folder, such as outputs/a")
-    report.add_argument(
-        "--out", type=Path, default=None, metavar="F", help="the file to write; by default report.html in the run"
-    )
+
+
+def _add_reading(commands: Any) -> None:
+    report = commands.add_parser("report", parents=[_RUN], help="a run's card: one HTML file that opens offline, secrets masked")
+    report.add_argument("--out", type=Path, default=None, metavar="F", help="by default report.html in the run")
     report.set_defaults(command=report_command)
-    merge = commands.add_parser("merge", help="fold a run's adapter into a full model in merged/, and check it")
-    merge.add_argument("run", type=Path, help="the run folder, such as outputs/a")
-    merge.add_argument(
-        "--dtype", choices=["float32", "float16", "bfloat16"], default=None, help="by default that of the model it was trained on"
+    alarms = commands.add_parser("alarms", help="what went wrong in a training; or how often the alarms are right")
+    what = alarms.add_mutually_exclusive_group(required=True)
+    what.add_argument("run", type=Path, nargs="?", default=None, help="the run folder, such as outputs/a")
+    what.add_argument("--measure", type=_count, metavar="N", help="simulate N runs of each fault and 3 N healthy ones")
+    alarms.set_defaults(command=alarms_command)
+    rescore = commands.add_parser(
+        "rescore", parents=[_RUN, _CHANGES], help="a run's stored trajectories under another reward: ranks and dead groups"
     )
+    rescore.add_argument("--reward", required=True, metavar="PRESET", help=f"one of {', '.join(REWARDS)}")
+    rescore.add_argument("--out", type=Path, default=None, metavar="F", help="by default rescored/PRESET.html in the run")
+    rescore.set_defaults(command=rescore_command)
+    merge = commands.add_parser("merge", parents=[_RUN], help="fold a run's adapter into a full model in merged/, and check it")
+    kinds = ["float32", "float16", "bfloat16"]
+    merge.add_argument("--dtype", choices=kinds, default=None, help="by default that of the model it was trained on")
     merge.set_defaults(command=merge_command)
-    cost = commands.add_parser("cost", help="GPU-hours, wall clock and money of a recipe, before anything is spent")
-    cost.add_argument("recipe", type=Path, help="a YAML file in params/")
-    cost.add_argument("--run", type=Path, default=None, help="a run to measure the rates on, and to compare the forecast with")
-    cost.add_argument("--gpus", type=_count, default=4, help="GPUs to spread the phases over")
-    cost.add_argument("--run-gpus", type=_count, default=1, help="GPUs that --run ran on")
-    cost.add_argument("--prices", type=Path, default=None, metavar="F", help="by default params/prices.yaml")
-    cost.add_argument("-p", dest="parameters", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key")
-    cost.set_defaults(command=cost_command)
-    return parser
+
+
+def _add_tasks(commands: Any) -> None:
+    tasks = commands.add_parser("tasks", help="the table of task families: kinds, counts, difficulty, tools, licences")
+    tasks.add_argument("--n", type=_count, default=1200, help="tasks to build, shared among the families (1200)")
+    tasks.add_argument("--seed", type=int, default=0, help="of the tasks drawn (0)")
+    tasks.set_defaults(command=tasks_command)
+    audit = commands.add_parser("audit", help="does every verifier tell right from wrong? exit status 1 where not")
+    audit.add_argument("suite", type=Path, help="a tasks.jsonl, or the run folder that holds one")
+    audit.set_defaults(command=audit_command)
+    hub = commands.add_parser("hub", help="a suite of a public data set, from the hub or from local files")
+    hub.add_argument("name", help="hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval, open_agentrl or gaia")
+    hub.add_argument("--out", type=Path, required=True, metavar="F", help="the tasks.jsonl to write")
+    hub.add_argument("--file", type=Path, default=None, help="a local file of the same schema, or a folder with one a split")
+    hub.add_argument("--split", default=None, help="the data set's own name of a split")
+    hub.add_argument("--limit", type=_count, default=None, help="read at most that many rows")
+    hub.add_argument("--skip-broken", action="store_true", help="leave broken rows out and count them")
+    hub.add_argument("--force", action="store_true", help="save even when the audit fails")
+    hub.set_defaults(command=hub_command)
+
+
+def _add_machine(commands: Any) -> None:
+    doctor = commands.add_parser("doctor", help="what this machine has: sandbox, engines, GPUs; what each gap costs")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.set_defaults(command=doctor_command)
+    bench = commands.add_parser("bench", help="measure this kit against its peer, in one run")
+    bench.add_argument("name", choices=["rollouts", "update", "sandbox", "verifiers", "end-to-end"])
+    bench.add_argument("--json", type=Path, default=None, metavar="F", help="also write the result to a file")
+    bench.add_argument("--quick", action="store_true", help="end within about a minute")
+    bench.set_defaults(command=bench_command)
+    nano = commands.add_parser("nano", help="pre-train the small agent again (under 45 minutes on two cores)")
+    nano.add_argument("--out", type=Path, default=None, help="folder to write; by default the package's own data")
+    nano.add_argument("--seed", type=int, default=0, help="of first weights and batches (0)")
+    nano.add_argument("--minutes", type=float, default=44.0, help="wall-clock budget of the training (44)")
+    nano.set_defaults(command=nano_command)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text[:20]!r} is not a whole number from 1 to 100000")
     return int(text)
 
 
@@ -154,13 +168,9 @@ def _print_audit(rows: list[dict[str, Any]], tasks: int) -> int:
 
 def tasks_command(options: argparse.Namespace) -> int:
     """Print the table of task families."""
-    from agentkit.tasks import SuiteError
     from agentkit.tasks.catalogue import catalogue, markdown
 
-    try:
-        print(markdown(catalogue(options.n, options.seed)))
-    except SuiteError as error:
-        raise RecipeError(str(error)) from None
+    print(markdown(catalogue(options.n, options.seed)))
     return 0
 
 
@@ -195,7 +205,7 @@ def rescore_command(options: argparse.Namespace) -> int:
     from agentkit.rescoring import rescore, reward_of
 
     run = load_run(options.run)
-    changes = {"reward": options.reward} | _overrides(options.parameters)
+    changes = {"reward": options.reward} | _overrides(options.changes)
     result = rescore(run, reward_of(run, changes), options.reward)
     out = options.out or run.file("rescored", f"{options.reward}.html")
     print(result.table().to_string(), *result.sentences(), sep="\n")
@@ -208,7 +218,6 @@ def rescore_command(options: argparse.Namespace) -> int:
 def serve_command(options: argparse.Namespace) -> int:
     """Become a server of the model; returns only where it cannot start."""
     from agentkit.policies.serve import serve_command as command_of
-    from agentkit.runs import project_root
 
     folder = project_root() / "outputs" / ".served" / str(options.port)
     limits = {"max_lora_rank": options.lora_rank, "max_length": options.max_length, "memory_share": options.memory}
@@ -222,14 +231,15 @@ def preflight_command(options: argparse.Namespace) -> int:
     from agentkit.preflight import examine
     from agentkit.tasks import Suite
 
-    recipe = Recipe.from_mapping(read_recipe(options.recipe) | _overrides(options.parameters))
+    recipe = _recipe(options)
     run = load_run(options.run) if options.run else None
     spec = {"families": recipe.families.split(","), "n_tasks": recipe.n_tasks, "seed": recipe.seed, "variety": recipe.variety}
     suite = Suite.load(run.path) if run else Suite.build(spec)
     cold_start = [run.file("sft")] if run and recipe.sft and run.file("sft").exists() else []
     model, tokenizer = load_agent(recipe.model, merge=cold_start)
     policy = make_policy(model, tokenizer, "sft", recipe)
-    found, _ = examine(recipe, policy, suite.split("train"), n_test=len(suite.split("test")), progress=sys.stderr.isatty())
+    n_test, progress = len(suite.split("test")), sys.stderr.isatty()
+    found, _ = examine(recipe, policy, suite.split("train"), model=model, n_test=n_test, progress=progress)
     print(found.text())
     return 1 if found.causes else 0
 
@@ -277,7 +287,7 @@ def cost_command(options: argparse.Namespace) -> int:
     """Print what a recipe costs, and against a run what it did cost."""
     from agentkit import cost
 
-    recipe = Recipe.from_mapping(read_recipe(options.recipe) | _overrides(options.parameters))
+    recipe = _recipe(options)
     prices = cost.read_prices(options.prices)
     rates = prices.rates_of(recipe.model)
     if options.run is not None:
@@ -302,8 +312,7 @@ def nano_command(options: argparse.Namespace) -> int:
     """Pre-train the small agent."""
     from agentkit.nano import pretrain
 
-    chosen = {"out": options.out or pretrain.DATA, "seed": options.seed}
-    print(pretrain.pretrain(**chosen, **({"minutes": options.minutes} if options.minutes else {})))
+    print(pretrain.pretrain(options.out or pretrain.DATA, seed=options.seed, minutes=options.minutes))
     return 0
 
 
@@ -328,29 +337,23 @@ def bench_command(options: argparse.Namespace) -> int:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Execute the stages of a run that are not done yet, then print the comparison table."""
-    recipe = read_recipe(options.recipe) | _overrides(options.parameters)
-    Recipe.from_mapping(recipe)
-    first, last = 0 if options.first is None else _stage(options.first), _stage(options.last)
+    """Execute the stages of a run that are not done yet, then print the comparison table and write the run card."""
+    recipe = _recipe(options)
+    first, last = stages.stage_number(options.first or stages.STAGES[0]), stages.stage_number(options.last)
     if first > last:
         raise RecipeError(f"--from {options.first} comes after --to {options.last}: nothing would run")
     if ".." in options.run.parts:
-        raise RunError(f"run folder {str(options.run)!r} is refused: write it without '..'")
+        raise RunError(f"run folder {str(options.run)[:80]!r} is refused: write it without '..'")
     run = Run.create(Run(options.run).path.resolve())
-    fresh = False  # once a stage ran, the later ones build on new data
-    for number, stage in enumerate(STAGES[: last + 1]):
-        if number < first:
-            continue
-        parameters = _parameters(stage, recipe)
-        if not (options.first or fresh) and _is_done(run, stage, parameters):
-            print(f"{stage}: done, kept")
-            continue
-        fresh = True
-        _execute(stage, run, parameters)
-    if last == len(STAGES) - 1:
+    stages.run_stages(run, recipe.used(), first, last, anew=options.first is not None)
+    if last == len(stages.STAGES) - 1:
         _print_comparison(run)
         report_command(argparse.Namespace(run=run.path, out=None))
     return 0
+
+
+def _recipe(options: argparse.Namespace) -> Recipe:
+    return Recipe.from_mapping(read_recipe(options.recipe) | _overrides(options.changes))
 
 
 def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
@@ -358,7 +361,7 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise RecipeError(f"-p {pair}: write it as KEY=VALUE")
+            raise RecipeError(f"-p {pair[:80]}: write it as KEY=VALUE")
         try:
             found[key] = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError, RecursionError):
@@ -366,78 +369,11 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _stage(name: str) -> int:
-    matches = [i for i, stage in enumerate(STAGES) if stage == name or stage.startswith(f"{name}_")]
-    if len(matches) != 1:
-        raise RecipeError(f"there is no notebook {name!r}; there are {', '.join(s[:2] for s in STAGES)}")
-    return matches[0]
-
-
-def _notebook(stage: str) -> Path:
-    path = project_root() / "notebooks" / f"{stage}.ipynb"
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path}: call agentkit from inside the project's folder")
-    return path
-
-
-def _parameters(stage: str, recipe: dict[str, Any]) -> dict[str, Any]:
-    """The recipe's keys that this notebook declares."""
-    import papermill
-
-    return {name: recipe[name] for name in papermill.inspect_notebook(str(_notebook(stage))) if name in recipe}
-
-
-def _is_done(run: Run, stage: str, parameters: dict[str, Any]) -> bool:
-    entry = run.manifest["stages"].get(stage, {})
-    same = all(entry.get("parameters", {}).get(name) == value for name, value in parameters.items())
-    return entry.get("status") == "done" and same
-
-
-def _execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
-    """One notebook through papermill. A failing cell ends the run with its error; the notebook so far is kept."""
-    import papermill
-    from papermill.exceptions import PapermillExecutionError
-    from traitlets.config import Config
-
-    start = time.monotonic()
-    print(f"{stage}: running", flush=True)
-    try:
-        papermill.execute_notebook(
-            str(_notebook(stage)),
-            str(run.file(f"{stage}.ipynb")),
-            parameters | {"run": str(run.path)},
-            kernel_name="python3",
-            cwd=str(project_root()),
-            progress_bar=sys.stderr.isatty(),
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # not a warning a notebook about how the kernel is reached
-            config=Config({"KernelManager": {"shutdown_wait_time": SHUTDOWN_S}}),
-        )
-    except PapermillExecutionError as error:
-        manifest = run.manifest["stages"].get(stage, {})
-        if manifest.get("status") == "running":
-            run.end(stage, status="failed", why=f"{error.ename}: {error.evalue}"[:500])
-        raise RunError(f"{stage} stopped: {error.ename}: {error.evalue} (see {run.file(f'{stage}.ipynb')})") from None
-    finally:
-        secure(run.path)
-    _trust(run.file(f"{stage}.ipynb"))
-    print(f"{stage}: done in {time.monotonic() - start:.0f} s", flush=True)
-
-
-def _trust(path: Path) -> None:
-    """Sign the executed notebook for this user, so that JupyterLab shows its widgets; it was made here and now."""
-    import nbformat
-    from nbformat.sign import NotebookNotary
-
-    NotebookNotary().sign(nbformat.read(path, as_version=4))
-
-
 def _print_comparison(run: Run) -> None:
     from agentkit.evaluation import Comparison
 
-    comparison = Comparison(**load_run(run.path).comparison)
-    print(f"\n{comparison.table().to_string()}\n")
-    print("\n".join(comparison.sentences()))
-    print(f"\nrun folder: {run.path}")
+    comparison = Comparison.from_json(run.comparison, run.file("comparison.json"))
+    print(f"\n{comparison.table().to_string()}\n", *comparison.sentences(), f"\nrun folder: {run.path}", sep="\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 from agentkit import cost
 from agentkit.policies.base import Policy
 from agentkit.policies.scripted import ScriptedPolicy
-from agentkit.preflight import checks
+from agentkit.preflight import checks, reward_checks
 from agentkit.preflight.probe import Probed, probe
 from agentkit.preflight.report import Item, Preflight, PreflightError
 from agentkit.recipes import Recipe
@@ -24,7 +24,7 @@ from agentkit.rewards import Reward, from_recipe, score_all
 from agentkit.rollouts import rollout, rollout_options
 
 TASKS, REPEATS, GOLD, PROBED = 12, 4, 24, 3
-SHIFT = 7_919  # between the seeds of repeated scorings
+SHIFT = 7_919  # between the seeds of repeated scorings, on which no reward may depend
 
 
 def examine(
@@ -35,7 +35,7 @@ def examine(
     n_test: int = 0,
     environment: Callable[[], object] | Mapping[str, Callable[[], object]] | None = None,
     reward: Reward | None = None,
-    update_seconds: float | None = None,
+    model: Any = None,
     n_tasks: int = TASKS,
     progress: bool = False,
 ) -> tuple[Preflight, list[Trajectory]]:
@@ -48,7 +48,7 @@ def examine(
         n_test: tasks in the test split.
         environment: makes one environment a trajectory; the recipe's by default.
         reward: components with their weights; the recipe's by default.
-        update_seconds: measured, of a forward and backward pass of one trajectory; by default scaled from params/prices.yaml.
+        model: the one that will be trained, to time an update on; without it the update's rate is scaled from params/prices.yaml.
         n_tasks: groups to roll out.
         progress: show progress bars.
 
@@ -68,10 +68,14 @@ def examine(
     expert = ScriptedPolicy(policy.tokenizer, name="gold")
     limits = {k: v for k, v in options.items() if k != "temperature"}
     golden = rollout(planned, expert, seed=recipe.seed, **limits) if planned else []
+    update = None
+    if model is not None:
+        from agentkit.training.timing import update_seconds  # loads torch
+
+        update = update_seconds(model, sampled, recipe)
     found = report(recipe, sampled, golden, [*chosen, *planned], reward, n_test=n_test, decode=_decode(policy))
-    items = (*found.items, forecast(recipe, seconds, update_seconds))
-    report_ = Preflight(items, len(sampled), time.monotonic() - start)
-    return report_, score_all(chosen, sampled, reward)
+    items = (*found.items, forecast(recipe, seconds, update))
+    return Preflight(items, len(sampled), time.monotonic() - start), score_all(chosen, sampled, reward)
 
 
 def report(
@@ -97,19 +101,19 @@ def report(
     """
     start = time.monotonic()
     known = {task.id: task for task in tasks}
-    scorings = [score_all(tasks, [checks.with_seed(t, i * SHIFT) for t in sampled], reward) for i in range(REPEATS)]
+    scorings = [score_all(tasks, [replace(t, seed=t.seed + i * SHIFT) for t in sampled], reward) for i in range(REPEATS)]
     keyed = [{(t.task_id, t.sample): t for t in scoring} for scoring in scorings]
     golden = score_all(tasks, golden, reward)
     groups = checks.by_group(scorings[0])
     tried = [(known[t.task_id], t) for t in golden if t.success == 1.0][:PROBED]
     tried = tried or [(known[t.task_id], t) for t in scorings[0][:PROBED]]
-    probed: dict[str, Probed] = {name: probe(component, tried) for name, (component, _) in reward.items()}
+    probed = {name: probe(component, tried) for name, (component, _) in reward.items()}
     items = (
         checks.success(groups),
         checks.dead_groups(groups, recipe.group_size),
         checks.scoring_noise(groups, keyed),
-        checks.gold(golden, groups, known, reward),
-        *checks.components(groups, golden, reward, probed),
+        reward_checks.gold(golden, groups, reward),
+        *reward_checks.components(groups, golden, reward, probed),
         checks.tools(groups),
         checks.diversity(groups, recipe.temperature),
         checks.masks(groups, decode),
@@ -119,38 +123,25 @@ def report(
 
 
 def forecast(recipe: Recipe, rollout_seconds: float, update_seconds: float | None = None) -> Item:
-    """Time, memory and money of the run, from the rate of the preflight's own rollouts."""
+    """Time, memory and money of the run, from the rates of the preflight's own rollouts and its timed update."""
     prices = cost.read_prices()
     known = prices.rates_of(recipe.model)
-    factor = rollout_seconds / known.rollout  # this machine against the one of params/prices.yaml
-    update = update_seconds if update_seconds is not None else known.update * factor
-    measured = replace(
-        known,
-        rollout=rollout_seconds,
-        evaluation=known.evaluation * factor,
-        update=update,
-        demonstration=known.demonstration * factor,
-        other=known.other * factor,
-    )
-    phases = cost.forecast(recipe, measured)
-    training = sum(phases[p] for p in cost.PHASES[1:4])
-    total = sum(phases.values())
-    dearest = max(prices.providers, key=lambda name: prices.providers[name])
+    slower = rollout_seconds / known.rollout  # seconds here for each second on the machine of params/prices.yaml
+    scaled = {name: getattr(known, name) * slower for name in ("evaluation", "update", "demonstration", "other")}
+    rates = replace(known, rollout=rollout_seconds, **scaled)
+    if update_seconds is not None:
+        rates = replace(rates, update=update_seconds)
+    phases = cost.forecast(recipe, rates)
+    training, total = sum(phases[p] for p in cost.PHASES[1:4]), sum(phases.values())
+    dearest = max(prices.providers, key=prices.providers.get)
+    source = "scaled from params/prices.yaml" if update_seconds is None else "measured"
     said = (
-        f"Training {cost.duration(training)}, the whole run {cost.duration(total)} on one device "
-        f"({rollout_seconds:.3g} s a rollout"
-        f" measured, {update:.3g} s an update {'measured' if update_seconds is not None else 'scaled from params/prices.yaml'}); "
-        f"{cost.hours(total / 3600)} GPU-hours, {prices.currency}{total / 3600 * prices.providers[dearest]:,.2f} at {dearest}; "
-        f"{_memory()}."
+        f"Training {cost.duration(training)}, the whole run {cost.duration(total)} on one device ({rollout_seconds:.3g} s a "
+        f"rollout measured, {rates.update:.3g} s an update {source}); {cost.hours(total / 3600)} GPU-hours, "
+        f"{prices.currency}{total / 3600 * prices.providers[dearest]:,.2f} at {dearest}; {_memory()}."
     )
-    values = {
-        "training_seconds": training,
-        "total_seconds": total,
-        "rollout": rollout_seconds,
-        "update": update,
-        "phases": phases,
-    }
-    return Item("Forecast", "green", said, "", (), values)
+    values = {"training_seconds": training, "total_seconds": total, "phases": phases}
+    return Item("Forecast", "green", said, "", (), values | {"rollout": rollout_seconds, "update": rates.update})
 
 
 def _memory() -> str:
