@@ -6,6 +6,8 @@ import copy
 
 import pytest
 import torch
+from survive import SMALL as SURVIVE
+from survive import Silent, evenness, tasks, tiny_agent
 
 from agentkit.evaluation import summarize
 from agentkit.policies.loading import load_agent
@@ -191,3 +193,31 @@ def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
     assert len(log) == 3 and all(row["loss"] < 5 for row in log)
     merged, _ = load_agent("nano", merge=[tmp_path / "sft"])
     assert any(not torch.equal(before[name], value) for name, value in merged.state_dict().items())
+
+
+class Judging(Silent):
+    """An environment from elsewhere that owns its reward, as in TRL's environment_factory."""
+
+    made = 0
+
+    def __init__(self):
+        Judging.made += 1
+        self.number = Judging.made
+
+    def get_reward(self) -> float:
+        return float("nan") if self.number % 8 == 1 else float(self.number % 3)
+
+
+def test_an_environments_own_reward_is_trained_on_beside_the_others(tmp_path):
+    recipe = Recipe.from_mapping(SURVIVE | {"steps": 1})
+    model, tokenizer = tiny_agent()
+    options = {"environment": {"tiny": Judging, "other": Silent}, "reward": {"evenness": (evenness, 2.0)}}
+    with pytest.warns(UserWarning, match="'Judging' failed .*get_reward of Judging raised or gave no finite number"):
+        made = AgentGRPOTrainer(model, tokenizer, tasks(4), [], recipe, Run.create(tmp_path / "run"), **options)
+        train(made)
+    stored = made.run.trajectories(1)
+    for t in stored:
+        own = t.components["Judging"]
+        assert t.reward == (None if own is None else pytest.approx(2 * t.components["evenness"] + own))
+    assert {t.components["Judging"] for t in stored} >= {None, 1.0, 2.0}
+    assert {"reward/Judging", "weighted/evenness"} <= set(made.run.metrics.columns)

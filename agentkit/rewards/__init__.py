@@ -12,6 +12,7 @@ from agentkit.rewards.components import (
     efficiency,
     format_score,
     judged,
+    of_environments,
     pixel_accuracy,
     process,
     tcr_overlong,
@@ -32,8 +33,8 @@ from agentkit.rewards.scoring import (
 )
 
 __all__ = [
-    "Component", "Product", "Reward", "component_metrics", "constant_components", "correctness", "dapo_overlong",
-    "drawing", "efficiency", "format_score", "from_recipe", "judged", "ordebug", "pixel_accuracy", "plan", "preset", "process",
-    "product", "score", "score_all", "tcr", "tcr_overlong", "tcr_paper", "tool_call_bonus", "tool_call_reward", "toolrl",
-    "toolrla", "with_noise",
+    "Component", "Product", "Reward", "component_metrics", "constant_components", "correctness", "dapo_overlong", "drawing",
+    "efficiency", "format_score", "from_recipe", "judged", "of_environments", "ordebug", "pixel_accuracy", "plan", "preset",
+    "process", "product", "score", "score_all", "tcr", "tcr_overlong", "tcr_paper", "tool_call_bonus", "tool_call_reward",
+    "toolrl", "toolrla", "with_noise",
 ]  # fmt: skip

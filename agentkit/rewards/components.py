@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from agentkit.records import Task, Trajectory
 from agentkit.rewards.calls import attempts, subgoals
-from agentkit.rewards.scoring import Component
+from agentkit.rewards.scoring import Component, Reward
 from agentkit.verifiers.judge import JudgeError, judge
 from agentkit.verifiers.programs import extract_code, returned
 
@@ -52,6 +52,28 @@ def judged(**options: Any) -> Component:
         return found.value
 
     return verdict
+
+
+def of_environments(environment: Callable[[], object] | Mapping[str, Callable[[], object]]) -> Reward:
+    """What environments with ``get_reward`` give, with weight 1 under their class names, as in TRL.
+
+    The rollout has asked them: here it is read off the trajectory. It does not apply to trajectories of another environment.
+
+    Args:
+        environment: makes one environment; or one such for each family.
+    """
+    makers = environment.values() if isinstance(environment, Mapping) else [environment]
+    owners = [type(made) for made in (make() for make in makers) if hasattr(made, "get_reward")]
+    return {owner.__name__: (_given(owner.__name__), 1.0) for owner in owners}
+
+
+def _given(name: str) -> Component:
+    def given(task: Task, trajectory: Trajectory) -> float | None:
+        if name in trajectory.components and trajectory.components[name] is None:
+            raise ValueError(f"get_reward of {name} raised or gave no finite number")
+        return trajectory.components.get(name)
+
+    return given
 
 
 # ---- tool-call reward ------------------------------------------------------------------------------------------------

@@ -38,14 +38,15 @@ def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
     """The trajectory with its components, unweighted, and their weighted sum (or product, for a ``Product``).
 
     A component that is None does not apply and is left out. One that raises, or is not a finite number, is recorded as None and
-    the whole reward is None, as it is when the verifier gave no verdict or no component applies.
+    the whole reward is None, as it is when the verifier gave no verdict or no component applies. What the trajectory already
+    holds under other names stays, such as its environment's own reward.
     """
     values = {name: _guarded(name, component, task, trajectory) for name, (component, _) in reward.items()}
     weighted = [weight * values[name] for name, (_, weight) in reward.items() if values[name] is not None]
     combined = (math.prod if isinstance(reward, Product) else sum)(weighted)
     scored = weighted and trajectory.success is not None and math.isfinite(combined)  # a failed component is NaN
     components = {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
-    return replace(trajectory, components=components, reward=combined if scored else None)
+    return replace(trajectory, components={**trajectory.components, **components}, reward=combined if scored else None)
 
 
 def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward: Reward) -> list[Trajectory]:
@@ -59,7 +60,7 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
     present = defaultdict(set)
     for t in scored:
         if t.reward is not None:
-            present[t.task_id] |= {name for name, value in t.components.items() if value is not None}
+            present[t.task_id] |= {name for name in reward if t.components[name] is not None}
     whole = [all(t.components[name] is not None for name in present[t.task_id]) for t in scored]
     return [t if same else replace(t, reward=None) for t, same in zip(scored, whole, strict=True)]
 

@@ -29,7 +29,7 @@ from agentkit.policies.loading import make_policy
 from agentkit.policies.unsloth import adapted
 from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import Reward, component_metrics, from_recipe, score_all
+from agentkit.rewards import Reward, component_metrics, from_recipe, of_environments, score_all
 from agentkit.rollouts import rollout, rollout_options, tool_metrics
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.selection import fresh_tasks, select
@@ -97,7 +97,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         recipe: all parameters.
         run: where metrics, trajectories and the best adapter go.
         environment: makes one environment a trajectory; the recipe's by default.
-        reward: components with their weights; the recipe's by default.
+        reward: components with their weights; the recipe's by default. An environment's ``get_reward`` comes to it with weight 1.
         on_metrics: called with every metrics row, as for live curves.
     """
 
@@ -114,7 +114,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         on_metrics: OnMetrics = lambda row: None,
     ):
         self.recipe = recipe
-        self.reward = reward or from_recipe(recipe)
+        self.reward = (reward or from_recipe(recipe)) | (of_environments(environment) if environment else {})
         self.run = run
         self.validation = list(validation)[: recipe.val_tasks]
         self._options = rollout_options(recipe) | ({"environment": environment} if environment else {})
