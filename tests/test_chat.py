@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from agentkit import ToolCall
 from agentkit.chat import MAX_CALLS, ChatCodec, format_call, parse_turn
@@ -260,17 +261,16 @@ def test_a_long_attack_is_made_inert_in_bounded_time(codec):
 
 def test_added_vocabulary_is_no_control_token(tokenizer):
     """Some tokenizers add runs of spaces, words or single characters; breaking those up would never end, or lose text."""
-    added = ["  ", "\n\n", "é", "hello", "<|tool|>", " <pad>"]
-    tokens = {i: SimpleNamespace(content=c, special=False) for i, c in enumerate(added)}
-    tokens[9] = SimpleNamespace(content="§", special=True)
-    codec = ChatCodec(SimpleNamespace(added_tokens_decoder=tokens, eos_token_id=9), "", [])
-    assert codec.control_ids == {4, 5, 9}
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens([AddedToken(text) for text in ("  ", "\n\n", "é", "hello", "<|tool|>", " <pad>")])
+    other.add_tokens(["§"], special_tokens=True)
+    codec = ChatCodec(other, "", [])
+    new = codec.control_ids - ChatCodec(tokenizer, "", []).control_ids
+    assert {other.convert_ids_to_tokens(i) for i in new} == {"<|tool|>", " <pad>", "§"}
     assert codec.inert("hello  é\n\n <pad> <|tool|> §!") == "hello  é\n\n < pad> < |tool|>  !"
 
 
 def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
-    import copy
-
     other = copy.deepcopy(tokenizer)
     other.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(ValueError, match="rewrites earlier turns"):
