@@ -377,7 +377,7 @@ def signals(handler: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-_LOCKS: dict[Path, Any] = {}  # held by this process: a training that is made anew in a notebook keeps its own
+_LOCKS: dict[Path, int] = {}  # descriptors held by this process: a training that is made anew in a notebook keeps its own
 
 
 def lock(run: Run) -> None:
@@ -389,30 +389,28 @@ def lock(run: Run) -> None:
     path = run.file(".training").resolve()
     if path in _LOCKS:
         return
-    file = open(path, "a+", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
-    deadline = time.monotonic() + LOCK_S
+    handle, deadline = os.open(path, os.O_RDWR | os.O_CREAT, 0o600), time.monotonic() + LOCK_S
     while True:
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError:
             if time.monotonic() > deadline:
-                file.seek(0)
-                holder = file.read(20).strip()
+                holder = os.read(handle, 20).decode(errors="replace").strip()
+                os.close(handle)
                 raise RunError(
                     f"process {holder} is training in {run.path}: wait for it, stop it, or choose another run folder."
                 ) from None
             time.sleep(0.2)
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    _LOCKS[path] = file
+    os.truncate(handle, 0)
+    os.write(handle, str(os.getpid()).encode())
+    _LOCKS[path] = handle
 
 
 def unlock(run: Run) -> None:
     """Let others train in this run."""
-    if file := _LOCKS.pop(run.file(".training").resolve(), None):
-        file.close()
+    if (handle := _LOCKS.pop(run.file(".training").resolve(), None)) is not None:
+        os.close(handle)
 
 
 def cut_back(run: Run, checkpoint: Path) -> None:

@@ -89,10 +89,13 @@ class _Layout:
     def __init__(self, tree: Tree, device: torch.device):
         self.runs, self.pieces, self.paths = list(tree.runs), list(tree.pieces), tree.paths
         self.masks = []
+        made: dict[tuple[int, int], torch.Tensor | None] = {}  # completions of one length after one prompt have the same
         for run, path in zip(tree.runs, tree.paths, strict=True):
-            keys = sum(tree.pieces[piece] for piece in path)
-            whole = torch.ones(run, keys, dtype=torch.bool, device=device)
-            self.masks.append(None if run == keys else whole.tril(keys - run)[None, None])
+            shape = run, sum(tree.pieces[piece] for piece in path)
+            if shape not in made:
+                whole = torch.ones(shape, dtype=torch.bool, device=device)
+                made[shape] = None if run == shape[1] else whole.tril(shape[1] - run)[None, None]
+            self.masks.append(made[shape])
 
 
 def tree_attention(
@@ -258,7 +261,7 @@ def _score(
     head: Any, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(N,) log-probabilities of tokens after hidden states (N, hidden size), and (N,) entropies or None."""
-    distribution = torch.log_softmax(head(hidden).float() / temperature, dim=-1)  # (N, V)
+    distribution = torch.log_softmax(head(hidden).float().div_(temperature), dim=-1)  # (N, V)
     logprobs = distribution.gather(1, tokens[:, None]).squeeze(1)
     return logprobs, _entropy(distribution) if entropy else None
 
@@ -266,7 +269,7 @@ def _score(
 @torch.no_grad()
 def _entropy(distribution: torch.Tensor) -> torch.Tensor:
     """Entropy in nats over the last dimension of log-probabilities."""
-    return -(distribution.exp() * distribution).sum(-1)
+    return distribution.exp().mul_(distribution).sum(-1).neg_()
 
 
 def _scatter(values: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
