@@ -339,7 +339,8 @@ def bench_command(options: argparse.Namespace) -> int:
 def run_command(options: argparse.Namespace) -> int:
     """Execute the stages of a run that are not done yet, then print the comparison table and write the run card."""
     recipe = _recipe(options)
-    first, last = stages.stage_number(options.first or stages.STAGES[0]), stages.stage_number(options.last)
+    first = 0 if options.first is None else stages.stage_number(options.first)
+    last = stages.stage_number(options.last)
     if first > last:
         raise RecipeError(f"--from {options.first} comes after --to {options.last}: nothing would run")
     if ".." in options.run.parts:

@@ -9,13 +9,13 @@ Leaves out: a web browser and reading of images or sound, which many of its ques
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkit.records import Task, Trajectory
-from agentkit.runs import RunError, read_json, read_jsonl, write_jsonl
+from agentkit.records import Task
+from agentkit.runs import RunError, read_rows
 from agentkit.tools import Workspace, calculate, run_program
 from agentkit.tools.files import MAX_FILE
 
@@ -45,7 +45,8 @@ def load(source: str | Path = HUB, *, split: str = "validation", levels: Iterabl
         One task a row: difficulty "level 1" to "level 3"; meta["file"] is the attachment's path where there is one.
 
     Raises:
-        GaiaError: the hub cannot be reached or refuses, a file is missing, or a row lacks a field or has a wrong one.
+        RunError: a file is missing or damaged; as GaiaError where the hub cannot be reached or refuses, the folder holds no such
+            split, or a row lacks a field or has a wrong one.
     """
     wanted = set(levels)
     rows, folder = _local(Path(source), split) if Path(source).exists() else (_from_hub(str(source), split), None)
@@ -164,17 +165,6 @@ def _shown_name(path: str | Path) -> str:
     return name if plain else "attachment" + (re.search(r"\.[A-Za-z0-9]{1,8}$", name) or [""])[0]
 
 
-# ---- what may be shared ----------------------------------------------------------------------------------------------
-def scores(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    """What may be shared of GAIA trajectories: ids and scores."""
-    return [{"task_id": t.task_id, "policy": t.policy, "sample": t.sample, "score": t.success} for t in trajectories]
-
-
-def write_scores(path: str | Path, trajectories: Sequence[Trajectory]) -> Path:
-    """Write ``scores`` as JSON lines, atomically."""
-    return write_jsonl(path, scores(trajectories))
-
-
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def _from_hub(name: str, split: str) -> list[dict[str, Any]]:
     """Rows of the hub's data set, in the hub's own cache outside the project; attachments are fetched beside them."""
@@ -202,28 +192,13 @@ def _local(path: Path, split: str) -> tuple[list[dict[str, Any]], Path]:
         found = next((f for f in (path / split, path / "2023" / split, path) if _tables(f)), None)
         if found is None:
             raise GaiaError(f"{path} holds neither metadata.jsonl nor Parquet files for {split!r}. Name the folder that does.")
-        return [row for file in _tables(found) for row in _rows(file)], found
-    return _rows(path), path.parent
+        return [row for file in _tables(found) for row in read_rows(file)], found
+    return read_rows(path), path.parent
 
 
 def _tables(folder: Path) -> list[Path]:
     named = folder / "metadata.jsonl"
     return [named] if named.exists() else sorted(folder.glob("*.parquet"))
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    if path.suffix == ".parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        try:
-            return pq.read_table(path).to_pylist()
-        except (pa.ArrowException, OSError) as error:
-            raise GaiaError(f"{path} is not a readable Parquet file ({error}). Fetch it again.") from None
-    rows = read_json(path) if path.suffix == ".json" else read_jsonl(path, tolerant=False)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise GaiaError(f"{path} must hold a list of objects, one a task.")
-    return rows
 
 
 def _task(row: Mapping[str, Any], place: str, split: str, folder: Path | None) -> Task:

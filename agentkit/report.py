@@ -7,7 +7,6 @@ drawing them (plots, widgets). Tasks that must not be shared, such as GAIA's, ap
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import json
 import math
@@ -99,15 +98,12 @@ def _page(run: Run, limits: Limits) -> str:
     )
 
 
-_SECTIONS = {"recipe": {}, "stages": {}, "hashes": {}, "versions": {}, "git": {}, "created": "?"}  # of run.json
-
-
 class _Shown:
     """A run's files, each read once, and how its values become text that may be shown."""
 
     def __init__(self, run: Run, limits: Limits, secrets: tuple[str, ...]):
         self.run, self.limits, self.secrets = run, limits, secrets
-        self.manifest = {k: v if isinstance(v, dict) or k == "created" else {} for k, v in (_SECTIONS | run.manifest).items()}
+        self.manifest = {"created": "?"} | run.manifest
         self._policies: dict[str, list[Trajectory]] | None = None
 
     def policies(self) -> dict[str, list[Trajectory]]:
@@ -412,8 +408,7 @@ def _in_turn(tasks: Sequence[Task]) -> list[Task]:
 
 # ---- small helpers ---------------------------------------------------------------------------------------------------
 def _comparison(run: Run) -> Comparison:
-    known = {field.name for field in dataclasses.fields(Comparison)}
-    return Comparison(**{name: value for name, value in run.comparison.items() if name in known})
+    return Comparison.from_json(run.comparison, run.file("comparison.json"))
 
 
 def _tried(make: Callable[[_Shown], list[Block]], show: _Shown) -> list[Block]:

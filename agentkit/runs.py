@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from typing import Any
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 
 MANIFEST = "run.json"
+SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of the manifest, each a mapping
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSIONED = ("agentkit", "torch", "transformers", "trl", "peft", "datasets", "accelerate", "plotly", "papermill")
 
@@ -173,6 +174,44 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def write_table(path: str | Path, table: Any) -> Path:
+    """Write a pyarrow table as Parquet, atomically."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def read_rows(path: str | Path) -> list[dict]:
+    """The rows of a .jsonl, .json or .parquet file that others wrote.
+
+    Raises:
+        RunError: the file is missing or damaged, or holds anything but objects.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise RunError(f"{path} does not exist. Name a .parquet, .jsonl or .json file.")
+    if path.suffix == ".jsonl":
+        return read_jsonl(path, tolerant=False)
+    rows = read_json(path) if path.suffix == ".json" else _parquet_rows(path)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise RunError(f"{path} must hold a list of objects. Name another file.")
+    return rows
+
+
+def _parquet_rows(path: Path, **options: Any) -> list[dict]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = _read_bytes(path)
+    try:
+        return pq.read_table(pa.BufferReader(data), **options).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise RunError(f"{path} is not a readable Parquet file ({' '.join(str(error).split())[:160]}). Copy it again.") from None
+
+
 def digest(path: str | Path) -> str:
     """SHA-256 of a file, first 16 hex digits."""
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
@@ -182,13 +221,8 @@ def digest(path: str | Path) -> str:
 def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> Path:
     """Write trajectories as one Parquet file: token fields as lists, turns and components as JSON text."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    rows = [_trajectory_row(t) for t in trajectories]
-    table = pa.Table.from_pylist(rows, schema=_trajectory_schema())
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return write_bytes(path, sink.getvalue().to_pybytes())
+    return write_table(path, pa.Table.from_pylist([_trajectory_row(t) for t in trajectories], schema=_trajectory_schema()))
 
 
 def read_trajectories(path: str | Path) -> list[Trajectory]:
@@ -226,17 +260,16 @@ def _trajectory_row(trajectory: Trajectory) -> dict:
 
 
 def _row_trajectory(row: dict) -> Trajectory:
+    return trajectory_from(row | {name: json.loads(row[name]) for name in ("turns", "components")})
+
+
+def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
+    """A trajectory from its fields as ``dataclasses.asdict`` and JSON give them. Raises KeyError, TypeError or ValueError."""
     turns = tuple(
-        Turn(t["text"], tuple(t["span"]), tuple(ToolResult(**r) for r in t["results"]), t["seconds"])
-        for t in json.loads(row["turns"])
+        Turn(t["text"], tuple(t["span"]), tuple(ToolResult(**r) for r in t["results"]), t["seconds"]) for t in row["turns"]
     )
-    tokens = {n: tuple(row[n]) for n in ("prompt_ids", "completion_ids", "action_mask", "old_logprobs")}
-    parsed = {
-        "turns": turns,
-        "components": json.loads(row["components"]),
-        "stop_reason": StopReason(row["stop_reason"]),
-    }
-    return Trajectory(**(row | tokens | parsed))
+    tokens = {name: tuple(row[name]) for name in ("prompt_ids", "completion_ids", "action_mask", "old_logprobs")}
+    return Trajectory(**(row | tokens | {"turns": turns, "stop_reason": StopReason(row["stop_reason"])}))
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -336,7 +369,7 @@ class Run:
         except OSError as error:
             raise RunError(f"{run.path} cannot be made a run folder ({error.strerror}). Choose another folder.") from None
         if not (run.path / MANIFEST).exists():
-            write_json(run.path / MANIFEST, {"created": _now(), "recipe": {}, "stages": {}, "hashes": {}})
+            write_json(run.path / MANIFEST, {"created": _now()} | {name: {} for name in SECTIONS})
         return run
 
     def file(self, *parts: str) -> Path:
@@ -346,16 +379,19 @@ class Run:
     @property
     def manifest(self) -> dict:
         """run.json: recipe as used, versions, git state, data hashes, stage status and timings."""
-        found = read_json(self.path / MANIFEST)
-        if not isinstance(found, dict) or not isinstance(found.setdefault("stages", {}), dict):
-            raise RunError(f"{self.path / MANIFEST} is no run manifest. Move it away and run the stages again.")
-        return found
+        found, path = read_json(self.path / MANIFEST), self.path / MANIFEST
+        sections = [found.setdefault(name, {}) for name in SECTIONS] if isinstance(found, dict) else [None]
+        if all(isinstance(section, dict) for section in sections):
+            entries = found["stages"].values()
+            if all(isinstance(entry, dict) and isinstance(entry.get("parameters", {}), dict) for entry in entries):
+                return found
+        raise RunError(f"{path} is no run manifest: a part of it is of the wrong type. Move it away and run the stages again.")
 
     def update(self, **sections: dict) -> None:
         """Merge sections into run.json, one level deep."""
         manifest = self.manifest
         for name, values in sections.items():
-            manifest[name] = manifest.get(name, {}) | values
+            manifest[name] |= values
         write_json(self.path / MANIFEST, manifest)
 
     def begin(self, name: str, recipe: dict, inputs: Iterable[str] = ()) -> None:

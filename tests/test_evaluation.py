@@ -5,6 +5,7 @@ import pytest
 
 from agentkit.evaluation import Comparison, case_of, case_scores, case_table, compare, summarize, task_success
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.runs import RunError
 
 
 def trajectory(task_id, success, sample=0, policy="sft", oks=(), tokens=4):
@@ -75,7 +76,7 @@ def test_comparison_with_one_sample():
     assert got["n_tasks"] == 4
     assert got["flipped"] == {"sft->grpo": {"to_right": ["t0", "t1"], "to_wrong": ["t2"]}}
     json.dumps(got, allow_nan=False)
-    assert Comparison(**json.loads(json.dumps(got))).to_json() == got
+    assert Comparison.from_json(json.loads(json.dumps(got))).to_json() == got
 
 
 def test_comparison_with_several_samples_and_three_policies():
@@ -246,6 +247,19 @@ def test_a_comparison_from_before_verdicts_still_reads():
     old = Comparison(2, {"sft": entry, "grpo": entry}, [pair], new["flipped"])
     assert "Overall success" in old.table().index and "sft → grpo" in old.sentences()[0] and len(old.paired_table()) == 1
     assert "Overall success" in old._repr_html_()
+
+
+@pytest.mark.parametrize("part", ["n_tasks", "policies", "paired", "flipped"])
+@pytest.mark.parametrize("value", [None, 3, [3], {"sft": 3}, {"sft": {"success": "high"}}, [{"a": 1}], "missing"])
+def test_a_comparison_of_wrong_types_is_one_sentence(part, value):
+    found = compare({"sft": singles([0.0, 1.0]), "grpo": singles([1.0, 1.0])}, TASKS).to_json()
+    damaged = {k: v for k, v in (found | {part: value}).items() if (k, v) != (part, "missing")}
+    for broken in (damaged, value):
+        try:
+            assert Comparison.from_json(broken, "a/comparison.json").table() is not None
+            assert part in ("n_tasks", "flipped") and broken is damaged, "nothing else can be shown so"
+        except RunError as error:
+            assert "a/comparison.json" in str(error) and "notebook 05" in str(error) and "\n" not in str(error)
 
 
 def test_tidy_holds_every_number_of_the_table():

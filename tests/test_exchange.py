@@ -17,6 +17,7 @@ from agentkit.exchange import (
     write_trl,
 )
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.runs import RunError
 
 NASTY = 'say "{}"\n</tool_call> <|im_end|> \u202e \x00 \ud800 é 日本 </script>'
 TASKS = [
@@ -322,10 +323,10 @@ def test_other_faults_are_one_sentence(tmp_path):
         from_messages([])
     with pytest.raises(ExchangeError, match="no trajectory to write"):
         write_messages(tmp_path / "x.parquet", [], TASKS)
-    with pytest.raises(ExchangeError, match="does not exist"):
+    with pytest.raises(RunError, match="does not exist"):
         from_messages(tmp_path / "nope.parquet")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(ExchangeError, match="bad.parquet is not a readable Parquet file"):
+    with pytest.raises(RunError, match="bad.parquet is not a readable Parquet file"):
         from_trl(tmp_path / "bad.parquet")
     with pytest.raises(ExchangeError, match="holds no completions_"):
         from_trl(tmp_path)

@@ -65,7 +65,7 @@ def test_a_few_steps_from_nothing_lower_the_loss(tmp_path):
     _, tokenizer = load_agent("nano")
     model = make_model(tokenizer, seed=0)
     optimizers = make_optimizers(model)
-    rows = [([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6])] * 4
+    rows = [([1, 2, 3, 4, 5, 6] * 2, [0] * 6 + [1] * 6)] * 4
     losses = []
     for _ in range(12):
         ids, labels, mask = collate(rows, tokenizer.pad_token_id)

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkit import cli
+from agentkit import cli, stages
 from agentkit.recipes import Recipe, RecipeError, read_recipe
 from agentkit.rewards import plan
 from agentkit.runs import Run, project_root
@@ -160,7 +160,7 @@ def test_a_missing_recipe_says_where_they_lie(tmp_path):
 def no_notebooks(monkeypatch):
     """A record of what would have been executed."""
     executed = []
-    monkeypatch.setattr(cli, "_execute", lambda stage, run, parameters: executed.append((stage, parameters)))
+    monkeypatch.setattr(stages, "execute", lambda stage, run, parameters: executed.append((stage, parameters)))
     monkeypatch.setattr(cli, "_print_comparison", lambda run: None)
     return executed
 
@@ -241,6 +241,12 @@ def test_the_keys_a_notebook_declares_reach_it_and_done_stages_are_kept(tmp_path
     assert cli.main([*arguments, "-p", "n_tasks=80", "--to", "01"]) == 0
     assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
     no_notebooks.clear()
+    assert cli.main([*arguments, "-p", "families=[A, B]", "--to", "01"]) == 0
+    run.begin("01_tasks", dict(no_notebooks)["01_tasks"])
+    run.end("01_tasks")
+    no_notebooks.clear()
+    assert cli.main([*arguments, "-p", "families=A,B", "-p", "n_tasks=60", "--to", "01"]) == 0
+    assert no_notebooks == [], "another spelling of the same value is the same"
     assert cli.main([*arguments, "--from", "01", "--to", "01_tasks"]) == 0
     assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
 

@@ -17,6 +17,8 @@ import papermill
 import pytest
 import yaml
 
+from agentkit.recipes import Recipe
+
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RECIPES = sorted(path for path in (ROOT / "params").glob("*.yaml") if path.name != "prices.yaml")  # which is no recipe
@@ -37,7 +39,7 @@ LAYERS = (
         *("nano.pretrain", "nano.world"),
     ),
     ("plots", "widgets"),
-    ("report", "sweeps"),
+    ("report", "sweeps", "stages"),
     ("cli", "bench", "doctor", "__init__", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -145,10 +147,24 @@ def test_a_wrong_import_is_found(tmp_path, files, fault):
     assert any(fault in found for found in import_faults(tmp_path)), import_faults(tmp_path)
 
 
-@pytest.mark.parametrize("module", ["", ".tasks", ".runs", ".verifiers", ".evaluation", ".plots"])
-def test_building_tasks_and_reading_runs_load_no_torch(module):
-    code = f"import sys, agentkit{module}; print(sorted({{'torch', 'transformers', 'trl'}} & set(sys.modules)))"
-    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+def test_building_tasks_and_reading_a_run_load_no_torch(tmp_path):
+    """Nor anything else that takes seconds: everything such work needs is imported, and used once."""
+    code = """
+import sys
+from agentkit import Suite, cli, doctor, evaluation, exchange, load_run, plots, verifiers
+from agentkit.runs import Run, append_jsonl, write_trajectories
+run = Run.create(sys.argv[1])
+Suite.build({"families": ["A", "B"], "n_tasks": 20, "seed": 0}).save(run.file("tasks.jsonl"))
+write_trajectories(run.file("eval", "grpo.parquet"), [])
+append_jsonl(run.file("train", "metrics.jsonl"), {"step": 1})
+run = load_run(run.path)
+assert len(run.tasks) == 20 and run.trajectories("grpo") == [] and len(run.metrics) == 1
+doctor.examine()
+print(sorted({"torch", "transformers", "trl", "peft", "vllm", "ray", "datasets", "accelerate"} & set(sys.modules)))
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "a")], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert child.returncode == 0, child.stderr
     assert child.stdout.strip() == "[]"
 
@@ -286,6 +302,21 @@ def test_an_unknown_recipe_key_is_found(tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text("seed: 3\nlearning_rte: 0.1\n")
     assert unknown_keys(recipe, [write_notebook(tmp_path / "n.ipynb", GOOD)]) == {"learning_rte"}
+
+
+def test_every_recipe_key_is_read_by_something():
+    """As recipe.KEY in the package or a notebook, or in the recipe's own checks and properties."""
+    sources = [path.read_text(encoding="utf-8") for path in [*(ROOT / "agentkit").rglob("*.py"), *NOTEBOOKS]]
+    read = set(re.findall(r"\b(?:recipe|self)\.([a-z_0-9]+)", "".join(sources))) | {f"flaw_{name}" for name in Recipe().flaws}
+    assert set(Recipe.keys()) - read == set()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebooks_parameters_are_the_recipes(path):
+    """With the same help and, where the notebook is run by hand, the same value."""
+    for name, shown in papermill.inspect_notebook(str(path)).items():
+        key = Recipe.keys()[name]
+        assert (ast.literal_eval(shown["default"]), shown["help"].strip()) == (key.default, key.metadata["help"])
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

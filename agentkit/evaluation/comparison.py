@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from typing import Any
 
@@ -28,6 +28,7 @@ from agentkit.evaluation.summary import (
 )
 from agentkit.evaluation.wording import briefly, column, paired_cells, points, sentence, tidy_rows
 from agentkit.records import Task
+from agentkit.runs import RunError
 from agentkit.statistics import ALPHA
 from agentkit.tables import percent
 
@@ -36,7 +37,7 @@ CATEGORIES = {"A": "math", "B": "multi-hop", "C": "code"}  # what the families o
 
 @dataclass(frozen=True)
 class Comparison:
-    """Policies measured on the same tasks. ``to_json`` is comparison.json; ``Comparison(**json)`` reads it back."""
+    """Policies measured on the same tasks. ``to_json`` is comparison.json; ``from_json`` reads it back."""
 
     n_tasks: int
     policies: dict[str, dict[str, Any]]  # summarize() of each, with "greedy": {success, ci95, n} where it was measured
@@ -46,6 +47,19 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and None."""
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any, place: object = "comparison.json") -> Comparison:
+        """What ``to_json`` gave, in this version or an earlier one. Raises RunError naming ``place`` where it cannot be shown."""
+        try:
+            found = cls(**{field.name: value[field.name] for field in fields(cls)})
+            found.table(), found.paired_table(), found.sentences()
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"[:200]
+            raise RunError(
+                f"{place} holds no comparison that can be shown ({why}). Run notebook 05 for this run again."
+            ) from None
+        return found
 
     def table(self) -> pd.DataFrame:
         """One row a measure, one column a policy, as text with intervals."""

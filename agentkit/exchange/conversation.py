@@ -14,7 +14,7 @@ from typing import Any
 
 from agentkit.chat import parse_turn
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import RunError
+from agentkit.runs import RunError, trajectory_from
 from agentkit.verifiers import final_answer, verify
 
 RECORD = "trajectory"  # the column that holds a whole record as JSON
@@ -106,12 +106,7 @@ def encode_record(trajectory: Trajectory) -> str:
 def decode_record(text: str, place: str) -> Trajectory:
     """The trajectory that ``encode_record`` wrote. Raises ExchangeError where it is damaged."""
     try:
-        row = json.loads(text)
-        turns = tuple(
-            Turn(t["text"], tuple(t["span"]), tuple(ToolResult(**r) for r in t["results"]), t["seconds"]) for t in row["turns"]
-        )
-        tokens = {name: tuple(row[name]) for name in ("prompt_ids", "completion_ids", "action_mask", "old_logprobs")}
-        found = Trajectory(**(row | tokens | {"turns": turns, "stop_reason": StopReason(row["stop_reason"])}))
+        found = trajectory_from(json.loads(text))
         if len({len(found.completion_ids), len(found.action_mask), len(found.old_logprobs)}) > 1:
             raise ValueError("its token fields differ in length")
         return found

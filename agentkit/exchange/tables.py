@@ -23,7 +23,7 @@ from agentkit.exchange.conversation import (
     utf8,
 )
 from agentkit.records import Task, Trajectory
-from agentkit.runs import read_json, read_jsonl, write_bytes
+from agentkit.runs import read_rows, write_table
 
 _TRL = {"step", "prompt", "completion", "advantage"}  # columns of every table of TRL's
 _KNOWN = {"messages", "task_id", "id", "policy", "sample", "success", "reward", RECORD}
@@ -156,43 +156,17 @@ def _whole(value: Any) -> int | None:
 
 
 def _rows_of(source: str | Path | Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    if isinstance(source, str | Path):
-        source = _read_file(Path(source))
-    rows = list(source)
+    rows = read_rows(source) if isinstance(source, str | Path) else list(source)
     for i, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping):
             raise ExchangeError(f"row {i} is {type(row).__name__}, not an object with columns. Remove it.")
     return rows
 
 
-def _read_file(path: Path) -> Iterable[Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if path.suffix == ".jsonl":
-        return read_jsonl(path, tolerant=False)
-    if path.suffix == ".json":
-        rows = read_json(path)
-        if not isinstance(rows, list):
-            raise ExchangeError(f"{path} must hold a list of rows.")
-        return rows
-    try:
-        return pq.read_table(path).to_pylist()
-    except FileNotFoundError:
-        raise ExchangeError(f"{path} does not exist. Name a .parquet, .jsonl or .json file.") from None
-    except (pa.ArrowException, OSError) as error:
-        raise ExchangeError(
-            f"{path} is not a readable Parquet file ({' '.join(str(error).split())[:160]}). Copy it again."
-        ) from None
-
-
 def _write_parquet(path: str | Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     if not rows:
         raise ExchangeError("there is no trajectory to write. Roll out the policy first.")
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    table, sink = pa.table({name: [row.get(name) for row in rows] for name in columns}), pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    write_bytes(path, sink.getvalue().to_pybytes())
+    columns = dict.fromkeys(name for row in rows for name in row)
+    write_table(path, pa.table({name: [row.get(name) for row in rows] for name in columns}))

@@ -131,15 +131,7 @@ def batches(trajectories: Sequence[Trajectory], size: int, rng: random.Random, p
     rng.shuffle(groups)
     for group in groups:
         rows = [trajectories[i] for i in group]
-        width = max(len(t.prompt_ids) + len(t.completion_ids) for t in rows)
-        ids = torch.full((len(rows), width), pad)
-        labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
-        for i, t in enumerate(rows):
-            row = torch.tensor(t.prompt_ids + t.completion_ids)
-            own = torch.tensor((0,) * len(t.prompt_ids) + t.action_mask, dtype=torch.bool)
-            ids[i, : len(row)], mask[i, : len(row)] = row, 1
-            labels[i, : len(row)][own] = row[own]
-        yield ids, labels, mask
+        yield collate([(t.prompt_ids + t.completion_ids, (0,) * len(t.prompt_ids) + t.action_mask) for t in rows], pad)
 
 
 def copy_batches(tokenizer: Any, steps: int, size: int = 32, count: int = 5) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -157,19 +149,19 @@ def copy_batches(tokenizer: Any, steps: int, size: int = 32, count: int = 5) -> 
             for _ in range(size):
                 chosen = rng.sample(sentences, count)
                 first, second = (tokenizer("\n".join(x) + "\n")["input_ids"] for x in (chosen, rng.sample(chosen, count)))
-                rows.append((first, second))
+                rows.append((first + second, [0] * len(first) + [1] * len(second)))
             yield collate(rows, tokenizer.pad_token_id)
 
 
 def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], pad: int) -> tuple[torch.Tensor, ...]:
-    """Ids, labels and mask (B, T) of rows (context, trained): loss on the second part only."""
-    width = max(len(context) + len(trained) for context, trained in rows)
+    """Ids, labels and mask (B, T) of rows (token ids, 1 where a token is trained), padded on the right."""
+    width = max(len(tokens) for tokens, _ in rows)
     ids = torch.full((len(rows), width), pad)
     labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
-    for i, (context, trained) in enumerate(rows):
-        end = len(context) + len(trained)
-        ids[i, :end], mask[i, :end] = torch.tensor([*context, *trained]), 1
-        labels[i, len(context) : end] = ids[i, len(context) : end]
+    for i, (tokens, trained) in enumerate(rows):
+        row, own = torch.tensor(tokens), torch.tensor(trained, dtype=torch.bool)
+        ids[i, : len(row)], mask[i, : len(row)] = row, 1
+        labels[i, : len(row)][own] = row[own]
     return ids, labels, mask
 
 
