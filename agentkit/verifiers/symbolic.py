@@ -1,8 +1,9 @@
 r"""Answers as mathematics: LaTeX or plain, compared by value and structure.
 
-The answer must be one expression: bare, between $ signs, or in ``\boxed{}``. Prose around it, two different boxes, an "or" that
-the gold answer lacks, other brackets (a set for a tuple) and another unit are wrong before any algebra starts. Plain numbers
-are compared as numbers; everything else goes to ``isolated/algebra.py`` in a child that is killed after two seconds.
+The answer must be one expression: bare, between $ signs, in ``\boxed{}``, or behind "the final answer is". Prose around it,
+two different ones, an "or" that the gold answer lacks, other brackets (a set for a tuple) and another unit are wrong before
+any algebra starts. Plain numbers are compared as numbers; everything else goes to ``isolated/algebra.py`` in a child that is
+killed after two seconds.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ _worker = Worker("algebra")
 _DOUBT = re.compile(r"\b(?:not|never|neither|nor|cannot|or|either|wrong|incorrect|isn't|n't)\b|n't\b|\\neq?\b|≠", re.IGNORECASE)
 _LEAD = re.compile(r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is)?[ :]+", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_TEXT = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_STATED = re.compile(r"\bfinal answer\s*(?:is)?[\s:*_]*(?:the final answer is[\s:]*)?", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?]\$?(?=\s|$)|\n|$")
+_TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt pi min max gcd lcm mod det and dx dy".split()
 )
 _UNIT = re.compile(
-    r"(?<=[\d})])(?:\\[ ,;:!]|~|\s)*(?:\\(?:text|textbf|textit|mathrm|mbox)\s*\{\s*(?P<text>[^{}]*?)\s*\}(?P<power>\^\{?[23]\}?)?"
+    r"(?<=[\d})])(?:\\[ ,;:!]|~|\s)*(?:\\(?:text[a-z]*|mathrm|mbox)\s*\{\s*(?P<text>[^{}]*?)\s*\}(?P<power>\^\{?[23]\}?)?"
     r"|(?P<sign>\\?%|\\?°|\^\{?\\circ\}?)|(?P<word>(?<=[\d\s])[^\W\d_]{2,20}(?:\^\{?[23]\}?)?))$"
 )
 _SEGMENT = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -44,7 +47,7 @@ def symbolic(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0
         abs_tol: absolute tolerance for constants; without one 0.333333 is not 1/3.
         rel_tol: relative tolerance for constants.
     """
-    wanted, found = expression(gold, several=True), expression(answer)
+    wanted, found = expression(gold, gold=True), expression(answer)
     if not isinstance(wanted, str):
         return Score(None, f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
     if not isinstance(found, str):
@@ -78,21 +81,24 @@ def _compare(wanted: str, found: str, abs_tol: float, rel_tol: float) -> Score:
     return Score(0.0, f"{found[:80]!r} cannot be compared: {verdict.get('failed', 'stopped at the time limit')}")
 
 
-def expression(text: str, *, several: bool = False) -> str | Score:
+def expression(text: str, *, gold: bool = False) -> str | Score:
     """The one expression a text gives, delimiters off, or Score(0) saying why there is none.
 
     Args:
         text: an answer or a gold answer.
-        several: take several boxes together as a list, as gold answers write it, instead of refusing them.
+        gold: several boxes together are a list, as gold answers write it, instead of refused; words around do not cast doubt.
     """
     boxes = list(itertools.islice(_boxes(text), MAX_BOXES + 1))
     contents = list(dict.fromkeys(re.sub(r"\s+", " ", content).strip() for content, _, _ in boxes))
-    if len({content.replace(" ", "") for content in contents}) > 1:
-        return ", ".join(map(_bare, contents)) if several else Score(0.0, f"{len(contents)} different boxed answers")
-    found = boxes[-1:] or _lone_segment(text)
+    stated = [] if gold and boxes else list(itertools.islice(_stated(text), MAX_BOXES + 1))
+    different = {re.sub(r"\s", "", _bare(content)) for content in (*contents, *(content for content, _, _ in stated))}
+    if len(different) > 1:
+        return ", ".join(map(_bare, contents)) if gold and boxes else Score(0.0, f"{len(different)} different answers")
+    found = stated[-1:] or boxes[-1:] or _lone_segment(text)
     if found:
         ((content, start, end),) = found
-        if _DOUBT.search(_clause_before(text[:start])) or _DOUBT.search(text[end : end + NEAR]) or _goes_on(text[end:]):
+        doubted = _DOUBT.search(_clause_before(text[:start])) or _DOUBT.search(text[end : end + NEAR]) or _goes_on(text[end:])
+        if doubted and not gold:
             return Score(0.0, "the answer is doubted or continued by the words around it")
     else:
         content = _LEAD.sub("", text.strip(), count=1)
@@ -101,8 +107,17 @@ def expression(text: str, *, several: bool = False) -> str | Score:
     return _bare(content) or Score(0.0, "no expression")
 
 
+def _stated(text: str) -> Iterator[tuple[str, int, int]]:
+    """Content, start and end of every expression said to be the final answer without a box, up to the sentence's end."""
+    for match in _STATED.finditer(text):
+        end = _SENTENCE_END.search(text, match.end())
+        content = text[match.end() : end.start() + end[0].count("$")] if end else ""
+        if content.strip() and "boxed" not in content and not _words(content):
+            yield content, match.start(), end.end()
+
+
 def _clause_before(text: str) -> str:
-    return re.split(r"[.!?]\s|\n", text[-NEAR:])[-1]
+    return re.split(r"[.!?]\$?\s|\n", text[-NEAR:])[-1]
 
 
 def _goes_on(text: str) -> bool:
