@@ -26,13 +26,13 @@ def judge(run: Simulated) -> list[Alarm]:
     return [alarm for alarm in scan(observe(row, rollouts) for row, rollouts in run.steps) if alarm.severity != "info"]
 
 
-def measured(runs: int = RUNS, healthy: int = HEALTHY, *, held_back: bool = True, progress: bool = False) -> pd.DataFrame:
+def measured(runs: int = RUNS, healthy: int = HEALTHY, *, first_seed: int = HELD_BACK, progress: bool = False) -> pd.DataFrame:
     """Simulate, judge and count.
 
     Args:
         runs: simulated runs of each fault.
         healthy: simulated runs without a fault.
-        held_back: use seeds that no threshold was set on (from HELD_BACK on), rather than those it was set on (from 0 on).
+        first_seed: of the runs; thresholds are set on those from 0 on.
         progress: show a progress bar.
 
     Returns:
@@ -43,7 +43,7 @@ def measured(runs: int = RUNS, healthy: int = HEALTHY, *, held_back: bool = True
     wanted = [(None, i) for i in range(healthy)] + [(fault, i) for fault in CONSEQUENCES for i in range(runs)]
     judged = []
     for fault, i in tqdm(wanted, desc="simulated runs", disable=not progress):
-        run = simulate(fault, HELD_BACK + i if held_back else i)
+        run = simulate(fault, first_seed + i)
         judged.append((Simulated(run.fault, run.onset, []), judge(run)))  # the rollouts are not needed any more
     return table(judged)
 
@@ -57,37 +57,34 @@ def table(judged: Iterable[Judged]) -> pd.DataFrame:
         them in healthy runs, ``precision`` (right alarms among right and false ones), and the median and the largest
         ``delay`` in steps.
     """
-    judged = list(judged)
-    rows = []
-    for name in RULES:
-        own = [(run, _first(alarms, name, run.onset - EARLY)) for run, alarms in judged if run.fault == name]
-        delays = [max(0, step - run.onset) for run, step in own if step is not None]
-        early = sum(
-            any(a.alarm == name and a.step < run.onset - EARLY for a in alarms) for run, alarms in judged if run.fault == name
-        )
-        fired = [(run.fault, name) for run, alarms in judged if run.fault != name and any(a.alarm == name for a in alarms)]
-        elsewhere = [fault for fault, _ in fired if fault is None or name not in CONSEQUENCES[fault]]
-        false = early + len(elsewhere)
-        rows.append(
-            {
-                "alarm": name, "runs": len(own), "found": len(delays), "recall": len(delays) / len(own) if own else np.nan,
-                "false": false, "in_healthy": elsewhere.count(None),
-                "precision": len(delays) / (len(delays) + false) if delays or false else np.nan,
-                "delay": float(np.median(delays)) if delays else np.nan, "longest": max(delays, default=np.nan),
-            }
-        )  # fmt: skip
-    return pd.DataFrame(rows)
+    rows = {name: {"runs": 0, "found": 0, "false": 0, "in_healthy": 0} for name in RULES}
+    delays: dict[str, list[int]] = {name: [] for name in RULES}
+    for run, alarms in judged:
+        if run.fault is not None:
+            rows[run.fault]["runs"] += 1
+        for name in {alarm.alarm for alarm in alarms}:
+            fired = [alarm.step for alarm in alarms if alarm.alarm == name]
+            if name == run.fault:
+                in_time = [step for step in fired if step >= run.onset - EARLY]
+                delays[name] += [max(0, step - run.onset) for step in in_time[:1]]
+                rows[name]["false"] += len(in_time) < len(fired)
+            elif run.fault is None or name not in CONSEQUENCES[run.fault]:
+                rows[name]["false"] += 1
+                rows[name]["in_healthy"] += run.fault is None
+    found = pd.DataFrame.from_dict(rows, orient="index").rename_axis("alarm").reset_index()
+    found["found"] = [len(delays[name]) for name in found["alarm"]]
+    found["recall"] = found["found"] / found["runs"]
+    found["precision"] = found["found"] / (found["found"] + found["false"])
+    found["delay"] = [np.median(delays[name]) if delays[name] else np.nan for name in found["alarm"]]
+    found["longest"] = [max(delays[name], default=np.nan) for name in found["alarm"]]
+    return found
 
 
-def _first(alarms: Sequence[Alarm], name: str, start: int) -> int | None:
-    return next((alarm.step for alarm in alarms if alarm.alarm == name and alarm.step >= start), None)
+def save_measured(found: pd.DataFrame) -> Path:
+    """Keep a measurement for notebook 04."""
+    return write_json(STORED, found.to_dict("records"))
 
 
-def save_measured(found: pd.DataFrame, path: Path = STORED) -> Path:
-    """Keep a measurement; the one beside this module is what notebook 04 shows."""
-    return write_json(path, found.to_dict("records"))
-
-
-def read_measured(path: Path = STORED) -> pd.DataFrame:
+def read_measured() -> pd.DataFrame:
     """The kept measurement."""
-    return pd.DataFrame(read_json(path))
+    return pd.DataFrame(read_json(STORED))

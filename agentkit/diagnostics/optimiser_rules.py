@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentkit.diagnostics.finding import GAIN, PAST, START, WINDOW, Finding, History, change, known, last
+from agentkit.diagnostics.finding import GAIN, PAST, START, WINDOW, Finding, History, change, known, last, unpaid
 from agentkit.diagnostics.history import Step
 
 ENTROPY_LEFT = 0.2  # of the entropy at the start; a healthy fall is to a third
 KL_SPIKE, KL_STEP = 6.0, 2.5  # times the largest of the steps before: in one step; in two in a row, which noise seldom gives
-KL_LARGE, KL_FAR = 0.1, 0.5  # nats a token that matter at all; that are far from the reference
+KL_COSTLY, KL_LARGE, KL_FAR = 0.1, 0.18, 0.5  # nats a token: a jump to it counts where success fell; always; no jump is needed
+KL_HARM = 0.1  # fall in success that shows that an update went too far
 GRAD_SPIKE, GRAD_NEW = 8.0, 3.0  # times the usual, and times the largest: batches of dead groups have small norms
 CLIPPED = 0.15  # share of tokens outside the clip range; PPO's rule of thumb is a few percent
 MISMATCH = 0.1  # nats: bf16 engines differ by 0.01 to 0.03 on average, stale weights or caches by 1
@@ -28,26 +29,34 @@ SOLVED = 0.9  # success above which there is little left to learn
 
 
 def entropy_collapse(history: History) -> Finding | None:
-    """The entropy has fallen to a small part of what it was, and tasks are left to learn."""
-    entropy, success = change(history, "entropy"), last(history, "success")
-    if entropy is None or entropy[1] > ENTROPY_LEFT * entropy[0] or (len(success) and success.mean() >= SOLVED):
+    """The entropy has fallen to a small part of what it was, tasks are left to learn, and success did not rise for it.
+
+    A policy that learns grows sure of itself where it is right: that fall is paid for.
+    """
+    success = last(history, "success")
+    fallen = [(then, now) for then, now, _ in unpaid(history, "entropy") if now <= ENTROPY_LEFT * then]
+    if not fallen or (len(success) and success.mean() >= SOLVED):
         return None
+    then, now = fallen[0]
     cause = (
-        f"The entropy fell from {entropy[0]:.3g} to {entropy[1]:.3g} nats a token with success at "
+        f"The entropy fell from {then:.3g} to {now:.3g} nats a token with success at "
         f"{success.mean() if len(success) else math.nan:.0%}: rollouts become alike and nothing new is tried."
     )
     advice = "Raise the upper clip range or temperature, lower learning_rate, raise beta."
-    return Finding(entropy[1], "warning", cause, advice, "identical")
+    return Finding(now, "warning", cause, advice, "identical")
 
 
 def kl_spike(history: History) -> Finding | None:
-    """The distance to the reference jumped, or is large."""
+    """The distance to the reference jumped, or is large. A small jump counts only where success fell with it."""
     recent = known(history[-PAST - 2 :], "kl")
     if len(recent) < 3 or not math.isfinite(history[-1]["kl"]):
         return None
     now, usual = recent[-2:], float(recent[:-2].max())
+    after, before = last(history, "success", 3), last(history[:-3], "success", 2 * WINDOW)
+    harmed = len(after) and len(before) and after.mean() < before.mean() - KL_HARM
+    least = KL_COSTLY if harmed else KL_LARGE
     jumped = len(recent) >= START and (
-        now[1] >= max(KL_LARGE, KL_SPIKE * max(usual, now[0])) or now.min() >= max(KL_LARGE, KL_STEP * usual)
+        now[1] >= max(least, KL_SPIKE * max(usual, now[0])) or (now[1] >= least and now.min() >= max(KL_COSTLY, KL_STEP * usual))
     )
     if not (jumped or float(np.median(recent[-3:])) >= KL_FAR):
         return None
@@ -56,7 +65,7 @@ def kl_spike(history: History) -> Finding | None:
         "too far. Usual causes: a learning rate that is too high, or a batch with a few huge advantages."
     )
     advice = "Lower learning_rate or max_grad_norm, raise beta, go back to the best adapter."
-    return Finding(float(now[0]), "warning", cause, advice, "reward")
+    return Finding(float(now[1]), "warning", cause, advice, "reward")
 
 
 def gradient_spike(history: History) -> Finding | None:

@@ -95,13 +95,10 @@ def simulate(fault: str | None, seed: int, steps: int = STEPS) -> Simulated:
     if fault is not None and fault not in CONSEQUENCES:
         raise ValueError(f"there is no fault {fault!r}: use one of {', '.join(CONSEQUENCES)}")
     rng = np.random.default_rng([seed, zlib.crc32((fault or "healthy").encode())])
-    onset = (
-        0
-        if fault is None
-        else 1
-        if fault in FLAT or (fault == "dead_component" and rng.random() < 0.5)
-        else int(rng.integers(12, 24))
-    )
+    onset = 0
+    if fault is not None:
+        from_the_start = fault in FLAT or (fault == "dead_component" and rng.random() < 0.5)
+        onset = 1 if from_the_start else int(rng.integers(12, 24))
     strength, ramp = float(rng.uniform(0, 1)), int(rng.choice([1, 1, 3, 6]))
     curve = _Curve(rng, fault)
     rows = []
@@ -169,11 +166,8 @@ def plant(world: World, fault: str | None, depth: float, strength: float, since:
     elif fault == "reward_hacking":
         m["doubt"] = mix(0.1, 0.9)
     elif fault == "dominance":
-        world.weights, world.bonus, world.failures = (
-            {"correctness": 0.1, "format": 1.0 + 2 * strength, "efficiency": 0.1},
-            0.0,
-            0.3,
-        )
+        world.weights = {"correctness": 0.1, "format": 1.0 + 2 * strength, "efficiency": 0.1}
+        world.bonus, world.failures = 0.0, 0.3
     elif fault == "tool_abandonment":
         world.silent = mix(0.5, 1.0)
         world.success *= 1 - 0.3 * depth
@@ -257,9 +251,8 @@ def _group(step: int, task: int, world: World, curve: _Curve, rng: random.Random
 
 def _rollout(step: int, task: int, sample: int, right: bool, odd: set[str], world: World, rng: random.Random) -> Trajectory:
     """One trajectory whose record shows what the world says."""
-    turns = _turns(
-        0 if "template" in odd else task + 1, 0 if "silent" in odd else max(1, round(rng.gauss(world.calls, 0.7))), world, rng
-    )
+    calls = 0 if "silent" in odd else max(1, round(rng.gauss(world.calls, 0.7)))
+    turns = _turns(0 if "template" in odd else task + 1, calls, world, rng)
     if len(turns) > 1 and sample == 0 and rng.random() < world.stale:
         fresh = replace(turns[0].results[0], observation="a fact", ok=True)
         turns = (replace(turns[0], results=(fresh, replace(fresh, observation="an older fact", cached=True))), *turns[1:])
