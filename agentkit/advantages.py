@@ -95,7 +95,7 @@ def gdpo(rewards: Tensor, groups: Tensor, *, components: Tensor, weights: Tensor
     assert components.ndim == 2 and len(components) == len(rewards) and components.is_floating_point(), (
         "components: (B, K) floats"
     )
-    weights = torch.ones_like(components[0]) if weights is None else weights.to(components)
+    weights = components.new_ones(components.shape[1]) if weights is None else weights.to(components)
     assert weights.shape == components.shape[1:], "weights: (K,)"
     components = components.masked_fill(rewards.isnan()[:, None], float("nan"))
     normalised = torch.stack([group(column, groups) for column in components.unbind(1)], dim=1)

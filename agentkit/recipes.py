@@ -135,6 +135,7 @@ class Recipe:
     resample_correct: bool = _key(False, "GRPO-RoC: sample twice the group, keep the cleanest right ones")
     mask_void: bool = _key(False, "leave trajectories with a turn without call and answer out of the loss")
     mask_truncated: bool = _key(False, "leave truncated trajectories out of the loss")
+    hindsight_weight: float = _key(0.0, "weight in GRPO's loss of imitating what code rollouts did achieve; 0 is off", 0, 100)
     hindsight_rounds: int = _key(10, "hindsight replay: rounds of sampling, relabelling and fine-tuning", 1, 1000)
     hindsight_samples: int = _key(128, "hindsight replay: programs sampled for a task in a round", 1, 4096)
     hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1)

@@ -6,13 +6,15 @@ import dataclasses
 import json
 
 import pytest
+import torch
+from survive import make_trainer
 
 from agentkit.policies.loading import load_agent
 from agentkit.recipes import Recipe
 from agentkit.records import StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
 from agentkit.training import hindsight as module
-from agentkit.training.hindsight import demonstrate, hindsight, lessons, relabel_code, without_idle_lines
+from agentkit.training.hindsight import demonstrate, hindsight, lesson_batch, lessons, relabel_code, without_idle_lines
 from agentkit.training.sft import right_ones
 from agentkit.verifiers import verify
 
@@ -122,6 +124,25 @@ def test_lessons_are_shown_by_the_expert_token_for_token(tokenizer):
     assert shown.success == 1.0 and shown.answer == "def f(x): return x + 1"
     assert len(shown.turns) == 2 and shown.turns[0].results[0].observation.strip() == "4"
     assert demonstrate([], tokenizer, Recipe()) == []
+
+
+def test_lessons_of_a_batch_are_imitated_beside_grpos_loss(tokenizer, tmp_path):
+    """The loss is the mean negative log-likelihood of what the expert wrote, whole or in micro-batches."""
+    answers = ["def f(x): return x + 1", "nonsense", "def f(x): return x * 3", None]
+    batch = lesson_batch([TASK], [answered(a, sample=i) for i, a in enumerate(answers)], tokenizer, Recipe(max_turn_tokens=200))
+    assert batch["lesson_mask"].any(1).tolist() == [True, False, True, False]
+    assert batch["lesson_tokens"] == batch["lesson_scored"].sum() > 20 and (batch["lesson_scored"] <= batch["lesson_mask"]).all()
+    assert "return x + 1" in tokenizer.decode(batch["lesson_ids"][0][batch["lesson_scored"][0].bool()])
+    made = make_trainer(tmp_path / "run")
+    with torch.no_grad():
+        logits = made.model(input_ids=batch["lesson_ids"], attention_mask=batch["lesson_mask"]).logits
+        labels = batch["lesson_ids"].where(batch["lesson_scored"].bool(), -100)
+        expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        halves = [{n: x[half] if x.ndim else x for n, x in batch.items()} for half in (slice(0, 2), slice(2, 4))]
+        assert float(made._lesson_loss(made.model, batch)) == pytest.approx(float(expected), rel=1e-5)
+        assert sum(float(made._lesson_loss(made.model, half)) for half in halves) == pytest.approx(float(expected), rel=1e-5)
+    none = lesson_batch([TASK], [answered(None)], tokenizer, Recipe())
+    assert none["lesson_tokens"] == 0 and float(made._lesson_loss(made.model, none)) == 0.0
 
 
 def test_right_ones_keep_each_different_right_completion_once():

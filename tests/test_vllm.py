@@ -37,17 +37,18 @@ if find_spec("vllm") is None and not torch.__version__.endswith("+cpu"):
 LIMITS = Limits(max_turns=4, max_turn_tokens=40)
 SEED_TASK = Task("t", "", "")
 START_S = 400.0  # servers on a busy machine
+RANK = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
 def processes(tmp_path_factory):
-    """Two servers, started at once, so that they come up while the first tests run."""
+    """Two servers that take whole weights and one that takes adapters, all started at once, to come up during the first tests."""
     folder, found = tmp_path_factory.mktemp("served"), []
-    for number in range(2):
+    for number, rank in enumerate((0, 0, RANK)):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command, environment = serve_command("nano", folder / str(number), port=port, max_length=2048)
+        command, environment = serve_command("nano", folder / str(number), port=port, max_length=2048, max_lora_rank=rank)
         log = (folder / f"{number}.log").open("wb")
         child = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
         found.append((f"http://127.0.0.1:{port}", child, folder / f"{number}.log"))
@@ -63,8 +64,7 @@ def kill(child):
         child.wait()
 
 
-@pytest.fixture(scope="module")
-def servers(processes):
+def until_ready(processes):
     deadline = time.monotonic() + START_S
     for url, child, log in processes:
         while True:
@@ -78,12 +78,21 @@ def servers(processes):
 
 
 @pytest.fixture(scope="module")
-def agent():
+def servers(processes):
+    return until_ready(processes[:2])
+
+
+def with_adapter():
     """The small agent with a LoRA adapter that does something."""
     model, tokenizer = load_agent("nano")
-    model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
     move(model, 0.02)
     return model.eval(), tokenizer
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return with_adapter()
 
 
 @torch.no_grad()
@@ -155,6 +164,18 @@ def test_updates_reach_the_engine_and_one_with_a_stale_prefix_cache_is_caught(en
     with pytest.raises(guard.SyncError, match="engine and trainer differ by .* stale prefix cache"):
         guard.sync(engine, model, 1.0)
     monkeypatch.undo()
+    assert guard.sync(engine, model, 1.0).largest < 1e-4
+
+
+@pytest.mark.parametrize("engine", ["lora"], indirect=True)
+def test_an_engine_that_was_given_gets_the_adapter_only_and_outlives_the_policy(engine, agent):
+    """As Unsloth's, which reads the weights of the model it trains."""
+    model, _ = agent
+    engine._engine.remove_lora(engine._adapter.lora_int_id)
+    with VllmPolicy(*agent, "again", engine=engine._engine) as policy:
+        for size in (0.0, 0.03):
+            move(model, size)
+            assert guard.sync(policy, model, 1.0).largest < 1e-4
     assert guard.sync(engine, model, 1.0).largest < 1e-4
 
 
@@ -271,3 +292,18 @@ def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, serve
     with pytest.warns(UserWarning), pytest.raises(EngineError, match="no server is left to sample from.*recorded nowhere"):
         play(policy, suite, corpus, count=12, group_size=4)
     killer.join()
+
+
+def test_a_server_takes_adapters_and_then_newer_ones(processes, suite, corpus, monkeypatch):
+    (url, child, _) = until_ready(processes[2:])[0]
+    model, tokenizer = with_adapter()
+    with ServerPolicy([url], tokenizer, "server", lora=True) as policy:
+        for size in (0.0, 0.03):
+            move(model, size)
+            assert guard.sync(policy, model, 0.7).largest < 1e-4
+            assert_same(play(policy, suite, corpus, count=3), play(TransformersPolicy(model, tokenizer), suite, corpus, count=3))
+        move(model, 0.05)
+        monkeypatch.setattr(policy, "sync", lambda model: None)
+        with pytest.raises(guard.SyncError, match="other weights"):
+            guard.sync(policy, model, 0.7)
+    kill(child)

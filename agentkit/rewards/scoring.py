@@ -69,7 +69,7 @@ def _guarded(name: str, component: Component, task: Task, trajectory: Trajectory
     """A component's value, None where it does not apply, NaN where it failed: one bad trajectory must not end a run."""
     try:
         value = component(task, trajectory)
-        return value if value is None or math.isfinite(value) else math.nan
+        return None if value is None else float(value) if math.isfinite(value) else math.nan
     except Exception as error:  # a reward is user code
         why = f"{type(error).__name__}: {error}"[:200]
         warnings.warn(f"reward component {name!r} failed ({why}); the trajectory has no reward.", stacklevel=2)

@@ -1,7 +1,8 @@
 """Checkpoints as folders on disk: each is there as a whole or not at all, and proves that it is unharmed.
 
 A checkpoint is filled under a temporary name, its files are hashed into a manifest and brought to the disk, and only then it is
-renamed to checkpoint-N, N the optimiser step. Leaves out what a checkpoint holds (resume).
+renamed to checkpoint-N, N the optimiser step. Also: what an earlier training left in train/ is cut back or set aside. Leaves out
+what a checkpoint holds (resume).
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
-from agentkit.runs import RunError, secure, write_json
+from agentkit.runs import Run, RunError, cut_jsonl, secure, write_json
 
 MANIFEST = "manifest.json"
 KEEP = 2  # the newest, and one to fall back to
@@ -107,6 +108,29 @@ def newest_sound(folder: Path, fits: Callable[[Path, dict[str, Any]], None]) -> 
             then = f"falling back to {older.name}" if older else "there is no older one"
             warnings.warn(f"a checkpoint is damaged and is not used: {error}; {then}.", stacklevel=2)
     return None
+
+
+def cut_back(run: Run, checkpoint: Path) -> None:
+    """Remove what was written after a checkpoint; newer checkpoints, which are damaged, are kept under another name."""
+    step = int(checkpoint.name.rpartition("-")[2])
+    for name in ("metrics.jsonl", "alarms.jsonl"):
+        cut_jsonl(run.file("train", name), step)
+    for later in (n for n in run.steps if n > step):
+        run.file("train", "trajectories", f"step_{later:05d}.parquet").unlink()
+    for newer in steps(checkpoint.parent):
+        if newer == checkpoint:
+            break
+        newer.rename(_unused(newer.with_name(f"damaged-{newer.name}")))
+
+
+def set_aside(folder: Path) -> None:
+    """Rename a folder that holds anything to folder-1, folder-2 and so on."""
+    if any(path.is_file() for path in folder.rglob("*")):
+        folder.rename(_unused(folder))
+
+
+def _unused(path: Path) -> Path:
+    return next(other for n in count(1) if not (other := path.with_name(f"{path.name}-{n}")).exists())
 
 
 def _files(folder: Path) -> list[str]:

@@ -36,6 +36,7 @@ from agentkit.selection import fresh_tasks, select
 from agentkit.training.common import ProgressCallback, lora, merged, only_own_progress, quiet_trainer, save_adapter
 from agentkit.training.gate import check_batch
 from agentkit.training.guards import Guards, TrainingError
+from agentkit.training.hindsight import lesson_batch
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.together import check_processes, check_same, gathered, on_main_process
 from agentkit.training.update import Update
@@ -149,6 +150,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet: without any is the same
             self.model.delete_adapter("ref")
         self.share_prefixes(recipe.share_prefixes)
+        self.lesson_weight = recipe.hindsight_weight
         self.open_training(made_with(recipe, self.model, [*tasks, *self.validation], self.reward, self.accelerator.num_processes))
         self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe)
 
@@ -174,20 +176,23 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         output["advantages"] = self._advantages(output["completion_ids"])
         sampled = _padded([t.old_logprobs for t in self._batch], output["completion_ids"])
         mismatch = self.correct_mismatch(output, sampled, self.recipe.mismatch, self.recipe.mismatch_cap)
-        step = self.state.global_step + 1
+        told = self._bring_lessons(output) | mismatch | self._gap | {"rollout_seconds": self._rollout_seconds} | self._stale()
         batch = gathered(self._batch)
         if self.accelerator.is_main_process:
+            step = self.state.global_step + 1
             write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), batch)
-        self._extra = batch_metrics(batch) | tool_metrics(batch) | component_metrics(batch, self.reward) | self._selection
-        self._extra |= (
-            {"rollout_seconds": self._rollout_seconds}
-            | self._gap
-            | mismatch
-            | audit_metrics(audited(self._tasks, batch))
-            | self._stale()
-        )
+        told |= batch_metrics(batch) | tool_metrics(batch) | component_metrics(batch, self.reward)
+        self._extra = told | self._selection | audit_metrics(audited(self._tasks, batch))
         self._sampled = batch
         return output
+
+    def _bring_lessons(self, output: dict[str, Any]) -> dict[str, int]:
+        """Put what this process' rollouts did achieve into the batch, where it is to be imitated; how many lessons."""
+        if not self.lesson_weight:
+            return {}
+        found = lesson_batch(list(self._tasks.values()), self._batch, self.processing_class, self.recipe)
+        output |= {name: x.to(output["completion_ids"].device) for name, x in found.items()}
+        return {"lessons": int(found["lesson_scored"].any(1).sum())}
 
     def _stale(self) -> dict[str, int]:
         """Replayed tool calls whose cached answer was another one, since the last step."""

@@ -2,8 +2,10 @@
 
 As in arc25 (iterations 4 to 6): sample programs, run them, keep the shortest for each different outcome without the lines that do
 nothing, relabel each as the task that asks for what it gave, order them from worst to best against the task that was really
-asked, fine-tune, and repeat. Needs no right answer to start from. A family takes part by a function ``relabel(task, trajectory)``
-that gives the task a trajectory solved, or None; ``relabel_code`` serves family C and all code tasks tested by arguments.
+asked, fine-tune, and repeat. Needs no right answer to start from. ``hindsight`` is that loop; with ``hindsight_weight`` GRPO
+imitates the lessons of its own rollouts instead (``lesson_batch``). A family takes part by a function
+``relabel(task, trajectory)`` that gives the task a trajectory solved, or None; ``relabel_code`` serves family C and all code
+tasks tested by arguments.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
 
 from agentkit.policies.loading import make_policy
 from agentkit.policies.scripted import ScriptedPolicy
@@ -173,6 +177,25 @@ def demonstrate(new: Sequence[Task], tokenizer: Any, recipe: Recipe) -> list[Tra
         return []
     options = rollout_options(recipe) | {"seed": recipe.seed}
     return [t for t in rollout(new, ScriptedPolicy(tokenizer, name="hindsight"), **options) if t.success == 1.0]
+
+
+def lesson_batch(
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], tokenizer: Any, recipe: Recipe, relabel: Relabel = relabel_code
+) -> dict[str, torch.Tensor]:
+    """The lessons of a batch of B rollouts as tensors that are split and stored with it, for ``Update``.
+
+    Returns:
+        ``lesson_ids`` and ``lesson_mask`` (B, T), the transcripts at evenly spaced rows and nothing in the others, padded on the
+        right; ``lesson_scored`` (B, T), 1 on what the expert wrote; ``lesson_tokens`` (), their number.
+    """
+    shown = demonstrate(lessons(tasks, trajectories, relabel), tokenizer, recipe)
+    width = max((len(t.prompt_ids) + len(t.completion_ids) for t in shown), default=1)
+    ids, mask, scored = (torch.zeros(len(trajectories), width, dtype=torch.int64) for _ in range(3))
+    for i, t in enumerate(shown):
+        row, end = i * len(trajectories) // len(shown), len(t.prompt_ids) + len(t.completion_ids)
+        ids[row, :end], mask[row, :end] = torch.tensor([*t.prompt_ids, *t.completion_ids]), 1
+        scored[row, len(t.prompt_ids) : end] = torch.tensor(t.action_mask)
+    return {"lesson_ids": ids, "lesson_mask": mask, "lesson_scored": scored, "lesson_tokens": scored.sum()}
 
 
 def _learn(

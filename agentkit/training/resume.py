@@ -9,22 +9,13 @@ the last finished step is also written when training is interrupted, by Ctrl-C, 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
-import os
-import random
 import shutil
-import signal
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
@@ -35,10 +26,11 @@ from transformers.trainer_pt_utils import safe_globals
 
 from agentkit.recipes import Recipe
 from agentkit.records import Task
-from agentkit.runs import Run, RunError, cut_jsonl, read_json, write_json
+from agentkit.runs import RunError, read_json, write_json
 from agentkit.training import checkpoints
-from agentkit.training.checkpoints import CheckpointError
+from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
 from agentkit.training.common import replace_folder
+from agentkit.training.process import TrainingStopped, lock, random_states, set_random_states, signals, unlock
 
 STAGE = "03_grpo"
 FINISHED = "finished.json"  # in train/, once training came to its end
@@ -46,11 +38,6 @@ CONTROL = ".control"  # in train/: the words stop and checkpoint, written by who
 ADAPTER = "adapter_model.safetensors"
 # recipe keys that may change between two attempts
 _FREE = ("run", "resume", "save_every", "preflight", "report_to", "server_urls", "engine_memory", "tool_cache")
-LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
-
-
-class TrainingStopped(KeyboardInterrupt):
-    """Training was asked to stop. Not an Exception, so that no guard around user code takes it for an error of that code."""
 
 
 def made_with(recipe: Recipe, model: Any, tasks: list[Task], reward: Mapping[str, tuple[Any, float]], world: int) -> dict:
@@ -343,97 +330,6 @@ class _Marks(TrainerCallback):
         every = self._trainer.recipe.save_every
         control.should_save |= bool(asked) or (every > 0 and state.global_step % every == 0)
         control.should_training_stop |= "stop" in asked
-
-
-# ---- random states, signals, the run's folder ------------------------------------------------------------------------
-def random_states() -> tuple[Any, ...]:
-    """The states of Python's, NumPy's and torch's generators."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
-
-
-def set_random_states(states: tuple[Any, ...]) -> None:
-    """Put back what ``random_states`` gave."""
-    python, numpy, cpu, cuda = states
-    random.setstate(python)
-    np.random.set_state(numpy)
-    torch.set_rng_state(cpu)
-    if cuda:
-        torch.cuda.set_rng_state_all(cuda)
-
-
-@contextmanager
-def signals(handler: Callable[[str], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call ``handler`` with their name; only the main thread can receive them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda n, frame: handler(signal.Signals(n).name)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
-_LOCKS: dict[Path, int] = {}  # descriptors held by this process: a training that is made anew in a notebook keeps its own
-
-
-def lock(run: Run) -> None:
-    """Keep other processes from training in this run, until ``unlock`` or the end of this process, however it ends.
-
-    Raises:
-        RunError: another process holds it.
-    """
-    path = run.file(".training").resolve()
-    if path in _LOCKS:
-        return
-    handle, deadline = os.open(path, os.O_RDWR | os.O_CREAT, 0o600), time.monotonic() + LOCK_S
-    while True:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:
-            if time.monotonic() > deadline:
-                holder = os.read(handle, 20).decode(errors="replace").strip()
-                os.close(handle)
-                raise RunError(
-                    f"process {holder} is training in {run.path}: wait for it, stop it, or choose another run folder."
-                ) from None
-            time.sleep(0.2)
-    os.truncate(handle, 0)
-    os.write(handle, str(os.getpid()).encode())
-    _LOCKS[path] = handle
-
-
-def unlock(run: Run) -> None:
-    """Let others train in this run."""
-    if (handle := _LOCKS.pop(run.file(".training").resolve(), None)) is not None:
-        os.close(handle)
-
-
-def cut_back(run: Run, checkpoint: Path) -> None:
-    """Remove what was written after a checkpoint; newer checkpoints, which are damaged, are kept under another name."""
-    step = int(checkpoint.name.rpartition("-")[2])
-    for name in ("metrics.jsonl", "alarms.jsonl"):
-        cut_jsonl(run.file("train", name), step)
-    for later in (n for n in run.steps if n > step):
-        run.file("train", "trajectories", f"step_{later:05d}.parquet").unlink()
-    for newer in checkpoints.steps(checkpoint.parent):
-        if newer == checkpoint:
-            break
-        newer.rename(_unused(newer.with_name(f"damaged-{newer.name}")))
-
-
-def set_aside(folder: Path) -> None:
-    """Rename a folder that holds anything to folder-1, folder-2 and so on."""
-    if any(path.is_file() for path in folder.rglob("*")):
-        folder.rename(_unused(folder))
-
-
-def _unused(path: Path) -> Path:
-    return next(other for n in count(1) if not (other := path.with_name(f"{path.name}-{n}")).exists())
 
 
 def _load(path: Path, device: Any = "cpu") -> Any:

@@ -25,9 +25,11 @@ class Update:
 
     Attributes:
         unshared: why prefixes are not shared; None where they are.
+        lesson_weight: of imitating the lessons that a batch brings (hindsight.lesson_batch); 0 where it brings none.
     """
 
     unshared: str | None = None
+    lesson_weight: float = 0.0
     _scored: torch.Tensor | None = None  # (B, T) bool: the only tokens wanted
 
     def share_prefixes(self, wanted: bool = True) -> None:
@@ -65,7 +67,18 @@ class Update:
             scored[shortest] = inputs["completion_mask"][shortest].bool()
         given = [name for name in ("old_per_token_logps", "ref_per_token_logps") if name in inputs]
         with self._only(scored):
-            return super()._compute_loss(model, inputs | {name: inputs[name] * scored for name in given})
+            loss = super()._compute_loss(model, inputs | {name: inputs[name] * scored for name in given})
+        return loss + self.lesson_weight * self._lesson_loss(model, inputs) if self.lesson_weight else loss
+
+    def _lesson_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Mean negative log-likelihood of the lessons' tokens, in nats: this micro-batch's part of it (hindsight)."""
+        scored = inputs["lesson_scored"][:, 1:].bool()
+        if not scored.any():
+            return torch.zeros((), device=scored.device)
+        score = plain_logprobs if self.unshared else shared_logprobs
+        with self.accelerator.autocast():
+            logprobs, _ = score(model, inputs["lesson_ids"], inputs["lesson_mask"], scored, 1.0)
+        return -logprobs.sum() / inputs["lesson_tokens"]
 
     @contextmanager
     def _only(self, scored: torch.Tensor) -> Iterator[None]:
