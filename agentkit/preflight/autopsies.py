@@ -1,0 +1,103 @@
+"""Three published trainings that taught nothing: their rewards replicated on the small agent's tasks, with the fault and mended.
+
+Each team saw the symptom and drew the wrong conclusion; preflight names the cause from a few dozen rollouts. What was published
+is in the documents of the seeds; leaves out their models and tasks, which were never released.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentkit.evidence import results_of, stands
+from agentkit.records import Task, Trajectory
+from agentkit.rewards import Reward, correctness, tool_call_reward, with_noise
+
+INVENTED = re.compile(r"\w*(entity)?\s*\w+")  # as published: not anchored, so that any text holds it
+
+
+@dataclass(frozen=True)
+class Autopsy:
+    """One training: what was concluded, what was wrong, and the reward before and after."""
+
+    concluded: str
+    cause: str
+    broken: Callable[[], Reward]
+    mended: Callable[[], Reward]
+
+
+# ---- 003, OR-debug: +20 for an action, -1 a step, +10 for an outcome, -20 for something invented -----------------------
+def acts(task: Task, trajectory: Trajectory) -> float:
+    """A call that worked."""
+    return 20.0 if any(result.ok for result in results_of(trajectory)) else 0.0
+
+
+def step(task: Task, trajectory: Trajectory) -> float:
+    """The price of an action."""
+    return -1.0
+
+
+def answers(task: Task, trajectory: Trajectory) -> float:
+    """Any answer."""
+    return 0.0 if trajectory.answer is None else 10.0
+
+
+def matched(task: Task, trajectory: Trajectory) -> float:
+    """The faulty penalty: INVENTED is looked for in everything that was said."""
+    return -20.0 if any(INVENTED.search(turn.text) for turn in trajectory.turns) else 0.0
+
+
+def ungrounded(task: Task, trajectory: Trajectory) -> float:
+    """The penalty as it was meant: the answer stands in nothing that a tool returned."""
+    said = trajectory.answer or ""
+    return 0.0 if any(stands(said, r.observation) for r in results_of(trajectory) if r.ok) else -20.0
+
+
+def or_debug(faithfulness: Callable[[Task, Trajectory], float]) -> Reward:
+    """The reward of seed 003 with one of its two penalties."""
+    return {"acts": (acts, 1.0), "step": (step, 1.0), "answers": (answers, 1.0), "faithfulness": (faithfulness, 1.0)}
+
+
+# ---- 000, the image agent: a binary reward that nearly every rollout gets, and noise against zero variance ---------------
+def approved(task: Task, trajectory: Trajectory) -> float:
+    """Whether there is an answer at all."""
+    return float(trajectory.answer is not None)
+
+
+def noisy() -> Reward:
+    """The binary reward with noise of standard deviation 0.05, as the team mended it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the report says it better
+        return with_noise({"approved": (approved, 1.0)}, 0.05)
+
+
+# ---- 001, GRPO-TCR: a bonus for turns that reads a field nobody writes ---------------------------------------------------
+def unwritten(task: Task, trajectory: Trajectory) -> float:
+    """The faulty tool-call reward: wrong answers get -1 and a bonus for each of ``num_turns``, which is never there."""
+    if trajectory.success == 1.0:
+        return 1.0
+    return min(-0.6, -1.0 + 0.1 * min(task.meta.get("num_turns", 0), 4))
+
+
+AUTOPSIES = {
+    "003": Autopsy(
+        "zero variance: the SFT model is already optimal",
+        "an unanchored pattern gives every text the -20 penalty: 20 - 1 + 10 - 20 = 9.0 for all",
+        lambda: or_debug(matched),
+        lambda: or_debug(ungrounded),
+    ),
+    "000": Autopsy(
+        "random noise in the reward fixed zero variance",
+        "noise divided by a group's spread becomes full-size advantages",
+        noisy,
+        lambda: {"correctness": (correctness, 1.0)},
+    ),
+    "001": Autopsy(
+        "accuracy 0.0 and score -1.1 on three benchmarks",
+        "the tool-call reward reads a number of turns that is never written",
+        lambda: {"tool_call": (unwritten, 1.0)},
+        lambda: {"tool_call": (tool_call_reward, 1.0)},
+    ),
+}
