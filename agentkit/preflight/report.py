@@ -1,4 +1,4 @@
-"""The preflight report: items with a traffic light, a sentence, advice and evidence; as text, table, HTML and JSON."""
+"""The preflight report: items with a traffic light, a sentence, advice and evidence; as text, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import pandas as pd
 
 from agentkit.runs import write_json
 
@@ -60,16 +58,9 @@ class Preflight:
             listed = " ".join(f"({i}) {c.name}: {c.finding} {c.advice}" for i, c in enumerate(self.causes, 1))
             raise PreflightError(f"this run is not worth starting. {listed} Set preflight to warn to start it all the same.")
 
-    def table(self) -> pd.DataFrame:
-        """One row an item."""
-        rows = [(WORDS[i.light], i.name, i.finding, i.advice, ", ".join(i.evidence[:SHOWN])) for i in self.items]
-        return pd.DataFrame(rows, columns=["light", "item", "finding", "advice", "evidence"])
-
     def text(self) -> str:
         """The report for a terminal."""
-        lines = [
-            f"[{WORDS[i.light]:>4}] {i.name}: {i.finding}" + (f"\n       -> {i.advice}" if i.advice else "") for i in self.items
-        ]
+        lines = [f"[{WORDS[i.light]:>4}] {i.name}: {i.finding}" + f"\n       -> {i.advice}" * bool(i.advice) for i in self.items]
         verdict = "not worth starting" if self.causes else "worth starting"
         return "\n".join([*lines, f"{verdict}: {self.rollouts} rollouts of the starting policy, {self.seconds:.0f} s"])
 
