@@ -117,6 +117,23 @@ def test_a_rule_fires_on_its_fault_and_not_beside_it(name):
     assert name not in holding(steps(**healthy))
 
 
+@pytest.mark.parametrize(
+    ("name", "excused", "fault"),
+    [
+        ("entropy_collapse", {"success": [0.4] * 8 + [0.7] * 6}, {"success": [0.4] * 14}),
+        ("kl_spike", {"success": [0.5] * 9}, {"success": [0.5] * 6 + [0.3] * 3}),
+        ("overfitting", {"success": [0.7] * 12 + [0.4] * 13}, {"success": [0.5] * 12 + [0.7] * 13}),
+    ],
+)
+def test_what_success_says_decides_whether_it_is_a_fault(name, excused, fault):
+    seen = {
+        "entropy_collapse": {"entropy": [0.5] * 8 + [0.02] * 6},
+        "kl_spike": {"kl": [0.01] * 8 + [0.14]},
+        "overfitting": {"val_success": sparse(0.5, 0.7, 0.7, 0.5, 0.5)},
+    }[name]
+    assert name in holding(steps(**seen, **fault)) and name not in holding(steps(**seen, **excused))
+
+
 def test_a_value_that_is_not_finite_is_critical():
     alarm = holding([observe({"step": 1, "loss": 0.1, "grad_norm": None})])["gradient_spike"]
     assert alarm.severity == "critical" and "not finite" in alarm.cause
