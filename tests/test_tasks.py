@@ -234,11 +234,16 @@ def test_literal_golds_of_family_a(corpus):
     assert len(checked) == 12
 
 
-def test_a_value_that_rounding_would_eat_is_not_asked_for():
-    assert lookup.numeric_task("ratio", "?", [], [], 0.0008) is None
-    assert lookup.numeric_task("sum", "?", [], [], 10**12) is None
-    assert lookup.numeric_task("difference", "?", [], [], 0).answer == "0"
-    assert lookup.numeric_task("ratio", "?", [], [], 2 / 3).answer == "0.67"
+@pytest.mark.parametrize(
+    ("values", "expression", "answer"),
+    [((8, 10_000), "{0} / {1}", None), ((1, 10**5), "100 * {0} / {1}", None), ((10**12, 0), "{0} + {1}", None),
+     ((3, 3), "{0} - {1}", "0"), ((2, 3), "{0} / {1}", "0.67"), ((0.125, 1), "{0}", "0.12")],
+)  # fmt: skip
+def test_a_value_that_rounding_would_eat_is_not_asked_for(values, expression, answer):
+    kind, entities = "country.area", [("A",), ("B",)]
+    index = {kind: dict(zip(entities, values, strict=True))}
+    task = lookup.computed("any", "?", index, [(kind, entity) for entity in entities], expression)
+    assert answer == (task and task.answer)
 
 
 # ---- variety

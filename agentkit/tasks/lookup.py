@@ -1,17 +1,18 @@
 """Family A: arithmetic over looked-up facts, one to five tool calls.
 
-``draft`` makes one random task. Its gold answer is computed here, from the corpus' tables; the plan in ``meta`` tells the
-scripted expert which tool calls lead there, and the suite checks that both agree.
+``draft`` makes one random task: facts, a question about them and an expression over their values. The gold answer is the
+expression over the corpus' tables, computed here; the plan in ``meta`` tells the scripted expert which searches and which
+calculation lead there, and the suite checks that both agree.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
 from agentkit.knowledge import Corpus
 from agentkit.records import Task
-from agentkit.tasks.facts import FactIndex, fact_index, lookup_step, tag
+from agentkit.tasks.facts import Entity, FactIndex, fact_index, lookup_step, tag
+from agentkit.tools import calculate
 
 FAMILY = "A"
 # How a question may name each quantity. The first form is the corpus' own; the policy must map the second to it.
@@ -43,27 +44,39 @@ TEMPLATES = {"single": 3, "convert": 3, "ratio": 5, "difference": 4, "sum": 4, "
 ROUND = " Round to 2 decimals."
 
 
+Fact = tuple[str, Entity]  # kind and entity
+
+
 def draft(corpus: Corpus, rng: random.Random) -> Task | None:
     """One random task without id, split and difficulty, or None when the draw gave an unusable one."""
     template = rng.choices(list(TEMPLATES), weights=list(TEMPLATES.values()))[0]
-    index = fact_index(corpus)
-    if template in ("ratio", "difference", "sum", "product", "years"):
-        return _two_values(index, rng, template)
-    if template in ("total", "mean", "total4", "ratio_of_sums"):
-        return _many_values(index, rng, template)
-    return {"single": _single, "convert": _convert, "compare": _compare, "density": _density, "change": _change}[template](
-        index, rng
-    )
+    return _DRAFTS.get(template, _two_values)(fact_index(corpus), rng, template)
 
 
-def numeric_task(template: str, prompt: str, steps: list[dict], tags: list[str], value: float) -> Task | None:
-    """A task with a numeric answer; None where rounding would eat it or digits would explode."""
-    if 0 < abs(value) < 0.1 or abs(value) >= 1e12:
+def computed(
+    template: str, prompt: str, index: FactIndex, facts: list[Fact], expression: str, tags: list[str] | None = None
+) -> Task | None:
+    """A task whose answer is an expression over looked-up facts, or None where rounding would eat it or digits explode.
+
+    Args:
+        template: its name.
+        prompt: the question; that the answer is to be rounded is added where it is not whole.
+        index: the facts.
+        facts: those that are looked up, in this order.
+        expression: over their values, {0}, {1} ...; "{0}" alone needs no calculation.
+        tags: the entities that count for splits; by default those of the facts.
+    """
+    values = [index[kind][entity] for kind, entity in facts]
+    if 0 < (size := abs(float(calculate(expression.format(*values))))) < 0.1 or size >= 1e12:
         return None
-    value = round(value, 2) if isinstance(value, float) else value
-    verifier = {"kind": "numeric", "abs_tol": 0.0051 if isinstance(value, float) else 0.0}
-    meta = {"template": template, "entities": tags, "plan": steps}
-    return Task("", prompt, f"{value:.15g}", verifier, FAMILY, meta=meta)
+    plan = [lookup_step(index, kind, entity) for kind, entity in facts]
+    whole = "/" not in expression and not any(isinstance(value, float) for value in values)
+    rounded = expression if whole else f"round({expression}, 2)"
+    if expression != "{0}":
+        prompt, plan = prompt if whole else prompt + ROUND, [*plan, calculation(rounded)]
+    answer = calculate(rounded.format(*values))
+    meta = {"template": template, "entities": [tag(*fact) for fact in facts] if tags is None else tags, "plan": plan}
+    return Task("", prompt, answer, {"kind": "numeric", "abs_tol": 0.0 if whole else 0.0051}, FAMILY, meta=meta)
 
 
 def calculation(expression: str) -> dict:
@@ -71,28 +84,26 @@ def calculation(expression: str) -> dict:
     return {"tool": "calculator", "arguments": {"expression": expression}}
 
 
-def _single(index: FactIndex, rng: random.Random) -> Task | None:
+def _single(index: FactIndex, rng: random.Random, template: str) -> Task | None:
     kind = rng.choice(list(WORDINGS))
     (entity,) = index.draw(rng, kind)
     wording = rng.choice(WORDINGS[kind]).format(*entity)
-    prompt = rng.choice(["What is {}?", "Tell me {}."]).format(wording)
-    return numeric_task("single", prompt, [lookup_step(index, kind, entity)], [tag(kind, entity)], index[kind][entity])
+    return computed(template, rng.choice(["What is {}?", "Tell me {}."]).format(wording), index, [(kind, entity)], "{0}")
 
 
-def _convert(index: FactIndex, rng: random.Random) -> Task | None:
+def _convert(index: FactIndex, rng: random.Random, template: str) -> Task | None:
     kind, question, divisor = rng.choice(
         [("film.runtime", "How many hours does the film {0} run?", 60),
          ("country.population", "How many million people live in {0}?", 1_000_000),
          ("element.weight", "What is half of the atomic weight of {0}?", 2)]
     )  # fmt: skip
     (entity,) = index.draw(rng, kind)
-    steps = [lookup_step(index, kind, entity), calculation(f"round({{0}} / {divisor}, 2)")]
-    value = float(index[kind][entity] / divisor)
-    return numeric_task("convert", question.format(*entity) + ROUND, steps, [tag(kind, entity)], value)
+    return computed(template, question.format(*entity), index, [(kind, entity)], f"{{0}} / {divisor}")
 
 
-_OPERATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "ratio": ("round({0} / {1}, 2)", ("What is {0} divided by {1}?", "How many times as large as {1} is {0}?")),
+# expression, and how to ask for it
+OPERATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "ratio": ("{0} / {1}", ("What is {0} divided by {1}?", "How many times as large as {1} is {0}?")),
     "difference": ("{0} - {1}", ("What is {0} minus {1}?", "By how much does {0} exceed {1}?")),
     "sum": ("{0} + {1}", ("What is {0} plus {1}?", "What is the sum of {0} and {1}?")),
     "product": ("{0} * {1}", ("What is {0} times {1}?", "What is the product of {0} and {1}?")),
@@ -100,85 +111,64 @@ _OPERATIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def _apply(template: str, a: Any, b: Any) -> Any:
-    return {"ratio": lambda: a / b, "sum": lambda: a + b, "product": lambda: a * b}.get(template, lambda: a - b)()
-
-
 def _two_values(index: FactIndex, rng: random.Random, template: str) -> Task | None:
     products = ("element.weight", "film.runtime", "indicator.life_expectancy")
-    kinds = {"years": list(YEARS), "product": list(products)}.get(template, list(WORDINGS))
-    kind = rng.choice(kinds)
+    kind = rng.choice({"years": list(YEARS), "product": list(products)}.get(template, list(WORDINGS)))
     first, second = index.draw(rng, kind, 2)
-    values = index[kind]
-    if template in ("difference", "years") and values[first] < values[second]:
+    if template in ("difference", "years") and index[kind][first] < index[kind][second]:
         first, second = second, first
-    wordings = WORDINGS.get(kind) or (YEARS[kind],)
-    expression, questions = _OPERATIONS[template]
-    wording = rng.choice(wordings)
+    expression, questions = OPERATIONS[template]
+    wording = rng.choice(WORDINGS.get(kind) or (YEARS[kind],))
     question = rng.choice(questions).format(wording.format(*first), wording.format(*second))
-    value = _apply(template, values[first], values[second])
-    if isinstance(value, float) and not expression.startswith("round"):
-        expression = f"round({expression}, 2)"
-    steps = [lookup_step(index, kind, first), lookup_step(index, kind, second), calculation(expression)]
-    prompt = question + (ROUND if isinstance(value, float) else "")
-    return numeric_task(template, prompt, steps, [tag(kind, first), tag(kind, second)], value)
+    return computed(template, question, index, [(kind, first), (kind, second)], expression)
 
 
-def _compare(index: FactIndex, rng: random.Random) -> Task | None:
+def _compare(index: FactIndex, rng: random.Random, template: str) -> Task | None:
     kind = rng.choice(list(COMPARISONS))
     first, second = index.draw(rng, kind, 2)
     if index[kind][first] == index[kind][second]:
         return None
     steps = [lookup_step(index, kind, first), lookup_step(index, kind, second), calculation("{0} > {1}")]
     winner = first if index[kind][first] > index[kind][second] else second
-    meta = {"template": "compare", "entities": [tag(kind, first), tag(kind, second)], "plan": steps,
+    meta = {"template": template, "entities": [tag(kind, first), tag(kind, second)], "plan": steps,
             "answer_if": {"true": first[0], "false": second[0]}}  # fmt: skip
     return Task("", COMPARISONS[kind].format(first[0], second[0]), winner[0], "exact", FAMILY, meta=meta)
 
 
-def _density(index: FactIndex, rng: random.Random) -> Task | None:
+def _density(index: FactIndex, rng: random.Random, template: str) -> Task | None:
     (entity,) = index.draw(rng, "country.area")
-    kinds = ("country.population", "country.area")
-    if any(entity not in index[k] for k in kinds):
+    facts = [("country.population", entity), ("country.area", entity)]
+    if any(entity not in index[kind] for kind, _ in facts):
         return None
     prompt = rng.choice(["How many people per square km live in {0}?", "What is the population density of {0}?"])
-    steps = [*(lookup_step(index, k, entity) for k in kinds), calculation("round({0} / {1}, 2)")]
-    value = index[kinds[0]][entity] / index[kinds[1]][entity]
-    return numeric_task("density", prompt.format(*entity) + ROUND, steps, [tag(kinds[0], entity)], value)
+    return computed(template, prompt.format(*entity), index, facts, "{0} / {1}", [tag("country", entity)])
 
 
-def _change(index: FactIndex, rng: random.Random) -> Task | None:
+def _change(index: FactIndex, rng: random.Random, template: str) -> Task | None:
     kind = rng.choice(["indicator.life_expectancy", "indicator.gdp_per_head"])
     (later,) = index.draw(rng, kind)
     earlier = rng.choice([e for e in index[kind] if e[0] == later[0] and e[1] < later[1]] or [None])
     if earlier is None:
         return None
     prompt = f"How much higher was {WORDINGS[kind][0].format(*later)} than in {earlier[1]}?"
-    steps = [lookup_step(index, kind, later), lookup_step(index, kind, earlier), calculation("round({0} - {1}, 2)")]
-    value = float(index[kind][later] - index[kind][earlier])
-    return numeric_task("change", prompt + ROUND, steps, [tag(kind, later[:1]), *map(str, (later[1], earlier[1]))], value)
+    tags = [tag(kind, later[:1]), str(later[1]), str(earlier[1])]
+    return computed(template, prompt, index, [(kind, later), (kind, earlier)], "{0} - {1}", tags)
 
 
 def _many_values(index: FactIndex, rng: random.Random, template: str) -> Task | None:
     kind = rng.choice(list(TOTALS))
     entities = index.draw(rng, kind, 3 if template in ("total", "mean") else 4)
-    values = [index[kind][e] for e in entities]
     names = [e[0] for e in entities]
     if template == "ratio_of_sums":
         left, right = (TOTALS[kind].format(" and ".join(pair)) for pair in (names[:2], names[2:]))
-        question, expression = (
-            f"What is the total {left} divided by the total {right}?",
-            "round(({0} + {1}) / ({2} + {3}), 2)",
-        )
-        value = (values[0] + values[1]) / (values[2] + values[3])
+        question, expression = f"What is the total {left} divided by the total {right}?", "({0} + {1}) / ({2} + {3})"
     else:
-        word = {"mean": "average"}.get(template, "total")
+        word = "average" if template == "mean" else "total"
         question = f"What is the {word} {TOTALS[kind].format(', '.join(names[:-1]) + ' and ' + names[-1])}?"
         plus = " + ".join(f"{{{i}}}" for i in range(len(names)))
-        value = sum(values) / len(values) if template == "mean" else sum(values)
-        expression = f"round(({plus}) / {len(names)}, 2)" if template == "mean" else plus
-        if template != "mean" and isinstance(value, float):
-            expression = f"round({plus}, 2)"
-    steps = [*(lookup_step(index, kind, e) for e in entities), calculation(expression)]
-    prompt = question + (ROUND if isinstance(value, float) else "")
-    return numeric_task(template, prompt, steps, [tag(kind, e) for e in entities], value)
+        expression = f"({plus}) / {len(names)}" if template == "mean" else plus
+    return computed(template, question, index, [(kind, e) for e in entities], expression)
+
+
+_DRAFTS = {"single": _single, "convert": _convert, "compare": _compare, "density": _density, "change": _change,
+           "total": _many_values, "mean": _many_values, "total4": _many_values, "ratio_of_sums": _many_values}  # fmt: skip

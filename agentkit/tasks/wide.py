@@ -13,8 +13,7 @@ from agentkit.knowledge import Corpus, passage
 from agentkit.records import Task
 from agentkit.tasks import lookup, multihop
 from agentkit.tasks.facts import FactIndex, fact_index, lookup_step, tag
-from agentkit.tasks.lookup import ROUND, calculation, numeric_task
-from agentkit.tools import calculate
+from agentkit.tasks.lookup import calculation, computed
 
 FALSE = "false premise"
 _VERDICT = {"kind": "exact", "aliases": ["the premise is false", "the premise is wrong"]}
@@ -22,13 +21,13 @@ _SAY_SO = f' If the question assumes something wrong, answer "{FALSE}".'
 
 # kind, question, expression over the value
 UNITS = (
-    ("country.area", "What is the area of {0} in square miles, at 2.59 square km each?", "round({0} / 2.59, 2)"),
+    ("country.area", "What is the area of {0} in square miles, at 2.59 square km each?", "{0} / 2.59"),
     ("country.area", "How many hectares is the area of {0}, at 100 hectares for each square km?", "{0} * 100"),
     ("film.runtime", "How many seconds does the film {0} run?", "{0} * 60"),
-    ("city.population", "How many thousand people live in the city {0}?", "round({0} / 1000, 2)"),
-    ("element.weight", "How many grams do 12 moles of {0} weigh?", "round({0} * 12, 2)"),
-    ("indicator.gdp_per_head", "What was the monthly income per head in {0} in {1}?", "round({0} / 12, 2)"),
-    ("indicator.life_expectancy", "How many months was the life expectancy in {0} in {1}?", "round({0} * 12, 2)"),
+    ("city.population", "How many thousand people live in the city {0}?", "{0} / 1000"),
+    ("element.weight", "How many grams do 12 moles of {0} weigh?", "{0} * 12"),
+    ("indicator.gdp_per_head", "What was the monthly income per head in {0} in {1}?", "{0} / 12"),
+    ("indicator.life_expectancy", "How many months was the life expectancy in {0} in {1}?", "{0} * 12"),
 )
 LARGEST = {
     "country.population": "Which of these countries has the {} people: {}, {} or {}?",
@@ -83,16 +82,16 @@ def multihop_draft(corpus: Corpus, rng: random.Random) -> Task | None:
 def _units(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     kind, question, expression = rng.choice(UNITS)
     (entity,) = index.draw(rng, kind)
-    prompt = question.format(*entity) + (ROUND if "round" in expression else "")
-    return _numeric("units", prompt, index, [(kind, entity)], expression)
+    prompt = question.format(*entity)
+    return computed("units", prompt, index, [(kind, entity)], expression)
 
 
 def _percentage(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     kind = rng.choice(["country.population", "country.area", "city.population", "film.runtime"])
     whole, part = sorted(index.draw(rng, kind, 2), key=lambda e: -index[kind][e])
     wording = lookup.WORDINGS[kind][0]
-    prompt = f"What percentage of {wording.format(*whole)} is {wording.format(*part)}?{ROUND}"
-    return _numeric("percentage", prompt, index, [(kind, part), (kind, whole)], "round(100 * {0} / {1}, 2)")
+    prompt = f"What percentage of {wording.format(*whole)} is {wording.format(*part)}?"
+    return computed("percentage", prompt, index, [(kind, part), (kind, whole)], "100 * {0} / {1}")
 
 
 def _growth(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
@@ -102,19 +101,17 @@ def _growth(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None
     if not years:
         return None
     earlier = (later[0], rng.choice(years))
-    prompt = f"By what percentage did the income per head in {later[0]} change from {earlier[1]} to {later[1]}?{ROUND}"
-    task = _numeric("growth", prompt, index, [(kind, later), (kind, earlier)], "round(100 * ({0} - {1}) / {1}, 2)")
-    return task and dataclasses.replace(
-        task, meta=task.meta | {"entities": [f"indicator:{later[0]}", str(later[1]), str(earlier[1])]}
-    )
+    prompt = f"By what percentage did the income per head in {later[0]} change from {earlier[1]} to {later[1]}?"
+    tags = [f"indicator:{later[0]}", str(later[1]), str(earlier[1])]
+    return computed("growth", prompt, index, [(kind, later), (kind, earlier)], "100 * ({0} - {1}) / {1}", tags)
 
 
 def _share(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     entities = index.draw(rng, "country.population", 3)
     a, b, c = (e[0] for e in entities)
-    prompt = f"What percentage of the total population of {a}, {b} and {c} lives in {a}?{ROUND}"
+    prompt = f"What percentage of the total population of {a}, {b} and {c} lives in {a}?"
     facts = [("country.population", e) for e in entities]
-    return _numeric("share", prompt, index, facts, "round(100 * {0} / ({0} + {1} + {2}), 2)")
+    return computed("share", prompt, index, facts, "100 * {0} / ({0} + {1} + {2})")
 
 
 def _largest(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
@@ -137,7 +134,7 @@ def _age(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
         prompt, expression = f"How old was the film {film[0]} in {released + years}?", f"{released + years} - {{0}}"
     else:
         prompt, expression = f"In which year was the film {film[0]} {years} years old?", f"{{0}} + {years}"
-    return _numeric("age", prompt, index, [("film.year", film)], expression)
+    return computed("age", prompt, index, [("film.year", film)], expression)
 
 
 def _span(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
@@ -145,7 +142,7 @@ def _span(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     if index["film.year"][film] <= index["element.discovered"][element]:
         return None
     prompt = f"How many years after the discovery of {element[0]} was the film {film[0]} released?"
-    return _numeric("span", prompt, index, [("film.year", film), ("element.discovered", element)], "{0} - {1}")
+    return computed("span", prompt, index, [("film.year", film), ("element.discovered", element)], "{0} - {1}")
 
 
 def _premise(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
@@ -153,7 +150,7 @@ def _premise(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | Non
     kind = rng.choice(list(PREMISES))
     first, second = index.draw(rng, kind, 2)
     prompt = PREMISES[kind].format(first[0], second[0]) + _SAY_SO
-    task = _numeric("premise", prompt, index, [(kind, first), (kind, second)], "{0} - {1}")
+    task = computed("premise", prompt, index, [(kind, first), (kind, second)], "{0} - {1}")
     if task is None or not task.answer.startswith("-"):
         return task if task and task.answer != "0" else None
     return dataclasses.replace(task, answer=FALSE, verifier=_VERDICT, meta=task.meta | {"answer_if": {task.answer: FALSE}})
@@ -217,11 +214,3 @@ def _director(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | No
         return Task("", prompt, str(index[kind][film]), "numeric", multihop.FAMILY, meta=meta)
     meta |= {"plan": steps, "answer_if": {director: FALSE}}
     return Task("", prompt, FALSE, _VERDICT, multihop.FAMILY, meta=meta)
-
-
-def _numeric(template: str, prompt: str, index: FactIndex, facts: list[tuple[str, tuple]], expression: str) -> Task | None:
-    """A task whose answer is an expression over looked-up facts, computed as the expert will."""
-    steps = [lookup_step(index, kind, entity) for kind, entity in facts] + [calculation(expression)]
-    text = calculate(expression.format(*(index[kind][entity] for kind, entity in facts)))
-    value = int(text) if text.lstrip("-").isdecimal() and "round" not in expression else float(text)
-    return numeric_task(template, prompt, steps, [tag(kind, entity) for kind, entity in facts], value)
