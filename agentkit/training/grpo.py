@@ -313,9 +313,9 @@ _METRICS = {
 }
 
 
-def _reward(trajectory: list[Trajectory], **unused: Any) -> list[float | None]:
-    """A reward function in TRL's form that reads the reward off the scored trajectories."""
-    return [t.reward for t in trajectory]
+def _reward(rewards: list[float | None], **unused: Any) -> list[float | None]:
+    """A reward function in TRL's form: the trajectories are scored already. TRL prints what it hands over where that is None."""
+    return rewards
 
 
 def _rollout_func(prompts: list, trainer: AgentGRPOTrainer) -> dict[str, list]:
@@ -326,7 +326,7 @@ def _rollout_func(prompts: list, trainer: AgentGRPOTrainer) -> dict[str, list]:
         "completion_ids": [list(t.completion_ids) for t in trainer._batch],
         "logprobs": [list(t.old_logprobs) for t in trainer._batch],
         "env_mask": [list(mask) for mask in trainer._trained],
-        "trajectory": trainer._batch,
+        "rewards": [t.reward for t in trainer._batch],
     }
 
 
