@@ -80,7 +80,7 @@ class Recipe:
     sync_threshold: float = _key(
         0.0, "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half precision", 0, 10
     )
-    engine_memory: float = _key(0.3, "engine vllm: share of the GPU's memory", 0.01, 0.99)
+    engine_memory: float = _key(0.3, "engines vllm and unsloth: share of the GPU's memory", 0.01, 0.99)
     load_in_4bit: bool = _key(False, "engine unsloth: base weights in 4 bits while training; needs bitsandbytes")
     deterministic: bool = _key(False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools")
     # 02 baseline
