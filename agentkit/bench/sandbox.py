@@ -53,7 +53,7 @@ def _runners() -> dict[str, Runner]:
     """By name; a tier or bubblewrap that does not work here is left out."""
     found: dict[str, Runner] = {"subprocess": _subprocess([])}
     best = sandbox.current_tier().name
-    for tier in sandbox.TIERS:
+    for tier in ("A", "B"):
         runner = _tier(tier)
         if sandbox.run_python(PRINT, tier=tier).status == "ok":
             found["ours" if tier == best else f"tier {tier}"] = runner

@@ -70,8 +70,8 @@ def agreement(every: int = 1) -> dict[str, Any]:
 
     Of the 256 labels, some 45 differ on purpose: answers in prose with neither a box nor "the final answer is" (12) and several
     boxes or a box beside another answer (14), which would pay a policy for naming candidates; words or numbers that go on
-    behind the answer (4), decimals for a fraction without a declared tolerance (3), decimal commas (3), which are thousands separators
-    here, and a percent sign (1); gold answers that are no expression, such as 12:00 (4), are unscored, not wrong. Five
+    behind the answer (4), decimals for a fraction without a declared tolerance (3), decimal commas, which separate thousands
+    here (3), and a percent sign (1); gold answers that are no expression, such as 12:00 (4), are unscored, not wrong. Five
     labels are mistaken or pin down the reader's own limits, such as 1 + 1/e for 1 - 1/e.
     """
     rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf-8").splitlines()][::every]

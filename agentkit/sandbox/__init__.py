@@ -1,12 +1,12 @@
 """Untrusted Python in layers: run_python(code) runs what a model wrote, bounded and confined, or refuses.
 
-Tier A: namespaces, Landlock and seccomp. Tier B: Landlock and seccomp. Tier D: nothing there, so it refuses, unless it is
-told to run programs unconfined (unconfined.py). A tier counts only once canaries have tried to break out of it, in this
-process, and failed; otherwise the next one is tried.
+Tier A: namespaces, Landlock and seccomp. Tier B: Landlock and seccomp. Tier C: Deno and Pyodide, where the user asks for it
+(pyodide.py). Tier D: nothing there, so it refuses, unless it is told to run programs unconfined (unconfined.py). A tier
+counts only once canaries have tried to break out of it, in this process, and failed; otherwise the next one is tried.
 Each call gets a fresh process: no state, file, process or descriptor passes from one call to the next. Network, other
 programs, other users' and this user's files, the environment and other processes are out of reach; time, memory, output,
 threads and files are bounded. Leaves out: side channels, a bug in the kernel, and fairness between calls; names and sizes
-of files elsewhere can be seen under tier B. Numbers: PACKAGES can be imported besides the standard library.
+of files elsewhere can be seen under tier B. Besides the standard library, places.PACKAGES can be imported.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ import socket
 import struct
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 
-from agentkit.sandbox import unconfined, zygote
-from agentkit.sandbox.canaries import CANARIES
+from agentkit.sandbox import pyodide, unconfined, zygote
+from agentkit.sandbox.canaries import CANARIES, CANARIES_C
+from agentkit.sandbox.places import places, preloaded
+from agentkit.sandbox.process import NotReady
 
-PACKAGES = ("numpy", "sympy", "mpmath", "scipy", "pandas", "networkx", "dateutil", "pytz", "tzdata", "six")
-PRELOADED = ("numpy", "sympy")  # imported once, in a zygote of their own, for the programs that name them
-TIERS = ("A", "B")
+TIERS = ("A", "B", "C")
 MAX_CODE = 1_000_000  # characters
 MAX_INPUT = 4 * 2**20  # bytes of stdin and of files together
 MAX_TIMEOUT_S = 3_600.0
@@ -108,11 +106,14 @@ def run_python(
         return Result("error", "", f"the program has {len(code)} characters; the limit is {MAX_CODE}\n", 0.0, tier or "")
     try:
         name = tier or current_tier().name
-        if name not in TIERS:
-            if allow_unsafe or (allow_unsafe is None and unsafe_allowed()):
-                return _unconfined(request)
-            return Result("refused", "", f"no sandbox: {current_tier().why}. {WAY_OUT}\n", 0.0, "D")
-        return _zygote(name, _preload(code)).run(request, timeout_s)
+        if name == "C":
+            _prove_c()
+            return _in_process("C", request)
+        if name in TIERS:
+            return _zygote(name, preloaded(code)).run(request, timeout_s)
+        if allow_unsafe or (allow_unsafe is None and unsafe_allowed()):
+            return _in_process("D", request)
+        return Result("refused", "", f"no sandbox: {current_tier().why}. {WAY_OUT}\n", 0.0, "D")
     except SandboxError as error:
         return Result("refused", "", f"no sandbox: {error}\n", 0.0, "D")
 
@@ -122,13 +123,20 @@ def unsafe_allowed() -> bool:
     return os.environ.get(UNSAFE, "") == "1"
 
 
-def _unconfined(request: bytes) -> Result:
+def _in_process(tier: str, request: bytes) -> Result:
+    """Run a program in tier C or D, each time in a process of its own. Raises SandboxError where it does not start."""
     asked = json.loads(request)
-    files = {name: base64.b64decode(content) for name, content in asked["files"].items()}
-    limits = (asked["timeout_s"], asked["memory_bytes"], files, asked["stdin"], zygote.MAX_OUTPUT)
+    limits = (asked["timeout_s"], asked["memory_bytes"], zygote.MAX_OUTPUT)
     with _slots:
-        status, out, err, seconds = unconfined.run(asked["code"], *limits)
-    return Result(status, readable(out), readable(err), seconds, "D")
+        if tier == "C":
+            try:
+                status, out, err, seconds = pyodide.run(request, *limits)
+            except NotReady as error:
+                raise SandboxError(f"tier C does not start: {error}") from None
+        else:
+            files = {name: base64.b64decode(content) for name, content in asked["files"].items()}
+            status, out, err, seconds = unconfined.run(asked["code"], files, asked["stdin"], *limits)
+    return Result(status, readable(out), readable(err), seconds, tier)
 
 
 def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin: str, tier: str | None) -> bytes:
@@ -157,22 +165,11 @@ def readable(output: bytes) -> str:
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
-def _preload(code: str) -> tuple[str, ...]:
-    """The packages worth having ready for a program: none, or all of PRELOADED where it names one."""
-    return _installed(PRELOADED) if any(name in code for name in PRELOADED) else ()
-
-
-@lru_cache(maxsize=4)
-def _installed(packages: tuple[str, ...]) -> tuple[str, ...]:
-    from importlib.util import find_spec
-
-    return tuple(name for name in packages if find_spec(name))
-
-
 # ---- tiers -----------------------------------------------------------------------------------------------------------
 _lock = threading.RLock()
 _zygotes: dict[tuple[str, tuple[str, ...]], _Zygote] = {}
 _tier: Tier | None = None
+_proven_c = False
 _slots = threading.BoundedSemaphore(AT_ONCE)
 
 
@@ -182,9 +179,9 @@ def current_tier() -> Tier:
     with _lock:
         if _tier is None:
             faults = []
-            for name in TIERS:
+            for name in TIERS if os.environ.get(pyodide.FOLDER) else TIERS[:2]:
                 try:
-                    _zygote(name, ())
+                    _prove_c() if name == "C" else _zygote(name, ())
                 except SandboxError as error:
                     faults.append(f"tier {name} does not work here: {error}")
                     continue
@@ -197,12 +194,12 @@ def current_tier() -> Tier:
 
 def close() -> None:
     """End the zygotes and what they run. The next call starts again."""
-    global _tier
+    global _tier, _proven_c
     with _lock:
         for process in _zygotes.values():
             process.close()
         _zygotes.clear()
-        _tier = None
+        _tier, _proven_c = None, False
 
 
 atexit.register(close)
@@ -228,12 +225,32 @@ def _zygote(tier: str, preload: tuple[str, ...]) -> _Zygote:
         if found is None or found.process.poll() is not None:
             found = _Zygote(tier, preload)
             try:
-                found.prove()
+                _prove(CANARIES, lambda request: found.run(request, 5))
             except BaseException:
                 found.close()
                 raise
             _zygotes[tier, preload] = found
         return found
+
+
+def _prove_c() -> None:
+    """Run tier C's canaries, once. Raises SandboxError where it is not there or one gets out."""
+    global _proven_c
+    with _lock:
+        if not _proven_c:
+            if gap := pyodide.missing():
+                raise SandboxError(f"tier C: {gap}. {pyodide.GET}")
+            _prove(CANARIES_C, lambda request: _in_process("C", request))
+            _proven_c = True
+
+
+def _prove(canaries: Sequence[Callable], run: Callable[[bytes], Result]) -> None:
+    """Run canaries. Raises SandboxError naming what got out."""
+    for canary in canaries:
+        with canary() as (code, limits, expected):
+            found = run(_request(code, limits.get("timeout_s", 5), limits.get("memory_mb", 256), {}, "", None))
+            if (problem := expected(found)) is not None:
+                raise SandboxError(f"a canary: {problem}")
 
 
 class _Zygote:
@@ -245,7 +262,7 @@ class _Zygote:
         self.tier = tier
         self.control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.base = tempfile.mkdtemp(prefix="agentkit-sandbox-")
-        settings = json.dumps({"tier": tier, "preload": preload, "base": self.base, **_places()})
+        settings = json.dumps({"tier": tier, "preload": preload, "base": self.base, **places()})
         script = str(Path(zygote.__file__).resolve())
         command = [sys.executable, "-B", "-P", "-S", "-s", "-X", "utf8", script, str(other.fileno()), settings]
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL", "NUMEXPR")}
@@ -293,14 +310,6 @@ class _Zygote:
         result = Result(header["status"], readable(outputs[:cut]), readable(outputs[cut:]), header["seconds"], self.tier)
         return replace(result, stderr=f"{result.stderr}{header['why']}\n") if header["why"] else result
 
-    def prove(self) -> None:
-        """Run the canaries. Raises SandboxError naming what got out."""
-        for canary in CANARIES:
-            with canary() as (code, limits, expected):
-                found = self.run(_request(code, limits.get("timeout_s", 5), limits.get("memory_mb", 256), {}, "", None), 5)
-                if (problem := expected(found)) is not None:
-                    raise SandboxError(f"canary {canary.__name__}: {problem}")
-
     def close(self) -> None:
         """End the process and what it runs."""
         self.control.close()
@@ -310,40 +319,3 @@ class _Zygote:
             self.process.kill()
             self.process.wait()
         zygote.remove_tree(self.base)
-
-
-@lru_cache(maxsize=1)
-def _places() -> dict:
-    """What programs may read: the interpreter, its libraries and PACKAGES, but no other installed package."""
-    paths = sysconfig.get_paths()
-    stdlib = os.path.realpath(paths["stdlib"])
-    sites = sorted({os.path.realpath(paths[key]) for key in ("purelib", "platlib")})
-    libraries = [p for p in ("/usr/lib", "/lib", "/usr/lib64", "/lib64", f"{sys.base_prefix}/lib") if os.path.exists(p)]
-    hidden = [*sites, f"{stdlib}/site-packages", f"{stdlib}/dist-packages", "/usr/lib/python3/dist-packages"]
-    packages = [os.path.join(site, entry) for site in sites for entry in sorted(os.listdir(site)) if _is_shown(entry)]
-    data = ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/usr/share/locale"]
-    devices = ["/dev/urandom", "/dev/random", "/dev/zero", "/dev/null"]
-    shown = [*libraries, stdlib, *data, *devices]
-    rules = list(dict.fromkeys(rule for root in (*shown, *sites, *packages) for rule in _rules(root, hidden, packages)))
-    path = [
-        p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib)) and os.path.realpath(p) not in hidden
-    ]
-    within_tmp = any(path.startswith("/tmp/") for path in (*shown, *packages))  # installed there: an empty /tmp would hide it
-    found = {"shown": shown, "hidden": hidden, "packages": packages, "rules": rules}
-    found |= {"scratch": "/scratch" if within_tmp else "/tmp"}
-    return found | {"path": path, "names": PACKAGES, "sites": sites}
-
-
-def _is_shown(entry: str) -> bool:
-    return entry.removesuffix(".py").removesuffix(".libs") in PACKAGES
-
-
-def _rules(root: str, hidden: list[str], packages: list[str]) -> list[tuple[str, str]]:
-    """Landlock rules that let a place be read without what is hidden in it: whole where nothing is, else child by child."""
-    root = os.path.realpath(root)
-    if root in hidden:
-        return [(root, "list")]
-    if root in packages or not any(path.startswith(f"{root}/") and os.path.exists(path) for path in hidden):
-        return [(root, "read")]
-    inner = [rule for entry in sorted(os.listdir(root)) for rule in _rules(os.path.join(root, entry), hidden, packages)]
-    return [(root, "list"), *inner]
