@@ -3,7 +3,7 @@
 const folder = Deno.args[0];
 const { loadPyodide } = await import(`file://${folder}/pyodide.mjs`);
 const request = await new Response(Deno.stdin.readable).json();
-const python = await loadPyodide({ indexURL: `${folder}/`, jsglobals: {}, env: { HOME: "/home/pyodide" } });
+const python = await loadPyodide({ indexURL: `${folder}/`, jsglobals: {}, env: { _: "main.py" } });
 Deno.permissions.revokeSync({ name: "read" });
 
 const writer = (stream) => ({
@@ -24,8 +24,9 @@ python.setStdin({
   },
 });
 for (const [name, content] of Object.entries(request.files)) {
-  python.FS.mkdirTree(`/home/pyodide/${name}`.replace(/\/[^/]*$/, ""));
-  python.FS.writeFile(`/home/pyodide/${name}`, Uint8Array.fromBase64(content));
+  const path = `${python.FS.cwd()}/${name}`;
+  python.FS.mkdirTree(path.replace(/\/[^/]*$/, ""));
+  python.FS.writeFile(path, Uint8Array.fromBase64(content));
 }
 
 const start = python.runPython(`
