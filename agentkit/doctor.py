@@ -103,7 +103,7 @@ def gaps(found: dict[str, Any]) -> list[dict[str, str]]:
         gap(f"sandbox tier B: {found['sandbox_why']}", "programs can see names and sizes of files elsewhere, but open none",
             "allow user namespaces (in a container: its seccomp profile)")  # fmt: skip
     if found["sandbox_tier"] == "C":
-        gap(f"sandbox tier C: {found['sandbox_why']}", "a program takes seconds to start and has the standard library only",
+        gap("sandbox tier C: Python in WebAssembly", "a program takes seconds to start and has the standard library only",
             "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64")  # fmt: skip
     if found["sandbox_tier"] == "D":
         refused = "code tasks, the python tool and code verification are refused"
