@@ -167,7 +167,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     rows = rows.get("data") if isinstance(rows, dict) else rows
     if not isinstance(rows, list):
         raise HubError(f"{path} must hold a list of objects, one a task")
-    return iter(list(enumerate(rows, start=1)))
+    return enumerate(rows, start=1)
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -175,7 +175,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        return iter(list(enumerate(pq.read_table(path).to_pylist(), start=1)))
+        return enumerate(pq.read_table(path).to_pylist(), start=1)
     except (pa.ArrowException, OSError) as error:
         raise HubError(f"{path} is not a readable Parquet file ({error}): fetch it again") from None
 
