@@ -109,7 +109,7 @@ class _SlotLayer(CacheLayerMixin):
         self.values[slots, :, positions] = value_states[to.rows, :, to.columns]
         if to.slots is None:
             return self.keys[: to.batch, :, : to.width], self.values[: to.batch, :, : to.width]
-        return self.keys[to.slots, :, : to.width], self.values[to.slots, :, : to.width]
+        return tuple(store[:, :, : to.width].index_select(0, to.slots) for store in (self.keys, self.values))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys to attend to and their offset."""

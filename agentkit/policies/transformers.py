@@ -22,16 +22,16 @@ from agentkit.policies.slots import SlotCache
 GATHER_S = 0.004  # how long an idle engine waits for more requests
 JOIN_SHARE, JOIN_STEPS = 4, 8  # requests join a batch that decodes when they are a quarter of it, or have waited 8 tokens
 PREFILL_TOKENS = 8192  # in one forward pass
+_Ended = tuple[Sample, int]  # a turn and its trajectory
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
     """One trajectory's place in the cache."""
 
-    at: int  # where its keys and values lie
     trajectory: int = -1
-    held: list[int] = field(default_factory=list)  # the tokens they stand for
-    request: Request | None = None  # the turn it is sampling
+    held: list[int] = field(default_factory=list)  # the tokens whose keys and values it has
+    request: Request | None = None  # the turn it is sampling; None while it decodes nothing
     sample: Sample = field(default_factory=lambda: Sample([], []))
     draws: list[float] = field(default_factory=list)
 
@@ -57,8 +57,8 @@ class TransformersPolicy(Policy):
         self.deterministic = deterministic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")  # one thread: each would bring its own OpenMP team
         self._cache = SlotCache(model)
-        self._slots: list[_Slot] = []  # those that decode come first
-        self._decoding = 0
+        self._slots: list[_Slot] = []  # by their place in the cache
+        self._decoding = 0  # slots that do
         self._steps = 0  # tokens decoded since requests last joined
         self._trajectories: set[int] = set()  # in flight
         self._queue: list[tuple[Request, asyncio.Future]] = []
@@ -87,10 +87,7 @@ class TransformersPolicy(Policy):
             while self._queue or self._decoding:
                 if not self._decoding:
                     await self._gather()
-                joining = self._take()
-                for sample, trajectory in await loop.run_in_executor(self._thread, self._advance, joining):
-                    if not (future := self._futures.pop(trajectory)).done():
-                        future.set_result(sample)
+                await loop.run_in_executor(self._thread, self._advance, self._take(), loop)
                 await asyncio.sleep(0)  # the trajectories take their samples
         except BaseException as error:
             waiting = [*self._futures.values(), *(future for _, future in self._queue)]
@@ -101,6 +98,12 @@ class TransformersPolicy(Policy):
                     future.set_exception(error if isinstance(error, Exception) else RuntimeError("the policy was cancelled"))
             if not isinstance(error, Exception):
                 raise
+
+    def _hand_out(self, ended: Sequence[_Ended]) -> None:
+        for sample, trajectory in ended:
+            future = self._futures.pop(trajectory, None)
+            if future is not None and not future.done():
+                future.set_result(sample)
 
     def _clear(self) -> None:
         self._slots, self._decoding = [], 0
@@ -122,84 +125,104 @@ class TransformersPolicy(Policy):
 
     def _take(self) -> list[Request]:
         """The requests that join the batch now."""
-        if self._decoding and not self._may_join():
-            return []
         self._queue.sort(key=lambda item: (len(item[0].ids), item[0].seed))  # a fixed order; like lengths waste no padding
         room = self.in_flight - self._decoding
         taken, self._queue = self._queue[:room], self._queue[room:]
         self._futures |= {request.trajectory: future for request, future in taken}
         return [request for request, _ in taken]
 
-    def _advance(self, joining: Sequence[Request]) -> list[tuple[Sample, int]]:
-        """Let requests join, then decode until a turn ends or more may join; the turns that ended."""
+    def _advance(self, joining: Sequence[Request], loop: asyncio.AbstractEventLoop) -> None:
+        """Let requests join, then decode until nothing is left or more may join; turns are handed out as they end."""
         training = self.model.training
         self.model.eval()
         try:
             ended = self._join(joining) if joining else []
-            while self._decoding and not ended and not self._may_join():
+            while True:
+                if ended:
+                    loop.call_soon_threadsafe(self._hand_out, ended)
+                if not self._decoding or not self._futures or self._may_join():  # no futures: nobody waits any more
+                    return
                 ended = self._decode()
-            return ended
         finally:
             self.model.train(training)
 
-    def _join(self, requests: Sequence[Request]) -> list[tuple[Sample, int]]:
+    def _join(self, requests: Sequence[Request]) -> list[_Ended]:
         """Compute what is new in each request and draw each turn's first token."""
         kept = self._trajectories | {request.trajectory for request in requests}
         joining = [self._claim(request, kept) for request in requests]
-        first: dict[tuple[int, ...], _Slot] = {}
-        copies: list[tuple[_Slot, _Slot]] = []
-        for slot in joining:  # members of a group share their prompt: computed once, then copied
-            leader = slot if slot.held else first.setdefault(tuple(slot.request.ids), slot)
-            copies += [] if leader is slot else [(leader, slot)]
-        copied = {id(slot) for _, slot in copies}
+        slots = self._slots
+        first: dict[tuple[int, ...], int] = {}
+        leaders = {}  # by place: members of a group share their prompt, which is computed once and then copied
+        for place in joining:
+            leader = place if slots[place].held else first.setdefault(tuple(slots[place].request.ids), place)
+            leaders[place] = leader
         logits: dict[int, torch.Tensor] = {}
-        for chunk in _chunks([slot for slot in joining if id(slot) not in copied]):
-            new = [slot.request.ids[len(slot.held) :] for slot in chunk]
-            found = self._cache.forward(self.model, new, [s.at for s in chunk], [len(s.held) for s in chunk])
-            logits |= {id(slot): row for slot, row in zip(chunk, found, strict=True)}
-        if copies:
-            longest = max(len(leader.request.ids) for leader, _ in copies)
-            self._cache.move([leader.at for leader, _ in copies], [slot.at for _, slot in copies], longest)
-            logits |= {id(slot): logits[id(leader)] for leader, slot in copies}
-        for slot in joining:
-            slot.held = list(slot.request.ids)
-            self._swap(self._slots.index(slot), self._decoding)
-            self._decoding += 1
+        for chunk in self._chunks([place for place in joining if leaders[place] == place]):
+            new = [slots[place].request.ids[len(slots[place].held) :] for place in chunk]
+            found = self._cache.forward(self.model, new, chunk, [len(slots[place].held) for place in chunk])
+            logits |= dict(zip(chunk, found, strict=True))
+        if copies := [(leader, place) for place, leader in leaders.items() if leader != place]:
+            longest = max(len(slots[place].request.ids) for _, place in copies)
+            self._cache.move(*zip(*copies, strict=True), longest)
+        for place in joining:
+            slots[place].held = list(slots[place].request.ids)
+        self._decoding += len(joining)
         self._steps = 0
-        return self._draw(joining, torch.stack([logits[id(slot)] for slot in joining]))
+        return self._draw(joining, torch.stack([logits[leaders[place]] for place in joining]))
 
-    def _claim(self, request: Request, kept: set[int]) -> _Slot:
-        """The trajectory's slot with what it holds of the request, or a new one."""
-        idle = self._slots[self._decoding :]
-        slot = next((s for s in idle if s.trajectory == request.trajectory), None)
-        if slot is None:
-            slot = next((s for s in idle if s.trajectory not in kept), None)
-            if slot is None and len(self._slots) < self.in_flight:
-                slot = _Slot(len(self._slots))
-                self._slots.append(slot)
-            slot = slot or next(s for s in idle if s.request is None)  # a trajectory that waits for its tools makes room
-            slot.trajectory, slot.held = request.trajectory, []
+    def _claim(self, request: Request, kept: set[int]) -> int:
+        """The place of the trajectory's slot with what it holds of the request, or of a new one."""
+        idle = [place for place, slot in enumerate(self._slots) if slot.request is None]
+        place = next((p for p in idle if self._slots[p].trajectory == request.trajectory), None)
+        if place is None:
+            place = next((p for p in idle if self._slots[p].trajectory not in kept), None)
+            if place is None and len(self._slots) < self.in_flight:
+                place = len(self._slots)
+                self._slots.append(_Slot())
+            if place is None:
+                place = idle[0]  # a trajectory that waits for its tools makes room
+            self._slots[place] = _Slot(request.trajectory)
+        slot = self._slots[place]
         if len(slot.held) >= len(request.ids) or request.ids[: len(slot.held)] != slot.held:
             slot.held = []
         slot.request, slot.sample = request, Sample([], [])
         slot.draws = np.random.default_rng(request.seed).random(request.max_new_tokens).tolist()
-        return slot
+        return place
 
-    def _decode(self) -> list[tuple[Sample, int]]:
+    def _chunks(self, places: Sequence[int]) -> list[list[int]]:
+        """Places whose new tokens are computed together: like numbers of them, a bounded sum."""
+        new = {place: len(self._slots[place].request.ids) - len(self._slots[place].held) for place in places}
+        found: list[list[int]] = [[]]
+        for place in sorted(places, key=new.__getitem__):
+            if found[-1] and new[place] * (len(found[-1]) + 1) > PREFILL_TOKENS:
+                found.append([])
+            found[-1].append(place)
+        return found
+
+    def _decode(self) -> list[_Ended]:
         """One more token for every row that decodes."""
+        self._compact()
         rows = self._slots[: self._decoding]
-        self._settle()
-        logits = self._cache.forward(
-            self.model, [slot.sample.ids[-1:] for slot in rows], range(len(rows)), [len(slot.held) for slot in rows]
-        )
-        for slot in rows:
-            slot.held.append(slot.sample.ids[-1])
+        new = [slot.sample.ids[-1:] for slot in rows]
+        logits = self._cache.forward(self.model, new, range(len(rows)), [len(slot.held) for slot in rows])
+        for slot, ids in zip(rows, new, strict=True):
+            slot.held += ids
         self._steps += 1
-        return self._draw(rows, logits)
+        return self._draw(range(len(rows)), logits)
 
-    def _draw(self, rows: Sequence[_Slot], logits: torch.Tensor) -> list[tuple[Sample, int]]:
-        """Draw each row's next token; rows whose turn ends stop decoding."""
-        device = logits.device
+    def _compact(self) -> None:
+        """Let the slots that decode trade places with others until they are the first, as far as they are not already."""
+        slots, count = self._slots, self._decoding
+        late = [place for place in range(count, len(slots)) if slots[place].request]
+        idle = [place for place in range(count) if slots[place].request is None]
+        if late:
+            self._cache.move(late + idle, idle + late, max(len(slots[place].held) for place in late + idle))
+            for one, other in zip(late, idle, strict=True):
+                slots[one], slots[other] = slots[other], slots[one]
+
+    def _draw(self, places: Sequence[int], logits: torch.Tensor) -> list[_Ended]:
+        """Draw the next token of the slots at B places from logits (B, V); rows whose turn ends stop decoding."""
+        rows, device = [self._slots[place] for place in places], logits.device
         temperature = torch.tensor([slot.request.temperature for slot in rows], device=device)
         uniforms = torch.tensor([slot.draws[len(slot.sample.ids)] for slot in rows], device=device, dtype=torch.float64)
         tokens, logprobs = draw(logits, temperature, uniforms)
@@ -210,32 +233,8 @@ class TransformersPolicy(Policy):
             if token == self.tokenizer.eos_token_id or len(slot.sample.ids) == slot.request.max_new_tokens:
                 ended.append((slot.sample, slot.trajectory))
                 slot.request = None
-                self._decoding -= 1
-                self._swap(self._slots.index(slot), self._decoding)
+        self._decoding -= len(ended)
         return ended
-
-    def _swap(self, one: int, other: int) -> None:
-        slots = self._slots
-        slots[one], slots[other] = slots[other], slots[one]
-
-    def _settle(self) -> None:
-        """Bring keys and values to where the order of slots says."""
-        moved = [(slot.at, i) for i, slot in enumerate(self._slots) if slot.at != i]
-        if moved:
-            self._cache.move(*zip(*moved, strict=True), max(len(self._slots[i].held) for _, i in moved))
-            for i, slot in enumerate(self._slots):
-                slot.at = i
-
-
-def _chunks(slots: Sequence[_Slot]) -> list[list[_Slot]]:
-    """Slots whose new tokens are computed together: like numbers of them, a bounded sum."""
-    found: list[list[_Slot]] = [[]]
-    for slot in sorted(slots, key=lambda s: len(s.request.ids) - len(s.held)):
-        new = len(slot.request.ids) - len(slot.held)
-        if found[-1] and new * (len(found[-1]) + 1) > PREFILL_TOKENS:
-            found.append([])
-        found[-1].append(slot)
-    return found
 
 
 def draw(logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
