@@ -43,7 +43,7 @@ JAVASCRIPT = [
         ("localStorage.setItem('a', 'b')", ("error",), "NotADirectory"),
         ("import('node:fs').then(fs => fs.readFileSync('SECRET', 'utf8'))", ("error",), "NotCapable"),
         ("import('node:child_process').then(c => c.execSync('id'))", ("error",), "NotCapable"),
-        ("import('https://example.com/x.js')", ("error",), "no-remote"),
+        ("import('https://example.com/x.js')", ("error",), "example.com"),
         ("import('data:text/javascript,').then(() => Deno.connect({port: 9}))", ("error",), "NotCapable"),
         ("import('data:text/javascript,').then(() => caches.open('x'))", ("error",), "cache"),
         ("(() => { const a = []; while (true) a.push(new Uint8Array(1 << 26).fill(1)) })()", ("memory",), ""),
