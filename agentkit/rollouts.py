@@ -12,9 +12,9 @@ import contextlib
 import hashlib
 import inspect
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -23,7 +23,7 @@ from typing import Any
 from agentkit.chat import MAX_OBSERVATION, ChatCodec
 from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment, environments
 from agentkit.knowledge import Corpus
-from agentkit.policies.base import Policy, Request, Sample
+from agentkit.policies.base import Policy, Request
 from agentkit.recipes import Recipe
 from agentkit.records import Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.sandbox import current_tier
@@ -67,28 +67,6 @@ def rollout_options(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-@dataclass(slots=True)
-class _Tape:
-    """A trajectory while it grows; the three lists stay equally long."""
-
-    ids: list[int]
-    mask: list[int]
-    logprobs: list[float]
-    turns: list[Turn]
-
-    def sampled(self, sample: Sample) -> tuple[int, int]:
-        start = len(self.ids)
-        self.ids += sample.ids
-        self.mask += [1] * len(sample.ids)
-        self.logprobs += sample.logprobs
-        return start, len(self.ids)
-
-    def observed(self, ids: list[int]) -> None:
-        self.ids += ids
-        self.mask += [0] * len(ids)
-        self.logprobs += [0.0] * len(ids)
-
-
 async def arollout(
     tasks: Sequence[Task],
     policy: Policy,
@@ -125,7 +103,11 @@ async def arollout(
         environment has ``get_reward``, what it gives stands among the components under the environment's class name.
     """
     factories = {t.family: environment[t.family] if isinstance(environment, Mapping) else environment for t in tasks}
-    codecs = {family: _codec(policy, make(), system_prompt, tool_format) for family, make in factories.items()}
+    codecs = {}
+    for family, make in factories.items():
+        around = make()
+        prompt = getattr(around, "system_prompt", system_prompt)
+        codecs[family] = ChatCodec(policy.tokenizer, prompt, tool_schemas(around), tool_format)
     places = asyncio.Semaphore(policy.in_flight or len(tasks) * group_size)
 
     async def one(task: Task, index: int) -> Trajectory:
@@ -155,30 +137,13 @@ def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Traje
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(arollout(tasks, policy, **options))
-    box: dict[str, Any] = {}
-
-    def work() -> None:
-        try:
-            box["result"] = asyncio.run(arollout(tasks, policy, **options))
-        except BaseException as error:  # handed to the caller's thread
-            box["error"] = error
-
-    thread = threading.Thread(target=work, name="rollout")
-    thread.start()
-    thread.join()
-    if "error" in box:
-        raise box["error"]
-    return box["result"]
-
-
-def _codec(policy: Policy, environment: object, system_prompt: str, tool_format: str | None) -> ChatCodec:
-    prompt = getattr(environment, "system_prompt", system_prompt)
-    return ChatCodec(policy.tokenizer, prompt, tool_schemas(environment), tool_format)
+    with ThreadPoolExecutor(1, thread_name_prefix="rollout") as thread:
+        return thread.submit(asyncio.run, arollout(tasks, policy, **options)).result()
 
 
 @dataclass(slots=True)
 class _Walk:
-    """One trajectory from prompt to verdict."""
+    """One trajectory from prompt to verdict; ``ids``, ``mask`` and ``logprobs`` stay equally long."""
 
     task: Task
     index: int  # in its group
@@ -190,7 +155,10 @@ class _Walk:
     temperature: float
     limits: Limits
     cache: ToolCache | None
-    tape: _Tape = field(default_factory=lambda: _Tape([], [], [], []))
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
     answer: str | None = None
 
     async def trajectory(self) -> Trajectory:
@@ -204,10 +172,19 @@ class _Walk:
             if not clock.expired():
                 raise
             stop = StopReason.TIME_LIMIT
-        tape = self.tape
-        tokens = {"prompt_ids": tuple(prompt), "completion_ids": tuple(tape.ids), "action_mask": tuple(tape.mask)}
-        tokens |= {"old_logprobs": tuple(tape.logprobs), "turns": tuple(tape.turns), "stop_reason": stop, "answer": self.answer}
-        done = Trajectory(self.task.id, self.policy.name, self.index, self.seed, **tokens)
+        done = Trajectory(
+            self.task.id,
+            self.policy.name,
+            self.index,
+            self.seed,
+            prompt_ids=tuple(prompt),
+            completion_ids=tuple(self.ids),
+            action_mask=tuple(self.mask),
+            old_logprobs=tuple(self.logprobs),
+            turns=tuple(self.turns),
+            stop_reason=stop,
+            answer=self.answer,
+        )
         try:
             verdict = await in_thread(partial(_verdict, self.task, done), VERDICT_S)
         except TimeoutError:
@@ -217,43 +194,51 @@ class _Walk:
 
     async def _turns(self, prompt: list[int]) -> StopReason:
         results: tuple[ToolResult, ...] = ()
-        tape, limits = self.tape, self.limits
+        limits = self.limits
         for turn in range(limits.max_turns):
-            budget = min(limits.max_turn_tokens, limits.max_tokens - len(tape.ids))
+            budget = min(limits.max_turn_tokens, limits.max_tokens - len(self.ids))
             if budget <= 0:
                 return StopReason.TOKEN_LIMIT
             start = time.perf_counter()
             seed = _seed(self.seed, self.task, self.index, turn)
-            request = Request(self.task, self.number, turn, prompt + tape.ids, seed, budget, self.temperature, results)
+            request = Request(
+                self.task, self.number, turn, prompt + self.ids, seed, budget, self.temperature, results, self.codec.format
+            )
             sample = await self.policy.sample(request)
             end = self.codec.turn_end(sample.ids)
-            sample = Sample(sample.ids[:end], sample.logprobs[:end])
-            span, seconds = tape.sampled(sample), time.perf_counter() - start
-            text = self.codec.decode(sample.ids)
-            tape.turns.append(Turn(text, span, (), seconds))
+            ids = sample.ids[:end]
+            self._append(ids, 1, sample.logprobs[:end])
+            span = len(self.ids) - len(ids), len(self.ids)
+            self.turns.append(Turn(self.codec.decode(ids), span, seconds=time.perf_counter() - start))
             if end is None:
                 return StopReason.TRUNCATED_TURN if budget == limits.max_turn_tokens else StopReason.TOKEN_LIMIT
-            parsed = self.codec.parse(sample.ids)
+            parsed = self.codec.parse(ids)
             if not parsed.calls and not parsed.errors:
                 self.answer = final_answer(parsed.text)
                 return StopReason.ANSWER
             results = tuple([await self._call(call) for call in parsed.calls])
             results += tuple(malformed(error) for error in parsed.errors)
-            tape.turns[-1] = Turn(text, span, results, seconds)
+            self.turns[-1] = replace(self.turns[-1], results=results)
             if turn + 1 < limits.max_turns:
-                tape.observed(self._observed(results, last=turn + 2 == limits.max_turns))
+                self._observe(results, last=turn + 2 == limits.max_turns)
         return StopReason.TURN_LIMIT
+
+    def _append(self, ids: list[int], mask: int, logprobs: list[float]) -> None:
+        self.ids += ids
+        self.mask += [mask] * len(ids)
+        self.logprobs += logprobs
 
     async def _call(self, call: ToolCall) -> ToolResult:
         result = await run_call(call, self.environment, timeout_s=self.limits.tool_timeout_s, cache=self.cache)
         return replace(result, observation=self.codec.shorten(result.observation, self.limits.max_observation))
 
-    def _observed(self, results: Sequence[ToolResult], last: bool) -> list[int]:
-        """Ids of the tool replies, as far as they fit; where they do not, the next turn's budget is 0."""
+    def _observe(self, results: Sequence[ToolResult], last: bool) -> None:
+        """Append the tool replies as far as they fit; where they do not, the next turn's budget is 0."""
         texts = [r.observation for r in results]
         if last:
             texts[-1] += f"\n{LAST_TURN}"
-        return self.codec.observation_ids(texts)[: self.limits.max_tokens - len(self.tape.ids)]
+        ids = self.codec.observation_ids(texts)[: self.limits.max_tokens - len(self.ids)]
+        self._append(ids, 0, [0.0] * len(ids))
 
     async def _reset(self) -> str:
         """Make the environment ready, with the row that TRL would hand it; what it wants to add to the question."""

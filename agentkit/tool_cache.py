@@ -53,7 +53,7 @@ class ToolCache:
         replay_every: of the hits on one tool, which are checked against the tool itself.
 
     Attributes:
-        hits, misses, mismatches: counts by tool, since this cache was opened.
+        hits, mismatches: counts by tool, since this cache was opened.
 
     Raises:
         ValueError: the file is no tool cache, or cannot be made or read.
@@ -61,7 +61,7 @@ class ToolCache:
 
     def __init__(self, path: str | Path | None = None, *, replay_every: int = 50):
         self.path, self.replay_every = path and Path(path), replay_every
-        self.hits, self.misses, self.mismatches = Counter[str](), Counter[str](), Counter[str]()
+        self.hits, self.mismatches = Counter[str](), Counter[str]()
         self._lock = threading.Lock()
         self._new: dict[bytes, tuple[str, str]] = {}  # not yet written
         self._flights: dict[tuple[int, bytes], _Flight] = {}
@@ -120,7 +120,6 @@ class ToolCache:
 
     async def _ask(self, tool: str, key: bytes, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
         outcome = await work()
-        self.misses[tool] += 1
         if outcome[1]:
             self.keep(tool, key, outcome[0])
         return outcome

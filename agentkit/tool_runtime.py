@@ -2,44 +2,30 @@
 
 ``@tool(...)`` on a method says what the runtime may rely on; a method without it is a plain tool that is run in a thread, or
 on the tools' own event loop where it is ``async``. Whatever goes wrong (unknown name, bad arguments, exceptions, time-outs)
-becomes an observation that tells the policy what to mend. When the time is up an async tool is cancelled and a process is
-killed. A thread cannot be ended: it is left behind, and a tool that has left MAX_HUNG behind is refused from then on.
+becomes an observation that tells the policy what to mend. How the work is done and ended is in agentkit.tool_execution.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import functools
 import hashlib
 import inspect
 import json
 import os
-import queue
-import signal
-import struct
-import subprocess
-import sys
-import threading
 import time
 import typing
 import warnings
-import weakref
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from agentkit.records import ToolCall, ToolResult
 from agentkit.tool_cache import Outcome, ToolCache, canonical, key_of
+from agentkit.tool_execution import Failed, Refused, in_process, in_thread, on_tool_loop, place
 
 MAX_OBSERVATION = 100_000  # characters; the limit in tokens is the rollout's
-MAX_THREADS = 128  # tools running in threads at once in one event loop
-MAX_HUNG = 64  # calls of one tool that may be left behind
-START_S = 60.0  # for a process to start and to load a tool
 _TYPES = {
     str: "a string",
     int: "an integer",
@@ -192,7 +178,7 @@ def _cacheable(method: Callable, spec: ToolSpec, environment: object, arguments:
     except Exception as error:  # arguments that no parser gives, or a version that cannot be told
         warnings.warn(f"answers of {_name(method)} are not cached: {_described(error)}", stacklevel=2)
         return arguments, None
-    key = None if version is None else key_of(_name(method), f"{version} {_code(method)}", text)
+    key = None if version is None else key_of(_name(method), f"{version} {_code(getattr(method, '__func__', method))}", text)
     return json.loads(text), key
 
 
@@ -200,14 +186,10 @@ def _name(method: Callable) -> str:
     return f"{method.__module__}.{method.__qualname__}"
 
 
-def _code(method: Callable) -> str:
+@functools.lru_cache(maxsize=1024)
+def _code(function: Callable) -> str:
     """A tool's own code as text that is the same in every process: a tool rewritten in a notebook cell is another tool."""
 
-    return _digest(getattr(method, "__func__", method))
-
-
-@functools.lru_cache(maxsize=1024)
-def _digest(function: Callable) -> str:
     def parts(constant: Any) -> Any:
         if isinstance(constant, CodeType):
             return [constant.co_code, constant.co_names, *map(parts, constant.co_consts)]
@@ -221,8 +203,9 @@ async def _outcome(method: Callable, spec: ToolSpec, arguments: dict[str, Any], 
     """What the policy is shown; it never raises for what the tool does."""
     name, problem = method.__name__, ""
     try:
-        async with _place(method, spec.max_concurrent or (os.cpu_count() if spec.process else None)):
-            observation = str(await _tries(method, spec, arguments, limit_s))
+        async with place(_name(method), spec.max_concurrent or (os.cpu_count() if spec.process else None)):
+            value = await _tries(method, spec, arguments, limit_s)
+            observation = value if isinstance(value, str) else await in_thread(functools.partial(str, value), limit_s)
     except TimeoutError:
         problem = f"{name} did not answer within {limit_s:g} s"
     except Exception as error:  # a tool is somebody else's code: nothing it raises may end the run
@@ -257,30 +240,12 @@ async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: fl
 
 
 async def _once(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Any:
+    work = functools.partial(method, **arguments)
     if inspect.iscoroutinefunction(method):
-        return await _on_tool_loop(method, arguments, limit_s)
+        return await on_tool_loop(work, limit_s, _name(method))
     if spec.process:
-        return await _in_process(functools.partial(method, **arguments), limit_s)
-    return await in_thread(functools.partial(method, **arguments), limit_s, _name(method))
-
-
-_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = weakref.WeakKeyDictionary()
-
-
-def _place(method: Callable | None, limit: int | None) -> contextlib.AbstractAsyncContextManager:
-    """One of ``limit`` places: of a tool, or of all threads (no method)."""
-    if limit is None:
-        return contextlib.nullcontext()
-    gates = _gates.setdefault(asyncio.get_running_loop(), {})
-    return gates.setdefault(_name(method) if method else "", asyncio.Semaphore(limit))
-
-
-class Refused(RuntimeError):
-    """A tool is not called, because too many earlier calls of it never ended."""
-
-
-class Failed(RuntimeError):
-    """A tool failed in a process of its own; the message is what it said."""
+        return await in_process(work, limit_s)
+    return await in_thread(work, limit_s, _name(method))
 
 
 def _described(error: Exception) -> str:
@@ -289,210 +254,3 @@ def _described(error: Exception) -> str:
         return f"{error}" if isinstance(error, ValueError | Refused | Failed) else f"{type(error).__name__}: {error}"
     except Exception:  # its own __str__ fails
         return type(error).__name__
-
-
-# ---- calls that may never end ----------------------------------------------------------------------------------------
-_hung: dict[str, set[threading.Event]] = defaultdict(set)  # by tool: the ends of calls that were left behind
-
-
-def _refuse_hung(name: str) -> None:
-    _hung[name] = {end for end in _hung[name] if not end.is_set()}
-    if len(_hung[name]) >= MAX_HUNG:
-        raise Refused(f"{name.rpartition('.')[2]} is out of order: {MAX_HUNG} earlier calls still hang")
-
-
-async def _within(future: Any, end: threading.Event, limit_s: float, name: str) -> Any:
-    """The result of work elsewhere. Raises TimeoutError, having cancelled what can be, or what the work raised.
-
-    A result that is there when the time is up counts, so that a busy event loop makes no tool look slow.
-    """
-    waiting = asyncio.wrap_future(future)
-    try:
-        await asyncio.wait({waiting}, timeout=limit_s)
-        if future.done():
-            return future.result()
-        raise TimeoutError
-    finally:
-        if name and not future.done():  # left behind, by its own time limit or because nobody waits any more
-            _hung[name].add(end)
-        if not waiting.cancel() and not waiting.cancelled():
-            waiting.exception()  # has been seen
-
-
-async def in_thread(work: Callable[[], Any], timeout_s: float, name: str = "") -> Any:
-    """What ``work`` returns, called in a daemon thread of a bounded pool. Raises TimeoutError, or what ``work`` raised.
-
-    Not asyncio.to_thread: its few workers would be used up by hung tools, and asyncio.run would wait for them at the end.
-    The time starts when one of MAX_THREADS places is free, so that a thousand calls at once do not time each other out.
-    """
-    from concurrent.futures import Future
-
-    async with _place(None, MAX_THREADS):
-        if name:
-            _refuse_hung(name)
-        future, end = Future(), threading.Event()
-        future.set_running_or_notify_cancel()
-        _submit(functools.partial(_fulfil, work, future, end))
-        return await _within(future, end, timeout_s, name)
-
-
-def _fulfil(work: Callable[[], Any], future: Any, end: threading.Event) -> None:
-    value, raised = None, None
-    try:
-        value = work()
-    except StopIteration as error:  # which no future can hold
-        raised = RuntimeError(f"the tool raised {type(error).__name__}")
-    except Exception as error:
-        raised = error
-    except BaseException as error:  # such as SystemExit, which would end the event loop
-        raised = RuntimeError(f"the tool raised {type(error).__name__}")
-    if raised is None:
-        future.set_result(value)
-    else:
-        future.set_exception(raised)
-    end.set()
-
-
-_idle: list[queue.SimpleQueue] = []  # inboxes of threads that wait for work
-
-
-def _submit(job: Callable[[], None]) -> None:
-    """Hand a job to an idle thread, or to a new one; a thread that hangs is never idle again."""
-    try:
-        inbox = _idle.pop()
-    except IndexError:
-        inbox = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(inbox,), name="tool", daemon=True).start()
-    inbox.put(job)
-
-
-def _serve(inbox: queue.SimpleQueue) -> None:
-    while True:
-        inbox.get()()
-        _idle.append(inbox)
-
-
-# ---- async tools -----------------------------------------------------------------------------------------------------
-_tool_loop: asyncio.AbstractEventLoop | None = None
-_loop_lock = threading.Lock()
-
-
-async def _on_tool_loop(method: Callable, arguments: dict[str, Any], limit_s: float) -> Any:
-    """Await an async tool on the tools' event loop, which lives in a thread of its own, as in TRL.
-
-    So a tool that blocks holds up no sampling, and a client that a tool keeps open outlives the rollout's event loop.
-    """
-    _refuse_hung(_name(method))
-    loop, end = _started_loop(), threading.Event()
-    future = asyncio.run_coroutine_threadsafe(_awaited(method, arguments, end), loop)
-    try:
-        return await _within(future, end, limit_s, _name(method))
-    except TimeoutError:
-        if not end.is_set():
-            await _abandon_if_blocked(loop)
-        raise
-
-
-async def _awaited(method: Callable, arguments: dict[str, Any], end: threading.Event) -> Any:
-    try:
-        return await method(**arguments)
-    except (KeyboardInterrupt, SystemExit) as error:  # would end the event loop
-        raise RuntimeError(f"the tool raised {type(error).__name__}") from None
-    finally:
-        end.set()
-
-
-def _started_loop() -> asyncio.AbstractEventLoop:
-    global _tool_loop
-    with _loop_lock:
-        if _tool_loop is None:
-            _tool_loop = asyncio.new_event_loop()
-            threading.Thread(target=_tool_loop.run_forever, name="async tools", daemon=True).start()
-        return _tool_loop
-
-
-async def _abandon_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
-    """Leave an event loop behind that a tool blocks; the next call starts another."""
-    global _tool_loop
-    alive = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))
-    await asyncio.wait({alive}, timeout=0.5)
-    if not alive.done():
-        alive.cancel()
-        with _loop_lock:
-            _tool_loop = None if _tool_loop is loop else _tool_loop
-
-
-# ---- tools in processes ----------------------------------------------------------------------------------------------
-_workers: list[_Worker] = []  # idle ones
-
-
-async def _in_process(work: Callable[[], Any], limit_s: float) -> Any:
-    """Call ``work`` in another process, which is killed with all it started when the time is up."""
-    worker = _workers.pop() if _workers else _Worker()
-    try:
-        await in_thread(functools.partial(worker.load, work), START_S)
-        text = await in_thread(worker.run, limit_s)
-    except Failed as error:
-        if worker.process.poll() is None:
-            _workers.append(worker)
-        raise (ValueError if error.args[1:] else Failed)(error.args[0]) from None
-    except BaseException:
-        worker.kill()
-        raise
-    _workers.append(worker)
-    return text
-
-
-class _Worker:
-    """A process that runs one call at a time (agentkit/tool_worker.py)."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-P", str(Path(__file__).with_name("tool_worker.py"))]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        atexit.register(self.kill)
-
-    def load(self, work: Callable[[], Any]) -> None:
-        """Send a call and wait until it is ready to run. Raises ValueError where it cannot be sent."""
-        import dill
-
-        try:
-            frames = [json.dumps(sys.path).encode(), dill.dumps(work, recurse=True)]
-        except Exception as error:
-            raise ValueError(f"the tool cannot run in a process of its own: {error}") from None
-        with contextlib.suppress(BrokenPipeError):  # then there is no reply either
-            for frame in frames:
-                self.process.stdin.write(struct.pack("!Q", len(frame)) + frame)
-            self.process.stdin.flush()
-        self._reply()
-
-    def run(self) -> str | None:
-        """The call's result as text."""
-        return self._reply().get("text")
-
-    def _reply(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"its process ended with status {self.process.wait()}")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise Failed(reply["error"], *(["final"] if reply["final"] else []))
-        return reply
-
-    def kill(self) -> None:
-        """End the process and everything it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        atexit.unregister(self.kill)
-
-
-def _forget() -> None:
-    """A forked process has none of its parent's threads and must not use its pipes."""
-    global _tool_loop, _loop_lock
-    _tool_loop, _loop_lock = None, threading.Lock()
-    for shared in (_idle, _workers, _hung):
-        shared.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)

@@ -131,51 +131,10 @@ def test_a_forged_tool_response_stays_the_models_text():
     assert parsed.text == forged and parsed.calls == (SEARCH,)
 
 
-def test_other_formats_are_refused():
-    with pytest.raises(ValueError, match="unknown tool-call format 'xml'"):
-        parse_turn("", format="xml")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        format_call("search", {"query": "x" * 2**20}),
-        call('{"name": "search", "arguments": {"query": "' + '\\"' * 2**19),
-        call("[" * 2**20),
-        "<tool_call>" * (2**20 // 11),
-        "<tool_call> " + " " * 2**20,
-        "<think>" * (2**20 // 7),
-        "<think></think>" * (2**20 // 15),
-        "<" * 2**20,
-        call("{" + ",".join(f'"k{i}": {i}' for i in range(60_000)) + "}"),
-        call(json.dumps({"name": "search", "arguments": json.dumps({"query": "[" * 2**19})})),
-        call('{"name": "search", "arguments": {"q": 1' + "0" * 2**20 + "}}"),
-    ],
-    ids=range(11),
-)
-def test_a_mebibyte_is_read_in_bounded_time(text):
-    start = time.monotonic()
-    parsed = parse_turn(text)
-    assert time.monotonic() - start < 5
-    assert len(parsed.calls) + len(parsed.errors) <= MAX_CALLS + 1
-
-
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), st.dictionaries(st.text(max_size=5), JSON, max_size=3))
 def test_what_is_written_is_read_back(name, arguments):
     parsed = parse_turn(f"prose {format_call(name, arguments)}")
     assert parsed.calls == (ToolCall(name, arguments),) and parsed.text == "prose"
-
-
-PIECES = """<tool_call> </tool_call> <think> </think> <tool_response> { } [ ] " : , NaN \\ \\ud800 1e9 search""".split()
-PIECES += ['{"name": "a"', ', "arguments": ', '{"name": "a", "arguments": {}}', "\ud800", "\n", " ", "\x00"]
-
-
-@given(st.lists(st.sampled_from(PIECES) | st.text(st.characters(), max_size=3), max_size=30))
-def test_no_text_breaks_the_parser(pieces):
-    parsed = parse_turn("".join(pieces))
-    for found in parsed.calls:
-        json.dumps([found.name, found.arguments], allow_nan=False, ensure_ascii=False).encode()
-    assert all(error and "\ud800" not in error for error in parsed.errors)
 
 
 # ---- tokens

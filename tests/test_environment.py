@@ -81,6 +81,13 @@ class Workshop:
     def nothing(self) -> None:
         return None
 
+    def unspeakable(self) -> object:
+        class Slow:
+            def __str__(self):
+                time.sleep(3600)
+
+        return Slow()
+
     def surrogate(self) -> str:
         return "a\ud800"
 
@@ -200,7 +207,7 @@ def test_a_thousand_calls_at_once_all_answer():
     assert [r.observation for r in asyncio.run(many())] == [str(i + 1) for i in range(1_000)]
 
 
-@pytest.mark.parametrize("tool", ["hang", "hang_later"])
+@pytest.mark.parametrize("tool", ["hang", "hang_later", "unspeakable"])
 def test_a_hung_tool_is_given_up_and_holds_up_nobody(tool):
     """Forty hung calls, far more than a thread pool has workers, and one that answers."""
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
+import warnings
 from functools import partial
 
 import pytest
+from says import Says
 
+import agentkit.training
 from agentkit import StopReason, Task, ToolCall, rollout
 from agentkit.environment import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment, tool
 from agentkit.knowledge import Corpus
-from agentkit.policies import Policy, Request, Sample
 from agentkit.rollouts import Limits
 from agentkit.testing import EnvironmentConformance
 from agentkit.tool_calls import format_call
@@ -141,21 +144,6 @@ def test_the_suite_finds_shared_state():
 
 
 # ---- an environment from elsewhere, in our rollouts
-class Says(Policy):
-    """Says its turns one by one and keeps what it was asked."""
-
-    name = "says"
-
-    def __init__(self, tokenizer, *turns):
-        self.tokenizer, self.turns, self.asked = tokenizer, turns, []
-
-    async def sample(self, request: Request) -> Sample:
-        self.asked.append(self.tokenizer.decode(request.ids))
-        text = self.turns[min(request.turn, len(self.turns) - 1)] + self.tokenizer.eos_token
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Sample(ids, [-1.0] * len(ids))
-
-
 TASK = Task("t", "Count to 3.", "3", "numeric", meta={"level": 7})
 
 
@@ -207,6 +195,17 @@ def test_a_reset_that_fails_stops_with_one_sentence(tokenizer, reset, says):
 
 
 # ---- ours, in stock TRL
+def test_only_the_tested_pair_of_trl_and_vllm_is_silent():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        importlib.reload(agentkit.training)
+        for version in ("0.32.0", "0.33.0"):
+            warnings.warn(
+                f"TRL currently supports vLLM versions from 0.21.0 to 0.31.0. You have version {version} installed.", stacklevel=1
+            )
+    assert [str(w.message).split()[-2] for w in seen] == ["0.33.0"]
+
+
 @pytest.mark.parametrize("environment", [CorpusEnvironment, CounterEnvironment])
 def test_an_environment_runs_in_stock_trl(environment, suite, tmp_path):
     """TRL's own trainer makes the environments, resets them, runs their tools for a real model, and scores."""

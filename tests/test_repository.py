@@ -29,7 +29,7 @@ RECIPES = sorted(path for path in (ROOT / "params").glob("*.yaml") if path.name 
 LAYERS = (
     ("records", "runs", "recipes", "redact", "nano"),
     ("knowledge", "tasks", "tools", "verifiers", "audit", "sandbox", "gaia"),
-    ("environment", "tool_runtime", "tool_cache", "tool_worker", "tool_calls", "chat", "testing", "xray"),
+    ("environment", "tool_runtime", "tool_execution", "tool_cache", "tool_worker", "tool_calls", "chat", "testing", "xray"),
     ("policies",),
     ("rollouts",),
     ("rewards", "advantages", "selection", "statistics", "tables"),

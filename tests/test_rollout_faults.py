@@ -9,11 +9,13 @@ import threading
 import time
 
 import pytest
+from says import Says
 
 from agentkit import StopReason, Task, rollout
 from agentkit.chat import ChatCodec
 from agentkit.environment import CorpusEnvironment, tool
-from agentkit.policies import Flaws, Policy, Request, Sample, ScriptedPolicy
+from agentkit.knowledge import corpus_path
+from agentkit.policies import Flaws, ScriptedPolicy
 from agentkit.recipes import Recipe
 from agentkit.rollouts import Limits, arollout, rollout_options, tool_metrics
 from agentkit.tool_cache import ToolCache
@@ -23,19 +25,9 @@ TASK = Task("t", "What?", "3", "numeric")
 ROOMY = Limits(max_turn_tokens=500, max_tokens=8_000)
 
 
-class Says(Policy):
-    """Calls one tool, then answers."""
-
-    name = "says"
-
-    def __init__(self, tokenizer, tool, **arguments):
-        self.tokenizer, self.turns = tokenizer, [format_call(tool, arguments), "Answer: 3"]
-
-    async def sample(self, request: Request) -> Sample:
-        await asyncio.sleep(0)
-        text = self.turns[min(request.turn, 1)] + self.tokenizer.eos_token
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Sample(ids, [-1.0] * len(ids))
+def calls(tokenizer, tool, **arguments):
+    """A policy that calls one tool, then answers."""
+    return Says(tokenizer, format_call(tool, arguments), "Answer: 3")
 
 
 class Tools:
@@ -97,7 +89,7 @@ def test_one_hung_tool_in_eight_ends_within_its_time_out_and_a_second(tokenizer,
 
     def seconds(how: str) -> tuple[float, list]:
         start = time.monotonic()
-        found = rollout([TASK], Says(tokenizer, name, how=how), environment=tools, group_size=8, limits=limits)
+        found = rollout([TASK], calls(tokenizer, name, how=how), environment=tools, group_size=8, limits=limits)
         return time.monotonic() - start, whole(found)
 
     seconds("fine")
@@ -112,14 +104,14 @@ def test_one_hung_tool_in_eight_ends_within_its_time_out_and_a_second(tokenizer,
 
 
 def test_a_tool_that_raises_is_an_observation(tokenizer, tools):
-    found = whole(rollout([TASK], Says(tokenizer, "work", how="raise"), environment=tools, group_size=8, limits=ROOMY))
+    found = whole(rollout([TASK], calls(tokenizer, "work", how="raise"), environment=tools, group_size=8, limits=ROOMY))
     observations = sorted(t.turns[0].results[0].observation for t in found)
     assert observations == ["Error: OSError: the disk is gone."] + ["fine"] * 7
 
 
 def test_ten_megabytes_are_cut_in_tokens_visibly(tokenizer, tools):
     limits = Limits(max_turn_tokens=500, max_tokens=8_000, max_observation=50)
-    (t,) = whole(rollout([TASK], Says(tokenizer, "work", how="flood"), environment=tools, limits=limits))
+    (t,) = whole(rollout([TASK], calls(tokenizer, "work", how="flood"), environment=tools, limits=limits))
     (shown,) = t.turns[0].results
     codec = ChatCodec(tokenizer, "", [])
     assert len(codec.text_ids(shown.observation)) <= 50 and shown.observation.startswith("word word")
@@ -146,7 +138,7 @@ def test_a_cut_reply_is_as_short_as_told_and_a_short_one_untouched(tokenizer, te
 
 
 def test_a_control_token_in_a_reply_is_text(tokenizer, tools):
-    (t,) = whole(rollout([TASK], Says(tokenizer, "work", how="control"), environment=tools, limits=ROOMY))
+    (t,) = whole(rollout([TASK], calls(tokenizer, "work", how="control"), environment=tools, limits=ROOMY))
     observed = [i for i, m in zip(t.completion_ids, t.action_mask, strict=True) if not m]
     codec = ChatCodec(tokenizer, "", [])
     assert sum(i in codec.control_ids for i in observed) == sum(i in codec.control_ids for i in codec.observation_ids(["x"]))
@@ -158,14 +150,14 @@ def test_the_trajectorys_time_ends_a_call_and_a_turn(tokenizer, tools, name):
     tools.made = 2
     limits = Limits(max_turn_tokens=500, max_tokens=8_000, tool_timeout_s=300.0, trajectory_timeout_s=1.0)
     start = time.monotonic()
-    (t,) = whole(rollout([TASK], Says(tokenizer, name, how="hang"), environment=tools, limits=limits))
+    (t,) = whole(rollout([TASK], calls(tokenizer, name, how="hang"), environment=tools, limits=limits))
     assert t.stop_reason == StopReason.TIME_LIMIT and len(t.turns) == 1 and time.monotonic() - start < 60
 
     class Asleep(Says):
         async def sample(self, request):
             await asyncio.sleep(600)
 
-    (t,) = whole(rollout([TASK], Asleep(tokenizer, name, how="x"), environment=tools, limits=limits))
+    (t,) = whole(rollout([TASK], Asleep(tokenizer), environment=tools, limits=limits))
     assert t.stop_reason == StopReason.TIME_LIMIT and t.turns == () and t.success == 0.0
 
 
@@ -188,7 +180,7 @@ def test_eight_rollouts_that_ask_the_same_cost_one_call(tokenizer):
             time.sleep(0.05)
             return f"about {query}"
 
-    policy = Says(tokenizer, "look", query="x")
+    policy = calls(tokenizer, "look", query="x")
     cached = whole(rollout([TASK], policy, environment=Counts, group_size=8, limits=ROOMY, tool_cache=ToolCache()))
     assert Counts.ran == 1
     plain = whole(rollout([TASK], policy, environment=Counts, group_size=8, limits=ROOMY))
@@ -200,7 +192,7 @@ def test_eight_rollouts_that_ask_the_same_cost_one_call(tokenizer):
 
 def test_a_recipe_says_where_the_cache_lies(tokenizer, suite, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    monkeypatch.setenv("AGENTKIT_CORPUS", str(suite_corpus()))
+    monkeypatch.setenv("AGENTKIT_CORPUS", str(corpus_path()))
     policy = ScriptedPolicy(tokenizer, Flaws())
     tasks = list(suite)[:3]
     for recipe, file in (({"tool_cache": str(tmp_path / "a.sqlite")}, "a.sqlite"), ({}, "user/agentkit/tools.sqlite")):
@@ -213,12 +205,6 @@ def test_a_recipe_says_where_the_cache_lies(tokenizer, suite, tmp_path, monkeypa
     (tmp_path / "b.sqlite").write_text("no cache")
     with pytest.raises(ValueError, match=r"b\.sqlite cannot be used as the cache of tools"):
         rollout_options(Recipe.from_mapping({"tool_cache": str(tmp_path / "b.sqlite")}))
-
-
-def suite_corpus():
-    from agentkit.knowledge import corpus_path
-
-    return corpus_path()
 
 
 def test_two_thousand_trajectories_at_once_with_slow_tools(tokenizer):
@@ -241,7 +227,7 @@ def test_two_thousand_trajectories_at_once_with_slow_tools(tokenizer):
     async def watched():
         nonlocal most
         rolling = asyncio.ensure_future(
-            arollout([TASK], Says(tokenizer, "later", how="x"), environment=Slow, group_size=2_000, limits=ROOMY)
+            arollout([TASK], calls(tokenizer, "later", how="x"), environment=Slow, group_size=2_000, limits=ROOMY)
         )
         while not rolling.done():
             most = max(most, threading.active_count())

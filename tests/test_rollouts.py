@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 import torch
+from says import Says
 
 from agentkit.chat import ChatCodec
 from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment, tool_schemas
-from agentkit.policies import Flaws, Policy, Request, Sample, ScriptedPolicy
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason
@@ -78,27 +78,13 @@ def test_members_of_a_group_differ(agent, suite, corpus):
     assert [t.sample for t in group] == list(range(8))
 
 
-class Talker(Policy):
-    """A policy that says what it is told to, turn by turn, and fails when told to."""
-
-    name = "talker"
-
-    def __init__(self, tokenizer, *turns):
-        self.tokenizer, self.turns = tokenizer, turns
-
-    async def sample(self, request: Request) -> Sample:
-        text = self.turns[min(request.turn, len(self.turns) - 1)]
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"][: request.max_new_tokens]
-        return Sample(ids, [-1.0] * len(ids))
-
-
-CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call><|im_end|>'
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call>'
 
 
 @pytest.mark.parametrize(
     ("turns", "limits", "stop"),
     [
-        (["Answer: 3<|im_end|>"], Limits(), StopReason.ANSWER),
+        (["Answer: 3"], Limits(), StopReason.ANSWER),
         ([CALL], Limits(max_turns=3), StopReason.TURN_LIMIT),
         (["and so on and on and on"], Limits(max_turn_tokens=4), StopReason.TRUNCATED_TURN),
         ([CALL], Limits(max_tokens=60), StopReason.TOKEN_LIMIT),
@@ -106,7 +92,7 @@ CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}
     ],
 )
 def test_every_end_has_its_stop_reason(agent, suite, corpus, turns, limits, stop):
-    policy = Talker(agent[1], *turns)
+    policy = Says(agent[1], *turns)
     (t,) = rollout(list(suite)[:1], policy, environment=partial(CorpusEnvironment, corpus), limits=limits)
     assert t.stop_reason == stop
     assert len(t.completion_ids) == len(t.action_mask) == len(t.old_logprobs) <= limits.max_tokens
@@ -114,7 +100,7 @@ def test_every_end_has_its_stop_reason(agent, suite, corpus, turns, limits, stop
 
 
 def test_a_malformed_call_earns_a_correction_and_goes_on(agent, suite, corpus):
-    policy = Talker(agent[1], '<tool_call>\n{"name": "search"\n</tool_call><|im_end|>', "Answer: 3<|im_end|>")
+    policy = Says(agent[1], '<tool_call>\n{"name": "search"\n</tool_call>', "Answer: 3")
     (t,) = rollout(list(suite)[:1], policy, environment=partial(CorpusEnvironment, corpus))
     assert t.stop_reason == StopReason.ANSWER and len(t.turns) == 2
     (result,) = t.turns[0].results
@@ -122,7 +108,7 @@ def test_a_malformed_call_earns_a_correction_and_goes_on(agent, suite, corpus):
 
 
 def test_a_policy_that_fails_ends_the_rollout_with_its_error(agent, suite, corpus):
-    class Broken(Talker):
+    class Broken(Says):
         async def sample(self, request):
             raise RuntimeError("out of memory")
 
@@ -142,12 +128,6 @@ def test_greedy_takes_the_most_likely_token_and_sampling_follows_the_distributio
     impossible = torch.tensor([[0.0, float("-inf"), 0.0]]).repeat(3, 1)
     tokens, _ = draw(impossible, torch.ones(3), torch.tensor([0.0, 0.5, 1 - 1e-12], dtype=torch.float64))
     assert tokens.tolist() == [0, 2, 2]
-
-
-def test_the_scripted_policy_needs_no_model(agent, suite, corpus):
-    policy = ScriptedPolicy(agent[1], Flaws())
-    found = rollout(list(suite)[:20], policy, environment=partial(CorpusEnvironment, corpus))
-    assert all(t.success == 1.0 for t in found)
 
 
 def test_prompts_carry_question_and_tools_but_no_gold_data(agent, suite, corpus):

@@ -13,6 +13,7 @@ from agentkit.policies import Flaws, ScriptedPolicy
 from agentkit.policies.scripted import _wrong
 from agentkit.rollouts import LAST_TURN, Limits
 from agentkit.tasks import solve
+from agentkit.tool_calls import FORMATS
 from agentkit.tools import calculate, search_passages
 
 ROOMY = Limits(max_turns=20, max_turn_tokens=400, max_tokens=8_000)
@@ -22,10 +23,11 @@ ROOMY = Limits(max_turns=20, max_turn_tokens=400, max_tokens=8_000)
 def roll(corpus, tokenizer):
     """Roll out the scripted policy with some flaws."""
 
-    def run(tasks, group_size=1, seed=0, limits=ROOMY, **flaws):
-        policy = ScriptedPolicy(tokenizer, Flaws(**flaws))
-        environment = partial(CorpusEnvironment, corpus)
-        return rollout(list(tasks), policy, environment=environment, group_size=group_size, seed=seed, limits=limits)
+    def run(tasks, group_size=1, seed=0, limits=ROOMY, tool_format=None, **flaws):
+        options = {"group_size": group_size, "seed": seed, "limits": limits, "tool_format": tool_format}
+        return rollout(
+            list(tasks), ScriptedPolicy(tokenizer, Flaws(**flaws)), environment=partial(CorpusEnvironment, corpus), **options
+        )
 
     return run
 
@@ -77,18 +79,6 @@ def test_the_last_turn_is_announced(roll, suite, tokenizer):
     assert found.success == 1.0 and text.count(LAST_TURN) == 1
     (short,) = roll([task], limits=Limits(max_turns=turns - 1, max_turn_tokens=400, max_tokens=8_000))
     assert (short.stop_reason, short.success, short.answer) == (StopReason.TURN_LIMIT, 0.0, None)
-
-
-def test_token_limits_end_a_trajectory_and_say_so(roll, suite):
-    tasks = list(suite)[:20]
-    for limits, reasons in (
-        (Limits(20, 5, 8_000), {StopReason.TRUNCATED_TURN}),
-        (Limits(20, 400, 60), {StopReason.TOKEN_LIMIT}),
-    ):
-        found = roll(tasks, limits=limits)
-        assert {t.stop_reason for t in found} == reasons and all(t.success == 0.0 for t in found)
-        assert all(len(t.completion_ids) <= limits.max_tokens for t in found)
-        assert all(len(t.completion_ids) == len(t.action_mask) == len(t.old_logprobs) for t in found)
 
 
 # ---- seeds
@@ -177,6 +167,17 @@ def test_each_trajectory_draws_one_of_several_sets_of_flaws(corpus, tokenizer, s
     found = rollout(tasks, policy, environment=partial(CorpusEnvironment, corpus), group_size=4, limits=ROOMY)
     gave_up = sum(t.answer == "I could not find this." for t in found) / len(found)
     assert 0.35 < gave_up < 0.65 and {t.policy for t in found} == {"mixed"}
+
+
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_calls_are_written_in_the_format_asked_for(roll, suite, tool_format):
+    def can_say(task):  # Search-R1 has one tool
+        return tool_format != "search_r1" or all(step["tool"] == "search" for step in task.meta["plan"])
+
+    tasks = list(filter(can_say, suite))[:20]
+    assert all(t.success == 1.0 and all(r.ok for r in calls(t)) for t in roll(tasks, tool_format=tool_format))
+    slips = roll(tasks, tool_format=tool_format, malformed=1.0)
+    assert all(t.success == 1.0 and sum(not r.ok for r in calls(t)) > len(calls(t)) / 3 for t in slips)
 
 
 # ---- the parts

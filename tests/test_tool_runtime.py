@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkit import ToolCall, tool_runtime
+from agentkit import ToolCall, tool_execution
 from agentkit.environment import ToolSpec, run_call, tool, tool_schemas, tools_of
 from agentkit.runs import project_root
 
@@ -240,7 +240,7 @@ def test_threads_are_used_again():
 
 
 def test_calls_that_hang_are_bounded_and_the_tool_is_then_refused(monkeypatch):
-    monkeypatch.setattr(tool_runtime, "MAX_HUNG", 3)
+    monkeypatch.setattr(tool_execution, "MAX_HUNG", 3)
 
     class Hangs:
         @tool(timeout_s=0.1)
@@ -261,7 +261,7 @@ def test_calls_that_hang_are_bounded_and_the_tool_is_then_refused(monkeypatch):
 
 
 def test_no_more_threads_than_the_bound(monkeypatch):
-    monkeypatch.setattr(tool_runtime, "MAX_THREADS", 4)
+    monkeypatch.setattr(tool_execution, "MAX_THREADS", 4)
     most = 0
 
     class Counts:

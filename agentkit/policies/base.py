@@ -18,8 +18,8 @@ class EngineError(RuntimeError):
 class Request:
     """One turn to be sampled.
 
-    ``seed`` fixes every random number of this turn, whatever else is in the batch. ``results`` are the tool replies to the
-    previous turn; a model reads them from ``ids``, a script reads them here.
+    ``seed`` fixes every random number of this turn, whatever else is in the batch. A model reads the tool replies to the previous
+    turn and how to write calls from ``ids``; a script reads them from ``results`` and ``tool_format``.
     """
 
     task: Task
@@ -30,6 +30,7 @@ class Request:
     max_new_tokens: int
     temperature: float  # 0 is greedy
     results: tuple[ToolResult, ...] = ()
+    tool_format: str = "hermes"
 
 
 @dataclass(frozen=True, slots=True)

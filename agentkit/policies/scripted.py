@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from agentkit.chat import format_call
@@ -53,7 +54,8 @@ class ScriptedPolicy(Policy):
         """The script's next turn."""
         if request.turn == 0:
             rng = random.Random(repr(request.seed))
-            script = self._scripts[request.trajectory] = play(request.task, rng.choice(self._flaws), rng)
+            flaws = rng.choice(self._flaws)
+            script = self._scripts[request.trajectory] = play(request.task, flaws, rng, request.tool_format)
             text = next(script)
         else:
             text = self._scripts[request.trajectory].send(request.results)
@@ -65,8 +67,9 @@ class ScriptedPolicy(Policy):
         self._scripts.pop(trajectory, None)
 
 
-def play(task: Task, flaws: Flaws, rng: random.Random) -> Script:
+def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str) -> Script:
     """One trajectory of the flawed expert: yields each turn's text and is sent the results of its calls."""
+    say = partial(_say, tool_format=tool_format)
     chain = all(step["tool"] == "search" for step in task.meta["plan"])
     values: list[str] = []
     mistake = rng.choice(task.meta["near_misses"]) if _writes_code(task) and rng.random() < flaws.wrong_operation else None
@@ -94,8 +97,8 @@ def play(task: Task, flaws: Flaws, rng: random.Random) -> Script:
             arguments["expression"] = _wrong(arguments["expression"], rng)
         arguments = fill(arguments, values)
         if rng.random() < flaws.malformed:
-            yield _slip(step["tool"], arguments, rng)
-        (result,) = yield format_call(step["tool"], arguments)
+            yield _slip(step["tool"], arguments, rng, tool_format)
+        (result,) = yield format_call(step["tool"], arguments, tool_format)
         values.append(step.get("expect", result.observation) if mistake is None else result.observation.strip())
         if not result.ok:
             break
@@ -106,8 +109,10 @@ def _writes_code(task: Task) -> bool:
     return bool(task.meta.get("near_misses"))
 
 
-def say(answer: str) -> str:
+def _say(answer: str, tool_format: str) -> str:
     """The final turn's text. Code of several lines is fenced, since the line after "Answer:" holds one line only."""
+    if tool_format == "search_r1":
+        return f"<answer> {answer} </answer>"
     return f"```python\n{answer}\n```" if "\n" in answer else f"Answer: {answer}"
 
 
@@ -137,8 +142,11 @@ def _wrong(expression: str, rng: random.Random) -> str:
     return expression.replace(present, rng.choice([op for op in operations if op != present]))
 
 
-def _slip(name: str, arguments: dict, rng: random.Random) -> str:
-    """A call gone wrong: a lost brace, or a tool that does not exist."""
-    if rng.random() < 0.5:
-        return format_call({"search": "lookup", "calculator": "compute"}.get(name, f"my_{name}"), arguments)
-    return format_call(name, arguments).replace('"}}', '"}')
+def _slip(name: str, arguments: dict, rng: random.Random, tool_format: str) -> str:
+    """A call gone wrong: a tool that does not exist, where the format can name one, or an end that is missing."""
+    if rng.random() < 0.5 and tool_format != "search_r1":
+        return format_call({"search": "lookup", "calculator": "compute"}.get(name, f"my_{name}"), arguments, tool_format)
+    text = format_call(name, arguments, tool_format)
+    for whole, cut in (('"}}', '"}'), ("</function>", ""), ("</search>", "")):
+        text = text.replace(whole, cut)
+    return text

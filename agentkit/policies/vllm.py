@@ -235,7 +235,7 @@ class VllmPolicy(Policy):
             self._running[str(self._count)] = _Running(request, future, number)
         except Exception as error:  # as one that is too long; the others go on
             why = f"vLLM refused a request of {len(request.ids)} tokens: {error}"
-            _settle(future, lambda: _raise(EngineError(why)))
+            _settle(future, lambda: self._refuse(why))
 
     def _step(self) -> None:
         for key in [key for key, entry in self._running.items() if entry.future.cancelled()]:
@@ -258,8 +258,8 @@ class VllmPolicy(Policy):
             _settle(entry.future, self._refuse)
         self._running = {}
 
-    def _refuse(self) -> None:
-        raise EngineError(self._failure)
+    def _refuse(self, why: str = "") -> None:
+        raise EngineError(why or self._failure)
 
     def _stop(self) -> None:
         """Free the engine, its memory and the process group it made."""
@@ -292,10 +292,6 @@ def _settle(future: Future, work: Callable[[], Any]) -> None:
         future.set_result(work())
     except Exception as error:
         future.set_exception(error)
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 def missing() -> str:

@@ -1,0 +1,27 @@
+"""A policy without a model, for tests: it says what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentkit.policies import Policy, Request, Sample
+
+
+class Says(Policy):
+    """Says its turns one by one and the last of them for ever, each closed by ``end``, and keeps what it was asked.
+
+    Log-probabilities count down from 0, so that a test can tell which tokens a record kept.
+    """
+
+    name = "says"
+
+    def __init__(self, tokenizer, *turns, end=None):
+        self.tokenizer, self.turns, self.asked = tokenizer, turns, []
+        self.end_text = tokenizer.eos_token if end is None else end
+
+    async def sample(self, request: Request) -> Sample:
+        await asyncio.sleep(0)
+        self.asked.append(self.tokenizer.decode(request.ids))
+        text = self.turns[min(request.turn, len(self.turns) - 1)] + self.end_text
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"][: request.max_new_tokens]
+        return Sample(ids, [-float(i) for i in range(len(ids))])
