@@ -155,7 +155,8 @@ def _part(groups: Groups, name: str, weight: float) -> float:
 
 
 def _percent(share: float) -> str:
-    return f"{share:.0%}" if math.isfinite(share) else "none"
+    """A share as text; one of several may lie beyond 0 and 1 where others take away what it adds."""
+    return f"{min(max(share, 0.0), 1.0):.0%}" if math.isfinite(share) else "none"
 
 
 def _listed(names: Sequence[str]) -> str:
