@@ -189,9 +189,7 @@ def _rate(found: _Pulls | None, measure: Measure) -> dict[str, Any]:
     if found is None:
         return {"value": None, "ci95": None, "occasions": 0}
     ratio, pulls, occasions = found
-    values = np.array(list(pulls.values())) + ratio
-    known = values.size > 1 and (measure.share or np.ptp(values) > 0)
-    interval = statistics.mean_interval(values, low=0.0, high=1.0 if measure.share else float("inf")) if known else None
+    interval = statistics.ratio_interval(ratio, np.array(list(pulls.values())), high=1.0 if measure.share else np.inf)
     return {"value": ratio, "ci95": interval, "occasions": occasions}
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     os.umask(0o077)  # run folders are private
     try:
-        return options.command(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return options.command(options)
     except MISTAKES as error:
         print(f"agentkit: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("agentkit: stopped; what was finished is kept, run the same command to go on", file=sys.stderr)
         return 130
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    """Our own warnings, such as of a torn line, as one sentence too."""
+    if category is UserWarning:
+        print(f"agentkit: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

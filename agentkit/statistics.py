@@ -188,6 +188,12 @@ def ratio_influence(numerators: np.ndarray, denominators: np.ndarray) -> tuple[f
     return ratio, (numerators - ratio * denominators) / denominators.mean()
 
 
+def ratio_interval(ratio: float, influence: np.ndarray, *, high: float) -> list[float] | None:
+    """95 % interval of such a ratio within [0, high]; None where one task, or equal ones without a bound, say nothing of it."""
+    bounds = mean_interval(ratio + influence, low=0.0, high=high) if influence.size > 1 else [math.inf]
+    return bounds if math.isfinite(bounds[-1]) else None
+
+
 def seeds_spread(rates: np.ndarray) -> tuple[float, float]:
     """Standard error of the mean over seeds and tasks, both random, and its degrees of freedom.
 

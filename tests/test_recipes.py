@@ -257,6 +257,41 @@ def test_a_call_from_outside_the_project_says_so(tmp_path, monkeypatch, capsys):
     assert "from inside the project" in capsys.readouterr().err
 
 
+def test_a_torn_line_is_one_sentence_and_the_rest_is_read(tmp_path, capsys):
+    run = Run.create(tmp_path / "a")
+    run.file("train").mkdir()
+    run.file("train", "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "re')
+    assert cli.main(["alarms", str(run.path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "0 alarms\n"
+    assert shown.err.startswith(f"agentkit: {run.file('train', 'metrics.jsonl')}, line 2 is torn") and shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["report"], "run.json"),
+        (["rescore", "--reward", "toolrl"], "run.json"),
+        (["merge"], "run.json"),
+        (["audit"], "tasks.jsonl"),
+        (["cost", str(NANO), "--run"], "run.json"),
+    ],
+)
+def test_a_damaged_run_is_one_sentence(tmp_path, capsys, arguments, says):
+    (tmp_path / "a").mkdir()
+    for name in ("run.json", "tasks.jsonl"):
+        (tmp_path / "a" / name).write_text('{"stages": 3')
+    assert cli.main([*arguments, str(tmp_path / "a")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("agentkit: ") and str(tmp_path / "a" / says) in error and error.count("\n") == 1
+
+
+def test_unknown_families_are_one_sentence(capsys):
+    assert cli.main(["preflight", str(NANO), "-p", "families=Z"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("agentkit: ") and "Z" in error and error.count("\n") == 1
+
+
 def test_an_unknown_command_lists_the_known(capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(["fly"])

@@ -27,13 +27,9 @@ def case_of(task: Task) -> str:
         return "One tool call" if plan else "No tools needed"
     if len(tools) == 1:
         return "Multi-step, one tool"
-    return (
-        "Two tools, one call each"
-        if len(plan) == 2
-        else "Full pipeline, 4 or more calls"
-        if len(plan) > 3
-        else "Multi-step, several tools"
-    )
+    if len(plan) == 2:
+        return "Two tools, one call each"
+    return "Full pipeline, 4 or more calls" if len(plan) > 3 else "Multi-step, several tools"
 
 
 def case_scores(trajectories: Samples, tasks: Iterable[Task]) -> dict[str, float]:

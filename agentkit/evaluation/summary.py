@@ -135,8 +135,7 @@ def _ratios(trajectories: Sequence[Trajectory], price: float | None) -> dict[str
         if denominators.sum():
             ratio, pull = statistics.ratio_influence(numerators * unit, denominators)
             high = 1.0 if name == "tool_failure_rate" else math.inf
-            bounds = statistics.mean_interval(ratio + pull, low=0.0, high=high) if pull.size > 1 else [math.inf]
-            found[name], intervals[name] = ratio, bounds if math.isfinite(bounds[-1]) else None
+            found[name], intervals[name] = ratio, statistics.ratio_interval(ratio, pull, high=high)
     return found | {"intervals": intervals}
 
 
