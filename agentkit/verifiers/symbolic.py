@@ -22,7 +22,7 @@ _DOUBT = re.compile(r"\b(?:not|never|neither|nor|cannot|or|either|wrong|incorrec
 _LEAD = re.compile(r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is)?[ :]+", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _STATED = re.compile(r"\bfinal answer\s*(?:is)?[\s:*_]*(?:the final answer is[\s:]*)?", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?]\$?(?=\s|$)|\n|$")
+_SENTENCE_END = re.compile(r"[.!?]\$?(?=\s|$)|\n|\Z")
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _FUNCTIONS = frozenset(
@@ -110,10 +110,14 @@ def expression(text: str, *, gold: bool = False) -> str | Score:
 def _stated(text: str) -> Iterator[tuple[str, int, int]]:
     """Content, start and end of every expression said to be the final answer without a box, up to the sentence's end."""
     for match in _STATED.finditer(text):
-        end = _SENTENCE_END.search(text, match.end())
-        content = text[match.end() : end.start() + end[0].count("$")] if end else ""
+        math = _SEGMENT.match(text, match.end())  # a display may hold line ends
+        end = rest = match.end() if math is None else math.end()
+        if math is None or not re.search(r"[.!?]\W*$", math[0]):
+            stop = _SENTENCE_END.search(text, end)
+            end, rest = stop.start() + stop[0].count("$"), stop.end()
+        content = text[match.end() : end]
         if content.strip() and "boxed" not in content and not _words(content):
-            yield content, match.start(), end.end()
+            yield content, match.start(), rest
 
 
 def _clause_before(text: str) -> str:
