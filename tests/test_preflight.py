@@ -13,10 +13,12 @@ import pytest
 from agentkit.cli import main
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import PreflightError, examine, forecast, probe, report
+from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.chances import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.recipes import Recipe
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards import correctness, plan, with_noise
+from agentkit.rollouts import rollout
 
 RECIPE = Recipe(group_size=4)
 NAMES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
@@ -184,6 +186,19 @@ def test_the_probe_tells_what_moves_a_component(rollouts):
     tasks, _, golden = rollouts
     found = probe(plan()["efficiency"][0], list(zip(tasks, golden, strict=True))[:2])
     assert {"a wrong answer", "no answer", "many more tokens"} <= set(found.moved_by) and not found.missing and not found.failures
+
+
+@pytest.mark.parametrize("name", AUTOPSIES)
+def test_the_replicas_on_the_small_agents_tasks_are_refused_and_mended_they_pass(name, suite, tokenizer):
+    tasks = [task for task in suite.split("train") if task.family == "A"][:12]
+    careless = ScriptedPolicy(tokenizer, Flaws(in_head=0.5, wrong_operation=0.3), name="sft")
+    sampled = rollout(tasks, careless, group_size=4, seed=1)
+    golden = rollout(tasks, ScriptedPolicy(tokenizer, name="gold"), seed=1)
+    broken, mended = (report(RECIPE, sampled, golden, tasks, reward(), n_test=100) for reward in
+                      (AUTOPSIES[name].broken, AUTOPSIES[name].mended))  # fmt: skip
+    cause = {"003": "unanchored", "000": "another value each time", "001": "num_turns"}[name]
+    assert cause in " ".join(item.advice for item in broken.causes)
+    mended.require()
 
 
 def test_a_broken_mask_is_refused(rollouts):

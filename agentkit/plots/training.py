@@ -129,7 +129,7 @@ def _style_axes(figure: go.Figure, metrics: pd.DataFrame, columns: Sequence[str]
     largest = max(float(metrics[column].max()) for column in columns)
     figure.update_yaxes(title_text=html.escape(unit), **place)
     if unit.startswith("share"):
-        bound = [0, 1.03] if largest > 0.5 else None
+        bound = [0, 1.03] if largest > 0.5 else [0, 0.05] if largest == 0 else None  # of all zeros plotly would make 100 %
         figure.update_yaxes(tickformat=".0%" if largest > 0.05 else ".1%", range=bound, rangemode="tozero", **place)
     elif min(float(metrics[column].min()) for column in columns) >= 0:
         figure.update_yaxes(rangemode="tozero", **place)

@@ -56,8 +56,8 @@ def ungrounded(task: Task, trajectory: Trajectory) -> float:
 
 
 def or_debug(faithfulness: Callable[[Task, Trajectory], float]) -> Reward:
-    """The reward of seed 003 with one of its two penalties."""
-    return {"acts": (acts, 1.0), "step": (step, 1.0), "answers": (answers, 1.0), "faithfulness": (faithfulness, 1.0)}
+    """The reward of seed 003 with one of its two penalties; without the price of an action, which is the same for all."""
+    return {"acts": (acts, 1.0), "answers": (answers, 1.0), "faithfulness": (faithfulness, 1.0)}
 
 
 # ---- 000, the image agent: a binary reward that nearly every rollout gets, and noise against zero variance ---------------
@@ -85,7 +85,7 @@ AUTOPSIES = {
     "003": Autopsy(
         "zero variance: the SFT model is already optimal",
         "an unanchored pattern gives every text the -20 penalty: 20 - 1 + 10 - 20 = 9.0 for all",
-        lambda: or_debug(matched),
+        lambda: or_debug(matched) | {"step": (step, 1.0)},
         lambda: or_debug(ungrounded),
     ),
     "000": Autopsy(

@@ -147,19 +147,29 @@ def _patterns(function: Any, depth: int = 2) -> Iterator[re.Pattern]:
     code = getattr(function, "__code__", None)
     if code is None:
         return
+    codes = list(_codes(code))
+    names, constants = {n for c in codes for n in c.co_names}, [value for c in codes for value in c.co_consts]
     cells = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-    reached = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    reached = [value for name, value in function.__globals__.items() if name in names]
     for value in _flat([*cells, *reached]):
         if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
             yield value
         elif isinstance(value, types.FunctionType) and depth and value.__module__ == function.__module__:
             yield from _patterns(value, depth - 1)
-    if re in reached or {"search", "findall", "match", "finditer"} & set(code.co_names):
-        for text in (c for c in _flat(code.co_consts) if isinstance(c, str) and _META.search(c) and c != function.__doc__):
+    if re in reached or {"search", "findall", "match", "finditer"} & names:
+        for text in (c for c in _flat(constants) if isinstance(c, str) and _META.search(c) and c != function.__doc__):
             try:
                 yield re.compile(text)
             except (re.error, OverflowError, RecursionError):
                 continue
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code and that of the generators and lambdas in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _codes(inner)
 
 
 def _filled(cell: Any) -> bool:
