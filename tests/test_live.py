@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from agentkit.diagnostics import Watch
+from agentkit.plots import training_curves
 from agentkit.recipes import Recipe
 from agentkit.records import StopReason, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, append_jsonl, write_jsonl, write_trajectories
@@ -109,6 +110,16 @@ def test_rows_redraw_only_when_it_is_time(run, capsys):
     for row in rows(20):
         dashboard(row)
     assert capsys.readouterr().out.count('class="agentkit-live"') == 2
+
+
+def test_slow_redrawings_become_rare(run, capsys, monkeypatch):
+    dashboard, clock = Dashboard(run, Recipe(steps=60), every_s=15), [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(dashboard, "_figure", lambda metrics: (clock.__setitem__(0, clock[0] + 2.0), training_curves(metrics))[1])
+    for row in (rows(20) * 20)[:400]:  # one a second
+        clock[0] += 1.0
+        dashboard(row)
+    assert capsys.readouterr().out.count('class="agentkit-live"') // 2 <= 4  # 2 s in 133 s, not in 15 s
 
 
 def test_the_buttons_write_what_the_trainer_reads(run):

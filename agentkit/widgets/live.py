@@ -34,6 +34,7 @@ from agentkit.widgets.payload import clip
 POINTS = 400  # of one curve; more would not be seen and make a browser slow
 CONTROL = ("train", ".control")
 WORDS = ("checkpoint", "stop")
+SHARE = 0.015  # of a training's time that redrawing may take
 SHOWN = 8  # alarms in the panel, the latest first
 TEXT = 600  # characters of one turn
 SEVERITY = {"critical": "#d0406a", "warning": "#c77f0a", "info": "#757c88"}
@@ -148,7 +149,7 @@ class Dashboard:
     Args:
         run: its folder is read.
         recipe: of the run.
-        every_s: seconds between redrawings in a notebook.
+        every_s: seconds between redrawings in a notebook; more where these would take over SHARE of the time.
         snapshot_s: seconds between snapshots in train/dashboard.html.
     """
 
@@ -156,6 +157,7 @@ class Dashboard:
         self.run, self.recipe = run, recipe
         self._every_s, self._snapshot_s = every_s, snapshot_s
         self._drawn, self._saved = float("-inf"), time.monotonic()
+        self._took = 0.0  # seconds of the last redrawing
         self._shown = False
         self._ids = [f"agentkit-{part}-{uuid.uuid4().hex}" for part in ("panel", "curves", "extremes")]
         self._price = _price()
@@ -163,7 +165,7 @@ class Dashboard:
     def __call__(self, row: dict[str, Any]) -> None:
         """A row was written: redraw when it is time to."""
         now = time.monotonic()
-        if row.get("step") and now - self._drawn >= self._every_s:
+        if row.get("step") and now - self._drawn >= max(self._every_s, self._took / SHARE):
             self.draw()
         if now - self._saved >= self._snapshot_s:
             self.save()
@@ -182,7 +184,7 @@ class Dashboard:
 
     def draw(self) -> None:
         """Draw into the cell's output, in place after the first time."""
-        metrics = self._metrics()
+        start, metrics = time.monotonic(), self._metrics()
         if not len(metrics) or metrics["step"].max() < 1:
             return
         figure = self._figure(metrics)
@@ -195,6 +197,7 @@ class Dashboard:
         for bundle, place in zip(bundles, self._ids, strict=True):
             show(bundle, raw=True, display_id=place)
         self._drawn, self._shown = time.monotonic(), True
+        self._took = self._drawn - start
 
     def save(self, path: Path | None = None) -> Path:
         """Write the dashboard as one HTML file that opens offline; by default train/dashboard.html."""
