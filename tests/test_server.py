@@ -8,13 +8,17 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
+from test_vllm_weights import tiny, with_lora
 
 from agentkit.policies import EngineError, Request
 from agentkit.policies import server as module
 from agentkit.policies.base import seed_number
 from agentkit.policies.server import API_KEY, ServerPolicy
+from agentkit.policies.weights import ADAPTER
 from agentkit.recipes import Recipe, RecipeError
 from agentkit.records import Task
 
@@ -62,7 +66,7 @@ def serving():
                 self.reply(200, replica.models)
 
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
             replica.bodies.append(body)
             found = replica.answer(body)
             if found is None:  # the line goes dead in mid-answer
@@ -238,6 +242,31 @@ def test_servers_are_met_before_anything_is_sampled(two):
     two[1].models = b"hello"
     with pytest.raises(EngineError, match="not that of an OpenAI-compatible server"):
         ServerPolicy([two[1].url], EndsAt())
+
+
+@pytest.mark.parametrize("served", [24, 32])
+def test_an_adapter_has_the_heads_of_the_served_model_which_may_be_padded(two, served):
+    seen = {}
+
+    def takes(body):
+        if body is None:  # reset_prefix_cache
+            return 200, {"success": True}
+        if "lora_path" in body:
+            seen.update(load_file(Path(body["lora_path"]) / ADAPTER))
+        return 200, {"results": [[served]]}
+
+    two[0].answer = takes
+    with ServerPolicy([two[0].url], EndsAt(), lora=True) as policy:
+        policy.sync(with_lora(tiny()))  # four heads of 24
+        assert policy._replicas[0].model == "weights-1"
+    rows = {x.shape[0] for name, x in seen.items() if "q_proj.lora_B" in name}
+    assert rows == {4 * served}
+
+
+def test_a_server_that_cannot_say_how_its_model_is_built_gets_no_adapter(two):
+    two[0].answer = FAULTS["failure"]
+    with ServerPolicy([two[0].url], EndsAt(), lora=True) as policy, pytest.raises(EngineError, match="agentkit serve"):
+        policy.sync(with_lora(tiny()))
 
 
 def test_the_key_comes_from_the_environment_and_a_refused_one_is_told_without_showing_it(two, monkeypatch):

@@ -25,7 +25,7 @@ import httpx
 from peft import PeftModel
 
 from agentkit.policies.base import EngineError, Policy, Request, Sample, seed_number
-from agentkit.policies.weights import save_lora, save_weights
+from agentkit.policies.weights import HeadPadding, save_lora, save_weights
 
 API_KEY = "AGENTKIT_API_KEY"  # the environment variable; a key belongs into no recipe
 LOYALTY = 4  # requests more in flight that a replica may have and still get the next turn of a trajectory it served
@@ -72,7 +72,7 @@ class ServerPolicy(Policy):
         self.tokenizer, self.name, self._lora = tokenizer, name, lora
         self._replicas = [_Replica(url.rstrip("/").removesuffix("/v1")) for url in dict.fromkeys(urls)]
         self._last: dict[int, _Replica] = {}  # by trajectory
-        self._adapters = 0
+        self._updates = 0
         self._folder = Path(tempfile.mkdtemp(prefix="agentkit-server-"))
         key = os.environ.get(API_KEY)
         self._client = httpx.AsyncClient(
@@ -110,14 +110,14 @@ class ServerPolicy(Policy):
         Raises:
             EngineError: a replica cannot load them, or none answers.
         """
-        self._adapters += 1
-        folder = self._folder / f"weights-{self._adapters}"
+        self._updates += 1
+        folder = self._folder / f"weights-{self._updates}"
         lora = self._lora and isinstance(model, PeftModel)
-        if lora:
-            save_lora(model, folder, None)
-        else:
-            save_weights(model, folder)
         try:
+            if lora:
+                save_lora(model, folder, HeadPadding.needed(model.config, (self._call(self._head_size()),)))
+            else:
+                save_weights(model, folder)
             self._call(self._deliver(folder, lora))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -140,21 +140,24 @@ class ServerPolicy(Policy):
 
     async def _meet(self) -> None:
         """Ask every replica which model it serves."""
-        found = await asyncio.gather(*(self._models(replica) for replica in self._replicas), return_exceptions=True)
-        for replica, models in zip(self._replicas, found, strict=True):
-            if isinstance(models, BaseException):
-                raise EngineError(f"the server {replica.url} in server_urls: {models}. Start it (agentkit serve) or leave it out")
-            replica.model = models[0]
+        found = await asyncio.gather(*(self._model(replica) for replica in self._replicas), return_exceptions=True)
+        for replica, model in zip(self._replicas, found, strict=True):
+            if isinstance(model, BaseException):
+                raise EngineError(f"the server {replica.url} in server_urls: {model}. Start it (agentkit serve) or leave it out")
+            replica.model = model
         served = sorted({replica.model for replica in self._replicas})
         if len(served) > 1:
             raise EngineError(f"the servers in server_urls serve different models ({', '.join(served)}): let all serve the same")
 
-    async def _models(self, replica: _Replica) -> list[str]:
+    async def _model(self, replica: _Replica) -> str:
         reply = await self._ask(replica, "GET", "/v1/models", timeout=CONNECT_S)
         try:
-            return [str(model["id"]) for model in reply.json()["data"]][:1] or _raise(_ReplicaError("serves no model"))
+            models = [str(model["id"]) for model in reply.json()["data"]]
         except (ValueError, KeyError, TypeError):
             raise _ReplicaError("its answer to /v1/models is not that of an OpenAI-compatible server") from None
+        if not models:
+            raise _ReplicaError("serves no model")
+        return models[0]
 
     async def _ask(self, replica: _Replica, method: str, path: str, **options: Any) -> httpx.Response:
         """One exchange with a replica.
@@ -233,6 +236,14 @@ class ServerPolicy(Policy):
         reply = await self._ask(replica, "POST", "/v1/completions", json=body)
         return _sample(reply, request, replica.url)
 
+    async def _head_size(self) -> int:
+        """Of the served model, whose heads ``agentkit serve`` pads on a CPU; an adapter has to be padded alike."""
+        for replica in self._replicas:
+            with suppress(_ReplicaError):
+                reply = await self._ask(replica, "POST", "/collective_rpc", json={"method": "agentkit_head_size"})
+                return reply.json()["results"][0][0]
+        raise EngineError("no server in server_urls says how its model is built: start them with agentkit serve")
+
     async def _deliver(self, folder: Path, lora: bool) -> None:
         """New weights for every replica, also for one left out that answers again."""
         found = await asyncio.gather(*(self._load(replica, folder, lora) for replica in self._replicas), return_exceptions=True)
@@ -289,7 +300,3 @@ def _sample(reply: httpx.Response, request: Request, url: str) -> Sample:
     if not whole or not all(type(i) is int for i in ids) or not all(type(x) is float and math.isfinite(x) for x in logprobs):
         raise EngineError(f"{url} returned {str(ids)[:80]} with log-probabilities {str(logprobs)[:80]}: not one number a token")
     return Sample(ids, logprobs)
-
-
-def _raise(error: Exception) -> Any:
-    raise error

@@ -35,6 +35,10 @@ class WeightSync:
                 if hasattr(layer, "cpu_linear"):  # a kernel that may hold a copy of the weight
                     layers.agentkit_dispatch(layer, remove_weight=False)
 
+    def agentkit_head_size(self) -> list[int]:
+        """Dimensions of the served model's attention heads: on a CPU they may be padded. A list, which JSON keeps as it is."""
+        return [self.model_runner.model_config.get_head_size()]  # type: ignore[attr-defined]
+
     def agentkit_take_folder(self, folder: str) -> None:
         """Load the weights that ``weights.save_weights`` wrote."""
         padding = HeadPadding.needed(AutoConfig.from_pretrained(folder), CPU_HEAD_SIZES) if current_platform.is_cpu() else None
