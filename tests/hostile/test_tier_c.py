@@ -78,6 +78,8 @@ def together(programs, run) -> list:
 def test_hostile_programs_are_contained(tier_c, tmp_path, monkeypatch):
     """Every eighth program of the corpus, and what JavaScript adds. No kernel answers here, so other errors are as good."""
     (tmp_path / "secret").write_text("agentkit-planted")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     monkeypatch.setenv("AGENTKIT_TEST_SECRET_KEY", "agentkit-planted")
 
     def run(program: Program) -> sandbox.Result:
@@ -93,10 +95,9 @@ def test_hostile_programs_are_contained(tier_c, tmp_path, monkeypatch):
         if not fine or (program in JAVASCRIPT and program.says not in said):
             wrong.append((program.name, result))
     assert wrong == []
-    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["secret", "tmp"]
     assert (tmp_path / "secret").read_text() == "agentkit-planted"
-    assert not list(Path(tempfile.gettempdir()).glob("agentkit-litter*"))
-    assert not list(Path(tempfile.gettempdir()).glob("agentkit-deno-*"))
+    assert not list(Path("/tmp").glob("agentkit-litter*"))
     assert [p.cmdline() for p in psutil.Process().children(recursive=True) if "deno" in p.name()] == []
 
 
