@@ -136,7 +136,7 @@ def test_normalising_twice_changes_nothing(text):
         ("1,00", "100", 0),
         ("1.000,5", "1000.5", 0),
         ("1-2", "1", 0),
-        ("1/2", "0.5", 0),
+        ("1/2", "0.5", 1),
         ("½", "0.5", 0),
         ("10²", "102", 0),
         ("10⁶", "106", 0),
@@ -145,6 +145,13 @@ def test_normalising_twice_changes_nothing(text):
         ("not 1", "1", 0),
         ("1e-12", "0", 0),
         ("0.333333", "0.3333333333", 0),
+        ("0.333333", "1/3", 0),  # only by a declared tolerance
+        ("1/3", "1/3", 1),
+        ("12 / 25", "0.48", 1),
+        ("−1/4", "-0.25", 1),
+        ("1/0", "1", 0),
+        ("1/2/3", "1", 0),
+        ("1/2 or 1/3", "0.5", 0),
         ("nan", "1", 0),
         ("inf", "1", 0),
         ("1e999", "1", 0),
@@ -173,7 +180,12 @@ def test_a_gold_answer_that_is_no_number_is_not_scored(gold):
 
 
 def test_nan_is_never_nan():
-    assert value("numeric", "nan", "nan") != 1
+    assert value("numeric", "nan", "nan") == value("numeric", "-NaN", "1") == 0
+    assert value("symbolic", "nan", "nan") != 1
+
+
+def test_a_fraction_within_a_declared_tolerance():
+    assert value("numeric", "0.333333", "1/3", rel_tol=1e-4) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ _NUMBER = re.compile(
     r"(?P<number>(?:\d{1,3}(?:(?:,|\\,|\\,\\!| | )\d{3})+|\d{1,400})(?:\.\d{0,400})?|\.\d{1,400})"
     r"(?P<exponent>[eE][-+]?\d{1,3})?\s*(?P<unit>[^\d\s].{0,40})?",
 )
+_FRACTION = re.compile(r"([-+]?\d{1,15}) ?/ ?(\d{1,15})")
 _UNIT = re.compile(r"[^\W\d_]{1,20}(?:\^-?\d)?(?: ?[*/ ] ?[^\W\d_]{1,20}(?:\^-?\d)?){0,4}")  # no powers of powers: bounded work
 _CURRENCIES = {"$": ("dollar", "dollars", "usd"), "€": ("euro", "euros", "eur"), "£": ("pound", "pounds", "gbp"),
                "¥": ("yen", "jpy")}  # fmt: skip
@@ -29,7 +30,8 @@ def parse_number(text: str, unit: str = "") -> float | None:
     """The one number a text consists of, in the declared unit, or None.
 
     Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to it, may stand
-    around it; anything else, a second number or a unit of another kind included, makes it None.
+    around it, and a fraction of two whole numbers is one; anything else, a second number or a unit of another kind included,
+    makes it None.
     """
     found = _read(text, unit)
     return found[0] if found else None
@@ -54,7 +56,10 @@ def _parts(text: str) -> tuple[float, str, str] | None:
     """Value, currency sign and unit of a text that is one number, or None."""
     if any(unicodedata.category(c) == "No" for c in text):  # NFKC would read 10² as 102
         return None
-    match = _NUMBER.fullmatch(unicodedata.normalize("NFKC", text).strip().rstrip(".").strip())
+    text = unicodedata.normalize("NFKC", text).strip().rstrip(".").strip()
+    if (fraction := _FRACTION.fullmatch(text.replace("−", "-"))) and int(fraction[2]):
+        return int(fraction[1]) / int(fraction[2]), "", ""
+    match = _NUMBER.fullmatch(text)
     if not match:
         return None
     digits = re.sub(r"[^\d.]", "", match["number"])
@@ -111,6 +116,8 @@ def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.
         rel_tol: relative tolerance.
         unit: the unit of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$" or "USD", or any word.
     """
+    if answer.strip().strip("+-").casefold() == "nan":
+        return Score(0.0, "NaN equals nothing")
     unit = unit or _gold_unit(str(gold))
     wanted, found = _read(str(gold), unit), _read(answer, unit)
     if wanted is None:
