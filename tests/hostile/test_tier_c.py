@@ -19,6 +19,7 @@ from agentkit.sandbox import pyodide
 
 needs_pyodide = pytest.mark.skipif(not pyodide_folder(), reason=f"tier C is not installed: {pyodide.GET}")
 ENDED = {"memory", "timeout", "output", "killed"}
+EVERY = 1 if os.environ.get("AGENTKIT_SOAK") else 16  # of the programs: a call takes seconds of processor time
 LACKING = {"threads", "thread pool", "a thread left running", "queue", "asyncio thread", "signal", "sqlite", "sqlite file",
            "zoneinfo", "zlib", "numpy", "numpy random", "sympy", "pandas", "scipy"}  # fmt: skip
 
@@ -76,7 +77,7 @@ def together(programs, run) -> list:
 @needs_pyodide
 @pytest.mark.slow
 def test_hostile_programs_are_contained(tier_c, tmp_path, monkeypatch):
-    """Every eighth program of the corpus, and what JavaScript adds. No kernel answers here, so other errors are as good."""
+    """Programs of the corpus, and what JavaScript adds. No kernel answers here, so other errors are as good."""
     (tmp_path / "secret").write_text("agentkit-planted")
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -87,7 +88,7 @@ def test_hostile_programs_are_contained(tier_c, tmp_path, monkeypatch):
         return sandbox.run_python(code, tier="C", timeout_s=min(program.timeout_s, 5), memory_mb=program.memory_mb)
 
     wrong = []
-    for program, result in together([*JAVASCRIPT, *HOSTILE[::8]], run):
+    for program, result in together([*JAVASCRIPT, *HOSTILE[::EVERY]], run):
         limited = set(program.status) <= ENDED
         expected = set(program.status) if program in JAVASCRIPT else {*ENDED, "error"} | (set() if limited else {"ok"})
         said = result.stdout + result.stderr
@@ -104,7 +105,7 @@ def test_hostile_programs_are_contained(tier_c, tmp_path, monkeypatch):
 @needs_pyodide
 @pytest.mark.slow
 def test_ordinary_programs_run(tier_c):
-    chosen = [program for program in ORDINARY if program[0] not in LACKING][::3]
+    chosen = [program for program in ORDINARY if program[0] not in LACKING][::EVERY]
     found = together(chosen, lambda p: sandbox.run_python(p[1], tier="C", stdin="41\n", timeout_s=60))
     assert [(name, result) for (name, _, shows), result in found if result.stdout.strip() != shows or result.status != "ok"] == []
 
