@@ -391,7 +391,7 @@ class Run:
         """Merge sections into run.json, one level deep."""
         manifest = self.manifest
         for name, values in sections.items():
-            manifest[name] |= values
+            manifest[name] = manifest.get(name, {}) | values
         write_json(self.path / MANIFEST, manifest)
 
     def begin(self, name: str, recipe: dict, inputs: Iterable[str] = ()) -> None:

@@ -338,6 +338,13 @@ def test_a_stage_names_the_notebook_whose_output_it_lacks(tmp_path):
     assert run.manifest["stages"] == {}
 
 
+def test_a_manifest_takes_new_sections_and_merges_known_ones(tmp_path):
+    run = Run.create(tmp_path / "run")
+    run.update(sandbox={"tier": "A"})
+    run.update(sandbox={"why": "here"})
+    assert run.manifest["sandbox"] == {"tier": "A", "why": "here"}
+
+
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"stages": 3}', '{"stages": {', '{"stages": {"a": 3}}', '{"stages": {"a": {"parameters": 3}}}']
     + [f'{{"{name}": 7}}' for name in ("recipe", "hashes", "versions", "git")]
