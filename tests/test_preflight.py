@@ -242,6 +242,12 @@ def test_the_forecast_scales_with_the_measured_rollout():
     assert "measured" in forecast(Recipe(model="nano"), 0.05, 0.1).finding
 
 
+def test_the_forecast_expects_trajectories_as_long_as_the_experts():
+    now, later = forecast(Recipe(model="nano"), 0.05, 0.01), forecast(Recipe(model="nano"), 0.05, 0.01, longer=2.0)
+    assert later.values["training_seconds"] == pytest.approx(2 * now.values["training_seconds"])
+    assert "2.0 times as much" in later.finding and "times as much" not in now.finding
+
+
 def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
     recipe = Recipe(group_size=4, model="nano")
     careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from agentkit import cost
@@ -74,7 +75,7 @@ def examine(
 
         update = update_seconds(model, sampled, recipe)
     found = report(recipe, sampled, golden, [*chosen, *planned], reward, n_test=n_test, decode=_decode(policy))
-    items = (*found.items, forecast(recipe, seconds, update))
+    items = (*found.items, forecast(recipe, seconds, update, _longer(sampled, golden)))
     return Preflight(items, len(sampled), time.monotonic() - start), score_all(chosen, sampled, reward)
 
 
@@ -122,26 +123,40 @@ def report(
     return Preflight(items, len(sampled), time.monotonic() - start)
 
 
-def forecast(recipe: Recipe, rollout_seconds: float, update_seconds: float | None = None) -> Item:
-    """Time, memory and money of the run, from the rates of the preflight's own rollouts and its timed update."""
+def _longer(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]) -> float:
+    """How many times longer the expert's trajectories are than those of now, in completion tokens; at least 1."""
+    now, then = (fmean(len(t.completion_ids) for t in some) if some else 0.0 for some in (sampled, golden))
+    return max(1.0, then / now) if now else 1.0
+
+
+def forecast(recipe: Recipe, rollout_seconds: float, update_seconds: float | None = None, longer: float = 1.0) -> Item:
+    """Time, memory and money of the run, from the rates of the preflight's own rollouts and its timed update.
+
+    Args:
+        recipe: the run's.
+        rollout_seconds: for a trajectory, measured.
+        update_seconds: for a trajectory, measured; None scales the rate of params/prices.yaml.
+        longer: how many times longer trajectories will be in training: an agent that learns comes to work as the expert does.
+    """
     prices = cost.read_prices()
     known = prices.rates_of(recipe.model)
-    slower = rollout_seconds / known.rollout  # seconds here for each second on the machine of params/prices.yaml
+    slower = longer * rollout_seconds / known.rollout  # seconds here for each second on the machine of params/prices.yaml
     scaled = {name: getattr(known, name) * slower for name in ("evaluation", "update", "demonstration", "other")}
-    rates = replace(known, rollout=rollout_seconds, **scaled)
+    rates = replace(known, rollout=longer * rollout_seconds, **scaled)
     if update_seconds is not None:
-        rates = replace(rates, update=update_seconds)
+        rates = replace(rates, update=longer * update_seconds)
     phases = cost.forecast(recipe, rates)
     training, total = sum(phases[p] for p in cost.PHASES[1:4]), sum(phases.values())
     dearest = max(prices.providers, key=prices.providers.get)
     source = "scaled from params/prices.yaml" if update_seconds is None else "measured"
+    grown = f"; {longer:.1f} times as much, for trajectories as long as the expert's" if longer > 1.05 else ""
     said = (
         f"Training {cost.duration(training)}, the whole run {cost.duration(total)} on one device ({rollout_seconds:.3g} s a "
-        f"rollout measured, {rates.update:.3g} s an update {source}); {cost.hours(total / 3600)} GPU-hours, "
+        f"rollout measured, {rates.update / longer:.3g} s an update {source}{grown}); {cost.hours(total / 3600)} GPU-hours, "
         f"{prices.currency}{total / 3600 * prices.providers[dearest]:,.2f} at {dearest}; {_memory()}."
     )
     values = {"training_seconds": training, "total_seconds": total, "phases": phases}
-    return Item("Forecast", "green", said, "", (), values | {"rollout": rollout_seconds, "update": rates.update})
+    return Item("Forecast", "green", said, "", (), values | {"rollout": rates.rollout, "update": rates.update})
 
 
 def _memory() -> str:
