@@ -33,11 +33,11 @@ FULL = {
     "ceiling_50ms": (0.05, 8, 5),
 }
 QUICK = {
-    "trl_tools_0ms": (0.0, 2, 2),
+    "trl_tools_0ms": (0.0, 2, 1),
     "trl_tools_50ms": (0.05, 1, 1),
     "trl_tools_500ms": (0.5, 1, 1),
     "trl_env_0ms": (0.0, 2, 1),
-    "ceiling_50ms": (0.05, 8, 2),
+    "ceiling_50ms": (0.05, 4, 1),
 }
 Run = Callable[[int], dict[str, float]]  # seed -> trajectories or tokens a second ("rate"), and sampled tokens a trajectory
 
