@@ -30,10 +30,11 @@ RECIPE = Recipe(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="the vllm extra is not installed")
+
+
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=without_vllm)])
 def test_sampled_logprobs_are_the_models(engine, suite):
-    if engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
     model, tokenizer = load_agent("nano")
     recipe = Recipe(engine=engine, max_tokens=256, tool_cache="off")
     assert model.device.type == "cuda"
