@@ -24,6 +24,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from agentkit.attention import ATTENTION
 from agentkit.training import shared_prefix
 from agentkit.training.shared_prefix import build_tree, plain_logprobs, prepare, shared_logprobs
 
@@ -199,7 +200,7 @@ def test_a_saved_model_does_not_remember(tmp_path):
     model = qwen3()
     assert prepare(model) is None
     model.save_pretrained(tmp_path)
-    assert shared_prefix.ATTENTION not in (tmp_path / "config.json").read_text()
+    assert ATTENTION not in (tmp_path / "config.json").read_text()
     assert Qwen3ForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "sdpa"
 
 

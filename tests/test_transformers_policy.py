@@ -35,18 +35,35 @@ def plain(model, ids):
         return model(torch.tensor([ids])).logits[0, -1]
 
 
-@pytest.mark.parametrize("kind", [(Qwen3ForCausalLM, Qwen3Config), (Qwen2ForCausalLM, Qwen2Config)])
-def test_logits_over_slots_equal_a_plain_forward_whatever_moves(kind):
-    model, rng = tiny(*kind), random.Random(2)
+def eager():
+    model = tiny()
+    model.set_attn_implementation("eager")
+    return model
+
+
+def forgetful():
+    """A model that does not hand on what its forward pass is called with besides."""
+    model = tiny()
+    forward = model.forward
+    model.forward = lambda *args, attend=None, **kwargs: forward(*args, **kwargs)
+    return model
+
+
+@pytest.mark.parametrize("width", [1, 7])
+@pytest.mark.parametrize("make", [tiny, lambda: tiny(Qwen2ForCausalLM, Qwen2Config), eager, forgetful])
+def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width):
+    model, rng = make(), random.Random(2)
     cache, held = SlotCache(model), {}
     for _ in range(40):
-        if held and rng.random() < 0.4:  # slots trade places
-            order = list(held)
-            targets = rng.sample(order, len(order))
-            cache.move(order, targets, max(map(len, held.values())))
-            held = {target: held[source] for source, target in zip(order, targets, strict=True)}
-        slots = rng.sample(range(6), rng.randint(1, 4)) if rng.random() < 0.5 else list(range(rng.randint(1, 6)))
-        new = [[rng.randrange(97) for _ in range(rng.randint(1, 7))] for _ in slots]
+        if held and rng.random() < 0.3:  # others begin as one does
+            source = rng.choice(list(held))
+            targets = rng.sample(range(9), 2)
+            cache.copy([source, source], targets, 0, len(held[source]))
+            held |= dict.fromkeys(targets, held[source])
+        slots = rng.sample(range(9), rng.randint(1, 7))
+        if rng.random() < 0.7:
+            slots.sort()  # as those that decode are
+        new = [[rng.randrange(97) for _ in range(rng.randint(1, width))] for _ in slots]
         before = [held.get(slot, []) for slot in slots]
         logits = cache.forward(model, new, slots, [len(b) for b in before])
         for row, slot, tokens, old in zip(logits, slots, new, before, strict=True):

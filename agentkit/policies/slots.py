@@ -1,17 +1,21 @@
 """A key-value cache of many trajectories, each in a slot of one preallocated tensor a layer.
 
 Earlier turns stay where they are: a forward pass is given only each row's new tokens, with the slot and the position they
-belong to. Slots 0 to B - 1 are read as views, without a copy, which is why rows that decode are kept at the front.
+belong to. Rows that decode attend to their slots where these lie, one call for each run of neighbouring slots.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from agentkit.attention import allow_other_attention
 
 
 class SlotCache(Cache):
@@ -21,7 +25,7 @@ class SlotCache(Cache):
         model: a causal language model whose layers all attend to every earlier token.
 
     Raises:
-        ValueError: the model has layers of another kind (sliding windows, recurrent states).
+        ValueError: the model has layers of another kind (sliding windows, recurrent states), or an attention without masks.
     """
 
     def __init__(self, model: Any):
@@ -32,6 +36,11 @@ class SlotCache(Cache):
                 " to every earlier token; serve it with vLLM instead"
             )
         super().__init__(layers=[_SlotLayer() for _ in range(config.num_hidden_layers)])
+        why = allow_other_attention(model)
+        self._in_place = why is None
+        self._adds_masks = config._attn_implementation == "eager"
+        if why and not self._adds_masks:
+            raise ValueError(f"the transformers policy cannot mask this model: {why}; load it with attn_implementation='sdpa'")
 
     @torch.inference_mode()
     def forward(self, model: Any, rows: Sequence[Sequence[int]], slots: Sequence[int], held: Sequence[int]) -> torch.Tensor:
@@ -50,66 +59,116 @@ class SlotCache(Cache):
         ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])  # padded on the left
         lead = torch.tensor([n - (width - len(row)) for n, row in zip(held, rows, strict=True)])
         positions = lead[:, None] + torch.arange(width)  # (B, W), below held on padding
-        target = _Target(torch.tensor(slots), positions, torch.tensor(held), model.device)
+        seen = torch.arange(int(positions.max()) + 1) <= positions[:, :, None].clamp(min=0)  # (B, W, K)
+        mask, more = seen[:, None].to(model.device), {}
+        if width == 1 and self._in_place and list(slots) == sorted(slots):
+            target = _InPlace(slots, positions, held, model.device)
+            mask, more = mask[..., :1], {"attend": target.attend}  # which has masks of its own
+        else:
+            target = _Copied(slots, positions, held, model.device)
+        if self._adds_masks:
+            mask = torch.zeros(mask.shape, device=model.device).masked_fill_(~mask, torch.finfo(model.dtype).min).to(model.dtype)
         for layer in self.layers:
             layer.target = target
-        seen = torch.arange(target.width) <= positions[:, :, None].clamp(min=0)  # (B, W, K)
         out = model(
             ids.to(model.device),
-            attention_mask=seen[:, None].to(model.device),
+            attention_mask=mask,
             position_ids=positions.clamp(min=0).to(model.device),
             past_key_values=self,
             use_cache=True,
             logits_to_keep=1,
+            **more,
         )
+        if more and target.attended < len(self.layers):  # this model does not hand on what it is called with
+            self._in_place = False
+            return self.forward(model, rows, slots, held)
         return out.logits[:, -1].float()
 
     @torch.inference_mode()
-    def move(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """Copy the first ``length`` tokens of slots to other slots, all at once, so that slots may trade places."""
-        count = max(targets, default=-1) + 1
+    def copy(self, sources: Sequence[int], targets: Sequence[int], start: int, stop: int) -> None:
+        """Copy tokens ``start`` to ``stop`` of slots to other slots."""
         for layer in self.layers:
-            for name in ("keys", "values"):
-                store = _grown(getattr(layer, name), count, 0)
-                store[list(targets), :, :length] = store[list(sources), :, :length]
-                setattr(layer, name, store)
+            layer.grow(max(targets) + 1, stop)
+            for store in (layer.keys, layer.values):
+                store[list(targets), :, start:stop] = store[list(sources), :, start:stop]
 
 
 class _Target:
-    """Where one forward pass writes, shared by all layers."""
+    """What one forward pass writes where, and what its rows attend to: the same in all layers."""
 
-    def __init__(self, slots: torch.Tensor, positions: torch.Tensor, held: torch.Tensor, device: Any):
-        self.rows, self.columns = (positions >= held[:, None]).nonzero(as_tuple=True)  # real tokens, not padding
-        self.width = int(positions.max()) + 1  # keys to read
-        self.count = int(slots.max()) + 1
-        self.places = (slots[self.rows].to(device), positions[self.rows, self.columns].to(device))
-        self.slots = None if slots.tolist() == list(range(len(slots))) else slots.to(device)  # None: the first slots, in order
-        self.batch = len(slots)
+    def __init__(self, slots: Sequence[int], positions: torch.Tensor, held: Sequence[int], device: Any):
+        rows, columns = (positions >= torch.tensor(held)[:, None]).nonzero(as_tuple=True)  # real tokens, not padding
+        self.new = rows.to(device), columns.to(device)
+        self.slots = torch.tensor(slots, device=device)
+        self.places = self.slots[self.new[0]], positions[rows, columns].to(device)
+        self.count, self.width = max(slots) + 1, int(positions.max()) + 1
+
+    def attended_to(self, layer: _SlotLayer, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Keys and values (B, H, K, D) of the rows, given the new ones (B, H, W, D)."""
+        raise NotImplementedError
+
+
+class _Copied(_Target):
+    """Rows attend to a copy of their slots."""
+
+    def attended_to(self, layer: _SlotLayer, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(store[:, :, : self.width].index_select(0, self.slots) for store in (layer.keys, layer.values))
+
+
+class _InPlace(_Target):
+    """One token a row, in the order of their slots: rows in neighbouring slots attend to these as a view, run by run."""
+
+    def __init__(self, slots: Sequence[int], positions: torch.Tensor, held: Sequence[int], device: Any):
+        super().__init__(slots, positions, held, device)
+        self.attended = 0  # layers
+        self.runs = []  # rows, slots, width, and which keys are seen (n, 1, 1, width)
+        for _, run in groupby(enumerate(slots), key=lambda row: row[1] - row[0]):
+            rows, places = zip(*run, strict=True)
+            at = positions[rows[0] : rows[-1] + 1]
+            width = int(at.max()) + 1
+            seen = (torch.arange(width) <= at)[:, None, None].to(device)
+            self.runs.append((slice(rows[0], rows[-1] + 1), slice(places[0], places[-1] + 1), width, seen))
+
+    def attended_to(self, layer: _SlotLayer, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.layer = layer
+        return new
+
+    def attend(self, module: torch.nn.Module, query: torch.Tensor, *unused: Any, **options: Any) -> tuple[torch.Tensor, None]:
+        """Takes what agentkit.attention takes."""
+        self.attended += 1
+        keys, values = self.layer.keys, self.layer.values
+        found = [
+            sdpa_attention_forward(module, query[rows], keys[slots, :, :width], values[slots, :, :width], seen, **options)[0]
+            for rows, slots, width, seen in self.runs
+        ]
+        return torch.cat(found), None
 
 
 class _SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, (S, H, L, D) each; grows when a slot or a position lies outside."""
+    """One layer's keys and values, (S, H, L, D) each."""
 
     target: _Target
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """An empty store; ``update`` makes the room."""
+        """An empty store; ``grow`` makes the room."""
         self.keys, self.values = (x.new_zeros(0, x.shape[1], 0, x.shape[3]) for x in (key_states, value_states))
         self.is_initialized = True
+
+    def grow(self, slots: int, length: int) -> None:
+        """Make room for so many slots and positions."""
+        self.keys, self.values = _grown(self.keys, slots, length), _grown(self.values, slots, length)
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *unused: Any, **also_unused: Any) -> tuple:
         """Store the new keys and values (B, H, W, D); return those to attend to, (B, H, K, D)."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         to = self.target
-        self.keys = _grown(self.keys, to.count, to.width)
-        self.values = _grown(self.values, to.count, to.width)
+        self.grow(to.count, to.width)
         slots, positions = to.places
-        self.keys[slots, :, positions] = key_states[to.rows, :, to.columns]
-        self.values[slots, :, positions] = value_states[to.rows, :, to.columns]
-        if to.slots is None:
-            return self.keys[: to.batch, :, : to.width], self.values[: to.batch, :, : to.width]
-        return tuple(store[:, :, : to.width].index_select(0, to.slots) for store in (self.keys, self.values))
+        rows, columns = to.new
+        self.keys[slots, :, positions] = key_states[rows, :, columns]
+        self.values[slots, :, positions] = value_states[rows, :, columns]
+        return to.attended_to(self, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys to attend to and their offset."""

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -151,19 +152,17 @@ class TransformersPolicy(Policy):
         kept = self._trajectories | {request.trajectory for request in requests}
         joining = [self._claim(request, kept) for request in requests]
         slots = self._slots
-        first: dict[tuple[int, ...], int] = {}
-        leaders = {}  # by place: members of a group share their prompt, which is computed once and then copied
-        for place in joining:
-            leader = place if slots[place].held else first.setdefault(tuple(slots[place].request.ids), place)
-            leaders[place] = leader
+        first: dict[tuple[int, ...], int] = {}  # of equal requests one is computed and copied: groups share their prompt
+        leaders = {place: first.setdefault(tuple(slots[place].request.ids), place) for place in joining}
         logits: dict[int, torch.Tensor] = {}
         for chunk in self._chunks([place for place in joining if leaders[place] == place]):
             new = [slots[place].request.ids[len(slots[place].held) :] for place in chunk]
             found = self._cache.forward(self.model, new, chunk, [len(slots[place].held) for place in chunk])
             logits |= dict(zip(chunk, found, strict=True))
-        if copies := [(leader, place) for place, leader in leaders.items() if leader != place]:
-            longest = max(len(slots[place].request.ids) for _, place in copies)
-            self._cache.move(*zip(*copies, strict=True), longest)
+        copies = [(leader, place) for place, leader in leaders.items() if leader != place]
+        for start, some in groupby(copies, key=lambda pair: len(slots[pair[1]].held)):
+            sources, targets = zip(*some, strict=True)
+            self._cache.copy(sources, targets, start, max(len(slots[place].request.ids) for place in targets))
         for place in joining:
             slots[place].held = list(slots[place].request.ids)
         self._decoding += len(joining)
@@ -201,24 +200,14 @@ class TransformersPolicy(Policy):
 
     def _decode(self) -> list[_Ended]:
         """One more token for every row that decodes."""
-        self._compact()
-        rows = self._slots[: self._decoding]
+        places = [place for place, slot in enumerate(self._slots) if slot.request]
+        rows = [self._slots[place] for place in places]
         new = [slot.sample.ids[-1:] for slot in rows]
-        logits = self._cache.forward(self.model, new, range(len(rows)), [len(slot.held) for slot in rows])
+        logits = self._cache.forward(self.model, new, places, [len(slot.held) for slot in rows])
         for slot, ids in zip(rows, new, strict=True):
             slot.held += ids
         self._steps += 1
-        return self._draw(range(len(rows)), logits)
-
-    def _compact(self) -> None:
-        """Let the slots that decode trade places with others until they are the first, as far as they are not already."""
-        slots, count = self._slots, self._decoding
-        late = [place for place in range(count, len(slots)) if slots[place].request]
-        idle = [place for place in range(count) if slots[place].request is None]
-        if late:
-            self._cache.move(late + idle, idle + late, max(len(slots[place].held) for place in late + idle))
-            for one, other in zip(late, idle, strict=True):
-                slots[one], slots[other] = slots[other], slots[one]
+        return self._draw(places, logits)
 
     def _draw(self, places: Sequence[int], logits: torch.Tensor) -> list[_Ended]:
         """Draw the next token of the slots at B places from logits (B, V); rows whose turn ends stop decoding."""

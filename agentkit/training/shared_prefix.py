@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
-ATTENTION = "agentkit_tree"
+from agentkit.attention import allow_other_attention
+
 PLAIN_ROWS = 4  # scored together
 CHUNK_ELEMENTS = 2**24  # logits that exist at a time: 64 MiB in float32
 PROBE_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}  # nats, by the precision of the weights
@@ -99,33 +99,16 @@ class _Layout:
 
 
 def tree_attention(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
-    tree: _Layout | None = None, **options: Any,
+    tree: _Layout, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *unused: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention in transformers' form: along the paths of ``tree`` where the model was called with one, else plain SDPA.
-
-    Args:
-        module: the attention layer.
-        query: (1, heads, N, head size), of the packed row; key and value likewise.
-        attention_mask: used without a tree only.
-        tree: the layout of the packed row.
-        options: as transformers passes them (scaling, dropout).
-
-    Returns:
-        (1, N, heads, head size), and no weights.
-    """
-    if tree is None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+    """Attention along the paths of a tree, whose tokens lie in one packed row of N; arguments as agentkit.attention's."""
     keys, values = key.split(tree.pieces, dim=2), value.split(tree.pieces, dim=2)
     parts = []
     for q, path, mask in zip(query.split(tree.runs, dim=2), tree.paths, tree.masks, strict=True):
         k, v = (torch.cat([of[piece] for piece in path], dim=2) for of in (keys, values))
         parts.append(sdpa_attention_forward(module, q, k, v, mask, **options)[0])
     return torch.cat(parts, dim=1), None
-
-
-AttentionInterface.register(ATTENTION, tree_attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def prepare(model: Any) -> str | None:
@@ -147,12 +130,11 @@ def prepare(model: Any) -> str | None:
     if kinds - {"full_attention"}:
         return f"it has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}"
     before = config._attn_implementation
-    if before not in ("sdpa", ATTENTION):
-        return f"its attention is {before!r}, and sharing builds on 'sdpa'"
+    if why := allow_other_attention(model):
+        return why
     training = model.training
     model.eval()
     try:
-        model.set_attn_implementation(ATTENTION)
         why = _probe(model)
     except Exception as error:  # whatever an unknown architecture raises, the plain way remains
         why = f"its forward pass failed: {type(error).__name__}: {str(error)[:160]}"
@@ -231,9 +213,10 @@ def _hidden_states(model: Any, ids: torch.Tensor, positions: torch.Tensor, tree:
     """(N, hidden size): what the output layer reads. The model's own forward runs, so that wrappers around it see the call."""
     kept: list[torch.Tensor] = []
     hook = _unwrapped(model).get_decoder().register_forward_hook(lambda module, inputs, output: kept.append(output[0]))
+    attend = partial(tree_attention, tree)
     try:  # a mask of four dimensions is passed on as it is, so none is built
         mask = torch.empty((1, 1, 0, 0), device=ids.device)
-        model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1, tree=tree)
+        model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1, attend=attend)
     finally:
         hook.remove()
     return kept[0][0]
