@@ -2,8 +2,9 @@
 
 They take turns. Cases trl_tools_* and trl_env_*: trajectories a second, the peer is TRL's GRPOTrainer, never changed, only
 configured, at tools that take 0, 50 and 500 ms. Case ceiling_50ms: sampled tokens a second, the peer is our own engine that
-decodes as many tokens in the same batch and has no tools to wait for. No tool cache is used. Leaves out scoring on TRL's
-side, which ours includes.
+decodes as many tokens in the same batch, the mean in every row, and has no tools to wait for. Its ``others`` say what keeps a
+rollout below that: rows of the trajectories' own lengths, and then also after as much text as tools reply. No tool cache is
+used. Leaves out scoring on TRL's side, which ours includes.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ QUICK = {
     "trl_env_0ms": (0.0, 2, 1),
     "ceiling_50ms": (0.05, 4, 1),
 }
+CEILINGS = ("own lengths", "own lengths and replies")
 Run = Callable[[int], dict[str, float]]  # seed -> trajectories or tokens a second ("rate"), and sampled tokens a trajectory
 
 
@@ -83,7 +85,7 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
 
     corpus = Corpus.open()
     tasks = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
-    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": _ceiling}
+    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": _ceiling("mean lengths")}
     cases = []
     for name, (latency, count, repeats) in (QUICK if quick else FULL).items():
         environment = partial(type("Environment", (SlowEnvironment,), {"latency_s": latency}), corpus)
@@ -93,12 +95,19 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
             ours(-1)
         if name in ("trl_tools_0ms", "ceiling_50ms"):  # of the peer: the other cases know its ways by then
             peer(-1)
-        cases.append(_case(name, ours, peer, repeats, count * GROUP))
+        kinds = CEILINGS if "ceiling" in name else ()
+        others = {kind: _ceiling(kind)(tasks[:count], environment) for kind in kinds}
+        cases.append(_case(name, ours, peer, repeats, count * GROUP, others))
     return report("rollouts", cases)
 
 
-def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int) -> dict[str, Any]:
-    pairs = [(ours(seed), peer(seed)) for seed in range(repeats)]
+def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int, others: dict[str, Run]) -> dict[str, Any]:
+    pairs, rates = [], {kind: [] for kind in others}
+    for seed in range(repeats):
+        pairs.append((ours(seed), peer(seed)))
+        for kind, run in others.items():
+            rates[kind].append(run(seed)["rate"])
+    more = {"others": {kind: spread(found) for kind, found in rates.items()}} if others else {}
     return {
         "case": name,
         "unit": "tokens/s" if "ceiling" in name else "trajectories/s",
@@ -107,6 +116,7 @@ def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int) -> d
         "ratio": spread([a["rate"] / b["rate"] for a, b in pairs]),
         "trajectories": trajectories,
         "tokens_per_trajectory": {s: statistics.fmean(p[i]["tokens"] for p in pairs) for i, s in enumerate(("ours", "peer"))},
+        **more,
     }
 
 
@@ -133,30 +143,43 @@ def _rollout(tasks: Sequence[Task], policy: Any, environment: Factory, seed: int
     return rollout(tasks, policy, seed=seed + 1, **options)
 
 
-def _ceiling(tasks: Sequence[Task], environment: Factory) -> Run:
-    """As many tokens for every trajectory as a rollout's mean, sampled in one turn after its prompt."""
+def _ceiling(kind: str) -> Callable[[Sequence[Task], Factory], Run]:
+    """Bare decoding of as many tokens as rollouts sample, each row in one turn.
+
+    Args:
+        kind: "mean lengths": every row the mean after its prompt; "own lengths": each as many as its trajectory; "own lengths and
+            replies": after its prompt and as much text as its tools replied.
+    """
     from agentkit.policies.base import Request
     from agentkit.policies.loading import load_agent
     from agentkit.policies.transformers import TransformersPolicy
 
-    model, tokenizer = load_agent("nano")
-    found = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
-    count = round(statistics.fmean(sum(t.action_mask) for t in found))
-    policy = TransformersPolicy(model, SimpleNamespace(eos_token_id=-1))  # no token ends a turn
+    def prepare(tasks: Sequence[Task], environment: Factory) -> Run:
+        model, tokenizer = load_agent("nano")
+        found = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
+        own = [sum(t.action_mask) for t in found]
+        counts = [round(statistics.fmean(own))] * len(found) if kind == "mean lengths" else own
+        prompts = [[*t.prompt_ids, *_replies(t, kind)] for t in found]
+        policy = TransformersPolicy(model, SimpleNamespace(eos_token_id=-1))  # no token ends a turn
 
-    async def decode(seed: int) -> None:
-        requests = [
-            Request(tasks[0], seed * len(found) + i, 0, list(t.prompt_ids), (seed + 1, i), count, TEMPERATURE)
-            for i, t in enumerate(found)
-        ]
-        await asyncio.gather(*map(policy.sample, requests))
+        async def decode(seed: int) -> None:
+            rows = enumerate(zip(prompts, counts, strict=True), (seed + 1) * len(found))
+            requests = [Request(tasks[0], n, 0, ids, (n,), count, TEMPERATURE) for n, (ids, count) in rows]
+            await asyncio.gather(*map(policy.sample, requests))
 
-    def run(seed: int) -> dict[str, float]:
-        start = time.perf_counter()
-        asyncio.run(decode(seed))
-        return {"rate": len(found) * count / (time.perf_counter() - start), "tokens": count}
+        def run(seed: int) -> dict[str, float]:
+            start = time.perf_counter()
+            asyncio.run(decode(seed))
+            return {"rate": sum(counts) / (time.perf_counter() - start), "tokens": statistics.fmean(counts)}
 
-    return run
+        return run
+
+    return prepare
+
+
+def _replies(trajectory: Trajectory, kind: str) -> list[int]:
+    pairs = zip(trajectory.completion_ids, trajectory.action_mask, strict=True)
+    return [token for token, action in pairs if not action] if "replies" in kind else []
 
 
 def _trl_tools(tasks: Sequence[Task], environment: Factory) -> Run:
