@@ -89,7 +89,7 @@ async def arollout(
         policy: samples the turns.
         environment: makes one environment a trajectory (TRL's ``environment_factory`` form); or one such for each family.
         group_size: G trajectories a task.
-        seed: fixes every random number; the same seed gives the same trajectories, whatever the timing.
+        seed: fixes every random number, whatever the timing.
         temperature: of sampling; 0 is greedy.
         limits: turns, tokens and seconds.
         system_prompt: what the policy is told first, unless its environment has a ``system_prompt`` of its own.
@@ -124,9 +124,13 @@ async def arollout(
         return replace(trajectory, step=step)
 
     with _Bar(progress, len(tasks) * group_size) as bar:
+        walks = [asyncio.ensure_future(one(task, index)) for task in tasks for index in range(group_size)]
         try:
-            return list(await asyncio.gather(*(one(task, index) for task in tasks for index in range(group_size))))
+            return list(await asyncio.gather(*walks))
         finally:
+            for walk in walks:  # where one has failed
+                walk.cancel()
+            await asyncio.gather(*walks, return_exceptions=True)
             if tool_cache is not None:
                 tool_cache.flush()
 

@@ -31,6 +31,7 @@ LAYERS = (
     ("records", "runs", "recipes", "redact", "nano"),
     ("knowledge", "tasks", "tools", "verifiers", "audit", "sandbox", "gaia"),
     ("environment", "tool_runtime", "tool_execution", "tool_cache", "tool_worker", "tool_calls", "chat", "testing", "xray"),
+    ("attention",),
     ("policies",),
     ("rollouts",),
     ("rewards", "advantages", "selection", "statistics", "tables"),
@@ -44,7 +45,7 @@ LAYERS = (
     ("cli", "bench", "doctor", "__init__", "__main__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-TORCH_ALLOWED = ("policies", "advantages", "training", "nano")
+TORCH_ALLOWED = ("attention", "policies", "advantages", "training", "nano")
 
 
 # ---- imports ---------------------------------------------------------------------------------------------------------

@@ -109,6 +109,33 @@ def test_a_tool_that_raises_is_an_observation(tokenizer, tools):
     assert observations == ["Error: OSError: the disk is gone."] + ["fine"] * 7
 
 
+def test_an_environment_that_cannot_begin_ends_every_trajectory_with_it(tokenizer):
+    class Broken(Tools):
+        made, worked = 0, 0
+
+        def reset(self, **row):
+            if self.number == 3:
+                raise OSError("no database")
+
+        async def later(self, how: str) -> str:
+            """Work later.
+
+            Args:
+                how: In which way.
+            """
+            await asyncio.sleep(0.5)
+            type(self).worked += 1
+            return "fine"
+
+    async def fails():
+        with pytest.raises(OSError, match="no database"):
+            await arollout([TASK], calls(tokenizer, "later", how="x"), environment=Broken, group_size=8, limits=ROOMY)
+        await asyncio.sleep(1.0)
+
+    asyncio.run(fails())
+    assert not Broken.worked
+
+
 def test_ten_megabytes_are_cut_in_tokens_visibly(tokenizer, tools):
     limits = Limits(max_turn_tokens=500, max_tokens=8_000, max_observation=50)
     (t,) = whole(rollout([TASK], calls(tokenizer, "work", how="flood"), environment=tools, limits=limits))

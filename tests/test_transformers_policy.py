@@ -8,9 +8,17 @@ import time
 
 import pytest
 import torch
-from transformers import GptOssConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GptOssConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
-from agentkit.policies import Request
+from agentkit.policies import EngineError, Request
 from agentkit.policies.slots import SlotCache
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
@@ -49,20 +57,25 @@ def forgetful():
     return model
 
 
+def latent():
+    """A model that makes keys and values anew from what the cache holds (multi-head latent attention)."""
+    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
+    return tiny(DeepseekV3ForCausalLM, DeepseekV3Config, num_key_value_heads=4, head_dim=4, **ranks, **experts)
+
+
 @pytest.mark.parametrize("width", [1, 7])
-@pytest.mark.parametrize("make", [tiny, lambda: tiny(Qwen2ForCausalLM, Qwen2Config), eager, forgetful])
+@pytest.mark.parametrize("make", [tiny, lambda: tiny(Qwen2ForCausalLM, Qwen2Config), eager, forgetful, latent])
 def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width):
     model, rng = make(), random.Random(2)
     cache, held = SlotCache(model), {}
-    for _ in range(40):
+    for _ in range(15):
         if held and rng.random() < 0.3:  # others begin as one does
             source = rng.choice(list(held))
             targets = rng.sample(range(9), 2)
             cache.copy([source, source], targets, 0, len(held[source]))
             held |= dict.fromkeys(targets, held[source])
         slots = rng.sample(range(9), rng.randint(1, 7))
-        if rng.random() < 0.7:
-            slots.sort()  # as those that decode are
         new = [[rng.randrange(97) for _ in range(rng.randint(1, width))] for _ in slots]
         before = [held.get(slot, []) for slot in slots]
         logits = cache.forward(model, new, slots, [len(b) for b in before])
@@ -72,25 +85,31 @@ def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width)
 
 
 def play(policy, count, seed=0, delay=lambda number, turn: 0.0):
-    """Trajectories of random observations: what each sampled, turn by turn."""
+    """Trajectories of random observations, as many at a time as the policy serves: what each sampled, turn by turn."""
 
-    async def one(number):
+    async def one(number, places):
         rng, ids, turns = random.Random(f"{seed}-{number}"), [number % 3 + 10, 20, 30], []
-        policy.begin(number)
-        try:
-            for turn in range(rng.randint(1, 5)):
-                found = await policy.sample(Request(TASK, number, turn, list(ids), (seed, number, turn), 9, 1.0))
-                turns.append((list(ids), found))
-                ids += found.ids + [rng.randrange(97) for _ in range(rng.randint(1, 12))]
-                await asyncio.sleep(delay(number, turn))
-        finally:
-            policy.end(number)
+        async with places:
+            policy.begin(number)
+            try:
+                for turn in range(rng.randint(1, 5)):
+                    found = await policy.sample(Request(TASK, number, turn, list(ids), (seed, number, turn), 9, 1.0))
+                    turns.append((list(ids), found))
+                    ids += found.ids + [rng.randrange(97) for _ in range(rng.randint(1, 12))]
+                    await asyncio.sleep(delay(number, turn))
+            finally:
+                policy.end(number)
         return turns
 
     async def together():
-        return await asyncio.gather(*(one(number) for number in range(count)))
+        places = asyncio.Semaphore(policy.in_flight)
+        return await asyncio.gather(*(one(number, places) for number in range(count)))
 
     return asyncio.run(together())
+
+
+def ids_of(trajectories):
+    return [[sample.ids for _, sample in turns] for turns in trajectories]
 
 
 def test_turns_of_trajectories_that_join_and_leave_carry_right_logprobs():
@@ -111,14 +130,16 @@ def test_more_trajectories_than_slots_sample_the_same(max_batch):
     model = tiny()
     want = play(TransformersPolicy(model, EndsAt()), 10)
     found = play(TransformersPolicy(model, EndsAt(), max_batch=max_batch), 10)
-    assert [[s.ids for _, s in turns] for turns in found] == [[s.ids for _, s in turns] for turns in want]
+    assert ids_of(found) == ids_of(want)
 
 
-def test_deterministic_batches_do_not_depend_on_timing():
+@pytest.mark.parametrize("max_batch", [4, 64])
+def test_deterministic_batches_do_not_depend_on_timing(max_batch):
     model, rng = tiny(), random.Random(6)
-    first = play(TransformersPolicy(model, EndsAt(), deterministic=True), 12)
-    other = play(TransformersPolicy(model, EndsAt(), deterministic=True), 12, delay=lambda *_: rng.random() * 0.05)
-    assert first == other  # log-probabilities to the last bit
+    first = play(TransformersPolicy(model, EndsAt(), max_batch=max_batch, deterministic=True), 12)
+    for _ in range(3):
+        policy = TransformersPolicy(model, EndsAt(), max_batch=max_batch, deterministic=True)
+        assert play(policy, 12, delay=lambda *_: rng.random() * 0.02) == first  # log-probabilities to the last bit
 
 
 def test_an_engine_that_fails_tells_every_waiting_trajectory_and_works_again():
@@ -133,7 +154,7 @@ def test_an_engine_that_fails_tells_every_waiting_trajectory_and_works_again():
         play(policy, 4)
     model.forward = forward
     want = play(TransformersPolicy(model, EndsAt()), 4, seed=1)
-    assert [[s.ids for _, s in turns] for turns in play(policy, 4, seed=1)] == [[s.ids for _, s in t] for t in want]
+    assert ids_of(play(policy, 4, seed=1)) == ids_of(want)
 
 
 def test_a_rollout_cancelled_in_mid_batch_leaves_nothing_to_the_next():
@@ -152,8 +173,58 @@ def test_a_rollout_cancelled_in_mid_batch_leaves_nothing_to_the_next():
     model.forward = slow
     with pytest.raises(TimeoutError):
         asyncio.run(impatient())
+    assert policy._thread.submit(lambda: policy._steps).result() < 100, "it decodes on for nobody"
     model.forward = forward
-    assert play(policy, 12) == play(TransformersPolicy(model, EndsAt()), 12)
+    assert ids_of(play(policy, 12)) == ids_of(play(TransformersPolicy(model, EndsAt()), 12))
+
+
+def test_memory_goes_with_the_last_trajectory_and_with_the_weights():
+    policy = TransformersPolicy(tiny(), EndsAt(), max_batch=8)
+    layer, held = policy._cache.layers[0], []
+    play(policy, 20, delay=lambda *_: held.append(layer.keys.shape[0]) or 0.0)
+    assert max(held) == 8
+    policy.close()
+    assert layer.keys is None and not policy._slots
+    model = policy.model
+
+    async def across_weights():
+        policy.begin(1)
+        first = await policy.sample(Request(TASK, 1, 0, [10, 20, 30], (0,), 4, 1.0))
+        with torch.no_grad():
+            model.lm_head.weight.mul_(1.5)
+            model.model.embed_tokens.weight.mul_(0.5)
+        policy.sync(model)
+        ids = [10, 20, 30, *first.ids, 7]
+        return ids, await policy.sample(Request(TASK, 1, 1, ids, (1,), 1, 1.0))
+
+    ids, found = asyncio.run(across_weights())
+    expected = torch.log_softmax(plain(model, ids), -1)[found.ids[0]]
+    assert abs(found.logprobs[0] - float(expected)) < 1e-5
+
+
+def test_numbers_that_are_not_finite_stop_the_rollout_and_leave_no_trace():
+    model = tiny()
+    policy, weight = TransformersPolicy(model, EndsAt()), model.model.embed_tokens.weight.data[20].clone()
+    model.model.embed_tokens.weight.data[20] = torch.nan
+    with pytest.raises(EngineError, match="not finite"):
+        play(policy, 4)
+    model.model.embed_tokens.weight.data[20] = weight
+    assert ids_of(play(policy, 4)) == ids_of(play(TransformersPolicy(model, EndsAt()), 4))
+
+
+def test_a_second_event_loop_is_refused_instead_of_waiting_for_ever():
+    policy = TransformersPolicy(tiny(), EndsAt())
+    request = Request(TASK, 2, 0, [10, 20, 30], (0,), 4, 1.0)
+
+    async def first():
+        waiting = asyncio.create_task(policy.sample(Request(TASK, 1, 0, [10, 20, 30], (0,), 200, 1.0)))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="other rollouts"):
+            await asyncio.to_thread(asyncio.run, policy.sample(request))
+        return await waiting
+
+    assert asyncio.run(first()).ids
+    assert asyncio.run(policy.sample(request)).ids
 
 
 def test_a_model_with_other_layers_is_refused_in_one_sentence():

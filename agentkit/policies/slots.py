@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -23,19 +24,20 @@ class SlotCache(Cache):
 
     Args:
         model: a causal language model whose layers all attend to every earlier token.
+        most: slots that will ever be used.
 
     Raises:
         ValueError: the model has layers of another kind (sliding windows, recurrent states), or an attention without masks.
     """
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, most: int = 2**31):
         config = model.config.get_text_config()
         if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
             raise ValueError(
                 f"the transformers policy cannot keep the cache of a {config.model_type} model, whose layers do not all attend"
                 " to every earlier token; serve it with vLLM instead"
             )
-        super().__init__(layers=[_SlotLayer() for _ in range(config.num_hidden_layers)])
+        super().__init__(layers=[_SlotLayer(most) for _ in range(config.num_hidden_layers)])
         why = allow_other_attention(model)
         self._in_place = why is None
         self._adds_masks = config._attn_implementation == "eager"
@@ -61,11 +63,11 @@ class SlotCache(Cache):
         positions = lead[:, None] + torch.arange(width)  # (B, W), below held on padding
         seen = torch.arange(int(positions.max()) + 1) <= positions[:, :, None].clamp(min=0)  # (B, W, K)
         mask, more = seen[:, None].to(model.device), {}
-        if width == 1 and self._in_place and list(slots) == sorted(slots):
+        if width == 1 and self._in_place:
             target = _InPlace(slots, positions, held, model.device)
             mask, more = mask[..., :1], {"attend": target.attend}  # which has masks of its own
         else:
-            target = _Copied(slots, positions, held, model.device)
+            target = _Target(slots, positions, held, model.device)
         if self._adds_masks:
             mask = torch.zeros(mask.shape, device=model.device).masked_fill_(~mask, torch.finfo(model.dtype).min).to(model.dtype)
         for layer in self.layers:
@@ -79,7 +81,7 @@ class SlotCache(Cache):
             logits_to_keep=1,
             **more,
         )
-        if more and target.attended < len(self.layers):  # this model does not hand on what it is called with
+        if more and target.attended < len(self.layers):  # this model does not hand on what it is called with, or the cache's
             self._in_place = False
             return self.forward(model, rows, slots, held)
         return out.logits[:, -1].float()
@@ -91,6 +93,12 @@ class SlotCache(Cache):
             layer.grow(max(targets) + 1, stop)
             for store in (layer.keys, layer.values):
                 store[list(targets), :, start:stop] = store[list(sources), :, start:stop]
+
+    def clear(self) -> None:
+        """Give all keys and values back."""
+        for layer in self.layers:
+            layer.is_initialized = False
+            layer.keys = layer.values = None
 
 
 class _Target:
@@ -104,19 +112,12 @@ class _Target:
         self.count, self.width = max(slots) + 1, int(positions.max()) + 1
 
     def attended_to(self, layer: _SlotLayer, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Keys and values (B, H, K, D) of the rows, given the new ones (B, H, W, D)."""
-        raise NotImplementedError
-
-
-class _Copied(_Target):
-    """Rows attend to a copy of their slots."""
-
-    def attended_to(self, layer: _SlotLayer, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Copies of the rows' keys and values, (B, H, K, D)."""
         return tuple(store[:, :, : self.width].index_select(0, self.slots) for store in (layer.keys, layer.values))
 
 
 class _InPlace(_Target):
-    """One token a row, in the order of their slots: rows in neighbouring slots attend to these as a view, run by run."""
+    """One token a row: rows in neighbouring slots attend to these as a view, run by run."""
 
     def __init__(self, slots: Sequence[int], positions: torch.Tensor, held: Sequence[int], device: Any):
         super().__init__(slots, positions, held, device)
@@ -130,24 +131,35 @@ class _InPlace(_Target):
             self.runs.append((slice(rows[0], rows[-1] + 1), slice(places[0], places[-1] + 1), width, seen))
 
     def attended_to(self, layer: _SlotLayer, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        self.layer = layer
+        """The new keys and values, (B, H, 1, D): ``attend`` reads the others where they are."""
+        self.layer, self.given = layer, new
         return new
 
-    def attend(self, module: torch.nn.Module, query: torch.Tensor, *unused: Any, **options: Any) -> tuple[torch.Tensor, None]:
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *unused: Any,
+        scaling: float | None = None, **also_unused: Any,
+    ) -> tuple[torch.Tensor, None]:  # fmt: skip
         """Takes what agentkit.attention takes."""
+        if key is not self.given[0] or value is not self.given[1]:  # made from what the cache holds; not counted
+            return sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
         self.attended += 1
         keys, values = self.layer.keys, self.layer.values
+        folded = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])  # heads that share keys, as so many queries
         found = [
-            sdpa_attention_forward(module, query[rows], keys[slots, :, :width], values[slots, :, :width], seen, **options)[0]
+            scaled_dot_product_attention(folded[rows], keys[slots, :, :width], values[slots, :, :width], seen, scale=scaling)
             for rows, slots, width, seen in self.runs
         ]
-        return torch.cat(found), None
+        return torch.cat(found).reshape(len(query), 1, -1, values.shape[-1]), None
 
 
 class _SlotLayer(CacheLayerMixin):
     """One layer's keys and values, (S, H, L, D) each."""
 
     target: _Target
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most = most
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """An empty store; ``grow`` makes the room."""
@@ -156,7 +168,7 @@ class _SlotLayer(CacheLayerMixin):
 
     def grow(self, slots: int, length: int) -> None:
         """Make room for so many slots and positions."""
-        self.keys, self.values = _grown(self.keys, slots, length), _grown(self.values, slots, length)
+        self.keys, self.values = (_grown(store, slots, length, self.most) for store in (self.keys, self.values))
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *unused: Any, **also_unused: Any) -> tuple:
         """Store the new keys and values (B, H, W, D); return those to attend to, (B, H, K, D)."""
@@ -183,12 +195,12 @@ class _SlotLayer(CacheLayerMixin):
         return -1
 
 
-def _grown(store: torch.Tensor, slots: int, length: int) -> torch.Tensor:
+def _grown(store: torch.Tensor, slots: int, length: int, most: int) -> torch.Tensor:
     """The store with room for so many slots and positions; a quarter more than asked for, so that it seldom grows."""
     have_slots, heads, have_length, size = store.shape
     if slots <= have_slots and length <= have_length:
         return store
-    shape = [have_slots if slots <= have_slots else slots + slots // 4, heads]
+    shape = [have_slots if slots <= have_slots else min(slots + slots // 4, most), heads]
     shape += [have_length if length <= have_length else length + length // 4, size]
     found = store.new_zeros(shape)
     found[:have_slots, :, :have_length] = store

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentkit.policies.base import Policy, Request, Sample
+from agentkit.policies.base import EngineError, Policy, Request, Sample
 from agentkit.policies.slots import SlotCache
 
 GATHER_S = 0.004  # how long an idle engine waits for more requests
@@ -57,7 +57,7 @@ class TransformersPolicy(Policy):
         self.in_flight = max_batch
         self.deterministic = deterministic
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")  # one thread: each would bring its own OpenMP team
-        self._cache = SlotCache(model)
+        self._cache = SlotCache(model, max_batch)
         self._slots: list[_Slot] = []  # by their place in the cache
         self._decoding = 0  # slots that do
         self._steps = 0  # tokens decoded since requests last joined
@@ -71,22 +71,40 @@ class TransformersPolicy(Policy):
         self._trajectories.add(trajectory)
 
     def end(self, trajectory: int) -> None:
-        """A trajectory has ended; its slot is free at the next batch."""
+        """A trajectory has ended; its slot is free at the next batch, and with the last one all memory is."""
         self._trajectories.discard(trajectory)
+        if not self._trajectories:
+            self._thread.submit(self._clear)
+
+    def sync(self, model: Any) -> None:
+        """Forget what was computed with the old weights."""
+        self._thread.submit(self._clear).result()
+
+    def close(self) -> None:
+        """Give back all keys and values; the policy could sample again."""
+        self._thread.submit(self._clear).result()
 
     async def sample(self, request: Request) -> Sample:
         """Continue one trajectory by one turn, together with the others."""
-        future = asyncio.get_running_loop().create_future()
-        self._queue.append((request, future))
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
-        return await future
+        elif self._worker.get_loop() is not loop:
+            raise RuntimeError("this policy samples for other rollouts right now: wait for them, or make another policy")
+        self._queue.append((request, future))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._queue = [item for item in self._queue if item[1] is not future]
+            self._futures.pop(request.trajectory, None)
+            raise
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._queue or self._decoding:
-                if not self._decoding:
+            while self._queue or self._futures:
+                if not self._futures:
                     await self._gather()
                 await loop.run_in_executor(self._thread, self._advance, self._take(), loop)
                 await asyncio.sleep(0)  # the trajectories take their samples
@@ -108,13 +126,18 @@ class TransformersPolicy(Policy):
 
     def _clear(self) -> None:
         self._slots, self._decoding = [], 0
+        self._cache.clear()
 
     async def _gather(self) -> None:
         """Wait until no request has come for a while; in deterministic mode, until every trajectory in flight asks."""
-        waiting = -1
-        while waiting != len(self._queue) < self.in_flight or (self.deterministic and self._expected()):
-            waiting = len(self._queue)
+        before, now = None, self._asked()
+        while len(self._queue) < self.in_flight and (now != before or (self.deterministic and self._expected())):
             await asyncio.sleep(GATHER_S)
+            before, now = now, self._asked()
+
+    def _asked(self) -> tuple[int, int]:
+        """Requests, and trajectories that may ask: one may end just before another begins."""
+        return len(self._queue), len(self._trajectories)
 
     def _expected(self) -> bool:
         return len(self._queue) < min(self.in_flight, len(self._trajectories))
@@ -136,6 +159,10 @@ class TransformersPolicy(Policy):
         """Let requests join, then decode until nothing is left or more may join; turns are handed out as they end."""
         training = self.model.training
         self.model.eval()
+        for slot in self._slots:
+            if slot.request and slot.trajectory not in self._futures:  # its caller was cancelled
+                slot.request = None
+                self._decoding -= 1
         try:
             ended = self._join(joining) if joining else []
             while True:
@@ -215,6 +242,8 @@ class TransformersPolicy(Policy):
         temperature = torch.tensor([slot.request.temperature for slot in rows], device=device)
         uniforms = torch.tensor([slot.draws[len(slot.sample.ids)] for slot in rows], device=device, dtype=torch.float64)
         tokens, logprobs = draw(logits, temperature, uniforms)
+        if not logprobs.isfinite().all():
+            raise EngineError("the model's log-probabilities are not finite numbers: look at its weights and its precision")
         ended = []
         for slot, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             slot.sample.ids.append(token)
