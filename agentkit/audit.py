@@ -17,14 +17,15 @@ from agentkit.records import Score, Task
 from agentkit.tools import search_passages
 from agentkit.verifiers import normalize, verify
 
-CHECKS = ("gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal", "longest passage", "repeatable")
+CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal", "longest passage",
+          "repeatable")  # fmt: skip
 AT_ONCE = 4  # tasks
 TRIES = 3  # for a verdict: a busy machine may give none the first time, a broken verifier never does
 REFUSAL = "I could not find this."
 
 
 def audit(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """Score every task on answers whose verdict is known.
+    """Score every task on answers whose verdict is known, once its gold data can be read.
 
     The gold answer (``meta["right_answer"]`` where the gold answer is no answer itself, as for a pattern) must score 1. A
     perturbed one, another task's answer, nothing, the prompt, two answers, a refusal and the longest passage the tools show on
@@ -54,8 +55,12 @@ def audit(tasks: Sequence[Task]) -> list[dict[str, Any]]:
 
 def _tried(task: Task, other: str | None) -> list[tuple[str, str, bool, Score, list[float]]]:
     """Check, answer, whether the check is passed, the verdict and the seconds of every try, for all cases of a task."""
-    verdicts = []
-    for check, answer, wanted in _cases(task, other):
+    try:
+        cases = list(_cases(task, other))
+    except ValueError as error:  # nothing else can be checked
+        return [("data", "", False, Score(None, f"its gold data cannot be used: {error}"), [])]
+    verdicts = [("data", "", True, Score(None), [])]
+    for check, answer, wanted in cases:
         found, spent = _timed(task, answer)
         passes = found.value is not None and (found.value == 1.0) == wanted
         verdicts.append((check, answer, passes, found, spent))
@@ -67,7 +72,7 @@ def _tried(task: Task, other: str | None) -> list[tuple[str, str, bool, Score, l
 
 def kind_of(task: Task) -> str:
     """The name of a task's verifier."""
-    return task.verifier if isinstance(task.verifier, str) else str(task.verifier.get("kind"))
+    return str(task.verifier.get("kind") if isinstance(task.verifier, dict) else task.verifier)
 
 
 def _timed(task: Task, answer: str) -> tuple[Score, list[float]]:
@@ -77,7 +82,7 @@ def _timed(task: Task, answer: str) -> tuple[Score, list[float]]:
         start = time.perf_counter()
         try:
             score = verify(task, answer)
-        except ValueError as error:  # an option that the verifier does not have
+        except (TypeError, ValueError) as error:  # an option that the verifier does not have, or no verifier
             return Score(None, str(error)), spent
         spent.append(time.perf_counter() - start)
         if score.value is not None:
@@ -96,15 +101,16 @@ def _timing(kind: str, seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def _cases(task: Task, other: str | None) -> Iterator[tuple[str, str, bool]]:
-    """Name of the check, answer, and whether the answer must pass."""
+    """Name of the check, answer, and whether the answer must pass. Raises ValueError on gold data of another form."""
+    right = {normalize(answer) for answer in _right_answers(task)}
     gold = str(task.meta.get("right_answer", task.answer))
     if gold.strip():
-        wrong = _wrong_program(task) if kind_of(task) == "code" else perturb(gold)
+        wrong = _wrong_program(task) if kind_of(task) == "code" else _wrong_answer(gold, right)
         both = f"```python\n{gold}\n```\n```python\n{wrong}\n```" if kind_of(task) == "code" else f"{gold} or {wrong}"
         yield "gold", gold, True
         yield "perturbed", wrong, False
         yield "both answers", both, False
-    if other is not None:
+    if other is not None and normalize(other) not in right:
         yield "other entity", other, False
     yield "empty", "", False
     yield "prompt echo", task.prompt, False
@@ -121,10 +127,18 @@ def perturb(answer: str) -> str:
     return f"New {answer}"
 
 
+def _wrong_answer(gold: str, right: set[str]) -> str:
+    """The gold answer perturbed, again where an alias says that."""
+    wrong = perturb(gold)
+    for _ in right:
+        wrong = perturb(wrong) if normalize(wrong) in right else wrong
+    return wrong
+
+
 def _wrong_program(task: Task) -> str:
     """A near miss the task names, or the gold program with its function replaced by one that gives nothing."""
-    if task.meta.get("near_misses"):
-        return str(task.meta["near_misses"][0])
+    if near_misses := _texts(task.meta, "near_misses"):
+        return near_misses[0]
     name = str(task.verifier.get("entry", "")) if isinstance(task.verifier, dict) else ""
     if name.isidentifier():
         return f"def {name}(*arguments, **named):\n    return None"
@@ -133,27 +147,40 @@ def _wrong_program(task: Task) -> str:
 
 
 def _other_answers(tasks: Iterable[Task]) -> dict[str, str]:
-    """For each task answered with words: the answer of another task of its family and template that is not right here too."""
+    """For each task answered with words: the answer of another task of its family and template."""
     alike = defaultdict(list)
     for task in tasks:
         if kind_of(task) == "exact":
             alike[task.family, str(task.meta.get("template", ""))].append(task)
     pairs = ((a, b) for group in alike.values() for a, b in zip(group, group[1:] + group[:1], strict=True))
-    return {a.id: b.answer for a, b in pairs if normalize(b.answer) not in {normalize(right) for right in _right_answers(a)}}
+    return {a.id: b.answer for a, b in pairs}
 
 
 def _right_answers(task: Task) -> list[str]:
-    aliases = task.verifier.get("aliases", ()) if isinstance(task.verifier, dict) else ()
-    return [task.answer, *([aliases] if isinstance(aliases, str) else aliases)]
+    if not isinstance(task.verifier, dict):
+        return [task.answer]
+    aliases = task.verifier.get("aliases")
+    return [task.answer, *([aliases] if isinstance(aliases, str) else _texts(task.verifier, "aliases"))]
+
+
+def _texts(data: dict[str, Any], name: str) -> list[str]:
+    found = data.get(name, [])
+    if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
+        raise ValueError(f"{name} is {found!r:.80}; it must be a list of texts")
+    return list(found)
 
 
 def longest_passage(task: Task) -> str | None:
     """The longest text the tools show on the way to the answer: the task's own passages, or what its plan searches for."""
-    passages = [str(p) for p in task.meta.get("passages", ())]
+    passages = _texts(task.meta, "passages")
     plan = task.meta.get("plan")
     steps = plan if isinstance(plan, list) else []
-    queries = [s["arguments"]["query"] for s in steps if isinstance(s, dict) and s.get("tool") == "search"]
-    passages += [search_passages(_corpus(), q) for q in queries[-1:] if isinstance(q, str) and "{" not in q]
+    for step in [s for s in steps if isinstance(s, dict) and s.get("tool") == "search"][-1:]:
+        match step:
+            case {"arguments": {"query": str(query)}}:
+                passages += [search_passages(_corpus(), query)] if "{" not in query else []
+            case _:
+                raise ValueError(f"the plan has the step {step!r:.80}; a search needs arguments with a query")
     return max(passages, key=len, default=None)
 
 

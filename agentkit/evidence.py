@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 from agentkit.records import Task, ToolResult, Trajectory
 from agentkit.verifiers import normalize, parse_number
@@ -72,8 +73,8 @@ def gave_up(answer: str, task: Task) -> bool:
     return len(answer) < 400 and bool(_GIVING_UP.search(answer)) and not _GIVING_UP.search(task.answer)
 
 
-def _numbers(text: str) -> set[float]:
-    return {float(n.replace(",", "").replace("−", "-")) for n in _NUMBER.findall(text[:TEXT_LIMIT])}
+def _numbers(text: str) -> set[Fraction]:
+    return {Fraction(n.replace(",", "").replace("−", "-")) for n in _NUMBER.findall(text[:TEXT_LIMIT])}
 
 
 def stands(value: str, text: str) -> bool:

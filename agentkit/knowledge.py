@@ -16,6 +16,7 @@ import re
 import sqlite3
 import tempfile
 import threading
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -258,7 +259,7 @@ class Corpus:
 
         Words are quoted before they reach FTS5, so no query syntax gets through. Ties are broken by passage order.
         """
-        words = [w for w in re.findall(r"\w+", query.casefold()) if w not in _STOPWORDS][:32]
+        words = [w for w in re.findall(r"\w+", unicodedata.normalize("NFC", query).casefold()) if w not in _STOPWORDS][:32]
         for join in (" AND ", " OR "):
             match = join.join(f'"{word}"' for word in words)
             found = match and self.rows(

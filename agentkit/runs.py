@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 
 MANIFEST = "run.json"
 SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of the manifest, each a mapping
+SPLITS = ("train", "validation", "test")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSIONED = ("agentkit", "torch", "transformers", "trl", "peft", "datasets", "accelerate", "plotly", "papermill")
 
@@ -63,7 +64,7 @@ def read_json(path: str | Path) -> Any:
     """Read one JSON file. Raises RunError naming the file when it is missing or damaged."""
     path = Path(path)
     try:
-        return json.loads(_read_bytes(path).decode("utf-8"))
+        return json.loads(_read_bytes(path).decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not valid JSON ({error}). Restore it or run the stage that writes it.") from None
 
@@ -73,8 +74,9 @@ def _read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         raise RunError(f"{path} does not exist. Run the notebook that writes it first.") from None
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror}). Restore it or run the stage that writes it.") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+        why = getattr(error, "strerror", None) or error
+        raise RunError(f"{path} cannot be read ({why}). Restore it or run the stage that writes it.") from None
 
 
 def _encoded(value: Any, indent: int | None = None) -> bytes:
@@ -152,7 +154,7 @@ def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8"))
+            row = json.loads(line.decode("utf-8-sig"))
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, found {type(row).__name__}")
         except (ValueError, RecursionError) as error:
@@ -275,41 +277,73 @@ def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
 # ---- tasks -----------------------------------------------------------------------------------------------------------
 def read_tasks(path: str | Path) -> list[Task]:
     """Read a suite's tasks.jsonl. Any damaged line is an error: a suite with holes would shift every split."""
+    rows = read_jsonl(path, tolerant=False)
+    if problem := _suite_problem(rows):
+        raise RunError(f"{path}: {problem}. Build the suite again with notebook 01.")
+    return [Task(**(row | ({"tools": tuple(row["tools"])} if "tools" in row else {}))) for row in rows]
+
+
+def _suite_problem(rows: Iterable[dict]) -> str | None:
+    """What is wrong with the rows of a suite, or None."""
     fields = {f.name: f for f in dataclasses.fields(Task)}
     required = {n for n, f in fields.items() if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
-    tasks, seen = [], set()
-    for number, row in enumerate(read_jsonl(path, tolerant=False), start=1):
+    seen = set()
+    for number, row in enumerate(rows, start=1):
         missing, unknown = required - row.keys(), row.keys() - fields.keys()
         if missing or unknown:
-            what = f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}"
-            raise RunError(f"{path}, task {number} {what}. Build the suite again with notebook 01.")
+            return f"task {number} " + (f"lacks {sorted(missing)}" if missing else f"has unknown fields {sorted(unknown)}")
         if problem := _task_problem(row):
-            raise RunError(f"{path}, task {number}: {problem}. Build the suite again with notebook 01.")
+            return f"task {number} ({row['id']!r:.60}): {problem}"
         if row["id"] in seen:
-            raise RunError(f"{path} holds task {row['id']} twice. Build the suite again with notebook 01.")
+            return f"task {row['id']} occurs twice"
         seen.add(row["id"])
-        tasks.append(Task(**(row | ({"tools": tuple(row["tools"])} if "tools" in row else {}))))
-    if not tasks:
-        raise RunError(f"{path} holds no task. Build the suite again with notebook 01.")
-    return tasks
+    return None if seen else "it holds no task"
 
 
 def _task_problem(row: dict) -> str | None:
-    """What is wrong with the types of a task's fields, or None."""
+    """What is wrong with a task's fields, or None."""
     for name in ("id", "prompt", "answer", "family", "difficulty", "split"):
         if name in row and not isinstance(row[name], str):
             return f"{name} must be text"
     verifier, tools = row.get("verifier", ""), row.get("tools", [])
     if not isinstance(verifier, str) and not (isinstance(verifier, dict) and isinstance(verifier.get("kind"), str)):
         return 'verifier must be text or an object with a "kind"'
-    if not isinstance(tools, list) or not all(isinstance(tool, str) for tool in tools):
+    if row.get("split", "train") not in SPLITS:
+        return f"split is {row['split']!r:.60}; it must be {', '.join(SPLITS[:-1])} or {SPLITS[-1]}"
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, str) for tool in tools):
         return "tools must be a list of names"
     return None if isinstance(row.get("meta", {}), dict) else "meta must be an object"
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> Path:
-    """Write a suite's tasks.jsonl atomically."""
-    return write_jsonl(path, (dataclasses.asdict(task) for task in tasks))
+    """Write a suite's tasks.jsonl atomically. Raises RunError and writes nothing where ``read_tasks`` would not give it back."""
+    tasks = list(tasks)
+    if problem := _suite_problem(map(_task_row, tasks)):  # a pass of its own: rows of 50,000 tasks are not held
+        raise RunError(f"{path} is not written: {problem}. Mend the suite and save it again.")
+    return write_jsonl(path, map(dataclasses.asdict, tasks))
+
+
+def _task_row(task: Task) -> dict:
+    try:
+        row = dataclasses.asdict(task)
+        json.dumps(row, allow_nan=False)
+        odd = [key for key in _keys(row) if not isinstance(key, str)]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RunError(f"task {task.id!r:.60} cannot be written ({error}): give it values that JSON has.") from None
+    if odd:
+        raise RunError(f"task {task.id!r:.60} cannot be written: the key {odd[0]!r:.60} must be text.")
+    return row
+
+
+def _keys(value: Any) -> Iterator[Any]:
+    """The keys of every object in a value."""
+    if isinstance(value, dict):
+        yield from value
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for inner in value:
+        yield from _keys(inner)
 
 
 # ---- the run ---------------------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from agentkit.records import ParsedTurn, ToolCall
 
 FORMATS = ("hermes", "qwen3_coder", "llama3", "search_r1")
 MAX_CALLS = 16  # parsed in one turn; the rest is reported as an error
+MAX_DEPTH = 100  # of lists and objects in the arguments
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _THINK, _THOUGHT = "<think>", "</think>"
 _MARK = re.compile(f"{_OPEN}|{_THINK}")
@@ -162,8 +163,8 @@ def _function(text: str, begin: int) -> tuple[str, dict[str, str], int]:
 
 
 def _types(tool: Mapping[str, Any]) -> dict[str, Any]:
-    properties = tool["function"].get("parameters", {}).get("properties", {})
-    return {name: schema.get("type", "string") for name, schema in properties.items()}
+    properties = (tool["function"].get("parameters") or {}).get("properties") or {}
+    return {name: schema.get("type") or "string" for name, schema in properties.items() if isinstance(schema, Mapping)}
 
 
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
@@ -264,8 +265,18 @@ def _checked_call(value: Any, key: str) -> ToolCall:
         arguments = _DECODER.decode(arguments)
     if not isinstance(arguments, dict):
         raise ValueError(f'"{key}" must be an object')
+    if _deeper(arguments, MAX_DEPTH):
+        raise ValueError(f"the arguments nest deeper than {MAX_DEPTH} levels")
     json.dumps([name, arguments], ensure_ascii=False).encode("utf-8")  # lone surrogates raise here, as a ValueError
     return ToolCall(name, arguments)
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects nest deeper: parsers read that, but records are copied and written by recursion."""
+    inside = [value]
+    for _ in range(levels + 1):
+        inside = [x for v in inside if isinstance(v, dict | list) for x in (v.values() if isinstance(v, dict) else v)]
+    return bool(inside)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict:

@@ -57,6 +57,47 @@ def test_a_planted_fault_is_found(check, task):
     assert (check, "x") in failures(task)
 
 
+PLAN = {"tool": "search", "arguments": {"query": "population of France"}}
+
+
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        (Task("x", "p?", "Paris", meta={"passages": None}), "passages is None; it must be a list of texts"),
+        (Task("x", "p?", "Paris", meta={"passages": 5}), "passages is 5"),
+        (Task("x", "p?", "Paris", meta={"passages": [1]}), "passages is [1]"),
+        (Task("x", "p?", "Paris", meta={"plan": [{"tool": "search"}]}), "a search needs arguments with a query"),
+        (Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": 5}]}), "a search needs arguments with a query"),
+        (Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": 5}}]}), "a search needs arguments with a query"),
+        (Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": ""}}]}), "the query is empty"),
+        (Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": "x" * 600}}]}), "the query has 600 characters"),
+        (Task("x", "p?", "Paris", {"kind": "exact", "aliases": None}), "aliases is None; it must be a list of texts"),
+        (Task("x", "p?", "Paris", {"kind": "exact", "aliases": [1]}), "aliases is [1]"),
+        (Task("x", "p?", "Paris", {"kind": "exact", "aliases": 5}), "aliases is 5"),
+        (Task("x", "p?", "def f(x): return x + 1", CODE, meta={"near_misses": 5}), "near_misses is 5"),
+    ],
+)
+def test_gold_data_of_another_form_is_one_finding(corpus, task, says):
+    """And the other tasks are checked all the same."""
+    (found,) = [row for row in audit([task, Task("y", "q?", "Lyon")]) if not row["passed"]]
+    assert (found["check"], found["task"]) == ("data", "x") and says in found["why"]
+    with pytest.raises(SuiteError, match="not saved: 1 checks of the audit failed, the first: check 'data' task 'x'"):
+        Suite([task]).save("unused")
+
+
+def test_a_verifier_that_is_none_is_a_finding():
+    for verifier in (5, {}, {"kind": [1]}):
+        assert ("gold", "x") in failures(Task("x", "p?", "Paris", verifier))
+
+
+@pytest.mark.parametrize(
+    ("gold", "aliases"),
+    [("York", ["New York"]), ("York", "new york"), ("York", ["New York", "New New York"]), ("4", ["5"]), ("4", ["7", "6", "5"])],
+)
+def test_an_alias_that_looks_like_the_perturbed_answer_is_right(gold, aliases):
+    assert failures(Task("x", "p?", gold, {"kind": "exact", "aliases": aliases})) == set()
+
+
 def test_another_tasks_answer_that_passes_is_found():
     twins = [Task("x", "p?", "Lyon", {"kind": "exact", "rule": "squad"}), Task("y", "q?", "A Lyon 2nd", "exact")]
     assert failures(*twins) == set()

@@ -11,6 +11,7 @@ from agentkit import Suite, Trajectory, verify
 from agentkit.audit import audit
 from agentkit.cli import main
 from agentkit.records import StopReason, ToolResult, Turn
+from agentkit.runs import RunError
 from agentkit.tasks import hub
 
 HOTPOT = {
@@ -114,6 +115,53 @@ def test_the_five_sources_of_open_agentrl(tmp_path):
     assert [r for r in audit(tasks) if not r["passed"]] == []  # code rows come without a reference solution
 
 
+@pytest.mark.parametrize(
+    ("written", "answer"), [("1,072", "1072"), ("-70,000,000", "-70000000"), ("$1,000.5", "$1000.5"), ("5 %", "5 %")]
+)
+def test_commas_between_thousands_are_left_out(tmp_path, written, answer):
+    task = load_one("gsm8k", GSM8K | {"answer": f"x #### {written}"}, tmp_path)
+    assert task.answer == answer and verify(task, written).value == verify(task, answer).value == 1
+
+
+DEEP = json.loads("[" * 70 + "]" * 70)
+
+
+def leetcode(tests: str) -> dict:
+    return agentrl("leetcode_code", tests, "code")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "says"),
+    [
+        *(("gsm8k", GSM8K | {"answer": f"x #### {gold}"}, "fails its own verifier")
+          for gold in ("abc", "5 and 6", "1e999", "nan", "1,5", "1,0725", "x" * 1_999)),
+        *(("triviaqa", TRIVIA | {"answer": {"value": value, "aliases": aliases}}, "fails its own verifier")
+          for value in ("the", "?!") for aliases in ([], ["The The"])),
+        ("hotpotqa", HOTPOT | {"answer": "the"}, "empty once normalised"),
+        ("open_agentrl", leetcode("assert f(1) == 1e999"), "Out of range float"),
+        ("open_agentrl", leetcode("assert f(**{'a': 1}) == 1"), "a test other than"),
+        ("open_agentrl", leetcode("assert f(1) == 1 < 2"), "a test other than"),
+        ("open_agentrl", leetcode("assert f(1)"), "a test other than"),
+        ("open_agentrl", leetcode("assert f(1) == 1\n" * 5_000), "5000 tests; 1000 are allowed"),
+        ("open_agentrl", agentrl("taco_code", {"inputs": ["1"] * 1_001, "outputs": ["1"] * 1_001}, "code"), "1001 tests"),
+        *(("open_agentrl", agentrl("taco_code", {"inputs": [[1]], "outputs": [1], "fn_name": entry}, "code"), "fn_name is")
+          for entry in (5, True, ["f"], "f(", "not a name")),
+        ("open_agentrl", agentrl("taco_code", {"inputs": ["1e999"], "outputs": ["1"], "fn_name": "f"}, "code"), "Out of range"),
+        ("open_agentrl", agentrl("taco_code", {"inputs": ["1"], "outputs": ["NaN"], "fn_name": "f"}, "code"), "Out of range"),
+        *(("open_agentrl", agentrl("taco_code", {"inputs": [[i]], "outputs": [o], "fn_name": "f"}, "code"), "nested too deeply")
+          for i, o in ((DEEP, 1), (1, DEEP))),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_gold_answer_that_can_never_pass_is_a_broken_row(tmp_path, name, row, says):
+    good = {"gsm8k": GSM8K, "triviaqa": TRIVIA, "hotpotqa": HOTPOT, "open_agentrl": AGENTRL[0]}[name]
+    path = write(tmp_path / "rows.jsonl", good, row | {"id": "2", "question_id": "2"})
+    with pytest.raises(hub.HubError, match=f"row 2: .*{says}") as error:
+        hub.load(name, path)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+    assert len(hub.load(name, path, skip_broken=True).skipped) == 1
+
+
 def test_difficulty_passages_and_tools(tmp_path):
     hotpot, gsm = load_one("hotpotqa", HOTPOT, tmp_path), load_one("gsm8k", GSM8K, tmp_path)
     assert (hotpot.difficulty, gsm.difficulty, gsm.tools) == ("easy", "easy", ("calculator",))
@@ -167,6 +215,28 @@ def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, name, content, say
     with pytest.raises(hub.HubError, match=says) as error:
         hub.load("gsm8k", tmp_path / name)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("limit", [-1, 0, "1", 1.5])
+def test_a_wrong_limit_is_one_sentence(tmp_path, limit):
+    with pytest.raises(hub.HubError, match="limit is .* at least 1"):
+        hub.load("gsm8k", write(tmp_path / "train.jsonl", GSM8K), limit=limit)
+
+
+@pytest.mark.parametrize(
+    "name", ["x" * 5_000, "x" * 5_000 + ".jsonl", "a\0b", "a\0b.jsonl"], ids=["long", "long file", "nul", "nul file"]
+)
+def test_a_path_that_no_file_can_have_is_one_sentence(name):
+    with pytest.raises(hub.HubError, match="does not exist|is no .jsonl"):
+        hub.load("gsm8k", name)
+    with pytest.raises(RunError, match="cannot be read"):
+        Suite.load(name)
+
+
+def test_a_byte_order_mark_is_read(tmp_path):
+    for name, text in (("train.jsonl", json.dumps(GSM8K)), ("a.json", json.dumps([GSM8K]))):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert hub.load("gsm8k", tmp_path / name).tasks[0].answer == "1072"
 
 
 BROKEN = json.loads((Path(__file__).parent / "hostile" / "dataset_rows.json").read_text(encoding="utf-8"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import stat
 import threading
+import unicodedata
 
 import pytest
 from hypothesis import given
@@ -153,6 +154,9 @@ def test_search_falls_back_from_all_words_to_any(tiny):
 
 def test_accents_and_case_do_not_matter(corpus):
     assert corpus.search("CAPITAL OF FRÂNCE", 1) == ["The capital of France is Paris."]
+    for form in ("NFC", "NFD"):
+        query = unicodedata.normalize(form, "country of the city São Paulo")
+        assert corpus.search(query, 1) == ["The country of the city São Paulo is Brazil."]
 
 
 @pytest.mark.parametrize(

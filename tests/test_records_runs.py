@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 import stat
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkit import runs
+from agentkit import Suite, runs
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, RunError, check_name, load_run, read_json, read_jsonl, read_tasks, read_trajectories
 
@@ -226,6 +227,7 @@ def test_a_task_without_tools_gets_the_default(tmp_path):
         (TASK | {"id": 3}, "id must be text"),
         (TASK | {"answer": 2}, "answer must be text"),
         (TASK | {"split": None}, "split must be text"),
+        (TASK | {"split": "dev"}, "split is 'dev'; it must be train, validation or test"),
         (TASK | {"difficulty": 1}, "difficulty must be text"),
         (TASK | {"verifier": 3}, "verifier must be"),
         (TASK | {"verifier": {"abs_tol": 1}}, "verifier must be"),
@@ -242,6 +244,38 @@ def test_a_wrong_task_is_named(tmp_path, row, says):
         read_tasks(path)
     assert says in one_sentence(error) and "notebook 01" in str(error.value)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("tasks", "says"),
+    [
+        ([], "it holds no task"),
+        ([Task(**TASK)] * 2, "task A-1 occurs twice"),
+        ([Task(**TASK, split="dev")], "task 1 ('A-1'): split is 'dev'"),
+        ([Task(**TASK | {"answer": 2})], "task 1 ('A-1'): answer must be text"),
+        ([Task(**TASK, meta={"a": {1}})], "task 'A-1' cannot be written (Object of type set"),
+        ([Task(**TASK, meta={"a": [{3: 1}]})], "task 'A-1' cannot be written: the key 3 must be text"),
+        ([Task(**TASK, meta={None: 1})], "the key None must be text"),
+        ([Task(**TASK, meta={(1, 2): 1})], "task 'A-1' cannot be written (keys must be str"),
+        ([Task(**TASK, verifier={"kind": "code", "tests": [[[1], math.inf]]})], "task 'A-1' cannot be written (Out of range"),
+        ([Task(**TASK, meta={"a": functools.reduce(lambda inner, _: [inner], range(2_000), 1)})], "task 'A-1' cannot be written"),
+    ],
+)
+def test_what_would_not_be_read_back_is_not_written(tmp_path, tasks, says):
+    path = runs.write_tasks(tmp_path / "tasks.jsonl", [Task(**TASK)])
+    before = path.read_bytes()
+    with pytest.raises(RunError) as error:
+        runs.write_tasks(path, tasks)
+    assert says in one_sentence(error) and path.read_bytes() == before
+    with pytest.raises(RunError):
+        Suite(tasks).save(path, force=True)
+
+
+def test_a_byte_order_mark_is_read(tmp_path):
+    runs.write_tasks(tmp_path / "tasks.jsonl", [Task(**TASK)])
+    for path in (tmp_path / "tasks.jsonl", runs.write_json(tmp_path / "a.json", [TASK])):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_tasks(tmp_path / "tasks.jsonl") == [Task(**TASK)] and read_json(tmp_path / "a.json") == [TASK]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b'{"id": "A-1"', b"\xff\xfe", b"PK\x03\x04"])

@@ -436,6 +436,11 @@ def test_aliases_name_the_same_families(corpus):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
+        (None, "the suite's spec is None; give an object"),
+        (["A"], "the suite's spec is ['A']; give an object"),
+        ({1: 2, "a": 3}, "unknown suite key 1"),
+        ({"families": 5}, "families is 5; it must be a list of A, B, C"),
+        ({"families": None}, "families is None; it must be a list"),
         ({"familie": ["A"]}, "unknown suite key 'familie'"),
         ({"families": ["Z"]}, "unknown task family 'Z': use A, B"),
         ({"families": []}, "unknown task family"),

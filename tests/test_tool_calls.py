@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from says import Says
 
-from agentkit import StopReason, Task, ToolCall, rollout
+from agentkit import StopReason, Task, ToolCall, Trajectory, rollout
 from agentkit.chat import SEARCH_R1_PROMPT, ChatCodec
 from agentkit.environment import CorpusEnvironment
+from agentkit.records import ToolResult, Turn
 from agentkit.rollouts import Limits
-from agentkit.tool_calls import FORMATS, MAX_CALLS, NEITHER, detect_format, format_call, parse_turn
+from agentkit.runs import read_trajectories, write_trajectories
+from agentkit.tool_calls import FORMATS, MAX_CALLS, MAX_DEPTH, NEITHER, detect_format, format_call, parse_turn
 
 SEARCH = ToolCall("search", {"query": "x"})
 CODER = "<tool_call>\n<function=search>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>"
@@ -228,6 +230,50 @@ def test_the_format_is_read_from_the_chat_template(tokenizer):
     assert detect_format(None) == detect_format("") == detect_format("{{ messages }}") == "hermes"
 
 
+def nested(depth: int, kind: str) -> str:
+    if kind == "list":
+        return '["[[", [], ' + "[" * (depth - 1) + "]" * depth
+    return '{"a": ' * (depth - 1) + "{}" + "}" * (depth - 1)
+
+
+@pytest.mark.parametrize("kind", ["list", "object"])
+@pytest.mark.parametrize("format", ["hermes", "qwen3_coder", "llama3"])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_arguments_that_nest_too_deeply_are_malformed_and_the_deepest_allowed_can_be_written(tmp_path, format, kind, as_text):
+    """Parsers read 600 levels, but records are copied and written by recursion: that would end a training run."""
+    if format == "qwen3_coder" and as_text:
+        return  # its arguments are never one text
+
+    def parsed(depth: int):
+        arguments = f'{{"items": {nested(depth, kind)}}}'
+        written = json.dumps(arguments) if as_text else arguments
+        text = {"hermes": f'<tool_call>{{"name": "t", "arguments": {written}}}</tool_call>',
+                "llama3": f'{{"name": "t", "parameters": {written}}}',
+                "qwen3_coder": coder(f"<function=t><parameter=items>{nested(depth, kind)}</parameter></function>")}  # fmt: skip
+        return parse_turn(text[format], format, SCHEMA)
+
+    for depth in (MAX_DEPTH + 1, 600, 900):
+        assert parsed(depth).calls == ()
+        assert parsed(depth).errors == (f"malformed tool call: the arguments nest deeper than {MAX_DEPTH} levels",)
+    (call,) = parsed(MAX_DEPTH).calls
+    turn = Turn("", (0, 0), (ToolResult(call.name, call.arguments, "Error", ok=False),))
+    trajectory = Trajectory("t", "p", 0, 0, (), (), (), (), (turn,), StopReason.ANSWER)
+    assert read_trajectories(write_trajectories(tmp_path / "t.parquet", [trajectory])) == [trajectory]
+
+
+def test_a_search_r1_query_is_text_however_it_nests():
+    assert parse_turn(f"<search>{'[' * 600}</search>", "search_r1").calls == (ToolCall("search", {"query": "[" * 600}),)
+
+
+@pytest.mark.parametrize(
+    "parameters", [None, {}, {"properties": None}, {"properties": {"x": True}}, {"properties": {"x": {"type": None}}}]
+)
+def test_a_schema_without_types_leaves_texts(parameters):
+    schema = [{"type": "function", "function": {"name": "t", "parameters": parameters}}]
+    found = parse_turn(coder("<function=t><parameter=x>1</parameter></function>"), "qwen3_coder", schema)
+    assert found.calls == (ToolCall("t", {"x": "1"}),)
+
+
 NAME = st.from_regex(r"[a-z_]{1,10}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 
@@ -271,6 +317,7 @@ LARGE = [
     "<tool_call>{" + ",".join(f'"k{i}": {i}' for i in range(60_000)) + "}</tool_call>",
     '<tool_call>{"name": "t", "arguments": {"x": 1' + "0" * MIB + "}}</tool_call>",
     f"<tool_call>{json.dumps({'name': 't', 'arguments': json.dumps({'x': '[' * (MIB // 2)})})}</tool_call>",
+    f'<tool_call>{{"name": "t", "arguments": {{"x": [{"[[]]," * (MIB // 20)}1]}}}}</tool_call>',
 ]
 
 

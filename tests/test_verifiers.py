@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import Score, Task, verify
+from agentkit.evidence import stands
 from agentkit.verifiers import MAX_ANSWER, check, final_answer, normalize, parse_number
 
 TEXT = st.text(st.characters(), max_size=40)
@@ -198,6 +200,13 @@ def test_units_count_where_declared(answer, unit, expected):
     assert value("numeric", answer, "5", unit=unit) == expected
 
 
+def test_numbers_are_exact_and_tolerances_are_as_written():
+    assert parse_number("9007199254740993") == 2**53 + 1 and parse_number("0.1") == Fraction(1, 10) == parse_number("1/10")
+    assert value("numeric", "1.3", "1", abs_tol=0.3) == value("numeric", "1.03", "1", rel_tol=0.03) == 1
+    assert value("numeric", "1e-999", "0") == 0
+    assert stands("9007199254740993", "9007199254740993 of them") and not stands("9007199254740993", "9007199254740992 of them")
+
+
 def test_tolerance_is_what_the_task_declares():
     assert value("numeric", "0.333", "0.3333333", abs_tol=0.001) == 1
     assert value("numeric", "0.335", "0.3333333", abs_tol=0.001) == 0
@@ -258,6 +267,7 @@ def test_a_rule_or_comparison_that_does_not_exist_is_the_authors_mistake():
     [("0.05 m", "5", "cm", 1), ("0.05 m", "5 cm", "", 1), ("5 cm", "5 km", "", 0), ("2 hours", "120", "minutes", 1),
      ("1 kg", "1", "m", 0),
      ("212 degF", "100", "degC", 1), ("50 %", "50 %", "", 1), ("0.5", "50 %", "", 0), ("$5", "$5", "", 1), ("€5", "$5", "", 0),
+     ("5 mW", "5", "MW", 0), ("5 m", "5", "ms", 0), ("5 pa", "5", "Pa", 0), ("50 percent", "50", "%", 1), ("5 m²", "5", "m^2", 1),
      ("5 USD", "5", "$", 1), ("5 yen", "5", "$", 0), ("3 apples", "3", "apples", 1), ("3 pears", "3", "apples", 0)],
 )  # fmt: skip
 def test_units_convert_and_currencies_must_agree(answer, gold, unit, expected):

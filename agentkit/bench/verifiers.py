@@ -68,10 +68,10 @@ def bench_verifiers(quick: bool = False) -> dict[str, Any]:
 def agreement(every: int = 1) -> dict[str, Any]:
     """The symbolic verifier on every so-many-th labelled case: how many verdicts equal the label, and which do not.
 
-    Of the 256 labels, some 45 differ on purpose: answers in prose with neither a box nor "the final answer is" (12) and several
+    Of the 256 labels, some 43 differ on purpose: answers in prose with neither a box nor "the final answer is" (12) and several
     boxes or a box beside another answer (14), which would pay a policy for naming candidates; words or numbers that go on
     behind the answer (4), decimals for a fraction without a declared tolerance (3), decimal commas, which separate thousands
-    here (3), and a percent sign (1); gold answers that are no expression, such as 12:00 (4), are unscored, not wrong. Five
+    here (3), and a percent sign (1). Another time of day is wrong, and a gold answer that is no expression is unscored. Five
     labels are mistaken or pin down the reader's own limits, such as 1 + 1/e for 1 - 1/e.
     """
     rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf-8").splitlines()][::every]

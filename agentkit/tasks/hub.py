@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,9 @@ from typing import Any
 from agentkit.records import Task
 from agentkit.runs import RunError
 from agentkit.tasks.suite import difficulty
-from agentkit.verifiers import MAX_ANSWER, MAX_CODE
+from agentkit.verifiers import MAX_ANSWER, MAX_CODE, verify
+from agentkit.verifiers.isolated.harness import pack
+from agentkit.verifiers.programs import MAX_TESTS
 
 MAX_PROMPT = 50_000  # characters
 Row = Mapping[str, Any]
@@ -62,14 +65,16 @@ def load(
         source: local files of the same schema: one .jsonl, .json or .parquet file, or a folder with one named after the split;
             by default the data set's place on the hub.
         split: the data set's own name of a split. Its tasks keep it where it is train, validation or test; others are test.
-        limit: read at most that many rows.
+        limit: read at most that many rows, at least 1.
         skip_broken: leave broken rows out and count them, instead of stopping at the first.
 
     Raises:
-        HubError: an unknown name, a source that cannot be read (offline, gated, missing), or a broken row.
+        HubError: an unknown name, a wrong limit, a source that cannot be read (offline, gated, missing), or a broken row.
     """
     if name not in SOURCES:
         raise HubError(f"unknown data set {name!r}: use one of {', '.join(SOURCES)}, or agentkit.gaia for GAIA")
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise HubError(f"limit is {limit!r}; it must be a whole number of at least 1, or None")
     spec = SOURCES[name]
     split = split or spec.split
     place = str(source or spec.path)
@@ -111,7 +116,24 @@ def _task(spec: Source, name: str, split: str, number: int, row: Any) -> Task:
         raise RowError(f"its answer has {len(task.answer.strip())} characters; 1 to {limit} are allowed")
     where = split if split in ("train", "validation", "test") else "test"
     meta = task.meta | {"source": spec.path, "licence": spec.licence}
+    _check_gold(task)
     return replace(task, id=f"{name}-{task.id or f'{split}-{number:06d}'}", family=name, split=where, meta=meta)
+
+
+def _check_gold(task: Task) -> None:
+    """Refuse a gold answer that fails its own verifier, and tests that cannot be run. Programs are left to the audit."""
+    if _kind(task) in ("exact", "numeric") and (score := verify(task, task.answer)).value != 1.0:
+        raise RowError(f"its answer fails its own verifier: {score.why[:200]}")
+    if _kind(task) == "code":
+        tests = task.verifier["tests"]
+        if len(tests) > MAX_TESTS:
+            raise RowError(f"it has {len(tests)} tests; {MAX_TESTS} are allowed")
+        try:
+            for test in tests:
+                pack(test)
+            json.dumps(tests, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise RowError(f"its tests hold a value that cannot be tested: {error}") from None
 
 
 def _kind(task: Task) -> str:
@@ -137,14 +159,14 @@ def _hub_rows(spec: Source, split: str) -> Iterable[Row]:
 
 def _local_rows(path: Path, split: str) -> Iterator[tuple[int, Any]]:
     """Numbered rows of a local file; a line that is no JSON object is given as a RowError."""
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path's, false for a name that no file can have
         found = [f for f in sorted(path.iterdir()) if f.stem == split and f.suffix in (".jsonl", ".json", ".parquet")]
         if not found:
             raise HubError(f"{path} holds no {split}.jsonl, {split}.json or {split}.parquet: name a file, or another split")
         path = found[0]
     if path.suffix not in (".jsonl", ".json", ".parquet"):
         raise HubError(f"{path} is no .jsonl, .json or .parquet file")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise HubError(f"{path} does not exist: check the path")
     return _READERS[path.suffix](path)
 
@@ -154,14 +176,14 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[int, Any]]:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
-                    yield number, json.loads(line.decode("utf-8"))
+                    yield number, json.loads(line.decode("utf-8-sig"))
                 except (ValueError, RecursionError) as error:
                     yield number, RowError(f"it is not valid JSON ({error})")
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        rows = json.loads(path.read_bytes().decode("utf-8"))
+        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
     except (ValueError, RecursionError, OSError) as error:
         raise HubError(f"{path} is not valid JSON ({error}): fetch it again") from None
     rows = rows.get("data") if isinstance(rows, dict) else rows
@@ -237,8 +259,8 @@ def _gsm8k(row: Row) -> Task:
     steps = len(re.findall(r"<<[^<>]*>>", solution))
     prompt = f"{_text(row, 'question').strip()}\nUse the calculator for every computation. The answer is one number."
     meta = {"required_tools": ["calculator"], "solution": solution.strip()}
-    level = difficulty(max(1, steps))
-    return Task("", prompt, number.strip().replace(",", ""), "numeric", difficulty=level, tools=("calculator",), meta=meta)
+    level, number = difficulty(max(1, steps)), re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", number.strip())
+    return Task("", prompt, number, "numeric", difficulty=level, tools=("calculator",), meta=meta)
 
 
 def _mbpp(row: Row) -> Task:
@@ -303,6 +325,8 @@ def _code_tests(truth: str) -> dict[str, Any]:
         raise RowError(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
     if not name:
         return {"tests": [{"stdin": _lines(i), "stdout": _lines(o)} for i, o in zip(inputs, outputs, strict=True)]}
+    if not isinstance(name, str) or not name.isidentifier():
+        raise RowError(f"fn_name is {name!r:.60}, not the name of a function")
     arguments = [i if isinstance(i, list) else [json.loads(line) for line in i.splitlines()] for i in inputs]
     results = [json.loads(o) if isinstance(o, str) and isinstance(inputs[0], str) else o for o in outputs]
     if all(isinstance(r, list) and len(r) == 1 for r in results):  # APPS wraps every result in a list
@@ -326,8 +350,8 @@ def _asserts(source: str) -> dict[str, Any]:
     tests, names = [], set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Assert):
-            call = getattr(node.test, "left", None)
-            if not (isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], ast.Eq) and isinstance(call, ast.Call)):
+            call, operators = getattr(node.test, "left", None), [type(op) for op in getattr(node.test, "ops", ())]
+            if operators != [ast.Eq] or not isinstance(call, ast.Call) or not all(k.arg for k in call.keywords):
                 raise RowError("it has a test other than 'assert candidate(...) == value', which needs a reference solution")
             named = {k.arg: _literal(k.value) for k in call.keywords}
             expected = _literal(node.test.comparators[0])
@@ -348,7 +372,7 @@ def _entry_point(source: str) -> str:
 
 
 def _literal(node: ast.AST) -> Any:
-    return json.loads(json.dumps(ast.literal_eval(node)))
+    return json.loads(json.dumps(ast.literal_eval(node), allow_nan=False))
 
 
 SOURCES: dict[str, Source] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -57,15 +58,18 @@ class Suite:
     @classmethod
     def load(cls, path: str | Path) -> Suite:
         """Read tasks.jsonl, or the run folder that holds it. Raises runs.RunError when it is missing or damaged."""
-        path = Path(path)
-        return cls(read_tasks(path / "tasks.jsonl" if path.is_dir() else path))
+        return cls(read_tasks(_file(path)))
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write tasks.jsonl atomically, after the audit. Raises SuiteError when a check fails, unless forced."""
+        """Write tasks.jsonl atomically, after the audit.
+
+        Raises:
+            SuiteError: a check fails, and ``force`` is not set.
+            RunError: ``load`` would not give the same tasks back.
+        """
         if not force:
             self._check("not saved")
-        path = Path(path)
-        return write_tasks(path / "tasks.jsonl" if path.is_dir() else path, self.tasks)
+        return write_tasks(_file(path), self.tasks)
 
     @classmethod
     def build(
@@ -118,7 +122,14 @@ class Suite:
         return [dict(row) for row in self._audited[1]]
 
 
+def _file(path: str | Path) -> Path:
+    """tasks.jsonl in a folder, or the file itself."""
+    return Path(path, "tasks.jsonl") if os.path.isdir(path) else Path(path)  # false for a name that no file can have
+
+
 def _variety(spec: dict[str, Any]) -> dict[str, Draft]:
+    if not isinstance(spec, dict):
+        raise SuiteError(f"the suite's spec is {spec!r}; give an object such as {{'families': ['A'], 'n_tasks': 100}}")
     name = spec.get("variety", "plain")
     if not isinstance(name, str) or name not in VARIETIES:
         raise SuiteError(f"unknown variety {name!r}: use {' or '.join(VARIETIES)}")
@@ -128,8 +139,10 @@ def _variety(spec: dict[str, Any]) -> dict[str, Draft]:
 def _read_spec(spec: dict[str, Any], known: dict[str, Draft]) -> tuple[list[str], int, int]:
     unknown = set(spec) - {"families", "n_tasks", "seed", "variety"}
     if unknown:
-        raise SuiteError(f"unknown suite key {sorted(unknown)[0]!r}: use families, n_tasks, seed and variety")
+        raise SuiteError(f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed and variety")
     names = spec.get("families", list(DEFAULT_FAMILIES))
+    if not isinstance(names, str | list | tuple):
+        raise SuiteError(f"families is {names!r}; it must be a list of {', '.join(sorted(known))}")
     names = [str(n).strip() for n in (names.split(",") if isinstance(names, str) else names)]
     names = [n if n in known else ALIASES.get(n, n) for n in names]
     missing = [n for n in names if n not in known]

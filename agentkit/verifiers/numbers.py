@@ -2,32 +2,39 @@
 
 One rule for units, percent and currency: they count only where the task declares them, by its ``unit`` option or in its gold
 answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in front cannot mislead, unless
-another currency is declared; "0.05 m" is 5 where the unit is cm (converted by Pint); "5 km" never is.
+another currency is declared; "0.05 m" is 5 where the unit is cm (converted by Pint); "5 km" never is. Numbers are exact
+fractions, so that neighbours beyond a float's digits stay apart.
 """
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 import unicodedata
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from agentkit.records import Score
 
 _NUMBER = re.compile(
-    r"(?P<sign>[-+−]?)\s*(?P<currency>[$€£¥]?)\s*"
+    r"(?P<sign>[-+]?)\s*(?P<currency>[$€£¥]?)\s*"
     r"(?P<number>(?:\d{1,3}(?:(?:,|\\,|\\,\\!| | )\d{3})+|\d{1,400})(?:\.\d{0,400})?|\.\d{1,400})"
-    r"(?P<exponent>[eE][-+]?\d{1,3})?\s*(?P<unit>[^\d\s].{0,40})?",
+    r"(?:[eE](?P<exponent>[-+]?\d{1,3})|\s?(?:[×x*]|\\times|\\cdot)\s?10\^(?P<open>\{)?(?P<power>[-+]?\d{1,3})(?(open)\}))?"
+    r"\s*(?P<unit>[^\d\s].{0,40})?",
 )
 _FRACTION = re.compile(r"([-+]?\d{1,15}) ?/ ?(\d{1,15})")
 _UNIT = re.compile(r"[^\W\d_]{1,20}(?:\^-?\d)?(?: ?[*/ ] ?[^\W\d_]{1,20}(?:\^-?\d)?){0,4}")  # no powers of powers: bounded work
+_POWER = re.compile(r"(?<=[^\W\d_])[²³]")  # of a unit: m², not 10²
+_LARGEST = Fraction(sys.float_info.max)
+_SPELLINGS = dict.fromkeys(("percent", "per cent", "percentage", "pct"), "%")
+_SPELLINGS |= dict.fromkeys(("°", "circ", "deg", "degree"), "degree")
 _CURRENCIES = {"$": ("dollar", "dollars", "usd"), "€": ("euro", "euros", "eur"), "£": ("pound", "pounds", "gbp"),
                "¥": ("yen", "jpy")}  # fmt: skip
 
 
-def parse_number(text: str, unit: str = "") -> float | None:
-    """The one number a text consists of, in the declared unit, or None.
+def parse_number(text: str, unit: str = "") -> Fraction | None:
+    """The one number a text consists of, exactly, in the declared unit, or None.
 
     Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to it, may stand
     around it, and a fraction of two whole numbers is one; anything else, a second number or a unit of another kind included,
@@ -37,40 +44,55 @@ def parse_number(text: str, unit: str = "") -> float | None:
     return found[0] if found else None
 
 
-def _read(text: str, unit: str) -> tuple[float, bool] | None:
+def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     """The number in the declared unit, and whether it was converted from another."""
-    parts = _parts(text)
+    unit, parts = unit_name(unit), _parts(text)
     if parts is None:
         return None
     value, currency, found_unit = parts
     declared = _currency(unit)
     if currency and declared and currency != declared:
         return None
-    if not found_unit or _same_name(found_unit, unit) or (declared and _currency(found_unit) == declared):
+    if not found_unit or same_unit(found_unit, unit) or (declared and _currency(found_unit) == declared):
         return value, False
     converted = _converted(value, found_unit, unit)
     return None if converted is None else (converted, True)
 
 
-def _parts(text: str) -> tuple[float, str, str] | None:
+def _parts(text: str) -> tuple[Fraction, str, str] | None:
     """Value, currency sign and unit of a text that is one number, or None."""
+    text = _POWER.sub(_caret, text)
     if any(unicodedata.category(c) == "No" for c in text):  # NFKC would read 10² as 102
         return None
-    text = unicodedata.normalize("NFKC", text).strip().rstrip(".").strip()
-    if (fraction := _FRACTION.fullmatch(text.replace("−", "-"))) and int(fraction[2]):
-        return int(fraction[1]) / int(fraction[2]), "", ""
+    text = unicodedata.normalize("NFKC", text).replace("−", "-").strip().rstrip(".").strip()
+    if (fraction := _FRACTION.fullmatch(text)) and int(fraction[2]):
+        return Fraction(int(fraction[1]), int(fraction[2])), "", ""
     match = _NUMBER.fullmatch(text)
     if not match:
         return None
-    digits = re.sub(r"[^\d.]", "", match["number"])
-    value = float(f"{digits}{match['exponent'] or ''}")
-    if not math.isfinite(value):
-        return None
-    return -value if match["sign"] in ("-", "−") else value, match["currency"], (match["unit"] or "").strip().rstrip(".")
+    digits = re.sub(r"[^\d.]", "", match["number"]).rstrip(".")
+    value = Fraction(f"{match['sign']}{digits}e{match['exponent'] or match['power'] or 0}")
+    return (value, match["currency"], unit_name(match["unit"] or "")) if abs(value) <= _LARGEST else None
 
 
-def _same_name(found: str, unit: str) -> bool:
-    return found.casefold() in {unit.casefold(), unit.casefold().rstrip("s")}
+def unit_name(text: str) -> str:
+    """One spelling of a unit: % for percent, degree for °, m^2 for m²; any other stays, without the full stop behind it."""
+    text = _POWER.sub(_caret, text).strip().rstrip(".")
+    return _SPELLINGS.get(text.casefold().removesuffix("s"), text)
+
+
+def _caret(power: re.Match) -> str:
+    return "^" + unicodedata.normalize("NFKC", power[0])
+
+
+def same_unit(found: str, unit: str) -> bool:
+    """Whether two names mean one unit: to Pint where it knows both, else whatever the case and a plural s."""
+    known = _pint_unit(found), _pint_unit(unit)
+    return found == unit or (known[0] == known[1] if None not in known else _singular(found) == _singular(unit))
+
+
+def _singular(unit: str) -> str:
+    return re.sub(r"(?<=[^\W\d_][^\Ws\d_])s$", "", unit.casefold())
 
 
 def _currency(unit: str) -> str:
@@ -78,16 +100,20 @@ def _currency(unit: str) -> str:
     return next((sign for sign, names in _CURRENCIES.items() if unit == sign or unit.casefold() in names), "")
 
 
-def _converted(value: float, found: str, wanted: str) -> float | None:
+def _converted(value: Fraction, found: str, wanted: str) -> Fraction | None:
     """A value in another unit of the same dimension; None where either is no unit or they do not convert."""
     source, target = _pint_unit(found), _pint_unit(wanted)
     if source is None or target is None:
         return None
     try:
-        result = float(_registry().Quantity(value, source).to(target).magnitude)
+        return Fraction(float(_registry().Quantity(float(value), source).to(target).magnitude))
     except Exception:  # of different dimensions, or out of range
         return None
-    return result if math.isfinite(result) else None
+
+
+def is_unit(text: str) -> bool:
+    """Whether Pint knows a unit of this name."""
+    return _pint_unit(text) is not None
 
 
 @lru_cache(maxsize=4096)
@@ -125,8 +151,19 @@ def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.
     if found is None:
         return Score(0.0, f"{answer[:80]!r} is not one number" + (f" in {unit}" if unit else ""))
     rounding = 1e-12 if found[1] or wanted[1] else 0.0  # of the conversion
-    close = abs(found[0] - wanted[0]) <= max(abs_tol, max(rel_tol, rounding) * abs(wanted[0]))
-    return Score(1.0, "within tolerance") if close else Score(0.0, f"{found[0]:.12g} is not {wanted[0]:.12g}")
+    return compared(found[0], wanted[0], abs_tol, max(rel_tol, rounding))
+
+
+def compared(found: Fraction, wanted: Fraction, abs_tol: float, rel_tol: float) -> Score:
+    """Exactly equal, or within a declared tolerance."""
+    if abs(found - wanted) <= max(_written(abs_tol), _written(rel_tol) * abs(wanted)):
+        return Score(1.0, "within tolerance")
+    return Score(0.0, f"{float(found):.17g} is not {float(wanted):.17g}")
+
+
+def _written(tolerance: float) -> Fraction:
+    """A tolerance as it is written: 0.3, not the float just below it."""
+    return Fraction(str(max(tolerance, 0.0)))
 
 
 def _gold_unit(gold: str) -> str:
@@ -135,4 +172,4 @@ def _gold_unit(gold: str) -> str:
     if parts is None:
         return ""
     _, currency, unit = parts
-    return unit if unit == "%" or _currency(unit) or _pint_unit(unit) is not None else currency
+    return currency or (unit if unit == "%" or _currency(unit) or is_unit(unit) else "")

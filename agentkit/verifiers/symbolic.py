@@ -1,24 +1,43 @@
 r"""Answers as mathematics: LaTeX or plain, compared by value and structure.
 
 The answer must be one expression: bare, between $ signs, in ``\boxed{}``, or behind "the final answer is". Prose around it,
-two different ones, an "or" that the gold answer lacks, other brackets (a set for a tuple) and another unit are wrong before
-any algebra starts. Plain numbers are compared as numbers; everything else goes to ``isolated/algebra.py`` in a child that is
-killed after two seconds.
+two different ones, one that is part of a larger expression, an "or" that the gold answer lacks, other brackets (a set for a
+tuple), another unit and another base are wrong before any algebra starts. A single letter is a variable; it is a unit only
+where the other side says so (``\text{m}``). Plain numbers are compared as numbers; everything else goes to
+``isolated/algebra.py`` in a child that is killed after two seconds.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterator
 
 from agentkit.records import Score
-from agentkit.verifiers.numbers import parse_number
+from agentkit.verifiers.numbers import compared, is_unit, parse_number, same_unit, unit_name
 from agentkit.verifiers.text import MAX_ANSWER, normalize
 from agentkit.verifiers.worker import Worker, WorkerError
 
 _worker = Worker("algebra")
-_DOUBT = re.compile(r"\b(?:not|never|neither|nor|cannot|or|either|wrong|incorrect|isn't|n't)\b|n't\b|\\neq?\b|≠", re.IGNORECASE)
+_DOUBT = re.compile(
+    r"\b(?:not|never|neither|nor|cannot|or|either|wrong|incorrect|isn't|n't|maybe|perhaps|possibly|probably)\b|n't\b|\\neq?\b|≠",
+    re.IGNORECASE,
+)
+_BOUND = re.compile(r"\b(?:at (?:least|most)|(?:less|more|greater|fewer|larger|smaller) than)\W*\Z", re.IGNORECASE)
+_DENIAL = re.compile(r"\W*(?:is|was|seems|looks) (?:[a-z]+ )?(?:false|untrue)\b", re.IGNORECASE)
+_MARKUP = re.compile(r"(?:<[^<>\n]*>|[-=]>|^[ \t]*(?:>|[-+*](?=\s)))\s*\Z", re.MULTILINE)  # a tag, an arrow, a quotation, a list
+_BEFORE = re.compile(  # mathematics that an answer is a part of
+    r"(?:(?<!-)-|[+/^√\d]|[\d)}](?:\*|\s\*\s)|\b[A-Za-z]\*|[<>≤≥]\s*|\\(?:[lg]eq?|[lg]t|pm|mp|cdot|times|div|neg|sqrt)\s*"
+    r"|(?:\A|\$|\\[(\[])(?:[^$A-Za-z]|\\[A-Za-z]+|\b[A-Za-z]\b)*[\w)}]\s*[-+/]\s+"
+    r"|(?:[\^_]|\\[dtc]?frac(?:.*\})?|\\(?:sqrt|sin|cos|tan|log|ln))\s*\{)\$?\Z"
+)
+_AFTER = re.compile(
+    r"\$?(?:\^(?!\{?\\?(?:circ|degree|text|mathrm|st|nd|rd|th))|[(A-Za-z]|[^\S\n]*(?:(?:squared|cubed)\b"
+    r"|\\(?:cdot|times|div|pm|mp|[lg]eq?|[lg]t|pi|sqrt|[dtc]?frac)(?![A-Za-z])|[+/](?!\s*[A-Za-z]{2})|\*[(A-Za-z\\]"
+    r"|<(?!/?\w+>)|[>≤≥]|-(?:\(|\s*\\(?!text)|\s*[A-Za-z]\b(?! [a-z]))))"
+)
+_MULTIPLE = re.compile(r"\$?\s*(?:\\text\s*\{\s*)?(hundred|thousand|[mb]illion|trillion|dozen)\b")
 _LEAD = re.compile(r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is)?[ :]+", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _STATED = re.compile(r"\bfinal answer\s*(?:is)?[\s:*_]*(?:the final answer is[\s:]*)?", re.IGNORECASE)
@@ -35,6 +54,10 @@ _UNIT = re.compile(
 _SEGMENT = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[clr|]*\})?")
 MAX_BOXES, NEAR = 50, 60  # boxes looked at, and characters around an answer that may doubt it
+_BASE = re.compile(r"(?<=\d)_\{?(?:\\text\s*\{)?(\w+)")
+_CLOCK = re.compile(r"0?(\d{1,2}(?::[0-5]\d){1,2})")
+_SUPERSCRIPT = re.compile(r"(?<=[\w)}])[⁻²³¹⁰⁴-⁹]+")
+_DOLLAR = "＄"  # in place of \$, which is no delimiter
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -52,16 +75,25 @@ def symbolic(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0
         return Score(None, f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
     if not isinstance(found, str):
         return found
-    numbers = parse_number(wanted), parse_number(found)
+    if _DOLLAR in found and not re.search(f"[${_DOLLAR}]|dollar", wanted):
+        return Score(0.0, "a dollar sign that the gold answer does not have")
+    dollars = "$" if _DOLLAR in wanted else ""
+    numbers = parse_number(wanted, dollars), parse_number(found, dollars)
     if None not in numbers:
-        close = abs(numbers[1] - numbers[0]) <= max(abs_tol, rel_tol * abs(numbers[0]))
-        return Score(1.0, "the same number") if close else Score(0.0, f"{numbers[1]:.12g} is not {numbers[0]:.12g}")
+        return compared(numbers[1], numbers[0], abs_tol, rel_tol)
+    times = _CLOCK.fullmatch(wanted), _CLOCK.fullmatch(found)
+    if all(times):
+        return Score(float(times[0][1] == times[1][1]), "both are times of day or ratios in lowest terms")
     if re.fullmatch(r"\W*nan\W*", _plain(wanted), re.IGNORECASE):
         return Score(None, "the gold answer is not a number")
     if _is_words(wanted) and (_is_words(found) or _words(wanted)):
         same = normalize(_plain(found)) == normalize(_plain(wanted))
         return Score(1.0, "the same words") if same else Score(0.0, f"{found[:80]!r} is not {wanted[:80]!r}")
     (wanted, unit), (found, found_unit) = _split_unit(wanted), _split_unit(found)
+    if unit and not found_unit:
+        found, found_unit = _split_unit(found, unit)
+    elif found_unit and not unit:
+        wanted, unit = _split_unit(wanted, found_unit)
     why = next(_faults(wanted, found, unit, found_unit), None)
     return Score(0.0, why) if why else _compare(wanted, found, abs_tol, rel_tol)
 
@@ -88,6 +120,7 @@ def expression(text: str, *, gold: bool = False) -> str | Score:
         text: an answer or a gold answer.
         gold: several boxes together are a list, as gold answers write it, instead of refused; words around do not cast doubt.
     """
+    text = text.replace(r"\$", _DOLLAR)
     boxes = list(itertools.islice(_boxes(text), MAX_BOXES + 1))
     contents = list(dict.fromkeys(re.sub(r"\s+", " ", content).strip() for content, _, _ in boxes))
     stated = [] if gold and boxes else list(itertools.islice(_stated(text), MAX_BOXES + 1))
@@ -97,8 +130,11 @@ def expression(text: str, *, gold: bool = False) -> str | Score:
     found = stated[-1:] or boxes[-1:] or _lone_segment(text)
     if found:
         ((content, start, end),) = found
-        doubted = _DOUBT.search(_clause_before(text[:start])) or _DOUBT.search(text[end : end + NEAR]) or _goes_on(text[end:])
-        if doubted and not gold:
+        if multiple := _MULTIPLE.match(text[end : end + NEAR]):
+            content, end = f"{content} {multiple[1]}", end + multiple.end()
+        if not (gold or stated) and _is_part(text[max(0, start - NEAR) : start], text[end : end + NEAR]):
+            return Score(0.0, "the answer is part of a larger expression")
+        if not gold and _is_doubted(_clause_before(text[:start]), text[end:]):
             return Score(0.0, "the answer is doubted or continued by the words around it")
     else:
         content = _LEAD.sub("", text.strip(), count=1)
@@ -122,6 +158,17 @@ def _stated(text: str) -> Iterator[tuple[str, int, int]]:
 
 def _clause_before(text: str) -> str:
     return re.split(r"[.!?]\$?\s|\n", text[-NEAR:])[-1]
+
+
+def _is_part(before: str, after: str) -> bool:
+    """Whether mathematics goes on in front of an answer or behind it."""
+    word = re.match(r"\$?([A-Za-z]{2,20})\b", after)
+    return bool(_BEFORE.search(_MARKUP.sub("", before)) or (_AFTER.match(after) and not (word and _may_be_unit(word[1], 4))))
+
+
+def _is_doubted(before: str, after: str) -> bool:
+    doubts = (_DOUBT.search(before), _BOUND.search(before), _DOUBT.search(after[:NEAR]), _DENIAL.match(after))
+    return any(doubts) or _goes_on(after)
 
 
 def _goes_on(text: str) -> bool:
@@ -154,7 +201,7 @@ def _lone_segment(text: str) -> list[tuple[str, int, int]]:
 
 def _bare(text: str) -> str:
     """An expression without the delimiters, spacing and full stop around it."""
-    text = " ".join(text.replace("−", "-").split())
+    text = " ".join(_SUPERSCRIPT.sub(_power, text).replace("−", "-").split())
     for _ in range(3):
         text = text.strip().rstrip(".").strip()
         for start, end in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")):
@@ -162,6 +209,10 @@ def _bare(text: str) -> str:
             if text.startswith(start) and text.endswith(end) and len(text) > len(start) + len(end) and start not in inside:
                 text = inside
     return re.sub(r"\\(?:left|right|displaystyle|bigl?|bigr?)(?![A-Za-z])\s*", "", text).strip()
+
+
+def _power(superscript: re.Match) -> str:
+    return "^{" + unicodedata.normalize("NFKC", superscript[0]) + "}"
 
 
 def _plain(text: str) -> str:
@@ -179,22 +230,32 @@ def _is_words(text: str) -> bool:
     return bool(re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ '.,-])*", plain)) and (bool(_words(text)) or len(plain.strip()) == 1)
 
 
-def _split_unit(text: str) -> tuple[str, str]:
-    """An expression and the unit behind it, if there is one."""
+def _split_unit(text: str, known: str = "") -> tuple[str, str]:
+    """An expression and the unit behind it, if there is one: ``known`` may be a single letter."""
+    if known and (match := re.search(rf"(?<=[\d\s}})])\s*{re.escape(known)}$", text)):
+        return text[: match.start()].strip(), known
     match = _UNIT.search(text)
-    if not match or normalize(match[0]) in _FUNCTIONS:
+    word = ((match and match["word"]) or "").partition("^")[0]
+    if not match or normalize(match[0]) in _FUNCTIONS or (word and not _may_be_unit(word, 3 if match[0][0].isspace() else 4)):
         return text, ""
     unit = (match["text"] or "") + (match["power"] or "") if match["text"] is not None else match["sign"] or match["word"]
-    unit = re.sub(r"[\\{}\s^.]", "", unit).casefold().rstrip("s")
-    return text[: match.start()].strip(), "%" if unit in ("percent", "percentage", "pct") else unit
+    return text[: match.start()].strip(), unit_name(re.sub(r"[\\{}\s.]", "", unit).removeprefix("^"))
+
+
+def _may_be_unit(word: str, least: int) -> bool:
+    """Whether Pint knows a word or it is long; shorter ones may be products such as xy, and multiples are part of the number."""
+    return not _MULTIPLE.match(word) and (len(word) >= least or is_unit(word))
 
 
 def _faults(wanted: str, found: str, unit: str, found_unit: str) -> Iterator[str]:
     """What is wrong with an answer before its value is looked at."""
-    if found_unit and unit and found_unit != unit:
+    if found_unit and unit and not same_unit(found_unit, unit):
         yield f"the unit {found_unit!r} is not {unit!r}"
     if "%" in found_unit and "%" not in unit:
         yield "a percent sign that the gold answer does not have"
+    bases = [_BASE.findall(text) for text in (wanted, found)]
+    if bases[1] and bases[1] != (bases[0] or ["10"]):
+        yield f"base {bases[1][0]} where the gold answer has {bases[0][0] if bases[0] else 10}"
     if extra := _words(found) - _words(wanted):
         yield f"words beside the expression: {', '.join(sorted(extra))[:80]}"
     shapes = _brackets(wanted), _brackets(found)
@@ -222,4 +283,6 @@ def _latex(text: str) -> str:
     text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])", r"\1 \\cdot 10^{\2}", text)
     text = re.sub(r"(?<![\w.,/])(\d+) (\d+)/(\d+)(?![\w/])", r"(\1+\\frac{\2}{\3})", text)
     text = re.sub(r"\\(?:mathrm|text|operatorname)\s*\{\s*([A-Za-z])\s*\}", r"\1", text)
-    return text.replace("$", "")
+    text = re.sub(r"√\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))", r"\\sqrt{\1\2}", text)
+    text = re.sub(r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi ", text)
+    return text.replace("×", r"\times ").replace("$", "").replace(_DOLLAR, "")

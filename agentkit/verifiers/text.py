@@ -17,6 +17,7 @@ MAX_CODE = 20_000
 _ARTICLES = frozenset({"a", "an", "the"})
 _ANSWER_LINE = re.compile(r"^[ \t>*_#]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*(.+)$", re.IGNORECASE | re.MULTILINE)
 _CODE = re.compile(r"(?:async )?def \w+\(|class \w+\W|import \w|from [\w.]+ import |@\w")
+_SIGN = re.compile(r"(?<![\w.])[-±<>≤≥≠](?=[\d.$€£¥])|(?<=\w)(?:[+#]+|-)(?!\w)|(?<=\d)[²³¹⁰⁴-⁹]+")
 FENCE = "```"
 
 
@@ -107,14 +108,19 @@ def exact(answer: str, gold: str, *, aliases: Iterable[str] = (), rule: str = "w
         wanted = [g for g in (gold, *aliases) if _bare(g)]
         right = any(gaia_equal(answer, g) for g in wanted)
     elif rule in _RULES:
-        wanted = [_RULES[rule](g) for g in (gold, *aliases)]
-        wanted = [g for g in wanted if g]
-        right = _RULES[rule](answer) in wanted
+        alike = _RULES[rule]
+        wanted = [g for g in (gold, *aliases) if alike(g)]
+        right = any(alike(answer) == alike(g) and (rule == "squad" or _signs(answer) == _signs(g)) for g in wanted)
     else:
         raise ValueError(f"unknown rule {rule!r} for exact: use words, squad or gaia")
     if not wanted:
         return Score(None, f"the gold answer {gold!r} is empty once normalised")
     return Score(1.0, "equal") if right else Score(0.0, f"{answer.strip()[:80]!r} is not {gold.strip()[:80]!r}")
+
+
+def _signs(text: str) -> list[str]:
+    """What normalising drops of a word and changes its meaning: the minus of -5, the ends of C++ and A-, the power of 10²."""
+    return _SIGN.findall(text.replace("−", "-"))
 
 
 _RULES = {"words": normalize, "squad": squad_normalize}

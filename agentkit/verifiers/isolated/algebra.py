@@ -9,16 +9,19 @@ milliseconds where ``simplify`` takes seconds. Decimals are exact: 0.333333 is n
 import random
 import warnings
 from collections.abc import Iterator
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import sympy
-from math_verify import LatexExtractionConfig, grader, parse
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from math_verify import LatexExtractionConfig, grader, parse, parser
 from sympy.core.relational import Relational
 
 DIGITS = 60
 POINTS = 6
-_LATEX = [LatexExtractionConfig(boxed_match_priority=-1)]
+_NORMAL = replace(LatexExtractionConfig().normalization_config, units=False)  # would read 2m as 2
+_LATEX = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=_NORMAL)]
 _tolerance = {"absolute": 0.0, "relative": 0.0}
 warnings.simplefilter("ignore")
 
@@ -134,6 +137,7 @@ def compare(gold: str, answer: str, absolute: float, relative: float) -> Iterato
 
 def warm_up() -> None:
     """Load what the first checks would otherwise load, and fill the parser's tables."""
+    parser.latex2sympy = partial(parser.latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
     grader.sympy_numeric_eq = _numeric_eq
     grader.sympy_symbolic_eq = lambda gold, answer: False  # decided by _numeric_eq already
     pairs = [(r"\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), (r"\sqrt{2}+\pi", "3"), ("(1,2)", "[1,2]"), ("x=2", "2=x")]
