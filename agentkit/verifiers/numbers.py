@@ -158,7 +158,11 @@ def compared(found: Fraction, wanted: Fraction, abs_tol: float, rel_tol: float) 
     """Exactly equal, or within a declared tolerance."""
     if abs(found - wanted) <= max(_written(abs_tol), _written(rel_tol) * abs(wanted)):
         return Score(1.0, "within tolerance")
-    return Score(0.0, f"{float(found):.17g} is not {float(wanted):.17g}")
+    return Score(0.0, f"{_shown(found)} is not {_shown(wanted)}")
+
+
+def _shown(value: Fraction) -> str:
+    return f"{value}"[:40] if value.denominator == 1 else f"{float(value):.12g}"
 
 
 def _written(tolerance: float) -> Fraction:
