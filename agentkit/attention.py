@@ -1,6 +1,6 @@
 """Attention in transformers that one call of a model may bring along, where every other call stays plain SDPA.
 
-Rollouts attend to a prompt once for all rows that share it (policies.slots), and the update computes shared prefixes once
+Rollouts attend to keys and values where they lie (policies.slots), and the update computes shared prefixes once
 (training.shared_prefix); both do so on the same model, which therefore keeps one implementation.
 """
 

@@ -40,7 +40,7 @@ QUICK = {
     "trl_env_0ms": (0.0, 2, 1),
     "ceiling_50ms": (0.05, 4, 1),
 }
-CEILINGS = ("own lengths", "own lengths and replies")
+CEILINGS = {"own lengths": {}, "own lengths and replies": {"replies": True}}  # besides the mean length in every row
 Run = Callable[[int], dict[str, float]]  # seed -> trajectories or tokens a second ("rate"), and sampled tokens a trajectory
 
 
@@ -85,7 +85,7 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
 
     corpus = Corpus.open()
     tasks = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
-    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": _ceiling("mean lengths")}
+    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": partial(_ceiling, mean=True)}
     cases = []
     for name, (latency, count, repeats) in (QUICK if quick else FULL).items():
         environment = partial(type("Environment", (SlowEnvironment,), {"latency_s": latency}), corpus)
@@ -95,8 +95,8 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
             ours(-1)
         if name in ("trl_tools_0ms", "ceiling_50ms"):  # of the peer: the other cases know its ways by then
             peer(-1)
-        kinds = CEILINGS if "ceiling" in name else ()
-        others = {kind: _ceiling(kind)(tasks[:count], environment) for kind in kinds}
+        kinds = CEILINGS if "ceiling" in name else {}
+        others = {kind: _ceiling(tasks[:count], environment, **options) for kind, options in kinds.items()}
         cases.append(_case(name, ours, peer, repeats, count * GROUP, others))
     return report("rollouts", cases)
 
@@ -143,43 +143,43 @@ def _rollout(tasks: Sequence[Task], policy: Any, environment: Factory, seed: int
     return rollout(tasks, policy, seed=seed + 1, **options)
 
 
-def _ceiling(kind: str) -> Callable[[Sequence[Task], Factory], Run]:
-    """Bare decoding of as many tokens as rollouts sample, each row in one turn.
+def _ceiling(tasks: Sequence[Task], environment: Factory, mean: bool = False, replies: bool = False) -> Run:
+    """Bare decoding: each row samples as many tokens as its trajectory, in one turn after its prompt.
 
     Args:
-        kind: "mean lengths": every row the mean after its prompt; "own lengths": each as many as its trajectory; "own lengths and
-            replies": after its prompt and as much text as its tools replied.
+        tasks: those of the rollouts.
+        environment: theirs too.
+        mean: every row samples the mean number instead.
+        replies: after as much text as its tools replied, too.
     """
     from agentkit.policies.base import Request
     from agentkit.policies.loading import load_agent
     from agentkit.policies.transformers import TransformersPolicy
 
-    def prepare(tasks: Sequence[Task], environment: Factory) -> Run:
-        model, tokenizer = load_agent("nano")
-        found = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
-        own = [sum(t.action_mask) for t in found]
-        counts = [round(statistics.fmean(own))] * len(found) if kind == "mean lengths" else own
-        prompts = [[*t.prompt_ids, *_replies(t, kind)] for t in found]
-        policy = TransformersPolicy(model, SimpleNamespace(eos_token_id=-1))  # no token ends a turn
+    model, tokenizer = load_agent("nano")
+    found = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
+    counts = [sum(t.action_mask) for t in found]
+    if mean:
+        counts = [round(statistics.fmean(counts))] * len(found)
+    prompts = [[*t.prompt_ids, *(_replies(t) if replies else [])] for t in found]
+    policy = TransformersPolicy(model, SimpleNamespace(eos_token_id=-1))  # no token ends a turn
 
-        async def decode(seed: int) -> None:
-            rows = enumerate(zip(prompts, counts, strict=True), (seed + 1) * len(found))
-            requests = [Request(tasks[0], n, 0, ids, (n,), count, TEMPERATURE) for n, (ids, count) in rows]
-            await asyncio.gather(*map(policy.sample, requests))
+    async def decode(seed: int) -> None:
+        rows = enumerate(zip(prompts, counts, strict=True), (seed + 1) * len(found))
+        requests = [Request(tasks[0], n, 0, ids, (n,), count, TEMPERATURE) for n, (ids, count) in rows]
+        await asyncio.gather(*map(policy.sample, requests))
 
-        def run(seed: int) -> dict[str, float]:
-            start = time.perf_counter()
-            asyncio.run(decode(seed))
-            return {"rate": sum(counts) / (time.perf_counter() - start), "tokens": statistics.fmean(counts)}
+    def run(seed: int) -> dict[str, float]:
+        start = time.perf_counter()
+        asyncio.run(decode(seed))
+        return {"rate": sum(counts) / (time.perf_counter() - start), "tokens": statistics.fmean(counts)}
 
-        return run
-
-    return prepare
+    return run
 
 
-def _replies(trajectory: Trajectory, kind: str) -> list[int]:
+def _replies(trajectory: Trajectory) -> list[int]:
     pairs = zip(trajectory.completion_ids, trajectory.action_mask, strict=True)
-    return [token for token, action in pairs if not action] if "replies" in kind else []
+    return [token for token, action in pairs if not action]
 
 
 def _trl_tools(tasks: Sequence[Task], environment: Factory) -> Run:

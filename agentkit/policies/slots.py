@@ -61,13 +61,14 @@ class SlotCache(Cache):
         ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])  # padded on the left
         lead = torch.tensor([n - (width - len(row)) for n, row in zip(held, rows, strict=True)])
         positions = lead[:, None] + torch.arange(width)  # (B, W), below held on padding
-        seen = torch.arange(int(positions.max()) + 1) <= positions[:, :, None].clamp(min=0)  # (B, W, K)
-        mask, more = seen[:, None].to(model.device), {}
+        more = {}
         if width == 1 and self._in_place:
             target = _InPlace(slots, positions, held, model.device)
-            mask, more = mask[..., :1], {"attend": target.attend}  # which has masks of its own
+            seen, more = torch.ones(len(rows), 1, 1, dtype=torch.bool), {"attend": target.attend}  # which has masks of its own
         else:
             target = _Target(slots, positions, held, model.device)
+            seen = torch.arange(target.width) <= positions[:, :, None].clamp(min=0)  # (B, W, K)
+        mask = seen[:, None].to(model.device)
         if self._adds_masks:
             mask = torch.zeros(mask.shape, device=model.device).masked_fill_(~mask, torch.finfo(model.dtype).min).to(model.dtype)
         for layer in self.layers:

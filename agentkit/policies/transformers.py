@@ -78,7 +78,7 @@ class TransformersPolicy(Policy):
 
     def sync(self, model: Any) -> None:
         """Forget what was computed with the old weights."""
-        self._thread.submit(self._clear).result()
+        self.close()
 
     def close(self) -> None:
         """Give back all keys and values; the policy could sample again."""

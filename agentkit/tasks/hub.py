@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import Task
-from agentkit.runs import RunError
+from agentkit.runs import SPLITS, RunError
 from agentkit.tasks.suite import difficulty
 from agentkit.verifiers import MAX_ANSWER, MAX_CODE, verify
 from agentkit.verifiers.isolated.harness import pack
@@ -114,7 +114,7 @@ def _task(spec: Source, name: str, split: str, number: int, row: Any) -> Task:
         raise RowError(f"its question has {len(task.prompt.strip())} characters; 1 to {MAX_PROMPT} are allowed")
     if not (0 < len(task.answer.strip()) <= limit or (_kind(task) == "code" and not task.answer)):
         raise RowError(f"its answer has {len(task.answer.strip())} characters; 1 to {limit} are allowed")
-    where = split if split in ("train", "validation", "test") else "test"
+    where = split if split in SPLITS else "test"
     meta = task.meta | {"source": spec.path, "licence": spec.licence}
     _check_gold(task)
     return replace(task, id=f"{name}-{task.id or f'{split}-{number:06d}'}", family=name, split=where, meta=meta)
