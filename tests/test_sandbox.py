@@ -224,7 +224,8 @@ def test_a_tier_whose_canary_gets_out_is_not_used(monkeypatch):
 def test_canaries_notice_a_missing_wall(monkeypatch, tmp_path):
     """Each wall taken down in turn, for real: the canaries must see it."""
     source = Path(zygote.__file__).parent
-    for number, wall in enumerate(("    warden.filter.install()\n", "    confine.restrict(rules)\n", "    confine.limit(")):
+    walls = ("    supervisor.filter.install()\n", "    supervisor.ruleset.restrict()\n", "    confine.limit(")
+    for number, wall in enumerate(walls):
         folder = tmp_path / str(number)
         folder.mkdir()
         (folder / "confine.py").write_text((source / "confine.py").read_text())
@@ -289,6 +290,44 @@ def test_a_soak_leaves_nothing(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
+def test_programs_at_the_same_time_keep_to_themselves(tier):
+    """One zygote watches them all: each gets its own input, outcome, output and time limit."""
+    kinds = [
+        ("print(input(), open('f').read()); import os; print(os.listdir())", "ok", "{0} {0}\n['f']\n"),
+        ("print('x' * 10**6)", "output", None),
+        ("import time; print({0}, flush=True); time.sleep(60)", "timeout", "{0}\n"),
+        ("print({0}); 1 / 0", "error", "{0}\n"),
+        ("x = ' ' * 2**34", "memory", ""),
+        ("import ctypes; ctypes.string_at(0)", "error", ""),
+    ]
+
+    def run(index):
+        code, status, shows = kinds[index % len(kinds)]
+        limit = 0.5 + index % 5 / 10 if status == "timeout" else 60
+        code = code.replace("{0}", str(index))
+        return limit, run_python(code, stdin=str(index), files={"f": str(index)}, timeout_s=limit, tier=tier)
+
+    with ThreadPoolExecutor(24) as pool:
+        found = list(pool.map(run, range(96)))
+    for index, (limit, result) in enumerate(found):
+        _, status, shows = kinds[index % len(kinds)]
+        assert result.status == status, (index, result)
+        assert shows is None or result.stdout == shows.replace("{0}", str(index))
+        assert status != "timeout" or limit <= result.seconds < limit + 5
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_closing_ends_what_runs(tier):
+    run_python("", tier=tier)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run_python, "import time; time.sleep(300)", timeout_s=600, tier=tier)
+        time.sleep(0.5)
+        sandbox.close()
+        assert waiting.result(10).status == "killed"
+    assert run_python("print(1)", tier=tier).stdout == "1\n"
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_a_killed_trainer_takes_everything_with_it(tier, tmp_path):
     code = (
         "import tempfile, sys; tempfile.tempdir = sys.argv[1]\n"
@@ -299,10 +338,11 @@ def test_a_killed_trainer_takes_everything_with_it(tier, tmp_path):
     assert trainer.stdout.readline() == "up\n"
     family: list[psutil.Process] = []
     deadline = time.monotonic() + 30
-    while len(family) < 3 and time.monotonic() < deadline:  # zygote, warden, program
+    count = 3 if tier == "A" else 2  # who waits for the process tree, zygote, program
+    while len(family) < count and time.monotonic() < deadline:
         family = psutil.Process(trainer.pid).children(recursive=True)
         time.sleep(0.05)
-    assert len(family) >= 3
+    assert len(family) == count
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     _, alive = psutil.wait_procs(family, timeout=10)

@@ -16,14 +16,18 @@ import base64
 import json
 import math
 import os
+import select
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from agentkit.sandbox import pyodide, unconfined, zygote
@@ -38,7 +42,7 @@ MAX_TIMEOUT_S = 3_600.0
 GRACE_S = 20.0  # for a busy machine to start the program and to reply
 UNSAFE = "AGENTKIT_ALLOW_UNSAFE"  # environment variable; 1 lets programs run where there is no sandbox
 WAY_OUT = f"{UNSAFE}=1 runs programs without one; tasks of the families A and B (families: A,B) need none"
-AT_ONCE = max(8, 4 * (os.cpu_count() or 1))  # programs that run at the same time
+AT_ONCE = min(128, max(8, 4 * (os.cpu_count() or 1)))  # programs that run at the same time
 
 
 class SandboxError(RuntimeError):
@@ -110,7 +114,7 @@ def run_python(
             _prove_c()
             return _in_process("C", request)
         if name in TIERS:
-            return _zygote(name, preloaded(code)).run(request, timeout_s)
+            return _zygote(name, preloaded(code)).run(request)
         if allow_unsafe or (allow_unsafe is None and unsafe_allowed()):
             return _in_process("D", request)
         return Result("refused", "", f"no sandbox: {current_tier().why}. {WAY_OUT}\n", 0.0, "D")
@@ -123,23 +127,22 @@ def unsafe_allowed() -> bool:
     return os.environ.get(UNSAFE, "") == "1"
 
 
-def _in_process(tier: str, request: bytes) -> Result:
+def _in_process(tier: str, request: dict) -> Result:
     """Run a program in tier C or D, each time in a process of its own. Raises SandboxError where it does not start."""
-    asked = json.loads(request)
-    limits = (asked["timeout_s"], asked["memory_bytes"], zygote.MAX_OUTPUT)
+    limits = (request["timeout_s"], request["memory_bytes"], zygote.MAX_OUTPUT)
     with _slots:
         if tier == "C":
             try:
-                status, out, err, seconds = pyodide.run(request, *limits)
+                status, out, err, seconds = pyodide.run(json.dumps(request).encode(), *limits)
             except NotReady as error:
                 raise SandboxError(f"tier C does not start: {error}") from None
         else:
-            files = {name: base64.b64decode(content) for name, content in asked["files"].items()}
-            status, out, err, seconds = unconfined.run(asked["code"], files, asked["stdin"], *limits)
+            files = {name: base64.b64decode(content) for name, content in request["files"].items()}
+            status, out, err, seconds = unconfined.run(request["code"], files, request["stdin"], *limits)
     return Result(status, readable(out), readable(err), seconds, tier)
 
 
-def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin: str, tier: str | None) -> bytes:
+def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin: str, tier: str | None) -> dict:
     if not 0 < timeout_s <= MAX_TIMEOUT_S or not math.isfinite(timeout_s):
         raise ValueError(f"timeout_s={timeout_s!r}: give seconds above 0, at most {MAX_TIMEOUT_S:g}")
     if not isinstance(memory_mb, int) or not 16 <= memory_mb <= 2**20:
@@ -154,7 +157,7 @@ def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin:
     if len(stdin) + sum(map(len, encoded.values())) > MAX_INPUT:
         raise ValueError(f"stdin and files hold more than {MAX_INPUT} bytes")
     request = {"code": code, "stdin": stdin, "timeout_s": timeout_s, "memory_bytes": memory_mb * 2**20}
-    return json.dumps(request | {"files": {n: base64.b64encode(c).decode() for n, c in encoded.items()}}).encode()
+    return request | {"files": {name: base64.b64encode(content).decode() for name, content in encoded.items()}}
 
 
 def readable(output: bytes) -> str:
@@ -225,7 +228,7 @@ def _zygote(tier: str, preload: tuple[str, ...]) -> _Zygote:
         if found is None or found.process.poll() is not None:
             found = _Zygote(tier, preload)
             try:
-                _prove(CANARIES, lambda request: found.run(request, 5))
+                _prove(CANARIES, found.run)
             except BaseException:
                 found.close()
                 raise
@@ -244,7 +247,7 @@ def _prove_c() -> None:
             _proven_c = True
 
 
-def _prove(canaries: Sequence[Callable], run: Callable[[bytes], Result]) -> None:
+def _prove(canaries: Sequence[Callable], run: Callable[[dict], Result]) -> None:
     """Run canaries. Raises SandboxError naming what got out."""
     for canary in canaries:
         with canary() as (code, limits, expected):
@@ -291,24 +294,37 @@ class _Zygote:
         if tier == "A":
             os.rmdir(self.base)
 
-    def run(self, request: bytes, timeout_s: float) -> Result:
+    def run(self, request: dict) -> Result:
         """One program, from a thread of its own."""
-        ours, theirs = socket.socketpair()
-        with _slots, ours:
-            try:
-                with theirs:
-                    socket.send_fds(self.control, [b"x"], [theirs.fileno()])
-                ours.settimeout(timeout_s + GRACE_S)
-                zygote.send(ours, request)
-                reply = zygote.receive(ours)
-            except (OSError, EOFError):
-                return Result("killed", "", "the sandbox ended before the program did\n", 0.0, self.tier)
-        (size,) = struct.unpack(">I", reply[:4])
-        header = json.loads(reply[4 : 4 + size])
-        outputs = reply[4 + size :]
-        cut = header["sizes"][0]
-        result = Result(header["status"], readable(outputs[:cut]), readable(outputs[cut:]), header["seconds"], self.tier)
-        return replace(result, stderr=f"{result.stderr}{header['why']}\n") if header["why"] else result
+        try:
+            with _slots, ExitStack() as stack:
+                return self._run(request, stack)
+        except (OSError, EOFError) as error:
+            return Result("killed", "", f"the sandbox ended before the program did: {error}\n", 0.0, self.tier)
+
+    def _run(self, request: dict, stack: ExitStack) -> Result:
+        """The same, leaving to ``stack`` what to close. Raises OSError or EOFError when the zygote is gone."""
+        scratch = ""
+        if self.tier != "A":
+            scratch = tempfile.mkdtemp(dir=self.base)
+            stack.callback(zygote.remove_tree, scratch)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        stack.enter_context(ours)
+        with theirs, ExitStack() as given:
+            readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
+            for handle in readers:
+                stack.callback(os.close, handle)
+            for handle in writers:
+                given.callback(os.close, handle)
+            asked = given.enter_context(open(os.memfd_create("request"), "w+b", buffering=0))
+            asked.write(json.dumps(request).encode())
+            asked.seek(0)
+            message = struct.pack("d", request["timeout_s"]) + scratch.encode()
+            socket.send_fds(self.control, [message], [theirs.fileno(), asked.fileno(), *writers])
+        ended, outputs = _collect(ours, readers, time.monotonic() + request["timeout_s"] + GRACE_S)
+        status, why = _outcome(ended, any(len(output) > zygote.MAX_OUTPUT for output in outputs))
+        out, err = (readable(bytes(output[: zygote.MAX_OUTPUT])) for output in outputs)
+        return Result(status, out, f"{err}{why}\n" if why else err, ended["seconds"], self.tier)
 
     def close(self) -> None:
         """End the process and what it runs."""
@@ -319,3 +335,55 @@ class _Zygote:
             self.process.kill()
             self.process.wait()
         zygote.remove_tree(self.base)
+
+
+def _collect(ended: socket.socket, readers: Sequence[int], deadline: float) -> tuple[dict, list[bytearray]]:
+    """What the zygote says of the end of a program, and what the program wrote to each of two pipes until then.
+
+    One byte more than is kept ends the program. Raises EOFError when the zygote is gone, TimeoutError at the deadline.
+    """
+    outputs = {reader: bytearray() for reader in readers}
+    poll = select.poll()
+    for handle in (ended.fileno(), *readers):
+        poll.register(handle, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0:
+        found = [handle for handle, _ in poll.poll(1000 * left + 1)]
+        for handle in outputs.keys() & found:
+            piece = os.read(handle, 65_536)
+            outputs[handle] += piece
+            if len(outputs[handle]) > zygote.MAX_OUTPUT:
+                ended.shutdown(socket.SHUT_WR)  # the zygote then kills it
+            if not piece or len(outputs[handle]) > zygote.MAX_OUTPUT:
+                poll.unregister(handle)
+        if ended.fileno() in found:
+            message = ended.recv(65_536)
+            if not message:
+                raise EOFError
+            for reader, output in outputs.items():
+                _drain(reader, output)
+            return json.loads(message), list(outputs.values())
+    raise TimeoutError("it does not answer")
+
+
+def _drain(reader: int, output: bytearray) -> None:
+    """What is left in the pipe of a dead program."""
+    os.set_blocking(reader, False)
+    with suppress(BlockingIOError):
+        while len(output) <= zygote.MAX_OUTPUT and (piece := os.read(reader, 65_536)):
+            output += piece
+
+
+def _outcome(ended: dict, too_much: bool) -> tuple[str, str]:
+    """Status and reason from what the zygote says of a program's end, and whether it wrote more than is kept."""
+    code = ended["exit"]
+    if ended["broke"] in ("timeout", "killed"):
+        return ended["broke"], ended["why"]
+    if too_much:
+        return "output", f"more than {zygote.MAX_OUTPUT} bytes of output"
+    if code == zygote.MEMORY_EXIT:
+        return "memory", ""
+    if code == -signal.SIGKILL:
+        return "killed", "killed by the system, as when memory runs out"
+    if code < 0:
+        return "error", f"stopped by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+    return ("ok", "") if code == 0 else ("error", "")

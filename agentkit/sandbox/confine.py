@@ -173,7 +173,7 @@ def landlock_abi() -> int:
 
 
 def open_rules(rules: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
-    """Open what (path, READ | READ_WRITE | LIST) names, for ``restrict``: (descriptor, rights). Missing paths are left out."""
+    """Open what (path, READ | READ_WRITE | LIST) names, for a ``Ruleset``: (descriptor, rights). Missing paths are left out."""
     opened = []
     for path, kind in rules:
         try:
@@ -184,17 +184,29 @@ def open_rules(rules: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
     return opened
 
 
-def restrict(rules: Iterable[tuple[int, int]]) -> None:
-    """Confine this process to these (descriptor, rights): files, TCP where the kernel can, abstract sockets, signals."""
-    abi = landlock_abi()
-    handled = max(rights for version, rights in _BY_ABI.items() if version <= abi)
-    attributes = struct.pack("=QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
-    size = 24 if abi >= 6 else 16 if abi >= 4 else 8
-    ruleset = _syscall(_CREATE_RULESET, attributes[:size], size, 0)
-    for handle, rights in rules:
-        _syscall(_ADD_RULE, ruleset, 1, struct.pack("=Qi", rights & handled, handle), 0)
-    _syscall(_RESTRICT_SELF, ruleset, 0)
-    os.close(ruleset)
+class Ruleset:
+    """What a process may reach: files, TCP where the kernel can, abstract sockets, signals; nothing but these rules."""
+
+    def __init__(self, rules: Iterable[tuple[int, int]]):
+        abi = landlock_abi()
+        self.handled = max(rights for version, rights in _BY_ABI.items() if version <= abi)
+        attributes = struct.pack("=QQQ", self.handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
+        size = 24 if abi >= 6 else 16 if abi >= 4 else 8
+        self.handle = _syscall(_CREATE_RULESET, attributes[:size], size, 0)
+        self.allow(rules)
+
+    def allow(self, rules: Iterable[tuple[int, int]]) -> None:
+        """These (descriptor, rights) too."""
+        for handle, rights in rules:
+            _syscall(_ADD_RULE, self.handle, 1, struct.pack("=Qi", rights & self.handled, handle), 0)
+
+    def restrict(self) -> None:
+        """Confine this process to the rules, for good."""
+        _syscall(_RESTRICT_SELF, self.handle, 0)
+
+    def close(self) -> None:
+        """Forget the rules; who is confined stays it."""
+        os.close(self.handle)
 
 
 # ---- namespaces ------------------------------------------------------------------------------------------------------
@@ -217,9 +229,12 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def enter_namespaces() -> None:
-    """New user, mount, network, IPC and host-name namespaces for this process; it keeps its rights in there only."""
+    """New user, mount, network, IPC and host-name namespaces for this process; it keeps its rights in there only.
+
+    The next process that it forks is the first of a new process tree.
+    """
     uid, gid = os.geteuid(), os.getegid()
-    _checked(_libc.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC | _NEWUTS), "unshare")
+    _checked(_libc.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC | _NEWUTS | _NEWPID), "unshare")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {uid} 1"), ("gid_map", f"{NOBODY} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
@@ -259,9 +274,22 @@ def change_root(root: str, scratch: str, shown: Iterable[str], hidden: Iterable[
     os.chdir("/")
 
 
+def fork_apart(tree: int) -> int:
+    """Fork a process that is the first of a tree of its own; ``tree`` is /proc/self/ns/pid of this process, opened."""
+    _checked(_libc.unshare(_NEWPID), "unshare")
+    try:
+        child = os.fork()
+    except OSError:
+        _checked(_libc.setns(tree, _NEWPID), "setns")
+        raise
+    if child:
+        _checked(_libc.setns(tree, _NEWPID), "setns")
+    return child
+
+
 def enter_call(scratch: str, scratch_bytes: int, scratch_files: int) -> None:
-    """For one call: a process tree of its own (from the next fork on) and an empty, bounded folder that goes with it."""
-    _checked(_libc.unshare(_NEWNS | _NEWPID), "unshare")
+    """For one call: an empty, bounded folder that goes with this process."""
+    _checked(_libc.unshare(_NEWNS), "unshare")
     _mount("tmpfs", scratch, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={scratch_bytes},nr_inodes={scratch_files},mode=700")
 
 

@@ -1,10 +1,10 @@
-"""The zygote: a clean process that forks one confined process per call. Run as a script; see agentkit.sandbox.
+"""The zygote: a clean process that forks one confined process per call and bounds it. Run as a script; see agentkit.sandbox.
 
-    trainer --control socket--> zygote --fork--> warden (one a call) --fork--> program (confined)
+    trainer --control socket--> zygote --fork--> program (confined), one a call
 
-The zygote holds no data: a call's code arrives on a socket of its own, which only its warden reads. The warden watches
-the clock, the output, threads and files, kills, cleans up and replies. When the trainer ends, the control socket closes
-and the zygote ends; wardens die with the zygote and programs with their warden.
+The zygote holds no data: a call's code comes in a file of its own, which only its program reads, and what the program
+writes goes through pipes to the trainer. The zygote watches the clock, threads and files, kills, and says how it ended.
+When the trainer ends, the control socket closes and the zygote ends, and every program with it.
 Standard library only, and nothing of agentkit: whatever is imported here is what untrusted code finds in its memory.
 """
 
@@ -49,29 +49,6 @@ MAX_LINE = 500  # characters of a line of code in a traceback
 NAME = "main.py"  # what tracebacks call the program
 
 
-# ---- messages: a length, then that many bytes ------------------------------------------------------------------------
-def receive(connection: socket.socket) -> bytes:
-    """One message. Raises EOFError when the other side is gone."""
-    (size,) = struct.unpack(">I", _exactly(connection, 4))
-    return _exactly(connection, size)
-
-
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        piece = connection.recv(min(size - len(found), 1 << 20))
-        if not piece:
-            raise EOFError
-        found += piece
-    return bytes(found)
-
-
-def send(connection: socket.socket, *parts: bytes) -> None:
-    """One message."""
-    body = b"".join(parts)
-    connection.sendall(struct.pack(">I", len(body)) + body)
-
-
 class Installed:
     """Finds the installed packages that programs may import; every other one is as if it were not installed."""
 
@@ -87,8 +64,10 @@ class Installed:
 
 # ---- the zygote ------------------------------------------------------------------------------------------------------
 def serve(control: socket.socket, settings: dict) -> None:
-    """Set up the tier, say so, then fork a warden for every socket that arrives, until the trainer is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # wardens need no waiting for
+    """Set up the tier, say so, then run a program for every request that arrives, until the trainer is gone."""
+    if settings["tier"] == "A":
+        confine.enter_namespaces()
+        _go_on_as_child()  # before it grows: its memory is copied to every program
     threading.stack_size(1 << 20)
     sys.path[:] = settings["path"]
     sys.meta_path.append(Installed(settings["names"], settings["sites"]))
@@ -103,34 +82,27 @@ def serve(control: socket.socket, settings: dict) -> None:
     with open("/proc/self/statm") as file:
         settings["mapped"] = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
     if settings["tier"] == "A":
-        confine.enter_namespaces()
         confine.change_root(*(settings[name] for name in ("base", "scratch", "shown", "hidden", "packages")))
         rules = [("/", confine.READ), ("/dev/null", confine.READ_WRITE)]
     else:
         rules = [*map(tuple, settings["rules"]), ("/dev/null", confine.READ_WRITE)]
-    opened, program_filter = confine.open_rules(rules), confine.Filter()
+    supervisor = Supervisor(control, settings, confine.open_rules(rules), proc)
     gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in every fork
     control.sendall(b"ready")
-    while True:
-        try:
-            message, handles, _, _ = socket.recv_fds(control, 1, 1)
-        except InterruptedError:
-            continue
-        if not message:
-            break
-        if os.fork() == 0:
-            try:
-                control.close()
-                Warden(socket.socket(fileno=handles[0]), settings, opened, program_filter, proc).work()
-            finally:
-                os._exit(1)
-        for handle in handles:
-            os.close(handle)
-    with suppress(ChildProcessError):  # the wardens see their callers go, and end by themselves
-        os.waitpid(-1, 0)
+    supervisor.work()
     if settings["tier"] != "A":
         remove_tree(settings["base"])
+
+
+def _go_on_as_child() -> None:
+    """Return as the first process of the new process tree, which takes the tree with it; this process ends after it."""
+    child = os.fork()
+    if child:
+        os.closerange(3, 1 << 20)
+        os.waitpid(child, 0)
+        os._exit(0)
+    confine.die_with_parent()
 
 
 # What a package computes, imports and keeps on first use is done here once, not in every program.
@@ -155,146 +127,155 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", text)
 
 
-# ---- one call --------------------------------------------------------------------------------------------------------
-class Warden:
-    """Runs one program: forks it confined, bounds it, replies."""
+# ---- the calls -------------------------------------------------------------------------------------------------------
+class Call:
+    """One program: its process, the socket of its caller, and the bound that it broke, if any."""
 
-    def __init__(self, connection: socket.socket, settings: dict, opened: list, program_filter: confine.Filter, proc: int):
-        self.connection, self.settings, self.opened = connection, settings, opened
-        self.filter, self.proc = program_filter, proc
-        self.scratch = settings["scratch"]
+    __slots__ = ("broke", "connection", "deadline", "ended", "process", "scratch", "start", "why")
+
+    def __init__(self, process: int, connection: socket.socket, timeout_s: float, scratch: str, start: float):
+        self.process, self.connection, self.scratch = process, connection, scratch
+        self.start, self.deadline = start, start + timeout_s
+        self.ended = os.pidfd_open(process)
+        self.broke = self.why = ""
+
+    def stop(self, broke: str, why: str) -> None:
+        """Kill the program, for the first bound that it broke."""
+        if not self.broke:
+            self.broke, self.why = broke, why
+        os.kill(self.process, signal.SIGKILL)  # not waited for yet, so the number is still its own
+
+    def reply(self) -> None:
+        """Tell the caller how the program ended."""
+        _, status = os.waitpid(self.process, 0)
+        found = {"broke": self.broke, "why": self.why, "seconds": time.monotonic() - self.start}
+        body = json.dumps(found | {"exit": os.waitstatus_to_exitcode(status)}).encode()
+        with suppress(OSError), self.connection:  # the caller may be gone
+            self.connection.send(body, socket.MSG_DONTWAIT)
+        os.close(self.ended)
+
+
+class Supervisor:
+    """Forks a confined program for every request, bounds it, replies."""
+
+    def __init__(self, control: socket.socket, settings: dict, opened: list, proc: int):
+        self.control, self.settings, self.opened, self.proc = control, settings, opened, proc
+        self.private = settings["tier"] == "A"
+        self.filter, self.ruleset = confine.Filter(), confine.Ruleset(opened)
+        self.tree = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) if self.private else -1
+        self.calls: dict[int, Call] = {}  # by both descriptors that are waited for
+        self.poll = select.poll()
+        self.poll.register(control, select.POLLIN)
 
     def work(self) -> None:
-        """One call from request to reply."""
-        confine.die_with_parent()
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        request = json.loads(receive(self.connection))
-        private = self.settings["tier"] == "A"
-        if private:
-            confine.enter_call(self.scratch, MAX_DISK, MAX_FILES)
-        else:
-            self.scratch = os.path.join(self.settings["base"], str(os.getpid()))
-            os.mkdir(self.scratch, 0o700)
-        try:
-            reply, outputs = self._supervise(request)
-        finally:
-            if not private:
-                remove_tree(self.scratch)
-        header = json.dumps(reply | {"sizes": [len(o) for o in outputs]}).encode()
-        send(self.connection, struct.pack(">I", len(header)), header, *outputs)
-        os._exit(0)
-
-    def _supervise(self, request: dict) -> tuple[dict, list[bytes]]:
-        ends = [os.pipe() for _ in range(2)]
-        stdin = os.memfd_create("stdin")
-        os.write(stdin, request["stdin"].encode("utf-8", "surrogatepass"))
-        os.lseek(stdin, 0, os.SEEK_SET)
-        start = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            try:
-                run_confined(self, request, (stdin, ends[0][1], ends[1][1]))
-            except BaseException as error:  # the confinement failed: the program has not started
-                os.write(2, f"the sandbox could not be closed: {error!r}\n".encode())
-            finally:
-                os._exit(1)
-        for handle in (stdin, ends[0][1], ends[1][1]):
-            os.close(handle)
-        readers = [end[0] for end in ends]
-        outputs, verdict, why = self._watch(child, readers, start + request["timeout_s"])
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        seconds = time.monotonic() - start
-        for reader, output in zip(readers, outputs, strict=True):
-            _drain(reader, output)
-        if verdict is None and any(len(output) > MAX_OUTPUT for output in outputs):
-            verdict, why = "output", f"more than {MAX_OUTPUT} bytes of output"
-        if verdict is None:
-            verdict, why = _outcome(status)
-        return {"status": verdict, "why": why, "seconds": seconds}, [bytes(output[:MAX_OUTPUT]) for output in outputs]
-
-    def _watch(self, child: int, readers: list[int], deadline: float) -> tuple[list[bytearray], str | None, str]:
-        """Collect output until the program ends (None) or breaks a bound (its status and why)."""
-        ended = os.pidfd_open(child)
-        outputs = {reader: bytearray() for reader in readers}
-        poll = select.poll()
-        for handle in (ended, *readers):
-            poll.register(handle, select.POLLIN)
-        poll.register(self.connection, select.POLLRDHUP | select.POLLHUP)
+        """Until the trainer is gone."""
         looked = 0.0
         while True:
+            running = [call for handle, call in self.calls.items() if handle == call.ended and not call.broke]
             now = time.monotonic()
-            if now >= deadline:
-                return list(outputs.values()), "timeout", "the time limit was reached"
-            if now - looked >= WATCH_S:
-                looked = now
-                if excess := self._excess(child):
-                    return list(outputs.values()), "killed", excess
-            for handle, _ in poll.poll(1000 * min(WATCH_S, deadline - now) + 1):
-                if handle == ended:
-                    return list(outputs.values()), None, ""
-                if handle == self.connection.fileno():
-                    return list(outputs.values()), "killed", "the caller is gone"
-                piece = os.read(handle, 65_536)
-                outputs[handle] += piece
-                if not piece:
-                    poll.unregister(handle)
-                if len(outputs[handle]) > MAX_OUTPUT:
-                    return list(outputs.values()), "output", f"more than {MAX_OUTPUT} bytes of output"
+            for call in running:
+                if now >= call.deadline:
+                    call.stop("timeout", "the time limit was reached")
+                elif now - looked >= WATCH_S and (excess := self._excess(call)):
+                    call.stop("killed", excess)
+            looked = now if now - looked >= WATCH_S else looked
+            wait = min((call.deadline - now for call in running), default=None)
+            events = dict(self.poll.poll(None if wait is None else 1000 * max(0, min(WATCH_S, wait)) + 1))
+            asked = events.pop(self.control.fileno(), None)  # last: it may open descriptors that were just closed
+            for handle in events:
+                self._end(handle)
+            if asked and not self._start():
+                break
+        for handle, call in self.calls.items():
+            if handle == call.ended:
+                os.kill(call.process, signal.SIGKILL)
+                os.waitpid(call.process, 0)
 
-    def _excess(self, child: int) -> str:
+    def _start(self) -> bool:
+        """Take a request and fork its program. False when the trainer is gone."""
+        message, handles, _, _ = socket.recv_fds(self.control, 4096, 4)
+        if not message:
+            return False
+        start, (timeout_s,), scratch = time.monotonic(), struct.unpack("d", message[:8]), message[8:].decode()
+        scratch = scratch or self.settings["scratch"]
+        try:
+            child = confine.fork_apart(self.tree) if self.private else os.fork()
+        except OSError:  # no more processes: closing the socket tells the caller
+            child = -1
+        if child == 0:
+            try:
+                run_confined(self, scratch, *handles[1:])
+            except BaseException as error:  # the confinement failed: the program has not started
+                os.write(handles[3], f"the sandbox could not be closed: {error!r}\n".encode())
+            finally:
+                os._exit(1)
+        for handle in handles if child < 0 else handles[1:]:
+            os.close(handle)
+        self.ruleset.close()
+        self.ruleset = confine.Ruleset(self.opened)  # for the next program, while this one runs: hundreds of rules in tier B
+        if child > 0:
+            call = Call(child, socket.socket(fileno=handles[0]), timeout_s, scratch, start)
+            for handle, event in ((call.ended, select.POLLIN), (handles[0], select.POLLRDHUP)):
+                self.calls[handle] = call
+                self.poll.register(handle, event)
+        return True
+
+    def _end(self, handle: int) -> None:
+        """A program has ended, or its caller wants no more of it."""
+        call = self.calls.pop(handle, None)
+        if call is None:  # its program ended in this turn
+            return
+        self.poll.unregister(handle)
+        if handle != call.ended:
+            call.stop("stopped", "the caller is gone")
+            return
+        if self.calls.pop(call.connection.fileno(), None):
+            self.poll.unregister(call.connection)
+        call.reply()
+
+    def _excess(self, call: Call) -> str:
         """Which bound the program broke, or nothing."""
-        with suppress(OSError):  # it has just ended
-            if os.stat(f"{child}/task", dir_fd=self.proc).st_nlink - 2 > MAX_THREADS:
+        with suppress(OSError, ValueError):  # it has just ended
+            if self._threads(call) > MAX_THREADS:
                 return f"more than {MAX_THREADS} threads"
-        if self.settings["tier"] != "A" and not within(self.scratch, MAX_FILES, MAX_DISK):
+        if not self.private and not within(call.scratch, MAX_FILES, MAX_DISK):
             return f"more than {MAX_FILES} files or {MAX_DISK >> 20} MiB of files"
         return ""
 
-
-def _drain(reader: int, output: bytearray) -> None:
-    """What is left in the pipe of a dead program."""
-    os.set_blocking(reader, False)
-    with suppress(BlockingIOError):
-        while len(output) <= MAX_OUTPUT and (piece := os.read(reader, 65_536)):
-            output += piece
-
-
-def _outcome(status: int) -> tuple[str, str]:
-    """Status and reason from a wait status."""
-    code = os.waitstatus_to_exitcode(status)
-    if code == MEMORY_EXIT:
-        return "memory", ""
-    if code == -signal.SIGKILL:
-        return "killed", "killed by the system, as when memory runs out"
-    if code < 0:
-        return "error", f"stopped by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
-    return ("ok", "") if code == 0 else ("error", "")
+    def _threads(self, call: Call) -> int:
+        """Raises OSError or ValueError for a process that has ended."""
+        with open(os.open(f"self/fdinfo/{call.ended}", os.O_RDONLY, dir_fd=self.proc)) as file:
+            number = file.read().split("Pid:")[1].split()[0]  # in /proc, whose process tree may be another one
+        return os.stat(f"{number}/task", dir_fd=self.proc).st_nlink - 2
 
 
 # ---- the program -----------------------------------------------------------------------------------------------------
-def run_confined(warden: Warden, request: dict, streams: tuple[int, int, int]) -> None:
+def run_confined(supervisor: Supervisor, scratch: str, asked: int, stdout: int, stderr: int) -> None:
     """In the program's process: confine it, then run the code as ``python main.py`` would, and exit."""
-    for number, handle in enumerate(streams):
+    if supervisor.private:
+        confine.enter_call(scratch, MAX_DISK, MAX_FILES)
+    with open(asked, "rb") as file:
+        request = json.loads(file.read())
+    stdin = os.memfd_create("stdin")
+    os.write(stdin, request["stdin"].encode("utf-8", "surrogatepass"))
+    os.lseek(stdin, 0, os.SEEK_SET)
+    for number, handle in enumerate((stdin, stdout, stderr)):
         os.dup2(handle, number)
-    scratch = warden.scratch
-    rules = [*warden.opened, *confine.open_rules([(scratch, confine.READ_WRITE)])]
+    supervisor.ruleset.allow(confine.open_rules([(scratch, confine.READ_WRITE)]))
     os.chdir(scratch)
-    for name in ("SIGPIPE", "SIGCHLD"):
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     confine.drop_rights()
-    confine.restrict(rules)
+    supervisor.ruleset.restrict()
     confine.die_with_parent()
     os.closerange(3, 1 << 20)
     confine.limit(
-        warden.settings["mapped"] + request["memory_bytes"],
+        supervisor.settings["mapped"] + request["memory_bytes"],
         SPARE,
         int(request["timeout_s"] * (os.cpu_count() or 1)) + 2,
         MAX_FILE_BYTES,
         OPEN_FILES,
     )
-    warden.filter.install()
+    supervisor.filter.install()
     os.environ.update(HOME=scratch, TMPDIR=scratch)
     _write_files(request["files"])
     _run(request["code"], scratch)
