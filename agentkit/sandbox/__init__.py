@@ -358,7 +358,7 @@ def _collect(ended: socket.socket, readers: Sequence[int], deadline: float) -> t
         if ended.fileno() in found:
             message = ended.recv(65_536)
             if not message:
-                raise EOFError
+                raise EOFError("its zygote is gone")
             for reader, output in outputs.items():
                 _drain(reader, output)
             return json.loads(message), list(outputs.values())

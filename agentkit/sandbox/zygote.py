@@ -163,7 +163,8 @@ class Supervisor:
         self.private = settings["tier"] == "A"
         self.filter, self.ruleset = confine.Filter(), confine.Ruleset(opened)
         self.tree = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) if self.private else -1
-        self.calls: dict[int, Call] = {}  # by both descriptors that are waited for
+        self.calls: dict[int, Call] = {}  # by the descriptor that says a program has ended
+        self.callers: dict[int, Call] = {}  # by the caller's socket, as long as the caller is there
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
 
@@ -171,7 +172,7 @@ class Supervisor:
         """Until the trainer is gone."""
         looked = 0.0
         while True:
-            running = [call for handle, call in self.calls.items() if handle == call.ended and not call.broke]
+            running = [call for call in self.calls.values() if not call.broke]
             now = time.monotonic()
             for call in running:
                 if now >= call.deadline:
@@ -183,13 +184,16 @@ class Supervisor:
             events = dict(self.poll.poll(None if wait is None else 1000 * max(0, min(WATCH_S, wait)) + 1))
             asked = events.pop(self.control.fileno(), None)  # last: it may open descriptors that were just closed
             for handle in events:
-                self._end(handle)
+                if handle in self.calls:
+                    self._end(self.calls.pop(handle))
+                elif handle in self.callers:
+                    self.poll.unregister(handle)
+                    self.callers.pop(handle).stop("stopped", "the caller is gone")
             if asked and not self._start():
                 break
-        for handle, call in self.calls.items():
-            if handle == call.ended:
-                os.kill(call.process, signal.SIGKILL)
-                os.waitpid(call.process, 0)
+        for call in self.calls.values():
+            os.kill(call.process, signal.SIGKILL)
+            os.waitpid(call.process, 0)
 
     def _start(self) -> bool:
         """Take a request and fork its program. False when the trainer is gone."""
@@ -215,21 +219,15 @@ class Supervisor:
         self.ruleset = confine.Ruleset(self.opened)  # for the next program, while this one runs: hundreds of rules in tier B
         if child > 0:
             call = Call(child, socket.socket(fileno=handles[0]), timeout_s, scratch, start)
-            for handle, event in ((call.ended, select.POLLIN), (handles[0], select.POLLRDHUP)):
-                self.calls[handle] = call
-                self.poll.register(handle, event)
+            self.calls[call.ended] = self.callers[handles[0]] = call
+            self.poll.register(call.ended, select.POLLIN)
+            self.poll.register(handles[0], select.POLLRDHUP)
         return True
 
-    def _end(self, handle: int) -> None:
-        """A program has ended, or its caller wants no more of it."""
-        call = self.calls.pop(handle, None)
-        if call is None:  # its program ended in this turn
-            return
-        self.poll.unregister(handle)
-        if handle != call.ended:
-            call.stop("stopped", "the caller is gone")
-            return
-        if self.calls.pop(call.connection.fileno(), None):
+    def _end(self, call: Call) -> None:
+        """A program has ended."""
+        self.poll.unregister(call.ended)
+        if self.callers.pop(call.connection.fileno(), None):
             self.poll.unregister(call.connection)
         call.reply()
 
