@@ -6,8 +6,10 @@ What hostile programs do in it is in hostile/test_programs.py.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import glob
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -117,6 +119,10 @@ def test_text_is_made_readable():
         ({"files": {"a/../../x": ""}}, "no relative name"),
         ({"files": {"": ""}}, "no relative name"),
         ({"files": {"a\0b": ""}}, "no relative name"),
+        ({"files": {"a/.": ""}}, "no relative name"),
+        ({"files": {"é" * 200: ""}}, "no relative name"),
+        ({"files": {"a": "", "a/b": ""}}, "file and a folder"),
+        ({"files": {f"{n}/f": "" for n in range(300)}}, "more than 500"),
         ({"stdin": "x" * (sandbox.MAX_INPUT + 1)}, "more than"),
     ],
 )
@@ -155,10 +161,47 @@ def test_a_forked_child_has_a_sandbox_of_its_own():
 
 def test_a_killed_zygote_is_started_again():
     run_python("")
+    run_python("", tier="B")
+    folders = [process.base for process in sandbox._zygotes.values()]
     for process in sandbox._zygotes.values():
         process.process.kill()
         process.process.wait()
-    assert run_python("print(1)").stdout == "1\n"
+    for tier in TIERS:
+        assert run_python("print(1)", tier=tier).stdout == "1\n"
+    assert not any(os.path.exists(folder) for folder in folders)
+
+
+def test_a_trainer_that_ignores_its_children_has_a_sandbox():
+    code = (
+        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "from agentkit import sandbox; print(sandbox.run_python('print(6)'))"
+    )
+    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert "status='ok', stdout='6" in child.stdout, child
+
+
+def test_a_caller_without_descriptors_left_is_told_and_loses_none():
+    run_python("")
+    process, (soft, hard) = psutil.Process(), resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = process.num_fds()
+    try:
+        for more in range(2, 8):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
+            result = run_python("print(1)")
+            assert result.status == "ok" or (result.status == "refused" and "Too many open files" in result.stderr)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert process.num_fds() == before and run_python("print(1)").status == "ok"
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_busy_caller_does_not_hold_up_what_prints(tier):
+    run_python("", tier=tier)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run_python, "import time\ntime.sleep(0.3)\nprint('x' * 200_000)", timeout_s=1.5, tier=tier)
+        time.sleep(0.2)
+        ctypes.PyDLL(None).usleep(2_000_000)  # without letting another thread run
+        assert waiting.result().status == "ok"
 
 
 # ---- failing closed
@@ -237,6 +280,9 @@ def test_canaries_notice_a_missing_wall(monkeypatch, tmp_path):
         sandbox.close()
         with pytest.raises(sandbox.SandboxError, match="canary"):
             sandbox._zygote("B", ())
+    (folder / "zygote.py").write_text(text.replace(walls[0], "    raise OSError('no room for filters')\n"))
+    with pytest.raises(sandbox.SandboxError, match="no room for filters"):
+        sandbox._zygote("B", ())
     monkeypatch.undo()
     sandbox.close()
 
@@ -317,13 +363,19 @@ def test_programs_at_the_same_time_keep_to_themselves(tier):
 
 
 @pytest.mark.parametrize("tier", TIERS)
+def test_threads_of_a_program_weigh_as_one(tier):
+    """A session of its own is a scheduling group of its own; 120 busy threads do not delay anybody's deadline."""
+    assert run_python("import os\nprint(os.getsid(0) == os.getpid())", tier=tier).stdout == "True\n"
+
+
+@pytest.mark.parametrize("tier", TIERS)
 def test_closing_ends_what_runs(tier):
     run_python("", tier=tier)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(run_python, "import time; time.sleep(300)", timeout_s=600, tier=tier)
         time.sleep(0.5)
         sandbox.close()
-        assert waiting.result(10).status == "killed"
+        assert waiting.result(10).status == "refused"
     assert run_python("print(1)", tier=tier).stdout == "1\n"
 
 
@@ -357,6 +409,40 @@ def test_closing_removes_every_folder():
     sandbox.close()
     assert folders and not any(os.path.exists(folder) for folder in folders)
     assert glob.glob(os.path.join(tempfile.gettempdir(), "agentkit-canary-*")) == []
+
+
+def test_what_an_interrupted_caller_leaves_is_removed_without_following_links(tmp_path):
+    """The program trades folders for links as fast as it can."""
+    code = (
+        "import ctypes, os\ntrade = ctypes.CDLL(None).renameat2\n"
+        f"for i in range(40): os.mkdir(f'd{{i}}'); os.symlink({str(tmp_path)!r}, f'l{{i}}')\n"
+        "while True:\n for i in range(40): trade(-100, b'd%d' % i, -100, b'l%d' % i, 2)"
+    )
+
+    class Stop(Exception):
+        pass
+
+    def interrupt(*_):
+        raise Stop
+
+    run_python("", tier="B")
+    (tmp_path / "kept").write_text("x")
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(20):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.02 + number / 100)
+                run_python(code, tier="B", timeout_s=20)
+            except Stop:
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+    base = sandbox._zygotes["B", ()].base
+    sandbox.close()  # an interrupt may have come in the middle of removing
+    assert not os.path.exists(base)
 
 
 def test_a_tree_is_removed_whatever_it_holds(tmp_path):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import base64
+import fcntl
 import json
 import math
 import os
@@ -28,7 +29,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from agentkit.sandbox import pyodide, unconfined, zygote
 from agentkit.sandbox.canaries import CANARIES, CANARIES_C
@@ -150,10 +151,15 @@ def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin:
     if tier is not None and tier not in TIERS:
         raise ValueError(f"tier={tier!r}: there are {', '.join(TIERS)}")
     encoded = {name: content.encode() if isinstance(content, str) else content for name, content in files.items()}
-    for name in encoded:
-        parts = Path(name).parts
-        if not parts or ".." in parts or name.startswith("/") or "\0" in name or len(name) > 200:
+    folders = {name: {str(parent) for parent in PurePosixPath(name).parents} - {"."} for name in encoded}
+    for name, above in folders.items():
+        parts = PurePosixPath(name).parts
+        if "/".join(parts) != name or not name or ".." in parts or "\0" in name or len(name.encode(errors="replace")) > 200:
             raise ValueError(f"files: {name[:60]!r} is no relative name inside the program's folder")
+        if clash := above & encoded.keys():
+            raise ValueError(f"files: {min(clash)!r} cannot be a file and a folder")
+    if len(encoded.keys() | set().union(*folders.values())) > zygote.MAX_FILES // 2:
+        raise ValueError(f"files: more than {zygote.MAX_FILES // 2}, with their folders")
     if len(stdin) + sum(map(len, encoded.values())) > MAX_INPUT:
         raise ValueError(f"stdin and files hold more than {MAX_INPUT} bytes")
     request = {"code": code, "stdin": stdin, "timeout_s": timeout_s, "memory_bytes": memory_mb * 2**20}
@@ -225,7 +231,10 @@ def _zygote(tier: str, preload: tuple[str, ...]) -> _Zygote:
     """The running zygote of a kind, started and proven first where it is not there."""
     with _lock:
         found = _zygotes.get((tier, preload))
-        if found is None or found.process.poll() is not None:
+        if found is not None and found.process.poll() is not None:
+            found.close()
+            found = None
+        if found is None:
             found = _Zygote(tier, preload)
             try:
                 _prove(CANARIES, found.run)
@@ -295,36 +304,41 @@ class _Zygote:
             os.rmdir(self.base)
 
     def run(self, request: dict) -> Result:
-        """One program, from a thread of its own."""
+        """One program, from a thread of its own. Raises SandboxError where it could not be run to its end."""
         try:
             with _slots, ExitStack() as stack:
                 return self._run(request, stack)
         except (OSError, EOFError) as error:
-            return Result("killed", "", f"the sandbox ended before the program did: {error}\n", 0.0, self.tier)
+            raise SandboxError(f"the program could not be run to its end: {error}") from None
 
     def _run(self, request: dict, stack: ExitStack) -> Result:
-        """The same, leaving to ``stack`` what to close. Raises OSError or EOFError when the zygote is gone."""
+        """The same, leaving to ``stack`` what to undo."""
         scratch = ""
         if self.tier != "A":
             scratch = tempfile.mkdtemp(dir=self.base)
             stack.callback(zygote.remove_tree, scratch)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stack.enter_context(ours)
+        stack.callback(_let_go, ours)
+        readers = []
         with theirs, ExitStack() as given:
-            readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
-            for handle in readers:
-                stack.callback(os.close, handle)
-            for handle in writers:
-                given.callback(os.close, handle)
             asked = given.enter_context(open(os.memfd_create("request"), "w+b", buffering=0))
             asked.write(json.dumps(request).encode())
             asked.seek(0)
+            handles = [theirs.fileno(), asked.fileno()]
+            for _ in ("stdout", "stderr"):
+                reader, writer = os.pipe()
+                stack.callback(os.close, reader)
+                given.callback(os.close, writer)
+                with suppress(OSError):  # room for all that is kept, so that no program waits for this process
+                    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, zygote.MAX_OUTPUT)
+                readers.append(reader)
+                handles.append(writer)
             message = struct.pack("d", request["timeout_s"]) + scratch.encode()
-            socket.send_fds(self.control, [message], [theirs.fileno(), asked.fileno(), *writers])
-        ended, outputs = _collect(ours, readers, time.monotonic() + request["timeout_s"] + GRACE_S)
-        status, why = _outcome(ended, any(len(output) > zygote.MAX_OUTPUT for output in outputs))
+            socket.send_fds(self.control, [message], handles)
+        reply, outputs = _collect(ours, readers, time.monotonic() + request["timeout_s"] + GRACE_S)
+        status, why = _outcome(reply, any(len(output) > zygote.MAX_OUTPUT for output in outputs))
         out, err = (readable(bytes(output[: zygote.MAX_OUTPUT])) for output in outputs)
-        return Result(status, out, f"{err}{why}\n" if why else err, ended["seconds"], self.tier)
+        return Result(status, out, f"{err}{why}\n" if why else err, reply["seconds"], self.tier)
 
     def close(self) -> None:
         """End the process and what it runs."""
@@ -337,14 +351,14 @@ class _Zygote:
         zygote.remove_tree(self.base)
 
 
-def _collect(ended: socket.socket, readers: Sequence[int], deadline: float) -> tuple[dict, list[bytearray]]:
+def _collect(caller: socket.socket, readers: Sequence[int], deadline: float) -> tuple[dict, list[bytearray]]:
     """What the zygote says of the end of a program, and what the program wrote to each of two pipes until then.
 
     One byte more than is kept ends the program. Raises EOFError when the zygote is gone, TimeoutError at the deadline.
     """
     outputs = {reader: bytearray() for reader in readers}
     poll = select.poll()
-    for handle in (ended.fileno(), *readers):
+    for handle in (caller.fileno(), *readers):
         poll.register(handle, select.POLLIN)
     while (left := deadline - time.monotonic()) > 0:
         found = [handle for handle, _ in poll.poll(1000 * left + 1)]
@@ -352,17 +366,26 @@ def _collect(ended: socket.socket, readers: Sequence[int], deadline: float) -> t
             piece = os.read(handle, 65_536)
             outputs[handle] += piece
             if len(outputs[handle]) > zygote.MAX_OUTPUT:
-                ended.shutdown(socket.SHUT_WR)  # the zygote then kills it
+                caller.shutdown(socket.SHUT_WR)  # the zygote then kills it
             if not piece or len(outputs[handle]) > zygote.MAX_OUTPUT:
                 poll.unregister(handle)
-        if ended.fileno() in found:
-            message = ended.recv(65_536)
+        if caller.fileno() in found:
+            message = caller.recv(65_536)
             if not message:
-                raise EOFError("its zygote is gone")
+                raise EOFError("the sandbox's process has ended")
             for reader, output in outputs.items():
                 _drain(reader, output)
             return json.loads(message), list(outputs.values())
-    raise TimeoutError("it does not answer")
+    raise TimeoutError("the sandbox's process does not answer")
+
+
+def _let_go(caller: socket.socket) -> None:
+    """Wait until the program is dead, which ends now if it has not; what it wrote to is removed after that."""
+    with suppress(OSError), caller:
+        caller.shutdown(socket.SHUT_WR)  # whoever else holds the socket: a forked process, say
+        caller.settimeout(GRACE_S)
+        while caller.recv(65_536):
+            pass
 
 
 def _drain(reader: int, output: bytearray) -> None:
@@ -373,12 +396,17 @@ def _drain(reader: int, output: bytearray) -> None:
             output += piece
 
 
-def _outcome(ended: dict, too_much: bool) -> tuple[str, str]:
-    """Status and reason from what the zygote says of a program's end, and whether it wrote more than is kept."""
-    code = ended["exit"]
-    if ended["broke"] in ("timeout", "killed"):
-        return ended["broke"], ended["why"]
-    if too_much:
+def _outcome(reply: dict, too_much: bool) -> tuple[str, str]:
+    """Status and reason from what the zygote says of a program's end, and whether it wrote more than is kept.
+
+    Raises SandboxError where the zygote started none.
+    """
+    if reply["broke"] == "refused":
+        raise SandboxError(reply["why"])
+    if reply["broke"] in ("timeout", "killed"):
+        return reply["broke"], reply["why"]
+    code = reply["exit"]
+    if too_much:  # also where it was stopped for that
         return "output", f"more than {zygote.MAX_OUTPUT} bytes of output"
     if code == zygote.MEMORY_EXIT:
         return "memory", ""

@@ -275,16 +275,18 @@ def change_root(root: str, scratch: str, shown: Iterable[str], hidden: Iterable[
 
 
 def fork_apart(tree: int) -> int:
-    """Fork a process that is the first of a tree of its own; ``tree`` is /proc/self/ns/pid of this process, opened."""
+    """Fork a process that is the first of a tree of its own; ``tree`` is /proc/self/ns/pid of this process, opened.
+
+    Raises OSError where nothing was forked, RuntimeError where this process could not go on forking.
+    """
     _checked(_libc.unshare(_NEWPID), "unshare")
+    child = -1
     try:
         child = os.fork()
-    except OSError:
-        _checked(_libc.setns(tree, _NEWPID), "setns")
-        raise
-    if child:
-        _checked(_libc.setns(tree, _NEWPID), "setns")
-    return child
+        return child
+    finally:
+        if child and _libc.setns(tree, _NEWPID):
+            raise RuntimeError("setns: no way back into the process tree")
 
 
 def enter_call(scratch: str, scratch_bytes: int, scratch_files: int) -> None:

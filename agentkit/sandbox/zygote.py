@@ -18,6 +18,7 @@ import io
 import json
 import linecache
 import os
+import resource
 import select
 import signal
 import socket
@@ -28,7 +29,8 @@ import threading
 import time
 import traceback
 import types
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 if __name__ == "__main__":  # run as a script, without the package around it
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -41,6 +43,7 @@ else:
 MAX_OUTPUT = 256 * 1024  # bytes of stdout and of stderr that are kept; more ends the program
 MAX_THREADS = 128
 MAX_FILES, MAX_FILE_BYTES, MAX_DISK = 1_000, 32 * 2**20, 64 * 2**20  # in the scratch folder
+MAX_LEVELS = 50  # of folders there, in tier B
 OPEN_FILES = 128
 SPARE = 16 * 2**20  # bytes of address space for reporting a MemoryError
 MEMORY_EXIT = 86  # exit status of a program that ended with a MemoryError
@@ -65,6 +68,9 @@ class Installed:
 # ---- the zygote ------------------------------------------------------------------------------------------------------
 def serve(control: socket.socket, settings: dict) -> None:
     """Set up the tier, say so, then run a program for every request that arrives, until the trainer is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the trainer may ignore it, and that is inherited
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # programs get a limit of their own
     if settings["tier"] == "A":
         confine.enter_namespaces()
         _go_on_as_child()  # before it grows: its memory is copied to every program
@@ -131,12 +137,12 @@ def _open_streams() -> None:
 class Call:
     """One program: its process, the socket of its caller, and the bound that it broke, if any."""
 
-    __slots__ = ("broke", "connection", "deadline", "ended", "process", "scratch", "start", "why")
+    __slots__ = ("broke", "connection", "deadline", "looked", "pidfd", "process", "scratch", "start", "why")
 
     def __init__(self, process: int, connection: socket.socket, timeout_s: float, scratch: str, start: float):
         self.process, self.connection, self.scratch = process, connection, scratch
-        self.start, self.deadline = start, start + timeout_s
-        self.ended = os.pidfd_open(process)
+        self.start, self.deadline, self.looked = start, start + timeout_s, start
+        self.pidfd = os.pidfd_open(process)  # readable when it has ended
         self.broke = self.why = ""
 
     def stop(self, broke: str, why: str) -> None:
@@ -148,11 +154,15 @@ class Call:
     def reply(self) -> None:
         """Tell the caller how the program ended."""
         _, status = os.waitpid(self.process, 0)
-        found = {"broke": self.broke, "why": self.why, "seconds": time.monotonic() - self.start}
-        body = json.dumps(found | {"exit": os.waitstatus_to_exitcode(status)}).encode()
-        with suppress(OSError), self.connection:  # the caller may be gone
-            self.connection.send(body, socket.MSG_DONTWAIT)
-        os.close(self.ended)
+        os.close(self.pidfd)
+        seconds = time.monotonic() - self.start
+        tell(self.connection, broke=self.broke, why=self.why, seconds=seconds, exit=os.waitstatus_to_exitcode(status))
+
+
+def tell(connection: socket.socket, **found: str | float) -> None:
+    """Send a caller the one message that it gets."""
+    with suppress(OSError), connection:  # it may be gone
+        connection.send(json.dumps(found).encode(), socket.MSG_DONTWAIT)
 
 
 class Supervisor:
@@ -160,40 +170,46 @@ class Supervisor:
 
     def __init__(self, control: socket.socket, settings: dict, opened: list, proc: int):
         self.control, self.settings, self.opened, self.proc = control, settings, opened, proc
-        self.private = settings["tier"] == "A"
+        self.process, self.private = os.getpid(), settings["tier"] == "A"
         self.filter, self.ruleset = confine.Filter(), confine.Ruleset(opened)
         self.tree = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) if self.private else -1
-        self.calls: dict[int, Call] = {}  # by the descriptor that says a program has ended
+        self.calls: dict[int, Call] = {}  # by pidfd
         self.callers: dict[int, Call] = {}  # by the caller's socket, as long as the caller is there
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
 
     def work(self) -> None:
         """Until the trainer is gone."""
-        looked = 0.0
+        look = 0.0  # when to look at the next program
         while True:
-            running = [call for call in self.calls.values() if not call.broke]
             now = time.monotonic()
-            for call in running:
+            for call in self._running():
                 if now >= call.deadline:
                     call.stop("timeout", "the time limit was reached")
-                elif now - looked >= WATCH_S and (excess := self._excess(call)):
+            if now >= look and (running := self._running()):
+                call = min(running, key=lambda call: call.looked)  # one at a time: what a program left may take long to count
+                if excess := self._excess(call):
                     call.stop("killed", excess)
-            looked = now if now - looked >= WATCH_S else looked
-            wait = min((call.deadline - now for call in running), default=None)
-            events = dict(self.poll.poll(None if wait is None else 1000 * max(0, min(WATCH_S, wait)) + 1))
+                call.looked = time.monotonic()
+                look = call.looked + max(WATCH_S / len(running), call.looked - now)
+            wait = min((call.deadline for call in self._running()), default=None)
+            timeout = None if wait is None else 1000 * max(0, min(wait, look) - time.monotonic()) + 1
+            events = dict(self.poll.poll(timeout))
             asked = events.pop(self.control.fileno(), None)  # last: it may open descriptors that were just closed
             for handle in events:
                 if handle in self.calls:
                     self._end(self.calls.pop(handle))
                 elif handle in self.callers:
                     self.poll.unregister(handle)
-                    self.callers.pop(handle).stop("stopped", "the caller is gone")
+                    self.callers.pop(handle).stop("stopped", "the caller wants no more")
             if asked and not self._start():
                 break
         for call in self.calls.values():
             os.kill(call.process, signal.SIGKILL)
             os.waitpid(call.process, 0)
+
+    def _running(self) -> list[Call]:
+        return [call for call in self.calls.values() if not call.broke]
 
     def _start(self) -> bool:
         """Take a request and fork its program. False when the trainer is gone."""
@@ -202,31 +218,36 @@ class Supervisor:
             return False
         start, (timeout_s,), scratch = time.monotonic(), struct.unpack("d", message[:8]), message[8:].decode()
         scratch = scratch or self.settings["scratch"]
+        caller, asked, stdout, stderr = handles
+        connection = socket.socket(fileno=caller)
         try:
             child = confine.fork_apart(self.tree) if self.private else os.fork()
-        except OSError:  # no more processes: closing the socket tells the caller
+        except OSError as error:
+            tell(connection, broke="refused", why=f"no process could be started: {error.strerror}")
             child = -1
         if child == 0:
             try:
-                run_confined(self, scratch, *handles[1:])
+                os.dup2(stdout, 1)
+                os.dup2(stderr, 2)
+                run_confined(self, scratch, asked)
             except BaseException as error:  # the confinement failed: the program has not started
-                os.write(handles[3], f"the sandbox could not be closed: {error!r}\n".encode())
+                os.write(2, f"the sandbox could not be closed: {error!r}\n".encode())
             finally:
                 os._exit(1)
-        for handle in handles if child < 0 else handles[1:]:
+        for handle in (asked, stdout, stderr):
             os.close(handle)
         self.ruleset.close()
         self.ruleset = confine.Ruleset(self.opened)  # for the next program, while this one runs: hundreds of rules in tier B
         if child > 0:
-            call = Call(child, socket.socket(fileno=handles[0]), timeout_s, scratch, start)
-            self.calls[call.ended] = self.callers[handles[0]] = call
-            self.poll.register(call.ended, select.POLLIN)
-            self.poll.register(handles[0], select.POLLRDHUP)
+            call = Call(child, connection, timeout_s, scratch, start)
+            self.calls[call.pidfd] = self.callers[caller] = call
+            self.poll.register(call.pidfd, select.POLLIN)
+            self.poll.register(caller, select.POLLRDHUP)
         return True
 
     def _end(self, call: Call) -> None:
         """A program has ended."""
-        self.poll.unregister(call.ended)
+        self.poll.unregister(call.pidfd)
         if self.callers.pop(call.connection.fileno(), None):
             self.poll.unregister(call.connection)
         call.reply()
@@ -237,19 +258,20 @@ class Supervisor:
             if self._threads(call) > MAX_THREADS:
                 return f"more than {MAX_THREADS} threads"
         if not self.private and not within(call.scratch, MAX_FILES, MAX_DISK):
-            return f"more than {MAX_FILES} files or {MAX_DISK >> 20} MiB of files"
+            return f"more than {MAX_FILES} files, {MAX_DISK >> 20} MiB of files or {MAX_LEVELS} levels of folders"
         return ""
 
     def _threads(self, call: Call) -> int:
         """Raises OSError or ValueError for a process that has ended."""
-        with open(os.open(f"self/fdinfo/{call.ended}", os.O_RDONLY, dir_fd=self.proc)) as file:
+        with open(os.open(f"self/fdinfo/{call.pidfd}", os.O_RDONLY, dir_fd=self.proc)) as file:
             number = file.read().split("Pid:")[1].split()[0]  # in /proc, whose process tree may be another one
         return os.stat(f"{number}/task", dir_fd=self.proc).st_nlink - 2
 
 
 # ---- the program -----------------------------------------------------------------------------------------------------
-def run_confined(supervisor: Supervisor, scratch: str, asked: int, stdout: int, stderr: int) -> None:
+def run_confined(supervisor: Supervisor, scratch: str, asked: int) -> None:
     """In the program's process: confine it, then run the code as ``python main.py`` would, and exit."""
+    os.setsid()  # a scheduling group of its own, where the kernel makes one a session: its threads weigh as one
     if supervisor.private:
         confine.enter_call(scratch, MAX_DISK, MAX_FILES)
     with open(asked, "rb") as file:
@@ -257,14 +279,15 @@ def run_confined(supervisor: Supervisor, scratch: str, asked: int, stdout: int, 
     stdin = os.memfd_create("stdin")
     os.write(stdin, request["stdin"].encode("utf-8", "surrogatepass"))
     os.lseek(stdin, 0, os.SEEK_SET)
-    for number, handle in enumerate((stdin, stdout, stderr)):
-        os.dup2(handle, number)
+    os.dup2(stdin, 0)
     supervisor.ruleset.allow(confine.open_rules([(scratch, confine.READ_WRITE)]))
     os.chdir(scratch)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     confine.drop_rights()
     supervisor.ruleset.restrict()
     confine.die_with_parent()
+    if not supervisor.private and os.getppid() != supervisor.process:  # it died before that
+        os._exit(1)
     os.closerange(3, 1 << 20)
     confine.limit(
         supervisor.settings["mapped"] + request["memory_bytes"],
@@ -362,49 +385,70 @@ def _explain(event: str, arguments: tuple) -> None:
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
+# Untrusted code fills these folders, perhaps while they are read: every step goes from an open folder to a name in it.
 def within(folder: str, files: int, size: int) -> bool:
-    """Whether a folder holds at most so many entries and bytes. What cannot be looked into counts as too much."""
-    waiting = [folder]
-    try:
-        while waiting:
-            with os.scandir(waiting.pop()) as entries:
+    """Whether a folder holds at most so many entries and bytes, in at most MAX_LEVELS levels.
+
+    What cannot be looked into counts as too much.
+    """
+    left = [files, size]
+
+    def fits(name: str, parent: int | None, levels: int) -> bool:
+        handle = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        try:
+            with os.scandir(handle) as entries:
                 for entry in entries:
-                    found = entry.stat(follow_symlinks=False)
-                    files, size = files - 1, size - 512 * found.st_blocks
-                    if files < 0 or size < 0:
-                        return False
-                    if stat.S_ISDIR(found.st_mode):
-                        waiting.append(entry.path)
-    except FileNotFoundError:  # it went while we looked; the next look finds the rest
+                    with suppress(FileNotFoundError):  # it went while we looked; the next look finds the rest
+                        found = entry.stat(follow_symlinks=False)
+                        left[0] -= 1
+                        left[1] -= 512 * found.st_blocks
+                        if min(left) < 0 or stat.S_ISDIR(found.st_mode) and not (levels and fits(entry.name, handle, levels - 1)):
+                            return False
+        finally:
+            os.close(handle)
+        return True
+
+    try:
+        return fits(folder, None, MAX_LEVELS)
+    except FileNotFoundError:
         return True
     except OSError:
         return False
-    return True
 
 
 def remove_tree(folder: str) -> None:
     """Remove a folder that untrusted code filled: no link is followed, no depth and no mode gets in the way."""
     for _ in range(100 * MAX_FILES):  # each pass takes one level away
-        with suppress(OSError):
-            for entry in _opened(folder):
-                if entry.is_dir(follow_symlinks=False):
-                    for inner in _opened(entry.path):
-                        if inner.is_dir(follow_symlinks=False):
-                            os.chmod(inner.path, 0o700)  # a folder moves only when it may be written
-                        os.rename(inner.path, os.path.join(folder, os.urandom(12).hex()))
-                    os.rmdir(entry.path)
-                else:
-                    os.unlink(entry.path)
+        with suppress(OSError), _opened(folder) as top:
+            for name in os.listdir(top):
+                try:
+                    os.unlink(name, dir_fd=top)
+                except IsADirectoryError:
+                    with _opened(name, top) as inner:
+                        for each in os.listdir(inner):
+                            with suppress(OSError), _opened(each, inner):  # a folder moves only when it may be written
+                                pass
+                            os.rename(each, os.urandom(12).hex(), src_dir_fd=inner, dst_dir_fd=top)
+                    os.rmdir(name, dir_fd=top)
         with suppress(OSError):
             os.rmdir(folder)
         if not os.path.lexists(folder):
             return
 
 
-def _opened(folder: str) -> list[os.DirEntry]:
-    os.chmod(folder, 0o700)
-    with os.scandir(folder) as entries:
-        return list(entries)
+@contextmanager
+def _opened(name: str, parent: int | None = None) -> Iterator[int]:
+    """A folder's descriptor, made readable and writable for its owner; a link is refused."""
+    named = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{named}", 0o700)
+        handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=named)
+    finally:
+        os.close(named)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 if __name__ == "__main__":
