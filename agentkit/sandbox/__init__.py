@@ -101,7 +101,8 @@ def run_python(
         allow_unsafe: where no tier works, run the program without a sandbox; by default when AGENTKIT_ALLOW_UNSAFE is 1.
 
     Returns:
-        The result. Status error is a program that raised, exited non-zero or crashed; refused is a machine without a sandbox.
+        The result. Status error is a program that raised, exited non-zero or crashed; refused is no verdict on the program:
+        there is no sandbox, or it failed.
 
     Raises:
         ValueError: a bad limit or file name: the caller's mistake, never the program's.
