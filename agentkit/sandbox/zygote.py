@@ -160,7 +160,7 @@ class Call:
 
 
 def tell(connection: socket.socket, **found: str | float) -> None:
-    """Send a caller the one message that it gets."""
+    """Send a caller a message; it reads the first."""
     with suppress(OSError), connection:  # it may be gone
         connection.send(json.dumps(found).encode(), socket.MSG_DONTWAIT)
 
@@ -231,7 +231,7 @@ class Supervisor:
                 os.dup2(stderr, 2)
                 run_confined(self, scratch, asked)
             except BaseException as error:  # the confinement failed: the program has not started
-                os.write(2, f"the sandbox could not be closed: {error!r}\n".encode())
+                tell(connection, broke="refused", why=f"it could not be closed: {error!r}")
             finally:
                 os._exit(1)
         for handle in (asked, stdout, stderr):
@@ -288,7 +288,7 @@ def run_confined(supervisor: Supervisor, scratch: str, asked: int) -> None:
     confine.die_with_parent()
     if not supervisor.private and os.getppid() != supervisor.process:  # it died before that
         os._exit(1)
-    os.closerange(3, 1 << 20)
+    _write_files(request["files"])
     confine.limit(
         supervisor.settings["mapped"] + request["memory_bytes"],
         SPARE,
@@ -297,8 +297,8 @@ def run_confined(supervisor: Supervisor, scratch: str, asked: int) -> None:
         OPEN_FILES,
     )
     supervisor.filter.install()
+    os.closerange(3, 1 << 20)  # the last step that can fail: until here the caller is told
     os.environ.update(HOME=scratch, TMPDIR=scratch)
-    _write_files(request["files"])
     _run(request["code"], scratch)
 
 
