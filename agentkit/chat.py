@@ -28,7 +28,12 @@ SEARCH_R1_PROMPT = (
     "<answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>."
 )
 _SEARCH_R1_END = re.compile("</search>|</answer>")
-_SEARCH_R1_TAGS = ("<information>", "</information>", "<search>", "</search>", "<answer>", "</answer>", "<think>", "</think>")
+_RESPONSE = ("<tool_response>", "</tool_response>")
+_TAGS = {  # what frames a text and may be plain text to a tokenizer, as <tool_response> is to Qwen2.5's
+    "hermes": _RESPONSE,
+    "qwen3_coder": _RESPONSE,
+    "search_r1": ("<information>", "</information>", "<search>", "</search>", "<answer>", "</answer>", "<think>", "</think>"),
+}
 
 
 def _is_control(token: Any) -> bool:
@@ -60,7 +65,7 @@ class ChatCodec:
         self.tools = list(tools)
         control = {i: t.content.strip() for i, t in tokenizer.added_tokens_decoder.items() if _is_control(t)}
         self.control_ids = frozenset(control)
-        broken = {*control.values(), *(_SEARCH_R1_TAGS if tagged else ())}
+        broken = {*control.values(), *_TAGS.get(self.format, ())}
         self._control = re.compile("|".join(re.escape(t) for t in sorted(broken, key=len, reverse=True)) or r"(?!)")
         self.end_id = tokenizer.eos_token_id
         self._frames: dict[int, list[list[int]]] = {}
@@ -129,7 +134,7 @@ class ChatCodec:
         return self._encode(self.inert(text))
 
     def inert(self, text: str) -> str:
-        """Text with every added-token string broken by a space, and lone surrogates replaced.
+        """Text with every added-token and framing string broken by a space, and lone surrogates replaced.
 
         Repeated until nothing is left, since breaking one string may complete another. A control token that the tokenizer's own
         normaliser makes of other characters, such as full-width ones, is left out.

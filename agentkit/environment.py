@@ -146,7 +146,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
         """An empty workspace and a new interpreter."""
         self._workspace, self._session = Workspace(), PythonSession() if self._keeps else None
 
-    @tool(pure=True, version=lambda environment: _file_version(environment._corpus.path))
+    @tool(pure=True, version=lambda environment: _file_version(environment._corpus.path), max_concurrent=8)
     def sql(self, query: str) -> str:
         """Ask the database.
 

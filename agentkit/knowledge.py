@@ -237,6 +237,10 @@ class Corpus:
             raise ValueError(f"{self.path} is no corpus ({error}): remove it, and Corpus.open() builds it again.") from None
         self._local = threading.local()
 
+    def __reduce__(self) -> tuple:
+        """A copy in another process opens the file there."""
+        return Corpus, (self.path,)
+
     @classmethod
     def open(cls, path: str | Path | None = None) -> Corpus:
         """Open the corpus, building it first (seconds, once) where it is missing."""

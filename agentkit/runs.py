@@ -312,7 +312,29 @@ def _task_problem(row: dict) -> str | None:
         return f"split is {row['split']!r:.60}; it must be {', '.join(SPLITS[:-1])} or {SPLITS[-1]}"
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, str) for tool in tools):
         return "tools must be a list of names"
-    return None if isinstance(row.get("meta", {}), dict) else "meta must be an object"
+    meta = row.get("meta", {})
+    if not isinstance(meta, dict):
+        return "meta must be an object"
+    entities, plan = meta.get("entities", []), meta.get("plan", [])
+    if not isinstance(entities, list | tuple) or not all(isinstance(entity, str) for entity in entities):
+        return "meta['entities'] must be a list of texts"
+    if not isinstance(plan, list | tuple) or not all(map(_is_step, plan)):
+        return 'meta[\'plan\'] must be a list of steps such as {"tool": "calculator", "arguments": {"expression": "1 + 1"}}'
+    return None
+
+
+def _is_step(step: Any) -> bool:
+    return isinstance(step, dict) and isinstance(step.get("tool"), str) and isinstance(step.get("arguments"), dict)
+
+
+def task_problem(task: Any) -> str | None:
+    """Why something is no task that can be used and written, or None."""
+    if not isinstance(task, Task):
+        return f"it is of type {type(task).__name__}; return a Task"
+    try:
+        return _task_problem(_task_row(task))
+    except RunError as error:
+        return str(error)
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> Path:

@@ -54,8 +54,10 @@ class ToolSpec:
     def __post_init__(self) -> None:
         for name, low in (("max_concurrent", 1), ("retries", 0), ("backoff_s", 0), ("timeout_s", 0.001)):
             value = getattr(self, name)
-            if value is not None and not value >= low:
-                raise ValueError(f"a tool's {name} is {value}; it must be at least {low}")
+            if value is not None and not (isinstance(value, int | float) and value >= low):
+                raise ValueError(f"a tool's {name} is {value!r}; it must be a number of at least {low}")
+        if not isinstance(self.retries, int) or self.backoff_s is None:
+            raise ValueError("a tool's retries must be a whole number, and its backoff_s a number")
 
 
 def tool(**declared: Any) -> Callable[[Callable], Callable]:
@@ -201,20 +203,20 @@ def _code(function: Callable) -> str:
 
 async def _outcome(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Outcome:
     """What the policy is shown; it never raises for what the tool does."""
-    name, problem = method.__name__, ""
+    name, problem = method.__name__, None
     try:
         async with place(_name(method), spec.max_concurrent or (os.cpu_count() if spec.process else None)):
             value = await _tries(method, spec, arguments, limit_s)
-            observation = value if isinstance(value, str) else await in_thread(functools.partial(str, value), limit_s)
+            observation = value if type(value) is str else await in_thread(functools.partial(_text, value), limit_s)
     except TimeoutError:
         problem = f"{name} did not answer within {limit_s:g} s"
     except Exception as error:  # a tool is somebody else's code: nothing it raises may end the run
         problem = _described(error)
-    if problem:
+    if problem is not None:
         observation = f"Error: {problem}."
     if len(observation) > MAX_OBSERVATION:
         observation = observation[:MAX_OBSERVATION] + " [cut]"
-    return observation, not problem
+    return observation, problem is None
 
 
 async def _tries(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Any:
@@ -248,9 +250,15 @@ async def _once(method: Callable, spec: ToolSpec, arguments: dict[str, Any], lim
     return await in_thread(work, limit_s, _name(method))
 
 
+def _text(value: Any) -> str:
+    """What a tool returned, as plain text: a subclass of str may have methods of its own."""
+    return str.__str__(value if isinstance(value, str) else str(value))
+
+
 def _described(error: Exception) -> str:
     """What an exception says; its type too, except for ValueError, which tools raise to speak to the policy."""
     try:
-        return f"{error}" if isinstance(error, ValueError | Refused | Failed) else f"{type(error).__name__}: {error}"
+        said = f"{error}" if isinstance(error, ValueError | Refused | Failed) else f"{type(error).__name__}: {error}"
+        return said or type(error).__name__
     except Exception:  # its own __str__ fails
         return type(error).__name__

@@ -28,7 +28,7 @@ RECIPES = sorted(path for path in (ROOT / "params").glob("*.yaml") if path.name 
 # tools lie beside tasks, because a suite is solved through the real tools when it is built; nano itself is only the
 # place of the shipped weights, nano.pretrain and nano.world are how they were made
 LAYERS = (
-    ("records", "runs", "recipes", "redact", "nano"),
+    ("records", "runs", "recipes", "redact", "web", "nano"),
     ("knowledge", "tasks", "tools", "verifiers", "audit", "sandbox", "gaia"),
     ("environment", "tool_runtime", "tool_execution", "tool_cache", "tool_worker", "tool_calls", "chat", "testing", "xray"),
     ("attention",),

@@ -8,6 +8,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from statistics import fmean
 
 from agentkit.records import Task, Trajectory
@@ -39,14 +40,25 @@ def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
 
     A component that is None does not apply and is left out. One that raises, or is not a finite number, is recorded as None and
     the whole reward is None, as it is when the verifier gave no verdict or no component applies. What the trajectory already
-    holds under other names stays, such as its environment's own reward.
+    holds under other names stays, such as its environment's own reward. Raises ValueError for what is no reward.
     """
+    _check(reward)
     values = {name: _guarded(name, component, task, trajectory) for name, (component, _) in reward.items()}
     weighted = [weight * values[name] for name, (_, weight) in reward.items() if values[name] is not None]
     combined = (math.prod if isinstance(reward, Product) else sum)(weighted)
     scored = weighted and trajectory.success is not None and math.isfinite(combined)  # a failed component is NaN
     components = {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
     return replace(trajectory, components={**trajectory.components, **components}, reward=combined if scored else None)
+
+
+def _check(reward: Reward) -> None:
+    """Raises ValueError for what is no reward."""
+    if not isinstance(reward, Mapping):
+        raise ValueError(f"a reward of type {type(reward).__name__}: give {{name: (function, weight)}}")
+    for name, pair in reward.items():
+        function, weight = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
+        if not callable(function) or not isinstance(weight, Real) or not math.isfinite(weight):
+            raise ValueError(f"reward component {name!r} is {str(pair):.80}: give (function, weight), the weight a number")
 
 
 def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward: Reward) -> list[Trajectory]:

@@ -14,7 +14,7 @@ from typing import Any
 from agentkit.audit import audit
 from agentkit.knowledge import Corpus
 from agentkit.records import Task
-from agentkit.runs import read_tasks, write_tasks
+from agentkit.runs import read_tasks, task_problem, write_tasks
 from agentkit.tasks import code, lookup, multihop, wide
 from agentkit.tasks.expert import PlanError, Tools, solve
 from agentkit.tasks.splits import assign_splits, entity_combinations
@@ -164,11 +164,16 @@ def _draft_family(
     """``count`` tasks of one family whose normalised prompts are not in ``prompts`` yet; adds them there."""
     tasks: list[Task] = []
     uses: Counter[str] = Counter()
-    limit, misses, why = max(3, int(count * MAX_SHARE)), 0, ""
+    limit, misses, why = max(3, int(count * MAX_SHARE)), 0, " (its draft returned None each time)"
     while len(tasks) < count and misses < MAX_MISSES:
         misses += 1
         task = draft(corpus, rng)
-        if task is None or normalize(task.prompt) in prompts:
+        if task is None:
+            continue
+        if problem := task_problem(task):
+            raise SuiteError(f"family {name} drafted what cannot be used: {problem}")
+        why = ""
+        if normalize(task.prompt) in prompts:
             continue
         keys = {task.answer, *entity_combinations(task)}
         if any(uses[key] >= limit for key in keys):

@@ -15,8 +15,8 @@ from agentkit.knowledge import TABLES, Corpus
 
 MAX_SQL = 2_000  # characters
 MAX_ROWS = 50
-MAX_VALUE = 2_000  # bytes of any one value, intermediate ones included
-MAX_STEPS = 5_000_000  # of SQLite's virtual machine: a tenth of a second
+MAX_VALUE = 1_000  # bytes of any one value, intermediate ones included
+MAX_STEPS = 1_000_000  # of SQLite's virtual machine; with the line above, what a query can sort or keep on the way: 100 MB
 TIMEOUT_S = 5.0  # for a busy machine; the steps end a query first
 _BETWEEN_CHECKS = 10_000
 _FUNCTIONS = frozenset(

@@ -13,10 +13,13 @@ import os
 import re
 import threading
 import time
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentkit.runs import append_jsonl, read_jsonl
+from agentkit.web import ReplyError, fetch
 
 MAX_QUERY = 500  # characters
 MAX_PASSAGE = 1_000  # characters
@@ -73,19 +76,27 @@ class WebSearch:
     """Brave's web search API, with the key from the environment variable BRAVE_API_KEY. The key is in no message or log."""
 
     def __init__(self, url: str = BRAVE, timeout_s: float = 8.0):
-        if not os.environ.get("BRAVE_API_KEY"):
-            raise ValueError("web search needs a key: set BRAVE_API_KEY (https://brave.com/search/api)")
         self.url, self.timeout_s = url, timeout_s
+        self._key()
 
     def search(self, query: str, top_k: int) -> list[str]:
         """Title, address and snippet of at most ``top_k`` pages; raises ValueError where the service fails."""
-        headers = {"X-Subscription-Token": os.environ["BRAVE_API_KEY"], "Accept": "application/json"}
+        headers = {"X-Subscription-Token": self._key(), "Accept": "application/json"}
         found = _request("GET", self.url, self.timeout_s, params={"q": query, "count": top_k}, headers=headers)
         try:
             pages = found.get("web", {}).get("results", [])[:top_k]
             return [_line(f"{page['title']} ({page['url']}): {page.get('description', '')}") for page in pages]
         except (KeyError, TypeError, AttributeError):
             raise ValueError("the web search service's reply has an unknown form") from None
+
+    def _key(self) -> str:
+        """Read each time, so that no copy of this object holds it."""
+        key = os.environ.get("BRAVE_API_KEY", "").strip()
+        if not key:
+            raise ValueError("web search needs a key: set BRAVE_API_KEY (https://brave.com/search/api)")
+        if not re.fullmatch("[!-~]+", key):
+            raise ValueError("BRAVE_API_KEY holds characters that no key has: set it again")
+        return key
 
 
 class Recording:
@@ -101,7 +112,7 @@ class Recording:
         self._known: dict[tuple[str, int], list[str]] = {}
         for number, row in enumerate(read_jsonl(self.path) if self.path.exists() else [], start=1):
             match row:
-                case {"query": str(query), "top_k": int(top_k), "passages": [*passages]}:
+                case {"query": str(query), "top_k": int(top_k), "passages": [*passages]} if _all_text(passages):
                     self._known.setdefault((query, top_k), passages)
                 case _:
                     raise ValueError(f"{self.path} is no recording (entry {number}): record it again")
@@ -113,11 +124,23 @@ class Recording:
             if self.backend is None:
                 raise ValueError(f"the recording holds no answer to {query[:60]!r}")
             passages = self.backend.search(query, top_k)
+            if not isinstance(passages, list | tuple) or not _all_text(passages):
+                raise ValueError(f"the search backend gave {type(passages).__name__}, not a list of passages")
             with self._lock:  # two that ask at once: the first answer is the one that is kept and given
                 if key not in self._known:
-                    append_jsonl(self.path, {"query": query, "top_k": top_k, "passages": passages})
-                    self._known[key] = passages
+                    self._known[key] = list(passages)
+                    self._record({"query": query, "top_k": top_k, "passages": self._known[key]})
         return list(self._known[key])
+
+    def _record(self, row: dict[str, Any]) -> None:
+        try:
+            append_jsonl(self.path, row)
+        except OSError as error:  # the search worked: the user is told, and the policy goes on
+            warnings.warn(f"{self.path} records no more ({error}): later runs will not see all of these passages", stacklevel=3)
+
+
+def _all_text(passages: Sequence[object]) -> bool:
+    return all(isinstance(passage, str) for passage in passages)
 
 
 def _request(method: str, url: str, timeout_s: float, **options: Any) -> Any:
@@ -137,26 +160,18 @@ class _Busy(ValueError):
 
 def _attempt(method: str, url: str, deadline: float, options: dict[str, Any]) -> Any:
     """Parsed JSON, or the ValueError to raise. Its text is ours, so that no header or key can be in it."""
-    import httpx
-
     try:
-        wait = max(0.1, deadline - time.monotonic())
-        with httpx.stream(method, url, timeout=wait, follow_redirects=False, **options) as reply:
-            if reply.status_code != 200:
-                kind = _Busy if reply.status_code in (429, 500, 502, 503, 504) else ValueError
-                return kind(f"the search server answered with status {reply.status_code}")
-            body = bytearray()
-            for piece in reply.iter_bytes():
-                body += piece
-                if len(body) > MAX_BODY:
-                    return ValueError(f"the search server's reply is larger than {MAX_BODY} bytes")
-                if time.monotonic() > deadline:
-                    return ValueError("the search server did not answer in time")
+        status, body = fetch(method, url, timeout_s=max(0.1, deadline - time.monotonic()), most=MAX_BODY, **options)
+        if status != 200:
+            kind = _Busy if status in (429, 500, 502, 503, 504) else ValueError
+            return kind(f"the search server answered with status {status}")
         return json.loads(body)
-    except httpx.TimeoutException:
+    except TimeoutError:
         return ValueError("the search server did not answer in time")
-    except (httpx.HTTPError, httpx.InvalidURL, OSError):
+    except ConnectionError:
         return _Busy("the search server cannot be reached")
+    except ReplyError as error:
+        return ValueError(f"the search server's reply {error}")
     except (ValueError, RecursionError):
         return ValueError("the search server's reply is not JSON")
 
