@@ -22,9 +22,12 @@ from agentkit.records import ParsedTurn, ToolCall
 FORMATS = ("hermes", "qwen3_coder", "llama3", "search_r1")
 MAX_CALLS = 16  # parsed in one turn; the rest is reported as an error
 MAX_DEPTH = 100  # of lists and objects in the arguments
+MAX_BRACKETS = 50_000  # that open from there to the end of the turn, in texts as well
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _THINK, _THOUGHT = "<think>", "</think>"
 _MARK = re.compile(f"{_OPEN}|{_THINK}")
+_A_THOUGHT = re.compile(f"{_THINK}.*?(?:{_THOUGHT}|\\Z)", re.DOTALL)
+_LEADING_THOUGHTS = re.compile(rf"\s*(?:{_A_THOUGHT.pattern}\s*)*", re.DOTALL)
 _TOO_MANY = f"more than {MAX_CALLS} tool calls in one turn; the rest was ignored"
 NEITHER = "neither a search nor an answer was found; write <search> query </search>, or <answer> answer </answer>"
 
@@ -194,9 +197,7 @@ _OBJECT = re.compile(r"""\{\s*["']""")  # as a call begins; {1, 2} does not
 
 def _llama3(text: str) -> ParsedTurn:
     """A turn that begins with an object, or with <|python_tag|>, is calls from there to its end; any other turn is prose."""
-    start = _SPACE.match(text).end()
-    while text.startswith(_THINK, start):
-        start = _SPACE.match(text, _after_thought(text, start)).end()
+    start = _LEADING_THOUGHTS.match(text).end()
     tagged = text.startswith(_TAG, start)
     position = _SPACE.match(text, start + len(_TAG)).end() if tagged else start
     if not tagged and not _OBJECT.match(text, position):
@@ -222,11 +223,7 @@ def _llama3(text: str) -> ParsedTurn:
 
 
 def _without_thoughts(text: str) -> str:
-    prose, position = [], 0
-    while (mark := text.find(_THINK, position)) >= 0:
-        prose.append(text[position:mark])
-        position = _after_thought(text, mark + len(_THINK))
-    return "".join([*prose, text[position:]]).strip()
+    return _A_THOUGHT.sub("", text).strip()
 
 
 # ---- search_r1 -------------------------------------------------------------------------------------------------------
@@ -273,10 +270,10 @@ def _checked_call(value: Any, key: str) -> ToolCall:
 
 def _deeper(value: Any, levels: int) -> bool:
     """Whether lists and objects nest deeper: parsers read that, but records are copied and written by recursion."""
-    inside = [value]
-    for _ in range(levels + 1):
-        inside = [x for v in inside if isinstance(v, dict | list) for x in (v.values() if isinstance(v, dict) else v)]
-    return bool(inside)
+    inside = [value]  # what the JSON module makes: no subclasses; empty ones hold nothing
+    for _ in range(levels):
+        inside = [x for v in inside for x in (v.values() if type(v) is dict else v) if x and (type(x) is list or type(x) is dict)]
+    return any(inside)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict:
@@ -296,4 +293,14 @@ def _finite_float(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite_float)
+class _Decoder(json.JSONDecoder):
+    """Of a bounded number of lists and objects, which take far longer to make than text does."""
+
+    def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
+        """As its parent, which ``decode`` uses as well."""
+        if s.count("[", idx) + s.count("{", idx) > MAX_BRACKETS:
+            raise ValueError(f"more than {MAX_BRACKETS} brackets")
+        return super().raw_decode(s, idx)
+
+
+_DECODER = _Decoder(object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite_float)

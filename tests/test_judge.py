@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import threading
 import time
@@ -174,6 +175,37 @@ def test_a_cache_that_cannot_be_used_is_unscored(ask, server, tmp_path):
     broken.write_bytes(b"this is no database" * 100)
     assert ask("Paris", cache=broken).value is None
     assert ask("Paris", cache=broken / "deeper").value is None
+
+
+def test_a_cache_that_is_locked_or_damaged_costs_a_verdict_no_time(ask, server, tmp_path):
+    path = tmp_path / "judge.sqlite"
+    assert ask("Paris").value == 1
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("UPDATE verdict SET correct = 'incorrect'")
+    assert ask("Paris").value == 1 and len(server.asked) == 4  # asked again
+    other.execute("BEGIN EXCLUSIVE")
+    start = time.monotonic()
+    assert ask("Paris", timeout_s=2).value is None
+    other.execute("ROLLBACK")
+    other.execute("BEGIN IMMEDIATE")  # can be read, not written
+    assert ask("Paris", rubric="Be kind.", timeout_s=20).value == 1
+    assert time.monotonic() - start < 20
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "text", ['[["verdict", "correct"]]', "[]", "{}", '{"verdict": ["correct"]}', '{"verdict": {"correct": 1}}']
+)
+def test_what_is_no_object_with_a_verdict_is_none(ask, server, text):
+    server.reply = lambda asked: {"choices": [{"message": {"content": text}}]}
+    assert ask("Lyon").value is None
+
+
+@pytest.mark.parametrize(("gold", "like"), [("42", r"\d+"), ("Paris", r"[A-Z][a-z]+ [A-Z][a-z]+"), ("\ud800", r"\w+ \w+")])
+def test_the_decoy_looks_like_a_reference(ask, server, gold, like):
+    ask(f"It is {gold}", gold)
+    decoys = {asked["reference"] for asked in server.asked} - {gold}
+    assert decoys and all(re.fullmatch(like, decoy) for decoy in decoys)
 
 
 def test_a_task_gives_the_judge_its_question(ask, server, tmp_path):

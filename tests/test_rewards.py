@@ -55,6 +55,16 @@ def test_the_plans_reward(tried, value):
     assert rewards.score(TASK, tried, rewards.plan()).reward == (None if value is None else pytest.approx(value))
 
 
+@pytest.mark.parametrize(
+    "reward",
+    [{"m": len}, {"m": (1.0, len)}, {"m": (len, "1")}, {"m": (len, float("nan"))}, {"m": None}, {"m": (len,)}, None, [len]],
+    ids=str,
+)
+def test_what_is_no_reward_is_told_how_one_looks(reward):
+    with pytest.raises(ValueError, match=r"\(function, weight\)"):
+        rewards.score(TASK, PERFECT, reward)
+
+
 # ---- ToolRL ----------------------------------------------------------------------------------------------------------
 def call(tool, /, **arguments):
     return ToolCall(tool, arguments)

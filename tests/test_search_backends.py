@@ -172,7 +172,38 @@ def test_a_recording_that_is_not_there_is_refused(tmp_path):
         Recording(tmp_path / "none.jsonl")
 
 
-@pytest.mark.parametrize("row", ['{"query": 5}', '{"query": "q", "top_k": 1}', '{"query": "q", "top_k": 1, "passages": "x"}'])
+@pytest.mark.parametrize("found", ["no hits", None, [5], [["a"]], {"a": 1}, [None]])
+def test_what_is_no_list_of_passages_is_not_recorded(tmp_path, found):
+    class Odd:
+        def search(self, query, top_k):
+            return ["fine"] if query == "good" else found
+
+    recording = Recording(tmp_path / "r.jsonl", Odd())
+    recording.search("good", 1)
+    with pytest.raises(ValueError, match="not a list of passages"):
+        recording.search("bad", 1)
+    assert Recording(tmp_path / "r.jsonl").search("good", 1) == ["fine"]
+
+
+def test_a_recording_that_cannot_be_written_warns_and_answers():
+    class Fine:
+        def search(self, query, top_k):
+            return [query]
+
+    recording = Recording("/proc/self/r.jsonl", Fine())
+    with pytest.warns(UserWarning, match="records no more"):
+        assert recording.search("q", 1) == ["q"]
+
+
+@pytest.mark.parametrize("key", ["a key", "schlüssel", "a\nb"])
+def test_a_key_that_cannot_be_one_is_refused(monkeypatch, key):
+    monkeypatch.setenv("BRAVE_API_KEY", key)
+    with pytest.raises(ValueError, match="BRAVE_API_KEY holds characters"):
+        WebSearch()
+
+
+@pytest.mark.parametrize("row", ['{"query": 5}', '{"query": "q", "top_k": 1}', '{"query": "q", "top_k": 1, "passages": "x"}',
+                                 '{"query": "q", "top_k": 1, "passages": [null]}'])  # fmt: skip
 def test_a_damaged_recording_is_refused(tmp_path, row):
     (tmp_path / "r.jsonl").write_text(row + "\n")
     with pytest.raises(ValueError, match="is no recording"):

@@ -316,7 +316,10 @@ LARGE = [
     "<tool_call>{" + ",".join(f'"k{i}": {i}' for i in range(60_000)) + "}</tool_call>",
     '<tool_call>{"name": "t", "arguments": {"x": 1' + "0" * MIB + "}}</tool_call>",
     f"<tool_call>{json.dumps({'name': 't', 'arguments': json.dumps({'x': '[' * (MIB // 2)})})}</tool_call>",
-    f'<tool_call>{{"name": "t", "arguments": {{"x": [{"[[]]," * (MIB // 20)}1]}}}}</tool_call>',
+    f'<tool_call>{{"name": "t", "arguments": {{"x": [{"[[]]," * (MIB // 5)}1]}}}}</tool_call>',
+    f'<tool_call>{{"name": "t", "arguments": {{"x": [{"[[]]," * 24_900}1]}}}}</tool_call>',
+    f'<tool_call>{{"name": "t", "arguments": {{"x": [{(" " * 16 + "{},") * 49_900}1]}}}}</tool_call>',
+    "<tool_call>{" * (MIB // 12),
 ]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentkit import ToolCall, tool_execution
-from agentkit.environment import ToolSpec, run_call, tool, tool_schemas, tools_of
+from agentkit.environment import CorpusEnvironment, ToolSpec, run_call, tool, tool_schemas, tools_of
 from agentkit.runs import project_root
 
 
@@ -113,7 +113,8 @@ def run(name, environment=None, **arguments):
 @pytest.mark.parametrize(
     ("declared", "says"),
     [({"max_concurrent": 0}, "max_concurrent is 0"), ({"retries": -1}, "retries is -1"), ({"timeout_s": 0}, "timeout_s is 0"),
-     ({"backoff_s": float("nan")}, "backoff_s is nan")],
+     ({"backoff_s": float("nan")}, "backoff_s is nan"), ({"timeout_s": "3"}, "timeout_s is '3'"),
+     ({"retries": 1.5}, "whole number"), ({"backoff_s": None}, "backoff_s a number")],
 )  # fmt: skip
 def test_a_wrong_declaration_is_refused(declared, says):
     with pytest.raises(ValueError, match=says):
@@ -300,7 +301,48 @@ def test_a_forked_process_has_threads_and_an_event_loop_of_its_own(tmp_path):
     assert (tmp_path / "found").read_text() == "plain later"
 
 
+class Loud(str):
+    """Text with methods of its own."""
+
+    def __len__(self):
+        return -1
+
+    def __getitem__(self, key):
+        raise MemoryError
+
+
+class Silent:
+    """Tools that fail without a word, or say it with hostile text."""
+
+    def nothing(self, kind: str) -> str:
+        raise {"value": ValueError, "empty": ValueError(""), "runtime": RuntimeError()}[kind]
+
+    def loud(self) -> str:
+        return Loud("fine")
+
+
+@pytest.mark.parametrize(("kind", "says"), [("value", "ValueError"), ("empty", "ValueError"), ("runtime", "RuntimeError: ")])
+def test_an_exception_without_a_message_is_an_observation(kind, says):
+    found = run("nothing", Silent(), kind=kind)
+    assert found.observation == f"Error: {says}." and not found.ok
+
+
+def test_text_with_methods_of_its_own_is_plain_text():
+    found = run("loud", Silent())
+    assert found.ok and type(found.observation) is str and found.observation == "fine"
+
+
 # ---- processes
+class Heavy(CorpusEnvironment):
+    @tool(process=True)
+    def count(self, text: str) -> int:
+        return len(text)
+
+
+def test_a_tool_of_a_users_environment_runs_in_a_process(corpus):
+    assert run("count", Heavy(corpus), text="abc").observation == "3"
+
+
 def test_a_process_answers_and_works_on_a_copy(tmp_path):
     environment = Bench(str(tmp_path / "pid"))
     assert run("runs", environment, how="fine").observation == "fine" and environment.seen == {}
