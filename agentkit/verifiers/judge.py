@@ -95,11 +95,12 @@ def judge(
 def _decoy(question: str, gold: str, answer: str) -> str:
     """A reference like the gold answer to look at, a number or a name, that has nothing to do with the question."""
     rng = random.Random(ascii((question, gold)))
-    digits = sum(map(str.isdigit, gold))
-    while True:
+    digits = min(sum(map(str.isdigit, gold)), 9)
+    for _ in range(100):  # an answer may hold them all
         found = str(rng.randrange(10 ** (digits + 2))) if digits else f"{rng.choice(_FIRST)} {rng.choice(_LAST)}"
-        if found not in gold and found not in answer or rng.random() < 0.01:  # an answer may hold them all
-            return found
+        if found not in gold and found not in answer:
+            break
+    return found
 
 
 def _majority(verdicts: _Verdicts, url: str, model: str, texts: dict[str, str], n: int, deadline: float) -> bool:
