@@ -15,6 +15,7 @@ import atexit
 import base64
 import fcntl
 import json
+import marshal
 import math
 import os
 import select
@@ -135,12 +136,12 @@ def _in_process(tier: str, request: dict) -> Result:
     with _slots:
         if tier == "C":
             try:
-                status, out, err, seconds = pyodide.run(json.dumps(request).encode(), *limits)
+                files = {name: base64.b64encode(content).decode() for name, content in request["files"].items()}
+                status, out, err, seconds = pyodide.run(json.dumps(request | {"files": files}).encode(), *limits)
             except NotReady as error:
                 raise SandboxError(f"tier C does not start: {error}") from None
         else:
-            files = {name: base64.b64decode(content) for name, content in request["files"].items()}
-            status, out, err, seconds = unconfined.run(request["code"], files, request["stdin"], *limits)
+            status, out, err, seconds = unconfined.run(request["code"], request["files"], request["stdin"], *limits)
     return Result(status, readable(out), readable(err), seconds, tier)
 
 
@@ -163,8 +164,7 @@ def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin:
         raise ValueError(f"files: more than {zygote.MAX_FILES // 2}, with their folders")
     if len(stdin) + sum(map(len, encoded.values())) > MAX_INPUT:
         raise ValueError(f"stdin and files hold more than {MAX_INPUT} bytes")
-    request = {"code": code, "stdin": stdin, "timeout_s": timeout_s, "memory_bytes": memory_mb * 2**20}
-    return request | {"files": {name: base64.b64encode(content).decode() for name, content in encoded.items()}}
+    return {"code": code, "stdin": stdin, "files": encoded, "timeout_s": timeout_s, "memory_bytes": memory_mb * 2**20}
 
 
 def readable(output: bytes) -> str:
@@ -323,7 +323,7 @@ class _Zygote:
         readers = []
         with theirs, ExitStack() as given:
             asked = given.enter_context(open(os.memfd_create("request"), "w+b", buffering=0))
-            asked.write(json.dumps(request).encode())
+            asked.write(marshal.dumps(request))
             asked.seek(0)
             handles = [theirs.fileno(), asked.fileno()]
             for _ in ("stdout", "stderr"):

@@ -115,10 +115,6 @@ def _merged(rules: dict[int, list[_Instruction]]) -> list[tuple[int, int, list[_
     return ranges
 
 
-def _packed(program: Iterable[_Instruction]) -> bytes:
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
-
-
 class Filter:
     """The seccomp program: an allow-list; no exec, fork, sockets, signals to others, mounts, keys, tracing or io_uring."""
 
@@ -141,20 +137,23 @@ class Filter:
         rules[checked["socketpair"]] = stream  # AF_UNIX, SOCK_STREAM: asyncio's own wake-up pipe
         nowhere = [_argument(4), (_JEQ, 0, 2, 0), _argument(4, high=True), (_JEQ, 1, 0, 0), _DENY, _PASS]
         rules[checked["sendto"]] = nowhere
-        self._signals = [checked[name] for name in ("kill", "tkill", "tgkill")]
-        self._start = _packed([(_LOAD, 0, 0, 4), (_JEQ, 1, 0, audit), (_RET, 0, 0, _KILL), (_LOAD, 0, 0, 0)])
-        self._end = _packed(_dispatch([*_merged(rules), (_NEWEST, 0xFFFFFFFF, _UNKNOWN)]))
+        program: list[_Instruction] = [(_LOAD, 0, 0, 4), (_JEQ, 1, 0, audit), (_RET, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+        own = _one_of(0, [0])
+        self._own = []  # where the process' own number goes
+        for name in ("kill", "tkill", "tgkill"):
+            program += [(_JEQ, 0, len(own), checked[name]), *own]
+            self._own.append(8 * (len(program) - len(own) + 1) + 4)
+        program += _dispatch([*_merged(rules), (_NEWEST, 0xFFFFFFFF, _UNKNOWN)])
+        code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+        self._code = ctypes.create_string_buffer(code, len(code))
+        self._header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(self._code)))
 
     def install(self) -> None:
         """Confine this process from here on; signals reach itself only. Needs no_new_privs."""
-        own = _one_of(0, [os.getpid()])
-        signals = [rule for number in self._signals for rule in [(_JEQ, 0, len(own), number), *own]]
-        code = self._start + _packed(signals) + self._end
-        buffer = ctypes.create_string_buffer(code, len(code))
-        header = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer)))
-        if _libc.prctl(22, ctypes.c_ulong(2), header, ctypes.c_ulong(0), ctypes.c_ulong(0)):  # PR_SET_SECCOMP, MODE_FILTER
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
+        for place in self._own:
+            struct.pack_into("=I", self._code, place, os.getpid())
+        none = ctypes.c_ulong(0)
+        _checked(_libc.prctl(22, ctypes.c_ulong(2), self._header, none, none), "seccomp")  # PR_SET_SECCOMP, MODE_FILTER
 
 
 # ---- Landlock --------------------------------------------------------------------------------------------------------
@@ -295,18 +294,39 @@ def enter_call(scratch: str, scratch_bytes: int, scratch_files: int) -> None:
     _mount("tmpfs", scratch, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={scratch_bytes},nr_inodes={scratch_files},mode=700")
 
 
+# ---- memory ----------------------------------------------------------------------------------------------------------
+_HUGE = 2 * 2**20  # bytes of a huge page, with pages of 4 KiB
+_COLLAPSE = 25  # MADV_COLLAPSE, from Linux 6.1 on
+
+
+def join_pages() -> None:
+    """Put this process' own memory into huge pages where that is possible, so that a fork copies a pointer for 512 pages."""
+    with open("/proc/self/maps") as maps:
+        rows = [line.split() for line in maps]
+    for span, access, *rest in rows:
+        if access == "rw-p" and rest[3:] in ([], ["[heap]"]):
+            start, end = (int(address, 16) for address in span.split("-"))
+            start, end = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
+            if start < end:  # where the kernel does not, it stays as it is
+                _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _COLLAPSE)
+
+
 # ---- limits and rights -----------------------------------------------------------------------------------------------
+def gain_nothing() -> None:
+    """From here on neither this process nor one that it forks gains a right, as by a set-user-ID program."""
+    none = ctypes.c_ulong(0)
+    _checked(_libc.prctl(38, ctypes.c_ulong(1), none, none, none), "no_new_privs")
+    _checked(_libc.prctl(47, ctypes.c_ulong(4), none, none, none), "ambient")  # PR_CAP_AMBIENT, CLEAR_ALL
+
+
 def die_with_parent() -> None:
     """SIGKILL this process when its parent ends."""
     _checked(_libc.prctl(1, ctypes.c_ulong(9), 0, 0, 0), "prctl")
 
 
 def drop_rights() -> None:
-    """No capability, now or later, and none to gain."""
-    _checked(_libc.prctl(38, ctypes.c_ulong(1), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)), "no_new_privs")
-    _checked(_libc.prctl(47, ctypes.c_ulong(4), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)), "ambient")
-    header, empty = struct.pack("=Ii", 0x20080522, 0), bytes(24)
-    _checked(_libc.capset(header, empty), "capset")
+    """No capability, now or later."""
+    _checked(_libc.capset(struct.pack("=Ii", 0x20080522, 0), bytes(24)), "capset")
 
 
 def limit(address_space: int, spare: int, cpu_s: int, file_bytes: int, open_files: int) -> None:

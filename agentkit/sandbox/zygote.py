@@ -11,12 +11,12 @@ Standard library only, and nothing of agentkit: whatever is imported here is wha
 from __future__ import annotations
 
 import atexit
-import base64
 import gc
 import importlib.machinery
 import io
 import json
 import linecache
+import marshal
 import os
 import resource
 import select
@@ -68,7 +68,8 @@ class Installed:
 # ---- the zygote ------------------------------------------------------------------------------------------------------
 def serve(control: socket.socket, settings: dict) -> None:
     """Set up the tier, say so, then run a program for every request that arrives, until the trainer is gone."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the trainer may ignore it, and that is inherited
+    for number in (signal.SIGCHLD, signal.SIGPIPE):  # the trainer may ignore the first, Python ignores the second
+        signal.signal(number, signal.SIG_DFL)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # programs get a limit of their own
     if settings["tier"] == "A":
@@ -87,13 +88,15 @@ def serve(control: socket.socket, settings: dict) -> None:
         file.write("1000")  # where memory runs out, these processes go first, not the trainer
     with open("/proc/self/statm") as file:
         settings["mapped"] = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    gc.collect()
+    confine.join_pages()
     if settings["tier"] == "A":
         confine.change_root(*(settings[name] for name in ("base", "scratch", "shown", "hidden", "packages")))
         rules = [("/", confine.READ), ("/dev/null", confine.READ_WRITE)]
     else:
         rules = [*map(tuple, settings["rules"]), ("/dev/null", confine.READ_WRITE)]
+    confine.gain_nothing()
     supervisor = Supervisor(control, settings, confine.open_rules(rules), proc)
-    gc.collect()
     gc.freeze()  # keeps the collector from touching, and so copying, every page in every fork
     control.sendall(b"ready")
     supervisor.work()
@@ -162,7 +165,7 @@ class Call:
 def tell(connection: socket.socket, **found: str | float) -> None:
     """Send a caller a message; it reads the first."""
     with suppress(OSError), connection:  # it may be gone
-        connection.send(json.dumps(found).encode(), socket.MSG_DONTWAIT)
+        connection.send(json.dumps(found).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class Supervisor:
@@ -274,15 +277,14 @@ def run_confined(supervisor: Supervisor, scratch: str, asked: int) -> None:
     os.setsid()  # a scheduling group of its own, where the kernel makes one a session: its threads weigh as one
     if supervisor.private:
         confine.enter_call(scratch, MAX_DISK, MAX_FILES)
-    with open(asked, "rb") as file:
-        request = json.loads(file.read())
+    with io.FileIO(asked) as file:
+        request = marshal.loads(file.readall())
     stdin = os.memfd_create("stdin")
     os.write(stdin, request["stdin"].encode("utf-8", "surrogatepass"))
     os.lseek(stdin, 0, os.SEEK_SET)
     os.dup2(stdin, 0)
     supervisor.ruleset.allow(confine.open_rules([(scratch, confine.READ_WRITE)]))
     os.chdir(scratch)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     confine.drop_rights()
     supervisor.ruleset.restrict()
     confine.die_with_parent()
@@ -298,15 +300,15 @@ def run_confined(supervisor: Supervisor, scratch: str, asked: int) -> None:
     )
     supervisor.filter.install()
     os.closerange(3, 1 << 20)  # the last step that can fail: until here the caller is told
-    os.environ.update(HOME=scratch, TMPDIR=scratch)
+    os.environ["HOME"] = os.environ["TMPDIR"] = scratch
     _run(request["code"], scratch)
 
 
-def _write_files(files: dict[str, str]) -> None:
+def _write_files(files: dict[str, bytes]) -> None:
     for name, content in files.items():
         os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
         with open(name, "wb") as file:
-            file.write(base64.b64decode(content))
+            file.write(content)
 
 
 def _run(code: str, scratch: str) -> None:
