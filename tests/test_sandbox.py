@@ -19,6 +19,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from sandbox_tiers import expected_tiers
@@ -66,6 +67,9 @@ def test_files_and_input_reach_the_program(tier):
     files = {"a.txt": "é", "data/b.bin": b"\0\xff", "helper.py": "def f(): return 7"}
     code = "import sys, helper\nprint(open('a.txt').read(), open('data/b.bin', 'rb').read(), helper.f(), sys.stdin.read())"
     assert run_python(code, tier=tier, files=files, stdin="in\nput").stdout == "é b'\\x00\\xff' 7 in\nput\n"
+    text, odd = np.str_, {np.str_("a.txt"): np.str_("é"), "data/b.bin": bytearray(b"\0\xff"), "helper.py": b"def f(): return 7"}
+    found = run_python(text(code), tier=tier, files=odd, stdin=text("in"), timeout_s=np.float64(5), memory_mb=512)
+    assert found.stdout == "é b'\\x00\\xff' 7 in\n"  # whatever kind of text or bytes a data set holds
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -152,7 +152,11 @@ def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin:
         raise ValueError(f"memory_mb={memory_mb!r}: give whole MiB, at least 16")
     if tier is not None and tier not in TIERS:
         raise ValueError(f"tier={tier!r}: there are {', '.join(TIERS)}")
-    encoded = {name: content.encode() if isinstance(content, str) else content for name, content in files.items()}
+    code, stdin = map(str.__str__, (code, stdin))  # marshal takes no subclass, and others' objects for bytes
+    encoded = {
+        str.__str__(name): bytes(memoryview(content.encode() if isinstance(content, str) else content))
+        for name, content in files.items()
+    }
     folders = {name: {str(parent) for parent in PurePosixPath(name).parents} - {"."} for name in encoded}
     for name, above in folders.items():
         parts = PurePosixPath(name).parts
@@ -164,7 +168,8 @@ def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin:
         raise ValueError(f"files: more than {zygote.MAX_FILES // 2}, with their folders")
     if len(stdin) + sum(map(len, encoded.values())) > MAX_INPUT:
         raise ValueError(f"stdin and files hold more than {MAX_INPUT} bytes")
-    return {"code": code, "stdin": stdin, "files": encoded, "timeout_s": timeout_s, "memory_bytes": memory_mb * 2**20}
+    limits = {"timeout_s": float(timeout_s), "memory_bytes": int(memory_mb) * 2**20}
+    return {"code": code, "stdin": stdin, "files": encoded} | limits
 
 
 def readable(output: bytes) -> str:

@@ -174,7 +174,7 @@ class Supervisor:
     def __init__(self, control: socket.socket, settings: dict, opened: list, proc: int):
         self.control, self.settings, self.opened, self.proc = control, settings, opened, proc
         self.process, self.private = os.getpid(), settings["tier"] == "A"
-        self.filter, self.ruleset = confine.Filter(), confine.Ruleset(opened)
+        self.filter, self.ruleset = confine.Filter(), None
         self.tree = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) if self.private else -1
         self.calls: dict[int, Call] = {}  # by pidfd
         self.callers: dict[int, Call] = {}  # by the caller's socket, as long as the caller is there
@@ -197,7 +197,9 @@ class Supervisor:
                 look = call.looked + max(WATCH_S / len(running), call.looked - now)
             wait = min((call.deadline for call in self._running()), default=None)
             timeout = None if wait is None else 1000 * max(0, min(wait, look) - time.monotonic()) + 1
-            events = dict(self.poll.poll(timeout))
+            events = dict(self.poll.poll(timeout if self.ruleset else 1))
+            if not events and not self.ruleset:  # for the next program; later than at once, which would hold up the last one
+                self.ruleset = confine.Ruleset(self.opened)  # hundreds of rules in tier B
             asked = events.pop(self.control.fileno(), None)  # last: it may open descriptors that were just closed
             for handle in events:
                 if handle in self.calls:
@@ -224,6 +226,7 @@ class Supervisor:
         caller, asked, stdout, stderr = handles
         connection = socket.socket(fileno=caller)
         try:
+            self.ruleset = self.ruleset or confine.Ruleset(self.opened)
             child = confine.fork_apart(self.tree) if self.private else os.fork()
         except OSError as error:
             tell(connection, broke="refused", why=f"no process could be started: {error.strerror}")
@@ -239,9 +242,9 @@ class Supervisor:
                 os._exit(1)
         for handle in (asked, stdout, stderr):
             os.close(handle)
-        self.ruleset.close()
-        self.ruleset = confine.Ruleset(self.opened)  # for the next program, while this one runs: hundreds of rules in tier B
         if child > 0:
+            self.ruleset.close()
+            self.ruleset = None
             call = Call(child, connection, timeout_s, scratch, start)
             self.calls[call.pidfd] = self.callers[caller] = call
             self.poll.register(call.pidfd, select.POLLIN)
