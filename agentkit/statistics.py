@@ -311,10 +311,15 @@ def seeds_p(rates: np.ndarray) -> float:
 
 
 def holm(pvalues: Sequence[float]) -> list[float]:
-    """Holm's adjusted p values of one family of tests (Scandinavian J. of Statistics 6:65, 1979)."""
-    from statsmodels.stats.multitest import multipletests
+    """Holm's adjusted p values of one family of tests (Scandinavian J. of Statistics 6:65, 1979).
 
-    return [float(p) for p in multipletests(pvalues, method="holm")[1]] if len(pvalues) else []
+    statsmodels has them too, and collects the whole process' garbage in every call: 0.1 to 0.5 s beside torch.
+    """
+    found = np.asarray(pvalues, dtype=float)
+    order = np.argsort(found)
+    adjusted = np.maximum.accumulate(found[order] * np.arange(found.size, 0, -1))
+    found[order] = np.minimum(adjusted, 1)
+    return found.tolist()
 
 
 # ---- effect sizes ----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.proportion import proportion_confint
 
@@ -118,6 +119,13 @@ def test_exact_sign_flips_and_student_agree_where_one_takes_over_from_the_other(
 def test_holm_of_a_literal():
     assert st.holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])  # 4 x, then 3 x, kept increasing
     assert st.holm([]) == []
+
+
+def test_holm_is_that_of_statsmodels():
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 5, 40):
+        pvalues = np.round(rng.uniform(0, 0.6, size), 1)  # with ties
+        assert st.holm(pvalues) == pytest.approx(multipletests(pvalues, method="holm")[1])
 
 
 def test_effect_sizes_of_literals():
