@@ -231,14 +231,18 @@ def test_an_engine_that_dies_in_mid_batch_ends_the_rollout_with_one_message(engi
             raise RuntimeError("the device is gone")
         return execute(*args, **kwargs)
 
+    stop = engine._stop
+    engine._stop = lambda: (time.sleep(1), stop())  # the next test's engine comes before it has ended
     runner.execute_model = dies
     with pytest.raises(EngineError, match="stopped in mid-batch: .*the device is gone.*recorded nowhere"):
         play(engine, suite, corpus)
     with pytest.raises(EngineError, match="stopped in mid-batch"):
         asyncio.run(ask(engine, 1)())
+    assert engine._thread in VllmPolicy._ending
 
 
 def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
+    """After the last test its engine starts while that one's ends, whose process group it must not share."""
     values = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "micro_batch": 4, "val_every": 2, "val_tasks": 2, "lora_r": 4}
     recipe = Recipe.from_mapping(values | {"engine": "vllm", "learning_rate": 0.02, "max_turns": 3, "max_turn_tokens": 32})
     tasks = suite.split("train"), suite.split("validation")

@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from agentkit.policies.base import EngineError, Policy, Request, Sample, seed_nu
 from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
 
 EXTENSION = "agentkit.policies.vllm_worker.WeightSync"
+END_S = 60.0  # for an engine to end before another one starts
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the largest rank of an engine is one of these (vLLM 0.32, config/lora.py)
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or the engine is a process of its own, whose weights are out of reach
@@ -72,6 +73,7 @@ class VllmPolicy(Policy):
     """
 
     shares_weights = False
+    _ending: ClassVar[set[threading.Thread]] = set()  # of engines that stop: a new one would share their process group
 
     def __init__(
         self,
@@ -122,10 +124,10 @@ class VllmPolicy(Policy):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _put(self, item: Request | Callable[[], Any]) -> Future:
-        if self._failure:
-            raise EngineError(self._failure)
         future: Future = Future()
         self._inbox.put((item, future))
+        if self._failure:  # before or after the engine's thread looked into its inbox for the last time
+            self._refuse_arrivals()
         return future
 
     def _between_batches(self, work: Callable[[], Any]) -> Any:
@@ -149,9 +151,17 @@ class VllmPolicy(Policy):
                 for work, future in waiting:
                     _settle(future, work)
                 waiting = []
-        for _, future in [*waiting, *self._arrivals(block=False)]:
+        for _, future in waiting:
             _settle(future, self._refuse)
-        self._stop()
+        self._refuse_arrivals()
+        try:
+            self._stop()
+        finally:
+            self._ending.discard(self._thread)
+
+    def _refuse_arrivals(self) -> None:
+        for _, future in self._arrivals(block=False):
+            _settle(future, self._refuse)
 
     def _arrivals(self, block: bool) -> Iterator[tuple[Any, Future]]:
         try:
@@ -165,6 +175,8 @@ class VllmPolicy(Policy):
         if self._given is not None:
             self._engine = self._given
             return
+        for thread in list(self._ending):
+            thread.join(END_S)
         config = self._padding.config(model.config) if self._padding else model.config
         rank = model.peft_config[model.active_adapter].r if self._lora else 0
         if self._lora:  # the adapter comes on top of these
@@ -251,6 +263,7 @@ class VllmPolicy(Policy):
 
     def _fail(self, why: str) -> None:
         """Whoever waits is told why, and nothing is served any more."""
+        self._ending.add(self._thread)  # before they are told, for they may start anew at once
         self._failure = (
             f"{why}. What it was sampling is lost and was recorded nowhere; start it anew (in a notebook: restart the kernel)"
         )
