@@ -9,7 +9,7 @@ import papermill
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = {"n_tasks": 80, "sft_transcripts": 1, "steps": 2, "prompts_per_step": 2, "micro_batch": 8, "val_every": 2, "val_tasks": 4}
+SMALL = {"n_tasks": 80, "sft_transcripts": 1, "steps": 1, "prompts_per_step": 2, "micro_batch": 8, "val_every": 1, "val_tasks": 2}
 
 
 @pytest.mark.slow
