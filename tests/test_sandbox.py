@@ -291,6 +291,22 @@ def test_canaries_notice_a_missing_wall(monkeypatch, tmp_path):
     sandbox.close()
 
 
+@pytest.mark.parametrize("tier", TIERS)
+def test_rules_that_cannot_be_collected_ahead_stop_nobody(tier, monkeypatch, tmp_path):
+    """As where descriptors have run out for a while: programs that run go on, and the next one collects its own."""
+    source, ahead = Path(zygote.__file__).parent, "                    self.ruleset = confine.Ruleset(self.opened)"
+    (tmp_path / "confine.py").write_text((source / "confine.py").read_text())
+    text = (source / "zygote.py").read_text()
+    assert text.count(ahead) == 1
+    (tmp_path / "zygote.py").write_text(text.replace(ahead, "                    raise OSError(24, 'no descriptors')"))
+    monkeypatch.setattr(zygote, "__file__", str(tmp_path / "zygote.py"))
+    sandbox.close()
+    for _ in range(2):
+        assert run_python("import time\ntime.sleep(0.1)\nprint(1)", tier=tier).stdout == "1\n"
+    monkeypatch.undo()
+    sandbox.close()
+
+
 def test_without_user_namespaces_it_is_tier_b():
     """In a user namespace that allows no further ones, as in many containers."""
     script = (

@@ -199,7 +199,8 @@ class Supervisor:
             timeout = None if wait is None else 1000 * max(0, min(wait, look) - time.monotonic()) + 1
             events = dict(self.poll.poll(timeout if self.ruleset else 1))
             if not events and not self.ruleset:  # for the next program; later than at once, which would hold up the last one
-                self.ruleset = confine.Ruleset(self.opened)  # hundreds of rules in tier B
+                with suppress(OSError):  # without descriptors, say: the next program is refused, the others go on
+                    self.ruleset = confine.Ruleset(self.opened)  # hundreds of rules in tier B
             asked = events.pop(self.control.fileno(), None)  # last: it may open descriptors that were just closed
             for handle in events:
                 if handle in self.calls:
