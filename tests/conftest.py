@@ -1,4 +1,6 @@
-"""What several test files share: the corpus, a small suite, the small agent's tokenizer, and hypothesis' profile."""
+"""What several test files share: the corpus, a small suite, the small agent's tokenizer, and hypothesis'
+profile.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import settings
 
 from agentkit import Suite, nano
-from agentkit.knowledge import Corpus
+from agentkit.tools.corpus import Corpus
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # as in .ci/setup.py
 CHROMIUM_FLAGS = [
@@ -53,7 +55,8 @@ def _same_umask():
 
 @pytest.fixture(scope="module")
 def browser():
-    """A headless Chromium: one on PATH, else playwright's own. A machine without fails these tests, for they prove safety.
+    """A headless Chromium: one on PATH, else playwright's own. A machine without fails these tests, for they
+    prove safety.
 
     For one module at a time, because playwright keeps an event loop running in this thread.
     """
@@ -62,7 +65,10 @@ def browser():
     with sync_playwright() as playwright:
         path = next(filter(None, map(shutil.which, CHROMIUMS)), playwright.chromium.executable_path)
         if not Path(path).exists():
-            pytest.fail("no Chromium on this machine: `make setup-test` installs one, or put one on PATH.", pytrace=False)
+            pytest.fail(
+                "no Chromium on this machine: `make setup-test` installs one, or put one on PATH.",
+                pytrace=False,
+            )
         browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
         yield browser
         browser.close()

@@ -2,10 +2,11 @@
 
     python tests/planted.py --folder outputs/planted
 
-Ten healthy trainings differ in their seed; each fault is planted in one more. All start from the same cold start on the same
-suite and take the shipped recipe but for what SHORT changes: fewer steps and fewer rollouts in each, so that a training costs a
-minute of an idle machine. A training that the folder holds is judged again, not repeated. Too short for `stalled_learning` and
-`overfitting`, which wait for more steps and validations.
+Ten healthy trainings differ in their seed; each fault is planted in one more. All start from the same cold
+start on the same
+suite and take the shipped recipe but for what SHORT changes: fewer steps and fewer rollouts in each, so that
+a training costs a minute of an idle machine. A training that the folder holds is judged again, not repeated.
+Too short for `stalled_learning` and `overfitting`, which wait for more steps and validations.
 """
 
 from __future__ import annotations
@@ -27,23 +28,34 @@ import pandas as pd
 
 from agentkit import Suite
 from agentkit.diagnostics import stored_alarms
-from agentkit.environment import CorpusEnvironment, environments, tool
-from agentkit.knowledge import Corpus
-from agentkit.recipes import Recipe, read_recipe
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, correctness, from_recipe
 from agentkit.runs import Run, write_json
+from agentkit.runs.recipe import Recipe, read_recipe
+from agentkit.tools.corpus import Corpus
+from agentkit.tools.environments import CorpusEnvironment, environments, tool
 
 RECIPE = Path(__file__).resolve().parents[1] / "params" / "nano.yaml"
-SHORT = {"steps": 12, "prompts_per_step": 6, "group_size": 4, "micro_batch": 12, "val_every": 6, "val_tasks": 12, "save_every": 0}
+SHORT = {
+    "steps": 12,
+    "prompts_per_step": 6,
+    "group_size": 4,
+    "micro_batch": 12,
+    "val_every": 6,
+    "val_tasks": 12,
+    "save_every": 0,
+}
 FAMILIES = "AB"  # programs of C run in processes of their own, which takes most of the time on a busy machine
 HEALTHY = 10
 ONSET = 6  # the first step with a fault that sets in during training
 
 
-# ---- faults of tools -------------------------------------------------------------------------------------------------
+# ---- faults of tools
+# -------------------------------------------------------------------------------------------------
 class Broken(CorpusEnvironment):
-    """Search that is slow, hangs at times, or fails, from step ONSET on. ``trained`` holds the last step that ended."""
+    """Search that is slow, hangs at times, or fails, from step ONSET on. ``trained`` holds the last step that
+    ended.
+    """
 
     def __init__(self, fault: str, trained: list[int], top_k: int):
         super().__init__(top_k=top_k)
@@ -83,7 +95,8 @@ class Impure(CorpusEnvironment):
         return super().search(query) + " " * (self._trained[0] // ONSET)
 
 
-# ---- faults of rewards -----------------------------------------------------------------------------------------------
+# ---- faults of rewards
+# -----------------------------------------------------------------------------------------------
 def constant(task: Task, trajectory: Trajectory) -> float:
     """A correctness that is never right from ONSET on, as with a verifier whose data went missing."""
     return correctness(task, trajectory) if trajectory.step < ONSET else 0.0
@@ -104,7 +117,8 @@ def brevity(task: Task, trajectory: Trajectory) -> float:
     return -0.5 * len(trajectory.turns)
 
 
-# ---- trainings -------------------------------------------------------------------------------------------------------
+# ---- trainings
+# -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Planted:
     """One fault, and what may be said of it."""
@@ -122,8 +136,12 @@ def broken(fault: str) -> Callable[[list[int], int], object]:
 
 
 FAULTS: dict[str, Planted] = {
-    "constant reward": Planted(("zero_variance", "dead_component"), reward=lambda r: {"correctness": (constant, 1.0)}),
-    "noise for reward": Planted(("dominance",), reward=lambda r: {"correctness": (correctness, 0.0), "noise": (noise, 1.0)}),
+    "constant reward": Planted(
+        ("zero_variance", "dead_component"), reward=lambda r: {"correctness": (constant, 1.0)}
+    ),
+    "noise for reward": Planted(
+        ("dominance",), reward=lambda r: {"correctness": (correctness, 0.0), "noise": (noise, 1.0)}
+    ),
     "reward pays for calls": Planted(
         ("reward_hacking", "call_inflation", "dominance"), reward=lambda r: r | {"calls": (calls, 1.0)}
     ),
@@ -131,14 +149,17 @@ FAULTS: dict[str, Planted] = {
         ("tool_abandonment", "dominance", "reward_hacking"), reward=lambda r: r | {"brevity": (brevity, 1.0)}
     ),
     "learning rate x 30": Planted(
-        ("kl_spike", "gradient_spike", "clip_drift", "entropy_collapse", "mode_collapse"), {"learning_rate": 4.5e-2}
+        ("kl_spike", "gradient_spike", "clip_drift", "entropy_collapse", "mode_collapse"),
+        {"learning_rate": 4.5e-2},
     ),
     "too few tokens": Planted(("truncation",), {"max_tokens": 160}),
     "slow tool": Planted(("slow_tools",), environment=broken("slow tool")),
     "hung tool": Planted(("slow_tools",), {"tool_timeout_s": 1.0}, environment=broken("hung tool")),
     "failing tool": Planted(("zero_variance", "dead_component"), environment=broken("failing tool")),
     "impure tool": Planted(("stale_cache",), environment=Impure),
-    "trainer at another temperature": Planted(("engine_mismatch",), {"mismatch": "token_truncate"}, at_temperature=1.4),
+    "trainer at another temperature": Planted(
+        ("engine_mismatch",), {"mismatch": "token_truncate"}, at_temperature=1.4
+    ),
 }
 
 
@@ -154,11 +175,15 @@ def start(folder: Path) -> tuple[Recipe, Suite]:
     suite = Suite.load(run.path)
     if not run.file("sft", "adapter_model.safetensors").exists():
         agent, tokenizer = load_agent(recipe.model)
-        cold_start(agent, tokenizer, demonstrations(suite.split("train"), tokenizer, recipe), recipe, run.file("sft"))
+        cold_start(
+            agent, tokenizer, demonstrations(suite.split("train"), tokenizer, recipe), recipe, run.file("sft")
+        )
     return recipe, suite
 
 
-def train_one(folder: Path, name: str, seed: int, planted: Planted | None, recipe: Recipe, suite: Suite) -> Run:
+def train_one(
+    folder: Path, name: str, seed: int, planted: Planted | None, recipe: Recipe, suite: Suite
+) -> Run:
     """One training, in a run of its own; what a stopped attempt left goes on."""
     from agentkit.policies.loading import load_agent
     from agentkit.training.grpo import AgentGRPOTrainer, train
@@ -176,8 +201,12 @@ def train_one(folder: Path, name: str, seed: int, planted: Planted | None, recip
     def done(row: dict[str, Any]) -> None:
         trained[0] = row["step"]
 
-    tasks, validation = ([t for t in suite.split(split) if t.family in FAMILIES] for split in ("train", "validation"))
-    trainer = AgentGRPOTrainer(agent, tokenizer, tasks, validation, recipe, run, around, reward, on_metrics=done)
+    tasks, validation = (
+        [t for t in suite.split(split) if t.family in FAMILIES] for split in ("train", "validation")
+    )
+    trainer = AgentGRPOTrainer(
+        agent, tokenizer, tasks, validation, recipe, run, around, reward, on_metrics=done
+    )
     trainer.temperature = planted.at_temperature or trainer.temperature
     try:
         train(trainer)
@@ -212,19 +241,26 @@ def main() -> int:
     recipe, suite = start(options.folder)
     healthy = [(f"healthy {seed}", seed, None) for seed in range(1, options.healthy + 1)]
     faulty = [(name, 1, FAULTS[name]) for name in options.faults]
-    wanted = [one for pair in zip_longest(healthy, faulty) for one in pair if one]  # half of it says something of both
+    wanted = [
+        one for pair in zip_longest(healthy, faulty) for one in pair if one
+    ]  # half of it says something of both
     rows = []
     for name, seed, planted in wanted:
         run = Run.create(options.folder / name.replace(" ", "-"))
         if not run.file("planted.json").exists():
             run = train_one(options.folder, name, seed, planted, recipe, suite)
         rows.append(judged(run, name, planted))
-        print(f"{name}: {rows[-1]['success']}, {rows[-1]['seconds']} s; {rows[-1]['alarms'] or 'no alarm'}", flush=True)
+        print(
+            f"{name}: {rows[-1]['success']}, {rows[-1]['seconds']} s; {rows[-1]['alarms'] or 'no alarm'}",
+            flush=True,
+        )
     found = pd.DataFrame(rows).set_index("run")
     print(found.to_string())
     false = sum(found.loc[[name for name, *_ in healthy], "alarms"] != "")
     named = int(found["named at"].notna().sum())
-    print(f"{false} of {options.healthy} healthy trainings raised an alarm; {named} of {len(options.faults)} faults were named")
+    print(
+        f"{false} of {options.healthy} healthy trainings raised an alarm; {named} of {len(options.faults)} faults were named"
+    )
     return int(false > 1 or named < len(options.faults))
 
 

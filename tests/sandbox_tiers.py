@@ -1,4 +1,6 @@
-"""The tiers this machine must offer, asked of the kernel and not of the sandbox: a tier that is broken fails its tests."""
+"""The tiers this machine must offer, asked of the kernel and not of the sandbox: a tier that is broken fails
+its tests.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from agentkit.sandbox import pyodide
 
 def expected_tiers() -> list[str]:
     """A where Landlock and unprivileged namespaces with mounts are there, B where Landlock is."""
-    if sys.platform != "linux" or ctypes.CDLL(None).syscall(444, None, 0, 1) < 1:  # landlock_create_ruleset: its version
+    if (
+        sys.platform != "linux" or ctypes.CDLL(None).syscall(444, None, 0, 1) < 1
+    ):  # landlock_create_ruleset: its version
         return []
     mount = ["unshare", "-Urmpin", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"]
     namespaces = shutil.which("unshare") and subprocess.run(mount, capture_output=True).returncode == 0
@@ -21,6 +25,8 @@ def expected_tiers() -> list[str]:
 
 
 def pyodide_folder() -> str:
-    """Where Pyodide lies for tier C: where AGENTKIT_PYODIDE says, or where `make test` puts it; empty where it does not."""
+    """Where Pyodide lies for tier C: where AGENTKIT_PYODIDE says, or where `make test` puts it; empty where
+    it does not.
+    """
     folder = os.environ.get(pyodide.FOLDER) or f"{sys.prefix}/pyodide/node_modules/pyodide"
     return folder if os.path.exists(f"{folder}/pyodide.mjs") and pyodide._deno() else ""

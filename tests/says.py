@@ -8,7 +8,8 @@ from agentkit.policies import Policy, Request, Sample
 
 
 class Says(Policy):
-    """Says its turns one by one and the last of them for ever, each closed by ``end``, and keeps what it was asked.
+    """Says its turns one by one and the last of them for ever, each closed by ``end``, and keeps what it was
+    asked.
 
     Log-probabilities count down from 0, so that a test can tell which tokens a record kept.
     """

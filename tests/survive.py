@@ -2,10 +2,11 @@
 
     python tests/survive.py --runs 50
 
-A tiny random model is trained for a few steps on a reward that depends on its tokens, so that weights do move. Each run is
-killed with SIGKILL up to three times: at a random time, or at a random file operation, which is where checkpoints, metrics and
-trajectories are half written. What must agree in the end, bit for bit: metrics (but for seconds), trajectories, the last
-adapter and the best one.
+A tiny random model is trained for a few steps on a reward that depends on its tokens, so that weights do
+move. Each run is
+killed with SIGKILL up to three times: at a random time, or at a random file operation, which is where
+checkpoints, metrics and trajectories are half written. What must agree in the end, bit for bit: metrics (but
+for seconds), trajectories, the last adapter and the best one.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from pathlib import Path
 import torch
 
 from agentkit import nano
-from agentkit.recipes import Recipe
 from agentkit.records import Task
 from agentkit.runs import Run, read_jsonl
+from agentkit.runs.recipe import Recipe
 
 KINDS = {  # name: recipe changes, and optimiser steps each batch of rollouts is split into
     "plain": ({}, 1),
@@ -44,8 +45,16 @@ def tiny_agent():
     """A random model of two small layers, with the small agent's tokenizer."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
-    config = AutoConfig.from_pretrained(nano.DATA, **small, num_key_value_heads=2, layer_types=["full_attention"] * 2)
+    small = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+    }
+    config = AutoConfig.from_pretrained(
+        nano.DATA, **small, num_key_value_heads=2, layer_types=["full_attention"] * 2
+    )
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float()
     return model, AutoTokenizer.from_pretrained(nano.DATA)
@@ -83,7 +92,9 @@ def make_trainer(path: Path, parts: int = 1, reward=evenness, agent=None, n_task
     recipe = Recipe.from_mapping(SMALL | changes)
     options = {"environment": Silent, "reward": {"evenness": (reward, 1.0)}}
     model, tokenizer = agent or tiny_agent()
-    made = AgentGRPOTrainer(model, tokenizer, tasks(n_tasks), tasks(2, "validation"), recipe, Run.create(path), **options)
+    made = AgentGRPOTrainer(
+        model, tokenizer, tasks(n_tasks), tasks(2, "validation"), recipe, Run.create(path), **options
+    )
     made.args.gradient_accumulation_steps //= parts
     return made
 
@@ -96,7 +107,10 @@ def attempt(path: Path, kind: str, kill_at: int | None = None) -> None:
         events = iter(range(kill_at))
 
         def audit(event: str, _: tuple) -> None:
-            if event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir") and next(events, None) is None:
+            if (
+                event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
+                and next(events, None) is None
+            ):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(audit)
@@ -122,22 +136,33 @@ def in_child(path: Path, kind: str, kill_at: int | None = None, after_s: float |
         os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     if status not in (0, signal.SIGKILL):
-        raise RuntimeError(f"{path} ended with status {status}: {path.with_suffix('.log').read_text()[-2000:]}")
+        raise RuntimeError(
+            f"{path} ended with status {status}: {path.with_suffix('.log').read_text()[-2000:]}"
+        )
     return status == 0
 
 
 def outcome(path: Path) -> dict[str, object]:
     """What must not depend on interruptions."""
     run = Run(path)
-    rows = [{k: v for k, v in row.items() if "seconds" not in k} for row in read_jsonl(run.file("train", "metrics.jsonl"))]
+    rows = [
+        {k: v for k, v in row.items() if "seconds" not in k}
+        for row in read_jsonl(run.file("train", "metrics.jsonl"))
+    ]
     last = run.file("train", "checkpoints", f"checkpoint-{SMALL['steps']}", "adapter_model.safetensors")
-    found: dict[str, object] = {f"metrics of step {row['step']}": json.dumps(row, sort_keys=True) for row in rows}
+    found: dict[str, object] = {
+        f"metrics of step {row['step']}": json.dumps(row, sort_keys=True) for row in rows
+    }
     found["steps"] = [row["step"] for row in rows]
     for step in run.steps:
         found[f"trajectories {step}"] = [
-            (t.task_id, t.completion_ids, t.old_logprobs, t.reward, t.advantage) for t in run.trajectories(step)
+            (t.task_id, t.completion_ids, t.old_logprobs, t.reward, t.advantage)
+            for t in run.trajectories(step)
         ]
-    return found | {"last": last.read_bytes(), "best": run.file("adapter", "adapter_model.safetensors").read_bytes()}
+    return found | {
+        "last": last.read_bytes(),
+        "best": run.file("adapter", "adapter_model.safetensors").read_bytes(),
+    }
 
 
 def survive(folder: Path, runs: int, seed: int, kinds: list[str], log=print) -> list[str]:
@@ -146,7 +171,7 @@ def survive(folder: Path, runs: int, seed: int, kinds: list[str], log=print) -> 
     for kind in kinds:
         start = time.monotonic()
         assert in_child(folder / f"whole-{len(whole)}", kind)
-        seconds[kind], whole[kind] = time.monotonic() - start, outcome(folder / f"whole-{len(whole)}")
+        seconds[kind], whole[kind] = (time.monotonic() - start, outcome(folder / f"whole-{len(whole)}"))
         log(f"{kind}: {seconds[kind]:.1f} s uninterrupted")
     for number in range(runs):
         kind, path = kinds[number % len(kinds)], folder / f"run-{number}"
@@ -161,7 +186,9 @@ def survive(folder: Path, runs: int, seed: int, kinds: list[str], log=print) -> 
         found = outcome(path)
         different = sorted(k for k in {*found, *whole[kind]} if found.get(k) != whole[kind].get(k))
         fell_back = "damaged" in path.with_suffix(".log").read_text() or list(path.rglob("damaged-*"))
-        log(f"{number} {kind}: {kills} kills, {'as the uninterrupted' if not different else f'DIFFERENT: {different}'}")
+        log(
+            f"{number} {kind}: {kills} kills, {'as the uninterrupted' if not different else f'DIFFERENT: {different}'}"
+        )
         faults += [f"{path.name} ({kind}, {kills} kills): {different}"] if different else []
         faults += [f"{path.name}: a kill left a damaged checkpoint"] if fell_back else []
         shutil.rmtree(path)
@@ -179,7 +206,9 @@ def main() -> int:
     import agentkit.training.grpo  # noqa: F401 - once, before the forks
 
     with tempfile.TemporaryDirectory() as folder:
-        faults = survive(Path(folder), options.runs, options.seed, options.kinds, lambda text: print(text, flush=True))
+        faults = survive(
+            Path(folder), options.runs, options.seed, options.kinds, lambda text: print(text, flush=True)
+        )
     print("\n".join(faults) or f"{options.runs} runs killed and resumed, each as the uninterrupted one")
     return 1 if faults else 0
 

@@ -1,4 +1,6 @@
-"""Every estimator on literals computed by hand, its degenerate groups, and token shapes from the turns of a trajectory."""
+"""Every estimator on literals computed by hand, its degenerate groups, and token shapes from the turns of a
+trajectory.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
-from agentkit import advantages, rewards
-from agentkit.advantages import ESTIMATORS, estimate
-from agentkit.recipes import ADVANTAGES, Recipe
+from agentkit import rewards
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.runs.recipe import ADVANTAGES, Recipe
+from agentkit.training import advantages
+from agentkit.training.advantages import ESTIMATORS, estimate
 
 NAN = float("nan")
 # two groups: [1, 0, 0, 0] has mean 1/4 and sample std 1/2; [2, 4] has mean 3 and sample std sqrt(2)
@@ -53,7 +56,9 @@ def test_rloo_is_the_reward_against_the_mean_of_the_others():
 
 
 @pytest.mark.parametrize("estimator", PER_TRAJECTORY)
-@pytest.mark.parametrize("values", [[0.1, 0.1, 0.1], [7.3], [NAN], [NAN, NAN], [NAN, 2.0], [1e8, 1e8, 1e8, 1e8], []])
+@pytest.mark.parametrize(
+    "values", [[0.1, 0.1, 0.1], [7.3], [NAN], [NAN, NAN], [NAN, 2.0], [1e8, 1e8, 1e8, 1e8], []]
+)
 def test_a_group_that_says_nothing_has_advantages_of_exactly_zero(estimator, values):
     found = estimate(torch.tensor(values), torch.zeros(len(values), dtype=torch.int64), estimator)
     assert found.tolist() == [0.0] * len(values)
@@ -84,10 +89,13 @@ def test_equal_to_trl(estimator):
         "reinforce_baseline": nanstd(rewards_ - mean) + 1e-4,
     }[estimator]
     expected = torch.nan_to_num((rewards_ - mean) / spread, nan=0.0)
-    assert torch.allclose(estimate(rewards_, torch.arange(3).repeat_interleave(4), estimator), expected, atol=1e-6)
+    assert torch.allclose(
+        estimate(rewards_, torch.arange(3).repeat_interleave(4), estimator), expected, atol=1e-6
+    )
 
 
-# ---- gdpo ------------------------------------------------------------------------------------------------------------
+# ---- gdpo
+# ------------------------------------------------------------------------------------------------------------
 def test_gdpo_keeps_apart_what_a_sum_would_merge():
     """Right without format and wrong with format sum to the same; normalised apart and weighted, they differ."""
     components = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
@@ -97,7 +105,9 @@ def test_gdpo_keeps_apart_what_a_sum_would_merge():
     summed = [a + b for a, b in zip(right, form, strict=True)]
     assert found.tolist() == pytest.approx([a / (std(summed) + 1e-4) for a in summed], abs=1e-5)
     assert found[0] > found[1] > found[2]
-    only = estimate(components.sum(1), [0] * 4, "gdpo", components=components, weights=torch.tensor([1.0, 0.0]))
+    only = estimate(
+        components.sum(1), [0] * 4, "gdpo", components=components, weights=torch.tensor([1.0, 0.0])
+    )
     assert only.tolist() == pytest.approx([a / (std(right) + 1e-4) for a in right], abs=1e-5)
 
 
@@ -108,7 +118,8 @@ def test_gdpo_leaves_out_unscored_components_and_trajectories():
     assert estimate([1.0, 1.0], [0, 0], "gdpo", components=torch.ones(2, 3)).tolist() == [0.0, 0.0]
 
 
-# ---- difficulty ------------------------------------------------------------------------------------------------------
+# ---- difficulty
+# ------------------------------------------------------------------------------------------------------
 def test_difficulty_pools_the_spread_of_like_groups():
     # easy: groups [0, 2] and [5, 5], squared deviations 2 + 0 over 2 degrees of freedom; hard: [0, 4] alone
     found = estimate(
@@ -119,12 +130,15 @@ def test_difficulty_pools_the_spread_of_like_groups():
     assert estimate([1.0, None], [0, 1], "difficulty", difficulties=["a", "b"]).tolist() == [0.0, 0.0]
 
 
-# ---- turns -----------------------------------------------------------------------------------------------------------
+# ---- turns
+# -----------------------------------------------------------------------------------------------------------
 SPANS = [[(0, 2), (3, 5)], [(0, 1), (4, 6)]]
 
 
 def test_a_turns_tokens_carry_its_own_and_the_outcomes_advantage():
-    found = estimate([1.0, 0.0], [0, 0], "turn", turn_rewards=[[2.0, None], [0.0, None]], spans=SPANS, length=7, lam=0.5)
+    found = estimate(
+        [1.0, 0.0], [0, 0], "turn", turn_rewards=[[2.0, None], [0.0, None]], spans=SPANS, length=7, lam=0.5
+    )
     outcome, own = 0.5 / (math.sqrt(0.5) + 1e-4), 1.0 / (ROOT + 1e-4)
     first, last = own + 0.5 * outcome, outcome
     expected = [[first, first, 0, last, last, 0, 0], [-first, 0, 0, 0, -last, -last, 0]]
@@ -134,18 +148,25 @@ def test_a_turns_tokens_carry_its_own_and_the_outcomes_advantage():
 
 def test_turns_of_unequal_number_and_unscored_trajectories():
     spans = [[(0, 1), (1, 2)], [(0, 1)], [(0, 1)]]
-    found = estimate([1.0, 0.0, None], [0, 0, 0], "turn", turn_rewards=[[1.0, 3.0], [0.0], [9.0]], spans=spans, length=2)
+    found = estimate(
+        [1.0, 0.0, None], [0, 0, 0], "turn", turn_rewards=[[1.0, 3.0], [0.0], [9.0]], spans=spans, length=2
+    )
     outcome = 0.5 / (math.sqrt(0.5) + 1e-4)
-    assert found[0].tolist() == pytest.approx([2 * outcome, outcome], abs=1e-6), "nobody else had a second turn"
+    assert found[0].tolist() == pytest.approx([2 * outcome, outcome], abs=1e-6), (
+        "nobody else had a second turn"
+    )
     assert found[2].tolist() == [0.0, 0.0]
     assert estimate([1.0], [0], "turn", turn_rewards=[[]], spans=[[]], length=3).tolist() == [[0.0] * 3]
 
 
-# ---- steps -----------------------------------------------------------------------------------------------------------
+# ---- steps
+# -----------------------------------------------------------------------------------------------------------
 def test_step_groups_compare_turns_that_met_the_same_state():
     """Both start in s; a meets t alone. Returns with gamma 1/2: a is 0 + 1/2 and then 1, b is 0."""
     spans = [[(0, 1), (1, 2)], [(0, 1)]]
-    found = estimate([1.0, 0.0], [0, 0], "step", states=[["s", "t"], ["s"]], spans=spans, length=3, gamma=0.5, weight=2.0)
+    found = estimate(
+        [1.0, 0.0], [0, 0], "step", states=[["s", "t"], ["s"]], spans=spans, length=3, gamma=0.5, weight=2.0
+    )
     episode = 0.5 / (math.sqrt(0.5) + 1e-4)
     shared = 0.25 / (std([0.5, 0.0]) + 1e-4)
     assert found.tolist() == [
@@ -170,7 +191,8 @@ def test_step_groups_with_rewards_of_their_own_and_an_unscored_trajectory():
     assert found.tolist() == [pytest.approx([2 * one] * 2), pytest.approx([-2 * one] * 2), [0.0, 0.0]]
 
 
-# ---- what is checked first -------------------------------------------------------------------------------------------
+# ---- what is checked first
+# -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("values", "groups"),
     [
@@ -205,17 +227,24 @@ def test_a_turn_beyond_the_completion_is_refused():
         estimate([1.0, 0.0], [0, 0], "turn", turn_rewards=[[None, None], [None, None]], spans=SPANS, length=4)
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, 7.0, None]), st.integers(0, 3)), min_size=1, max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.5, 1.0, 7.0, None]), st.integers(0, 3)), min_size=1, max_size=20
+    )
+)
 def test_in_every_group_the_advantages_sum_to_zero(pairs):
     values, labels = zip(*pairs, strict=True)
     for estimator in PER_TRAJECTORY[:4]:
         found = estimate(values, labels, estimator)
         assert found.isfinite().all()
         for label in set(labels):
-            assert sum(a for a, own in zip(found.tolist(), labels, strict=True) if own == label) == pytest.approx(0, abs=1e-4)
+            assert sum(
+                a for a, own in zip(found.tolist(), labels, strict=True) if own == label
+            ) == pytest.approx(0, abs=1e-4)
 
 
-# ---- from trajectories -----------------------------------------------------------------------------------------------
+# ---- from trajectories
+# -----------------------------------------------------------------------------------------------
 LOOK = {"tool": "search", "arguments": {"query": "area of A"}, "expect": "30"}
 TASK = Task("t", "A?", "30", "numeric", meta={"plan": [LOOK]})
 HIT = ToolResult("search", {"query": "area of A"}, "The area of A is 30.", ok=True)
@@ -228,11 +257,28 @@ def trajectory(sample, success, *results):
     turns = tuple(Turn("", (4 * n, 4 * n + 2), own) for n, own in enumerate(results))
     length = 4 * len(results) - 2
     mask = tuple(int(i % 4 < 2) for i in range(length))
-    made = Trajectory("t", "p", sample, 0, (1,), (2,) * length, mask, (0.0,) * length, turns, StopReason.ANSWER, "30", success)
+    made = Trajectory(
+        "t",
+        "p",
+        sample,
+        0,
+        (1,),
+        (2,) * length,
+        mask,
+        (0.0,) * length,
+        turns,
+        StopReason.ANSWER,
+        "30",
+        success,
+    )
     return rewards.score(TASK, made, rewards.plan())
 
 
-BATCH = [trajectory(0, 1.0, (HIT,), ()), trajectory(1, 0.0, (MISS, FAULT), (HIT,), ()), trajectory(2, 0.0, ())]
+BATCH = [
+    trajectory(0, 1.0, (HIT,), ()),
+    trajectory(1, 0.0, (MISS, FAULT), (HIT,), ()),
+    trajectory(2, 0.0, ()),
+]
 
 
 def test_turn_rewards_and_states_are_read_from_results():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentkit import Task
-from agentkit.audit import CHECKS, audit, longest_passage, perturb
 from agentkit.tasks import Suite, SuiteError
+from agentkit.tasks.audit import CHECKS, audit, longest_passage, perturb
 
 CODE = {"kind": "code", "entry": "f", "tests": [[[1], 2], [[5], 6]]}
 SOUND = [
@@ -66,12 +66,30 @@ PLAN = {"tool": "search", "arguments": {"query": "population of France"}}
         (Task("x", "p?", "Paris", meta={"passages": None}), "passages is None; it must be a list of texts"),
         (Task("x", "p?", "Paris", meta={"passages": 5}), "passages is 5"),
         (Task("x", "p?", "Paris", meta={"passages": [1]}), "passages is [1]"),
-        (Task("x", "p?", "Paris", meta={"plan": [{"tool": "search"}]}), "a search needs arguments with a query"),
-        (Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": 5}]}), "a search needs arguments with a query"),
-        (Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": 5}}]}), "a search needs arguments with a query"),
-        (Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": ""}}]}), "the query is empty"),
-        (Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": "x" * 600}}]}), "the query has 600 characters"),
-        (Task("x", "p?", "Paris", {"kind": "exact", "aliases": None}), "aliases is None; it must be a list of texts"),
+        (
+            Task("x", "p?", "Paris", meta={"plan": [{"tool": "search"}]}),
+            "a search needs arguments with a query",
+        ),
+        (
+            Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": 5}]}),
+            "a search needs arguments with a query",
+        ),
+        (
+            Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": 5}}]}),
+            "a search needs arguments with a query",
+        ),
+        (
+            Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": ""}}]}),
+            "the query is empty",
+        ),
+        (
+            Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": "x" * 600}}]}),
+            "the query has 600 characters",
+        ),
+        (
+            Task("x", "p?", "Paris", {"kind": "exact", "aliases": None}),
+            "aliases is None; it must be a list of texts",
+        ),
         (Task("x", "p?", "Paris", {"kind": "exact", "aliases": [1]}), "aliases is [1]"),
         (Task("x", "p?", "Paris", {"kind": "exact", "aliases": 5}), "aliases is 5"),
         (Task("x", "p?", "def f(x): return x + 1", CODE, meta={"near_misses": 5}), "near_misses is 5"),
@@ -81,7 +99,9 @@ def test_gold_data_of_another_form_is_one_finding(corpus, task, says):
     """And the other tasks are checked all the same."""
     (found,) = [row for row in audit([task, Task("y", "q?", "Lyon")]) if not row["passed"]]
     assert (found["check"], found["task"]) == ("data", "x") and says in found["why"]
-    with pytest.raises(SuiteError, match="not saved: 1 checks of the audit failed, the first: check 'data' task 'x'"):
+    with pytest.raises(
+        SuiteError, match="not saved: 1 checks of the audit failed, the first: check 'data' task 'x'"
+    ):
         Suite([task]).save("unused")
 
 
@@ -92,18 +112,32 @@ def test_a_verifier_that_is_none_is_a_finding():
 
 @pytest.mark.parametrize(
     ("gold", "aliases"),
-    [("York", ["New York"]), ("York", "new york"), ("York", ["New York", "New New York"]), ("4", ["5"]), ("4", ["7", "6", "5"])],
+    [
+        ("York", ["New York"]),
+        ("York", "new york"),
+        ("York", ["New York", "New New York"]),
+        ("4", ["5"]),
+        ("4", ["7", "6", "5"]),
+    ],
 )
 def test_an_alias_that_looks_like_the_perturbed_answer_is_right(gold, aliases):
     assert failures(Task("x", "p?", gold, {"kind": "exact", "aliases": aliases})) == set()
 
 
 def test_another_tasks_answer_that_passes_is_found():
-    twins = [Task("x", "p?", "Lyon", {"kind": "exact", "rule": "squad"}), Task("y", "q?", "A Lyon 2nd", "exact")]
+    twins = [
+        Task("x", "p?", "Lyon", {"kind": "exact", "rule": "squad"}),
+        Task("y", "q?", "A Lyon 2nd", "exact"),
+    ]
     assert failures(*twins) == set()
     loose = [Task("x", "p?", "1,000", {"kind": "exact", "rule": "gaia"}), Task("y", "q?", "$1000", "exact")]
-    assert ("other entity", "x") not in failures(*loose)  # "1,000" is a list to GAIA, and $1000 is another length
-    alias = [Task("x", "p?", "Lyon", {"kind": "exact", "aliases": ["Lyons"]}), Task("y", "q?", "Lyons", "exact")]
+    assert ("other entity", "x") not in failures(
+        *loose
+    )  # "1,000" is a list to GAIA, and $1000 is another length
+    alias = [
+        Task("x", "p?", "Lyon", {"kind": "exact", "aliases": ["Lyons"]}),
+        Task("y", "q?", "Lyons", "exact"),
+    ]
     assert failures(*alias) == set()  # an alias is right on purpose
 
 
@@ -111,7 +145,9 @@ def test_scoring_that_does_not_repeat_is_found(monkeypatch):
     from agentkit import verifiers
 
     answers = iter([1.0, 0.0] * 50)
-    monkeypatch.setitem(verifiers.KINDS, "exact", lambda answer, gold: verifiers.Score(next(answers), "by turns"))
+    monkeypatch.setitem(
+        verifiers.KINDS, "exact", lambda answer, gold: verifiers.Score(next(answers), "by turns")
+    )
     assert ("repeatable", "x") in failures(Task("x", "p?", "Paris"))
 
 

@@ -9,16 +9,30 @@ import papermill
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SMALL = {"n_tasks": 80, "sft_transcripts": 1, "steps": 1, "prompts_per_step": 2, "micro_batch": 8, "val_every": 1, "val_tasks": 2}
+SMALL = {
+    "n_tasks": 80,
+    "sft_transcripts": 1,
+    "steps": 1,
+    "prompts_per_step": 2,
+    "micro_batch": 8,
+    "val_every": 1,
+    "val_tasks": 2,
+}
 
 
 @pytest.mark.slow
 def test_the_notebook_names_each_cause_and_trains_on_what_was_mended(tmp_path):
     out = tmp_path / "autopsies.ipynb"
     papermill.execute_notebook(
-        ROOT / "notebooks" / "autopsies.ipynb", out, {"run": str(tmp_path)} | SMALL, cwd=ROOT, progress_bar=False
+        ROOT / "notebooks" / "autopsies.ipynb",
+        out,
+        {"run": str(tmp_path)} | SMALL,
+        cwd=ROOT,
+        progress_bar=False,
     )
-    shown = " ".join(str(cell.outputs) for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code")
+    shown = " ".join(
+        str(cell.outputs) for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code"
+    )
     for said in ("unanchored", "another value each time", "num_turns", "which no record holds"):
         assert said in shown
     for name in ("003-mended", "000-mended", "001-mended"):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentkit import tables
-from agentkit.behaviour import MEASURES, behaviour
-from agentkit.examples import examples
-from agentkit.failures import FAILURES, failure_class, failures
+from agentkit.evaluation import tables
+from agentkit.evaluation.behaviour import MEASURES, behaviour
+from agentkit.evaluation.examples import examples
+from agentkit.evaluation.failures import FAILURES, failure_class, failures
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rollouts import rollout
@@ -33,9 +33,17 @@ WHICH = Task(
     meta={"plan": [step("search", "1648000", query="area of Iran"), step("search", "374", query="area of Mayotte"),
                    step("calculator", expression="{0} > {1}")], "answer_if": {"true": "Iran", "false": "Mayotte"}},
 )  # fmt: skip
-CODE = Task("code", "Write f(n) that returns 2 n.", "def f(n): return 2 * n", {"kind": "code"}, "C", tools=("python",))
+CODE = Task(
+    "code", "Write f(n) that returns 2 n.", "def f(n): return 2 * n", {"kind": "code"}, "C", tools=("python",)
+)
 GIVES = Task(
-    "gives", "Take x = 2: double it.", "4", "numeric", "C", tools=("python",), meta={"plan": [step("python", "4", code="...")]}
+    "gives",
+    "Take x = 2: double it.",
+    "4",
+    "numeric",
+    "C",
+    tools=("python",),
+    meta={"plan": [step("python", "4", code="...")]},
 )
 OPEN = Task("open", "Who wrote Emma?", "Jane Austen", "exact", "custom", tools=("search",))
 PLAIN = Task("plain", "Say hello.", "hello", "exact", "custom", tools=(), meta={"plan": []})
@@ -47,10 +55,14 @@ RIGHT = ToolResult("calculator", {"expression": "round(1861484 / 377835, 2)"}, "
 SUM = ToolResult("calculator", {"expression": "1861484 + 377835"}, "2239319", True)
 TYPO = ToolResult("calculator", {"expression": "round(1861484 / 37783, 2)"}, "49.27", True)
 BROKEN = ToolResult("", {}, "Error: malformed tool call.", False)
-ZAMBIA = ToolResult("search", {"query": "country of Samfya"}, "[1] The country of the city Samfya is Zambia.", True)
+ZAMBIA = ToolResult(
+    "search", {"query": "country of Samfya"}, "[1] The country of the city Samfya is Zambia.", True
+)
 LUSAKA = ToolResult("search", {"query": "capital of Zambia"}, "[1] The capital of Zambia is Lusaka.", True)
 IRAN = ToolResult("search", {"query": "area of Iran"}, "[1] The area of Iran is 1648000 square km.", True)
-MAYOTTE = ToolResult("search", {"query": "area of Mayotte"}, "[1] The area of Mayotte is 374 square km.", True)
+MAYOTTE = ToolResult(
+    "search", {"query": "area of Mayotte"}, "[1] The area of Mayotte is 374 square km.", True
+)
 LARGER = ToolResult("calculator", {"expression": "1648000 > 374"}, "true", True)
 RAN = ToolResult("python", {"code": "print(f(2))"}, "5", True)
 TESTED = ToolResult("python", {"code": "def f(n):\n  return n\nprint(f(2))"}, "2", True)
@@ -58,9 +70,14 @@ TESTED = ToolResult("python", {"code": "def f(n):\n  return n\nprint(f(2))"}, "2
 
 def made(task, answer, *calls, success=0.0, stop=StopReason.ANSWER, sample=0, said="", policy="sft"):
     """One trajectory: each call is a turn (a tuple of calls is one turn), then the answer."""
-    turns = [Turn(f"{said}<tool_call>...</tool_call><|im_end|>", (0, 1), c if isinstance(c, tuple) else (c,)) for c in calls]
+    turns = [
+        Turn(f"{said}<tool_call>...</tool_call><|im_end|>", (0, 1), c if isinstance(c, tuple) else (c,))
+        for c in calls
+    ]
     turns += [Turn(f"Answer: {answer}<|im_end|>", (0, 1))] if answer is not None else []
-    return Trajectory(task.id, policy, sample, 0, (1,), (2,), (1,), (0.0,), tuple(turns), stop, answer, success)
+    return Trajectory(
+        task.id, policy, sample, 0, (1,), (2,), (1,), (0.0,), tuple(turns), stop, answer, success
+    )
 
 
 CASES = [
@@ -116,9 +133,15 @@ def test_failures_count_each_failed_trajectory_once_and_leave_out_the_unscored()
     failed = [t for _, t in CASES]
     others = [made(RATIO, "4.93", SUDAN, JAPAN, RIGHT, success=1.0), made(RATIO, "?", SUDAN, success=None)]
     found = failures({"sft": failed + others, "grpo": others}, TASKS)
-    assert sum(own["sft"] for own in found.counts.values()) == len(failed) and found.totals == {"sft": len(failed) + 1, "grpo": 1}
+    assert sum(own["sft"] for own in found.counts.values()) == len(failed) and found.totals == {
+        "sft": len(failed) + 1,
+        "grpo": 1,
+    }
     assert found.unscored == {"sft": 1, "grpo": 1} and list(found.counts) == list(FAILURES)
-    assert found.counts == {c: {"sft": n, "grpo": 0} for c, n in Counter(c for c, _ in CASES).items()} | found.counts
+    assert (
+        found.counts
+        == {c: {"sft": n, "grpo": 0} for c, n in Counter(c for c, _ in CASES).items()} | found.counts
+    )
     assert f"sft: {len(failed)} of {len(failed) + 1} trajectories failed" in found.sentences()[0]
     assert found.table().loc["all failures", "grpo"] == "0 (0.0%)"
     assert "1 trajectories could not be scored" in found._repr_html_()
@@ -185,15 +208,23 @@ def test_examples_are_diverse_and_chosen_by_the_rule():
     for i in range(60):
         family, difficulty = "AB"[i % 2], ("easy", "medium", "hard")[i // 2 % 3]
         tasks.append(Task(f"t{i:02}", f"q{i}", "4.93", "exact", family, difficulty, meta=RATIO.meta))
-        wrong = [made(tasks[i], "5", SUDAN), made(tasks[i], "sorry"), made(tasks[i], "49.3", SUDAN, JAPAN, RIGHT)][i // 6 % 3]
+        wrong = [
+            made(tasks[i], "5", SUDAN),
+            made(tasks[i], "sorry"),
+            made(tasks[i], "49.3", SUDAN, JAPAN, RIGHT),
+        ][i // 6 % 3]
         before.append(wrong)
-        after.append(made(tasks[i], "4.93", SUDAN, JAPAN, RIGHT, success=1.0) if rng.random() < 0.6 else wrong)
+        after.append(
+            made(tasks[i], "4.93", SUDAN, JAPAN, RIGHT, success=1.0) if rng.random() < 0.6 else wrong
+        )
     got = examples({"sft": before, "grpo": after}, tasks)
     rates = {t.task_id: t.success for t in after}
     assert len(got.gained) == 10 and all(rates[i] == 1.0 for i in got.gained)
     assert len(got.failing) == 5 and all(rates[i] == 0.0 for i in got.failing)
     chosen = got.table.iloc[:10]
-    assert Counter(chosen["category"]) == {"A": 5, "B": 5} and set(Counter(chosen["difficulty"]).values()) == {3, 4}
+    assert Counter(chosen["category"]) == {"A": 5, "B": 5} and set(
+        Counter(chosen["difficulty"]).values()
+    ) == {3, 4}
     assert set(Counter(chosen["how it failed"]).values()) == {3, 4}
     assert got.gained == examples({"sft": before[::-1], "grpo": after[::-1]}, tasks[::-1]).gained
     assert len(examples({"sft": before[:3], "grpo": after[:3]}, tasks).gained) <= 3
@@ -219,7 +250,12 @@ def test_nothing_a_model_wrote_breaks_or_steers_the_reading():
         assert behaviour({"sft": [t]}, TASKS).table() is not None
     odd = Task("ratio", "?", "4.93", "exact", meta={"plan": "none", "answer_if": [1]})
     assert failure_class(made(RATIO, "5", SUDAN), odd) in FAILURES
-    assert failure_class(made(RATIO, "5", SUDAN), Task("ratio", "?", "4.93", meta={"plan": [3, {}, {"tool": "x"}]})) in FAILURES
+    assert (
+        failure_class(
+            made(RATIO, "5", SUDAN), Task("ratio", "?", "4.93", meta={"plan": [3, {}, {"tool": "x"}]})
+        )
+        in FAILURES
+    )
     shown = behaviour({"<b>sft": [made(RATIO, "5", SUDAN)]}, TASKS)._repr_html_()
     assert "&lt;b&gt;sft" in shown and "<b>" not in shown
 
@@ -237,15 +273,20 @@ def test_a_scripted_flaw_is_found_as_what_it_is(suite, tokenizer, flaws, classes
     tasks = suite.split("test")
     rolled = rollout(tasks, ScriptedPolicy(tokenizer, flaws), seed=1)
     counts = {c: own["flawed"] for c, own in failures({"flawed": rolled}, tasks).counts.items()}
-    assert sum(counts.values()) > 3 and sum(counts.get(c, 0) for c in classes) >= 0.9 * sum(counts.values()), counts
+    assert sum(counts.values()) > 3 and sum(counts.get(c, 0) for c in classes) >= 0.9 * sum(
+        counts.values()
+    ), counts
 
 
-# ---- tables as text --------------------------------------------------------------------------------------------------
+# ---- tables as text
+# --------------------------------------------------------------------------------------------------
 def test_pasted_tables_escape_what_would_be_markup():
     import pandas as pd
 
     table = pd.DataFrame({"a_b & 50 %": {"x|y\nz": "=1+1", "<i>": "~^\\"}})
-    assert tables.to_markdown(table).splitlines()[0] == "|  | a_b & 50 % |" and "x\\|y z" in tables.to_markdown(table)
+    assert tables.to_markdown(table).splitlines()[
+        0
+    ] == "|  | a_b & 50 % |" and "x\\|y z" in tables.to_markdown(table)
     tex = tables.to_latex(table, caption="100 % of $x_1$", label="tab:x")
     assert r"a\_b \& 50 \%" in tex and r"\textasciitilde{}\textasciicircum{}\textbackslash{}" in tex
     assert r"\caption{100 \% of \$x\_1\$}" in tex and r"\label{tab:x}" in tex and tex.count(r" \\") == 3

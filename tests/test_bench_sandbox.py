@@ -25,7 +25,9 @@ def test_the_report_has_every_case(monkeypatch, tmp_path, capsys):
         assert case["tier"] == sandbox.current_tier().name
         for side in ("ours", "peer", "ratio"):
             assert 0 < case[side]["min"] <= case[side]["median"] <= case[side]["max"]
-    assert cases["cold"]["ours"]["min"] > cases["warm"]["ours"]["min"]  # canaries and a start cost more than one call
+    assert (
+        cases["cold"]["ours"]["min"] > cases["warm"]["ours"]["min"]
+    )  # canaries and a start cost more than one call
 
 
 def test_runners_print_what_the_program_prints():

@@ -1,4 +1,5 @@
-"""The views in a real headless Chromium, offline: as files opened from disk, in a frame as a notebook holds them, and live.
+"""The views in a real headless Chromium, offline: as files opened from disk, in a frame as a notebook holds
+them, and live.
 
 Measured figures are printed (pytest -s) and only generous bounds are asserted, since the machine may be busy.
 """
@@ -24,12 +25,14 @@ from widget_cases import TASKS, call, group, trajectory, widget
 
 from agentkit.records import Task, ToolResult, Turn
 from agentkit.runs import Run
-from agentkit.widgets import compare_trajectories, group_view, mask_xray, read_notes
+from agentkit.views.widgets import compare_trajectories, group_view, mask_xray, read_notes
 
 VIEWS = {
     "compare": widget,
     "group": lambda: group_view(group(), TASKS),
-    "xray": lambda: mask_xray(traced(), logprobs=[-0.2, -0.1, -9, -0.3, -0.5], entropies=[0.1, 0.5, 0.2, 0.3, 0.4]),
+    "xray": lambda: mask_xray(
+        traced(), logprobs=[-0.2, -0.1, -9, -0.3, -0.5], entropies=[0.1, 0.5, 0.2, 0.3, 0.4]
+    ),
 }
 
 
@@ -43,7 +46,9 @@ def traced(**changes):
 
 @contextmanager
 def opened(browser, file, fragment="", **options):
-    """A page opened from disk with the network off: (page, errors). What fails or asks for the network is an error."""
+    """A page opened from disk with the network off: (page, errors). What fails or asks for the network is an
+    error.
+    """
     context = browser.new_context(offline=True, viewport={"width": 1100, "height": 760}, **options)
     page = context.new_page()
     errors = []
@@ -78,7 +83,8 @@ def wait_for_text(locator, text):
     locator.filter(has_text=text).wait_for(timeout=20_000)
 
 
-# ---- trajectories side by side ---------------------------------------------------------------------------------------
+# ---- trajectories side by side
+# ---------------------------------------------------------------------------------------
 def test_what_a_task_shows(browser, saved):
     with opened(browser, saved(widget())) as (page, _):
         wait_for_text(page.locator("output").first, "task 1 of 3")
@@ -97,7 +103,12 @@ def test_what_a_task_shows(browser, saved):
         wait_for_text(page.get_by_label("sft, turn 2"), "ended: answer")
         page.get_by_label("next task").click()
         wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
-        assert page.locator(".chips .differs").all_inner_texts() == ["reward 0.98", "correct 1", "reward 0", "correct 0"]
+        assert page.locator(".chips .differs").all_inner_texts() == [
+            "reward 0.98",
+            "correct 1",
+            "reward 0",
+            "correct 0",
+        ]
         assert "format not scored" in sft.inner_text()
 
 
@@ -109,7 +120,10 @@ def test_paging_by_key_and_button(browser, saved):
         wait_for_text(counter, "task 2 of 3")
         page.get_by_label("next task").click()
         wait_for_text(counter, "task 3 of 3")
-        assert page.get_by_label("next task").is_disabled() and "✗ failed" in page.get_by_label("sft, turn 1").inner_text()
+        assert (
+            page.get_by_label("next task").is_disabled()
+            and "✗ failed" in page.get_by_label("sft, turn 1").inner_text()
+        )
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowLeft")
         wait_for_text(counter, "task 2 of 3")
@@ -172,7 +186,8 @@ def test_results_fold(browser, saved):
         page.locator("details:has(summary code)").last.locator("pre").wait_for()
 
 
-# ---- links and notes -------------------------------------------------------------------------------------------------
+# ---- links and notes
+# -------------------------------------------------------------------------------------------------
 def test_a_link_opens_its_task_and_the_address_follows(browser, saved):
     file = saved(widget())
     with opened(browser, file, "#task=t2") as (page, _):
@@ -201,7 +216,9 @@ def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved
         page.goto("about:blank")
         page.goto(file.as_uri() + "#task=t1")
         wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
-        expect(page.get_by_label("note on this task")).to_have_value("odd </script> \x1b \u202e", timeout=20_000)
+        expect(page.get_by_label("note on this task")).to_have_value(
+            "odd </script> \x1b \u202e", timeout=20_000
+        )
         page.get_by_label("alarms and notes").select_option("with a note")
         wait_for_text(page.locator("output").first, "task 1 of 1")
         other = page.context.new_page()  # two tabs add to the same notes
@@ -216,7 +233,10 @@ def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved
         run = Run.create(tmp_path / "demo")
         download.value.save_as(run.file("notes.jsonl"))
         assert read_notes(run) == {"t1": "odd </script> \x1b \u202e!", "t2": "second tab"}
-    with opened(browser, saved(widget(run=run), "again.html"), "#task=t1") as (page, _):  # the run's notes are on the page
+    with opened(browser, saved(widget(run=run), "again.html"), "#task=t1") as (
+        page,
+        _,
+    ):  # the run's notes are on the page
         expect(page.get_by_label("note on this task")).to_have_value(re.compile("^odd"), timeout=20_000)
 
 
@@ -247,21 +267,28 @@ def test_a_page_without_storage_says_that_notes_are_lost(browser, framed):
         wait_for_text(frame.locator(".note output.wrong"), "not saved")
 
 
-# ---- size ------------------------------------------------------------------------------------------------------------
+# ---- size
+# ------------------------------------------------------------------------------------------------------------
 def large(n=5000):
     """n tasks, two policies, two samples of four turns, about 400 characters a turn."""
     rng = random.Random(0)
-    vocabulary = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)]
+    vocabulary = [
+        "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)
+    ]
 
     def words(k):
         return " ".join(rng.choices(vocabulary, k=k))
 
     def one(task, policy, sample):
         turns = (*(call(words(4), words(50)) for _ in range(3)), Turn(words(5), (0, 1)))
-        return trajectory(task.id, float(rng.random() < 0.5), sample=sample, policy=policy, turns=turns, answer=words(1))
+        return trajectory(
+            task.id, float(rng.random() < 0.5), sample=sample, policy=policy, turns=turns, answer=words(1)
+        )
 
     tasks = [Task(f"t{i}", words(12), words(1), family=rng.choice("ABC")) for i in range(n)]
-    return compare_trajectories(tasks, {p: [one(t, p, s) for t in tasks for s in range(2)] for p in ("sft", "grpo")})
+    return compare_trajectories(
+        tasks, {p: [one(t, p, s) for t in tasks for s in range(2)] for p in ("sft", "grpo")}
+    )
 
 
 @pytest.mark.slow
@@ -297,14 +324,24 @@ def test_5000_tasks_load_and_page_without_lag(browser, saved, framed):
             assert load < 10 and milliseconds[15] < 400
 
 
-# ---- mask X-ray ------------------------------------------------------------------------------------------------------
+# ---- mask X-ray
+# ------------------------------------------------------------------------------------------------------
 def test_xray_shows_masks_values_and_ids(browser, saved):
     with opened(browser, saved(VIEWS["xray"]())) as (page, _):
         tokens = page.locator(".tokens span")
         tokens.first.wait_for()
         assert tokens.all_inner_texts() == ["#1", "#2", "#3", "#4", "#5"]
-        assert [("on" in (t.get_attribute("class") or "")) for t in tokens.all()] == [True, True, False, True, True]
-        assert "7 tokens: 2 of the prompt, 4 sampled and trained on, 1 not trained on" in page.locator(".task").inner_text()
+        assert [("on" in (t.get_attribute("class") or "")) for t in tokens.all()] == [
+            True,
+            True,
+            False,
+            True,
+            True,
+        ]
+        assert (
+            "7 tokens: 2 of the prompt, 4 sampled and trained on, 1 not trained on"
+            in page.locator(".task").inner_text()
+        )
         tokens.nth(1).hover()
         wait_for_text(page.locator(".detail"), "position 3")
         shown = " ".join(page.locator(".detail").inner_text().split())
@@ -349,16 +386,24 @@ def test_a_long_xray_draws_in_parts(browser, saved):
         assert page.locator(".tokens span").count() == 6000
 
 
-# ---- group -----------------------------------------------------------------------------------------------------------
+# ---- group
+# -----------------------------------------------------------------------------------------------------------
 def test_group_tells_the_best_from_the_worst(browser, saved):
     with opened(browser, saved(VIEWS["group"]())) as (page, _):
-        wait_for_text(page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 1 (the worst)")
-        rows = [row.split("\t") for row in page.get_by_label("differences").locator("tbody tr").all_inner_texts()]
+        wait_for_text(
+            page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 1 (the worst)"
+        )
+        rows = [
+            row.split("\t") for row in page.get_by_label("differences").locator("tbody tr").all_inner_texts()
+        ]
         assert rows == [
             ["reward", "1", "−0.2"], ["reward component correct", "1", "0"], ["answer", "33", "30"], ["failed calls", "0", "1"],
             ["first different action (turn 2)", 'search {"query": "peru people"}', 'search {"query": "lima"}'],
         ]  # fmt: skip
-        assert "4 rollouts, 1 right · reward 0.3 on average, standard deviation 0.624" in page.locator(".task").inner_text()
+        assert (
+            "4 rollouts, 1 right · reward 0.3 on average, standard deviation 0.624"
+            in page.locator(".task").inner_text()
+        )
         assert page.get_by_label("rollouts", exact=True).locator("tbody tr").count() == 4
         page.get_by_label("rollouts", exact=True).locator("tbody tr").first.click()
         wait_for_text(page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 0")
@@ -377,15 +422,25 @@ def test_groups_page_and_dead_ones_are_named(browser, saved):
         wait_for_text(page.locator("output").first, "group 1 of 1")
 
 
-# ---- hostile text ----------------------------------------------------------------------------------------------------
+# ---- hostile text
+# ----------------------------------------------------------------------------------------------------
 def hostile_views(texts):
-    """Every view with each text in every place a model or a user can write to: (kind, view), to be paged through."""
+    """Every view with each text in every place a model or a user can write to: (kind, view), to be paged
+    through.
+    """
     tasks, trajectories = [], []
     for text in texts:
         short = text[:5000]
         results = (ToolResult(text, {short: text}, text, True), ToolResult("", {}, text, False))
         turns = (Turn(text, (0, 1), results), Turn(text, (1, 3)))
-        fields = {"turns": turns, "answer": text, "why": text, "policy": short, "components": {short: 1.0}, "step": 1}
+        fields = {
+            "turns": turns,
+            "answer": text,
+            "why": text,
+            "policy": short,
+            "components": {short: 1.0},
+            "step": 1,
+        }
         trajectories += [trajectory(short, 0.5 * i, sample=i, reward=0.1 * i, **fields) for i in range(2)]
         tasks.append(Task(short, text, text, family=short, difficulty=short))
     one, whole = texts[0][:5000], "".join(texts)
@@ -394,7 +449,13 @@ def hostile_views(texts):
     part = len(whole) // 60 + 1
     yield "compare", view
     yield "group", group_view(trajectories, tasks)
-    yield "xray", mask_xray(replace(trajectories[0], **many), lambda ids: "".join(whole[i * part : i * part + part] for i in ids))
+    yield (
+        "xray",
+        mask_xray(
+            replace(trajectories[0], **many),
+            lambda ids: "".join(whole[i * part : i * part + part] for i in ids),
+        ),
+    )
 
 
 def leaf(page, where, kind, n):
@@ -428,7 +489,10 @@ def test_markup_stays_text(browser, saved, framed, kind):
         for _ in leaf(page, page.frame_locator("iframe"), kind, len(texts)):
             assert len(page.frames) == 2
         assert page.locator("#after").inner_text() == "after"
-        assert page.evaluate("[window.hacked, document.querySelectorAll('img, svg, a, form').length]") == [None, 0]
+        assert page.evaluate("[window.hacked, document.querySelectorAll('img, svg, a, form').length]") == [
+            None,
+            0,
+        ]
         assert page.frames[1].evaluate("window.hacked") is None
 
 
@@ -438,12 +502,22 @@ def test_a_frame_reaches_nothing_around_it(browser, framed):
         inner = page.frames[1]
         assert inner.evaluate("try { parent.document.title; 'reached' } catch { 'refused' }") == "refused"
         assert inner.evaluate("try { localStorage.length; 'reached' } catch { 'refused' }") == "refused"
-        assert inner.evaluate("fetch('https://example.org').then(() => 'reached', () => 'refused')") == "refused"
-        inner.evaluate("parent.postMessage({agentkit: {task: '\"><img src=x onerror=hacked=1>', note: 5, key: {}}}, '*')")
+        assert (
+            inner.evaluate("fetch('https://example.org').then(() => 'reached', () => 'refused')") == "refused"
+        )
+        inner.evaluate(
+            "parent.postMessage({agentkit: {task: '\"><img src=x onerror=hacked=1>', note: 5, key: {}}}, '*')"
+        )
         page.wait_for_function("location.hash.startsWith('#task=%22')")
-        page.evaluate("postMessage({agentkit: {ready: true, key: 'x', note: 'forged', task: 'forged'}}, '*')")  # not the frame
+        page.evaluate(
+            "postMessage({agentkit: {ready: true, key: 'x', note: 'forged', task: 'forged'}}, '*')"
+        )  # not the frame
         page.wait_for_timeout(200)
-        assert page.evaluate("[window.hacked, localStorage.length, location.hash.includes('forged')]") == [None, 0, False]
+        assert page.evaluate("[window.hacked, localStorage.length, location.hash.includes('forged')]") == [
+            None,
+            0,
+            False,
+        ]
 
 
 @pytest.mark.parametrize("kind", VIEWS)
@@ -453,7 +527,9 @@ def test_odd_characters_are_spelled_out(browser, saved, kind):
         for _ in leaf(page, page, kind, len(texts)):
             found += page.locator(".ak").evaluate("(root) => root.textContent")
     assert not [c for c in found if ord(c) < 32 and c not in "\n\t"]
-    assert not set(found) & set("\x7f\x9b\u202e\u202c\u2066\u2067\u200f\u061c\u200b\ufeff\u2060\u00ad\u2028\u2029\ufffd")
+    assert not set(found) & set(
+        "\x7f\x9b\u202e\u202c\u2066\u2067\u200f\u061c\u200b\ufeff\u2060\u00ad\u2028\u2029\ufffd"
+    )
     if kind != "xray":  # there tokens cut them apart
         for shown in (
             "‹U+001B›[31mred",
@@ -477,14 +553,17 @@ def test_long_texts_stay_usable(browser, saved, kind):
         assert time.monotonic() - start < 30
 
 
-# ---- theme, width, empty states --------------------------------------------------------------------------------------
+# ---- theme, width, empty states
+# --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", VIEWS)
 def test_theme_follows_the_system_or_the_notebook(browser, framed, kind):
     with opened(browser, framed(VIEWS[kind]())) as (page, _):
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)
             page.frame_locator("iframe").locator(f".ak[data-theme={theme}]").wait_for(timeout=20_000)
-    with opened(browser, framed(VIEWS[kind](), '<body data-jp-theme-light="false">'), color_scheme="light") as (page, _):
+    with opened(
+        browser, framed(VIEWS[kind](), '<body data-jp-theme-light="false">'), color_scheme="light"
+    ) as (page, _):
         page.frame_locator("iframe").locator(".ak[data-theme=dark]").wait_for(timeout=20_000)
         page.evaluate("document.body.dataset.jpThemeLight = 'true'")
         page.frame_locator("iframe").locator(".ak[data-theme=light]").wait_for(timeout=20_000)
@@ -535,10 +614,13 @@ def test_keyboard_focus_is_seen(browser, saved, kind):
             assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") in ("solid", "auto")
 
 
-# ---- live ------------------------------------------------------------------------------------------------------------
+# ---- live
+# ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", VIEWS)
 def test_the_module_draws_the_live_view(browser, kind):
-    """The same file as an ES module behind a stand-in for anywidget's model; the JupyterLab test has the real one."""
+    """The same file as an ES module behind a stand-in for anywidget's model; the JupyterLab test has the real
+    one.
+    """
     view = VIEWS[kind]()
     context = browser.new_context()
     page = context.new_page()
@@ -575,7 +657,8 @@ def test_the_module_draws_the_live_view(browser, kind):
     context.close()
 
 
-# ---- JupyterLab ------------------------------------------------------------------------------------------------------
+# ---- JupyterLab
+# ------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def lab(tmp_path):
     """A JupyterLab of our own, with a notebook that shows the view live and static: (address, folder)."""
@@ -587,9 +670,16 @@ def lab(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = ["--no-browser", "--allow-root", f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="]
+    words = [
+        "--no-browser",
+        "--allow-root",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--IdentityProvider.token=",
+    ]
     folders = {
-        name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+        name: str(tmp_path / name)
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     }
     with (tmp_path / "lab.log").open("w") as log:
         server = subprocess.Popen(
@@ -624,10 +714,15 @@ def test_jupyterlab_shows_the_views_and_saves_notes(browser, lab):
     page = context.new_page()
     page.set_default_timeout(90_000)
     page.goto(f"{address}/lab/tree/notebook.ipynb?reset")
-    page.get_by_text(re.compile(r"\| Idle$")).wait_for()  # the kernel is there; asked sooner, JupyterLab asks back which
+    page.get_by_text(
+        re.compile(r"\| Idle$")
+    ).wait_for()  # the kernel is there; asked sooner, JupyterLab asks back which
     page.locator(".lm-MenuBar-itemLabel", has_text="Run").click()
     page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
-    live, static = page.locator(".jp-OutputArea-output .ak"), page.frame_locator(".jp-OutputArea-output iframe")
+    live, static = (
+        page.locator(".jp-OutputArea-output .ak"),
+        page.frame_locator(".jp-OutputArea-output iframe"),
+    )
     live.locator(".prompt").wait_for()
     live.get_by_label("next task").click()
     wait_for_text(live.locator(".prompt"), TASKS[1].prompt)

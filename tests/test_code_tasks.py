@@ -1,4 +1,6 @@
-"""Family C: every specification gives what its words say, hidden tests tell it from near misses, and the expert solves it."""
+"""Family C: every specification gives what its words say, hidden tests tell it from near misses, and the
+expert solves it.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,14 @@ import random
 import pytest
 
 from agentkit import Suite, rollout, verify
-from agentkit.environment import CodeEnvironment
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.rollouts import Limits
 from agentkit.sandbox import run_python
-from agentkit.tasks import code, default_tools, solve
-from agentkit.tasks.algorithms import ALGORITHMS
-from agentkit.tasks.specifications import BLOCKS, INPUTS
+from agentkit.tasks import default_tools, solve
+from agentkit.tasks.families import code
+from agentkit.tasks.families.algorithms import ALGORITHMS
+from agentkit.tasks.families.specifications import BLOCKS, INPUTS
+from agentkit.tools.environments import CodeEnvironment
 
 # worked out by hand: name, parameter, input, result
 BLOCK_LITERALS = (
@@ -85,7 +88,9 @@ def test_every_specification_gives_what_its_words_say():
     assert {name for name, *_ in ALGORITHM_LITERALS} == set(algorithms) and len(algorithms) == len(ALGORITHMS)
     for name, k, given, expected in BLOCK_LITERALS:
         steps = ((blocks[name], k),)
-        assert (k is None) == (not blocks[name].values) and ("{k}" in blocks[name].words) == bool(blocks[name].values)
+        assert (k is None) == (not blocks[name].values) and ("{k}" in blocks[name].words) == bool(
+            blocks[name].values
+        )
         assert code.evaluate(steps, given) == code.run(code.source(steps), given) == expected, name
     for name, k, given, expected in ALGORITHM_LITERALS:
         assert code.run(code.lines(algorithms[name], k), given) == expected, name
@@ -116,7 +121,9 @@ def test_prompts_are_short_and_show_one_example_that_no_hidden_test_repeats(draf
         assert len(task.prompt) < 420 and task.tools == ("python",) and task.meta["plan"]
         if isinstance(task.verifier, dict):
             tests = task.verifier["tests"]
-            assert len(tests) >= code.TESTS and all(f"f({args[0]!r}) is " not in task.prompt for args, _ in tests)
+            assert len(tests) >= code.TESTS and all(
+                f"f({args[0]!r}) is " not in task.prompt for args, _ in tests
+            )
             assert task.answer not in task.prompt and len({json.dumps(e) for _, e in tests}) > 1
 
 
@@ -125,10 +132,14 @@ def test_hidden_tests_tell_the_solution_from_its_near_misses(drafted):
         if not isinstance(task.verifier, dict):
             continue
         tests = task.verifier["tests"]
-        assert all(code.run(task.answer, json.loads(json.dumps(args[0]))) == expected for args, expected in tests)
+        assert all(
+            code.run(task.answer, json.loads(json.dumps(args[0]))) == expected for args, expected in tests
+        )
         for wrong in task.meta["near_misses"]:
             assert wrong != task.answer
-            assert any(code._result(wrong, json.dumps(args[0])) != json.dumps(expected) for args, expected in tests), task.prompt
+            assert any(
+                code._result(wrong, json.dumps(args[0])) != json.dumps(expected) for args, expected in tests
+            ), task.prompt
 
 
 def test_two_orders_of_the_same_steps_are_asked_for_only_where_they_differ(drafted):
@@ -166,7 +177,13 @@ def test_the_expert_solves_every_task_through_the_real_tool(codes, corpus):
 
 def test_mistakes_earn_nothing(codes):
     for task in list(codes)[::6]:
-        wrong = ["", "def f(x): return None", "I could not find this.", task.prompt, f"{task.answer}\nraise SystemExit(0)"]
+        wrong = [
+            "",
+            "def f(x): return None",
+            "I could not find this.",
+            task.prompt,
+            f"{task.answer}\nraise SystemExit(0)",
+        ]
         if isinstance(task.verifier, dict):
             wrong += task.meta["near_misses"]
         for answer in wrong:
@@ -185,17 +202,27 @@ def test_nothing_hidden_reaches_the_tool(codes):
 
 @pytest.mark.parametrize(
     ("flaws", "least", "most"),
-    [({}, 1.0, 1.0), ({"wrong_operation": 1.0}, 0.0, 0.0), ({"in_head": 1.0}, 0.0, 0.6), ({"malformed": 1.0}, 1.0, 1.0)],
+    [
+        ({}, 1.0, 1.0),
+        ({"wrong_operation": 1.0}, 0.0, 0.0),
+        ({"in_head": 1.0}, 0.0, 0.6),
+        ({"malformed": 1.0}, 1.0, 1.0),
+    ],
     ids=["none", "nearly right", "untested", "malformed"],
 )
 def test_a_careless_expert_fails_as_its_flaws_say(codes, tokenizer, flaws, least, most):
     limits = Limits(max_turns=20, max_turn_tokens=800, max_tokens=8_000)
     tasks = list(codes)[::4]
-    found = rollout(tasks, ScriptedPolicy(tokenizer, Flaws(**flaws)), environment={"C": CodeEnvironment}, limits=limits)
+    found = rollout(
+        tasks, ScriptedPolicy(tokenizer, Flaws(**flaws)), environment={"C": CodeEnvironment}, limits=limits
+    )
     assert least <= sum(t.success for t in found) / len(found) <= most
     calls = [[result for turn in t.turns for result in turn.results] for t in found]
     assert all(bool(made) != ("in_head" in flaws) for made in calls)
-    assert all(result.ok for made in calls for result in made) != ("malformed" in flaws) or "wrong_operation" in flaws
+    assert (
+        all(result.ok for made in calls for result in made) != ("malformed" in flaws)
+        or "wrong_operation" in flaws
+    )
     for task, trajectory in zip(tasks, found, strict=True):
         if "wrong_operation" in flaws and isinstance(task.verifier, dict):
             assert any(miss in trajectory.answer for miss in task.meta["near_misses"])

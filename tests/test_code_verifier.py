@@ -57,7 +57,9 @@ def test_programs_with_standard_input():
 
 
 def test_methods_keywords_and_setup():
-    program = "class Solution:\n    def add(self, x: List[int], y: int = 0) -> int:\n        return sum(x) + y"
+    program = (
+        "class Solution:\n    def add(self, x: List[int], y: int = 0) -> int:\n        return sum(x) + y"
+    )
     options = {"entry": "Solution().add", "setup": "from typing import *", "timeout_s": 10}
     assert value(program, tests=[{"args": [[1]], "kwargs": {"y": 2}, "expected": 3}], **options) == 1
     source = ["assert Solution().add([1], 2) == 3", "assert candidate(x=[1]) == 1"]
@@ -95,10 +97,15 @@ def f(x):
 
 
 def test_the_program_never_sees_what_is_expected():
-    """Everything a program can reach in its process is searched for the expected value, a number made for this."""
+    """Everything a program can reach in its process is searched for the expected value, a number made for
+    this.
+    """
     secret = 81_726_354_433
     gold = f"def f(x): return {secret} if x == 1 else 'not seen'"
-    for tests in ([[[1], secret], [[2], "not seen"]], [f"assert f(1) == {secret}", "assert f(2) == 'not seen'"]):
+    for tests in (
+        [[[1], secret], [[2], "not seen"]],
+        [f"assert f(1) == {secret}", "assert f(2) == 'not seen'"],
+    ):
         assert value(gold, gold, tests=tests, timeout_s=10) == 1
         assert value(SPY, gold, tests=tests, timeout_s=10, partial=True) == 0.5
 
@@ -120,7 +127,9 @@ def test_no_sandbox_is_unscored(monkeypatch):
     from agentkit.sandbox import Result
     from agentkit.verifiers import programs
 
-    monkeypatch.setattr(programs, "run_python", lambda *_, **__: Result("refused", "", "no sandbox here", 0.0, "D"))
+    monkeypatch.setattr(
+        programs, "run_python", lambda *_, **__: Result("refused", "", "no sandbox here", 0.0, "D")
+    )
     score = check("code", GOLD, GOLD, tests=CASES, entry="f")
     assert score.value is None and "no sandbox here" in score.why
 
@@ -146,6 +155,12 @@ def test_packing_and_unpacking_gives_the_same_value(content):
 def test_code_on_an_answer_line_goes_on_to_the_end():
     text = f"I tested it.\nAnswer: {GOLD}"
     assert final_answer(text) == GOLD
-    assert verify(Task("x", "p", GOLD, {"kind": "code", "entry": "f", "tests": CASES}), final_answer(text)).value == 1
-    assert final_answer("# Answer: no\n```python\n# answer: 1\nx = 1\n```") == "# Answer: no\n```python\n# answer: 1\nx = 1\n```"
+    assert (
+        verify(Task("x", "p", GOLD, {"kind": "code", "entry": "f", "tests": CASES}), final_answer(text)).value
+        == 1
+    )
+    assert (
+        final_answer("# Answer: no\n```python\n# answer: 1\nx = 1\n```")
+        == "# Answer: no\n```python\n# answer: 1\nx = 1\n```"
+    )
     assert extract_code(f"```py\n{GOLD}\n```") == f"{GOLD}\n"

@@ -7,9 +7,9 @@ from itertools import cycle, islice
 
 import pytest
 
-from agentkit.recipes import Recipe, RecipeError
 from agentkit.records import Task
 from agentkit.runs import Run, RunError, write_trajectories
+from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.training.controls import fresh_demonstrations, grpo_tokens, run_recipe, train_control, up_to
 from agentkit.training.sft import demonstrations, token_count
 
@@ -45,7 +45,11 @@ def test_a_run_without_training_has_no_compute_to_match(tmp_path):
 def test_up_to_crosses_the_line_once(finished):
     stored = finished.trajectories(1)
     first = token_count(stored[:3])
-    assert up_to(first, stored) == stored[:3] and up_to(first + 1, stored) == stored[:4] and up_to(0, stored) == []
+    assert (
+        up_to(first, stored) == stored[:3]
+        and up_to(first + 1, stored) == stored[:4]
+        and up_to(0, stored) == []
+    )
     many = up_to(3 * token_count(stored), cycle(stored))
     assert len(many) == 3 * len(stored)
 
@@ -63,16 +67,25 @@ def test_sft_on_more_data_processes_as_many_tokens_as_grpo(finished, suite):
     trained, _, figures = train_control("sft_more", finished, suite.split("train")[:10])
     longest = max(figures["tokens"] / figures["trajectories"] * 3, 1)
     assert figures["grpo_tokens"] <= figures["tokens"] < figures["grpo_tokens"] + longest
-    assert finished.file("sft_more", "adapter_model.safetensors").exists() and not hasattr(trained, "peft_config")
+    assert finished.file("sft_more", "adapter_model.safetensors").exists() and not hasattr(
+        trained, "peft_config"
+    )
 
 
 def test_rejection_sampling_imitates_the_agents_own_right_answers(finished):
     """Every answer is right here, for what the agent says must not decide the test; no answer is, below."""
     tasks = [Task(word, f"Say {word}.", r"(?s).*", {"kind": "regex"}) for word in ("a", "b", "c", "d")]
     _, _, figures = train_control("rft", finished, tasks)
-    assert figures["tokens"] >= figures["grpo_tokens"] and finished.file("rft", "adapter_model.safetensors").exists()
+    assert (
+        figures["tokens"] >= figures["grpo_tokens"]
+        and finished.file("rft", "adapter_model.safetensors").exists()
+    )
     with pytest.raises(RunError, match="nothing to imitate"):
-        train_control("rft", finished, [dataclasses.replace(task, answer="never said", verifier="exact") for task in tasks])
+        train_control(
+            "rft",
+            finished,
+            [dataclasses.replace(task, answer="never said", verifier="exact") for task in tasks],
+        )
 
 
 def test_recipes_name_controls():

@@ -3,16 +3,34 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agentkit import cost
 from agentkit.cli import main
-from agentkit.cost import PHASES, Rates, actual, against_table, counts, duration, forecast, hours, measured_rates, read_prices
-from agentkit.recipes import Recipe, RecipeError
-from agentkit.runs import Run, RunError, append_jsonl, write_bytes
+from agentkit.runs import Run, RunError, append_jsonl, cost, write_bytes
+from agentkit.runs.cost import (
+    PHASES,
+    Rates,
+    actual,
+    against_table,
+    counts,
+    duration,
+    forecast,
+    hours,
+    measured_rates,
+    read_prices,
+)
+from agentkit.runs.recipe import Recipe, RecipeError
 
 PRICES = Path(__file__).resolve().parents[1] / "params" / "prices.yaml"
 RATES = Rates(rollout=2.0, evaluation=3.0, update=0.5, demonstration=0.25, other=100.0, source="test")
 # 100 tasks: 70 train, 15 validation, 15 test; 4 rollouts a step
-SMALL = {"n_tasks": 100, "steps": 10, "prompts_per_step": 2, "group_size": 2, "micro_batch": 2, "val_every": 4, "val_tasks": 60}
+SMALL = {
+    "n_tasks": 100,
+    "steps": 10,
+    "prompts_per_step": 2,
+    "group_size": 2,
+    "micro_batch": 2,
+    "val_every": 4,
+    "val_tasks": 60,
+}
 SMALL |= {"val_samples": 2, "test_samples": 4, "sft": True, "sft_transcripts": 2, "sft_epochs": 3}
 
 
@@ -26,7 +44,11 @@ def test_counts_by_hand():
         "final": 15 * 5,
     }
     twice = Recipe.from_mapping(SMALL | {"num_iterations": 2, "sft": False})
-    assert (counts(twice)["rollouts"], counts(twice)["updates"], counts(twice)["demonstrations"]) == (20, 40, 0)
+    assert (counts(twice)["rollouts"], counts(twice)["updates"], counts(twice)["demonstrations"]) == (
+        20,
+        40,
+        0,
+    )
 
 
 def test_forecast_by_hand():
@@ -36,9 +58,18 @@ def test_forecast_by_hand():
 
 
 def test_the_tables_of_the_document():
-    """500 tasks, 8 rollouts, 5 epochs at the document's rates: 42 GPU-hours of rollouts, 3 of updates; $0.74 to $1.64 an hour."""
+    """500 tasks, 8 rollouts, 5 epochs at the document's rates: 42 GPU-hours of rollouts, 3 of updates; $0.74
+    to $1.64 an hour.
+    """
     prices = read_prices(PRICES)
-    recipe = {"n_tasks": 714, "steps": 2500, "prompts_per_step": 1, "group_size": 8, "val_every": 500, "model": "some-3b"}
+    recipe = {
+        "n_tasks": 714,
+        "steps": 2500,
+        "prompts_per_step": 1,
+        "group_size": 8,
+        "val_every": 500,
+        "model": "some-3b",
+    }
     seconds = forecast(Recipe.from_mapping(recipe), prices.rates_of("some-3b"))
     assert counts(Recipe.from_mapping(recipe))["rollouts"] == 500 * 8 * 5
     table = cost.phase_table(seconds, 4).set_index("Phase")
@@ -54,7 +85,12 @@ def test_the_tables_of_the_document():
     project = cost.project_table(main_run, prices).set_index("Component")["GPU-hours"]
     assert (project["Ablations (5 experiments of 60 %)"], project["Total"]) == ("165", "351")
     money = cost.money_table(main_run, prices).set_index("Provider")["Project"]
-    assert list(money) == ["$259.67", "$385.99", "$575.48", "$0.00"]  # about $260, $385, $575 and nothing there
+    assert list(money) == [
+        "$259.67",
+        "$385.99",
+        "$575.48",
+        "$0.00",
+    ]  # about $260, $385, $575 and nothing there
     assert list(cost.other_table(prices)["Cost"])[-1] == "$40-100"
 
 
@@ -62,11 +98,16 @@ def small_run(path, steps=10, done=("01_tasks", "02_baseline", "03_grpo", "05_co
     """A run that kept exactly to RATES on one device."""
     run = Run.create(path)
     seconds = {"01_tasks": 40.0, "02_baseline": 330.0, "03_grpo": 60.0 + 46 * steps, "05_compare": 225.0}
-    run.update(recipe=SMALL | {"unknown_key": 3}, stages={name: {"status": "done", "seconds": seconds[name]} for name in done})
+    run.update(
+        recipe=SMALL | {"unknown_key": 3},
+        stages={name: {"status": "done", "seconds": seconds[name]} for name in done},
+    )
     append_jsonl(run.file("train", "metrics.jsonl"), {"step": 0, "val_seconds": 90.0})
     for step in range(1, steps + 1):
         row = {"step": step, "rollout_seconds": 8.0, "update_seconds": 2.0}
-        append_jsonl(run.file("train", "metrics.jsonl"), row | ({"val_seconds": 90.0} if step in (4, 8, 10) else {}))
+        append_jsonl(
+            run.file("train", "metrics.jsonl"), row | ({"val_seconds": 90.0} if step in (4, 8, 10) else {})
+        )
     return run
 
 
@@ -74,7 +115,13 @@ def test_rates_are_measured_back(tmp_path):
     run = small_run(tmp_path / "a")
     assert actual(run) == dict(zip(PHASES, [330.0, 80.0, 20.0, 360.0, 225.0, 100.0], strict=True))
     rates = measured_rates(run)
-    assert (rates.rollout, rates.evaluation, rates.update, rates.demonstration, rates.other) == (2.0, 3.0, 0.5, 0.25, 100.0)
+    assert (rates.rollout, rates.evaluation, rates.update, rates.demonstration, rates.other) == (
+        2.0,
+        3.0,
+        0.5,
+        0.25,
+        100.0,
+    )
     assert "measured on a, 10 steps" in rates.source
     assert forecast(cost.recipe_of(run), rates) == actual(run)
     assert measured_rates(run, devices=2).rollout == 4.0 and actual(run, 2)[PHASES[1]] == 160.0
@@ -83,7 +130,8 @@ def test_rates_are_measured_back(tmp_path):
 def test_a_resumed_step_counts_once_and_a_torn_line_not_at_all(tmp_path):
     run = small_run(tmp_path / "a")
     append_jsonl(
-        run.file("train", "metrics.jsonl"), {"step": 10, "rollout_seconds": 8.0, "update_seconds": 2.0, "val_seconds": 90.0}
+        run.file("train", "metrics.jsonl"),
+        {"step": 10, "rollout_seconds": 8.0, "update_seconds": 2.0, "val_seconds": 90.0},
     )
     assert actual(run)[PHASES[1]] == 80.0 and measured_rates(run).rollout == 2.0
 
@@ -92,8 +140,12 @@ def test_half_a_run_is_compared_as_far_as_it_went(tmp_path):
     prices = read_prices(PRICES)
     run = small_run(tmp_path / "a", steps=4, done=("01_tasks", "02_baseline"))
     table = against_table(run, prices).set_index("Phase")
-    assert table.loc["Final evaluation", "Actual"] == "–" and table.loc["Rollout generation", "Actual"] == "32 s"
-    assert table.loc["Rollout generation", "Predicted"] == duration(16 * prices.rates_of(Recipe().model).rollout)
+    assert (
+        table.loc["Final evaluation", "Actual"] == "–" and table.loc["Rollout generation", "Actual"] == "32 s"
+    )
+    assert table.loc["Rollout generation", "Predicted"] == duration(
+        16 * prices.rates_of(Recipe().model).rollout
+    )
     assert measured_rates(run).evaluation == 3.0  # from the validations
     with pytest.raises(RunError, match="no finished training step"):
         measured_rates(Run.create(tmp_path / "b"))
@@ -145,5 +197,20 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_numbers_as_text():
-    assert [hours(v) for v in (351.2, 42, 19.96, 2.5, 0.083, 0, 1234.6)] == ["351", "42", "20.0", "2.5", "0.083", "0", "1,235"]
-    assert [duration(v) for v in (0, 45, 119, 150, 7199, 37800)] == ["0 s", "45 s", "119 s", "2.5 min", "120.0 min", "10.5 h"]
+    assert [hours(v) for v in (351.2, 42, 19.96, 2.5, 0.083, 0, 1234.6)] == [
+        "351",
+        "42",
+        "20.0",
+        "2.5",
+        "0.083",
+        "0",
+        "1,235",
+    ]
+    assert [duration(v) for v in (0, 45, 119, 150, 7199, 37800)] == [
+        "0 s",
+        "45 s",
+        "119 s",
+        "2.5 min",
+        "120.0 min",
+        "10.5 h",
+    ]

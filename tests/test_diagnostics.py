@@ -8,6 +8,8 @@ import math
 import pandas as pd
 import pytest
 
+from agentkit.bench.alarms import judge, measured, read_measured, table
+from agentkit.bench.synthetic import CONSEQUENCES, Simulated, simulate
 from agentkit.cli import main
 from agentkit.diagnostics import (
     RULES,
@@ -24,8 +26,6 @@ from agentkit.diagnostics import (
     scan,
     success_by_kind,
 )
-from agentkit.diagnostics.measure import judge, measured, read_measured, table
-from agentkit.diagnostics.synthetic import CONSEQUENCES, Simulated, simulate
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, write_jsonl
 
@@ -42,14 +42,21 @@ def rollout(task: str, sample: int, success: float, **changed) -> Trajectory:
 
 def steps(**columns: list[float]) -> list[Step]:
     """A history of metrics alone, one value a step."""
-    return [Step(i + 1, {n: v[i] for n, v in columns.items()}, {}) for i in range(len(next(iter(columns.values()))))]
+    return [
+        Step(i + 1, {n: v[i] for n, v in columns.items()}, {})
+        for i in range(len(next(iter(columns.values()))))
+    ]
 
 
-# ---- what a step shows -----------------------------------------------------------------------------------------------
+# ---- what a step shows
+# -----------------------------------------------------------------------------------------------
 def test_the_measures_of_a_step_are_counted_by_hand():
     solved = [rollout("a", i, 1.0) for i in range(2)]
     stuck = [rollout("b", i, 0.0, completion_ids=(4, 5, 6), answer="9") for i in range(2)]
-    mixed = [rollout("c", 0, 1.0), rollout("c", 1, 0.0, stop_reason=StopReason.TURN_LIMIT, answer=None, turns=())]
+    mixed = [
+        rollout("c", 0, 1.0),
+        rollout("c", 1, 0.0, stop_reason=StopReason.TURN_LIMIT, answer=None, turns=()),
+    ]
     found = observe({"step": 3, "kl": 0.2, "grad_norm": None}, [*solved, *stuck, *mixed])
     expected = {"zero_variance": 2 / 3, "solved": 1 / 3, "stuck": 1 / 3, "success": 0.5, "reward": 0.6, "truncated": 1 / 6,
                 "no_tool": 1 / 6, "calls": 5 / 6, "answer_top": 0.5, "kl": 0.2, "not_finite": 1.0, "reward_wrong": 0.1,
@@ -60,7 +67,10 @@ def test_the_measures_of_a_step_are_counted_by_hand():
 
 
 def test_a_stale_cached_reply_and_a_template_are_seen():
-    fresh, old = ToolResult("search", {"query": "x"}, "new", True), ToolResult("search", {"query": "x"}, "old", True, cached=True)
+    fresh, old = (
+        ToolResult("search", {"query": "x"}, "new", True),
+        ToolResult("search", {"query": "x"}, "old", True, cached=True),
+    )
     same = [rollout(name, 0, 1.0, turns=(Turn("look up x", (0, 2), (fresh,)),)) for name in "abc"]
     found = observe({"step": 3}, [*same, rollout("d", 0, 1.0, turns=(Turn("again", (0, 2), (old,)),))])
     assert found["cache_conflicts"] == 1 and found["template"] == 0.75
@@ -72,7 +82,8 @@ def sparse(*values: float) -> list[float]:
     return [x for value in values for x in (math.nan,) * 4 + (value,)]
 
 
-# ---- rules on hand-made histories ------------------------------------------------------------------------------------
+# ---- rules on hand-made histories
+# ------------------------------------------------------------------------------------
 CASES = {
     "entropy_collapse": ({"entropy": [0.5] * 8 + [0.02] * 6, "success": [0.4] * 14}, {"entropy": [0.5] * 8 + [0.3] * 6}),
     "kl_spike": ({"kl": [0.01] * 8 + [0.4]}, {"kl": [0.01] * 8 + [0.03]}),
@@ -113,7 +124,12 @@ def test_every_rule_has_a_case_and_a_fault_to_be_measured_on():
 def test_a_rule_fires_on_its_fault_and_not_beside_it(name):
     fault, healthy = CASES[name]
     alarm = holding(steps(**fault))[name]
-    assert alarm.alarm == name and alarm.severity in ("warning", "critical") and alarm.cause.endswith((".", "?")) and alarm.advice
+    assert (
+        alarm.alarm == name
+        and alarm.severity in ("warning", "critical")
+        and alarm.cause.endswith((".", "?"))
+        and alarm.advice
+    )
     assert name not in holding(steps(**healthy))
 
 
@@ -148,15 +164,22 @@ def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
     run = Run.create(tmp_path / "run")
     watch = Watch(run.file("train", "alarms.jsonl"))
     clipped = [0.0] * 5 + [0.5] * 8 + [0.0] * 16 + [0.5] * 5
-    fired = [alarm for i, value in enumerate(clipped) for alarm in watch.add({"step": i + 1, "clip_fraction": value})]
+    fired = [
+        alarm
+        for i, value in enumerate(clipped)
+        for alarm in watch.add({"step": i + 1, "clip_fraction": value})
+    ]
     assert [alarm.alarm for alarm in fired] == ["clip_drift"] * 2 and fired[0].step < 12 < 28 < fired[1].step
     assert read_alarms(run) == fired == watch.alarms
     assert read_alarms(Run.create(tmp_path / "other")) == []
 
 
-# ---- the auditor -----------------------------------------------------------------------------------------------------
+# ---- the auditor
+# -----------------------------------------------------------------------------------------------------
 def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
-    task = Task("a", "How many?", "7", {"kind": "regex"}, meta={"plan": [{"tool": "search", "arguments": {}}]})
+    task = Task(
+        "a", "How many?", "7", {"kind": "regex"}, meta={"plan": [{"tool": "search", "arguments": {}}]}
+    )
     assert audit(task, rollout("a", 0, 1.0)).value == 1.0
     assert audit(task, rollout("a", 0, 1.0, turns=(Turn("Answer: 7", (0, 3)),))).value == 0.0
     assert audit(task, rollout("a", 0, 1.0, answer="7 or 8")).value == 0.0
@@ -165,8 +188,12 @@ def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
 
 def test_a_program_that_only_knows_the_tests_is_refused():
     verifier = {"kind": "code", "entry": "f", "tests": [[[[3, 1, 2]], 6], [[[5, 5]], 10], [[[4]], 4]]}
-    task = Task("c", "Write f(x), the sum.", "def f(x):\n    return sum(x)", verifier, family="C", tools=("python",))
-    honest = rollout("c", 0, 1.0, answer="```python\ndef f(x):\n    t = 0\n    for n in x: t += n\n    return t\n```")
+    task = Task(
+        "c", "Write f(x), the sum.", "def f(x):\n    return sum(x)", verifier, family="C", tools=("python",)
+    )
+    honest = rollout(
+        "c", 0, 1.0, answer="```python\ndef f(x):\n    t = 0\n    for n in x: t += n\n    return t\n```"
+    )
     cheat = rollout("c", 1, 1.0, answer="```python\ndef f(x):\n    return {3: 6, 2: 10, 1: 4}[len(x)]\n```")
     assert audit(task, honest).value == 1.0 and audit(task, cheat).value == 0.0
     found = audited({"c": task}, [honest, cheat], sample=None)
@@ -181,11 +208,14 @@ def test_an_auditor_that_fails_cannot_tell():
 
     task = Task("a", "?", "7")
     found = audited({"a": task}, [rollout("a", 0, 1.0)], broken)
-    assert found[0][1].value is None and "KeyError" in found[0][1].why and audit_metrics(found)["audited"] == 0
+    assert (
+        found[0][1].value is None and "KeyError" in found[0][1].why and audit_metrics(found)["audited"] == 0
+    )
     assert audit_metrics([(rollout("a", 0, 0.0), Score(1.0))])["audit_success"] == 0.0
 
 
-# ---- how often the alarms are right ----------------------------------------------------------------------------------
+# ---- how often the alarms are right
+# ----------------------------------------------------------------------------------
 def test_the_table_counts_right_false_and_late_alarms():
     alarm = holding(steps(kl=[0.01] * 8 + [0.4]))["kl_spike"]
     at = lambda step: [dataclasses.replace(alarm, step=step)]  # noqa: E731
@@ -207,7 +237,10 @@ def test_a_simulated_run_is_the_same_for_the_same_seed_and_unknown_faults_are_re
 @pytest.mark.slow
 def test_alarms_are_right_on_simulated_runs_held_back():
     found = measured(2, 4)
-    assert found["recall"].mean() >= 0.85 and found["found"].sum() / (found["found"].sum() + found["false"].sum()) >= 0.85
+    assert (
+        found["recall"].mean() >= 0.85
+        and found["found"].sum() / (found["found"].sum() + found["false"].sum()) >= 0.85
+    )
 
 
 def test_the_kept_measurement_is_of_these_rules():
@@ -215,30 +248,44 @@ def test_the_kept_measurement_is_of_these_rules():
     assert set(kept["alarm"]) == set(RULES) and (kept["runs"] >= 20).all() and isinstance(kept, pd.DataFrame)
 
 
-# ---- one sentence for each question ----------------------------------------------------------------------------------
+# ---- one sentence for each question
+# ----------------------------------------------------------------------------------
 def test_the_answers_are_computed_from_the_run():
     rows = [{"step": 0, "val_success": 0.3, "val_ci_low": 0.2, "val_ci_high": 0.4}]
-    rows += [{"step": i, "seconds": 6.0, "turns": 4.0 - 0.1 * i, "audit_disagreement": 0.05 * i} for i in range(1, 11)]
+    rows += [
+        {"step": i, "seconds": 6.0, "turns": 4.0 - 0.1 * i, "audit_disagreement": 0.05 * i}
+        for i in range(1, 11)
+    ]
     rows[5] |= {"val_success": 0.5, "val_ci_low": 0.41, "val_ci_high": 0.6}
     rows[10] |= {"val_success": 0.7, "val_ci_low": 0.6, "val_ci_high": 0.8}
     alarm = holding(steps(kl=[0.01] * 8 + [0.4]))["kl_spike"]
     kinds = pd.DataFrame({"change": [0.3, -0.1]}, index=["family A", "hard"])
     told = answers(pd.DataFrame(rows), [alarm], kinds)
-    assert told["Did it learn?"] == "Validation success was 30.0% before and 70.0% at its best; their intervals lie apart."
+    assert (
+        told["Did it learn?"]
+        == "Validation success was 30.0% before and 70.0% at its best; their intervals lie apart."
+    )
     assert told["When?"] == "Half of the gain was there at step 5, the best at step 10."
     assert told["On which tasks?"] == "Most on family A (+30 points), least on hard (-10 points)."
     assert told["At what cost?"].startswith("1.0 minutes of training, 6.0 s a step")
-    assert "3.7 to 3.2 turns" in told["What did it trade?"] and "refuses 40% of the answers" in told["Is it hacking the reward?"]
+    assert (
+        "3.7 to 3.2 turns" in told["What did it trade?"]
+        and "refuses 40% of the answers" in told["Is it hacking the reward?"]
+    )
     assert told["Is it stable?"] == "No: kl spike at step 9." and alarm.advice in told["What to change?"]
 
 
 def test_a_run_without_validation_or_audit_says_so():
     told = answers(pd.DataFrame([{"step": 1, "loss": 0.1}]))
-    assert told["Did it learn?"].startswith("Unknown") and told["Is it hacking the reward?"].startswith("Unknown")
+    assert told["Did it learn?"].startswith("Unknown") and told["Is it hacking the reward?"].startswith(
+        "Unknown"
+    )
 
 
 def test_success_by_kind_counts_tasks_alike():
-    tasks = {n: Task(n, "?", "7", family=f, difficulty=d) for n, f, d in (("a", "A", "easy"), ("b", "B", "hard"))}
+    tasks = {
+        n: Task(n, "?", "7", family=f, difficulty=d) for n, f, d in (("a", "A", "easy"), ("b", "B", "hard"))
+    }
     early = [rollout("a", 0, 0.0), rollout("a", 1, 1.0), rollout("b", 0, 0.0)]
     late = [rollout("a", 0, 1.0), rollout("b", 0, 0.0), rollout("x", 0, 1.0)]
     found = success_by_kind(early, late, tasks)
@@ -247,14 +294,17 @@ def test_success_by_kind_counts_tasks_alike():
     assert success_by_kind([], late, tasks).empty
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
+# ---- the command
+# -----------------------------------------------------------------------------------------------------
 def test_the_command_judges_a_stored_run(tmp_path, capsys):
     run = Run.create(tmp_path / "run")
     rows = [{"step": i + 1, "clip_fraction": 0.5 if i > 5 else 0.0} for i in range(10)]
     write_jsonl(run.file("train", "metrics.jsonl"), rows)
     assert main(["alarms", str(run.path)]) == 0
     printed = capsys.readouterr().out
-    assert "warning: clip_drift" in printed and "Lower num_iterations" in printed and "1 alarms" not in printed
+    assert (
+        "warning: clip_drift" in printed and "Lower num_iterations" in printed and "1 alarms" not in printed
+    )
     assert main(["alarms", str(tmp_path / "none")]) == 2 and "there is no run" in capsys.readouterr().err
 
 

@@ -1,4 +1,6 @@
-"""agentkit doctor: findings that match this machine, gaps that say what they cost, and what it makes of other machines."""
+"""agentkit doctor: findings that match this machine, gaps that say what they cost, and what it makes of other
+machines.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_the_text_names_every_gap(found, capsys):
     assert cli.main(["doctor"]) == 0
     shown = capsys.readouterr().out
     assert f"tier {found['sandbox_tier']}" in shown
-    assert all(gap["what"] in shown and gap["costs"] in shown and gap["fix"] in shown for gap in found["gaps"])
+    assert all(
+        gap["what"] in shown and gap["costs"] in shown and gap["fix"] in shown for gap in found["gaps"]
+    )
 
 
 @pytest.mark.parametrize(

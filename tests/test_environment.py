@@ -1,4 +1,6 @@
-"""The tool runtime: whatever goes wrong in a tool becomes an observation, in bounded time, and the run goes on."""
+"""The tool runtime: whatever goes wrong in a tool becomes an observation, in bounded time, and the run goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import ToolCall
-from agentkit.environment import MAX_OBSERVATION, CorpusEnvironment, in_thread, malformed, run_call, tool_schemas, tools_of
 from agentkit.runs import project_root
+from agentkit.tools.environments import (
+    MAX_OBSERVATION,
+    CorpusEnvironment,
+    in_thread,
+    malformed,
+    run_call,
+    tool_schemas,
+    tools_of,
+)
 
 
 class Sick(Exception):
@@ -224,11 +234,13 @@ def test_a_hung_tool_is_given_up_and_holds_up_nobody(tool):
 
 def test_a_process_with_a_hung_tool_can_end():
     code = (
-        "import asyncio, time\nfrom agentkit import ToolCall\nfrom agentkit.environment import run_call\n"
+        "import asyncio, time\nfrom agentkit import ToolCall\nfrom agentkit.tools.environments import run_call\n"
         "class E:\n def hang(self): time.sleep(3600)\n"
         "print(asyncio.run(run_call(ToolCall('hang', {}), E(), timeout_s=0.5)).observation)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=project_root(__file__), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project_root(__file__), capture_output=True, text=True, timeout=120
+    )
     assert done.stdout.strip() == "Error: hang did not answer within 0.5 s.", done.stderr
 
 
@@ -290,4 +302,8 @@ def test_no_call_raises(name, arguments):
 
 def test_a_malformed_call_is_shown_as_an_error():
     result = malformed("malformed tool call: NaN is not JSON")
-    assert (result.name, result.ok, result.observation) == ("", False, "Error: malformed tool call: NaN is not JSON.")
+    assert (result.name, result.ok, result.observation) == (
+        "",
+        False,
+        "Error: malformed tool call: NaN is not JSON.",
+    )

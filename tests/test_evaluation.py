@@ -71,7 +71,13 @@ def test_comparison_with_one_sample():
     sft, grpo = singles([0.0, 0.0, 1.0, 0.0]), singles([1.0, 1.0, 0.0, 0.0], policy="grpo")
     got = compare({"sft": sft, "grpo": grpo}, TASKS).to_json()
     (pair,) = got["paired"]
-    assert (pair["a"], pair["b"], pair["diff"], pair["test"], pair["n"]) == ("sft", "grpo", 0.25, "mcnemar_exact", 4)
+    assert (pair["a"], pair["b"], pair["diff"], pair["test"], pair["n"]) == (
+        "sft",
+        "grpo",
+        0.25,
+        "mcnemar_exact",
+        4,
+    )
     assert pair["p"] == 1.0  # 2 against 1
     assert got["n_tasks"] == 4
     assert got["flipped"] == {"sft->grpo": {"to_right": ["t0", "t1"], "to_wrong": ["t2"]}}
@@ -83,14 +89,25 @@ def test_comparison_with_several_samples_and_three_policies():
     def policy(rates):
         return [trajectory(f"t{i}", float(k < r), k) for i, r in enumerate(rates) for k in range(4)]
 
-    comparison = compare({"base": policy([0, 0, 1, 2]), "sft": policy([2, 1, 4, 2]), "grpo": policy([4, 3, 4, 1])})
-    assert [(p["a"], p["b"]) for p in comparison.paired] == [("base", "sft"), ("base", "grpo"), ("sft", "grpo")]
+    comparison = compare(
+        {"base": policy([0, 0, 1, 2]), "sft": policy([2, 1, 4, 2]), "grpo": policy([4, 3, 4, 1])}
+    )
+    assert [(p["a"], p["b"]) for p in comparison.paired] == [
+        ("base", "sft"),
+        ("base", "grpo"),
+        ("sft", "grpo"),
+    ]
     pair = comparison.paired[1]
     assert pair["diff"] == pytest.approx(9 / 16)  # differences 1, 0.75, 0.75, -0.25
     assert pair["test"] == "sign_flip_permutation"
-    assert pair["p"] == pytest.approx(4 / 16)  # sums at least 2.25: all plus, and the smallest one flipped; doubled
+    assert pair["p"] == pytest.approx(
+        4 / 16
+    )  # sums at least 2.25: all plus, and the smallest one flipped; doubled
     assert comparison.flipped["base->grpo"] == {"to_right": ["t0", "t1", "t2"], "to_wrong": []}
-    assert comparison.flipped["sft->grpo"] == {"to_right": ["t0", "t1"], "to_wrong": []}  # exactly half is not solved
+    assert comparison.flipped["sft->grpo"] == {
+        "to_right": ["t0", "t1"],
+        "to_wrong": [],
+    }  # exactly half is not solved
 
 
 def test_paired_leaves_out_what_either_policy_has_no_score_for():
@@ -111,7 +128,9 @@ def test_table_and_html():
     ]  # fmt: skip
     assert table["sft"]["Overall success"] == "50.0 % [15.0, 85.0]"
     assert table["sft"]["Overall success, greedy"].startswith("75.0 %")
-    assert table["gr<b>po"]["Overall success, greedy"] == "–" and table["sft"]["Tool call failure rate"] == "–"
+    assert (
+        table["gr<b>po"]["Overall success, greedy"] == "–" and table["sft"]["Tool call failure rate"] == "–"
+    )
     assert table["gr<b>po"]["Tool call failure rate"].startswith("50.0 % [")
     page = comparison._repr_html_()
     assert "gr&lt;b&gt;po" in page and "<b>" not in page
@@ -147,7 +166,8 @@ def test_one_policy_and_one_task_are_well_defined():
     json.dumps(got, allow_nan=False)
 
 
-# ---- several samples, seeds, verdicts --------------------------------------------------------------------------------
+# ---- several samples, seeds, verdicts
+# --------------------------------------------------------------------------------
 def sampled(rates, policy="sft", k=4, seed=0):
     return [trajectory(f"t{i}", float(j < r), j, policy) for i, r in enumerate(rates) for j in range(k)]
 
@@ -156,7 +176,9 @@ def test_draws_of_literals():
     got = summarize(sampled([4, 2, 0, 1]))
     assert list(got["pass_at_k"]) == ["1", "2", "4"]
     assert got["pass_at_k"]["1"]["success"] == pytest.approx(got["success"])
-    assert got["pass_at_k"]["2"]["success"] == pytest.approx((1 + 5 / 6 + 0 + 1 / 2) / 4)  # 1 - C(n-c, 2) / C(4, 2)
+    assert got["pass_at_k"]["2"]["success"] == pytest.approx(
+        (1 + 5 / 6 + 0 + 1 / 2) / 4
+    )  # 1 - C(n-c, 2) / C(4, 2)
     assert got["pass_hat_k"]["2"]["success"] == pytest.approx((1 + 1 / 6 + 0 + 0) / 4)
     assert got["pass_at_k"]["4"]["success"] == 0.75 and got["pass_hat_k"]["4"]["success"] == 0.25
     # every wrong answer is "done": a tie for 2 of 4, a lost vote for 1 of 4
@@ -180,7 +202,9 @@ def test_cost_and_cluster_intervals_of_ratios():
     one = summarize(singles([1.0, 0.0] * 30, tokens=7, oks=(True, False)))["intervals"]
     many = summarize([trajectory(f"t{i}", s, j, tokens=7, oks=(True, False)) for i, s in enumerate([1.0, 0.0] * 30)
                       for j in range(8)])["intervals"]  # fmt: skip
-    assert many["tokens_per_solved"] == pytest.approx(one["tokens_per_solved"])  # copies of a sample are no evidence
+    assert many["tokens_per_solved"] == pytest.approx(
+        one["tokens_per_solved"]
+    )  # copies of a sample are no evidence
 
 
 def test_nothing_solved_and_no_calls_are_none_not_zero():
@@ -194,12 +218,19 @@ def test_verdicts_and_holm():
     names = {"base": flat, "sft": flat[::-1], "grpo": better}
     comparison = compare({n: singles(map(float, rates), policy=n) for n, rates in names.items()})
     by_pair = {(p["a"], p["b"]): p for p in comparison.paired}
-    assert by_pair["base", "grpo"]["verdict"] == "better" and by_pair["base", "sft"]["verdict"] == "no difference shown"
-    assert by_pair["base", "grpo"]["p_holm"] == pytest.approx(3 * by_pair["base", "grpo"]["p"])  # the smallest of three
+    assert (
+        by_pair["base", "grpo"]["verdict"] == "better"
+        and by_pair["base", "sft"]["verdict"] == "no difference shown"
+    )
+    assert by_pair["base", "grpo"]["p_holm"] == pytest.approx(
+        3 * by_pair["base", "grpo"]["p"]
+    )  # the smallest of three
     assert all(p["p"] <= p["p_holm"] for p in comparison.paired)
     said = comparison.sentences()
     assert "grpo is better." in said[1] and "Holm over 3 comparisons" in said[1]
-    assert f"could have seen {100 * by_pair['base', 'sft']['detectable']:.1f} points with 80 % power" in said[0]
+    assert (
+        f"could have seen {100 * by_pair['base', 'sft']['detectable']:.1f} points with 80 % power" in said[0]
+    )
 
 
 def test_identical_policies_show_no_difference_and_say_what_could_have_been_seen():
@@ -208,7 +239,10 @@ def test_identical_policies_show_no_difference_and_say_what_could_have_been_seen
     assert pair["p"] == 1.0 and pair["verdict"] == "no difference shown" and pair["diff"] == 0
     assert pair["ci95"][0] < 0 < pair["ci95"][1] and 0 < pair["detectable"] < 0.3
     few = compare({"a": singles([1.0, 0.0]), "b": singles([0.0, 1.0])})
-    assert few.paired[0]["detectable"] is None and "with 2 tasks the test could have seen none" in few.sentences()[0]
+    assert (
+        few.paired[0]["detectable"] is None
+        and "with 2 tasks the test could have seen none" in few.sentences()[0]
+    )
 
 
 def test_breakdowns_are_paired_too():
@@ -225,14 +259,25 @@ def test_breakdowns_are_paired_too():
 def test_several_training_seeds_are_a_random_effect():
     rng = np.random.default_rng(0)
     base = sampled(rng.integers(0, 5, 40))
-    seeds = {s: sampled(np.clip(rng.integers(0, 5, 40) + lift, 0, 4), "grpo") for s, lift in ((1, 0), (2, 1), (3, 3))}
+    seeds = {
+        s: sampled(np.clip(rng.integers(0, 5, 40) + lift, 0, 4), "grpo")
+        for s, lift in ((1, 0), (2, 1), (3, 3))
+    }
     comparison = compare({"sft": base, "grpo": seeds})
     (pair,) = comparison.paired
-    assert pair["test"] == "seeds_and_tasks_t" and comparison.policies["grpo"]["seeds"].keys() == {"1", "2", "3"}
-    assert comparison.policies["grpo"]["success"] == pytest.approx(np.mean(list(comparison.policies["grpo"]["seeds"].values())))
+    assert pair["test"] == "seeds_and_tasks_t" and comparison.policies["grpo"]["seeds"].keys() == {
+        "1",
+        "2",
+        "3",
+    }
+    assert comparison.policies["grpo"]["success"] == pytest.approx(
+        np.mean(list(comparison.policies["grpo"]["seeds"].values()))
+    )
     pooled = compare({"sft": base, "grpo": [t for own in seeds.values() for t in own]}).paired[0]
     width = [high - low for low, high in (pair["ci95"], pooled["ci95"])]
-    assert pair["diff"] == pytest.approx(pooled["diff"]) and width[0] > 2 * width[1]  # seeds that differ are uncertainty
+    assert (
+        pair["diff"] == pytest.approx(pooled["diff"]) and width[0] > 2 * width[1]
+    )  # seeds that differ are uncertainty
     json.dumps(comparison.to_json(), allow_nan=False)
     with pytest.raises(ValueError, match=r"a has the training seeds 1, 2, 3 and b has 1, 2\."):
         compare({"a": seeds, "b": {1: base, 2: base}})
@@ -245,12 +290,18 @@ def test_a_comparison_from_before_verdicts_still_reads():
              "by_difficulty", "turns_solved", "tool_failure_rate", "tokens")}  # fmt: skip
     pair = {k: new["paired"][0][k] for k in ("a", "b", "diff", "ci95", "p", "test", "n")}
     old = Comparison(2, {"sft": entry, "grpo": entry}, [pair], new["flipped"])
-    assert "Overall success" in old.table().index and "sft → grpo" in old.sentences()[0] and len(old.paired_table()) == 1
+    assert (
+        "Overall success" in old.table().index
+        and "sft → grpo" in old.sentences()[0]
+        and len(old.paired_table()) == 1
+    )
     assert "Overall success" in old._repr_html_()
 
 
 @pytest.mark.parametrize("part", ["n_tasks", "policies", "paired", "flipped"])
-@pytest.mark.parametrize("value", [None, 3, [3], {"sft": 3}, {"sft": {"success": "high"}}, [{"a": 1}], "missing"])
+@pytest.mark.parametrize(
+    "value", [None, 3, [3], {"sft": 3}, {"sft": {"success": "high"}}, [{"a": 1}], "missing"]
+)
 def test_a_comparison_of_wrong_types_is_one_sentence(part, value):
     found = compare({"sft": singles([0.0, 1.0]), "grpo": singles([1.0, 1.0])}, TASKS).to_json()
     damaged = {k: v for k, v in (found | {part: value}).items() if (k, v) != (part, "missing")}
@@ -259,7 +310,9 @@ def test_a_comparison_of_wrong_types_is_one_sentence(part, value):
             assert Comparison.from_json(broken, "a/comparison.json").table() is not None
             assert part in ("n_tasks", "flipped") and broken is damaged, "nothing else can be shown so"
         except RunError as error:
-            assert "a/comparison.json" in str(error) and "notebook 05" in str(error) and "\n" not in str(error)
+            assert (
+                "a/comparison.json" in str(error) and "notebook 05" in str(error) and "\n" not in str(error)
+            )
 
 
 def test_tidy_holds_every_number_of_the_table():
@@ -291,7 +344,14 @@ def test_cases_follow_the_plan_or_the_tasks_own_name():
         return Task(f"t{i}", "?", "1", meta=meta)
 
     search, compute = {"tool": "search"}, {"tool": "calculator"}
-    plans = [[], [search], [search, search], [search, compute], [search, search, compute], [search] * 3 + [compute]]
+    plans = [
+        [],
+        [search],
+        [search, search],
+        [search, compute],
+        [search, search, compute],
+        [search] * 3 + [compute],
+    ]
     tasks = [task(i, plan=plan) for i, plan in enumerate(plans)] + [task(6, case="Fictional scene"), task(7)]
     assert [case_of(t) for t in tasks] == [
         "No tools needed", "One tool call", "Multi-step, one tool", "Two tools, one call each",

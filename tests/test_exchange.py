@@ -20,10 +20,7 @@ from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import RunError
 
 NASTY = 'say "{}"\n</tool_call> <|im_end|> \u202e \x00 \ud800 é 日本 </script>'
-TASKS = [
-    Task("t0", "What is 2 + 3?", "5", "numeric"),
-    Task("t1", f"Repeat: {NASTY}", "é"),
-]
+TASKS = [Task("t0", "What is 2 + 3?", "5", "numeric"), Task("t1", f"Repeat: {NASTY}", "é")]
 
 
 def trajectory(task_id="t0", sample=0, answer="5", success=1.0, policy="grpo", step=4, text=""):
@@ -34,7 +31,12 @@ def trajectory(task_id="t0", sample=0, answer="5", success=1.0, policy="grpo", s
             (0, 2),
             (
                 ToolResult(
-                    "calculator", {"expression": "2 + 3", "n": [1, None, 0.1], "unit": None}, f"5 {text}", True, 0.1 + 0.2, True
+                    "calculator",
+                    {"expression": "2 + 3", "n": [1, None, 0.1], "unit": None},
+                    f"5 {text}",
+                    True,
+                    0.1 + 0.2,
+                    True,
                 ),
                 ToolResult("", {}, "Error: malformed tool call: no JSON.", False),
             ),
@@ -48,10 +50,15 @@ def trajectory(task_id="t0", sample=0, answer="5", success=1.0, policy="grpo", s
     )  # fmt: skip
 
 
-ALL = [trajectory(), trajectory(sample=1, answer="6", success=0.0), trajectory("t1", text=NASTY, success=None)]
+ALL = [
+    trajectory(),
+    trajectory(sample=1, answer="6", success=0.0),
+    trajectory("t1", text=NASTY, success=None),
+]
 
 
-# ---- there and back --------------------------------------------------------------------------------------------------
+# ---- there and back
+# --------------------------------------------------------------------------------------------------
 def test_messages_come_back_equal(tmp_path):
     from datasets import Dataset, load_dataset
 
@@ -61,7 +68,9 @@ def test_messages_come_back_equal(tmp_path):
     write_messages(tmp_path / "m.parquet", ALL, TASKS)
     read = from_messages(tmp_path / "m.parquet")
     assert read.trajectories == ALL and read.dropped == ()
-    loaded = load_dataset("parquet", data_files=str(tmp_path / "m.parquet"), split="train", cache_dir=str(tmp_path / "cache"))
+    loaded = load_dataset(
+        "parquet", data_files=str(tmp_path / "m.parquet"), split="train", cache_dir=str(tmp_path / "cache")
+    )
     assert from_messages(loaded).trajectories == ALL
     assert any("token ids" in phrase for phrase in exported.dropped)
     roles = [message["role"] for message in exported.rows[0]["messages"]]
@@ -102,7 +111,12 @@ def test_what_the_text_alone_keeps(tmp_path):
     rows = [{k: v for k, v in row.items() if k != "trajectory"} for row in to_messages(ALL[:2], TASKS).rows]
     read = from_messages(rows)
     for before, after in zip(ALL[:2], read.trajectories, strict=True):
-        assert (after.task_id, after.policy, after.sample, after.answer) == (before.task_id, "grpo", before.sample, before.answer)
+        assert (after.task_id, after.policy, after.sample, after.answer) == (
+            before.task_id,
+            "grpo",
+            before.sample,
+            before.answer,
+        )
         assert after.success == before.success and len(after.turns) == 2
         kept = [(r.name, r.observation, r.ok) for r in after.turns[0].results]
         assert kept == [(r.name, r.observation, r.ok) for r in before.turns[0].results]
@@ -111,16 +125,27 @@ def test_what_the_text_alone_keeps(tmp_path):
     assert [t.success for t in scored.trajectories] == [1.0, 0.0] and scored.tasks == TASKS[:1]
 
 
-# ---- what others write -----------------------------------------------------------------------------------------------
+# ---- what others write
+# -----------------------------------------------------------------------------------------------
 OPENAI = [
     {"role": "system", "content": "Use tools."},
-    {"role": "user", "content": [{"type": "text", "text": "What is 2 + 3?"}, {"type": "image_url", "image_url": {"url": "x"}}]},
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "What is 2 + 3?"},
+            {"type": "image_url", "image_url": {"url": "x"}},
+        ],
+    },
     {
         "role": "assistant",
         "content": None,
         "tool_calls": [
             {"id": "b", "type": "function", "function": {"name": "add", "arguments": '{"x": 2}'}},
-            {"id": "a", "type": "function", "function": {"name": "look", "arguments": {"q": "three", "unused": None}}},
+            {
+                "id": "a",
+                "type": "function",
+                "function": {"name": "look", "arguments": {"q": "three", "unused": None}},
+            },
         ],
     },
     {"role": "tool", "tool_call_id": "a", "content": "3"},
@@ -140,29 +165,56 @@ def test_messages_of_others(tmp_path):
         ("look", {"q": "three"}, True),
         ("add", {"x": 2}, False),
     ]
-    assert {phrase.split(" (")[0] for phrase in read.dropped} >= {"system prompts", "parts of messages that are no text"}
+    assert {phrase.split(" (")[0] for phrase in read.dropped} >= {
+        "system prompts",
+        "parts of messages that are no text",
+    }
     by_prompt = from_messages(path, policy="theirs", tasks=TASKS)
-    assert {t.task_id for t in by_prompt.trajectories} == {"t0"} and {t.success for t in by_prompt.trajectories} == {1.0}
+    assert {t.task_id for t in by_prompt.trajectories} == {"t0"} and {
+        t.success for t in by_prompt.trajectories
+    } == {1.0}
     comparison = compare({"ours": [trajectory(policy="ours")], "theirs": by_prompt.trajectories}, TASKS)
     assert comparison.n_tasks == 1
 
 
 def test_trl_tables_of_others(tmp_path):
-    """As TRL's GRPOTrainer.log makes them: pandas to_parquet of messages or texts, rewards, extra columns, advantage."""
+    """As TRL's GRPOTrainer.log makes them: pandas to_parquet of messages or texts, rewards, extra columns,
+    advantage.
+    """
     folder = tmp_path / "completions"
     folder.mkdir()
-    prompt, calls = OPENAI[:1] + [{"role": "user", "content": "What is 2 + 3?"}], OPENAI[2]["tool_calls"][:1]
+    prompt, calls = (
+        OPENAI[:1] + [{"role": "user", "content": "What is 2 + 3?"}],
+        OPENAI[2]["tool_calls"][:1],
+    )
     completion = [{"role": "assistant", "content": "", "tool_calls": calls}, OPENAI[4], OPENAI[5]]
-    table = {"step": [1, 1], "prompt": [prompt] * 2, "completion": [completion] * 2, "right": [1.0, float("nan")]}
-    pd.DataFrame(table | {"note": ["x", "y"], "advantage": [0.5, -0.5]}).to_parquet(folder / "completions_00001.parquet")
-    text = {"step": [2], "prompt": ["What is 2 + 3?"], "completion": ["Answer: 6"], "right": [0.0], "advantage": [0.0]}
+    table = {
+        "step": [1, 1],
+        "prompt": [prompt] * 2,
+        "completion": [completion] * 2,
+        "right": [1.0, float("nan")],
+    }
+    pd.DataFrame(table | {"note": ["x", "y"], "advantage": [0.5, -0.5]}).to_parquet(
+        folder / "completions_00001.parquet"
+    )
+    text = {
+        "step": [2],
+        "prompt": ["What is 2 + 3?"],
+        "completion": ["Answer: 6"],
+        "right": [0.0],
+        "advantage": [0.0],
+    }
     pd.DataFrame(text).to_parquet(folder / "completions_00002.parquet")
     read = from_trl(folder, policy="theirs", success="right")
     assert [(t.step, t.sample, t.success, t.advantage) for t in read.trajectories] == [
         (1, 0, 1.0, 0.5), (1, 1, None, -0.5), (2, 0, 0.0, 0.0)
     ]  # fmt: skip
     assert [t.components for t in read.trajectories] == [{"right": 1.0}, {"right": None}, {"right": 0.0}]
-    assert len({t.task_id for t in read.trajectories}) == 1 and [t.answer for t in read.trajectories] == ["5", "5", "6"]
+    assert len({t.task_id for t in read.trajectories}) == 1 and [t.answer for t in read.trajectories] == [
+        "5",
+        "5",
+        "6",
+    ]
     assert "the column 'note'" in read.dropped and any("plain text" in phrase for phrase in read.dropped)
 
 
@@ -187,7 +239,12 @@ def inspect_log(**changes):
     call = {"id": "c1", "function": "add", "arguments": {"x": 2}, "type": "function"}
     messages = [
         {"id": "m1", "role": "user", "content": "attachment://abc", "source": "input"},
-        {"id": "m2", "role": "assistant", "content": [{"type": "reasoning", "reasoning": "hm"}], "tool_calls": [call]},
+        {
+            "id": "m2",
+            "role": "assistant",
+            "content": [{"type": "reasoning", "reasoning": "hm"}],
+            "tool_calls": [call],
+        },
         {
             "id": "m3",
             "role": "tool",
@@ -207,7 +264,9 @@ def inspect_log(**changes):
         "events": [{"e": 1}],
     }
     sample |= {"attachments": {"abc": "What is 2 + 3?"}, "output": {"choices": [{"stop_reason": "stop"}]}}
-    sample |= {"scores": {"match": {"value": "C", "explanation": "equal"}, "other": {"value": 0.25}}} | changes
+    sample |= {
+        "scores": {"match": {"value": "C", "explanation": "equal"}, "other": {"value": 0.25}}
+    } | changes
     return {"version": 2, "status": "success", "eval": {"model": "openai/x"}, "samples": [sample]}
 
 
@@ -216,11 +275,20 @@ def test_inspect_logs_of_others(tmp_path):
     path.write_text(json.dumps(inspect_log()))
     read = from_inspect(path)
     (t,) = read.trajectories
-    assert (t.task_id, t.policy, t.sample, t.success, t.why, t.answer) == ("3", "openai/x", 1, 1.0, "equal", "5")
+    assert (t.task_id, t.policy, t.sample, t.success, t.why, t.answer) == (
+        "3",
+        "openai/x",
+        1,
+        1.0,
+        "equal",
+        "5",
+    )
     assert read.tasks[0].prompt == "What is 2 + 3?" and read.tasks[0].answer == "5; five"
     assert t.turns[0].text.startswith("<think>hm</think>") and t.turns[0].results[0].ok is False
     assert from_inspect(path, scorer="other").trajectories[0].success == 0.25
-    assert any("other scorers" in phrase for phrase in read.dropped) and any("events" in phrase for phrase in read.dropped)
+    assert any("other scorers" in phrase for phrase in read.dropped) and any(
+        "events" in phrase for phrase in read.dropped
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,11 +329,18 @@ def zstd_member(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("packed", ["stored", "deflated", "zstandard"])
 def test_inspect_archives(tmp_path, packed):
-    """.eval is a zip; inspect_ai packs its members with Zstandard (method 93), which this Python's zipfile cannot write."""
+    """.eval is a zip; inspect_ai packs its members with Zstandard (method 93), which this Python's zipfile
+    cannot write.
+    """
     log, path = inspect_log(), tmp_path / "log.eval"
     header, sample = ({k: v for k, v in log.items() if k != "samples"}, log["samples"][0])
-    members = {"header.json": json.dumps(header).encode(), "samples/3_epoch_2.json": json.dumps(sample).encode()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if packed == "deflated" else zipfile.ZIP_STORED) as archive:
+    members = {
+        "header.json": json.dumps(header).encode(),
+        "samples/3_epoch_2.json": json.dumps(sample).encode(),
+    }
+    with zipfile.ZipFile(
+        path, "w", zipfile.ZIP_DEFLATED if packed == "deflated" else zipfile.ZIP_STORED
+    ) as archive:
         for name, data in members.items():
             archive.writestr(name, zstd_member(data) if packed == "zstandard" else data)
         if packed == "zstandard":  # what the central directory of a real one says of them
@@ -280,7 +355,8 @@ def test_inspect_archives(tmp_path, packed):
         from_inspect(path)
 
 
-# ---- broken input ----------------------------------------------------------------------------------------------------
+# ---- broken input
+# ----------------------------------------------------------------------------------------------------
 USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "Answer: 1"}
 
 
@@ -290,10 +366,19 @@ USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "conte
         ({"text": "x"}, "row 2: messages is NoneType"),
         ({"messages": "hello"}, "row 2: messages is str"),
         ({"messages": ["x"]}, "row 2: messages, message 1 has the role 'None'"),
-        ({"messages": [USER, {"role": "robot", "content": "x"}]}, "row 2: messages, message 2 has the role 'robot'"),
-        ({"messages": [USER, {"role": "assistant", "content": 3}]}, "row 2: messages, message 2: content must be text"),
+        (
+            {"messages": [USER, {"role": "robot", "content": "x"}]},
+            "row 2: messages, message 2 has the role 'robot'",
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "content": 3}]},
+            "row 2: messages, message 2: content must be text",
+        ),
         ({"messages": [USER, {"role": "assistant", "content": "", "tool_calls": "x"}]}, "tool_calls a list"),
-        ({"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "row 2: a tool call has no name"),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "row 2: a tool call has no name",
+        ),
         ({"messages": [USER, {"role": "assistant", "tool_calls": [3]}]}, "row 2: a tool call has no name"),
         ({"messages": [USER]}, "row 2 has no assistant message"),
         ({"messages": [USER, ASSISTANT], "success": 7}, "row 2: success is 7.0, which is not in"),
@@ -339,7 +424,9 @@ def test_other_faults_are_one_sentence(tmp_path):
         write_inspect(tmp_path / "z.json", [ALL[0], ALL[0]], TASKS)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"samples": 3}', '{"samples": [1]}', '{"samples": []}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"samples": 3}', '{"samples": [1]}', '{"samples": []}']
+)
 def test_a_broken_log_is_named(tmp_path, text):
     for name in ("log.json", "log.eval"):
         (tmp_path / name).write_text(text)

@@ -30,11 +30,23 @@ result
 
 
 def papermill(folder: Path) -> subprocess.Popen:
-    notebook = new_notebook(cells=[new_code_cell("before = 1"), new_code_cell(CELL.format(run=str(folder / "run"), steps=STEPS))])
+    notebook = new_notebook(
+        cells=[new_code_cell("before = 1"), new_code_cell(CELL.format(run=str(folder / "run"), steps=STEPS))]
+    )
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     nbformat.write(notebook, folder / "in.ipynb")
-    words = [sys.executable, "-m", "papermill", "--no-progress-bar", str(folder / "in.ipynb"), str(folder / "out.ipynb")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]), "OMP_NUM_THREADS": "1"}
+    words = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "--no-progress-bar",
+        str(folder / "in.ipynb"),
+        str(folder / "out.ipynb"),
+    ]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)]),
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -64,7 +76,9 @@ def test_sigterm_under_papermill_leaves_a_checkpoint_and_a_valid_notebook_and_it
 
 
 def hammer(path: Path, kills: int, writers: int = 4, seed: int = 1) -> tuple[set, list[dict]]:
-    """Writers that append to one log and are killed at random; the lines they were told are written, and those in the file."""
+    """Writers that append to one log and are killed at random; the lines they were told are written, and
+    those in the file.
+    """
     code = (
         "import sys, agentkit.runs as r\nfor i in range(10**6):\n"
         " r.append_jsonl(sys.argv[1], {'w': sys.argv[2], 'i': i, 'pad': 'x' * (7 * i % 9000)}); print(i, flush=True)"
@@ -110,5 +124,7 @@ if __name__ == "__main__":
         told, rows = hammer(log, kills=int(sys.argv[1]))
         lost = told - {(row["w"], row["i"]) for row in rows}
         torn = sum(1 for line in log.read_bytes().split(b"\n") if line.strip()) - len(rows)
-        print(f"{sys.argv[1]} kills of 4 writers: {len(told)} lines told written, {len(lost)} lost, {torn} torn tails closed off")
+        print(
+            f"{sys.argv[1]} kills of 4 writers: {len(told)} lines told written, {len(lost)} lost, {torn} torn tails closed off"
+        )
         sys.exit(bool(lost))

@@ -5,9 +5,9 @@ import pytest
 
 from agentkit import rollout
 from agentkit.evaluation import compare, summarize
-from agentkit.gaia import GaiaEnvironment, GaiaError, environment, load
-from agentkit.policies.base import Policy, Sample
+from agentkit.rollouts.policy import Policy, Sample
 from agentkit.runs import RunError
+from agentkit.tasks.public.gaia import GaiaEnvironment, GaiaError, environment, load
 from agentkit.verifiers import gaia_equal, verify
 
 # (gold answer, answer, right): the rules of the official scorer, each on its own
@@ -48,7 +48,8 @@ def test_there_are_enough_of_them():
     assert len(set(NUMBERS + LISTS + STRINGS)) >= 60
 
 
-# ---- loading ---------------------------------------------------------------------------------------------------------
+# ---- loading
+# ---------------------------------------------------------------------------------------------------------
 ROWS = [
     {"task_id": "g1", "Question": "How many rows are in the file?", "Level": 1, "Final answer": "2", "file_name": "g1.csv"},
     {"task_id": "g2", "Question": "Which city?", "Level": "2", "Final answer": "Paris", "Annotator Metadata": {"a": 1}},
@@ -73,9 +74,13 @@ def test_local_files(folder):
         ("g3", "level 3", "GAIA", "validation", "a, b"),
     ]
     assert all(task.meta["share"] is False for task in tasks)
-    assert "Attached file: g1.csv" in tasks[0].prompt and Path(tasks[0].meta["file"]).read_text().startswith("a,b")
+    assert "Attached file: g1.csv" in tasks[0].prompt and Path(tasks[0].meta["file"]).read_text().startswith(
+        "a,b"
+    )
     assert (
-        verify(tasks[1], "paris.").value == 1.0 and verify(tasks[2], "A;B").value == 1.0 and verify(tasks[2], "b, a").value == 0.0
+        verify(tasks[1], "paris.").value == 1.0
+        and verify(tasks[2], "A;B").value == 1.0
+        and verify(tasks[2], "b, a").value == 0.0
     )
     assert [t.id for t in load(folder, levels=[2])] == ["g2"]
 
@@ -138,13 +143,17 @@ def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
         load(tmp_path / "x.json")
 
 
-# ---- running ---------------------------------------------------------------------------------------------------------
+# ---- running
+# ---------------------------------------------------------------------------------------------------------
 def test_attachments_reach_their_own_trajectory_only(folder):
     make = environment(load(folder))
     first, second = make(), make()
     first.reset(prompt="x", task_id="g1")
     second.reset(prompt="x", task_id="g2")
-    assert first.list_files() == "g1.csv (12 bytes, attached)" and second.list_files() == "the workspace is empty"
+    assert (
+        first.list_files() == "g1.csv (12 bytes, attached)"
+        and second.list_files() == "the workspace is empty"
+    )
     assert first.read_file("g1.csv", 4).startswith("1,2")
     with pytest.raises(ValueError, match="no file 'g1.csv'"):
         second.read_file("g1.csv")
@@ -186,7 +195,9 @@ class Reader(Policy):
 
 def test_any_policy_runs_and_levels_are_tabled(folder, tokenizer):
     tasks = load(folder)
-    found = rollout(tasks, Reader(tokenizer), environment=environment(tasks, search=lambda query: "nothing"), seed=1)
+    found = rollout(
+        tasks, Reader(tokenizer), environment=environment(tasks, search=lambda query: "nothing"), seed=1
+    )
     assert found[0].turns[0].results[0].observation.startswith("a,b") and found[0].turns[0].results[0].ok
     assert [t.success for t in found] == [1.0, 0.0, 1.0]
     levels = summarize(found, tasks)["by_difficulty"]

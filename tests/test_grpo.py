@@ -11,8 +11,8 @@ from survive import Silent, evenness, tasks, tiny_agent
 
 from agentkit.evaluation import summarize
 from agentkit.policies.loading import load_agent
-from agentkit.recipes import Recipe
 from agentkit.runs import Run, read_jsonl
+from agentkit.runs.recipe import Recipe
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations, sft_dataset
 
@@ -22,7 +22,9 @@ SMALL = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "
 
 def trainer(suite, path, **changes) -> AgentGRPOTrainer:
     recipe = Recipe.from_mapping(SMALL | changes)
-    return AgentGRPOTrainer(*load_agent("nano"), suite.split("train"), suite.split("validation"), recipe, Run.create(path))
+    return AgentGRPOTrainer(
+        *load_agent("nano"), suite.split("train"), suite.split("validation"), recipe, Run.create(path)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,9 @@ def test_sampled_and_recomputed_logprobs_agree_on_the_batch(scored):
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     with torch.no_grad():
-        found, _, _ = made._get_per_token_logps_and_entropies(made.model, ids, mask, batch["completion_ids"].shape[1])
+        found, _, _ = made._get_per_token_logps_and_entropies(
+            made.model, ids, mask, batch["completion_ids"].shape[1]
+        )
     own = (batch["completion_mask"] * batch["tool_mask"]).bool()
     assert torch.allclose(found[own], batch["old_per_token_logps"][own], atol=1e-4)
 
@@ -140,7 +144,9 @@ def test_engine_mismatch_is_weighed_on_sampled_tokens(scored):
     told = made.correct_mismatch(again, sampled, "token_truncate", 1.5)
     assert told == pytest.approx({"mismatch": 0.6931472, "mismatch_weight": 1.5}, rel=1e-5)
     expected = torch.linspace(-1, 1, len(own))[:, None] * torch.where(own, 1.5, 1.0)
-    assert torch.allclose(again["advantages"], expected) and torch.equal(again["old_per_token_logps"], trained)
+    assert torch.allclose(again["advantages"], expected) and torch.equal(
+        again["old_per_token_logps"], trained
+    )
 
 
 def test_rewards_are_the_additive_reward_of_the_plan(scored):
@@ -181,7 +187,9 @@ def test_num_iterations_reuses_a_batch_and_moves_the_ratio(suite, tmp_path):
 
 
 def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
-    recipe = Recipe.from_mapping({"sft": True, "sft_transcripts": 1, "sft_learning_rate": 1e-3, "sft_batch": 8, "lora_r": 4})
+    recipe = Recipe.from_mapping(
+        {"sft": True, "sft_transcripts": 1, "sft_learning_rate": 1e-3, "sft_batch": 8, "lora_r": 4}
+    )
     model, tokenizer = load_agent("nano")
     found = demonstrations(suite.split("train")[:24], tokenizer, recipe)
     assert summarize(found)["success"] == 1.0
@@ -212,8 +220,12 @@ def test_an_environments_own_reward_is_trained_on_beside_the_others(tmp_path):
     recipe = Recipe.from_mapping(SURVIVE | {"steps": 1})
     model, tokenizer = tiny_agent()
     options = {"environment": {"tiny": Judging, "other": Silent}, "reward": {"evenness": (evenness, 2.0)}}
-    with pytest.warns(UserWarning, match="'Judging' failed .*get_reward of Judging raised or gave no finite number"):
-        made = AgentGRPOTrainer(model, tokenizer, tasks(4), [], recipe, Run.create(tmp_path / "run"), **options)
+    with pytest.warns(
+        UserWarning, match="'Judging' failed .*get_reward of Judging raised or gave no finite number"
+    ):
+        made = AgentGRPOTrainer(
+            model, tokenizer, tasks(4), [], recipe, Run.create(tmp_path / "run"), **options
+        )
         train(made)
     stored = made.run.trajectories(1)
     for t in stored:

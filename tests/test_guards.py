@@ -1,4 +1,6 @@
-"""Guards: steps that are not finite, rewards that fail, adaptive KL, patience, and the way back to the best adapter."""
+"""Guards: steps that are not finite, rewards that fail, adaptive KL, patience, and the way back to the best
+adapter.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import pytest
 import torch
 from survive import evenness, make_trainer
 
-from agentkit.recipes import Recipe, RecipeError
 from agentkit.records import StopReason, Trajectory
 from agentkit.runs import read_jsonl
+from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.training import checkpoints
 from agentkit.training.common import save_adapter
 from agentkit.training.grpo import train
@@ -30,13 +32,22 @@ def test_beta_follows_kl_by_at_most_two_per_cent_a_step(kl, expected):
 
 @pytest.mark.parametrize(
     ("recent", "stop"),
-    [([], False), ([1, 1], False), ([1, 1, 1], True), ([1] * 3 + [0] * 12, False), ([1] * 4 + [0] * 15, True), ([0] * 64, False)],
+    [
+        ([], False),
+        ([1, 1], False),
+        ([1, 1, 1], True),
+        ([1] * 3 + [0] * 12, False),
+        ([1] * 4 + [0] * 15, True),
+        ([0] * 64, False),
+    ],
 )
 def test_more_than_a_fifth_without_a_reward_stops_and_two_alone_do_not(recent, stop):
     assert too_many_unscored(recent) is stop
 
 
-@pytest.mark.parametrize(("value", "fine"), [(1.0, True), (math.nan, False), (math.inf, False), (-math.inf, False), (None, True)])
+@pytest.mark.parametrize(
+    ("value", "fine"), [(1.0, True), (math.nan, False), (math.inf, False), (-math.inf, False), (None, True)]
+)
 def test_one_gradient_that_is_not_finite_spoils_a_step(value, fine):
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
     parameters[0].grad = torch.zeros(2)
@@ -119,13 +130,21 @@ def test_a_reward_that_fails_now_and_then_is_masked_and_counted(how, tmp_path):
 @pytest.mark.parametrize(("how", "samples"), [("raises", {0, 1, 2, 3}), (math.nan, {2}), (math.inf, {0, 1})])
 def test_above_a_fifth_the_run_stops_and_says_why(how, samples, tmp_path):
     trainer = make_trainer(tmp_path / "run", reward=failing(samples, how), save_every=0)
-    with pytest.raises(TrainingError, match=r"of the latest trajectories have no reward, more than 20%.*evenness failed"):
+    with pytest.raises(
+        TrainingError, match=r"of the latest trajectories have no reward, more than 20%.*evenness failed"
+    ):
         train(trainer)
 
 
 def test_the_share_is_taken_over_the_latest_trajectories_and_a_checkpoint_remembers_them(tmp_path):
     trainer = make_trainer(tmp_path / "run")
-    tokens = {"prompt_ids": (1,), "completion_ids": (2,), "action_mask": (1,), "old_logprobs": (-1.0,), "turns": ()}
+    tokens = {
+        "prompt_ids": (1,),
+        "completion_ids": (2,),
+        "action_mask": (1,),
+        "old_logprobs": (-1.0,),
+        "turns": (),
+    }
     good = Trajectory("t", "p", 0, 0, **tokens, stop_reason=StopReason.ANSWER, reward=1.0)
     bad = replace(good, reward=None, success=None, why="verifier failed: boom")
     trainer.guards.scored([good] * 50 + [bad] * 10)
@@ -167,7 +186,12 @@ def test_a_collapse_brings_the_best_adapter_back(tmp_path):
     trainer.guards.validated(0.65, False)
     assert moved() and trainer.guards.watch.rollbacks == 0, "a fall within the bound is left alone"
     trainer.guards.validated(0.5, False)
-    assert not moved() and not trainer.optimizer.state and trainer._extra["rollbacks"] == 1 and trainer.guards.ended is None
+    assert (
+        not moved()
+        and not trainer.optimizer.state
+        and trainer._extra["rollbacks"] == 1
+        and trainer.guards.ended is None
+    )
     for _ in range(2):
         move()
         trainer.guards.validated(0.1, False)

@@ -1,4 +1,6 @@
-"""Hindsight replay: what a program did achieve becomes a task that it solves; lessons; and the loop, trained for real."""
+"""Hindsight replay: what a program did achieve becomes a task that it solves; lessons; and the loop, trained
+for real.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,19 @@ import torch
 from survive import make_trainer
 
 from agentkit.policies.loading import load_agent
-from agentkit.recipes import Recipe
 from agentkit.records import StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
+from agentkit.runs.recipe import Recipe
 from agentkit.training import hindsight as module
 from agentkit.training.grpo import AgentGRPOTrainer, train
-from agentkit.training.hindsight import demonstrate, hindsight, lesson_batch, lessons, relabel_code, without_idle_lines
+from agentkit.training.hindsight import (
+    demonstrate,
+    hindsight,
+    lesson_batch,
+    lessons,
+    relabel_code,
+    without_idle_lines,
+)
 from agentkit.training.sft import right_ones
 from agentkit.verifiers import verify
 
@@ -35,11 +44,27 @@ def _patient(monkeypatch):
 
 
 def answered(answer, task="c", sample=0, success=0.0) -> Trajectory:
-    tokens = {"prompt_ids": (1,), "completion_ids": (sample, 2), "action_mask": (1, 1), "old_logprobs": (0.0, 0.0)}
-    return Trajectory(task, "p", sample, 0, **tokens, turns=(), stop_reason=StopReason.ANSWER, answer=answer, success=success)
+    tokens = {
+        "prompt_ids": (1,),
+        "completion_ids": (sample, 2),
+        "action_mask": (1, 1),
+        "old_logprobs": (0.0, 0.0),
+    }
+    return Trajectory(
+        task,
+        "p",
+        sample,
+        0,
+        **tokens,
+        turns=(),
+        stop_reason=StopReason.ANSWER,
+        answer=answer,
+        success=success,
+    )
 
 
-# ---- relabelling code ------------------------------------------------------------------------------------------------
+# ---- relabelling code
+# ------------------------------------------------------------------------------------------------
 def test_a_wrong_program_is_the_right_answer_to_the_task_that_asks_for_what_it_gives():
     new = relabel_code(TASK, answered("def f(x): x = x + 1; y = 7; return x * 2"))
     assert new.verifier["tests"] == [[[3], 8], [[5], 12], [[8], 18]]
@@ -51,7 +76,9 @@ def test_a_wrong_program_is_the_right_answer_to_the_task_that_asks_for_what_it_g
 
 
 def test_closeness_is_the_share_that_was_right_for_the_task_asked():
-    assert relabel_code(TASK, answered("def f(x): return x * 2 if x < 6 else 0")).meta["closeness"] == pytest.approx(2 / 3)
+    assert relabel_code(TASK, answered("def f(x): return x * 2 if x < 6 else 0")).meta[
+        "closeness"
+    ] == pytest.approx(2 / 3)
     assert relabel_code(TASK, answered(DOUBLE)).meta["closeness"] == 1.0
 
 
@@ -69,11 +96,15 @@ def test_a_task_that_is_not_about_code_is_not_relabelled():
 
 
 def test_drawings_are_judged_by_their_pixels():
-    setup = (
-        "def draw_vertical_line(img, x, color):\n    return [[color if i == x else c for i, c in enumerate(r)] for r in img]\n"
-    )
+    setup = "def draw_vertical_line(img, x, color):\n    return [[color if i == x else c for i, c in enumerate(r)] for r in img]\n"
     blank, target = [[0, 0], [0, 0]], [[1, 2], [1, 2]]
-    verifier = {"kind": "code", "entry": "task", "setup": setup, "tests": [[[blank], target]], "timeout_s": 20}
+    verifier = {
+        "kind": "code",
+        "entry": "task",
+        "setup": setup,
+        "tests": [[[blank], target]],
+        "timeout_s": 20,
+    }
     program = "def task(img):\n    img = draw_vertical_line(img, 0, 1)\n    img = draw_vertical_line(img, 5, 3)\n    return img"
     new = relabel_code(Task("d", "draw", "", verifier, "drawing"), answered(program))
     assert new.meta["closeness"] == 0.5 and new.verifier["tests"] == [[[blank], [[1, 0], [1, 0]]]]
@@ -110,7 +141,8 @@ def test_lines_without_effect_are_dropped(program, short):
     assert kept == short or (program.startswith("if") and value(kept) == 1)
 
 
-# ---- lessons ---------------------------------------------------------------------------------------------------------
+# ---- lessons
+# ---------------------------------------------------------------------------------------------------------
 def test_lessons_are_the_shortest_of_each_outcome_from_worst_to_best():
     answers = ["def f(x): return x * 2", "def f(x): return x + x + 0", "def f(x): return x + 1",
                "def f(x): return x * 2 if x < 6 else 0", "def f(x): return 1 + x + 0", "nonsense", None]  # fmt: skip
@@ -131,18 +163,27 @@ def test_lessons_are_shown_by_the_expert_token_for_token(tokenizer):
 def test_lessons_of_a_batch_are_imitated_beside_grpos_loss(tokenizer, tmp_path):
     """The loss is the mean negative log-likelihood of what the expert wrote, whole or in micro-batches."""
     answers = ["def f(x): return x + 1", "nonsense", "def f(x): return x * 3", None]
-    batch = lesson_batch([TASK], [answered(a, sample=i) for i, a in enumerate(answers)], tokenizer, Recipe(max_turn_tokens=200))
+    batch = lesson_batch(
+        [TASK], [answered(a, sample=i) for i, a in enumerate(answers)], tokenizer, Recipe(max_turn_tokens=200)
+    )
     assert batch["lesson_mask"].any(1).tolist() == [True, False, True, False]
-    assert batch["lesson_tokens"] == batch["lesson_scored"].sum() > 20 and (batch["lesson_scored"] <= batch["lesson_mask"]).all()
+    assert (
+        batch["lesson_tokens"] == batch["lesson_scored"].sum() > 20
+        and (batch["lesson_scored"] <= batch["lesson_mask"]).all()
+    )
     assert "return x + 1" in tokenizer.decode(batch["lesson_ids"][0][batch["lesson_scored"][0].bool()])
     made = make_trainer(tmp_path / "run")
     with torch.no_grad():
         logits = made.model(input_ids=batch["lesson_ids"], attention_mask=batch["lesson_mask"]).logits
         labels = batch["lesson_ids"].where(batch["lesson_scored"].bool(), -100)
         expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        halves = [{n: x[half] if x.ndim else x for n, x in batch.items()} for half in (slice(0, 2), slice(2, 4))]
+        halves = [
+            {n: x[half] if x.ndim else x for n, x in batch.items()} for half in (slice(0, 2), slice(2, 4))
+        ]
         assert float(made._lesson_loss(made.model, batch)) == pytest.approx(float(expected), rel=1e-5)
-        assert sum(float(made._lesson_loss(made.model, half)) for half in halves) == pytest.approx(float(expected), rel=1e-5)
+        assert sum(float(made._lesson_loss(made.model, half)) for half in halves) == pytest.approx(
+            float(expected), rel=1e-5
+        )
     none = lesson_batch([TASK], [answered(None)], tokenizer, Recipe())
     assert none["lesson_tokens"] == 0 and float(made._lesson_loss(made.model, none)) == 0.0
 
@@ -160,14 +201,26 @@ PROGRAMS = {
 
 
 def by_example(count, split, rng) -> list[Task]:
-    """Tasks that say by examples only what a function does, which the small agent has never seen; inputs are drawn anew."""
+    """Tasks that say by examples only what a function does, which the small agent has never seen; inputs are
+    drawn anew.
+    """
     made = []
     for i in range(count):
         text, function = list(PROGRAMS.items())[i % len(PROGRAMS)]
         tests = [[[x], function(x)] for x in ([rng.randrange(10) for _ in range(5)] for _ in range(3))]
         prompt = "Write f. " + " ".join(f"Example: f({x!r}) is {y!r}." for (x,), y in tests[:2])
         verifier = {"kind": "code", "entry": "f", "tests": tests}
-        made.append(Task(f"{split}-{i}", prompt, f"def f(x): return {text}", verifier, "C", split=split, tools=("python",)))
+        made.append(
+            Task(
+                f"{split}-{i}",
+                prompt,
+                f"def f(x): return {text}",
+                verifier,
+                "C",
+                split=split,
+                tools=("python",),
+            )
+        )
     return made
 
 
@@ -182,7 +235,9 @@ def test_imitating_what_rollouts_achieved_raises_success_on_held_out_tasks(tmp_p
         lr_schedule="linear", beta=0.0, temperature=1.0, max_turns=3, max_turn_tokens=80, max_tokens=300, val_every=8,
         val_tasks=40, tool_cache="off", seed=1, save_every=0,
     )  # fmt: skip
-    made = AgentGRPOTrainer(*load_agent("nano"), train_tasks, validation, recipe, Run.create(tmp_path / "run"))
+    made = AgentGRPOTrainer(
+        *load_agent("nano"), train_tasks, validation, recipe, Run.create(tmp_path / "run")
+    )
     result = train(made)
     success = made.run.metrics.set_index("step")["val_success"].dropna()
     assert success[0] < 0.05 and result["best_val_success"] >= success[0] + 0.05
@@ -195,13 +250,16 @@ def test_right_ones_keep_each_different_right_completion_once():
     assert [t.answer for t in found] == ["1", "2"]
 
 
-# ---- the loop --------------------------------------------------------------------------------------------------------
+# ---- the loop
+# --------------------------------------------------------------------------------------------------------
 def counted(task: Task, trajectory: Trajectory) -> Task:
     """Another family's relabelling: whatever the agent wrote, it wrote so many tokens."""
     n = str(len(trajectory.completion_ids))
     plan = [{"tool": "calculator", "arguments": {"expression": f"{n} + 0"}, "expect": n}]
     meta = {"plan": plan, "outcome": n, "closeness": min(1.0, len(trajectory.completion_ids) / 1_000)}
-    return dataclasses.replace(task, id=f"{task.id}-{n}", prompt=f"How much is {n} and nothing?", answer=n, meta=meta)
+    return dataclasses.replace(
+        task, id=f"{task.id}-{n}", prompt=f"How much is {n} and nothing?", answer=n, meta=meta
+    )
 
 
 def test_two_rounds_train_and_leave_their_adapters(tmp_path):

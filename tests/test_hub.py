@@ -1,4 +1,6 @@
-"""Public data sets: rows of each schema become tasks whose gold answers pass; broken rows are named or counted."""
+"""Public data sets: rows of each schema become tasks whose gold answers pass; broken rows are named or
+counted.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from agentkit import Suite, Trajectory, verify
-from agentkit.audit import audit
 from agentkit.cli import main
 from agentkit.records import StopReason, ToolResult, Turn
 from agentkit.runs import RunError
-from agentkit.tasks import hub
+from agentkit.tasks.audit import audit
+from agentkit.tasks.public import hub
 
 HOTPOT = {
     "id": "5a7a", "question": "Were Scott Derrickson and Ed Wood of the same nationality?", "answer": "yes",
@@ -56,7 +58,13 @@ def agentrl(source: str, truth: object, ability: str = "math", index: int = 0) -
     truth = truth if isinstance(truth, str) else json.dumps(truth)
     prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": f"Solve {source}."}]
     reward = {"style": "rule", "ground_truth": truth}
-    return {"data_source": source, "prompt": prompt, "ability": ability, "reward_model": reward, "extra_info": {"index": index}}
+    return {
+        "data_source": source,
+        "prompt": prompt,
+        "ability": ability,
+        "reward_model": reward,
+        "extra_info": {"index": index},
+    }
 
 
 AGENTRL = [
@@ -72,7 +80,10 @@ AGENTRL = [
 
 
 def write(path: Path, *rows: object) -> Path:
-    path.write_text("".join(row + "\n" if isinstance(row, str) else json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text(
+        "".join(row + "\n" if isinstance(row, str) else json.dumps(row) + "\n" for row in rows),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -108,7 +119,15 @@ def test_the_five_sources_of_open_agentrl(tmp_path):
     tasks = hub.load("open_agentrl", write(tmp_path / "train.jsonl", *AGENTRL)).tasks
     right = ["0.5", "1+x^2", "(1,2)", "b", "print(2 * int(input()))", "def add(a, b): return a + b",
              "class Solution:\n    def sort(self, nums: List[int], k: int):\n        return sorted(nums)"]  # fmt: skip
-    wrong = ["1/3", "x^2", "(2,1)", "c", "print(input())", "def add(a, b): return [a + b]", "class Solution: pass"]
+    wrong = [
+        "1/3",
+        "x^2",
+        "(2,1)",
+        "c",
+        "print(input())",
+        "def add(a, b): return [a + b]",
+        "class Solution: pass",
+    ]
     assert [verify(task, text).value for task, text in zip(tasks, right, strict=True)] == [1] * 7
     assert [verify(task, text).value for task, text in zip(tasks, wrong, strict=True)] == [0] * 7
     assert tasks[0].prompt == "Solve deepscaler." and "Solve" in tasks[4].prompt
@@ -116,7 +135,8 @@ def test_the_five_sources_of_open_agentrl(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "answer"), [("1,072", "1072"), ("-70,000,000", "-70000000"), ("$1,000.5", "$1000.5"), ("5 %", "5 %")]
+    ("written", "answer"),
+    [("1,072", "1072"), ("-70,000,000", "-70000000"), ("$1,000.5", "$1000.5"), ("5 %", "5 %")],
 )
 def test_commas_between_thousands_are_left_out(tmp_path, written, answer):
     task = load_one("gsm8k", GSM8K | {"answer": f"x #### {written}"}, tmp_path)
@@ -224,7 +244,9 @@ def test_a_wrong_limit_is_one_sentence(tmp_path, limit):
 
 
 @pytest.mark.parametrize(
-    "name", ["x" * 5_000, "x" * 5_000 + ".jsonl", "a\0b", "a\0b.jsonl"], ids=["long", "long file", "nul", "nul file"]
+    "name",
+    ["x" * 5_000, "x" * 5_000 + ".jsonl", "a\0b", "a\0b.jsonl"],
+    ids=["long", "long file", "nul", "nul file"],
 )
 def test_a_path_that_no_file_can_have_is_one_sentence(name):
     with pytest.raises(hub.HubError, match="does not exist|is no .jsonl"):
@@ -258,8 +280,14 @@ def test_a_broken_row_is_named_or_counted(tmp_path, case):
 @pytest.mark.parametrize(
     ("error", "says"),
     [
-        (ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"), "go online .* or pass the path of local files"),
-        (RuntimeError("Dataset 'x' is a gated dataset on the Hub"), "accept its terms at https://huggingface.co/datasets/"),
+        (
+            ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
+            "go online .* or pass the path of local files",
+        ),
+        (
+            RuntimeError("Dataset 'x' is a gated dataset on the Hub"),
+            "accept its terms at https://huggingface.co/datasets/",
+        ),
         (ValueError("Unknown split \"dev\". Should be one of ['train', 'test']."), "check the split"),
     ],
 )
@@ -284,7 +312,9 @@ def test_really_offline_is_one_sentence(monkeypatch, tmp_path):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(hub.HubError, match="use one of hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval"):
+    with pytest.raises(
+        hub.HubError, match="use one of hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval"
+    ):
         hub.load("squad")
 
 

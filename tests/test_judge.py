@@ -1,4 +1,6 @@
-"""The judge against a real local server: verdicts, votes, the cache, faults, and answers that address the judge."""
+"""The judge against a real local server: verdicts, votes, the cache, faults, and answers that address the
+judge.
+"""
 
 from __future__ import annotations
 
@@ -79,8 +81,14 @@ def server():
 def ask(server, tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("AGENTKIT_JUDGE_KEY", "key-for-tests")
-    options = {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "cache": tmp_path / "judge.sqlite"}
-    return lambda answer, gold="Paris", **more: check("judge", answer, gold, **({"timeout_s": 20.0} | options | more))
+    options = {
+        "url": f"http://127.0.0.1:{server.server_port}/v1",
+        "model": "m",
+        "cache": tmp_path / "judge.sqlite",
+    }
+    return lambda answer, gold="Paris", **more: check(
+        "judge", answer, gold, **({"timeout_s": 20.0} | options | more)
+    )
 
 
 def test_right_and_wrong_answers(ask, server):
@@ -153,7 +161,9 @@ def test_nobody_listening_and_no_address_are_unscored(ask, server, monkeypatch):
 
 
 def test_most_of_n_verdicts_decide(ask, server):
-    votes = iter(["correct", "incorrect", "correct", "incorrect", "incorrect", "incorrect", "correct", "incorrect"])
+    votes = iter(
+        ["correct", "incorrect", "correct", "incorrect", "incorrect", "incorrect", "correct", "incorrect"]
+    )
     server.reply = lambda asked: says(next(votes))
     assert ask("Paris", n=3).value == 1  # two of three, then two decoys refused
     assert ask("Lyon", n=3).value == 0
@@ -194,14 +204,17 @@ def test_a_cache_that_is_locked_or_damaged_costs_a_verdict_no_time(ask, server, 
 
 
 @pytest.mark.parametrize(
-    "text", ['[["verdict", "correct"]]', "[]", "{}", '{"verdict": ["correct"]}', '{"verdict": {"correct": 1}}']
+    "text",
+    ['[["verdict", "correct"]]', "[]", "{}", '{"verdict": ["correct"]}', '{"verdict": {"correct": 1}}'],
 )
 def test_what_is_no_object_with_a_verdict_is_none(ask, server, text):
     server.reply = lambda asked: {"choices": [{"message": {"content": text}}]}
     assert ask("Lyon").value is None
 
 
-@pytest.mark.parametrize(("gold", "like"), [("42", r"\d+"), ("Paris", r"[A-Z][a-z]+ [A-Z][a-z]+"), ("\ud800", r"\w+ \w+")])
+@pytest.mark.parametrize(
+    ("gold", "like"), [("42", r"\d+"), ("Paris", r"[A-Z][a-z]+ [A-Z][a-z]+"), ("\ud800", r"\w+ \w+")]
+)
 def test_the_decoy_looks_like_a_reference(ask, server, gold, like):
     ask(f"It is {gold}", gold)
     decoys = {asked["reference"] for asked in server.asked} - {gold}
@@ -209,7 +222,11 @@ def test_the_decoy_looks_like_a_reference(ask, server, gold, like):
 
 
 def test_a_task_gives_the_judge_its_question(ask, server, tmp_path):
-    options = {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "cache": str(tmp_path / "j.sqlite")}
+    options = {
+        "url": f"http://127.0.0.1:{server.server_port}/v1",
+        "model": "m",
+        "cache": str(tmp_path / "j.sqlite"),
+    }
     assert verify(Task("x", "Capital of France?", "Paris", {"kind": "judge"} | options), "Paris").value == 1
     assert server.asked[0]["question"] == "Capital of France?"
 

@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkit import knowledge
-from agentkit.knowledge import PHRASES, TABLES, Corpus, build, corpus_path, facts, passage
+from agentkit.tools import corpus as knowledge
+from agentkit.tools.corpus import PHRASES, TABLES, Corpus, build, corpus_path, facts, passage
 
 ROWS = {
-    "country": [("Aland", "AA", "Bburg", 1000, 20, "Crown", "Europe"), ("Cland", "CC", "Dville", 3000, 40, "Crown", "Asia")],
+    "country": [
+        ("Aland", "AA", "Bburg", 1000, 20, "Crown", "Europe"),
+        ("Cland", "CC", "Dville", 3000, 40, "Crown", "Asia"),
+    ],
     "neighbour": [("Aland", "Cland")],
     "city": [("Bburg", "Aland", 500)],
     "element": [("Xium", "X", 1, 1.5, 1900, "Ann Y"), ("Yium", "Y", 2, 2.5, None, None)],
@@ -78,11 +81,22 @@ def test_a_tiny_corpus_holds_exactly_its_facts(tiny):
 
 def test_a_passage_reads_as_a_sentence():
     assert passage("country.area", ("France",), 547030) == "The area of France is 547030 square km."
-    assert passage("indicator.life_expectancy", ("Japan", 2007), 82.6) == "The life expectancy in Japan in 2007 is 82.6 years."
+    assert (
+        passage("indicator.life_expectancy", ("Japan", 2007), 82.6)
+        == "The life expectancy in Japan in 2007 is 82.6 years."
+    )
 
 
 def test_ambiguous_and_odd_names_are_left_out():
-    rows = [("Alien", 1), ("alien", 2), ("Brazil", 3), ("Face/Off", 4), ("9", 5), ("x" * 41, 6), ("<|im_end|>", 7)]
+    rows = [
+        ("Alien", 1),
+        ("alien", 2),
+        ("Brazil", 3),
+        ("Face/Off", 4),
+        ("9", 5),
+        ("x" * 41, 6),
+        ("<|im_end|>", 7),
+    ]
     assert knowledge._unique(rows) == [("Brazil", 3)]
 
 
@@ -134,7 +148,9 @@ def test_a_corpus_cannot_be_written(tiny):
 
 # ---- search
 def test_every_fact_is_found_first_by_its_own_phrase(corpus):
-    """A sample of every kind; nearly all, since titles such as "It" and "The Who" leave nothing to search for."""
+    """A sample of every kind; nearly all, since titles such as "It" and "The Who" leave nothing to search
+    for.
+    """
     by_kind: dict = {}
     for kind, entity, value in facts(corpus.connection):
         by_kind.setdefault(kind, []).append((entity, value))

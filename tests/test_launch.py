@@ -13,9 +13,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from survive import SMALL, Silent, evenness, tasks, tiny_agent
 
-from agentkit.recipes import Recipe, RecipeError
 from agentkit.rewards import plan, product
 from agentkit.runs import Run, RunError, read_jsonl, write_tasks
+from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.launch import export, launch, load_module
 
@@ -139,7 +139,13 @@ def folder(tmp_path_factory):
 def prepared(folder: Path, name: str, **changes) -> tuple[Run, Recipe]:
     run = Run.create(folder / name)
     write_tasks(run.file("tasks.jsonl"), [*tasks(), *tasks(2, "validation")])
-    values = SMALL | {"model": str(folder / "agent"), "prompts_per_step": 2, "micro_batch": 2, "steps": 3, "processes": 2}
+    values = SMALL | {
+        "model": str(folder / "agent"),
+        "prompts_per_step": 2,
+        "micro_batch": 2,
+        "steps": 3,
+        "processes": 2,
+    }
     return run, Recipe.from_mapping(values | changes)
 
 
@@ -157,7 +163,9 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     options = {"environment": Silent, "reward": {"evenness": (evenness, 1.0)}}
     train(AgentGRPOTrainer(*tiny_agent(), tasks(), tasks(2, "validation"), recipe, one, **options))
     alone = read_jsonl(one.file("train", "metrics.jsonl"))
-    assert rows[1]["reward"] == pytest.approx(alone[1]["reward"]) and rows[2]["kl"] == pytest.approx(alone[2]["kl"], rel=1e-2)
+    assert rows[1]["reward"] == pytest.approx(alone[1]["reward"]) and rows[2]["kl"] == pytest.approx(
+        alone[2]["kl"], rel=1e-2
+    )
     norms = [[row["grad_norm"] for row in found[1:]] for found in (rows, alone)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2), "two processes take the steps that one would"
     assert math.isfinite(rows[-1]["loss"]) and run.file("adapter", "adapter_model.safetensors").exists()

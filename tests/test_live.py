@@ -1,4 +1,6 @@
-"""The live dashboard: what it draws, that it reads a run's folder, its buttons, and that it stays fast and inert."""
+"""The live dashboard: what it draws, that it reads a run's folder, its buttons, and that it stays fast and
+inert.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,19 @@ import pandas as pd
 import pytest
 
 from agentkit.diagnostics import Watch
-from agentkit.plots import training_curves
-from agentkit.recipes import Recipe
 from agentkit.records import StopReason, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, append_jsonl, write_jsonl, write_trajectories
-from agentkit.widgets.live import CONTROL, Controls, Dashboard, panel, progress, request, thinned
+from agentkit.runs.recipe import Recipe
+from agentkit.views.plots import training_curves
+from agentkit.views.widgets.live import CONTROL, Controls, Dashboard, panel, progress, request, thinned
 
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script></pre></body>'
 
 
 def rows(n: int) -> list[dict]:
     found = [
-        {"step": i, "reward": i / n, "success": 0.5, "kl": 0.01, "clip_fraction": 0.0, "seconds": 2.0} for i in range(1, n + 1)
+        {"step": i, "reward": i / n, "success": 0.5, "kl": 0.01, "clip_fraction": 0.0, "seconds": 2.0}
+        for i in range(1, n + 1)
     ]
     for row in found[::10]:
         row |= {"val_success": 0.6, "val_ci_low": 0.5, "val_ci_high": 0.7}
@@ -30,7 +33,20 @@ def rows(n: int) -> list[dict]:
 def rollout(sample: int, reward: float, text: str = "look up") -> Trajectory:
     turns = (Turn(text, (0, 1), (ToolResult("search", {}, text, True),)), Turn("Answer: 7", (1, 2)))
     return Trajectory(
-        "a", "grpo", sample, 0, (1,), (2, 3), (1, 1), (0.0, 0.0), turns, StopReason.ANSWER, "7", 1.0, reward=reward, step=2
+        "a",
+        "grpo",
+        sample,
+        0,
+        (1,),
+        (2, 3),
+        (1, 1),
+        (0.0, 0.0),
+        turns,
+        StopReason.ANSWER,
+        "7",
+        1.0,
+        reward=reward,
+        step=2,
     )
 
 
@@ -39,7 +55,9 @@ def run(tmp_path):
     run = Run.create(tmp_path / "run")
     write_jsonl(run.file("train", "metrics.jsonl"), rows(20))
     write_jsonl(run.file("tasks.jsonl"), [{"id": "a", "prompt": HOSTILE, "answer": "7"}])
-    write_trajectories(run.file("train", "trajectories", "step_00002.parquet"), [rollout(0, 1.0, HOSTILE), rollout(1, -0.5)])
+    write_trajectories(
+        run.file("train", "trajectories", "step_00002.parquet"), [rollout(0, 1.0, HOSTILE), rollout(1, -0.5)]
+    )
     watch = Watch(run.file("train", "alarms.jsonl"))
     for i in range(8):
         watch.add({"step": i + 1, "clip_fraction": 0.5})
@@ -48,7 +66,10 @@ def run(tmp_path):
 
 def test_progress_says_how_far_how_long_and_how_much():
     said = progress(pd.DataFrame(rows(20)), Recipe(steps=60), ("$", "Lab", 3.6))
-    assert said == "Step 20 of 60 · 40 s spent, about 80 s left · $0.04 of about $0.12 at Lab · best validation 60.0% at step 1"
+    assert (
+        said
+        == "Step 20 of 60 · 40 s spent, about 80 s left · $0.04 of about $0.12 at Lab · best validation 60.0% at step 1"
+    )
     assert progress(pd.DataFrame({"step": []}), Recipe(steps=60)) == "Step 0 of 60"
 
 
@@ -66,7 +87,9 @@ def test_long_runs_are_thinned_and_keep_their_ends_and_validations():
     found = thinned(metrics)
     assert time.perf_counter() - start < 2
     assert len(found) <= 800 and found["step"].iloc[-1] == 10_000 and found["step"].is_monotonic_increasing
-    assert found["val_success"].notna().sum() == 400 and found["reward"].iloc[-1] == pytest.approx(1.0, abs=0.01)
+    assert found["val_success"].notna().sum() == 400 and found["reward"].iloc[-1] == pytest.approx(
+        1.0, abs=0.01
+    )
     assert len(thinned(metrics.head(50))) == 50
     doubled = pd.DataFrame([*rows(3), {"step": 3, "reward": 9.0}])  # a resumed run writes a step twice
     assert thinned(doubled)["reward"].tolist()[-1] == 9.0 and len(thinned(doubled)) == 3
@@ -88,8 +111,14 @@ def test_a_snapshot_opens_offline_and_runs_nothing_a_model_wrote(run, browser):
     page.on("request", lambda request: requests.append(request.url))
     page.goto(path.as_uri())
     page.wait_for_selector(".js-plotly-plot .xtick")
-    assert page.evaluate("window.pwned") is None and [u for u in requests if not u.startswith(("file:", "data:", "blob:"))] == []
-    assert page.locator(".agentkit-live section").count() == 2 and page.locator(".agentkit-live details").count() == 1
+    assert (
+        page.evaluate("window.pwned") is None
+        and [u for u in requests if not u.startswith(("file:", "data:", "blob:"))] == []
+    )
+    assert (
+        page.locator(".agentkit-live section").count() == 2
+        and page.locator(".agentkit-live details").count() == 1
+    )
 
 
 def test_the_dashboard_follows_a_run_of_another_process(run, capsys):
@@ -115,7 +144,11 @@ def test_rows_redraw_only_when_it_is_time(run, capsys):
 def test_slow_redrawings_become_rare(run, capsys, monkeypatch):
     dashboard, clock = Dashboard(run, Recipe(steps=60), every_s=15), [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(dashboard, "_figure", lambda metrics: (clock.__setitem__(0, clock[0] + 2.0), training_curves(metrics))[1])
+    monkeypatch.setattr(
+        dashboard,
+        "_figure",
+        lambda metrics: (clock.__setitem__(0, clock[0] + 2.0), training_curves(metrics))[1],
+    )
     for row in (rows(20) * 20)[:400]:  # one a second
         clock[0] += 1.0
         dashboard(row)

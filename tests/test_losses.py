@@ -1,4 +1,6 @@
-"""Loss and gradient equal stock TRL's, with masks, for every loss a recipe can ask for; weights for engine mismatch by hand."""
+"""Loss and gradient equal stock TRL's, with masks, for every loss a recipe can ask for; weights for engine
+mismatch by hand.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import split_tensor_dict
 
 from agentkit.bench import update as bench
-from agentkit.recipes import LOSSES, Recipe, RecipeError
+from agentkit.runs.recipe import LOSSES, Recipe, RecipeError
 from agentkit.training.grpo import config
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 from agentkit.training.update import mismatch_weights
@@ -19,12 +21,22 @@ GROUP, VOCABULARY = 4, 97
 
 def tiny_model() -> Qwen3ForCausalLM:
     torch.manual_seed(3)
-    shape = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
-    return Qwen3ForCausalLM(Qwen3Config(**shape, num_key_value_heads=2, head_dim=8, pad_token_id=0, eos_token_id=1))
+    shape = dict(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    return Qwen3ForCausalLM(
+        Qwen3Config(**shape, num_key_value_heads=2, head_dim=8, pad_token_id=0, eos_token_id=1)
+    )
 
 
 def make(kind, tokenizer, tmp_path, lora=None, beta=0.0, **recipe):
-    """A trainer of the kind, its model and adapters the same whatever the kind; batches bring reference log-probabilities."""
+    """A trainer of the kind, its model and adapters the same whatever the kind; batches bring reference
+    log-probabilities.
+    """
     values = {
         "beta": 0.0,
         "group_size": GROUP,
@@ -42,7 +54,9 @@ def make(kind, tokenizer, tmp_path, lora=None, beta=0.0, **recipe):
 
 @pytest.fixture(scope="module")
 def batch():
-    """Two groups: prompts of two lengths, turns in common, a row that repeats another, tool tokens masked, moved policies."""
+    """Two groups: prompts of two lengths, turns in common, a row that repeats another, tool tokens masked,
+    moved policies.
+    """
     torch.manual_seed(0)
     draw = lambda n: torch.randint(2, VOCABULARY, (n,)).tolist()  # noqa: E731
     prompts = [row for row in (draw(9), draw(6)) for _ in range(GROUP)]
@@ -72,7 +86,13 @@ CASES = [
     {"loss_type": "cispo", "clip_epsilon_high": 1.5, "beta": 0.04},
     {"loss_type": "dapo", "clip_epsilon_high": 0.28, "beta": 0.0},
     {"loss_type": "grpo", "dual_clip": 1.3, "clip_epsilon": 0.2, "beta": 0.0},
-    {"loss_type": "grpo", "importance_level": "sequence", "clip_epsilon": 3e-4, "clip_epsilon_high": 4e-4, "beta": 0.0},
+    {
+        "loss_type": "grpo",
+        "importance_level": "sequence",
+        "clip_epsilon": 3e-4,
+        "clip_epsilon_high": 4e-4,
+        "beta": 0.0,
+    },
     {"loss_type": "grpo", "importance_level": "sequence", "clip_epsilon": 0.5, "beta": 0.04},
 ]
 
@@ -85,7 +105,9 @@ def test_loss_and_gradient_equal_stock_trl(recipe, batch, tokenizer, tmp_path):
     given = ("old_per_token_logps",) if not recipe["beta"] else ("old_per_token_logps", "ref_per_token_logps")
     # the old policy near the one that is trained, so that some ratios are clipped and others are not
     own = batch["completion_mask"] * batch["tool_mask"]
-    moved = batch | {"old_per_token_logps": logprobs(peer, batch) + (batch["old_per_token_logps"] + 4.5) * own}
+    moved = batch | {
+        "old_per_token_logps": logprobs(peer, batch) + (batch["old_per_token_logps"] + 4.5) * own
+    }
     keep = [name for name in moved if not name.endswith("_logps") or name in given]
     assert_same(ours, peer, {name: moved[name] for name in keep})
 
@@ -95,7 +117,10 @@ def test_loss_and_gradient_equal_stock_trl(recipe, batch, tokenizer, tmp_path):
 def test_with_lora_micro_batches_and_a_group_without_advantage(loss, beta, batch, tokenizer, tmp_path):
     """Without KL the dead group is not computed, and everything is as if it were; with KL it is."""
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-    ours, peer = (make(kind, tokenizer, tmp_path, lora, loss_type=loss, beta=beta) for kind in (SharingTrainer, StockTrainer))
+    ours, peer = (
+        make(kind, tokenizer, tmp_path, lora, loss_type=loss, beta=beta)
+        for kind in (SharingTrainer, StockTrainer)
+    )
     dead = batch | {"advantages": batch["advantages"] * torch.tensor([1.0] * GROUP + [0.0] * GROUP)}
     seen = []
     count = lambda module, inputs, output: seen.append(output[0].shape[1])  # noqa: E731
@@ -114,7 +139,9 @@ def test_the_entropy_metric_leaves_out_what_is_not_computed(batch, tokenizer, tm
     dead = batch | {"advantages": batch["advantages"] * torch.tensor([1.0] * GROUP + [0.0] * GROUP)}
     alive = {name: x[:GROUP] if x.ndim else x for name, x in batch.items()}
     update(ours, dead), update(peer, alive)
-    assert ours._metrics["train"]["entropy"][-1] == pytest.approx(peer._metrics["train"]["entropy"][-1], rel=1e-5)
+    assert ours._metrics["train"]["entropy"][-1] == pytest.approx(
+        peer._metrics["train"]["entropy"][-1], rel=1e-5
+    )
 
 
 def test_a_batch_that_is_dead_or_masked_altogether_has_zero_gradient(batch, tokenizer, tmp_path):
@@ -138,7 +165,10 @@ def test_mismatch_weights_act_as_trl_s_own_for_vllm(loss, mode, batch, tokenizer
     assert metrics["mismatch"] > 0 and 0 < metrics["mismatch_weight"] < 1.2
     weights = mismatch_weights(output["old_per_token_logps"], sampled, own, mode, 1.2)
     peer.use_vllm, peer.vllm_importance_sampling_correction = True, True
-    theirs = batch | {"old_per_token_logps": output["old_per_token_logps"], "importance_sampling_ratio": weights}
+    theirs = batch | {
+        "old_per_token_logps": output["old_per_token_logps"],
+        "importance_sampling_ratio": weights,
+    }
     _, loss_value, gradient = update(ours, output)
     _, expected, reference = update(peer, theirs)
     assert loss_value == pytest.approx(expected, rel=1e-5)

@@ -49,9 +49,14 @@ def test_merged_and_adapter_agree_and_the_data_type_is_kept(trained):
     base = AutoModelForCausalLM.from_pretrained(run.manifest["recipe"]["model"], dtype=torch.float32)
     rows = [([5, 6, 7, 8], [0, 0, 1, 1])]
     expected = logprobs(PeftModel.from_pretrained(base, str(run.file("adapter"))).eval(), rows)[0]
-    assert torch.allclose(logprobs(merged.float().eval(), rows)[0], expected, atol=1e-5 if dtype == "float32" else 0.1)
+    assert torch.allclose(
+        logprobs(merged.float().eval(), rows)[0], expected, atol=1e-5 if dtype == "float32" else 0.1
+    )
     tokenizer = AutoTokenizer.from_pretrained(run.file("merged"))
-    assert tokenizer.chat_template == AutoTokenizer.from_pretrained(run.manifest["recipe"]["model"]).chat_template
+    assert (
+        tokenizer.chat_template
+        == AutoTokenizer.from_pretrained(run.manifest["recipe"]["model"]).chat_template
+    )
     assert run.file("merged", "model.safetensors").stat().st_mode & 0o777 == 0o600
 
 
@@ -68,14 +73,21 @@ def test_a_merge_that_changes_the_policy_is_refused_and_leaves_the_last_one(trai
     kept = run.file("merged", "model.safetensors").read_bytes()
     before = {p.name: p.read_bytes() for p in run.file("adapter").iterdir()}
     large = load_file(run.file("adapter", "adapter_model.safetensors"))
-    save_file({k: v * (1e6 if "lora_B" in k else 1) for k, v in large.items()}, run.file("adapter", "adapter_model.safetensors"))
+    save_file(
+        {k: v * (1e6 if "lora_B" in k else 1) for k, v in large.items()},
+        run.file("adapter", "adapter_model.safetensors"),
+    )
     try:
-        with pytest.raises(RunError, match=r"is not kept: its log-probabilities differ .* --dtype, such as float32"):
+        with pytest.raises(
+            RunError, match=r"is not kept: its log-probabilities differ .* --dtype, such as float32"
+        ):
             merge(run, "float16")
     finally:
         for name, data in before.items():
             run.file("adapter", name).write_bytes(data)
-    assert run.file("merged", "model.safetensors").read_bytes() == kept and not run.file(".merged.new").exists()
+    assert (
+        run.file("merged", "model.safetensors").read_bytes() == kept and not run.file(".merged.new").exists()
+    )
 
 
 def test_without_an_adapter_or_trajectories_it_says_which_notebook_is_missing(tmp_path, capsys):

@@ -8,14 +8,22 @@ from functools import partial
 
 import torch
 
-from agentkit.environment import CorpusEnvironment
-from agentkit.knowledge import Corpus, facts
 from agentkit.nano import DATA
-from agentkit.nano.pretrain import batches, collate, copy_batches, draft_tasks, make_model, make_optimizers, transcripts
+from agentkit.nano.pretrain import (
+    batches,
+    collate,
+    copy_batches,
+    draft_tasks,
+    make_model,
+    make_optimizers,
+    transcripts,
+)
 from agentkit.nano.world import make_world
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.rollouts import rollout
+from agentkit.tools.corpus import Corpus, facts
+from agentkit.tools.environments import CorpusEnvironment
 
 
 def test_it_is_small_and_of_the_stated_architecture():
@@ -38,7 +46,10 @@ def test_it_uses_its_tools_on_real_facts(suite, corpus):
     """Greedily it solves most easy tasks: the formats and the copying carry over to names it never saw."""
     tasks = [t for t in suite if t.difficulty == "easy"][:40]
     found = rollout(
-        tasks, TransformersPolicy(*load_agent("nano")), environment=partial(CorpusEnvironment, corpus), temperature=0.0
+        tasks,
+        TransformersPolicy(*load_agent("nano")),
+        environment=partial(CorpusEnvironment, corpus),
+        temperature=0.0,
     )
     assert sum(t.success for t in found) / len(found) > 0.6
 

@@ -1,4 +1,6 @@
-"""The five notebooks, executed headless by papermill on a tiny budget, and what they say when something is wrong."""
+"""The five notebooks, executed headless by papermill on a tiny budget, and what they say when something is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from papermill.exceptions import PapermillExecutionError
 from agentkit.cli import main
 from agentkit.evaluation import Comparison
 from agentkit.runs import load_run
-from agentkit.stages import STAGES
+from agentkit.runs.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = {"n_tasks": 60, "sft_transcripts": 1, "test_samples": 2, "steps": 2, "prompts_per_step": 2, "group_size": 4,
@@ -60,10 +62,16 @@ def test_executed_notebooks_show_figures_no_errors_and_no_warnings(finished):
         notebook = nbformat.read(finished / f"{stage}.ipynb", as_version=4)
         outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
         assert not [o for o in outputs if o.output_type == "error"]
-        assert not [o.text for o in outputs if o.get("name") == "stderr"], "a warning, which nobody reading it can act on"
+        assert not [o.text for o in outputs if o.get("name") == "stderr"], (
+            "a warning, which nobody reading it can act on"
+        )
     training = nbformat.read(finished / "03_grpo.ipynb", as_version=4)
     figures = [
-        o for cell in training.cells if cell.cell_type == "code" for o in cell.outputs if "plotly" in str(o.get("data", ""))
+        o
+        for cell in training.cells
+        if cell.cell_type == "code"
+        for o in cell.outputs
+        if "plotly" in str(o.get("data", ""))
     ]
     assert len(figures) == 1, "live curves are redrawn in place"
     text = (finished / "05_compare.ipynb").read_text()
@@ -91,7 +99,15 @@ def test_plain_papermill_runs_one_notebook_where_it_writes_it(finished, tmp_path
     copy = tmp_path / "plain"
     shutil.copytree(finished, copy)
     shutil.rmtree(copy / "train")
-    words = [sys.executable, "-m", "papermill", "notebooks/03_grpo.ipynb", str(copy / "03_grpo.ipynb"), "-f", "params/nano.yaml"]
+    words = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "notebooks/03_grpo.ipynb",
+        str(copy / "03_grpo.ipynb"),
+        "-f",
+        "params/nano.yaml",
+    ]
     for key, value in {**TINY, "steps": 1, "preflight": "off", "seed": 3}.items():
         if key not in ("n_tasks", "sft_transcripts", "test_samples"):  # of other notebooks
             words += ["-p", key, str(value)]
@@ -136,9 +152,15 @@ def test_a_corrupt_suite_is_one_clear_sentence_and_loses_nothing(finished, tmp_p
     lines = (copy / "tasks.jsonl").read_text().splitlines()
     lines[7] = lines[7][:40]
     (copy / "tasks.jsonl").write_text("\n".join(lines))
-    kept = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file() and p.name not in ("run.json", "03_grpo.ipynb")}
+    kept = {
+        p: p.read_bytes()
+        for p in copy.rglob("*")
+        if p.is_file() and p.name not in ("run.json", "03_grpo.ipynb")
+    }
     recipe = {
-        k: v for k, v in json.loads((copy / "run.json").read_text())["stages"]["03_grpo"]["parameters"].items() if k != "run"
+        k: v
+        for k, v in json.loads((copy / "run.json").read_text())["stages"]["03_grpo"]["parameters"].items()
+        if k != "run"
     }
     message = execute("03_grpo", copy, **recipe)
     assert "RunError" in message and "line 8" in message and "tasks.jsonl" in message

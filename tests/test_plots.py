@@ -2,11 +2,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from agentkit import plots
-from agentkit.behaviour import behaviour
 from agentkit.evaluation import compare
-from agentkit.failures import failures
+from agentkit.evaluation.behaviour import behaviour
+from agentkit.evaluation.failures import failures
 from agentkit.records import StopReason, Task, Trajectory, Turn
+from agentkit.views import plots
 
 
 def trajectory(task_id, success, sample=0, policy="sft", reward=None):
@@ -47,7 +47,7 @@ def metrics(n=60):
     table["reward_std"], table["completion_tokens"] = rng.random(n), rng.integers(80, 120, n)
     table["reward/correct"], table["reward/format"] = rng.random(n), rng.random(n)
     table["val_success"] = [0.5 if s % 20 == 0 else np.nan for s in steps]
-    table["val_ci_low"], table["val_ci_high"] = table["val_success"] - 0.1, table["val_success"] + 0.05
+    table["val_ci_low"], table["val_ci_high"] = (table["val_success"] - 0.1, table["val_success"] + 0.05)
     return table
 
 
@@ -99,7 +99,9 @@ def test_training_curves_of_little():
 
 
 def test_moving_average():
-    figure = plots.curve(pd.DataFrame({"step": range(45), "kl": [0.0] * 22 + [3.0] + [0.0] * 22}), "kl", "Drift?", "nats")
+    figure = plots.curve(
+        pd.DataFrame({"step": range(45), "kl": [0.0] * 22 + [3.0] + [0.0] * 22}), "kl", "Drift?", "nats"
+    )
     line = next(t for t in figure.data if t.mode == "lines")
     assert list(line.y[20:25]) == [0.0, 1.0, 1.0, 1.0, 0.0]  # a window of three
 
@@ -132,7 +134,11 @@ def test_paired_scatter_counts_moves():
     before = [trajectory(f"t{i}", s) for i, s in enumerate([0.0, 0.0, 1.0, 1.0, 0.0, None])]
     after = [trajectory(f"t{i}", s, policy="grpo") for i, s in enumerate([1.0, 1.0, 0.0, 1.0, 0.0, 1.0])]
     figure = plots.paired_scatter(before, after)
-    assert [t.name for t in figure.data] == ["wrong → right: 2 tasks", "right → wrong: 1 task", "same side: 2 tasks"]
+    assert [t.name for t in figure.data] == [
+        "wrong → right: 2 tasks",
+        "right → wrong: 1 task",
+        "same side: 2 tasks",
+    ]
     assert figure.data[0].customdata[0] == "t0<br>t1"
     assert figure.layout.xaxis.title.text.startswith("sft")
 
@@ -151,7 +157,10 @@ def test_reward_histogram():
 
 
 def test_difficulty_counts():
-    tasks = [Task("1", "?", "1", family="A"), Task("2", "?", "1", family="A", split="test", difficulty="hard")]
+    tasks = [
+        Task("1", "?", "1", family="A"),
+        Task("2", "?", "1", family="A", split="test", difficulty="hard"),
+    ]
     tasks += [Task("3", "?", "1", family="B"), Task("4", "?", "1", family="A")]
     figure = plots.difficulty_counts(tasks)
     assert [a.text for a in figure.layout.annotations] == ["train (3 tasks)", "test (1 task)"]
@@ -161,7 +170,8 @@ def test_difficulty_counts():
     assert "no task" in plots.difficulty_counts([]).layout.annotations[0].text
 
 
-# ---- notebook 05 -----------------------------------------------------------------------------------------------------
+# ---- notebook 05
+# -----------------------------------------------------------------------------------------------------
 def test_draws_failures_and_behaviour_are_drawn_with_every_number():
     tasks = [Task(f"t{i}", "?", "x") for i in range(6)]
     before = [trajectory(f"t{i}", float(k < i % 3), k) for i in range(6) for k in range(4)]
@@ -179,4 +189,7 @@ def test_draws_failures_and_behaviour_are_drawn_with_every_number():
 def test_empty_figures_say_why():
     right = {"a": [trajectory("t0", 1.0)]}
     assert "nothing to draw from" in plots.draw_curves(compare(right)).layout.annotations[0].text
-    assert "No trajectory failed" in plots.failure_bars(failures(right, [Task("t0", "?", "x")])).layout.annotations[0].text
+    assert (
+        "No trajectory failed"
+        in plots.failure_bars(failures(right, [Task("t0", "?", "x")])).layout.annotations[0].text
+    )

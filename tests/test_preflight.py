@@ -15,16 +15,17 @@ from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import PreflightError, examine, forecast, probe, report
 from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.chances import advantages, dead_share, fit_beta, repeatable, smallest_useful
-from agentkit.recipes import Recipe
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards import correctness, plan, with_noise
 from agentkit.rollouts import rollout
+from agentkit.runs.recipe import Recipe
 
 RECIPE = Recipe(group_size=4)
 NAMES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 
 
-# ---- arithmetic ------------------------------------------------------------------------------------------------------
+# ---- arithmetic
+# ------------------------------------------------------------------------------------------------------
 def test_dead_groups_of_one_chance_and_of_a_spread():
     assert dead_share(500.0, 500.0, 4) == pytest.approx(2 * 0.5**4, abs=2e-3)  # nearly p = 1/2
     assert dead_share(1.0, 1.0, 4) == pytest.approx(2 / 5)  # uniform: the integral of p^4 + (1-p)^4
@@ -36,7 +37,9 @@ def test_the_fit_finds_the_spread_that_plug_in_shares_overstate():
     chance = rng.beta(4, 4, 400)
     right = rng.binomial(4, chance)
     a, b = fit_beta(right.tolist(), [4] * 400)
-    assert a / (a + b) == pytest.approx(0.5, abs=0.04) and dead_share(a, b, 4) == pytest.approx(dead_share(4, 4, 4), abs=0.06)
+    assert a / (a + b) == pytest.approx(0.5, abs=0.04) and dead_share(a, b, 4) == pytest.approx(
+        dead_share(4, 4, 4), abs=0.06
+    )
     shares = right / 4
     assert np.mean(shares**4 + (1 - shares) ** 4) > dead_share(4, 4, 4) + 0.05
     assert dead_share(*fit_beta([0] * 12, [8] * 12), 8) > 0.9
@@ -52,11 +55,20 @@ def test_what_a_repeat_scoring_explains():
     assert advantages(np.array([[0.0, 2.0]]))[0] == pytest.approx([-0.7070, 0.7070], abs=1e-3)
 
 
-# ---- autopsies: three published runs ---------------------------------------------------------------------------------
+# ---- autopsies: three published runs
+# ---------------------------------------------------------------------------------
 def constraint_task(number: int) -> Task:
-    meta = {"plan": [{"tool": "drop_constraint", "arguments": {}}], "constraints": NAMES, "iis": (NAMES[number % 8],)}
+    meta = {
+        "plan": [{"tool": "drop_constraint", "arguments": {}}],
+        "constraints": NAMES,
+        "iis": (NAMES[number % 8],),
+    }
     return Task(
-        f"lp{number}", f"Problem {number} is infeasible. Repair it.", NAMES[number % 8], tools=("drop_constraint",), meta=meta
+        f"lp{number}",
+        f"Problem {number} is infeasible. Repair it.",
+        NAMES[number % 8],
+        tools=("drop_constraint",),
+        meta=meta,
     )
 
 
@@ -68,7 +80,18 @@ def repair(task: Task, sample: int, name: str, calls: int = 1, policy: str = "sf
     turns = (Turn(said[0], (0, 2), (*look, drop)), Turn(said[1], (2, 4)))
     ids, right = (3, sample, 5, 7), float(name == task.answer)
     return Trajectory(
-        task.id, policy, sample, sample, (1, 2), ids, (1, 1, 1, 1), (-0.1,) * 4, turns, StopReason.ANSWER, name, right
+        task.id,
+        policy,
+        sample,
+        sample,
+        (1, 2),
+        ids,
+        (1, 1, 1, 1),
+        (-0.1,) * 4,
+        turns,
+        StopReason.ANSWER,
+        name,
+        right,
     )
 
 
@@ -95,13 +118,19 @@ WIDE, ANCHORED = re.compile(r"\w*(constraint)?\s*\w+"), re.compile(r"^I drop con
 
 
 def or_debug(pattern: re.Pattern) -> dict:
-    """The reward of seed 003: +20 for a targeted repair, -1 a step, +10 in the conflict, -20 for a constraint that is made up."""
+    """The reward of seed 003: +20 for a targeted repair, -1 a step, +10 in the conflict, -20 for a constraint
+    that is made up.
+    """
 
     def faithful(task, trajectory):
         return -20.0 if any(pattern.search(turn.text) for turn in trajectory.turns) else 0.0
 
     def repairs(task, trajectory):
-        return 20.0 if any(r.name == "drop_constraint" for turn in trajectory.turns for r in turn.results) else 0.0
+        return (
+            20.0
+            if any(r.name == "drop_constraint" for turn in trajectory.turns for r in turn.results)
+            else 0.0
+        )
 
     def in_conflict(task, trajectory):
         return 10.0 if trajectory.success == 1.0 else 0.0
@@ -109,17 +138,28 @@ def or_debug(pattern: re.Pattern) -> dict:
     def step(task, trajectory):
         return -1.0
 
-    return {"repair": (repairs, 1.0), "step": (step, 0.0), "conflict": (in_conflict, 1.0), "faithfulness": (faithful, 1.0)}
+    return {
+        "repair": (repairs, 1.0),
+        "step": (step, 0.0),
+        "conflict": (in_conflict, 1.0),
+        "faithfulness": (faithful, 1.0),
+    }
 
 
 def test_autopsy_003_an_unanchored_pattern_strikes_everything(rollouts):
     tasks, sampled, golden = rollouts
-    always = [dataclasses.replace(t, success=1.0) for t in sampled]  # every rollout earned 20 - 20 + 10, as published
+    always = [
+        dataclasses.replace(t, success=1.0) for t in sampled
+    ]  # every rollout earned 20 - 20 + 10, as published
     found = report(RECIPE, always, golden, tasks, or_debug(WIDE), n_test=100)
     with pytest.raises(PreflightError) as refusal:
         found.require()
     said = str(refusal.value)
-    assert "faithfulness takes 20 from gold trajectories" in said and "unanchored" in said and WIDE.pattern in said
+    assert (
+        "faithfulness takes 20 from gold trajectories" in said
+        and "unanchored" in said
+        and WIDE.pattern in said
+    )
     assert found["Groups without advantage"].light == "red"
     mended = judged(rollouts, or_debug(ANCHORED))
     assert mended["Gold trajectories"].light == "green" and mended["Groups without advantage"].light != "red"
@@ -127,18 +167,27 @@ def test_autopsy_003_an_unanchored_pattern_strikes_everything(rollouts):
 
 def test_autopsy_003_mended_passes(rollouts):
     reward = {k: v for k, v in or_debug(ANCHORED).items() if k != "step"}
-    reward["faithfulness"] = (lambda task, t: -20.0 if (t.answer or "") not in task.meta["constraints"] else 0.0, 1.0)
+    reward["faithfulness"] = (
+        lambda task, t: -20.0 if (t.answer or "") not in task.meta["constraints"] else 0.0,
+        1.0,
+    )
     judged(rollouts, reward).require()
 
 
 def test_autopsy_000_noise_is_no_cure_for_zero_variance(rollouts):
     tasks, _, golden = rollouts
-    same = [repair(task, s, task.answer if i % 2 else "c9") for i, task in enumerate(tasks) for s in range(4)]  # binary, and dead
+    same = [
+        repair(task, s, task.answer if i % 2 else "c9") for i, task in enumerate(tasks) for s in range(4)
+    ]  # binary, and dead
     with pytest.warns(UserWarning, match="noise"):
         noisy = with_noise({"correctness": (correctness, 1.0)}, 0.05)
     found = report(RECIPE, same, golden, tasks, noisy, n_test=100)
     item = found["Signal or noise"]
-    assert item.light == "red" and item.values["repeatable"] < 0.3 and item.values["noisy_components"] == ["noise"]
+    assert (
+        item.light == "red"
+        and item.values["repeatable"] < 0.3
+        and item.values["noisy_components"] == ["noise"]
+    )
     with pytest.raises(PreflightError, match="noise gives the same trajectory another value each time"):
         found.require()
     judged(rollouts, {"correctness": (correctness, 1.0)}).require()
@@ -152,7 +201,9 @@ def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
     def counted(task, trajectory):
         score = 1.0 if trajectory.success == 1.0 else -1.0
         return (
-            score if score > 0 else min(-0.6, score + 0.1 * min(len(trajectory.turns[0].results) if trajectory.turns else 0, 4))
+            score
+            if score > 0
+            else min(-0.6, score + 0.1 * min(len(trajectory.turns[0].results) if trajectory.turns else 0, 4))
         )
 
     found = judged(rollouts, {"tool_call": (tool_call, 1.0)})
@@ -161,7 +212,8 @@ def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
     judged(rollouts, {"tool_call": (counted, 1.0)}).require()
 
 
-# ---- the probe and single checks -------------------------------------------------------------------------------------
+# ---- the probe and single checks
+# -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("component", "said"),
     [
@@ -185,7 +237,11 @@ def test_a_saturated_component_is_no_fault(rollouts):
 def test_the_probe_tells_what_moves_a_component(rollouts):
     tasks, _, golden = rollouts
     found = probe(plan()["efficiency"][0], list(zip(tasks, golden, strict=True))[:2])
-    assert {"a wrong answer", "no answer", "many more tokens"} <= set(found.moved_by) and not found.missing and not found.failures
+    assert (
+        {"a wrong answer", "no answer", "many more tokens"} <= set(found.moved_by)
+        and not found.missing
+        and not found.failures
+    )
 
 
 @pytest.mark.parametrize("name", AUTOPSIES)
@@ -203,7 +259,10 @@ def test_the_replicas_on_the_small_agents_tasks_are_refused_and_mended_they_pass
 
 def test_a_broken_mask_is_refused(rollouts):
     tasks, sampled, golden = rollouts
-    bad = [dataclasses.replace(sampled[0], turns=(dataclasses.replace(sampled[0].turns[0], span=(0, 1)),)), *sampled[1:]]
+    bad = [
+        dataclasses.replace(sampled[0], turns=(dataclasses.replace(sampled[0].turns[0], span=(0, 1)),)),
+        *sampled[1:],
+    ]
     assert report(RECIPE, bad, golden, tasks, plan())["Masks"].light == "red"
     short = [dataclasses.replace(sampled[0], old_logprobs=(0.0,)), *sampled[1:]]
     assert "4 completion tokens" in report(RECIPE, short, golden, tasks, plan())["Masks"].finding
@@ -219,7 +278,9 @@ def test_gold_answers_that_fail_and_tasks_without_a_plan(rollouts):
 def test_nothing_right_and_nothing_scored(rollouts):
     tasks, sampled, golden = rollouts
     wrong = [dataclasses.replace(t, success=0.0, answer=None) for t in sampled]
-    item = report(RECIPE, wrong, golden, tasks, {"correctness": (correctness, 1.0)})["Groups without advantage"]
+    item = report(RECIPE, wrong, golden, tasks, {"correctness": (correctness, 1.0)})[
+        "Groups without advantage"
+    ]
     assert item.light == "red" and "All rollouts are wrong: take easier tasks" in item.advice
     unscored = [dataclasses.replace(t, success=None) for t in sampled]
     assert report(RECIPE, unscored, golden, tasks, plan())["Success now"].light == "red"
@@ -243,7 +304,10 @@ def test_the_forecast_scales_with_the_measured_rollout():
 
 
 def test_the_forecast_expects_trajectories_as_long_as_the_experts():
-    now, later = forecast(Recipe(model="nano"), 0.05, 0.01), forecast(Recipe(model="nano"), 0.05, 0.01, longer=2.0)
+    now, later = (
+        forecast(Recipe(model="nano"), 0.05, 0.01),
+        forecast(Recipe(model="nano"), 0.05, 0.01, longer=2.0),
+    )
     assert later.values["training_seconds"] == pytest.approx(2 * now.values["training_seconds"])
     assert "2.0 times as much" in later.finding and "times as much" not in now.finding
 
@@ -251,15 +315,41 @@ def test_the_forecast_expects_trajectories_as_long_as_the_experts():
 def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
     recipe = Recipe(group_size=4, model="nano")
     careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")
-    found, rollouts = examine(recipe, careless, suite.split("train"), n_test=len(suite.split("test")), n_tasks=8)
+    found, rollouts = examine(
+        recipe, careless, suite.split("train"), n_test=len(suite.split("test")), n_tasks=8
+    )
     found.require()
-    assert found["Gold trajectories"].light == "green" and found["Masks"].light == "green" and len(rollouts) == 32
-    assert found["Signal or noise"].values["repeatable"] == pytest.approx(1.0) and found["Forecast"].values["rollout"] > 0
+    assert (
+        found["Gold trajectories"].light == "green"
+        and found["Masks"].light == "green"
+        and len(rollouts) == 32
+    )
+    assert (
+        found["Signal or noise"].values["repeatable"] == pytest.approx(1.0)
+        and found["Forecast"].values["rollout"] > 0
+    )
 
 
 @pytest.mark.slow
 def test_the_command_reports_on_the_small_agent(capsys):
     recipe = str(Path(__file__).resolve().parents[1] / "params" / "nano.yaml")
-    status = main(["preflight", recipe, "-p", "n_tasks=60", "-p", "families=A", "-p", "group_size=2", "-p", "micro_batch=8"])
+    status = main(
+        [
+            "preflight",
+            recipe,
+            "-p",
+            "n_tasks=60",
+            "-p",
+            "families=A",
+            "-p",
+            "group_size=2",
+            "-p",
+            "micro_batch=8",
+        ]
+    )
     printed = capsys.readouterr().out
-    assert status in (0, 1) and "Groups without advantage" in printed and "rollouts of the starting policy" in printed
+    assert (
+        status in (0, 1)
+        and "Groups without advantage" in printed
+        and "rollouts of the starting policy" in printed
+    )

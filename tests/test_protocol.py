@@ -1,4 +1,6 @@
-"""Environments made elsewhere run here unchanged, ours run in stock TRL, and a conformance suite tells who keeps to it."""
+"""Environments made elsewhere run here unchanged, ours run in stock TRL, and a conformance suite tells who
+keeps to it.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,17 @@ from says import Says
 
 import agentkit.training
 from agentkit import StopReason, Task, ToolCall, rollout
-from agentkit.environment import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment, tool
-from agentkit.knowledge import Corpus
 from agentkit.rollouts import Limits
-from agentkit.testing import EnvironmentConformance
-from agentkit.tool_calls import format_call
+from agentkit.rollouts.calls import format_call
+from agentkit.tools.conformance import EnvironmentConformance
+from agentkit.tools.corpus import Corpus
+from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment, tool
 
 
 class CounterEnvironment:
-    """As somebody writes one for TRL's environment_factory: state, a greeting, sync and async tools, a reward of its own."""
+    """As somebody writes one for TRL's environment_factory: state, a greeting, sync and async tools, a reward
+    of its own.
+    """
 
     def __init__(self):
         self.count = 0
@@ -59,7 +63,10 @@ class CounterEnvironment:
 SEARCH = ToolCall("search", {"query": "capital of France"})
 SUM = ToolCall("calculator", {"expression": "6 * 7"})
 PROGRAM = ToolCall("python", {"code": "print(6 * 7)"})
-WRITE, READ = ToolCall("write_file", {"path": "a.txt", "content": "x"}), ToolCall("read_file", {"path": "a.txt"})
+WRITE, READ = (
+    ToolCall("write_file", {"path": "a.txt", "content": "x"}),
+    ToolCall("read_file", {"path": "a.txt"}),
+)
 
 
 class TestCorpusEnvironment(EnvironmentConformance):
@@ -72,7 +79,14 @@ class TestCodeEnvironment(EnvironmentConformance):
 
 class TestWorkbenchEnvironment(EnvironmentConformance):
     factory = partial(WorkbenchEnvironment, session=True)
-    calls = [WRITE, READ, ToolCall("list_files", {}), PROGRAM, ToolCall("sql", {"query": "SELECT count(*) FROM city"}), SUM]
+    calls = [
+        WRITE,
+        READ,
+        ToolCall("list_files", {}),
+        PROGRAM,
+        ToolCall("sql", {"query": "SELECT count(*) FROM city"}),
+        SUM,
+    ]
 
 
 class TestForeignEnvironment(EnvironmentConformance):
@@ -121,7 +135,9 @@ FAULTY = {
         {"reset": lambda self, **row: None},
         {"reset": lambda self, **row: None, "look": lambda self, query: query},
     ],
-    "test_the_given_calls_go_well_and_answer_alike_after_a_reset": [{"reset": lambda self, **row: None, "look": look}],
+    "test_the_given_calls_go_well_and_answer_alike_after_a_reset": [
+        {"reset": lambda self, **row: None, "look": look}
+    ],
     "test_pure_tools_are_pure": [{"reset": lambda self, **row: None, "look": tool(pure=True)(look)}],
     "test_the_reward_is_a_finite_number": [
         {"reset": lambda self, **row: None, "look": look, "get_reward": lambda self: float("nan")}
@@ -130,7 +146,9 @@ FAULTY = {
 }
 
 
-@pytest.mark.parametrize(("check", "body"), [(check, body) for check, bodies in FAULTY.items() for body in bodies])
+@pytest.mark.parametrize(
+    ("check", "body"), [(check, body) for check, bodies in FAULTY.items() for body in bodies]
+)
 def test_the_suite_finds_what_breaks_the_protocol(check, body):
     faulty = type("Faulty", (Checked,), {"factory": type("Environment", (), body)})
     with pytest.raises(Exception, match=r"\w"):
@@ -156,17 +174,29 @@ def test_an_environment_from_elsewhere_runs_unchanged(tokenizer):
 
     calls = [("increment", {"step": 2}), ("peek", {}), ("increment", {"step": 1})]
     policy = Says(tokenizer, *(format_call(*call) for call in calls), "Answer: 3")
-    found = rollout([TASK], policy, environment=factory, group_size=2, limits=Limits(max_tokens=4_000, max_turn_tokens=500))
+    found = rollout(
+        [TASK],
+        policy,
+        environment=factory,
+        group_size=2,
+        limits=Limits(max_tokens=4_000, max_turn_tokens=500),
+    )
     for t in found:
         assert [r.observation for turn in t.turns for r in turn.results] == ["2", "It stands at 2.", "3"]
         assert (t.stop_reason, t.answer, t.success) == (StopReason.ANSWER, "3", 1.0)
         assert t.components == {"CounterEnvironment": 1.0}
     assert "Count to 3. The counter stands at 0." in policy.asked[0] and '"increment"' in policy.asked[0]
     row = made[-1].row
-    assert row["prompt"] == [{"role": "user", "content": "Count to 3."}] and row["level"] == 7 and row["answer"] == "3"
+    assert (
+        row["prompt"] == [{"role": "user", "content": "Count to 3."}]
+        and row["level"] == 7
+        and row["answer"] == "3"
+    )
 
 
-@pytest.mark.parametrize("reward", [lambda self: float("nan"), lambda self: 1 / 0, lambda self: None, lambda self: "high"])
+@pytest.mark.parametrize(
+    "reward", [lambda self: float("nan"), lambda self: 1 / 0, lambda self: None, lambda self: "high"]
+)
 def test_a_reward_that_fails_is_not_scored(tokenizer, reward):
     class Failing(CounterEnvironment):
         get_reward = reward
@@ -186,7 +216,10 @@ def test_a_reset_that_takes_named_columns_gets_those(tokenizer):
 
 @pytest.mark.parametrize(
     ("reset", "says"),
-    [(lambda self, **row: ["image"], "reset, task t: it returned list"), (lambda self, **row: 1 / 0, "division by zero")],
+    [
+        (lambda self, **row: ["image"], "reset, task t: it returned list"),
+        (lambda self, **row: 1 / 0, "division by zero"),
+    ],
 )
 def test_a_reset_that_fails_stops_with_one_sentence(tokenizer, reset, says):
     broken = type("Broken", (CounterEnvironment,), {"reset": reset})
@@ -201,7 +234,8 @@ def test_only_the_tested_pair_of_trl_and_vllm_is_silent():
         importlib.reload(agentkit.training)
         for version in ("0.32.0", "0.33.0"):
             warnings.warn(
-                f"TRL currently supports vLLM versions from 0.21.0 to 0.31.0. You have version {version} installed.", stacklevel=1
+                f"TRL currently supports vLLM versions from 0.21.0 to 0.31.0. You have version {version} installed.",
+                stacklevel=1,
             )
     assert [str(w.message).split()[-2] for w in seen] == ["0.33.0"]
 
@@ -263,4 +297,6 @@ def test_an_environment_runs_in_stock_trl(environment, suite, tmp_path):
     used = made[:8]
     assert all(one.resets == 1 for one in used)
     if environment is CorpusEnvironment:
-        assert sum(one.ran for one in used) > 0 and output["tool_mask"].min() == 0, "no rollout got a tool's reply"
+        assert sum(one.ran for one in used) > 0 and output["tool_mask"].min() == 0, (
+            "no rollout got a tool's reply"
+        )

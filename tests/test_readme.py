@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from agentkit import ToolCall, cli
-from agentkit.environment import tools_of
 from agentkit.rewards import score
-from agentkit.testing import EnvironmentConformance
+from agentkit.tools.conformance import EnvironmentConformance
+from agentkit.tools.environments import tools_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README, GUIDE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guide.md"))
 OWN, DECLARED = re.findall(r"```python\n(.*?)```", README + GUIDE, flags=re.DOTALL)
 BLOCKS = re.findall(r"```\w*\n(.*?)```", README + GUIDE, flags=re.DOTALL)
-COMMANDS = [c.strip() for c in re.split(r"[\n&]", re.sub(r"#.*", "", "".join(BLOCKS))) if c.strip().startswith("agentkit ")]
+COMMANDS = [
+    c.strip()
+    for c in re.split(r"[\n&]", re.sub(r"#.*", "", "".join(BLOCKS)))
+    if c.strip().startswith("agentkit ")
+]
 
 
 def test_the_example_of_own_tasks_tools_and_rewards_runs(corpus):
@@ -33,7 +37,9 @@ def test_the_example_of_a_declared_tool_keeps_the_protocol():
     namespace: dict = {"__name__": "readme"}
     exec(DECLARED, namespace)
     suite = type(
-        "TestShop", (EnvironmentConformance,), {"factory": namespace["Shop"], "calls": [ToolCall("price", {"item": "tea"})]}
+        "TestShop",
+        (EnvironmentConformance,),
+        {"factory": namespace["Shop"], "calls": [ToolCall("price", {"item": "tea"})]},
     )
     for name in dir(suite):
         if name.startswith("test_"):
@@ -43,7 +49,10 @@ def test_the_example_of_a_declared_tool_keeps_the_protocol():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_understood_and_its_recipe_exists(command):
-    for words in (re.sub(r"\[.*?\]", "", command), re.sub(r"[\[\]]", "", command)):  # without and with what is optional
+    for words in (
+        re.sub(r"\[.*?\]", "", command),
+        re.sub(r"[\[\]]", "", command),
+    ):  # without and with what is optional
         options = cli._parser().parse_args(shlex.split(words)[1:])
         recipe = getattr(options, "recipe", ROOT)
         assert callable(options.command) and ((ROOT / recipe).exists() or recipe.name == "mine.yaml")

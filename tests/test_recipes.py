@@ -1,4 +1,6 @@
-"""Recipes and the command line: every mistake is one sentence that names the way out, and nothing is executed or made."""
+"""Recipes and the command line: every mistake is one sentence that names the way out, and nothing is executed
+or made.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkit import cli, stages
-from agentkit.recipes import Recipe, RecipeError, read_recipe
+from agentkit import cli
 from agentkit.rewards import plan
-from agentkit.runs import Run, project_root
+from agentkit.runs import Run, project_root, stages
+from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
 
@@ -32,7 +34,9 @@ def test_defaults_are_within_their_own_bounds():
 def test_used_is_what_was_given():
     recipe = Recipe.from_mapping({"seed": 3, "group_size": 4})
     assert recipe.used() == {"seed": 3, "group_size": 4}
-    assert recipe.flaws == dict.fromkeys(["skip_lookup", "wrong_operation", "in_head", "give_up", "malformed"], 0.0)
+    assert recipe.flaws == dict.fromkeys(
+        ["skip_lookup", "wrong_operation", "in_head", "give_up", "malformed"], 0.0
+    )
     heavier = Recipe.from_mapping({"reward_format": 0.5}).reward_weights
     assert [plan(**weights) == plan() for weights in (recipe.reward_weights, heavier)] == [True, False]
 
@@ -89,7 +93,15 @@ def test_any_mapping_is_a_recipe_or_a_recipe_error(values):
 
 
 def test_a_notebook_hands_over_its_parameters_only():
-    namespace = {"seed": 3, "n_tasks": 50, "_private": 1, "In": [], "Out": {}, "PAPERMILL_INPUT_PATH": "x", "Recipe": Recipe}
+    namespace = {
+        "seed": 3,
+        "n_tasks": 50,
+        "_private": 1,
+        "In": [],
+        "Out": {},
+        "PAPERMILL_INPUT_PATH": "x",
+        "Recipe": Recipe,
+    }
     assert Recipe.from_notebook(namespace).used() == {"seed": 3, "n_tasks": 50}
     with pytest.raises(RecipeError, match="did you mean 'n_tasks'"):
         Recipe.from_notebook(namespace | {"n_taks": 5})
@@ -102,7 +114,9 @@ def test_the_shipped_recipe_is_read():
 
 
 # ten to the ninth strings in 400 bytes
-BOMB = "".join(["seed: &a0 [x]\n"] + [f"n{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)]).encode()
+BOMB = "".join(
+    ["seed: &a0 [x]\n"] + [f"n{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)]
+).encode()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +174,9 @@ def test_a_missing_recipe_says_where_they_lie(tmp_path):
 def no_notebooks(monkeypatch):
     """A record of what would have been executed."""
     executed = []
-    monkeypatch.setattr(stages, "execute", lambda stage, run, parameters: executed.append((stage, parameters)))
+    monkeypatch.setattr(
+        stages, "execute", lambda stage, run, parameters: executed.append((stage, parameters))
+    )
     monkeypatch.setattr(cli, "_print_comparison", lambda run: None)
     return executed
 
@@ -190,7 +206,8 @@ def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, capsys, no_note
 
 
 @pytest.mark.parametrize(
-    ("content", "says"), [("sede: 3", "did you mean 'seed'"), ("seed: [", "not valid YAML"), (None, "does not exist")]
+    ("content", "says"),
+    [("sede: 3", "did you mean 'seed'"), ("seed: [", "not valid YAML"), (None, "does not exist")],
 )
 def test_a_mistake_in_the_recipe_is_one_message(tmp_path, capsys, no_notebooks, content, says):
     path = tmp_path / "r.yaml"
@@ -224,19 +241,32 @@ def test_a_file_where_the_run_folder_should_be_is_kept(tmp_path, capsys, no_note
 
 
 def test_the_keys_a_notebook_declares_reach_it_and_done_stages_are_kept(tmp_path, capsys, no_notebooks):
-    arguments = ["run", str(NANO), "--run", str(tmp_path / "a"), "-p", "n_tasks=60", "-p", "learning_rate=1e-4"]
+    arguments = [
+        "run",
+        str(NANO),
+        "--run",
+        str(tmp_path / "a"),
+        "-p",
+        "n_tasks=60",
+        "-p",
+        "learning_rate=1e-4",
+    ]
     assert cli.main([*arguments, "--to", "03"]) == 0
     given_to = dict(no_notebooks)
     assert list(given_to) == ["01_tasks", "02_baseline", "03_grpo"]
     assert given_to["01_tasks"]["n_tasks"] == 60 and "learning_rate" not in given_to["01_tasks"]
-    assert float(given_to["03_grpo"]["learning_rate"]) == 1e-4 and set(given_to["01_tasks"]) <= set(Recipe.keys())
+    assert float(given_to["03_grpo"]["learning_rate"]) == 1e-4 and set(given_to["01_tasks"]) <= set(
+        Recipe.keys()
+    )
 
     run = Run(tmp_path / "a")
     run.begin("01_tasks", given_to["01_tasks"])
     run.end("01_tasks")
     no_notebooks.clear()
     assert cli.main([*arguments, "--to", "02"]) == 0
-    assert "01_tasks: done, kept" in capsys.readouterr().out and [stage for stage, _ in no_notebooks] == ["02_baseline"]
+    assert "01_tasks: done, kept" in capsys.readouterr().out and [stage for stage, _ in no_notebooks] == [
+        "02_baseline"
+    ]
     no_notebooks.clear()
     assert cli.main([*arguments, "-p", "n_tasks=80", "--to", "01"]) == 0
     assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
@@ -264,7 +294,10 @@ def test_a_torn_line_is_one_sentence_and_the_rest_is_read(tmp_path, capsys):
     assert cli.main(["alarms", str(run.path)]) == 0
     shown = capsys.readouterr()
     assert shown.out == "0 alarms\n"
-    assert shown.err.startswith(f"agentkit: {run.file('train', 'metrics.jsonl')}, line 2 is torn") and shown.err.count("\n") == 1
+    assert (
+        shown.err.startswith(f"agentkit: {run.file('train', 'metrics.jsonl')}, line 2 is torn")
+        and shown.err.count("\n") == 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 
 from agentkit import Suite, runs
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import Run, RunError, check_name, load_run, read_json, read_jsonl, read_tasks, read_trajectories
+from agentkit.runs import (
+    Run,
+    RunError,
+    check_name,
+    load_run,
+    read_json,
+    read_jsonl,
+    read_tasks,
+    read_trajectories,
+)
 
 TASK = {"id": "A-1", "prompt": "What is 1 + 1?", "answer": "2"}
 
@@ -162,7 +171,9 @@ def test_a_trajectory_comes_back_as_it_was(tmp_path):
 
 
 def test_a_lone_surrogate_in_an_answer_does_not_lose_the_file(tmp_path):
-    path = runs.write_trajectories(tmp_path / "a.parquet", [make_trajectory(answer="4\ud800", why="\udfff", policy="p\ud800")])
+    path = runs.write_trajectories(
+        tmp_path / "a.parquet", [make_trajectory(answer="4\ud800", why="\udfff", policy="p\ud800")]
+    )
     (found,) = read_trajectories(path)
     assert (found.answer, found.why, found.policy) == ("4?", "?", "p?")
     assert found.turns == make_trajectory().turns  # turns keep them
@@ -188,7 +199,12 @@ def test_damaged_trajectory_files_are_one_sentence(tmp_path):
 
     good = runs.write_trajectories(tmp_path / "good.parquet", [make_trajectory()] * 40).read_bytes()
     middle = len(good) // 3
-    damaged = {"empty": b"", "text": b"hello", "torn": good[: len(good) // 2], "flipped": good[:4] + b"\xff" * 400 + good[404:]}
+    damaged = {
+        "empty": b"",
+        "text": b"hello",
+        "torn": good[: len(good) // 2],
+        "flipped": good[:4] + b"\xff" * 400 + good[404:],
+    }
     damaged["overwritten"] = good[:middle] + bytes(64) + good[middle + 64 :]
     ids = pq.read_metadata(tmp_path / "good.parquet").row_group(0).column(5)
     assert ids.path_in_schema.startswith("completion_ids")
@@ -208,7 +224,17 @@ def test_damaged_trajectory_files_are_one_sentence(tmp_path):
 # ---- tasks
 def test_tasks_round_trip_with_every_field(tmp_path):
     tasks = [
-        Task("A-1", "Zoë \ud800?", "2", {"kind": "numeric", "abs_tol": 0.1}, "mine", "hard", "test", ("a", "b"), {"plan": []}),
+        Task(
+            "A-1",
+            "Zoë \ud800?",
+            "2",
+            {"kind": "numeric", "abs_tol": 0.1},
+            "mine",
+            "hard",
+            "test",
+            ("a", "b"),
+            {"plan": []},
+        ),
         Task("A-2", "p", "q"),
     ]
     assert read_tasks(runs.write_tasks(tmp_path / "tasks.jsonl", tasks)) == tasks
@@ -257,8 +283,14 @@ def test_a_wrong_task_is_named(tmp_path, row, says):
         ([Task(**TASK, meta={"a": [{3: 1}]})], "task 'A-1' cannot be written: the key 3 must be text"),
         ([Task(**TASK, meta={None: 1})], "the key None must be text"),
         ([Task(**TASK, meta={(1, 2): 1})], "task 'A-1' cannot be written (keys must be str"),
-        ([Task(**TASK, verifier={"kind": "code", "tests": [[[1], math.inf]]})], "task 'A-1' cannot be written (Out of range"),
-        ([Task(**TASK, meta={"a": functools.reduce(lambda inner, _: [inner], range(2_000), 1)})], "task 'A-1' cannot be written"),
+        (
+            [Task(**TASK, verifier={"kind": "code", "tests": [[[1], math.inf]]})],
+            "task 'A-1' cannot be written (Out of range",
+        ),
+        (
+            [Task(**TASK, meta={"a": functools.reduce(lambda inner, _: [inner], range(2_000), 1)})],
+            "task 'A-1' cannot be written",
+        ),
     ],
 )
 def test_what_would_not_be_read_back_is_not_written(tmp_path, tasks, says):
@@ -287,7 +319,9 @@ def test_a_corrupt_suite_is_one_sentence(tmp_path, content):
 
 
 # ---- run folders
-@pytest.mark.parametrize("name", ["../x", "/etc/x", "a\0b", "x" * 300, "-rf", "", ".", "..", ".hidden", "a/b", "a b", "a\n", "ü"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a\0b", "x" * 300, "-rf", "", ".", "..", ".hidden", "a/b", "a b", "a\n", "ü"]
+)
 def test_hostile_run_names_are_refused(name):
     with pytest.raises(RunError) as error:
         check_name(name)
@@ -360,7 +394,10 @@ def test_opening_a_run_again_keeps_what_it_holds(tmp_path):
     again = Run.create(tmp_path / "a")
     again.begin("02_baseline", {"seed": 4})
     stages = load_run(tmp_path / "a").manifest["stages"]
-    assert {name: stage["parameters"]["seed"] for name, stage in stages.items()} == {"01_tasks": 3, "02_baseline": 4}
+    assert {name: stage["parameters"]["seed"] for name, stage in stages.items()} == {
+        "01_tasks": 3,
+        "02_baseline": 4,
+    }
 
 
 def test_a_stage_names_the_notebook_whose_output_it_lacks(tmp_path):
@@ -386,7 +423,11 @@ def test_a_manifest_takes_new_sections_and_merges_known_ones(tmp_path):
 def test_a_damaged_manifest_is_one_sentence_and_stays(tmp_path, content):
     run = Run.create(tmp_path / "a")
     run.file("run.json").write_text(content)
-    for act in (lambda: run.manifest, lambda: run.begin("01_tasks", {}), lambda: Run.create(run.path).end("01_tasks")):
+    for act in (
+        lambda: run.manifest,
+        lambda: run.begin("01_tasks", {}),
+        lambda: Run.create(run.path).end("01_tasks"),
+    ):
         with pytest.raises(RunError, match=r"run\.json") as error:
             act()
         one_sentence(error)
@@ -398,7 +439,9 @@ def test_a_run_gives_its_files_back(tmp_path):
 
     run = Run.create(tmp_path / "a")
     for step in (12, 3):
-        runs.write_trajectories(run.file("train", "trajectories", f"step_{step:05d}.parquet"), [make_trajectory(step=step)])
+        runs.write_trajectories(
+            run.file("train", "trajectories", f"step_{step:05d}.parquet"), [make_trajectory(step=step)]
+        )
         runs.append_jsonl(run.file("train", "metrics.jsonl"), {"step": step, "reward": 0.5})
     run.file("train", "trajectories", "step_old.parquet").write_text("not a step")
     runs.write_trajectories(run.file("eval", "grpo.parquet"), [make_trajectory()])

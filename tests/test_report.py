@@ -8,13 +8,13 @@ import shutil
 import pytest
 from hostile.widget_texts import CHARACTERS, SCRIPTS
 
-from agentkit import report
 from agentkit.cli import main
 from agentkit.evaluation import compare
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.redact import environment_secrets, is_secret_name, looks_random, redact, redact_text
-from agentkit.report import MAX_BYTES, render, representative, write_report
 from agentkit.runs import Run, append_jsonl, digest, load_run, write_json, write_tasks, write_trajectories
+from agentkit.views import card as report
+from agentkit.views.card import MAX_BYTES, render, representative, write_report
+from agentkit.views.redact import environment_secrets, is_secret_name, looks_random, redact, redact_text
 
 HOSTILE = " ".join((*SCRIPTS.values(), *CHARACTERS.values()))
 RECIPE = {
@@ -44,7 +44,9 @@ def policies(tasks, **options):
     found = {}
     for shift, name in enumerate(("sft", "grpo")):
         found[name] = [
-            trajectory(t.id, name, k, float((i + k + shift) % 3 > 0), **options) for i, t in enumerate(tasks) for k in (0, 1)
+            trajectory(t.id, name, k, float((i + k + shift) % 3 > 0), **options)
+            for i, t in enumerate(tasks)
+            for k in (0, 1)
         ]
     return found
 
@@ -54,7 +56,8 @@ def make_run(path, n=12, tasks=None, **options):
     run = Run.create(path)
     levels = ("easy", "medium", "hard")
     tasks = tasks or [
-        Task(f"{'AB'[i % 2]}-{i:04d}", f"Question {i}?", "5", "numeric", "AB"[i % 2], levels[i % 3], "test") for i in range(n)
+        Task(f"{'AB'[i % 2]}-{i:04d}", f"Question {i}?", "5", "numeric", "AB"[i % 2], levels[i % 3], "test")
+        for i in range(n)
     ]
     write_tasks(run.file("tasks.jsonl"), tasks)
     found = policies(tasks, **options)
@@ -77,10 +80,12 @@ def make_run(path, n=12, tasks=None, **options):
             row | ({"val_success": 0.3 + step / 10, "val_seconds": 1.0} if step % 2 == 0 else {}),
         )
     append_jsonl(
-        run.file("train", "alarms.jsonl"), {"step": 3, "alarm": "kl_spike", "severity": "warning", "advice": "Lower the rate."}
+        run.file("train", "alarms.jsonl"),
+        {"step": 3, "alarm": "kl_spike", "severity": "warning", "advice": "Lower the rate."},
     )
     write_json(
-        run.file("preflight.json"), {"verdict": "go", "items": [{"item": "dead groups", "light": "green", "advice": "none"}]}
+        run.file("preflight.json"),
+        {"verdict": "go", "items": [{"item": "dead groups", "light": "green", "advice": "none"}]},
     )
     stages = {name: {"status": "done", "seconds": 150} for name in report.STAGES}
     hashes = {"tasks.jsonl": digest(run.file("tasks.jsonl"))}
@@ -94,7 +99,8 @@ def make_run(path, n=12, tasks=None, **options):
     return run
 
 
-# ---- what it says ----------------------------------------------------------------------------------------------------
+# ---- what it says
+# ----------------------------------------------------------------------------------------------------
 def test_every_part_is_there(tmp_path, capsys):
     run = make_run(tmp_path / "a")
     assert main(["report", str(run.path)]) == 0
@@ -116,7 +122,9 @@ def test_every_part_is_there(tmp_path, capsys):
     ):
         assert part in page, part
     assert "Validation success went from 30.0 % to 70.0 %; the best was 70.0 % at step 4." in page
-    assert "Missing." not in page and not re.search(r"""(?:src|href)=["']?https?:""", page.split("<script>")[0])
+    assert "Missing." not in page and not re.search(
+        r"""(?:src|href)=["']?https?:""", page.split("<script>")[0]
+    )
     assert page.count("Plotly.newPlot(place") == 1 and len(page) < MAX_BYTES
 
 
@@ -150,7 +158,16 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path, removed, says):
 
 @pytest.mark.filterwarnings("ignore:.*is torn")
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"3", b'{"a": [[1, {"b": null}]]}\n', b"\xff\x00{", b'{"policies": {"x": 3}}', b"null\n[1]\n"]
+    "content",
+    [
+        b"",
+        b"[]",
+        b"3",
+        b'{"a": [[1, {"b": null}]]}\n',
+        b"\xff\x00{",
+        b'{"policies": {"x": 3}}',
+        b"null\n[1]\n",
+    ],
 )
 def test_damaged_files_never_stop_it(tmp_path, content):
     run = make_run(tmp_path / "a")
@@ -176,12 +193,15 @@ def test_odd_manifests_never_stop_it(tmp_path, manifest):
     assert render(bare).count("<h2>") == len(report.SECTIONS)
 
 
-# ---- size ------------------------------------------------------------------------------------------------------------
+# ---- size
+# ------------------------------------------------------------------------------------------------------------
 def test_a_thousand_tasks_and_huge_observations_stay_under_the_bound(tmp_path):
     noise = base64.b64encode(os.urandom(750_000)).decode()  # a megabyte that no compression shrinks
     run = make_run(tmp_path / "a", n=1000)
     found = policies(run.tasks)
-    found["grpo"] = [trajectory(t.task_id, "grpo", 0, 1.0, noise) if i < 10 else t for i, t in enumerate(found["grpo"])]
+    found["grpo"] = [
+        trajectory(t.task_id, "grpo", 0, 1.0, noise) if i < 10 else t for i, t in enumerate(found["grpo"])
+    ]
     write_trajectories(run.file("eval", "grpo.parquet"), found["grpo"])
     for _ in range(20):
         append_jsonl(run.file("train", "alarms.jsonl"), {"step": 1, "alarm": "x", "advice": noise})
@@ -195,15 +215,22 @@ def test_a_thousand_tasks_and_huge_observations_stay_under_the_bound(tmp_path):
 def test_long_trainings_are_thinned(tmp_path):
     run = make_run(tmp_path / "a")
     rows = [
-        json.dumps({"step": s, "reward": s / 1e4, "kl": 0.1} | ({"val_success": 0.5} if s % 1000 == 0 else {}))
+        json.dumps(
+            {"step": s, "reward": s / 1e4, "kl": 0.1} | ({"val_success": 0.5} if s % 1000 == 0 else {})
+        )
         for s in range(10_000)
     ]
     run.file("train", "metrics.jsonl").write_text("\n".join(rows) + "\n")
     page = render(load_run(run.path))
-    assert len(page) < 6_500_000 and "The curves draw every 10th step." in page and "9999 of 4 optimiser steps" in page
+    assert (
+        len(page) < 6_500_000
+        and "The curves draw every 10th step." in page
+        and "9999 of 4 optimiser steps" in page
+    )
 
 
-# ---- secrets ---------------------------------------------------------------------------------------------------------
+# ---- secrets
+# ---------------------------------------------------------------------------------------------------------
 SECRETS = {
     "hub": "hf_" + "AbCdEfGhIjKlMnOpQr" * 2,
     "api": "sk-proj-" + "a1B2c3D4e5F6g7H8i9J0",
@@ -223,7 +250,10 @@ SENTENCE = (
 
 def test_no_planted_secret_is_in_it(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_SERVICE_TOKEN", SECRETS["environment"])
-    tasks = [Task(f"A-{i}", f"Question {i}? {SENTENCE}", SENTENCE[:1500], "exact", "A", "easy", "test") for i in range(4)]
+    tasks = [
+        Task(f"A-{i}", f"Question {i}? {SENTENCE}", SENTENCE[:1500], "exact", "A", "easy", "test")
+        for i in range(4)
+    ]
     run = make_run(tmp_path / "a", tasks=tasks, observation="x" * 3_890 + SENTENCE)
     secret_recipe = RECIPE | {
         "hub_token": "plain-looking",
@@ -231,9 +261,15 @@ def test_no_planted_secret_is_in_it(tmp_path, monkeypatch):
         "nested": {"api_key": "inner-value", "list": [SENTENCE]},
     }
     run.update(
-        recipe=secret_recipe, stages={"03_grpo": {"status": SENTENCE}}, versions={SENTENCE: SENTENCE}, git={"commit": SENTENCE}
+        recipe=secret_recipe,
+        stages={"03_grpo": {"status": SENTENCE}},
+        versions={SENTENCE: SENTENCE},
+        git={"commit": SENTENCE},
     )
-    append_jsonl(run.file("train", "alarms.jsonl"), {"step": 1, "alarm": SENTENCE, "advice": SENTENCE, "password": "in-a-field"})
+    append_jsonl(
+        run.file("train", "alarms.jsonl"),
+        {"step": 1, "alarm": SENTENCE, "advice": SENTENCE, "password": "in-a-field"},
+    )
     write_json(run.file("preflight.json"), {"secret_key": "in-preflight", SENTENCE: [{"advice": SENTENCE}]})
     handed = []
     real = report.compare_trajectories
@@ -255,14 +291,16 @@ def test_no_planted_secret_is_in_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", "api_key HF_TOKEN dbPassword client_secret Authorization x-api-key WANDB_API_KEY token AWS_SECRET_ACCESS_KEY".split()
+    "name",
+    "api_key HF_TOKEN dbPassword client_secret Authorization x-api-key WANDB_API_KEY token AWS_SECRET_ACCESS_KEY".split(),
 )
 def test_secret_names(name):
     assert is_secret_name(name) and redact({name: "abc"}) == {name: "[masked]"}
 
 
 @pytest.mark.parametrize(
-    "name", "max_tokens max_turn_tokens eos_token tokenizer primary_key key author monkey keyboard tokens top_k".split()
+    "name",
+    "max_tokens max_turn_tokens eos_token tokenizer primary_key key author monkey keyboard tokens top_k".split(),
 )
 def test_harmless_names(name):
     assert not is_secret_name(name) and redact({name: "abc"}) == {name: "abc"}
@@ -295,7 +333,9 @@ def test_values_after_telling_words(text):
     assert secret not in redact_text(text.format(secret)) and "[masked]" in redact_text(text.format(secret))
 
 
-@pytest.mark.parametrize("text", ["MY_TOKEN={}", "export SERVICE_PASSWORD={}", "a.client_secret: {}", "password is {}", "pwd={}"])
+@pytest.mark.parametrize(
+    "text", ["MY_TOKEN={}", "export SERVICE_PASSWORD={}", "a.client_secret: {}", "password is {}", "pwd={}"]
+)
 def test_plain_values_after_sure_names(text):
     assert redact_text(text.format("swordfish7")) == text.format("[masked]")
 
@@ -325,7 +365,11 @@ def test_environment_values_and_quick_masking():
         {"A_PASSWORD": "p@ss word", "HOME": "somewhere", "B_TOKEN": "abc", "DB_SECRET": "much-longer-secret"}
     )
     assert found == ("much-longer-secret", "p%40ss%20word", "p@ss word")
-    assert looks_random("a1b2c3d4e5f6") and not looks_random("internationalisation") and not looks_random("aaaaaaaaaaaa1")
+    assert (
+        looks_random("a1b2c3d4e5f6")
+        and not looks_random("internationalisation")
+        and not looks_random("aaaaaaaaaaaa1")
+    )
     for text in (
         "key=" * 250_000,
         "password" + " " * 10**6,
@@ -336,29 +380,45 @@ def test_environment_values_and_quick_masking():
         redact_text(text)  # linear: quadratic time would take hours
 
 
-# ---- data that must not be shared ------------------------------------------------------------------------------------
+# ---- data that must not be shared
+# ------------------------------------------------------------------------------------
 def test_private_tasks_are_ids_and_scores_only(tmp_path):
     share = {"share": False, "source": "GAIA", "licence": "gated"}
     tasks = [
-        Task(f"g{i}", f"Private question {i}", f"private answer {i}", "exact", "GAIA", "level 1", "test", meta=share)
+        Task(
+            f"g{i}",
+            f"Private question {i}",
+            f"private answer {i}",
+            "exact",
+            "GAIA",
+            "level 1",
+            "test",
+            meta=share,
+        )
         for i in range(3)
     ]
     run = make_run(tmp_path / "a", tasks=tasks, observation="private observation")
     page = render(run)
     assert "private question" not in page.lower()
-    assert "private answer" not in page and "private observation" not in page and "3 tasks are not shown" in page
+    assert (
+        "private answer" not in page and "private observation" not in page and "3 tasks are not shown" in page
+    )
     assert all(f"<td>g{i}</td>" in page for i in range(3)) and "gated" in page
 
 
 def test_representative_tasks_are_chosen_by_the_rule():
     tasks = {f"{f}{i}": Task(f"{f}{i}", "q", "a", family=f) for f in "AB" for i in range(10)}
     turn = {i: (0.0, 1.0) for i in tasks} | {"A0": (1.0, 0.0), "B1": (0.0, 0.0), "B2": (1.0, 1.0)}
-    own = {name: [trajectory(i, name, 0, turn[i][side]) for i in tasks] for side, name in enumerate(("sft", "grpo"))}
+    own = {
+        name: [trajectory(i, name, 0, turn[i][side]) for i in tasks]
+        for side, name in enumerate(("sft", "grpo"))
+    }
     chosen, rule = representative(tasks, own, 8)
     assert [t.id for t in chosen] == ["A1", "B0", "A2", "B3", "A0", "B1", "B2"] and rule.startswith("7 tasks")
 
 
-# ---- in a browser ----------------------------------------------------------------------------------------------------
+# ---- in a browser
+# ----------------------------------------------------------------------------------------------------
 def opened(browser, path, scheme="light", width=1400):
     context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": width, "height": 900})
     page, faults = context.new_page(), []
@@ -395,7 +455,10 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     comparison["paired"][0]["a"] = HOSTILE
     comparison["flipped"] = {f"{HOSTILE}->grpo": {"to_right": [HOSTILE], "to_wrong": [HOSTILE]}}
     write_json(run.file("comparison.json"), comparison)
-    append_jsonl(run.file("train", "metrics.jsonl"), {"step": 5, "reward": 1.0, f"reward/{HOSTILE}": 1.0, HOSTILE: HOSTILE})
+    append_jsonl(
+        run.file("train", "metrics.jsonl"),
+        {"step": 5, "reward": 1.0, f"reward/{HOSTILE}": 1.0, HOSTILE: HOSTILE},
+    )
     append_jsonl(run.file("train", "alarms.jsonl"), {"step": HOSTILE, "alarm": HOSTILE, HOSTILE: HOSTILE})
     write_json(run.file("preflight.json"), {HOSTILE: HOSTILE, "items": [{HOSTILE: [HOSTILE]}]})
     run.update(
@@ -407,9 +470,16 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
     page.wait_for_timeout(500)
     assert [frame.evaluate("window.hacked") for frame in page.frames] == [None] * len(page.frames)
     assert (
-        page.evaluate("document.querySelectorAll('img, form, object, embed, template, base, main link, main meta').length") == 0
+        page.evaluate(
+            "document.querySelectorAll('img, form, object, embed, template, base, main link, main meta').length"
+        )
+        == 0
     )
-    assert page.evaluate("document.querySelectorAll('iframe').length") == 1 == page.locator("iframe[sandbox]").count()
+    assert (
+        page.evaluate("document.querySelectorAll('iframe').length")
+        == 1
+        == page.locator("iframe[sandbox]").count()
+    )
     links = page.evaluate(
         "[...document.querySelectorAll('a')].map(a => a.getAttribute('href') || a.getAttribute('xlink:href') || '')"
     )

@@ -1,4 +1,6 @@
-"""A training that is stopped, killed or finds its checkpoint damaged goes on and ends as if nothing had happened."""
+"""A training that is stopped, killed or finds its checkpoint damaged goes on and ends as if nothing had
+happened.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def newest(path: Path) -> list[str]:
 
 
 # ---- going on
-def test_an_interrupted_training_leaves_a_checkpoint_of_the_last_step_and_ends_like_a_whole_one(stopped, whole, tmp_path):
+def test_an_interrupted_training_leaves_a_checkpoint_of_the_last_step_and_ends_like_a_whole_one(
+    stopped, whole, tmp_path
+):
     path = copy_of(stopped, tmp_path)
     assert newest(path) == ["checkpoint-5", "checkpoint-4"]
     attempt(path, "plain")
@@ -102,7 +106,10 @@ def test_rows_and_trajectories_after_the_checkpoint_are_cut(stopped, whole, tmp_
         file.write(b'{"step": 6, "rew')
     attempt(path, "plain")
     assert outcome(path) == outcome(whole)
-    fired, wanted = ([(row["step"], row["alarm"]) for row in read_jsonl(p / "train" / "alarms.jsonl")] for p in (path, whole))
+    fired, wanted = (
+        [(row["step"], row["alarm"]) for row in read_jsonl(p / "train" / "alarms.jsonl")]
+        for p in (path, whole)
+    )
     assert fired == wanted
 
 
@@ -139,7 +146,9 @@ def test_other_parameters_start_anew_and_keep_what_was_there(stopped, tmp_path, 
     path = copy_of(stopped, tmp_path)
     trainer = make_trainer(path, learning_rate=2e-2)
     assert trainer.resume_from is None and "learning_rate" in capsys.readouterr().err
-    assert [p.name for p in (path / "train-1" / "checkpoints").iterdir()] and not (path / "train" / "metrics.jsonl").exists()
+    assert [p.name for p in (path / "train-1" / "checkpoints").iterdir()] and not (
+        path / "train" / "metrics.jsonl"
+    ).exists()
 
 
 def test_never_starts_anew(stopped, tmp_path):
@@ -242,8 +251,18 @@ def test_sigterm_leaves_a_checkpoint_at_once_and_training_goes_on_from_it(tmp_pa
 @pytest.mark.slow
 def test_killed_at_random_moments_it_ends_like_a_whole_one():
     """A handful of the 50 of ``python tests/survive.py``."""
-    words = [sys.executable, str(HERE / "survive.py"), "--runs", "2", "--kinds", "num_iterations=2", "steps_per_generation=4"]
-    child = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=600)
+    words = [
+        sys.executable,
+        str(HERE / "survive.py"),
+        "--runs",
+        "2",
+        "--kinds",
+        "num_iterations=2",
+        "steps_per_generation=4",
+    ]
+    child = subprocess.run(
+        words, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=600
+    )
     assert child.returncode == 0, child.stdout + child.stderr[-2000:]
     assert "2 runs killed and resumed" in child.stdout
 
@@ -254,7 +273,9 @@ def test_two_processes_cannot_train_in_one_run(tmp_path, monkeypatch):
         "lock(Run(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     )
     path = Run.create(tmp_path / "run").path
-    other = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, cwd=HERE.parent
+    )
     try:
         assert other.stdout.readline() == "held\n"
         monkeypatch.setattr("agentkit.training.process.LOCK_S", 0.0)
@@ -371,7 +392,9 @@ def test_a_damaged_newest_checkpoint_falls_back_loudly(damage, stopped, judge, t
     folder = copy_of(stopped, tmp_path) / "train" / "checkpoints"
     assert checkpoints.newest_sound(folder, judge._fits).name == "checkpoint-5"
     DAMAGES[damage](folder / "checkpoint-5")
-    with pytest.warns(UserWarning, match=r"damaged and is not used: checkpoint-\d: .*falling back to checkpoint-4"):
+    with pytest.warns(
+        UserWarning, match=r"damaged and is not used: checkpoint-\d: .*falling back to checkpoint-4"
+    ):
         assert checkpoints.newest_sound(folder, judge._fits).name == "checkpoint-4"
     assert not (tmp_path / "evil-was-here").exists()
 
@@ -402,11 +425,15 @@ def test_a_disk_without_room_is_one_sentence_and_the_last_checkpoint_stays(stopp
 
     class Fill(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))  # the kernel refuses larger files, as a full disk would
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (6000, hard)
+            )  # the kernel refuses larger files, as a full disk would
 
     trainer.add_callback(Fill())
     try:
-        with pytest.raises(RunError, match=r"checkpoint of step 6 could not be written .* checkpoint-5 is whole.* Make room"):
+        with pytest.raises(
+            RunError, match=r"checkpoint of step 6 could not be written .* checkpoint-5 is whole.* Make room"
+        ):
             train(trainer)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -453,4 +480,6 @@ def test_the_harness_would_see_a_difference(whole, tmp_path):
     rows[3]["reward"] += 1e-7
     (path / "train" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert outcome(path) != outcome(whole)
-    assert len({json.dumps(r["loss"]) for r in rows if "loss" in r}) > 3, "weights move, or equality would say nothing"
+    assert len({json.dumps(r["loss"]) for r in rows if "loss" in r}) > 3, (
+        "weights move, or equality would say nothing"
+    )

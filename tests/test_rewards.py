@@ -14,13 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import rewards
-from agentkit.recipes import REWARDS, Recipe, RecipeError
 from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.rewards import calls, components, repairs
+from agentkit.runs.recipe import REWARDS, Recipe, RecipeError
 from agentkit.tasks.expert import answer_of
 
 SUM = {"tool": "calculator", "arguments": {"expression": "{0} + {1}"}}
-LOOK = [{"tool": "search", "arguments": {"query": q}, "expect": v} for q, v in (("area of A", "30"), ("area of B", "12"))]
+LOOK = [
+    {"tool": "search", "arguments": {"query": q}, "expect": v}
+    for q, v in (("area of A", "30"), ("area of B", "12"))
+]
 TASK = Task("t", "A and B?", "42", "numeric", meta={"plan": [*LOOK, SUM]})
 FIRST = ToolResult("search", {"query": "area of A"}, "The area of A is 30.", ok=True)
 SECOND = ToolResult("search", {"query": "area of B"}, "The area of B is 12.", ok=True)
@@ -32,7 +35,12 @@ INVENTED = ToolResult("lookup", {"query": "area of A"}, "Error: there is no tool
 def trajectory(*turns, success=1.0, tokens=10, **changes) -> Trajectory:
     """A trajectory of these turns' results, an answering turn included where there is a verdict."""
     made = tuple(Turn("", (i, i + 1), tuple(results)) for i, results in enumerate(turns))
-    fields = {"prompt_ids": (1,), "completion_ids": (2,) * tokens, "action_mask": (1,) * tokens, "old_logprobs": (0.0,) * tokens}
+    fields = {
+        "prompt_ids": (1,),
+        "completion_ids": (2,) * tokens,
+        "action_mask": (1,) * tokens,
+        "old_logprobs": (0.0,) * tokens,
+    }
     fields |= {"turns": made, "stop_reason": StopReason.ANSWER, "answer": "42", "success": success}
     return Trajectory("t", "p", 0, 0, **(fields | changes))
 
@@ -40,7 +48,8 @@ def trajectory(*turns, success=1.0, tokens=10, **changes) -> Trajectory:
 PERFECT = trajectory([FIRST], [SECOND], [ADD], [])
 
 
-# ---- plan ------------------------------------------------------------------------------------------------------------
+# ---- plan
+# ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("tried", "value"),
     [
@@ -52,12 +61,23 @@ PERFECT = trajectory([FIRST], [SECOND], [ADD], [])
     ],
 )
 def test_the_plans_reward(tried, value):
-    assert rewards.score(TASK, tried, rewards.plan()).reward == (None if value is None else pytest.approx(value))
+    assert rewards.score(TASK, tried, rewards.plan()).reward == (
+        None if value is None else pytest.approx(value)
+    )
 
 
 @pytest.mark.parametrize(
     "reward",
-    [{"m": len}, {"m": (1.0, len)}, {"m": (len, "1")}, {"m": (len, float("nan"))}, {"m": None}, {"m": (len,)}, None, [len]],
+    [
+        {"m": len},
+        {"m": (1.0, len)},
+        {"m": (len, "1")},
+        {"m": (len, float("nan"))},
+        {"m": None},
+        {"m": (len,)},
+        None,
+        [len],
+    ],
     ids=str,
 )
 def test_what_is_no_reward_is_told_how_one_looks(reward):
@@ -65,7 +85,8 @@ def test_what_is_no_reward_is_told_how_one_looks(reward):
         rewards.score(TASK, PERFECT, reward)
 
 
-# ---- ToolRL ----------------------------------------------------------------------------------------------------------
+# ---- ToolRL
+# ----------------------------------------------------------------------------------------------------------
 def call(tool, /, **arguments):
     return ToolCall(tool, arguments)
 
@@ -79,7 +100,11 @@ def call(tool, /, **arguments):
         ([call("f", b=1)], [call("f", a=1)], 6 * 1 / 3 - 3),
         ([call("g", a=1)], [call("f", a=1)], -3.0),
         ([call("f", a=1), call("f", a=1)], [call("f", a=1)], 6 * 2.5 / 3 - 3),  # names overlap 1 of 2
-        ([call("f", a=1), call("f", a=2)], [call("f", a=2), call("f", a=1)], 3.0),  # each call is used once, the best first
+        (
+            [call("f", a=1), call("f", a=2)],
+            [call("f", a=2), call("f", a=1)],
+            3.0,
+        ),  # each call is used once, the best first
         ([call("f", a=1)], [call("f", a=1), call("f", a=1)], 6 * (0.5 + 2) / 5 - 3),
         ([call("f", a=1, b=2)], [call("f", a=1, c=3)], 6 * (1 + 1 / 3 + 1) / 4 - 3),
         ([call("f", b=2)], [call("f", a=1), call("f", b=2)], 6 * (0.5 + 2) / 5 - 3),  # no agreement, no use
@@ -93,7 +118,10 @@ def test_toolrl_match(called, gold, value):
 
 
 NAMES = st.sampled_from("fgh")
-CALLS = st.lists(st.builds(ToolCall, NAMES, st.dictionaries(st.sampled_from("abc"), st.integers(0, 2), max_size=3)), max_size=5)
+CALLS = st.lists(
+    st.builds(ToolCall, NAMES, st.dictionaries(st.sampled_from("abc"), st.integers(0, 2), max_size=3)),
+    max_size=5,
+)
 
 
 @given(CALLS, CALLS)
@@ -119,7 +147,8 @@ def test_a_task_without_a_plan_is_not_scored_by_its_calls():
     assert rewards.process(bare, PERFECT) is None
 
 
-# ---- ToolRLA ---------------------------------------------------------------------------------------------------------
+# ---- ToolRLA
+# ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("tried", "names", "complete", "accurate", "efficient"),
     [
@@ -149,17 +178,25 @@ def test_toolrla_adds_its_four_parts_and_compliance_is_minus_ten():
 
 def test_a_task_that_needs_no_tool():
     bare = dataclasses.replace(TASK, meta={"plan": []})
-    assert [f(bare, trajectory([])) for f in (calls.completeness, calls.argument_accuracy, calls.plan_efficiency)] == [1, 1, 1]
+    assert [
+        f(bare, trajectory([])) for f in (calls.completeness, calls.argument_accuracy, calls.plan_efficiency)
+    ] == [1, 1, 1]
     assert calls.plan_efficiency(bare, trajectory([FIRST], [])) == 0.0
 
 
 def test_a_call_with_other_parameters_is_made_and_not_accurate():
     other = trajectory([ToolResult("search", {"text": "area of B"}, "Error.", ok=False)], [FIRST], [ADD], [])
-    assert [calls.completeness(TASK, other), calls.argument_accuracy(TASK, other)] == [1.0, pytest.approx(2 / 3)]
+    assert [calls.completeness(TASK, other), calls.argument_accuracy(TASK, other)] == [
+        1.0,
+        pytest.approx(2 / 3),
+    ]
 
 
-# ---- tool-call reward, both readings ---------------------------------------------------------------------------------
-@pytest.mark.parametrize(("n", "right", "wrong"), [(0, 1.0, -1.0), (1, 1.1, -0.9), (4, 1.4, -0.6), (9, 1.4, -0.6)])
+# ---- tool-call reward, both readings
+# ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("n", "right", "wrong"), [(0, 1.0, -1.0), (1, 1.1, -0.9), (4, 1.4, -0.6), (9, 1.4, -0.6)]
+)
 def test_the_papers_bonus(n, right, wrong):
     for success, value in ((1.0, right), (0.0, wrong), (None, None)):
         tried = trajectory(*[[FIRST]] * n, [], success=success)
@@ -168,7 +205,9 @@ def test_the_papers_bonus(n, right, wrong):
 
 @pytest.mark.parametrize(("rounds", "wrong"), [(0, -1.0), (1, -0.9), (3, -0.7), (4, -0.6), (9, -0.6)])
 def test_the_released_codes_reward(rounds, wrong):
-    assert rewards.tool_call_reward(TASK, trajectory(*[[FIRST]] * rounds, [], success=0.0)) == pytest.approx(wrong)
+    assert rewards.tool_call_reward(TASK, trajectory(*[[FIRST]] * rounds, [], success=0.0)) == pytest.approx(
+        wrong
+    )
     assert rewards.tool_call_reward(TASK, trajectory(*[[FIRST]] * rounds, [])) == 1.0
 
 
@@ -193,15 +232,25 @@ def test_the_seeds_wrong_answers_score_minus_one_point_one_when_its_reward_never
     assert rewards.score(TASK, fires, rewards.tcr()).reward == pytest.approx(-0.9)
 
 
-# ---- length ----------------------------------------------------------------------------------------------------------
+# ---- length
+# ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("tokens", "dapo", "coded"),
-    [(0, 0.0, 0.0), (60, 0.0, 0.0), (70, -0.25, -0.25), (100, -1.0, -1.0), (101, -1.0, -1.025), (140, -1.0, -2.0)],
+    [
+        (0, 0.0, 0.0),
+        (60, 0.0, 0.0),
+        (70, -0.25, -0.25),
+        (100, -1.0, -1.0),
+        (101, -1.0, -1.025),
+        (140, -1.0, -2.0),
+    ],
 )
 def test_overlong_at_100_tokens_with_a_buffer_of_40(tokens, dapo, coded):
     assert rewards.dapo_overlong(100, 40)(TASK, trajectory([], tokens=tokens)) == pytest.approx(dapo)
     assert rewards.tcr_overlong(100, 40)(TASK, trajectory([], tokens=tokens)) == pytest.approx(coded)
-    assert rewards.tcr_overlong(100, 40, factor=0.5)(TASK, trajectory([], tokens=tokens)) == pytest.approx(coded / 2)
+    assert rewards.tcr_overlong(100, 40, factor=0.5)(TASK, trajectory([], tokens=tokens)) == pytest.approx(
+        coded / 2
+    )
 
 
 @pytest.mark.parametrize("buffer", [0, -1, 101])
@@ -210,7 +259,8 @@ def test_an_impossible_buffer_is_refused(buffer):
         rewards.dapo_overlong(100, buffer)
 
 
-# ---- process ---------------------------------------------------------------------------------------------------------
+# ---- process
+# ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("tried", "reached"),
     [
@@ -226,7 +276,8 @@ def test_subgoals_are_read_from_observations(tried, reached):
     assert rewards.process(TASK, tried) == pytest.approx(sum(reached) / 3)
 
 
-# ---- drawing ---------------------------------------------------------------------------------------------------------
+# ---- drawing
+# ---------------------------------------------------------------------------------------------------------
 GRID = [[1, 2], [3, 4]]
 
 
@@ -241,7 +292,12 @@ def test_pixel_equality(drawn, value):
 
 def test_pixel_accuracy_runs_the_program_in_the_sandbox():
     setup = "def draw_pixel(img, point, color):\n    img[point[0]][point[1]] = color\n    return img\n"
-    verifier = {"kind": "code", "entry": "task", "setup": setup, "tests": [[[[[0, 0], [0, 0]]], [[5, 0], [0, 0]]]]}
+    verifier = {
+        "kind": "code",
+        "entry": "task",
+        "setup": setup,
+        "tests": [[[[[0, 0], [0, 0]]], [[5, 0], [0, 0]]]],
+    }
     verifier["timeout_s"] = 20  # the machine may be busy
     task = Task("t", "draw", "", verifier, "drawing")
     half = "def task(img):\n    img = draw_pixel(img, (0, 0), 5)\n    return draw_pixel(img, (1, 1), 5)"
@@ -251,7 +307,8 @@ def test_pixel_accuracy_runs_the_program_in_the_sandbox():
     assert rewards.pixel_accuracy(TASK, PERFECT) is None
 
 
-# ---- OR-debug --------------------------------------------------------------------------------------------------------
+# ---- OR-debug
+# --------------------------------------------------------------------------------------------------------
 BROKEN = Task("t", "repair", "c2", meta={"constraints": ["c1", "c2", "c3"], "iis": ["c1", "c2"]})
 
 
@@ -283,14 +340,21 @@ def test_ordebug_with_a_solver():
     shown = [act("get_iis", '["c1", "c2"]'), act("drop_constraint", name="c3"), act("get_iis", '["c1"]'),
              act("drop_constraint", name="c1"), act("submit", '{"status": "optimal", "preserved": true}')]  # fmt: skip
     found = rewards.score(BROKEN, trajectory(shown), rewards.ordebug(solver=True))
-    assert found.components == {"solved": 100, "iis_shrinks": 10, "step": -5, "contradiction": -20, "preserved": 5}
+    assert found.components == {
+        "solved": 100,
+        "iis_shrinks": 10,
+        "step": -5,
+        "contradiction": -20,
+        "preserved": 5,
+    }
     for reply in ('{"status": "infeasible"}', "syntax error", "[1]", "[" * 100_000):
         lost = rewards.score(BROKEN, trajectory([act("submit", reply)]), rewards.ordebug(solver=True))
         assert lost.reward == -50 - 1
     assert repairs.solved(TASK, PERFECT) is None
 
 
-# ---- combining -------------------------------------------------------------------------------------------------------
+# ---- combining
+# -------------------------------------------------------------------------------------------------------
 def constant(value):
     return lambda task, trajectory: value
 
@@ -336,11 +400,16 @@ def test_an_unscored_answer_has_no_reward():
 
 
 def test_in_a_group_all_rewards_are_made_of_the_same_components():
-    sometimes = {"correctness": (rewards.correctness, 1.0), "mine": (lambda task, t: None if t.sample == 1 else 0.5, 1.0)}
+    sometimes = {
+        "correctness": (rewards.correctness, 1.0),
+        "mine": (lambda task, t: None if t.sample == 1 else 0.5, 1.0),
+    }
     group = [dataclasses.replace(PERFECT, sample=i) for i in range(3)]
     assert [t.reward for t in rewards.score_all([TASK], group, sometimes)] == [1.5, None, 1.5]
     never = sometimes | {"mine": (constant(None), 1.0)}
-    assert [t.reward for t in rewards.score_all([TASK], group, never)] == [1.0, 1.0, 1.0], "it does not apply to this task"
+    assert [t.reward for t in rewards.score_all([TASK], group, never)] == [1.0, 1.0, 1.0], (
+        "it does not apply to this task"
+    )
 
 
 def test_product_of_components():
@@ -348,14 +417,18 @@ def test_product_of_components():
     assert rewards.product(constant(2.0), constant(None))(TASK, PERFECT) is None
 
 
-# ---- noise, logs, constant components --------------------------------------------------------------------------------
+# ---- noise, logs, constant components
+# --------------------------------------------------------------------------------
 def test_noise_warns_varies_between_scorings_and_is_fixed_by_the_seed():
     with pytest.warns(UserWarning, match="noise"):
         noisy, same = (rewards.with_noise(rewards.plan(), 0.1, seed=3) for _ in range(2))
     first, second = (rewards.score(TASK, PERFECT, noisy).reward for _ in range(2))
     assert first != second and rewards.score(TASK, PERFECT, same).reward == first
     assert rewards.score(TASK, dataclasses.replace(PERFECT, sample=1), same).reward != first
-    drawn = [rewards.score(TASK, dataclasses.replace(PERFECT, sample=i), noisy).components["noise"] for i in range(2000)]
+    drawn = [
+        rewards.score(TASK, dataclasses.replace(PERFECT, sample=i), noisy).components["noise"]
+        for i in range(2000)
+    ]
     spread = math.sqrt(sum(x * x for x in drawn) / len(drawn))
     assert spread == pytest.approx(0.1, rel=0.1) and abs(sum(drawn) / len(drawn)) < 0.01
 
@@ -368,7 +441,9 @@ def test_noise_of_no_use_is_refused(std):
 
 def test_components_are_logged_raw_and_weighted():
     reward = rewards.plan(format_weight=0.5)
-    batch = rewards.score_all([TASK], [PERFECT, trajectory([MALFORMED], [], success=0.0), trajectory([], success=None)], reward)
+    batch = rewards.score_all(
+        [TASK], [PERFECT, trajectory([MALFORMED], [], success=0.0), trajectory([], success=None)], reward
+    )
     found = rewards.component_metrics(batch, reward)
     assert found["reward/format"] == pytest.approx(1 / 3) and found["weighted/format"] == pytest.approx(1 / 6)
     assert found["reward/correctness"] == 0.5 and found["reward_unscored"] == pytest.approx(1 / 3)
@@ -376,7 +451,11 @@ def test_components_are_logged_raw_and_weighted():
 
 
 def test_constant_components_are_named_with_their_value():
-    reward = {"right": (rewards.correctness, 1.0), "dead": (constant(-1.0), 1.0), "silent": (constant(None), 1.0)}
+    reward = {
+        "right": (rewards.correctness, 1.0),
+        "dead": (constant(-1.0), 1.0),
+        "silent": (constant(None), 1.0),
+    }
     mixed = [trajectory([], success=float(i % 2)) for i in range(64)]
     scored = rewards.score_all([TASK], mixed, reward)
     assert rewards.constant_components(scored) == {"dead": -1.0, "silent": None}
@@ -385,17 +464,24 @@ def test_constant_components_are_named_with_their_value():
 
 
 def test_the_seeds_dead_tool_call_reward_is_named():
-    """Its input was never written: every rollout looks as if it had no turns with calls, so wrong answers all score -1."""
+    """Its input was never written: every rollout looks as if it had no turns with calls, so wrong answers all
+    score -1.
+    """
     lost = [trajectory([], success=0.0) for _ in range(64)]
     assert "tool_call_reward" in rewards.constant_components(rewards.score_all([TASK], lost, rewards.tcr()))
 
 
-# ---- the judge -------------------------------------------------------------------------------------------------------
+# ---- the judge
+# -------------------------------------------------------------------------------------------------------
 def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = judging.Server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    options = {"url": f"http://127.0.0.1:{server.server_port}/v1", "model": "m", "cache": tmp_path / "judge.sqlite"}
+    options = {
+        "url": f"http://127.0.0.1:{server.server_port}/v1",
+        "model": "m",
+        "cache": tmp_path / "judge.sqlite",
+    }
     reward = {"judge": (rewards.judged(**options), 0.5)}
     try:
         assert rewards.score(TASK, trajectory([], answer="It is 42."), reward).reward == 0.5
@@ -410,7 +496,8 @@ def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(tmp_path, m
         server.server_close()
 
 
-# ---- presets and recipes ---------------------------------------------------------------------------------------------
+# ---- presets and recipes
+# ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", REWARDS)
 def test_every_preset_is_a_reward_that_scores(name):
     recipe = Recipe.from_mapping({"reward": name, "reward_process": 0.3, "reward_overlong": 0.5})
@@ -422,7 +509,9 @@ def test_every_preset_is_a_reward_that_scores(name):
 def test_a_recipe_chooses_weights_product_and_noise():
     plain = Recipe.from_mapping({"reward_format": 0.7})
     assert rewards.from_recipe(plain)["format"][1] == 0.7
-    assert isinstance(rewards.from_recipe(Recipe.from_mapping({"reward_combine": "product"})), rewards.Product)
+    assert isinstance(
+        rewards.from_recipe(Recipe.from_mapping({"reward_combine": "product"})), rewards.Product
+    )
     with pytest.warns(UserWarning, match="noise"):
         assert "noise" in rewards.from_recipe(Recipe.from_mapping({"reward_noise": 0.1}))
 
@@ -451,7 +540,10 @@ def test_the_plans_own_solution_reaches_the_maximum_of_every_call_reward(suite):
         expected = [step.get("expect", "") for step in task.meta["plan"]]
         results = [
             ToolResult(
-                c.name, c.arguments, f"It is {e}." if c.name == "search" else calls.calculate(c.arguments["expression"]), True
+                c.name,
+                c.arguments,
+                f"It is {e}." if c.name == "search" else calls.calculate(c.arguments["expression"]),
+                True,
             )
             for c, e in zip(gold, expected, strict=True)
         ]

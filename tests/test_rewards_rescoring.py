@@ -8,14 +8,18 @@ import sys
 
 import pytest
 
-from agentkit import cli, plots, rewards
-from agentkit.recipes import RecipeError
+from agentkit import cli, rewards
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.rescoring import PAIRS, changes, compare_step, rescore, reward_of
+from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore, reward_of
 from agentkit.runs import Run, RunError, write_tasks, write_trajectories
+from agentkit.runs.recipe import RecipeError
+from agentkit.views import plots
 
 PLAN = [{"tool": "search", "arguments": {"query": "area of A"}, "expect": "30"}]
-TASKS = [Task(name, "?", "30", "numeric", difficulty=hard, meta={"plan": PLAN}) for name, hard in (("a", "easy"), ("b", "hard"))]
+TASKS = [
+    Task(name, "?", "30", "numeric", difficulty=hard, meta={"plan": PLAN})
+    for name, hard in (("a", "easy"), ("b", "hard"))
+]
 HIT = ToolResult("search", {"query": "area of A"}, "The area of A is 30.", ok=True)
 
 
@@ -42,13 +46,21 @@ def test_how_pairs_change(before, now, kinds, best):
 def trajectory(task, sample, success, searched, step=1) -> Trajectory:
     turns = ((Turn("", (0, 1), (HIT,)),) if searched else ()) + (Turn("", (1, 2), ()),)
     tokens = {"prompt_ids": (1,), "completion_ids": (2, 2), "action_mask": (1, 1), "old_logprobs": (0.0, 0.0)}
-    tokens |= {"turns": turns, "stop_reason": StopReason.ANSWER, "answer": "30", "success": success, "step": step}
+    tokens |= {
+        "turns": turns,
+        "stop_reason": StopReason.ANSWER,
+        "answer": "30",
+        "success": success,
+        "step": step,
+    }
     return Trajectory(task, "grpo", sample, 0, **tokens)
 
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    """Two steps: task a is dead under correctness alone and told apart by its calls; task b is the other way round."""
+    """Two steps: task a is dead under correctness alone and told apart by its calls; task b is the other way
+    round.
+    """
     made = Run.create(tmp_path / "run")
     write_tasks(made.file("tasks.jsonl"), TASKS)
     made.update(recipe={"reward_format": 0.0, "reward_efficiency": 0.0, "max_tokens": 64, "n_tasks": 100})
@@ -68,7 +80,10 @@ def test_dead_groups_and_ranks_of_a_run(run):
     pairs = {"same order": 4, "reversed": 0, "told apart now": 4, "tied now": 4}
     assert table.loc["all"].to_dict() == groups | pairs
     assert table.loc["easy", "revived"] == 2 and table.loc["hard", "died"] == 2
-    assert "2 of 4 groups are dead instead of 2: 2 would teach something again and 2 no longer" in result.sentences()[0]
+    assert (
+        "2 of 4 groups are dead instead of 2: 2 would teach something again and 2 no longer"
+        in result.sentences()[0]
+    )
     assert "8 of 12 pairs" in result.sentences()[1]
     figure = plots.rescoring(result)
     assert [trace.name for trace in figure.data if trace.type == "bar"] == list(PAIRS)
@@ -86,9 +101,15 @@ def test_the_same_task_twice_in_a_step_is_two_groups():
 
 
 def test_the_other_reward_keeps_the_runs_limits_and_leaves_its_weights_behind(run):
-    assert set(reward_of(run, {"reward": "toolrl", "reward_overlong": 1.0})) == {"format", "match", "overlong"}
+    assert set(reward_of(run, {"reward": "toolrl", "reward_overlong": 1.0})) == {
+        "format",
+        "match",
+        "overlong",
+    }
     long = dataclasses.replace(trajectory("a", 0, 1.0, searched=False), completion_ids=(2,) * 64)
-    overlong, _ = reward_of(run, {"reward": "toolrl", "reward_overlong": 1.0, "overlong_buffer": 32})["overlong"]
+    overlong, _ = reward_of(run, {"reward": "toolrl", "reward_overlong": 1.0, "overlong_buffer": 32})[
+        "overlong"
+    ]
     assert overlong(TASKS[0], long) == -1.0
     with pytest.raises(RecipeError, match="toolrl"):
         reward_of(run, {"reward": "toolr"})
@@ -112,5 +133,7 @@ def test_the_command_prints_the_table_and_writes_figure_and_csv(run, capsys):
 
 
 def test_no_torch_is_loaded():
-    code = "import sys, agentkit.rescoring, agentkit.rewards; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    code = "import sys, agentkit.rewards.rescoring, agentkit.rewards; print('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+    )

@@ -1,4 +1,6 @@
-"""Trajectories are token-exact: masks cover sampled tokens only, log-probabilities are right, seeds fix everything."""
+"""Trajectories are token-exact: masks cover sampled tokens only, log-probabilities are right, seeds fix
+everything.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ import pytest
 import torch
 from says import Says
 
-from agentkit.chat import ChatCodec
-from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment, tool_schemas
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason
 from agentkit.rollouts import Limits, rollout
-from agentkit.training.shared_prefix import token_logprobs
+from agentkit.rollouts.chat import ChatCodec
+from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment, tool_schemas
+from agentkit.training.prefix import token_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,10 @@ def trajectories(agent, suite, corpus):
     """Random multi-turn trajectories of the small agent, at a temperature that makes it err."""
     tasks = random.Random(3).sample(list(suite), 12)
     policy = TransformersPolicy(*agent, name="nano")
-    options = {"environment": partial(CorpusEnvironment, corpus), "limits": Limits(max_turns=6, max_turn_tokens=64)}
+    options = {
+        "environment": partial(CorpusEnvironment, corpus),
+        "limits": Limits(max_turns=6, max_turn_tokens=64),
+    }
     return rollout(tasks, policy, group_size=2, seed=5, temperature=1.2, **options)
 
 
@@ -45,7 +50,9 @@ def test_what_lies_outside_the_mask_is_the_tool_replies(agent, trajectories):
     for t in trajectories:
         for before, after in zip(t.turns, t.turns[1:], strict=False):
             text = tokenizer.decode(t.completion_ids[before.span[1] : after.span[0]])
-            assert text.startswith("\n<|im_start|>user\n<tool_response>\n") and text.endswith("<|im_start|>assistant\n")
+            assert text.startswith("\n<|im_start|>user\n<tool_response>\n") and text.endswith(
+                "<|im_start|>assistant\n"
+            )
             for result in before.results:
                 assert result.observation.split("<")[0] in text
 
@@ -55,7 +62,9 @@ def test_sampled_logprobs_equal_a_recomputed_forward(agent, trajectories):
     for t in trajectories:
         ids = torch.tensor([t.prompt_ids + t.completion_ids])
         with torch.no_grad():
-            found, _ = token_logprobs(model, ids, torch.ones_like(ids), len(t.completion_ids), temperature=1.2)
+            found, _ = token_logprobs(
+                model, ids, torch.ones_like(ids), len(t.completion_ids), temperature=1.2
+            )
         own = torch.tensor(t.action_mask, dtype=torch.bool)
         assert torch.allclose(found[0][own], torch.tensor(t.old_logprobs)[own], atol=1e-4)
         assert all(logprob == 0.0 for logprob, m in zip(t.old_logprobs, t.action_mask, strict=True) if m == 0)
@@ -63,7 +72,10 @@ def test_sampled_logprobs_equal_a_recomputed_forward(agent, trajectories):
 
 def test_the_same_seed_gives_the_same_trajectories_in_any_company(agent, suite, corpus, trajectories):
     tasks = random.Random(3).sample(list(suite), 12)
-    options = {"environment": partial(CorpusEnvironment, corpus), "limits": Limits(max_turns=6, max_turn_tokens=64)}
+    options = {
+        "environment": partial(CorpusEnvironment, corpus),
+        "limits": Limits(max_turns=6, max_turn_tokens=64),
+    }
     policy = TransformersPolicy(*agent, name="nano", max_batch=5)
     again = rollout(tasks[:4], policy, group_size=2, seed=5, temperature=1.2, **options)
     assert [t.completion_ids for t in again] == [t.completion_ids for t in trajectories[:8]]
@@ -73,7 +85,9 @@ def test_the_same_seed_gives_the_same_trajectories_in_any_company(agent, suite, 
 
 def test_members_of_a_group_differ(agent, suite, corpus):
     policy = TransformersPolicy(*agent)
-    group = rollout(list(suite)[:1], policy, environment=partial(CorpusEnvironment, corpus), group_size=8, temperature=1.5)
+    group = rollout(
+        list(suite)[:1], policy, environment=partial(CorpusEnvironment, corpus), group_size=8, temperature=1.5
+    )
     assert len({t.completion_ids for t in group}) > 1
     assert [t.sample for t in group] == list(range(8))
 

@@ -59,7 +59,9 @@ def test_a_traceback_shows_the_programs_lines_only():
     result = run_python("def f(x):\n    return 1 / x\nf(0)")
     assert result.status == "error" and "agentkit" not in result.stderr and "zygote" not in result.stderr
     assert '  File "main.py", line 2, in f\n    return 1 / x' in result.stderr
-    assert result.stderr.startswith("Traceback") and result.stderr.endswith("ZeroDivisionError: division by zero\n")
+    assert result.stderr.startswith("Traceback") and result.stderr.endswith(
+        "ZeroDivisionError: division by zero\n"
+    )
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -67,15 +69,28 @@ def test_files_and_input_reach_the_program(tier):
     files = {"a.txt": "é", "data/b.bin": b"\0\xff", "helper.py": "def f(): return 7"}
     code = "import sys, helper\nprint(open('a.txt').read(), open('data/b.bin', 'rb').read(), helper.f(), sys.stdin.read())"
     assert run_python(code, tier=tier, files=files, stdin="in\nput").stdout == "é b'\\x00\\xff' 7 in\nput\n"
-    text, odd = np.str_, {np.str_("a.txt"): np.str_("é"), "data/b.bin": bytearray(b"\0\xff"), "helper.py": b"def f(): return 7"}
-    found = run_python(text(code), tier=tier, files=odd, stdin=text("in"), timeout_s=np.float64(5), memory_mb=512)
+    text, odd = (
+        np.str_,
+        {
+            np.str_("a.txt"): np.str_("é"),
+            "data/b.bin": bytearray(b"\0\xff"),
+            "helper.py": b"def f(): return 7",
+        },
+    )
+    found = run_python(
+        text(code), tier=tier, files=odd, stdin=text("in"), timeout_s=np.float64(5), memory_mb=512
+    )
     assert found.stdout == "é b'\\x00\\xff' 7 in\n"  # whatever kind of text or bytes a data set holds
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_what_was_printed_before_a_stop_is_kept(tier):
     result = run_python("print('before')\nwhile True: pass", timeout_s=0.5, tier=tier)
-    assert (result.status, result.stdout, result.stderr) == ("timeout", "before\n", "the time limit was reached\n")
+    assert (result.status, result.stdout, result.stderr) == (
+        "timeout",
+        "before\n",
+        "the time limit was reached\n",
+    )
 
 
 def test_output_is_cut_at_its_limit():
@@ -86,7 +101,9 @@ def test_output_is_cut_at_its_limit():
 
 
 def test_nothing_passes_from_one_call_to_the_next():
-    run_python("import builtins, json, sys\nbuiltins.print = None\njson.dumps = None\nsys.path.clear()\nopen('x', 'w').close()")
+    run_python(
+        "import builtins, json, sys\nbuiltins.print = None\njson.dumps = None\nsys.path.clear()\nopen('x', 'w').close()"
+    )
     found = run_python("import json, os\nprint(json.dumps(os.listdir('.')), len(os.listdir('.')))")
     assert found.stdout == "[] 0\n"
 
@@ -180,7 +197,9 @@ def test_a_trainer_that_ignores_its_children_has_a_sandbox():
         "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "from agentkit import sandbox; print(sandbox.run_python('print(6)'))"
     )
-    child = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     assert "status='ok', stdout='6" in child.stdout, child
 
 
@@ -192,7 +211,9 @@ def test_a_caller_without_descriptors_left_is_told_and_loses_none():
         for more in range(2, 8):
             resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
             result = run_python("print(1)")
-            assert result.status == "ok" or (result.status == "refused" and "Too many open files" in result.stderr)
+            assert result.status == "ok" or (
+                result.status == "refused" and "Too many open files" in result.stderr
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert process.num_fds() == before and run_python("print(1)").status == "ok"
@@ -202,7 +223,9 @@ def test_a_caller_without_descriptors_left_is_told_and_loses_none():
 def test_a_busy_caller_does_not_hold_up_what_prints(tier):
     run_python("", tier=tier)
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(run_python, "import time\ntime.sleep(0.3)\nprint('x' * 200_000)", timeout_s=1.5, tier=tier)
+        waiting = pool.submit(
+            run_python, "import time\ntime.sleep(0.3)\nprint('x' * 200_000)", timeout_s=1.5, tier=tier
+        )
         time.sleep(0.2)
         ctypes.PyDLL(None).usleep(2_000_000)  # without letting another thread run
         assert waiting.result().status == "ok"
@@ -220,10 +243,16 @@ def test_without_a_sandbox_the_refusal_names_the_ways_out(no_sandbox, monkeypatc
     monkeypatch.delenv(sandbox.UNSAFE, raising=False)
     refused = run_python("print(1)")
     assert (refused.status, refused.tier) == ("refused", "D")
-    assert "nothing here" in refused.stderr and sandbox.UNSAFE in refused.stderr and "families: A,B" in refused.stderr
+    assert (
+        "nothing here" in refused.stderr
+        and sandbox.UNSAFE in refused.stderr
+        and "families: A,B" in refused.stderr
+    )
     assert run_python("print(1)", allow_unsafe=True).stdout == "1\n"
     monkeypatch.setenv(sandbox.UNSAFE, "1")
-    assert run_python("print(1)").tier == "D" and run_python("print(1)", allow_unsafe=False).status == "refused"
+    assert (
+        run_python("print(1)").tier == "D" and run_python("print(1)", allow_unsafe=False).status == "refused"
+    )
     assert "UNCONFINED" in sandbox.current_tier()._repr_html_()
 
 
@@ -247,7 +276,9 @@ def test_an_unconfined_program_is_still_bounded(no_sandbox, monkeypatch, code, s
     monkeypatch.setenv("SECRET", "here")
     files = {"data/a.txt": "hello", "helper.py": "x = 7"}
     start = time.monotonic()
-    found = run_python(code, files=files, stdin="line\n", timeout_s=2 if status == "timeout" else 60, allow_unsafe=True)
+    found = run_python(
+        code, files=files, stdin="line\n", timeout_s=2 if status == "timeout" else 60, allow_unsafe=True
+    )
     assert found.status == status and found.tier == "D", found
     assert shows is None or found.stdout == shows
     assert time.monotonic() - start < 59 and len(found.stdout) <= zygote.MAX_OUTPUT
@@ -293,12 +324,19 @@ def test_canaries_notice_a_missing_wall(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_rules_that_cannot_be_collected_ahead_stop_nobody(tier, monkeypatch, tmp_path):
-    """As where descriptors have run out for a while: programs that run go on, and the next one collects its own."""
-    source, ahead = Path(zygote.__file__).parent, "                    self.ruleset = confine.Ruleset(self.opened)"
+    """As where descriptors have run out for a while: programs that run go on, and the next one collects its
+    own.
+    """
+    source, ahead = (
+        Path(zygote.__file__).parent,
+        "                    self.ruleset = confine.Ruleset(self.opened)",
+    )
     (tmp_path / "confine.py").write_text((source / "confine.py").read_text())
     text = (source / "zygote.py").read_text()
     assert text.count(ahead) == 1
-    (tmp_path / "zygote.py").write_text(text.replace(ahead, "                    raise OSError(24, 'no descriptors')"))
+    (tmp_path / "zygote.py").write_text(
+        text.replace(ahead, "                    raise OSError(24, 'no descriptors')")
+    )
     monkeypatch.setattr(zygote, "__file__", str(tmp_path / "zygote.py"))
     sandbox.close()
     for _ in range(2):
@@ -309,11 +347,11 @@ def test_rules_that_cannot_be_collected_ahead_stop_nobody(tier, monkeypatch, tmp
 
 def test_without_user_namespaces_it_is_tier_b():
     """In a user namespace that allows no further ones, as in many containers."""
-    script = (
-        "from agentkit import sandbox; r = sandbox.run_python('print(6)'); print(r.tier, r.stdout, sandbox.current_tier().why)"
-    )
+    script = "from agentkit import sandbox; r = sandbox.run_python('print(6)'); print(r.tier, r.stdout, sandbox.current_tier().why)"
     shell = f'echo 0 > /proc/sys/user/max_user_namespaces && exec {sys.executable} -c "{script}"'
-    child = subprocess.run(["unshare", "-Ur", "sh", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    child = subprocess.run(
+        ["unshare", "-Ur", "sh", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     if "unshare" in child.stderr and child.returncode:
         pytest.skip(f"user namespaces cannot be tried here: {child.stderr.strip()}")
     assert child.stdout.startswith("B 6") and "tier A does not work here: " in child.stdout, child
@@ -340,7 +378,9 @@ def test_a_flood_does_not_fill_the_caller():
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_soak_leaves_nothing(tier):
-    """S9: descriptors, processes, memory and files are as before. AGENTKIT_SOAK=10000 makes it as long as the goal says."""
+    """S9: descriptors, processes, memory and files are as before. AGENTKIT_SOAK=10000 makes it as long as the
+    goal says.
+    """
     programs = ["print(1)", "1 / 0", "import os\nos.kill(os.getpid(), 9)", "x = ' ' * 2**33", "open('a/b', 'w')",
                 "import os\nos.makedirs('d/e/f')\nos.symlink('/', 'l')", "print('x' * 10**6)"]  # fmt: skip
     for code in programs:
@@ -384,7 +424,9 @@ def test_programs_at_the_same_time_keep_to_themselves(tier):
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_threads_of_a_program_weigh_as_one(tier):
-    """A session of its own is a scheduling group of its own; 120 busy threads do not delay anybody's deadline."""
+    """A session of its own is a scheduling group of its own; 120 busy threads do not delay anybody's
+    deadline.
+    """
     assert run_python("import os\nprint(os.getsid(0) == os.getpid())", tier=tier).stdout == "True\n"
 
 
@@ -406,7 +448,9 @@ def test_a_killed_trainer_takes_everything_with_it(tier, tmp_path):
         "from agentkit import sandbox\nsandbox.run_python('', tier=sys.argv[2])\nprint('up', flush=True)\n"
         'sandbox.run_python(\'open("x", "w")\\nimport time\\ntime.sleep(600)\', timeout_s=900, tier=sys.argv[2])'
     )
-    trainer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), tier], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), tier], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert trainer.stdout.readline() == "up\n"
     family: list[psutil.Process] = []
     deadline = time.monotonic() + 30

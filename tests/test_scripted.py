@@ -1,4 +1,6 @@
-"""The scripted policy through the real rollout loop: right without flaws, and each flaw at about its stated rate."""
+"""The scripted policy through the real rollout loop: right without flaws, and each flaw at about its stated
+rate.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ from functools import partial
 import pytest
 
 from agentkit import StopReason, Task, rollout
-from agentkit.environment import CorpusEnvironment
 from agentkit.policies import Flaws, ScriptedPolicy
 from agentkit.policies.scripted import _wrong
-from agentkit.rollouts import LAST_TURN, Limits
+from agentkit.rollouts import Limits
+from agentkit.rollouts.calls import FORMATS
+from agentkit.rollouts.loop import LAST_TURN
 from agentkit.tasks import solve
-from agentkit.tool_calls import FORMATS
 from agentkit.tools import calculate, search_passages
+from agentkit.tools.environments import CorpusEnvironment
 
 ROOMY = Limits(max_turns=20, max_turn_tokens=400, max_tokens=8_000)
 
@@ -26,7 +29,10 @@ def roll(corpus, tokenizer):
     def run(tasks, group_size=1, seed=0, limits=ROOMY, tool_format=None, **flaws):
         options = {"group_size": group_size, "seed": seed, "limits": limits, "tool_format": tool_format}
         return rollout(
-            list(tasks), ScriptedPolicy(tokenizer, Flaws(**flaws)), environment=partial(CorpusEnvironment, corpus), **options
+            list(tasks),
+            ScriptedPolicy(tokenizer, Flaws(**flaws)),
+            environment=partial(CorpusEnvironment, corpus),
+            **options,
         )
 
     return run
@@ -44,14 +50,24 @@ def calls(trajectory):
 def without(trajectory):
     """What the same seed must give again: everything but seconds."""
     results = [(r.name, r.arguments, r.observation, r.ok) for r in calls(trajectory)]
-    return trajectory.prompt_ids, trajectory.completion_ids, trajectory.action_mask, trajectory.answer, results
+    return (
+        trajectory.prompt_ids,
+        trajectory.completion_ids,
+        trajectory.action_mask,
+        trajectory.answer,
+        results,
+    )
 
 
 # ---- no flaws
 def test_without_flaws_everything_is_solved(flawless, suite, corpus):
     tools = {"search": partial(search_passages, corpus), "calculator": calculate}
     for task, trajectory in zip(suite, flawless, strict=True):
-        assert (trajectory.task_id, trajectory.success, trajectory.stop_reason) == (task.id, 1.0, StopReason.ANSWER)
+        assert (trajectory.task_id, trajectory.success, trajectory.stop_reason) == (
+            task.id,
+            1.0,
+            StopReason.ANSWER,
+        )
         expected = solve(task, tools).calls
         assert [(r.name, r.arguments, r.observation) for r in calls(trajectory)] == list(expected)
         assert all(r.ok for r in calls(trajectory)) and len(trajectory.turns) == len(expected) + 1
@@ -65,7 +81,10 @@ def test_masks_cover_the_sampled_tokens_and_spans_line_up(flawless, tokenizer):
         for turn in t.turns:
             assert tokenizer.decode(t.completion_ids[slice(*turn.span)]) == turn.text
             assert t.completion_ids[turn.span[1] - 1] == tokenizer.eos_token_id
-        observed = [tokenizer.decode(t.completion_ids[a.span[1] : b.span[0]]) for a, b in zip(t.turns, t.turns[1:], strict=False)]
+        observed = [
+            tokenizer.decode(t.completion_ids[a.span[1] : b.span[0]])
+            for a, b in zip(t.turns, t.turns[1:], strict=False)
+        ]
         for turn, text in zip(t.turns, observed, strict=False):
             assert turn.results[0].observation in text and tokenizer.eos_token in text
         assert t.turns[0].span[0] == 0 and t.turns[-1].span[1] == len(t.completion_ids)
@@ -89,7 +108,9 @@ def test_same_seed_same_trajectories(roll, suite):
     assert [without(t) for t in first] == [without(t) for t in again]
     assert [without(t) for t in first] != [without(t) for t in other]
     backwards = {(t.task_id, t.sample): t for t in roll(tasks[::-1], group_size=2, seed=1, **flaws)}
-    assert all(without(backwards[t.task_id, t.sample]) == without(t) for t in first)  # whatever else is in the batch
+    assert all(
+        without(backwards[t.task_id, t.sample]) == without(t) for t in first
+    )  # whatever else is in the batch
     samples = [tuple(without(t)[1] for t in first[i : i + 2]) for i in range(0, len(first), 2)]
     assert any(a != b for a, b in samples), "the samples of a group are all alike"
 
@@ -105,7 +126,9 @@ def rate(trajectories, had, occasions):
 def test_malformed_calls_occur_at_their_rate_and_cost_nothing_else(roll, suite):
     found = roll(suite, malformed=0.3)
     assert all(t.success == 1.0 for t in found)
-    share, margin = rate(found, lambda t: sum(not r.ok for r in calls(t)), lambda t: sum(r.ok for r in calls(t)))
+    share, margin = rate(
+        found, lambda t: sum(not r.ok for r in calls(t)), lambda t: sum(r.ok for r in calls(t))
+    )
     assert share == pytest.approx(0.3, abs=margin + 0.03)  # a few slips leave the call valid
     kinds = {r.observation.split(":")[1].split("'")[0].strip() for t in found for r in calls(t) if not r.ok}
     assert len(kinds) == 2 and any("no tool" in k for k in kinds) and any("malformed" in k for k in kinds)

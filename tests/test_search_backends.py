@@ -28,12 +28,18 @@ class Faulty(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.seen.append((self.path, dict(self.headers), body))
-        passages = [{"document": {"contents": f'"T{n}"\nabout {body["queries"][0]}'}, "score": 1.0} for n in range(9)]
+        passages = [
+            {"document": {"contents": f'"T{n}"\nabout {body["queries"][0]}'}, "score": 1.0} for n in range(9)
+        ]
         self.answer(body["queries"][0], {"result": [passages[: body["topk"]]]})
 
     def do_GET(self):
         self.server.seen.append((self.path, dict(self.headers), None))
-        page = {"title": "A <strong>page</strong>", "url": "https://x.org", "description": "says &lt;b&gt;\nthis"}
+        page = {
+            "title": "A <strong>page</strong>",
+            "url": "https://x.org",
+            "description": "says &lt;b&gt;\nthis",
+        }
         self.answer(self.path, {"web": {"results": [page] * 3}})
 
     def answer(self, wish: str, good: dict) -> None:
@@ -72,7 +78,10 @@ def server(monkeypatch):
 
 
 def test_a_retrieval_server_is_asked_in_search_r1s_form(server):
-    assert search_passages(RetrievalServer(server.url), "rivers", 2) == '[1] "T0" about rivers\n[2] "T1" about rivers'
+    assert (
+        search_passages(RetrievalServer(server.url), "rivers", 2)
+        == '[1] "T0" about rivers\n[2] "T1" about rivers'
+    )
     path, _, body = server.seen[0]
     assert (path, body) == ("/retrieve", {"queries": ["rivers"], "topk": 2, "return_scores": True})
     assert RetrievalServer(f"{server.url}/retrieve").search("rivers", 1) == ['"T0" about rivers']
@@ -100,7 +109,9 @@ def test_a_server_that_is_busy_once_is_asked_again(server):
     assert len(server.seen) == 2
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid", "nonsense", "http://[", "ftp://127.0.0.1"])
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9", "http://no-such-host.invalid", "nonsense", "http://[", "ftp://127.0.0.1"]
+)
 def test_a_server_that_is_not_there_is_a_sentence(url, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     with pytest.raises(ValueError, match="cannot be reached|in time"):
@@ -158,7 +169,9 @@ def test_a_recording_keeps_one_answer_for_all_who_ask_at_once(tmp_path):
             return [answer]
 
     recording, found = Recording(tmp_path / "r.jsonl", Changing()), []
-    threads = [threading.Thread(target=lambda: found.append(tuple(recording.search("q", 1)))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.append(tuple(recording.search("q", 1)))) for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,4 +1,6 @@
-"""What is trained on: dead groups kept, dropped and replaced, GRPO-RoC, void turns, truncation; and each in real training."""
+"""What is trained on: dead groups kept, dropped and replaced, GRPO-RoC, void turns, truncation; and each in
+real training.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ import pytest
 import torch
 
 from agentkit.policies.loading import load_agent
-from agentkit.recipes import Recipe
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, read_jsonl
-from agentkit.selection import (
+from agentkit.runs.recipe import Recipe
+from agentkit.training.grpo import AgentGRPOTrainer, train
+from agentkit.training.selection import (
     fresh_tasks,
     groups_of,
     is_dead,
@@ -21,7 +24,6 @@ from agentkit.selection import (
     resample_correct,
     select,
 )
-from agentkit.training.grpo import AgentGRPOTrainer, train
 
 GOOD = ToolResult("search", {}, "found", ok=True)
 FAILED = ToolResult("search", {}, "Error.", ok=False)
@@ -39,10 +41,18 @@ def group(*rewards, task="t") -> Group:
     return Group(task, tuple(trajectory(r, task=task, sample=i) for i, r in enumerate(rewards)))
 
 
-# ---- groups ----------------------------------------------------------------------------------------------------------
+# ---- groups
+# ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("rewards", "dead"),
-    [((1.0, 0.0), False), ((1.0, 1.0), True), ((None, 1.0), True), ((None, None), True), ((), True), ((1.0, None, 0.5), False)],
+    [
+        ((1.0, 0.0), False),
+        ((1.0, 1.0), True),
+        ((None, 1.0), True),
+        ((None, None), True),
+        ((), True),
+        ((1.0, None, 0.5), False),
+    ],
 )
 def test_a_dead_group_has_fewer_than_two_different_rewards(rewards, dead):
     assert is_dead(group(*rewards)) is dead
@@ -56,7 +66,8 @@ def test_groups_are_consecutive_and_of_one_task():
             groups_of(wrong, 2)
 
 
-# ---- void and truncated ----------------------------------------------------------------------------------------------
+# ---- void and truncated
+# ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("tried", "void", "truncated"),
     [
@@ -77,7 +88,9 @@ def test_void_turns_and_truncation(tried, void, truncated):
 
 
 def test_left_out_follows_the_recipe():
-    mixed = Group("t", (trajectory(1.0), trajectory(0.0, [MALFORMED], []), trajectory(0.0, stop=StopReason.TOKEN_LIMIT)))
+    mixed = Group(
+        "t", (trajectory(1.0), trajectory(0.0, [MALFORMED], []), trajectory(0.0, stop=StopReason.TOKEN_LIMIT))
+    )
     groups = [mixed, group(1.0, 1.0, 1.0)]
     for values, expected in [
         ({}, [0, 0, 0, 0, 0, 0]),
@@ -89,7 +102,8 @@ def test_left_out_follows_the_recipe():
         assert left_out(groups, Recipe.from_mapping(values)) == [bool(x) for x in expected]
 
 
-# ---- GRPO-RoC --------------------------------------------------------------------------------------------------------
+# ---- GRPO-RoC
+# --------------------------------------------------------------------------------------------------------
 def test_penalty_is_the_error_ratio_plus_malformed_calls():
     assert penalty(trajectory(1.0, [GOOD, FAILED], [GOOD, GOOD])) == 0.25
     assert penalty(trajectory(1.0, [GOOD, MALFORMED], [])) == 1.5
@@ -98,16 +112,35 @@ def test_penalty_is_the_error_ratio_plus_malformed_calls():
 
 def test_the_cleanest_positives_are_kept_in_their_share():
     clean, one, two = [GOOD], [GOOD, FAILED], [FAILED, FAILED]
-    sampled = [(1.0, two), (0.0, two), (1.0, clean), (0.0, clean), (1.0, one), (0.0, one), (1.0, two), (0.0, two)]
-    found = resample_correct(Group("t", tuple(trajectory(r, own, [], sample=i) for i, (r, own) in enumerate(sampled))), 4)
-    assert [(t.success, penalty(t)) for t in found.trajectories] == [(1.0, 0.0), (1.0, 0.5), (0.0, 1.0), (0.0, 0.0)]
+    sampled = [
+        (1.0, two),
+        (0.0, two),
+        (1.0, clean),
+        (0.0, clean),
+        (1.0, one),
+        (0.0, one),
+        (1.0, two),
+        (0.0, two),
+    ]
+    found = resample_correct(
+        Group("t", tuple(trajectory(r, own, [], sample=i) for i, (r, own) in enumerate(sampled))), 4
+    )
+    assert [(t.success, penalty(t)) for t in found.trajectories] == [
+        (1.0, 0.0),
+        (1.0, 0.5),
+        (0.0, 1.0),
+        (0.0, 0.0),
+    ]
     assert [t.sample for t in found.trajectories] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
     ("rewards", "kept"),
     [
-        ([1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 0, 0]),  # one in eight would round to none: a kind that is there stays
+        (
+            [1, 0, 0, 0, 0, 0, 0, 0],
+            [1, 0, 0, 0],
+        ),  # one in eight would round to none: a kind that is there stays
         ([1, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 0]),
         ([1] * 8, [1] * 4),
         ([0] * 8, [0] * 4),
@@ -124,7 +157,8 @@ def test_shares_of_positives(rewards, kept):
         assert sorted(found, key=str) == [0, 1, None, None], "unscored ones fill up only"
 
 
-# ---- dynamic sampling ------------------------------------------------------------------------------------------------
+# ---- dynamic sampling
+# ------------------------------------------------------------------------------------------------
 def tasks(*names):
     return [Task(name, name, "1") for name in names]
 
@@ -153,7 +187,13 @@ def test_dead_groups_give_way_to_live_ones_in_place():
 
 @pytest.mark.parametrize(
     ("budget", "expected", "extra"),
-    [(0, ["d1", "d2"], 0), (1, ["d1", "d2"], 0), (2, ["b", "d2"], 2), (5, ["b", "d2"], 4), (6, ["b", "c"], 6)],
+    [
+        (0, ["d1", "d2"], 0),
+        (1, ["d1", "d2"], 0),
+        (2, ["b", "d2"], 2),
+        (5, ["b", "d2"], 4),
+        (6, ["b", "c"], 6),
+    ],
 )
 def test_the_budget_is_kept(budget, expected, extra):
     world = World()
@@ -169,7 +209,9 @@ def test_when_fresh_tasks_run_out_the_rest_is_kept():
 
 
 def test_select_counts_what_it_did():
-    recipe = Recipe.from_mapping({"dead_groups": "replace", "group_size": 2, "extra_rollouts": 0.5, "prompts_per_step": 4})
+    recipe = Recipe.from_mapping(
+        {"dead_groups": "replace", "group_size": 2, "extra_rollouts": 0.5, "prompts_per_step": 4}
+    )
 
     def roll_out(own, size):
         return [t for g in World()(own) for t in g.trajectories][: len(own) * size]
@@ -187,7 +229,8 @@ def test_fresh_tasks_are_unused_shuffled_and_fixed_by_the_seed():
     assert found != fresh_tasks(everything, ["a", "b"], 2)
 
 
-# ---- in training -----------------------------------------------------------------------------------------------------
+# ---- in training
+# -----------------------------------------------------------------------------------------------------
 SMALL = {"steps": 1, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_tasks": 1, "lora_r": 2, "temperature": 1.5,
          "learning_rate": 1e-3, "beta": 0.02, "max_turns": 3, "max_turn_tokens": 24, "max_tokens": 160}  # fmt: skip
 
@@ -202,7 +245,9 @@ def trained(agent, suite, path, **changes):
     model, tokenizer = agent
     recipe = Recipe.from_mapping(SMALL | changes)
     run = Run.create(path)
-    trainer = AgentGRPOTrainer(model, tokenizer, suite.split("train"), suite.split("validation")[:1], recipe, run)
+    trainer = AgentGRPOTrainer(
+        model, tokenizer, suite.split("train"), suite.split("validation")[:1], recipe, run
+    )
     seen = {}
     generate = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: seen.setdefault("batch", generate(inputs))
@@ -241,4 +286,7 @@ def test_dead_groups_are_replaced_and_void_ones_masked_in_training(agent, suite,
     out = [is_void(t) or is_truncated(t) for t in stored]
     trained_on = (batch["completion_mask"] * batch["tool_mask"]).any(1).tolist()
     assert trained_on == [not o for o in out] and row["left_out"] == sum(out) / 8
-    assert row["extra_rollouts"] % 8 == 0 and {"reward/overlong", "weighted/overlong", "dead_groups_sampled"} <= row.keys()
+    assert (
+        row["extra_rollouts"] % 8 == 0
+        and {"reward/overlong", "weighted/overlong", "dead_groups_sampled"} <= row.keys()
+    )

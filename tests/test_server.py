@@ -1,4 +1,6 @@
-"""The server policy against servers that misbehave: each fault ends in a sample from another replica or one clear sentence."""
+"""The server policy against servers that misbehave: each fault ends in a sample from another replica or one
+clear sentence.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from test_vllm_weights import tiny, with_lora
 
 from agentkit.policies import EngineError, Request
 from agentkit.policies import server as module
-from agentkit.policies.base import seed_number
 from agentkit.policies.server import API_KEY, ServerPolicy
 from agentkit.policies.weights import ADAPTER
-from agentkit.recipes import Recipe, RecipeError
 from agentkit.records import Task
+from agentkit.rollouts.policy import seed_number
+from agentkit.runs.recipe import Recipe, RecipeError
 
 
 class EndsAt:
@@ -125,7 +127,8 @@ def test_requests_carry_tokens_seed_and_temperature_and_spread_over_the_replicas
         assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
         assert [len(replica.bodies) for replica in two] == [10, 10]
     body = {
-        k: two[0].bodies[0][k] for k in ("model", "prompt", "max_tokens", "temperature", "stop_token_ids", "return_token_ids")
+        k: two[0].bodies[0][k]
+        for k in ("model", "prompt", "max_tokens", "temperature", "stop_token_ids", "return_token_ids")
     }
     assert body == {"model": "m", "prompt": [1, 2, body["prompt"][2]], "max_tokens": 6, "temperature": 0.7,
                     "stop_token_ids": [5], "return_token_ids": True}  # fmt: skip
@@ -144,10 +147,16 @@ def test_a_trajectory_stays_where_its_keys_and_values_are(two):
 
 
 def abort(body):
-    return 200, {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "abort"}]}
+    return 200, {
+        "choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "abort"}]
+    }
 
 
-FAULTS = {"failure": lambda body: (503, b"overloaded"), "dead line": lambda body: None, "shutting down": abort}
+FAULTS = {
+    "failure": lambda body: (503, b"overloaded"),
+    "dead line": lambda body: None,
+    "shutting down": abort,
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -181,7 +190,11 @@ def test_without_any_replica_left_there_is_one_clear_message(two):
     for replica in two:
         replica.answer = FAULTS["failure"]
     refused = pytest.raises(EngineError, match=r"no server is left.*503: overloaded.*503.*nowhere")
-    with ServerPolicy([replica.url for replica in two], EndsAt()) as policy, pytest.warns(UserWarning), refused:
+    with (
+        ServerPolicy([replica.url for replica in two], EndsAt()) as policy,
+        pytest.warns(UserWarning),
+        refused,
+    ):
         play(policy, requests(4))
 
 
@@ -189,11 +202,21 @@ REPLIES = {
     "no ids": {"choices": [{"text": "hi", "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}]},
     "no choice": {"choices": []},
     "a list": [1],
-    "fewer numbers": {"choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}]},
-    "not a number": {"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [None]}, "finish_reason": "stop"}]},
+    "fewer numbers": {
+        "choices": [{"token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}]
+    },
+    "not a number": {
+        "choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [None]}, "finish_reason": "stop"}]
+    },
     "not finite": b'{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [NaN]}, "finish_reason": "stop"}]}',
-    "text as ids": {"choices": [{"token_ids": ["1"], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}]},
-    "too many": {"choices": [{"token_ids": [1] * 9, "logprobs": {"token_logprobs": [-1.0] * 9}, "finish_reason": "stop"}]},
+    "text as ids": {
+        "choices": [{"token_ids": ["1"], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "stop"}]
+    },
+    "too many": {
+        "choices": [
+            {"token_ids": [1] * 9, "logprobs": {"token_logprobs": [-1.0] * 9}, "finish_reason": "stop"}
+        ]
+    },
     "no JSON": b"<html>",
 }
 
@@ -231,7 +254,9 @@ def test_a_cancelled_request_is_gone_and_the_replica_stays(two):
 
 
 def test_servers_are_met_before_anything_is_sampled(two):
-    with pytest.raises(EngineError, match=r"http://127.0.0.1:9 in server_urls: it does not answer.*agentkit serve"):
+    with pytest.raises(
+        EngineError, match=r"http://127.0.0.1:9 in server_urls: it does not answer.*agentkit serve"
+    ):
         ServerPolicy([two[0].url, "http://127.0.0.1:9"], EndsAt())
     two[1].models = {"data": [{"id": "other"}]}
     with pytest.raises(EngineError, match="different models \\(m, other\\)"):
@@ -265,7 +290,10 @@ def test_an_adapter_has_the_heads_of_the_served_model_which_may_be_padded(two, s
 
 def test_a_server_that_cannot_say_how_its_model_is_built_gets_no_adapter(two):
     two[0].answer = FAULTS["failure"]
-    with ServerPolicy([two[0].url], EndsAt(), lora=True) as policy, pytest.raises(EngineError, match="agentkit serve"):
+    with (
+        ServerPolicy([two[0].url], EndsAt(), lora=True) as policy,
+        pytest.raises(EngineError, match="agentkit serve"),
+    ):
         policy.sync(with_lora(tiny()))
 
 

@@ -1,4 +1,6 @@
-"""Sharing prefixes changes nothing but the time: trees by hand and by law, numbers and gradients against the plain way."""
+"""Sharing prefixes changes nothing but the time: trees by hand and by law, numbers and gradients against the
+plain way.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentkit.attention import ATTENTION
-from agentkit.training import shared_prefix
-from agentkit.training.shared_prefix import build_tree, plain_logprobs, prepare, shared_logprobs
+from agentkit.policies.attention import ATTENTION
+from agentkit.training import prefix as shared_prefix
+from agentkit.training.prefix import build_tree, plain_logprobs, prepare, shared_logprobs
 
 SHAPE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}  # fmt: skip
@@ -54,7 +56,11 @@ def test_a_tree_by_hand():
 
 def test_a_row_alone_is_its_own_tree():
     tree = build_tree([[3, 3, 3]])
-    assert (tree.runs, tree.pieces, tree.paths) == ((3,), (3,), ((0,),)) and tree.positions.tolist() == [0, 1, 2]
+    assert (tree.runs, tree.pieces, tree.paths) == ((3,), (3,), ((0,),)) and tree.positions.tolist() == [
+        0,
+        1,
+        2,
+    ]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=9))
@@ -75,15 +81,29 @@ def test_trees_hold_every_prefix_once_and_paths_are_the_rows(rows):
 
 @pytest.fixture(scope="module")
 def batch():
-    """Two groups of four: shared first turns, a repeated row, a row that begins another, tool tokens, padding on both sides."""
+    """Two groups of four: shared first turns, a repeated row, a row that begins another, tool tokens, padding
+    on both sides.
+    """
     torch.manual_seed(0)
     draw = lambda n: torch.randint(2, 61, (n,)).tolist()  # noqa: E731
     prompts = [row for row in (draw(12), draw(7)) for _ in range(4)]
     turn, other = draw(6), draw(9)
-    completions = [turn + draw(5), turn + draw(8), draw(3), turn + draw(1), other, other, other[:4], other[:4] + draw(7)]
+    completions = [
+        turn + draw(5),
+        turn + draw(8),
+        draw(3),
+        turn + draw(1),
+        other,
+        other,
+        other[:4],
+        other[:4] + draw(7),
+    ]
     left, right = 14, max(map(len, completions)) + 2
     ids = torch.tensor(
-        [[0] * (left - len(p)) + p + c + [0] * (right - len(c)) for p, c in zip(prompts, completions, strict=True)]
+        [
+            [0] * (left - len(p)) + p + c + [0] * (right - len(c))
+            for p, c in zip(prompts, completions, strict=True)
+        ]
     )
     mask = torch.tensor(
         [
@@ -102,7 +122,9 @@ def found(score, model, batch, temperature=0.7, **options):
     logprobs, entropies = score(model, *batch, temperature, entropy=True, **options)
     weights = torch.cos(torch.arange(logprobs.numel())).reshape(logprobs.shape)
     (logprobs * weights).sum().backward()
-    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad and p.grad is not None])
+    gradient = torch.cat(
+        [p.grad.flatten() for p in model.parameters() if p.requires_grad and p.grad is not None]
+    )
     return logprobs.detach(), entropies, gradient
 
 
@@ -171,7 +193,9 @@ def test_each_distinct_token_is_computed_once(batch):
     model = qwen3()
     assert prepare(model) is None
     seen = []
-    model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[:2].numel()))
+    model.model.layers[0].mlp.register_forward_hook(
+        lambda module, inputs, output: seen.append(output.shape[:2].numel())
+    )
     shared_logprobs(model, *batch, 1.0)
     rows, _ = shared_prefix._used(*batch)
     assert seen == [len({tuple(row[: n + 1]) for row in rows for n in range(len(row))})]
@@ -193,7 +217,9 @@ def test_a_prepared_model_does_everything_else_as_before(batch):
         said = model.generate(ids[:2], attention_mask=mask[:2], max_new_tokens=6, do_sample=False)
         assert prepare(model) is None and not model.training
         assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
-        assert torch.equal(model.generate(ids[:2], attention_mask=mask[:2], max_new_tokens=6, do_sample=False), said)
+        assert torch.equal(
+            model.generate(ids[:2], attention_mask=mask[:2], max_new_tokens=6, do_sample=False), said
+        )
 
 
 def test_a_saved_model_does_not_remember(tmp_path):

@@ -1,6 +1,8 @@
-"""Literals, equality with scipy and statsmodels, and simulated studies: coverage, level and power, all with fixed seeds.
+"""Literals, equality with scipy and statsmodels, and simulated studies: coverage, level and power, all with
+fixed seeds.
 
-The bounds of the simulated studies allow for the noise of a finite number of studies, about three standard errors.
+The bounds of the simulated studies allow for the noise of a finite number of studies, about three standard
+errors.
 """
 
 from itertools import combinations
@@ -14,10 +16,11 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.proportion import proportion_confint
 
-from agentkit import statistics as st
+from agentkit.evaluation import statistics as st
 
 
-# ---- several samples of one task -------------------------------------------------------------------------------------
+# ---- several samples of one task
+# -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (4, 0), (4, 1), (5, 3), (8, 8), (9, 2)])
 def test_draws_equal_enumeration(n, c):
     outcomes = [1] * c + [0] * (n - c)
@@ -32,7 +35,9 @@ def test_draws_equal_enumeration(n, c):
     [(1, [], 0), (0, [2], 1), (2, [2], 0), (3, [2, 1], 1), (2, [2, 2], 2), (1, [1, 1, 1], 0), (3, [4], 0)],
 )
 def test_majority_equals_enumeration(right, wrong, silent):
-    answers = ["right"] * right + [f"w{i}" for i, size in enumerate(wrong) for _ in range(size)] + [None] * silent
+    answers = (
+        ["right"] * right + [f"w{i}" for i, size in enumerate(wrong) for _ in range(size)] + [None] * silent
+    )
 
     def chance(drawn):
         votes = {a: drawn.count(a) for a in drawn if a is not None}
@@ -40,7 +45,9 @@ def test_majority_equals_enumeration(right, wrong, silent):
         return ("right" in best) / len(best) if best else 0.0
 
     for k in range(1, len(answers) + 1):
-        assert st.maj_at_k(right, wrong, k, silent) == pytest.approx(np.mean([chance(d) for d in combinations(answers, k)]))
+        assert st.maj_at_k(right, wrong, k, silent) == pytest.approx(
+            np.mean([chance(d) for d in combinations(answers, k)])
+        )
 
 
 def test_draws_are_unbiased_and_refuse_what_is_no_draw():
@@ -54,7 +61,8 @@ def test_draws_are_unbiased_and_refuse_what_is_no_draw():
             st.pass_at_k(n, c, k)
 
 
-# ---- equality with scipy and statsmodels -----------------------------------------------------------------------------
+# ---- equality with scipy and statsmodels
+# -----------------------------------------------------------------------------
 def test_single_samples_give_wilsons_interval():
     for solved, n in [(0, 10), (2, 3), (7, 20), (50, 50)]:
         rates = np.repeat([1.0, 0.0], [solved, n - solved])
@@ -77,7 +85,9 @@ def test_mcnemar_equals_statsmodels_and_literals():
         gained, lost = table[1][0], table[0][1]
         assert gained + lost >= 10
         assert st.mcnemar_p(before, after) == pytest.approx(min(mcnemar(table, exact=True).pvalue, 1.0))
-        assert st.mcnemar_p(before, after) == pytest.approx(stats.binomtest(int(gained), int(gained + lost)).pvalue)
+        assert st.mcnemar_p(before, after) == pytest.approx(
+            stats.binomtest(int(gained), int(gained + lost)).pvalue
+        )
         mid = st.mcnemar_p(before, after) - stats.binom.pmf(min(gained, lost), gained + lost, 0.5)
         assert gained == lost or st.sign_flip_p(after - before) == pytest.approx(mid)
     before, after = np.array([0, 0, 0, 0, 0, 0, 1, 1.0]), np.array([1, 1, 1, 1, 1, 0, 0, 1.0])
@@ -91,9 +101,13 @@ def test_sign_flips_equal_scipy_and_literals():
     for n in (2, 5, 9, 12):
         for _ in range(5):
             values = rng.integers(-4, 5, n) / 4
-            exact = stats.permutation_test((values,), np.sum, permutation_type="samples", n_resamples=2**n).pvalue
+            exact = stats.permutation_test(
+                (values,), np.sum, permutation_type="samples", n_resamples=2**n
+            ).pvalue
             assert st.sign_flip_p(values, mid=False) == pytest.approx(exact)
-    assert st.sign_flip_p(np.array([0.5, 0.25, 0.25, 1.0, 0.0])) == pytest.approx(2 / 16)  # all 4 differing one way
+    assert st.sign_flip_p(np.array([0.5, 0.25, 0.25, 1.0, 0.0])) == pytest.approx(
+        2 / 16
+    )  # all 4 differing one way
     assert st.sign_flip_p(np.array([0.5, -0.5])) == 1.0 and st.sign_flip_p(np.array([0.5])) == 1.0
     assert st.sign_flip_p(np.full(200, 0.25)) == pytest.approx(1 / 2**200)  # far beyond any resampling
     assert st.sign_flip_p(np.full(4000, 1 / 3)) > 0
@@ -117,7 +131,9 @@ def test_exact_sign_flips_and_student_agree_where_one_takes_over_from_the_other(
 
 
 def test_holm_of_a_literal():
-    assert st.holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx([0.04, 0.09, 0.09, 0.5])  # 4 x, then 3 x, kept increasing
+    assert st.holm([0.01, 0.04, 0.03, 0.5]) == pytest.approx(
+        [0.04, 0.09, 0.09, 0.5]
+    )  # 4 x, then 3 x, kept increasing
     assert st.holm([]) == []
 
 
@@ -126,13 +142,17 @@ def test_holm_is_that_of_statsmodels():
     for size in (1, 2, 5, 40):
         pvalues = np.round(rng.uniform(0, 4 / size, size), 2).clip(max=1)  # with ties
         wanted = multipletests(pvalues, method="holm")[1]
-        assert st.holm(pvalues) == pytest.approx(wanted) and st.holm(pvalues) == pytest.approx(wanted), "it changes nothing"
+        assert st.holm(pvalues) == pytest.approx(wanted) and st.holm(pvalues) == pytest.approx(wanted), (
+            "it changes nothing"
+        )
 
 
 def test_effect_sizes_of_literals():
     before, after = np.array([0.0, 0.0, 1.0, 0.5]), np.array([1.0, 0.0, 1.0, 0.0])
     got = st.effect_sizes(before, after)
-    assert got["odds_ratio"] == 1.0 and got["cohens_dz"] == pytest.approx(0.125 / np.std([1, 0, 0, -0.5], ddof=1))
+    assert got["odds_ratio"] == 1.0 and got["cohens_dz"] == pytest.approx(
+        0.125 / np.std([1, 0, 0, -0.5], ddof=1)
+    )
     assert got["cohens_h"] == pytest.approx(2 * np.arcsin(0.5**0.5) - 2 * np.arcsin(0.375**0.5))
     assert st.effect_sizes(before, before) == {"cohens_h": 0.0, "cohens_dz": None, "odds_ratio": 1.0}
 
@@ -145,7 +165,8 @@ def test_seeds_spread_equals_a_hierarchical_bootstrap_where_that_is_right():
     assert st.seeds_spread(rates)[0] == pytest.approx(np.std(draws), rel=0.06)
 
 
-# ---- degenerate inputs -----------------------------------------------------------------------------------------------
+# ---- degenerate inputs
+# -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("n", [1, 20])
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_equal_outcomes_do_not_claim_certainty(n, value):
@@ -154,7 +175,9 @@ def test_equal_outcomes_do_not_claim_certainty(n, value):
     low, high = st.mean_interval(np.full(n, value), low=-1.0, high=1.0)
     assert -1 <= low <= value <= high <= 1 and high - low > 0.1
     if n == 20 and value == 1.0:
-        assert low == pytest.approx(1 - 2 * 0.1684, abs=1e-4)  # Clopper and Pearson's 0.8316 of 20, on a scale of 2
+        assert low == pytest.approx(
+            1 - 2 * 0.1684, abs=1e-4
+        )  # Clopper and Pearson's 0.8316 of 20, on a scale of 2
 
 
 def test_the_smallest_samples_are_defined():
@@ -167,9 +190,12 @@ def test_the_smallest_samples_are_defined():
     assert st.seeds_p(np.zeros((3, 8))) == 1.0
 
 
-# ---- simulated studies -----------------------------------------------------------------------------------------------
+# ---- simulated studies
+# -----------------------------------------------------------------------------------------------
 def outcomes(rng, studies, n, k, shape, lift=0.0):
-    """Two policies' rates in many studies: samples of a task share its own success chance. Shapes (R, N) and the true lift."""
+    """Two policies' rates in many studies: samples of a task share its own success chance. Shapes (R, N) and
+    the true lift.
+    """
     chance = rng.beta(*shape, (studies, n))
     raised = chance + lift * (1 - chance)
     truth = lift * (1 - shape[0] / sum(shape))
@@ -209,13 +235,21 @@ def test_difference_intervals_cover(n, k, shape, lift):
 @pytest.mark.parametrize("n", [20])
 def test_the_paired_bootstrap_covers(n):
     before, after, truth = outcomes(np.random.default_rng(9), 200, n, 4, (2, 2), 0.2)
-    assert 0.91 <= covered([st.bootstrap_interval(d) for d in after - before], truth) <= 0.985  # 200 studies: +- 4 points
+    assert (
+        0.91 <= covered([st.bootstrap_interval(d) for d in after - before], truth) <= 0.985
+    )  # 200 studies: +- 4 points
 
 
-@pytest.mark.parametrize(("seeds", "n", "spread"), [(3, 40, 0.08), (5, 120, 0.05), (5, 60, 0.0), (10, 60, 0.08)])
+@pytest.mark.parametrize(
+    ("seeds", "n", "spread"), [(3, 40, 0.08), (5, 120, 0.05), (5, 60, 0.0), (10, 60, 0.08)]
+)
 def test_intervals_over_seeds_cover(seeds, n, spread):
     rng = np.random.default_rng(10)
-    noise = rng.normal(0, spread, (2000, seeds, 1)) + rng.normal(0, 0.3, (2000, 1, n)) + rng.normal(0, 0.3, (2000, seeds, n))
+    noise = (
+        rng.normal(0, spread, (2000, seeds, 1))
+        + rng.normal(0, 0.3, (2000, 1, n))
+        + rng.normal(0, 0.3, (2000, seeds, n))
+    )
     assert 0.93 <= covered([st.seeds_interval(0.1 + e, low=-9, high=9) for e in noise], 0.1) <= 0.98
 
 
@@ -264,7 +298,9 @@ def test_a_family_of_three_errs_in_five_percent_of_studies():
     policies = [rng.binomial(4, chance) / 4 for _ in range(3)]
     families = [[st.sign_flip_p(b[i] - a[i]) for a, b in combinations(policies, 2)] for i in range(1500)]
     assert np.mean([min(ps) < 0.05 for ps in families]) > 0.08  # uncorrected
-    assert np.mean([3 * min(ps) < 0.05 for ps in families]) <= 0.06  # Holm rejects something when its first step does
+    assert (
+        np.mean([3 * min(ps) < 0.05 for ps in families]) <= 0.06
+    )  # Holm rejects something when its first step does
     assert all(min(st.holm(ps)) == pytest.approx(min(3 * min(ps), 1.0)) for ps in families[:10])
 
 
@@ -272,7 +308,9 @@ def test_tests_over_seeds_hold_their_level():
     rng = np.random.default_rng(15)
     for seeds, spread in ((3, 0.08), (5, 0.05), (10, 0.05)):
         noise = (
-            rng.normal(0, spread, (2000, seeds, 1)) + rng.normal(0, 0.3, (2000, 1, 60)) + rng.normal(0, 0.3, (2000, seeds, 60))
+            rng.normal(0, spread, (2000, seeds, 1))
+            + rng.normal(0, 0.3, (2000, 1, 60))
+            + rng.normal(0, 0.3, (2000, seeds, 60))
         )
         assert 0.025 <= rejected([st.seeds_p(e) for e in noise]) <= 0.065
 
@@ -299,7 +337,11 @@ def test_power_of_the_sign_flip_agrees_with_simulation(n, k):
 
 def test_power_over_seeds_agrees_with_simulation():
     rng = np.random.default_rng(17)
-    noise = rng.normal(0, 0.05, (2000, 5, 1)) + rng.normal(0, 0.3, (2000, 1, 60)) + rng.normal(0, 0.3, (2000, 5, 60))
+    noise = (
+        rng.normal(0, 0.05, (2000, 5, 1))
+        + rng.normal(0, 0.3, (2000, 1, 60))
+        + rng.normal(0, 0.3, (2000, 5, 60))
+    )
     error = np.sqrt(0.05**2 / 5 + 0.3**2 / 60 + 0.3**2 / 300)
     freedom = float(np.median([st.seeds_spread(e)[1] for e in noise]))
     lift = st.detectable_seeds(error, freedom)

@@ -1,4 +1,6 @@
-"""Suites: every gold answer passes and every mutated one fails, splits share nothing, seeds decide everything."""
+"""Suites: every gold answer passes and every mutated one fails, splits share nothing, seeds decide
+everything.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from agentkit import Score, StopReason, Suite, Task, Trajectory, verifiers, verify
-from agentkit.knowledge import PHRASES, facts
-from agentkit.tasks import PlanError, SuiteError, bands, catalogue, expert, lookup, multihop, solve, splits, wide
+from agentkit.tasks import PlanError, SuiteError, bands, catalogue, expert, solve, splits
 from agentkit.tasks import suite as suite_module
+from agentkit.tasks.families import lookup, multihop, wide
 from agentkit.tools import calculate, search_passages
+from agentkit.tools.corpus import PHRASES, facts
 from agentkit.verifiers import normalize
 
 SPEC = {"families": ["A", "B"], "n_tasks": 120, "seed": 0}
@@ -42,7 +45,9 @@ def shared(tasks: Suite) -> dict[str, set]:
         entities = sorted(set(task.meta["entities"]))
         for key in list(combinations(entities, 2)) or [tuple(entities)]:
             seen["entities", key].add(task.split)
-        seen["prompt", " ".join("".join(c if c.isalnum() else " " for c in task.prompt.casefold()).split())].add(task.split)
+        seen[
+            "prompt", " ".join("".join(c if c.isalnum() else " " for c in task.prompt.casefold()).split())
+        ].add(task.split)
         seen["id", task.id].add(task.split)
     return {key: splits for key, splits in seen.items() if len(splits) > 1}
 
@@ -82,11 +87,17 @@ def test_near_duplicates_are_found_exactly_and_nothing_else():
     prompts += [prompt.replace("city", "town").upper() + "?" for prompt in prompts[:40]] + prompts[:3]
 
     def alike(a: str, b: str) -> float:
-        one, two = ({*zip(["", *w], [*w, ""], strict=True)} for w in (normalize(a).split(), normalize(b).split()))
+        one, two = (
+            {*zip(["", *w], [*w, ""], strict=True)} for w in (normalize(a).split(), normalize(b).split())
+        )
         return len(one & two) / len(one | two)
 
     for similar in (0.6, 0.85, 1.0):
-        expected = {(i, j) for i, j in combinations(range(len(prompts)), 2) if alike(prompts[i], prompts[j]) >= similar}
+        expected = {
+            (i, j)
+            for i, j in combinations(range(len(prompts)), 2)
+            if alike(prompts[i], prompts[j]) >= similar
+        }
         found = list(splits.near_duplicates(prompts, similar))
         assert len(found) == len(set(found)) and set(found) == expected and expected
 
@@ -99,9 +110,17 @@ def test_near_duplicates_go_to_one_split(corpus):
     def draft(corpus, rng):
         number, word = rng.randint(1, 40), rng.choice(["after", "behind"])
         step = {"tool": "calculator", "arguments": {"expression": f"{number} + 1"}}
-        return Task("", text.format(word, " ".join([str(number)] * 6)), str(number + 1), "numeric", meta={"plan": [step]})
+        return Task(
+            "",
+            text.format(word, " ".join([str(number)] * 6)),
+            str(number + 1),
+            "numeric",
+            meta={"plan": [step]},
+        )
 
-    built = Suite.build({"families": ["twins"], "n_tasks": 60, "seed": 1}, corpus=corpus, families={"twins": draft})
+    built = Suite.build(
+        {"families": ["twins"], "n_tasks": 60, "seed": 1}, corpus=corpus, families={"twins": draft}
+    )
     of_number = collections.defaultdict(set)
     for task in built:
         of_number[task.answer].add(task.split)
@@ -170,7 +189,9 @@ def test_a_suite_is_audited_again_only_when_a_verifier_changed(monkeypatch):
     suite = Suite([Task("x", "p?", "5", "numeric")])
     rows = suite.audit()
     rows[0]["passed"] = "changed by the caller"
-    assert suite.audit() == suite.audit() and suite.audit()[0]["passed"] is True  # times too: not measured again
+    assert (
+        suite.audit() == suite.audit() and suite.audit()[0]["passed"] is True
+    )  # times too: not measured again
     monkeypatch.setitem(verifiers.KINDS, "numeric", lambda answer, gold: Score(1.0))
     assert not all(row["passed"] for row in suite.audit())
 
@@ -186,7 +207,9 @@ def test_a_suite_that_fails_its_audit_is_neither_built_nor_saved(tmp_path, corpu
     def generous(corpus, rng):
         number = rng.randint(1, 10**6)
         step = {"tool": "calculator", "arguments": {"expression": str(number)}}
-        return Task("", f"Say {number}.", str(number), {"kind": "numeric", "abs_tol": 1e9}, meta={"plan": [step]})
+        return Task(
+            "", f"Say {number}.", str(number), {"kind": "numeric", "abs_tol": 1e9}, meta={"plan": [step]}
+        )
 
     with pytest.raises(SuiteError, match="not built: .*perturbed"):
         Suite.build({"families": ["G"], "n_tasks": 20}, corpus=corpus, families={"G": generous})
@@ -206,7 +229,10 @@ def test_plans_answer_from_the_corpus_and_questions_name_the_start_only(corpus, 
                 values.append(step["expect"])
         if family is multihop:
             assert values[-1] == task.answer
-            assert len(set(values[:-1])) == len(values) - 1 and task.meta["entities"][0].split(":")[1] in task.prompt
+            assert (
+                len(set(values[:-1])) == len(values) - 1
+                and task.meta["entities"][0].split(":")[1] in task.prompt
+            )
 
 
 def test_every_template_and_chain_occurs(large):
@@ -222,7 +248,11 @@ def test_literal_golds_of_family_a(corpus):
         task = lookup.draft(corpus, rng)
         if task is None:
             continue
-        found = [float(s["expect"]) if s["expect"].replace(".", "").isdigit() else 0 for s in task.meta["plan"] if "expect" in s]
+        found = [
+            float(s["expect"]) if s["expect"].replace(".", "").isdigit() else 0
+            for s in task.meta["plan"]
+            if "expect" in s
+        ]
         template = task.meta["template"]
         by_hand = {"sum": sum, "total": sum, "total4": sum, "mean": lambda v: sum(v) / len(v), "product": lambda v: v[0] * v[1],
                    "ratio": lambda v: v[0] / v[1], "difference": lambda v: v[0] - v[1], "years": lambda v: v[0] - v[1],
@@ -279,14 +309,19 @@ def test_literal_golds_of_wide_questions(corpus):
     population = dict(corpus.rows("SELECT name, population FROM country"))
     for _ in range(3000):
         task = wide.lookup_draft(corpus, rng)
-        if task is None or not all(e.startswith("country:") and e[8:] in population for e in task.meta["entities"]):
+        if task is None or not all(
+            e.startswith("country:") and e[8:] in population for e in task.meta["entities"]
+        ):
             continue
         values = [population[e[8:]] for e in task.meta["entities"]]
         match task.meta["template"]:
             case "premise" if "more people" in task.prompt:
                 assert task.answer == (str(values[0] - values[1]) if values[0] > values[1] else wide.FALSE)
             case "percentage" if "population" in task.prompt:
-                assert float(task.answer) == pytest.approx(100 * values[0] / values[1], abs=0.0051) and values[0] <= values[1]
+                assert (
+                    float(task.answer) == pytest.approx(100 * values[0] / values[1], abs=0.0051)
+                    and values[0] <= values[1]
+                )
             case "share":
                 assert float(task.answer) == pytest.approx(100 * values[0] / sum(values), abs=0.0051)
             case "largest":
@@ -300,7 +335,9 @@ def test_literal_golds_of_wide_questions(corpus):
 
 def test_a_false_premise_is_answered_by_saying_so(corpus):
     rng = random.Random(2)
-    task = next(t for t in (wide.lookup_draft(corpus, rng) for _ in range(2000)) if t and t.answer == wide.FALSE)
+    task = next(
+        t for t in (wide.lookup_draft(corpus, rng) for _ in range(2000)) if t and t.answer == wide.FALSE
+    )
     for answer, value in (("false premise", 1.0), ("The premise is false.", 1.0), ("0", 0.0), ("I could not find this.", 0.0),
                           (next(iter(task.meta["answer_if"])), 0.0), (f"{wide.FALSE} or 3", 0.0)):  # fmt: skip
         assert verify(task, answer).value == value, answer
@@ -313,7 +350,15 @@ def trajectory(task_id: str, success: float | None) -> Trajectory:
 
 def test_tasks_that_a_policy_always_or_never_solves_are_dropped_from_training(suite):
     train = [t.id for t in suite.split("train")]
-    outcomes = [[0, 0, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, None, None, 0], [None, 1, 1, 1]]
+    outcomes = [
+        [0, 0, 0, 0],
+        [1, 1, 1, 1],
+        [1, 0, 0, 0],
+        [1, 1, 0, 0],
+        [1, 1, 1, 0],
+        [1, None, None, 0],
+        [None, 1, 1, 1],
+    ]
     given = {task: outcomes[i % len(outcomes)] for i, task in enumerate(train)}
     found = [trajectory(task, value) for task, values in given.items() for value in values]
     kept = bands.model_aware(suite, found)
@@ -337,7 +382,10 @@ def test_tasks_that_a_policy_always_or_never_solves_are_dropped_from_training(su
         ([{"tool": "search", "arguments": {"query": ""}}], "failed: the query is empty"),
         ([{"tool": "search", "arguments": {"q": "x"}}], "failed"),
         ([{"tool": "calculator", "arguments": {"expression": "{3} + 1"}}], "failed"),
-        ([{"tool": "search", "arguments": {"query": "capital of France"}, "expect": "Lyon"}], "does not find 'Lyon'"),
+        (
+            [{"tool": "search", "arguments": {"query": "capital of France"}, "expect": "Lyon"}],
+            "does not find 'Lyon'",
+        ),
     ],
 )
 def test_a_plan_that_leads_nowhere_says_why(tools, plan, says):
@@ -347,7 +395,11 @@ def test_a_plan_that_leads_nowhere_says_why(tools, plan, says):
 
 
 def test_arguments_are_filled_by_earlier_values():
-    assert expert.fill({"a": "{0} - {1}", "b": "{x} {}", "c": 3}, ["5", "{0}"]) == {"a": "5 - {0}", "b": "{x} {}", "c": 3}
+    assert expert.fill({"a": "{0} - {1}", "b": "{x} {}", "c": 3}, ["5", "{0}"]) == {
+        "a": "5 - {0}",
+        "b": "{x} {}",
+        "c": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -388,7 +440,11 @@ def test_a_family_and_a_tool_of_ones_own(corpus):
 
     own = {"corpus": corpus, "families": {"mine": draft}, "tools": {"reverse": reverse}}
     suite = Suite.build({"families": ["mine"], "n_tasks": 40}, **own)
-    assert len(suite) == 40 and {(t.family, t.difficulty) for t in suite} == {("mine", "easy")} and shared(suite) == {}
+    assert (
+        len(suite) == 40
+        and {(t.family, t.difficulty) for t in suite} == {("mine", "easy")}
+        and shared(suite) == {}
+    )
     mixed = Suite.build({"families": ["lookup", "multihop", "mine"], "n_tasks": 60}, **own)
     assert collections.Counter(t.family for t in mixed) == {"A": 20, "B": 20, "mine": 20}
 
@@ -408,13 +464,19 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
         (lambda n: Task("", f"{n}?", "7", None), "verifier must be text"),
         (lambda n: Task("", f"{n}?", "7", meta=None), "meta must be an object"),
         (lambda n: Task("", f"{n}?", "7", meta={"entities": [1, 2]}), "list of texts"),
-        (lambda n: Task("", f"{n}?", "7", meta={"plan": [{"arguments": {}}]}), "must be a list of steps such as"),
+        (
+            lambda n: Task("", f"{n}?", "7", meta={"plan": [{"arguments": {}}]}),
+            "must be a list of steps such as",
+        ),
         (lambda n: Task("", f"{n}?", "7", meta={"odd": {1, 2}}), "values that JSON has"),
         (lambda n: planned("Same?", "7", "calculator", {"expression": "7"}), "gave only 1 different tasks"),
         (lambda n: Task("", f"{n}?", "7"), "has no plan"),
         (lambda n: planned(f"{n}?", "7", "fly", {}), "no tool 'fly'"),
         (lambda n: planned(f"{n}?", "7", "search", {"query": "x"}, expect="7"), "does not find"),
-        (lambda n: planned(f"{n}?", "8", "calculator", {"expression": "7"}), "gold answer '8' .* fails: the tools give '7'"),
+        (
+            lambda n: planned(f"{n}?", "8", "calculator", {"expression": "7"}),
+            "gold answer '8' .* fails: the tools give '7'",
+        ),
     ],
     ids=[
         "none",
@@ -449,7 +511,11 @@ def test_two_families_may_not_ask_the_same(corpus):
         return Task("", f"Say {number}.", str(number), "numeric", meta={"plan": [step]})
 
     with pytest.raises(SuiteError, match="family other gave only"):
-        Suite.build({"families": ["one", "other"], "n_tasks": 40}, corpus=corpus, families={"one": draft, "other": draft})
+        Suite.build(
+            {"families": ["one", "other"], "n_tasks": 40},
+            corpus=corpus,
+            families={"one": draft, "other": draft},
+        )
 
 
 # ---- the spec

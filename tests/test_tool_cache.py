@@ -1,4 +1,6 @@
-"""Answers of pure tools are kept exactly: the same call costs one, failures are not kept, and a stale answer is told."""
+"""Answers of pure tools are kept exactly: the same call costs one, failures are not kept, and a stale answer
+is told.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import ToolCall
-from agentkit.environment import CorpusEnvironment, run_call, tool
 from agentkit.runs import project_root
-from agentkit.tool_cache import BATCH, StaleCacheWarning, ToolCache, canonical, default_path, key_of
+from agentkit.tools.cache import BATCH, StaleCacheWarning, ToolCache, canonical, default_path, key_of
+from agentkit.tools.environments import CorpusEnvironment, run_call, tool
 
 
 class Counted:
@@ -75,7 +77,9 @@ with ToolCache({str(path)!r}) as cache:
     print(ask(Counted(), cache=cache, query="x")[0].cached)
 """
     for expected in ("False", "True"):
-        child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=project_root(__file__))
+        child = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=project_root(__file__)
+        )
         assert child.stdout.strip() == expected, child.stderr
     environment = Counted()
     with ToolCache(path) as cache:
@@ -101,14 +105,22 @@ def test_only_the_same_call_of_the_same_tool_is_a_hit():
 
     cache, environment = ToolCache(), Counted()
     calls = [{"query": "x"}, {"query": "X"}, {"query": "x", "more": {}}, {"query": "x", "more": {"a": 1}}]
-    calls += [{"query": "x", "more": {"a": 1.0}}, {"query": "x", "more": {"a": True}}, {"query": "x", "more": {"a": "1"}}]
+    calls += [
+        {"query": "x", "more": {"a": 1.0}},
+        {"query": "x", "more": {"a": True}},
+        {"query": "x", "more": {"a": "1"}},
+    ]
     assert not any(ask(environment, cache=cache, **arguments)[0].cached for arguments in calls)
     assert len(environment.ran) == len(calls)
     assert all(ask(environment, cache=cache, **arguments)[0].cached for arguments in calls)
     assert ask(Other(), cache=cache, query="x")[0].observation == "another tool"
     three, five = Versioned(), Versioned()
     five.top_k = 5
-    assert [ask(e, cache=cache, query="x")[0].observation for e in (three, five, three)] == ["3 of x", "5 of x", "3 of x"]
+    assert [ask(e, cache=cache, query="x")[0].observation for e in (three, five, three)] == [
+        "3 of x",
+        "5 of x",
+        "3 of x",
+    ]
 
 
 def test_a_tool_rewritten_in_a_cell_is_another_tool():
@@ -122,7 +134,9 @@ def test_a_tool_rewritten_in_a_cell_is_another_tool():
 
 
 def test_the_order_of_keys_is_neither_seen_nor_kept():
-    """Equal arguments are one call, cached or not, so the tool must not see the order in which a model wrote them."""
+    """Equal arguments are one call, cached or not, so the tool must not see the order in which a model wrote
+    them.
+    """
     for cache in (None, ToolCache()):
         environment = Counted()
         one = {"query": "x", "more": {"b": 1, "a": {"d": 1, "c": 2}}}
@@ -176,7 +190,10 @@ def test_a_replayed_hit_that_agrees_stays_a_hit():
 def test_one_that_stops_waiting_takes_nothing_from_the_others():
     async def work():
         cache, environment = ToolCache(), Counted()
-        calls = [asyncio.ensure_future(run_call(ToolCall("look", {"query": "x"}), environment, cache=cache)) for _ in range(3)]
+        calls = [
+            asyncio.ensure_future(run_call(ToolCall("look", {"query": "x"}), environment, cache=cache))
+            for _ in range(3)
+        ]
         await asyncio.sleep(0.01)
         calls[0].cancel()
         found = await asyncio.gather(*calls, return_exceptions=True)
@@ -246,7 +263,7 @@ def test_many_processes_share_a_file(tmp_path):
     code = f"""
 import sys, warnings
 warnings.simplefilter("error")
-from agentkit.tool_cache import ToolCache, key_of
+from agentkit.tools.cache import ToolCache, key_of
 for part in range(5):
     with ToolCache({str(path)!r}) as cache:
         for i in range(60):
@@ -255,11 +272,16 @@ for part in range(5):
             cache.keep("t", key_of("t", "", "shared"), "shared")
 """
     root = project_root(__file__)
-    children = [subprocess.Popen([sys.executable, "-c", code, str(n)], cwd=root, stderr=subprocess.PIPE) for n in range(4)]
+    children = [
+        subprocess.Popen([sys.executable, "-c", code, str(n)], cwd=root, stderr=subprocess.PIPE)
+        for n in range(4)
+    ]
     errors = [child.communicate(timeout=120)[1].decode() for child in children]
     assert errors == [""] * 4 and [child.returncode for child in children] == [0] * 4
     with ToolCache(path) as cache:
-        for name in [f"{n} {part} {i}" for n in range(4) for part in range(5) for i in range(60)] + ["shared"]:
+        for name in [f"{n} {part} {i}" for n in range(4) for part in range(5) for i in range(60)] + [
+            "shared"
+        ]:
             assert cache.find(key_of("t", "", name)) == name
     assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
 
@@ -291,13 +313,17 @@ def test_the_users_cache_folder_holds_it(monkeypatch, tmp_path):
 
 def test_the_shipped_tools_answer_alike_with_and_without_it(corpus):
     cache, environment = ToolCache(), CorpusEnvironment(corpus)
-    calls = [("search", {"query": q}) for q in ("capital of France", "population of Peru", "capital of France", "")]
+    calls = [
+        ("search", {"query": q}) for q in ("capital of France", "population of Peru", "capital of France", "")
+    ]
     calls += [("calculator", {"expression": e}) for e in ("6 * 7", "1 / 0", "6 * 7")]
     for name, arguments in calls * 2:
-        (kept,), (plain,) = ask(environment, name, cache, **arguments), ask(environment, name, **arguments)
+        (kept,), (plain,) = (ask(environment, name, cache, **arguments), ask(environment, name, **arguments))
         assert (kept.observation, kept.ok) == (plain.observation, plain.ok)
     assert cache.hits.total() == 2 + 5  # all but the two failures, which are asked every time
-    assert ask(CorpusEnvironment(corpus, top_k=1), "search", cache, query="capital of France")[0].cached is False
+    assert (
+        ask(CorpusEnvironment(corpus, top_k=1), "search", cache, query="capital of France")[0].cached is False
+    )
 
 
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -312,9 +338,14 @@ def shape(value):
     """A value with its types, so that 1, 1.0 and True differ, and without the order of keys."""
     if isinstance(value, dict):
         return ("dict", frozenset((k, shape(v)) for k, v in value.items()))
-    return ("list", tuple(map(shape, value))) if isinstance(value, list) else (type(value).__name__, repr(value))
+    return (
+        ("list", tuple(map(shape, value))) if isinstance(value, list) else (type(value).__name__, repr(value))
+    )
 
 
-@given(st.dictionaries(st.text(max_size=3), JSON, max_size=3), st.dictionaries(st.text(max_size=3), JSON, max_size=3))
+@given(
+    st.dictionaries(st.text(max_size=3), JSON, max_size=3),
+    st.dictionaries(st.text(max_size=3), JSON, max_size=3),
+)
 def test_canonical_texts_are_equal_exactly_where_arguments_are(one, other):
     assert (canonical(one) == canonical(other)) == (shape(one) == shape(other))

@@ -1,4 +1,6 @@
-"""Declared tools: the time limit really ends what can be ended, and bounds what cannot; places, tries, processes."""
+"""Declared tools: the time limit really ends what can be ended, and bounds what cannot; places, tries,
+processes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agentkit import ToolCall, tool_execution
-from agentkit.environment import CorpusEnvironment, ToolSpec, run_call, tool, tool_schemas, tools_of
+from agentkit import ToolCall
 from agentkit.runs import project_root
+from agentkit.tools import execution as tool_execution
+from agentkit.tools.environments import CorpusEnvironment, ToolSpec, run_call, tool, tool_schemas, tools_of
 
 
 class Bench:
@@ -145,7 +148,9 @@ def test_a_declared_method_is_the_method_itself(corpus):
 
     assert look("x") == "x" and look.tool_spec == ToolSpec(pure=True)
     environment = type("E", (), {"look": staticmethod(look)})()
-    assert list(tools_of(environment)) == ["look"] and tool_schemas(environment)[0]["function"]["name"] == "look"
+    assert (
+        list(tools_of(environment)) == ["look"] and tool_schemas(environment)[0]["function"]["name"] == "look"
+    )
 
 
 # ---- places and tries
@@ -192,7 +197,9 @@ def test_an_async_tool_that_refuses_to_be_cancelled_holds_up_nobody():
 
 
 def test_an_async_tool_that_blocks_is_left_behind_with_its_event_loop():
-    """It would hold up every other async tool otherwise, and sampling, if it ran on the rollout's own event loop."""
+    """It would hold up every other async tool otherwise, and sampling, if it ran on the rollout's own event
+    loop.
+    """
 
     async def both():
         ticks = 0
@@ -268,7 +275,10 @@ def test_no_more_threads_than_the_bound(monkeypatch):
     class Counts:
         def count(self) -> str:
             nonlocal most
-            most = max(most, sum(thread.name == "tool" and thread.is_alive() for thread in threading.enumerate()) - before)
+            most = max(
+                most,
+                sum(thread.name == "tool" and thread.is_alive() for thread in threading.enumerate()) - before,
+            )
             time.sleep(0.02)
             return "done"
 
@@ -321,7 +331,9 @@ class Silent:
         return Loud("fine")
 
 
-@pytest.mark.parametrize(("kind", "says"), [("value", "ValueError"), ("empty", "ValueError"), ("runtime", "RuntimeError: ")])
+@pytest.mark.parametrize(
+    ("kind", "says"), [("value", "ValueError"), ("empty", "ValueError"), ("runtime", "RuntimeError: ")]
+)
 def test_an_exception_without_a_message_is_an_observation(kind, says):
     found = run("nothing", Silent(), kind=kind)
     assert found.observation == f"Error: {says}." and not found.ok
@@ -348,7 +360,9 @@ def test_a_process_answers_and_works_on_a_copy(tmp_path):
     assert run("runs", environment, how="fine").observation == "fine" and environment.seen == {}
     first = (tmp_path / "pid").read_text()
     assert int(first) != os.getpid()
-    assert run("runs", environment, how="again").ok and (tmp_path / "pid").read_text() == first  # the process is used again
+    assert (
+        run("runs", environment, how="again").ok and (tmp_path / "pid").read_text() == first
+    )  # the process is used again
 
 
 @pytest.mark.parametrize(
@@ -403,7 +417,7 @@ def test_a_tool_defined_in_a_script_or_a_cell_runs_in_a_process():
     code = """
 import asyncio
 from agentkit import ToolCall
-from agentkit.environment import run_call, tool
+from agentkit.tools.environments import run_call, tool
 FACTOR = 7
 def helper(x): return x * FACTOR
 class Cell:
@@ -412,7 +426,9 @@ class Cell:
     def work(self) -> str: return str(helper(self.n))
 print(asyncio.run(run_call(ToolCall("work", {}), Cell(), timeout_s=60)).observation)
 """
-    child = subprocess.run([sys.executable, "-c", code], cwd=project_root(__file__), capture_output=True, text=True, timeout=120)
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=project_root(__file__), capture_output=True, text=True, timeout=120
+    )
     assert child.stdout.strip() == "42", child.stderr
 
 
@@ -427,4 +443,6 @@ def test_a_tool_that_cannot_be_sent_to_a_process_says_so():
             return "never"
 
     found = run("work", Holds())
-    assert not found.ok and found.observation.startswith("Error: the tool cannot run in a process of its own: ")
+    assert not found.ok and found.observation.startswith(
+        "Error: the tool cannot run in a process of its own: "
+    )

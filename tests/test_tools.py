@@ -143,7 +143,9 @@ def test_it_agrees_with_python(a, b):
 # ---- search
 def test_passages_are_numbered_and_best_first(corpus):
     found = search_passages(corpus, "capital of France", 2).split("\n")
-    assert found[0] == "[1] The capital of France is Paris." and found[1].startswith("[2] ") and len(found) == 2
+    assert (
+        found[0] == "[1] The capital of France is Paris." and found[1].startswith("[2] ") and len(found) == 2
+    )
 
 
 @pytest.mark.parametrize(("query", "says"), [("", "empty"), (" \n", "empty"), ("x" * 501, "limit is 500")])
@@ -165,7 +167,10 @@ def test_a_query_that_finds_nothing_says_so(corpus, query):
         ("SELECT count(*) AS n, NULL FROM neighbour WHERE country = 'France'", "n | NULL\n"),
         ("SELECT name FROM country WHERE name = 'Atlantis'", "name\n(no rows)"),
         ("WITH big AS (SELECT * FROM city WHERE population > 1e7) SELECT count(*) FROM big", "count(*)\n"),
-        ("SELECT text FROM passage WHERE passage MATCH 'capital AND france' ORDER BY bm25(passage) LIMIT 1", "text\nThe capital"),
+        (
+            "SELECT text FROM passage WHERE passage MATCH 'capital AND france' ORDER BY bm25(passage) LIMIT 1",
+            "text\nThe capital",
+        ),
         ("SELECT country, rank() OVER (ORDER BY population DESC) FROM city LIMIT 1", "China | 1"),
         ("VALUES (1, 'a')", "1 | a"),
     ],
@@ -319,7 +324,15 @@ def test_a_session_remembers_what_went_well():
 
 @needs_sandbox
 @pytest.mark.parametrize(
-    "cell", ["import sys\nsys.exit(0)", "'''\\\n\"\"\"'''", "x = '{0} %s \\x00'", "\0", "\ud800", "import os\nos._exit(0)"]
+    "cell",
+    [
+        "import sys\nsys.exit(0)",
+        "'''\\\n\"\"\"'''",
+        "x = '{0} %s \\x00'",
+        "\0",
+        "\ud800",
+        "import os\nos._exit(0)",
+    ],
 )
 def test_no_cell_breaks_the_session(cell):
     session = PythonSession(timeout_s=30)

@@ -23,7 +23,13 @@ from agentkit.policies.slots import SlotCache
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 97,
+}
 TASK = Task("t", "", "", "exact", "A")
 
 
@@ -59,18 +65,36 @@ def forgetful():
 
 def latent():
     """A model that makes keys and values anew from what the cache holds (multi-head latent attention)."""
-    ranks = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
-    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16}
-    return tiny(DeepseekV3ForCausalLM, DeepseekV3Config, num_key_value_heads=4, head_dim=4, **ranks, **experts)
+    ranks = {
+        "q_lora_rank": 8,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4,
+        "v_head_dim": 4,
+    }
+    experts = {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+    }
+    return tiny(
+        DeepseekV3ForCausalLM, DeepseekV3Config, num_key_value_heads=4, head_dim=4, **ranks, **experts
+    )
 
 
 def common(one, other):
     """Tokens that both begin with."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )
 
 
 @pytest.mark.parametrize("width", [1, 7])
-@pytest.mark.parametrize("make", [tiny, lambda: tiny(Qwen2ForCausalLM, Qwen2Config), eager, forgetful, latent])
+@pytest.mark.parametrize(
+    "make", [tiny, lambda: tiny(Qwen2ForCausalLM, Qwen2Config), eager, forgetful, latent]
+)
 def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width):
     model, rng = make(), random.Random(2)
     cache, held = SlotCache(model), {}
@@ -91,7 +115,9 @@ def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width)
 
 
 def play(policy, count, seed=0, delay=lambda number, turn: 0.0, at_once=None):
-    """Trajectories of random observations, all at once unless told otherwise: what each sampled, turn by turn."""
+    """Trajectories of random observations, all at once unless told otherwise: what each sampled, turn by
+    turn.
+    """
 
     async def one(number, places):
         rng, ids, turns = random.Random(f"{seed}-{number}"), [number % 3 + 10, 20, 30], []
@@ -99,7 +125,9 @@ def play(policy, count, seed=0, delay=lambda number, turn: 0.0, at_once=None):
             policy.begin(number)
             try:
                 for turn in range(rng.randint(1, 5)):
-                    found = await policy.sample(Request(TASK, number, turn, list(ids), (seed, number, turn), 9, 1.0))
+                    found = await policy.sample(
+                        Request(TASK, number, turn, list(ids), (seed, number, turn), 9, 1.0)
+                    )
                     turns.append((list(ids), found))
                     ids += found.ids + [rng.randrange(97) for _ in range(rng.randint(1, 12))]
                     await asyncio.sleep(delay(number, turn))
@@ -130,7 +158,9 @@ def test_turns_of_trajectories_that_join_and_leave_carry_right_logprobs():
         for ids, sample in turns:
             with torch.no_grad():
                 logits = model(torch.tensor([ids + sample.ids])).logits[0, len(ids) - 1 : -1]
-            expected = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(sample.ids)[:, None])[:, 0]
+            expected = torch.log_softmax(logits.float(), -1).gather(1, torch.tensor(sample.ids)[:, None])[
+                :, 0
+            ]
             assert torch.allclose(torch.tensor(sample.logprobs), expected, atol=1e-4)
             assert len(sample.ids) == 9 or sample.ids[-1] == 5
 
@@ -146,7 +176,9 @@ def test_more_trajectories_than_slots_sample_the_same(max_batch):
 @pytest.mark.parametrize("max_batch", [4, 64])
 def test_deterministic_batches_do_not_depend_on_timing(max_batch):
     model, rng = tiny(), random.Random(6)
-    first = play(TransformersPolicy(model, EndsAt(), max_batch=max_batch, deterministic=True), 12, at_once=max_batch)
+    first = play(
+        TransformersPolicy(model, EndsAt(), max_batch=max_batch, deterministic=True), 12, at_once=max_batch
+    )
     for _ in range(3):
         policy = TransformersPolicy(model, EndsAt(), max_batch=max_batch, deterministic=True)
         found = play(policy, 12, delay=lambda *_: rng.random() * 0.02, at_once=max_batch)
@@ -194,7 +226,9 @@ def test_memory_goes_with_the_last_trajectory_and_with_the_weights():
     layer, held = policy._cache.layers[0], []
     play(policy, 20, delay=lambda *_: held.append(layer.keys.shape[0]) or 0.0)
     assert max(held) == 8
-    assert policy._thread.submit(lambda: layer.keys).result() is None, "the last trajectory's end gives back all memory"
+    assert policy._thread.submit(lambda: layer.keys).result() is None, (
+        "the last trajectory's end gives back all memory"
+    )
     model = policy.model
 
     async def across_weights():
@@ -214,7 +248,7 @@ def test_memory_goes_with_the_last_trajectory_and_with_the_weights():
 
 def test_numbers_that_are_not_finite_stop_the_rollout_and_leave_no_trace():
     model = tiny()
-    policy, weight = TransformersPolicy(model, EndsAt()), model.model.embed_tokens.weight.data[20].clone()
+    policy, weight = (TransformersPolicy(model, EndsAt()), model.model.embed_tokens.weight.data[20].clone())
     model.model.embed_tokens.weight.data[20] = torch.nan
     with pytest.raises(EngineError, match="not finite"):
         play(policy, 4)

@@ -1,4 +1,6 @@
-"""Unsloth's CPU backend for real, in a process of its own; the errors of ``import_first``. Its GPU classes: tests/gpu."""
+"""Unsloth's CPU backend for real, in a process of its own; the errors of ``import_first``. Its GPU classes:
+tests/gpu.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 from agentkit.policies import EngineError
 from agentkit.policies.unsloth import import_first
-from agentkit.recipes import Recipe, RecipeError
+from agentkit.runs.recipe import Recipe, RecipeError
 
 HERE = Path(__file__).parent
 
@@ -25,7 +27,12 @@ def test_two_steps_with_the_gradient_of_the_plain_engine_and_an_adapter_for_peft
     done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["loaded"] and found["adapters"] == ["default"] and found["same_layers"] and found["unshared"] is None
+    assert (
+        found["loaded"]
+        and found["adapters"] == ["default"]
+        and found["same_layers"]
+        and found["unshared"] is None
+    )
     assert found["grad_norm"] > 1e-3 and found["grad_diff"] < 1e-4 and found["loss_diff"] < 1e-4
     assert found["steps"] == 2 and len(found["losses"]) == 2 and found["moved"] > 0
     assert found["best_step"] < 2 or found["adapter_gap"] < 1e-4
@@ -36,7 +43,9 @@ def test_it_comes_first_or_says_how(monkeypatch):
     import_first("transformers")  # nothing to do
     monkeypatch.delitem(sys.modules, "unsloth", raising=False)
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(EngineError, match="has imported .*peft.* already: start a fresh one .*restart the kernel"):
+    with pytest.raises(
+        EngineError, match="has imported .*peft.* already: start a fresh one .*restart the kernel"
+    ):
         import_first("unsloth")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EngineError, match="pip install --no-deps unsloth==.* or use engine: transformers"):
@@ -45,6 +54,10 @@ def test_it_comes_first_or_says_how(monkeypatch):
 
 def test_four_bits_and_what_it_cannot_do_are_refused():
     assert Recipe.from_mapping({"engine": "unsloth", "load_in_4bit": True}).load_in_4bit
-    for recipe in ({"load_in_4bit": True}, {"engine": "unsloth", "processes": 2}, {"engine": "unsloth", "deterministic": True}):
+    for recipe in (
+        {"load_in_4bit": True},
+        {"engine": "unsloth", "processes": 2},
+        {"engine": "unsloth", "deterministic": True},
+    ):
         with pytest.raises(RecipeError, match="needs engine"):
             Recipe.from_mapping(recipe)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import Score, Task, verify
-from agentkit.evidence import stands
+from agentkit.evaluation.evidence import stands
 from agentkit.verifiers import MAX_ANSWER, check, final_answer, normalize, parse_number
 
 TEXT = st.text(st.characters(), max_size=40)
@@ -201,10 +201,14 @@ def test_units_count_where_declared(answer, unit, expected):
 
 
 def test_numbers_are_exact_and_tolerances_are_as_written():
-    assert parse_number("9007199254740993") == 2**53 + 1 and parse_number("0.1") == Fraction(1, 10) == parse_number("1/10")
+    assert parse_number("9007199254740993") == 2**53 + 1 and parse_number("0.1") == Fraction(
+        1, 10
+    ) == parse_number("1/10")
     assert value("numeric", "1.3", "1", abs_tol=0.3) == value("numeric", "1.03", "1", rel_tol=0.03) == 1
     assert value("numeric", "1e-999", "0") == 0
-    assert stands("9007199254740993", "9007199254740993 of them") and not stands("9007199254740993", "9007199254740992 of them")
+    assert stands("9007199254740993", "9007199254740993 of them") and not stands(
+        "9007199254740993", "9007199254740992 of them"
+    )
 
 
 def test_tolerance_is_what_the_task_declares():
@@ -249,7 +253,13 @@ def test_gaias_rule(answer, gold, expected):
 
 @pytest.mark.parametrize(
     ("answer", "gold", "expected"),
-    [("The U.S.A.", "USA", 1), ("well-known", "wellknown", 1), ("a  cat", "cat", 1), ("São", "Sao", 0), ("cats", "cat", 0)],
+    [
+        ("The U.S.A.", "USA", 1),
+        ("well-known", "wellknown", 1),
+        ("a  cat", "cat", 1),
+        ("São", "Sao", 0),
+        ("cats", "cat", 0),
+    ],
 )
 def test_squads_rule_is_the_published_one(answer, gold, expected):
     assert value("exact", answer, gold, rule="squad") == expected
@@ -284,7 +294,15 @@ def test_any_answer_gets_a_verdict_and_the_same_one_twice(answer, gold, kind):
 
 def test_huge_answers_are_bounded():
     start = time.monotonic()
-    for answer in ("9" * 200_000, "1," * 100_000, " " * 200_000 + "1", "ﷺ" * 200_000, "a " * 1_000, "1 " * 999, "1,000" * 390):
+    for answer in (
+        "9" * 200_000,
+        "1," * 100_000,
+        " " * 200_000 + "1",
+        "ﷺ" * 200_000,
+        "a " * 1_000,
+        "1 " * 999,
+        "1,000" * 390,
+    ):
         for kind in ("exact", "numeric"):
             assert value(kind, answer, "7") == 0
     assert time.monotonic() - start < 5

@@ -1,4 +1,6 @@
-"""vLLM for real, in this process and as two servers: the same tokens as transformers, and clear ends when something dies."""
+"""vLLM for real, in this process and as two servers: the same tokens as transformers, and clear ends when
+something dies.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +20,24 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from agentkit.environment import CorpusEnvironment
 from agentkit.policies import EngineError, Request, guard
 from agentkit.policies.loading import load_agent
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
-from agentkit.recipes import Recipe
 from agentkit.records import Task
 from agentkit.rollouts import Limits, rollout
 from agentkit.runs import Run, read_jsonl
+from agentkit.runs.recipe import Recipe
+from agentkit.tools.environments import CorpusEnvironment
 from agentkit.training.grpo import AgentGRPOTrainer, train
 
 if find_spec("vllm") is None and not torch.__version__.endswith("+cpu"):
-    pytest.skip("vLLM is not installed here; make setup-test installs it where torch is its CPU build", allow_module_level=True)
+    pytest.skip(
+        "vLLM is not installed here; make setup-test installs it where torch is its CPU build",
+        allow_module_level=True,
+    )
 
 LIMITS = Limits(max_turns=4, max_turn_tokens=40)
 SEED_TASK = Task("t", "", "")
@@ -42,15 +47,21 @@ RANK = 4
 
 @pytest.fixture(scope="module", autouse=True)
 def processes(tmp_path_factory):
-    """Two servers that take whole weights and one that takes adapters, all started at once, to come up during the first tests."""
+    """Two servers that take whole weights and one that takes adapters, all started at once, to come up during
+    the first tests.
+    """
     folder, found = tmp_path_factory.mktemp("served"), []
     for number, rank in enumerate((0, 0, RANK)):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        command, environment = serve_command("nano", folder / str(number), port=port, max_length=2048, max_lora_rank=rank)
+        command, environment = serve_command(
+            "nano", folder / str(number), port=port, max_length=2048, max_lora_rank=rank
+        )
         log = (folder / f"{number}.log").open("wb")
-        child = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+        child = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
         found.append((f"http://127.0.0.1:{port}", child, folder / f"{number}.log"))
     yield found
     for _, child, _ in found:
@@ -85,7 +96,9 @@ def servers(processes):
 def with_adapter():
     """The small agent with a LoRA adapter that does something."""
     model, tokenizer = load_agent("nano")
-    model = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model = get_peft_model(
+        model, LoraConfig(r=RANK, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     move(model, 0.02)
     return model.eval(), tokenizer
 
@@ -106,10 +119,17 @@ def move(model, size):
 
 @pytest.fixture(scope="module", params=["merged", "lora"])
 def engine(request, agent):
-    before = torch.get_rng_state(), random.getstate(), torch.set_num_threads, os.environ.get("LD_PRELOAD")
+    before = (torch.get_rng_state(), random.getstate(), torch.set_num_threads, os.environ.get("LD_PRELOAD"))
     with VllmPolicy(*agent, "vllm", lora=request.param == "lora", max_length=2048) as policy:
-        after = torch.get_rng_state(), random.getstate(), torch.set_num_threads, os.environ.get("LD_PRELOAD")
-        assert torch.equal(before[0], after[0]) and before[1:] == after[1:], "starting the engine disturbs the process"
+        after = (
+            torch.get_rng_state(),
+            random.getstate(),
+            torch.set_num_threads,
+            os.environ.get("LD_PRELOAD"),
+        )
+        assert torch.equal(before[0], after[0]) and before[1:] == after[1:], (
+            "starting the engine disturbs the process"
+        )
         yield policy
     assert not torch.distributed.is_initialized()
 
@@ -129,7 +149,10 @@ def assert_same(found, wanted):
 def ask(policy, count, length=12, temperature=1.0, start=0):
     """Turns of several trajectories at once, and how to run them."""
     ids = policy.tokenizer("Which of the two is larger, and by how much? " * 14)["input_ids"]
-    requests = [Request(SEED_TASK, i, 0, [40 + i, *ids], (7, i), length, temperature) for i in range(start, start + count)]
+    requests = [
+        Request(SEED_TASK, i, 0, [40 + i, *ids], (7, i), length, temperature)
+        for i in range(start, start + count)
+    ]
 
     async def together():
         return await asyncio.gather(*map(policy.sample, requests))
@@ -137,7 +160,8 @@ def ask(policy, count, length=12, temperature=1.0, start=0):
     return together
 
 
-# ---- in this process -------------------------------------------------------------------------------------------------
+# ---- in this process
+# -------------------------------------------------------------------------------------------------
 def test_greedy_rollouts_are_those_of_transformers(engine, agent, suite, corpus):
     assert_same(play(engine, suite, corpus), play(TransformersPolicy(*agent), suite, corpus))
 
@@ -150,7 +174,9 @@ def test_sampled_logprobs_are_the_trainers_at_the_temperature(engine, agent):
 def test_a_request_samples_the_same_in_any_company(engine):
     alone = asyncio.run(ask(engine, 1)())
     assert [sample.ids for sample in asyncio.run(ask(engine, 48)())][:1] == [sample.ids for sample in alone]
-    assert len({tuple(sample.ids) for sample in asyncio.run(ask(engine, 16)())}) > 8, "each request has a seed of its own"
+    assert len({tuple(sample.ids) for sample in asyncio.run(ask(engine, 16)())}) > 8, (
+        "each request has a seed of its own"
+    )
 
 
 def test_updates_reach_the_engine_and_one_with_a_stale_prefix_cache_is_caught(engine, agent, monkeypatch):
@@ -184,14 +210,20 @@ def test_weights_that_went_to_the_wrong_place_are_caught(engine, agent, monkeypa
     move(model, 0.05)
     if engine._lora:
         monkeypatch.setattr(engine._engine, "add_lora", lambda adapter: setattr(engine, "_adapter", None))
-    else:  # vLLM's own way leaves the output layer behind where it is tied to the embeddings, as here, and says nothing
+    # vLLM's own way leaves the output layer behind where it is tied to the embeddings, as here, and says
+    # nothing
+    else:
         with torch.no_grad():
             model.get_input_embeddings().weight.mul_(1.1)
         call = engine._engine.collective_rpc
 
         def reload(method, args):
             assert method == "agentkit_take"
-            pairs = [(name, args[1].tensor(name, x) if args[1] else x) for name, x in args[0] if name != "lm_head.weight"]
+            pairs = [
+                (name, args[1].tensor(name, x) if args[1] else x)
+                for name, x in args[0]
+                if name != "lm_head.weight"
+            ]
             call("reload_weights", kwargs={"weights_iterator": iter(pairs)})
 
         monkeypatch.setattr(engine._engine, "collective_rpc", reload)
@@ -243,8 +275,18 @@ def test_an_engine_that_dies_in_mid_batch_ends_the_rollout_with_one_message(engi
 
 def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
     """After the last test its engine starts while that one's ends, whose process group it must not share."""
-    values = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "micro_batch": 4, "val_every": 2, "val_tasks": 2, "lora_r": 4}
-    recipe = Recipe.from_mapping(values | {"engine": "vllm", "learning_rate": 0.02, "max_turns": 3, "max_turn_tokens": 32})
+    values = {
+        "steps": 2,
+        "prompts_per_step": 2,
+        "group_size": 2,
+        "micro_batch": 4,
+        "val_every": 2,
+        "val_tasks": 2,
+        "lora_r": 4,
+    }
+    recipe = Recipe.from_mapping(
+        values | {"engine": "vllm", "learning_rate": 0.02, "max_turns": 3, "max_turn_tokens": 32}
+    )
     tasks = suite.split("train"), suite.split("validation")
     trainer = AgentGRPOTrainer(*load_agent("nano"), *tasks, recipe, Run.create(tmp_path / "run"))
     train(trainer)
@@ -253,7 +295,8 @@ def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
     assert not trainer.policy._thread.is_alive(), "training gives the engine back"
 
 
-# ---- servers ---------------------------------------------------------------------------------------------------------
+# ---- servers
+# ---------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def policy(servers, agent):
     with ServerPolicy([url for url, child, _ in servers if child.poll() is None], agent[1], "server") as made:
@@ -270,7 +313,9 @@ def test_servers_take_the_weights_and_give_the_tokens_of_transformers(policy, se
     before = [completions(url) for url, _, _ in servers]
     assert guard.sync(policy, agent[0], 0.7).largest < 1e-4
     assert_same(play(policy, suite, corpus), play(TransformersPolicy(*agent), suite, corpus))
-    assert all(completions(url) > count for (url, _, _), count in zip(servers, before, strict=True)), "both have work"
+    assert all(completions(url) > count for (url, _, _), count in zip(servers, before, strict=True)), (
+        "both have work"
+    )
 
 
 def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, servers, agent, suite, corpus):
@@ -293,7 +338,10 @@ def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, serve
 
     killer = threading.Thread(target=kill_when_busy, args=(1,))
     killer.start()
-    with pytest.warns(UserWarning), pytest.raises(EngineError, match="no server is left to sample from.*recorded nowhere"):
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(EngineError, match="no server is left to sample from.*recorded nowhere"),
+    ):
         play(policy, suite, corpus, count=12, group_size=4)
     killer.join()
 
@@ -305,7 +353,10 @@ def test_a_server_takes_adapters_and_then_newer_ones(processes, suite, corpus, m
         for size in (0.0, 0.03):
             move(model, size)
             assert guard.sync(policy, model, 0.7).largest < 1e-4
-            assert_same(play(policy, suite, corpus, count=3), play(TransformersPolicy(model, tokenizer), suite, corpus, count=3))
+            assert_same(
+                play(policy, suite, corpus, count=3),
+                play(TransformersPolicy(model, tokenizer), suite, corpus, count=3),
+            )
         move(model, 0.05)
         monkeypatch.setattr(policy, "sync", lambda model: None)
         with pytest.raises(guard.SyncError, match="other weights"):

@@ -1,4 +1,6 @@
-"""Weights for another engine: adapters folded in, heads padded, and what is written is what is computed. No vLLM needed."""
+"""Weights for another engine: adapters folded in, heads padded, and what is written is what is computed. No
+vLLM needed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from transformers import (
 from agentkit.policies import EngineError
 from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
 
-SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 97}
+SIZES = {
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 97,
+}
 KINDS = [(Qwen3ForCausalLM, Qwen3Config), (Qwen2ForCausalLM, Qwen2Config), (LlamaForCausalLM, LlamaConfig)]
 IDS = torch.arange(3, 43)[None] % 97
 
@@ -34,7 +42,9 @@ def tiny(kind=Qwen3ForCausalLM, config=Qwen3Config, **more):
 
 
 def with_lora(model):
-    found = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM"))
+    found = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     for name, parameter in found.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.1)

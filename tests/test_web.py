@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from agentkit.web import ReplyError, fetch
+from agentkit.tools.web import ReplyError, fetch
 
 OK = b"HTTP/1.1 200 OK\r\n"
 BUSY = 4.0  # what a loaded machine may add, in seconds
@@ -88,7 +88,9 @@ def test_a_body_ends_at_its_bound(served):
         fetch("GET", served([OK + b"\r\n", *[bytes(65_536)] * 1000]), timeout_s=20, most=100_000)
 
 
-@pytest.mark.parametrize("pieces", [[b"SSH-2.0-x\r\n\r\n"], [b"\0" * 100], [b""], [OK + b"Content-Length: 9\r\n\r\nx"]])
+@pytest.mark.parametrize(
+    "pieces", [[b"SSH-2.0-x\r\n\r\n"], [b"\0" * 100], [b""], [OK + b"Content-Length: 9\r\n\r\nx"]]
+)
 def test_what_is_no_http_is_a_connection_error(served, pieces):
     with pytest.raises(ConnectionError):
         fetch("GET", served(pieces), timeout_s=20, most=100)

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from widget_cases import TASKS, call, group, trajectory, widget
 
-import agentkit.widgets
+import agentkit.views.widgets
 from agentkit.records import Task, ToolResult, Turn
+from agentkit.rollouts.tokens import faults, token_texts, xray
 from agentkit.runs import Run
-from agentkit.widgets import compare_trajectories, group_view, mask_xray, read_notes
-from agentkit.xray import faults, token_texts, xray
+from agentkit.views.widgets import compare_trajectories, group_view, mask_xray, read_notes
 
-FOLDER = Path(agentkit.widgets.__file__).parent
+FOLDER = Path(agentkit.views.widgets.__file__).parent
 
 
 def views():
@@ -32,7 +32,8 @@ def unpacked(view):
     return [json.loads(gzip.decompress(block)) for block in view.data]
 
 
-# ---- trajectories side by side ---------------------------------------------------------------------------------------
+# ---- trajectories side by side
+# ---------------------------------------------------------------------------------------
 def test_compare_payload():
     payload = widget(max_samples=2).payload
     assert payload["policies"] == ["sft", "grpo"]
@@ -40,14 +41,20 @@ def test_compare_payload():
     assert [task["solved"] for task in payload["tasks"]] == [[False, True], [True, False], [False, False]]
     sft, grpo = payload["tasks"][0]["columns"]
     assert (sft["rate"], sft["count"], len(sft["samples"])) == (0.3333, 3, 2)
-    assert payload["tasks"][1]["columns"][0]["samples"][0]["components"] == [["correct", 1.0], ["format", None]]
+    assert payload["tasks"][1]["columns"][0]["samples"][0]["components"] == [
+        ["correct", 1.0],
+        ["format", None],
+    ]
     assert [turn["actions"] for turn in grpo["samples"][0]["turns"]] == [
         ['search {"query": "peru"}'], ['search {"query": "peru people"}'], ["answer: 33"],
     ]  # fmt: skip
 
 
 def test_two_calls_are_the_same_action_whatever_the_order_of_their_arguments():
-    one, two = (Turn("", (0, 1), (ToolResult("f", given, "", True),)) for given in ({"a": 1, "b": 2}, {"b": 2, "a": 1}))
+    one, two = (
+        Turn("", (0, 1), (ToolResult("f", given, "", True),))
+        for given in ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    )
     rows = compare_trajectories(
         TASKS, {"x": [trajectory("t0", 1.0, turns=(one,))], "y": [trajectory("t0", 1.0, turns=(two,))]}
     ).payload["tasks"]
@@ -67,8 +74,14 @@ def test_odd_values():
 
 
 def test_alarms_of_a_task():
-    tasks = widget(alarms={"tool abandonment": {"t1", "of another suite"}, "failed call": ["t1"]}).payload["tasks"]
-    assert [task["alarms"] for task in tasks] == [[], ["tool abandonment", "failed call"], ["no answer", "failed call"]]
+    tasks = widget(alarms={"tool abandonment": {"t1", "of another suite"}, "failed call": ["t1"]}).payload[
+        "tasks"
+    ]
+    assert [task["alarms"] for task in tasks] == [
+        [],
+        ["tool abandonment", "failed call"],
+        ["no answer", "failed call"],
+    ]
 
 
 def test_clear_errors():
@@ -91,12 +104,18 @@ def test_tasks_travel_in_blocks():
     assert sum(blocks, []) == view.payload["tasks"]
 
 
-# ---- groups ----------------------------------------------------------------------------------------------------------
+# ---- groups
+# ----------------------------------------------------------------------------------------------------------
 def test_group_payload():
     other = trajectory("t1", 1.0, step=4, policy="grpo", reward=1.0)
     payload = group_view([*group(), other], TASKS).payload
     first, second = payload["groups"]
-    assert (first["id"], first["step"], first["mean"], first["std"]) == ("t0", 4, 0.3, pytest.approx(0.39**0.5))
+    assert (first["id"], first["step"], first["mean"], first["std"]) == (
+        "t0",
+        4,
+        0.3,
+        pytest.approx(0.39**0.5),
+    )
     assert [(r["sample"], r["calls"], r["failed"], r["reward"]) for r in first["rollouts"]] == [
         (0, 0, 0, 0.1), (1, 2, 1, -0.2), (2, 2, 0, 1.0), (3, 0, 0, None),
     ]  # fmt: skip
@@ -109,7 +128,8 @@ def test_groups_of_two_steps_stay_apart():
     assert [g["step"] for g in group_view([*group(), *later]).payload["groups"]] == [4, 5]
 
 
-# ---- X-ray -----------------------------------------------------------------------------------------------------------
+# ---- X-ray
+# -----------------------------------------------------------------------------------------------------------
 def traced(**changes):
     """Two prompt tokens, a turn of two, an observation of one, a turn of two."""
     fields = {
@@ -120,7 +140,9 @@ def traced(**changes):
 
 
 def test_xray_of_literals():
-    tokens = xray(traced(), lambda ids: "".join("abcdefghijk"[i] for i in ids), logprobs=[-0.2, -0.1, -9, -0.3, -0.5])
+    tokens = xray(
+        traced(), lambda ids: "".join("abcdefghijk"[i] for i in ids), logprobs=[-0.2, -0.1, -9, -0.3, -0.5]
+    )
     assert "".join(token.text for token in tokens) == "ijbcdef"
     assert [(t.source, t.mask, t.turn) for t in tokens] == [
         ("prompt", 0, None), ("prompt", 0, None), ("model", 1, 0), ("model", 1, 0), ("observation", 0, 0),
@@ -155,7 +177,9 @@ def test_xray_refuses_what_does_not_line_up(changes, given, message):
 
 def test_a_trained_observation_is_a_fault():
     view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1)))
-    assert view.payload["faults"] == ["1 token is trained on that no turn sampled (position 4): the action mask is wrong."]
+    assert view.payload["faults"] == [
+        "1 token is trained on that no turn sampled (position 4): the action mask is wrong."
+    ]
 
 
 @given(st.text(max_size=40))
@@ -173,11 +197,20 @@ def test_a_character_of_several_tokens_stands_at_its_last():
 
 
 def test_widget_of_an_empty_trajectory():
-    empty = trajectory("t0", None, prompt_ids=(), completion_ids=(), action_mask=(), old_logprobs=(), turns=(Turn("", (0, 0)),))
+    empty = trajectory(
+        "t0",
+        None,
+        prompt_ids=(),
+        completion_ids=(),
+        action_mask=(),
+        old_logprobs=(),
+        turns=(Turn("", (0, 0)),),
+    )
     assert mask_xray(empty).payload["tokens"]["id"] == []
 
 
-# ---- notes -----------------------------------------------------------------------------------------------------------
+# ---- notes
+# -----------------------------------------------------------------------------------------------------------
 def note(task_id, text, second=0):
     return {"task_id": task_id, "text": text, "at": f"2026-01-01T00:00:{second:02d}.000Z"}
 
@@ -198,7 +231,10 @@ def test_notes_go_into_the_run_as_they_are_written(run):
     assert [row["text"] for row in again.payload["notes"]] == ["look here", "why?"]
     other = again.live()
     other.notes = [*again.payload["notes"], note("t2", "second window", 2)]
-    live.notes = [note("t0", "", 3), note("t1", "why?", 1)]  # the first window knows nothing of t2, and loses nothing
+    live.notes = [
+        note("t0", "", 3),
+        note("t1", "why?", 1),
+    ]  # the first window knows nothing of t2, and loses nothing
     assert read_notes(run) == {"t1": "why?", "t2": "second window"}
     live.close(), other.close()
 
@@ -224,13 +260,17 @@ def test_a_note_that_cannot_be_saved_says_so(run):
     unsaved.close(), live.close()
 
 
-# ---- pages -----------------------------------------------------------------------------------------------------------
+# ---- pages
+# -----------------------------------------------------------------------------------------------------------
 def test_pages_are_self_contained():
     for view in views():
         assert set(view._repr_mimebundle_()) == {"text/html", "text/plain"}
         page = html.unescape(re.search(r'srcdoc="([^"]*)"', view.html())[1])
         assert page == view.page
-        assert 'sandbox="allow-scripts allow-downloads"' in view.html() and "allow-same-origin" not in view.html()
+        assert (
+            'sandbox="allow-scripts allow-downloads"' in view.html()
+            and "allow-same-origin" not in view.html()
+        )
         assert "default-src 'none'" in page
         assert not re.search(r"https?://|\bimport\b[^a-z]*[\"'(]", page)
 
@@ -240,14 +280,24 @@ def test_sources_never_make_markup_of_text():
     assert {"common.js", "compare.js", "group.js", "xray.js", "relay.js"} <= sources.keys()
     for source in sources.values():
         assert "</script" not in source and "<!--" not in source
-        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser", source)
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser", source
+        )
 
 
 def test_the_data_on_the_page_cannot_end_its_element():
-    bad = trajectory("t", 0.0, answer="</script><script>", turns=(call("</script>", TEXTS["end of the data"]),))
-    for view in (compare_trajectories([Task("t", "</script>", "<!--")], {"<script>": [bad]}), group_view([bad]), mask_xray(bad)):
+    bad = trajectory(
+        "t", 0.0, answer="</script><script>", turns=(call("</script>", TEXTS["end of the data"]),)
+    )
+    for view in (
+        compare_trajectories([Task("t", "</script>", "<!--")], {"<script>": [bad]}),
+        group_view([bad]),
+        mask_xray(bad),
+    ):
         held = re.search(r'<script type="text/plain" id="payload">(.*?)</script>', view.page, re.DOTALL)[1]
-        assert [gzip.decompress(base64.b64decode(line)) for line in held.split("\n")] == [gzip.decompress(b) for b in view.data]
+        assert [gzip.decompress(base64.b64decode(line)) for line in held.split("\n")] == [
+            gzip.decompress(b) for b in view.data
+        ]
         assert view.page.count("</script>") == 2  # the data's and the module's
 
 
@@ -268,7 +318,17 @@ def test_a_saved_page_is_private(tmp_path):
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_any_text_can_be_packed(name):
-    bad = trajectory("t", 0.0, answer=TEXTS[name], turns=(call(TEXTS[name], TEXTS[name], text=TEXTS[name]),), why=TEXTS[name])
-    for view in (compare_trajectories([Task("t", TEXTS[name], "1")], {"p": [bad]}), group_view([bad]), mask_xray(bad)):
+    bad = trajectory(
+        "t",
+        0.0,
+        answer=TEXTS[name],
+        turns=(call(TEXTS[name], TEXTS[name], text=TEXTS[name]),),
+        why=TEXTS[name],
+    )
+    for view in (
+        compare_trajectories([Task("t", TEXTS[name], "1")], {"p": [bad]}),
+        group_view([bad]),
+        mask_xray(bad),
+    ):
         view.page.encode("utf-8")
         assert sum(map(len, view.data)) < 100_000

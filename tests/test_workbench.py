@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentkit import ToolCall, sandbox
-from agentkit.environment import WorkbenchEnvironment, run_call, tool_schemas, tools_of
+from agentkit.tools.environments import WorkbenchEnvironment, run_call, tool_schemas, tools_of
 
 pytestmark = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="no sandbox on this machine")
 
@@ -18,8 +18,13 @@ def call(environment, name, **arguments):
 
 def test_the_tools_work_together(corpus):
     bench = WorkbenchEnvironment(corpus, session=True)
-    assert call(bench, "search", query="capital of France").observation.startswith("[1] The capital of France is Paris.")
-    assert call(bench, "sql", query="SELECT capital FROM country WHERE name = 'Peru'").observation == "capital\nLima"
+    assert call(bench, "search", query="capital of France").observation.startswith(
+        "[1] The capital of France is Paris."
+    )
+    assert (
+        call(bench, "sql", query="SELECT capital FROM country WHERE name = 'Peru'").observation
+        == "capital\nLima"
+    )
     assert call(bench, "calculator", expression="6 * 7").observation == "42"
     assert call(bench, "write_file", path="data/n.txt", content="19").ok
     assert call(bench, "python", code="n = int(open('data/n.txt').read())").ok
@@ -43,7 +48,7 @@ def test_whatever_fails_is_an_observation(corpus):
 
 
 def test_trajectories_share_nothing(corpus):
-    first, second = WorkbenchEnvironment(corpus, session=True), WorkbenchEnvironment(corpus, session=True)
+    first, second = (WorkbenchEnvironment(corpus, session=True), WorkbenchEnvironment(corpus, session=True))
     call(first, "write_file", path="a.txt", content="x"), call(first, "python", code="x = 1")
     assert call(second, "list_files").observation == "the workspace is empty"
     assert "NameError" in call(second, "python", code="print(x)").observation
@@ -63,4 +68,7 @@ def test_another_backend_answers_search(corpus):
         def search(self, query, top_k):
             return [query] * top_k
 
-    assert call(WorkbenchEnvironment(corpus, 2, backend=Echo()), "search", query="q").observation == "[1] q\n[2] q"
+    assert (
+        call(WorkbenchEnvironment(corpus, 2, backend=Echo()), "search", query="q").observation
+        == "[1] q\n[2] q"
+    )

@@ -9,7 +9,7 @@ import pytest
 from agentkit.policies import Flaws, ScriptedPolicy
 from agentkit.records import StopReason, Trajectory, Turn
 from agentkit.rollouts import rollout
-from agentkit.xray import batch_faults
+from agentkit.rollouts.tokens import batch_faults
 
 TEXTS = {1: "a", 2: "b", 3: "<end>", 7: "seen"}
 

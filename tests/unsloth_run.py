@@ -1,4 +1,5 @@
-"""Run by test_unsloth.py in a process of its own, because Unsloth must be imported first: two steps with either engine.
+"""Run by test_unsloth.py in a process of its own, because Unsloth must be imported first: two steps with
+either engine.
 
     python tests/unsloth_run.py FOLDER
 
@@ -21,7 +22,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 
 from agentkit import Run, Suite, nano  # noqa: E402
 from agentkit.policies.loading import load_agent  # noqa: E402
-from agentkit.recipes import Recipe  # noqa: E402
+from agentkit.runs.recipe import Recipe  # noqa: E402
 from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402
 from agentkit.training.peer import as_batch, update  # noqa: E402
 from agentkit.training.sft import cold_start, demonstrations  # noqa: E402
@@ -40,7 +41,9 @@ def make(folder: Path, engine: str, suite: Suite) -> AgentGRPOTrainer:
 
 def batch(trainer: AgentGRPOTrainer) -> dict[str, torch.Tensor]:
     """One group on real text, with tool tokens."""
-    ids = trainer.processing_class("The population of Norway is 5,391,369 and its capital is Oslo. " * 12)["input_ids"]
+    ids = trainer.processing_class("The population of Norway is 5,391,369 and its capital is Oslo. " * 12)[
+        "input_ids"
+    ]
     completions = [ids[i : i + 40 + 5 * i] for i in range(4)]
     masks = [[int(t % 3 > 0) for t in range(len(row))] for row in completions]
     made = as_batch([ids[:30]] * 4, completions, masks, [1.0, -0.4, 0.3, -0.9])
@@ -51,12 +54,16 @@ def main(folder: Path) -> None:
     recipe = Recipe(sft_transcripts=1, sft_batch=8, sft_learning_rate=1e-3, lora_r=4, tool_cache="off")
     suite = Suite.build({"families": ["A"], "n_tasks": 40, "seed": 11})
     agent, tokenizer = load_agent("nano")
-    cold_start(agent, tokenizer, demonstrations(suite.split("train"), tokenizer, recipe), recipe, folder / "sft")
+    cold_start(
+        agent, tokenizer, demonstrations(suite.split("train"), tokenizer, recipe), recipe, folder / "sft"
+    )
 
     ours, plain = make(folder, "unsloth", suite), make(folder, "transformers", suite)
     own = get_peft_model_state_dict(ours.model)
     cuda = torch.cuda.is_available()
-    mark = "agentkit_engine" if cuda else "_unsloth_cpu_gradient_checkpointing"  # on a GPU: it samples with vLLM
+    mark = (
+        "agentkit_engine" if cuda else "_unsloth_cpu_gradient_checkpointing"
+    )  # on a GPU: it samples with vLLM
     found = {"loaded": hasattr(ours.model, mark), "adapters": list(ours.model.peft_config)}
     found["same_layers"] = {n: tuple(x.shape) for n, x in own.items()} == {
         n: tuple(x.shape) for n, x in get_peft_model_state_dict(plain.model).items()
@@ -74,14 +81,19 @@ def main(folder: Path) -> None:
         trainer.model.zero_grad(set_to_none=True)
         set_peft_model_state_dict(trainer.model, before)
     (loss, gradient), (expected, reference) = results
-    found |= {"loss_diff": abs(loss - expected), "grad_diff": float((gradient - reference).norm() / reference.norm())}
+    found |= {
+        "loss_diff": abs(loss - expected),
+        "grad_diff": float((gradient - reference).norm() / reference.norm()),
+    }
     found["grad_norm"] = float(reference.norm())
     found["unshared"] = ours.unshared
 
     result = train(ours)
     saved = AutoModelForCausalLM.from_pretrained(nano.DATA, dtype=ours.model.dtype).to(ours.model.device)
     for adapter in (folder / "sft", ours.run.file("adapter")):
-        saved = PeftModel.from_pretrained(saved.merge_and_unload() if hasattr(saved, "peft_config") else saved, str(adapter))
+        saved = PeftModel.from_pretrained(
+            saved.merge_and_unload() if hasattr(saved, "peft_config") else saved, str(adapter)
+        )
     moved = sum(float(x.abs().sum()) for n, x in get_peft_model_state_dict(saved).items() if "lora_B" in n)
     found |= {"steps": result["steps"], "best_step": result["best_step"], "moved": moved}
     base = ours.model.peft_config["default"].base_model_name_or_path

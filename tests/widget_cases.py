@@ -1,7 +1,7 @@
 """Tasks and trajectories that the tests of the views show."""
 
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.widgets import CompareWidget, compare_trajectories
+from agentkit.views.widgets import CompareWidget, compare_trajectories
 
 TASKS = [
     Task("t0", "How many people live in Peru?", "33", family="A", difficulty="easy"),
@@ -11,12 +11,27 @@ TASKS = [
 ]
 
 
-def trajectory(task_id, success, *, sample=0, policy="sft", turns=None, answer="1", why="", components=None, **more):
+def trajectory(
+    task_id, success, *, sample=0, policy="sft", turns=None, answer="1", why="", components=None, **more
+):
     """A trajectory whose tokens do not matter."""
     turns = turns or (Turn(f"The answer is {answer}.<|im_end|>", (0, 3)),)
-    tokens = {"prompt_ids": (7,), "completion_ids": (1, 2, 3), "action_mask": (1, 1, 1), "old_logprobs": (-0.5,) * 3}
-    fields = {"turns": turns, "stop_reason": StopReason.ANSWER, "answer": answer, "success": success, "why": why}
-    return Trajectory(task_id, policy, sample, 0, **(tokens | fields | {"components": components or {}} | more))
+    tokens = {
+        "prompt_ids": (7,),
+        "completion_ids": (1, 2, 3),
+        "action_mask": (1, 1, 1),
+        "old_logprobs": (-0.5,) * 3,
+    }
+    fields = {
+        "turns": turns,
+        "stop_reason": StopReason.ANSWER,
+        "answer": answer,
+        "success": success,
+        "why": why,
+    }
+    return Trajectory(
+        task_id, policy, sample, 0, **(tokens | fields | {"components": components or {}} | more)
+    )
 
 
 def call(query, observation="seen", ok=True, text="Let me look.\n<tool_call>\n{}\n</tool_call><|im_end|>"):
@@ -27,14 +42,22 @@ def call(query, observation="seen", ok=True, text="Let me look.\n<tool_call>\n{}
 def policies():
     """Two policies on three tasks: flipped to right, flipped to wrong, both wrong."""
     sft = [
-        trajectory("t0", 0.0, turns=(call("peru"), call("lima"), Turn("30", (0, 1))), answer="30", why="30 is not 33"),
+        trajectory(
+            "t0", 0.0, turns=(call("peru"), call("lima"), Turn("30", (0, 1))), answer="30", why="30 is not 33"
+        ),
         trajectory("t0", 1.0, sample=1),
         trajectory("t0", 0.0, sample=2),
         trajectory("t1", 1.0, reward=0.98, components={"correct": 1.0, "format": None}),
         trajectory("t2", 0.0, turns=(call("chad", "search failed", ok=False), Turn("x", (0, 1)))),
     ]
     grpo = [
-        trajectory("t0", 1.0, policy="grpo", turns=(call("peru"), call("peru people"), Turn("33", (0, 1))), answer="33"),
+        trajectory(
+            "t0",
+            1.0,
+            policy="grpo",
+            turns=(call("peru"), call("peru people"), Turn("33", (0, 1))),
+            answer="33",
+        ),
         trajectory("t1", 0.0, policy="grpo", reward=0.0, components={"correct": 0.0, "format": None}),
         trajectory("t2", 0.0, policy="grpo", answer=None, stop_reason=StopReason.TURN_LIMIT),
     ]
@@ -53,7 +76,19 @@ def group():
     zero, one, common = {"correct": 0.0}, {"correct": 1.0}, {"step": 4, "policy": "grpo"}
     return [
         trajectory("t0", 0.0, sample=0, reward=0.1, advantage=-0.4, components=zero, **common),
-        trajectory("t0", 0.0, sample=1, reward=-0.2, advantage=-0.9, components=zero, turns=bad, answer="30", **common),
-        trajectory("t0", 1.0, sample=2, reward=1.0, advantage=1.3, components=one, turns=good, answer="33", **common),
+        trajectory(
+            "t0",
+            0.0,
+            sample=1,
+            reward=-0.2,
+            advantage=-0.9,
+            components=zero,
+            turns=bad,
+            answer="30",
+            **common,
+        ),
+        trajectory(
+            "t0", 1.0, sample=2, reward=1.0, advantage=1.3, components=one, turns=good, answer="33", **common
+        ),
         trajectory("t0", None, sample=3, **common),
     ]

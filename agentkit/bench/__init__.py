@@ -13,4 +13,11 @@ BENCHES = {
     "verifiers": bench_verifiers,
     "end-to-end": bench_end_to_end,
 }
-__all__ = ["BENCHES", "bench_end_to_end", "bench_rollouts", "bench_sandbox", "bench_update", "bench_verifiers"]
+__all__ = [
+    "BENCHES",
+    "bench_end_to_end",
+    "bench_rollouts",
+    "bench_sandbox",
+    "bench_update",
+    "bench_verifiers",
+]

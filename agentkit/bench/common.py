@@ -13,7 +13,11 @@ from agentkit.runs import versions
 
 def report(name: str, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The bench JSON."""
-    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "system": platform.system()}
+    machine = {
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+    }
     return {"bench": name, "machine": machine, "versions": versions(), "cases": list(cases)}
 
 

@@ -1,7 +1,9 @@
-"""End to end: wall clock of GRPO from the same SFT agent to the target on the small recipe, ours and stock TRL's.
+"""End to end: wall clock of GRPO from the same SFT agent to the target on the small recipe, ours and stock
+TRL's.
 
-Families A and B only: TRL gives every trajectory the same tools. Both train one after the other from the same cold start, with
-the same hyperparameters, reward and validation (training.race says what the peer is). Validation is not on the clock.
+Families A and B only: TRL gives every trajectory the same tools. Both train one after the other from the same
+cold start, with the same hyperparameters, reward and validation (training.race says what the peer is).
+Validation is not on the clock.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from statistics import fmean
 from typing import Any
 
 from agentkit.bench.common import report, spread
-from agentkit.recipes import Recipe, read_recipe
 from agentkit.runs import project_root
+from agentkit.runs.recipe import Recipe, read_recipe
 
 TARGET, EVERY = 0.85, 6  # success on the validation tasks, steps between validations
 SEEDS = (1, 2, 3)
-PATIENCE = 5.0  # the peer is stopped after this many times our seconds: the ratio of that seed is then at least this
+PATIENCE = (
+    5.0  # the peer is stopped after this many times our seconds: the ratio of that seed is then at least this
+)
 
 
 def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
@@ -27,9 +31,10 @@ def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
         quick: two steps from the agent as it ships, one seed, seconds a step: ends within 50 seconds.
 
     Returns:
-        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``levers`` splits a step's mean seconds into rollouts and the
-        rest; ``reached`` counts the seeds that came to the target; one that did not counts with the seconds after which it was
-        stopped, so its ratio is a lower bound where only the peer was.
+        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``levers`` splits a step's mean seconds
+        into rollouts and the rest; ``reached`` counts the seeds that came to the target; one that did not
+        counts with the seconds after which it was stopped, so its ratio is a lower bound where only the peer
+        was.
     """
     runs = [_seed(seed, quick) for seed in SEEDS[: 1 if quick else None]]
     measure = (lambda r: r["seconds"] / r["steps"]) if quick else (lambda r: r["seconds"])
@@ -52,12 +57,14 @@ def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
 
 
 def _seed(seed: int, quick: bool) -> dict[str, dict[str, Any]]:
+    from agentkit.bench.race import race_ours, race_trl
     from agentkit.policies.loading import load_agent
     from agentkit.tasks import Suite
-    from agentkit.training.race import race_ours, race_trl
     from agentkit.training.sft import cold_start, demonstrations
 
-    changes = {"families": "A,B", "seed": seed} | ({"steps": 2, "n_tasks": 60, "prompts_per_step": 2} if quick else {})
+    changes = {"families": "A,B", "seed": seed} | (
+        {"steps": 2, "n_tasks": 60, "prompts_per_step": 2} if quick else {}
+    )
     recipe = Recipe.from_mapping(read_recipe(project_root() / "params" / "nano.yaml") | changes)
     suite = Suite.build({"families": recipe.families, "n_tasks": recipe.n_tasks, "seed": seed})
     train, validation = suite.split("train"), suite.split("validation")

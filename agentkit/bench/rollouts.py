@@ -1,10 +1,12 @@
-"""Rollouts: the same tasks with the same small agent through our loop, through stock TRL's two tool loops, and bare decoding.
+"""Rollouts: the same tasks with the same small agent through our loop, through stock TRL's two tool loops,
+and bare decoding.
 
-They take turns. Cases trl_tools_* and trl_env_*: trajectories a second, the peer is TRL's GRPOTrainer, never changed, only
-configured, at tools that take 0, 50 and 500 ms. Case ceiling_50ms: sampled tokens a second, the peer is our own engine that
-decodes as many tokens in the same batch, the mean in every row, and has no tools to wait for. Its ``others`` say what keeps a
-rollout below that: rows of the trajectories' own lengths, and then also after as much text as tools reply. No tool cache is
-used. Leaves out scoring on TRL's side, which ours includes.
+They take turns. Cases trl_tools_* and trl_env_*: trajectories a second, the peer is TRL's GRPOTrainer, never
+changed, only configured, at tools that take 0, 50 and 500 ms. Case ceiling_50ms: sampled tokens a second, the
+peer is our own engine that decodes as many tokens in the same batch, the mean in every row, and has no tools
+to wait for. Its ``others`` say what keeps a
+rollout below that: rows of the trajectories' own lengths, and then also after as much text as tools reply. No
+tool cache is used. Leaves out scoring on TRL's side, which ours includes.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from agentkit.bench.common import report, spread
-from agentkit.environment import SYSTEM_PROMPT, CorpusEnvironment
-from agentkit.knowledge import Corpus
 from agentkit.records import Task, Trajectory
+from agentkit.tools.corpus import Corpus
+from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
 GROUP = 8
-# case: tool latency in seconds, tasks, repeats; 64 trajectories in full. TRL waits for every call in turn, so quick has fewer
+# case: tool latency in seconds, tasks, repeats; 64 trajectories in full. TRL waits for every call in turn, so
+# quick has fewer
 FULL = {
     "trl_tools_0ms": (0.0, 8, 5),
     "trl_tools_50ms": (0.05, 8, 3),
@@ -40,8 +43,13 @@ QUICK = {
     "trl_env_0ms": (0.0, 2, 1),
     "ceiling_50ms": (0.05, 4, 1),
 }
-CEILINGS = {"own lengths": {}, "own lengths and replies": {"replies": True}}  # besides the mean length in every row
-Run = Callable[[int], dict[str, float]]  # seed -> trajectories or tokens a second ("rate"), and sampled tokens a trajectory
+CEILINGS = {
+    "own lengths": {},
+    "own lengths and replies": {"replies": True},
+}  # besides the mean length in every row
+Run = Callable[
+    [int], dict[str, float]
+]  # seed -> trajectories or tokens a second ("rate"), and sampled tokens a trajectory
 
 
 class SlowEnvironment(CorpusEnvironment):
@@ -75,11 +83,12 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
     """Our rollouts against stock TRL's and against bare decoding.
 
     Args:
-        quick: fewer trajectories and repeats, to end within 50 seconds; the ratios at 50 and 500 ms are then smaller than with
-            64 trajectories, since TRL's wait grows with their number and ours does not.
+        quick: fewer trajectories and repeats, to end within 50 seconds; the ratios at 50 and 500 ms are then
+            smaller than with 64 trajectories, since TRL's wait grows with their number and ours does not.
 
     Returns:
-        The bench JSON: machine, versions, and cases with ours, peer and ratio (ours / peer; above 1 is faster).
+        The bench JSON: machine, versions, and cases with ours, peer and ratio (ours / peer; above 1 is
+            faster).
     """
     from agentkit.tasks import Suite
 
@@ -101,7 +110,9 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
     return report("rollouts", cases)
 
 
-def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int, others: dict[str, Run]) -> dict[str, Any]:
+def _case(
+    name: str, ours: Run, peer: Run, repeats: int, trajectories: int, others: dict[str, Run]
+) -> dict[str, Any]:
     pairs, rates = [], {kind: [] for kind in others}
     for seed in range(repeats):
         pairs.append((ours(seed), peer(seed)))
@@ -115,7 +126,9 @@ def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int, othe
         "peer": spread([b["rate"] for _, b in pairs]),
         "ratio": spread([a["rate"] / b["rate"] for a, b in pairs]),
         "trajectories": trajectories,
-        "tokens_per_trajectory": {s: statistics.fmean(p[i]["tokens"] for p in pairs) for i, s in enumerate(("ours", "peer"))},
+        "tokens_per_trajectory": {
+            s: statistics.fmean(p[i]["tokens"] for p in pairs) for i, s in enumerate(("ours", "peer"))
+        },
         **more,
     }
 
@@ -129,7 +142,7 @@ def _ours(tasks: Sequence[Task], environment: Factory, in_tokens: bool) -> Run:
     def run(seed: int) -> dict[str, float]:
         start = time.perf_counter()
         found = _rollout(tasks, policy, environment, seed)
-        seconds, tokens = time.perf_counter() - start, statistics.fmean(sum(t.action_mask) for t in found)
+        seconds, tokens = (time.perf_counter() - start, statistics.fmean(sum(t.action_mask) for t in found))
         return {"rate": len(found) * (tokens if in_tokens else 1) / seconds, "tokens": tokens}
 
     return run
@@ -152,9 +165,9 @@ def _ceiling(tasks: Sequence[Task], environment: Factory, mean: bool = False, re
         mean: every row samples the mean number instead.
         replies: after as much text as its tools replied, too.
     """
-    from agentkit.policies.base import Request
     from agentkit.policies.loading import load_agent
     from agentkit.policies.transformers import TransformersPolicy
+    from agentkit.rollouts.policy import Request
 
     model, tokenizer = load_agent("nano")
     found = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
@@ -203,7 +216,9 @@ def _trl_environments(tasks: Sequence[Task], environment: Factory) -> Run:
         trainer._batch_environments, trainer.environments = [None] * count, pool[:count]
         for one in trainer.environments:
             one.reset()
-        trainer._sync_tool_dicts = [{"search": e.search, "calculator": e.calculator} for e in trainer.environments]
+        trainer._sync_tool_dicts = [
+            {"search": e.search, "calculator": e.calculator} for e in trainer.environments
+        ]
 
     return _trl(trainer, tasks, prepare)
 

@@ -1,7 +1,9 @@
-"""The sandbox against plain ``subprocess`` and, where it is installed, bubblewrap: latency and throughput of each tier.
+"""The sandbox against plain ``subprocess`` and, where it is installed, bubblewrap: latency and throughput of
+each tier.
 
-The peer of every case is ``subprocess.run([python, "-I", "-S", "-c", code])``, which confines nothing. They take turns.
-Seconds are wall clock as the caller sees them. Leaves out memory, and what the machine does besides: run it on an idle one.
+The peer of every case is ``subprocess.run([python, "-I", "-S", "-c", code])``, which confines nothing. They
+take turns. Seconds are wall clock as the caller sees them. Leaves out memory, and what the machine does
+besides: run it on an idle one.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ def bench_sandbox(quick: bool = False) -> dict[str, Any]:
         quick: fewer repeats, to end within 50 seconds.
 
     Returns:
-        The bench JSON. ``ours`` is the strongest tier, ``peer`` plain subprocess, ``ratio`` ours / peer: below 1 is faster for
-        cold and warm (ms), above 1 for throughput (runs/s). ``others`` holds every other runner that works here.
+        The bench JSON. ``ours`` is the strongest tier, ``peer`` plain subprocess, ``ratio`` ours / peer:
+        below 1 is faster for cold and warm (ms), above 1 for throughput (runs/s). ``others`` holds every
+        other runner that works here.
     """
     runners = _runners()
     if "ours" not in runners:
@@ -60,7 +63,9 @@ def _runners() -> dict[str, Runner]:
             found["ours" if tier == best else f"tier {tier}"] = runner
     bubblewrap = shutil.which("bwrap")
     if bubblewrap:
-        wrapped = _subprocess([bubblewrap, "--ro-bind", "/", "/", "--dev", "/dev", "--unshare-all", "--die-with-parent"])
+        wrapped = _subprocess(
+            [bubblewrap, "--ro-bind", "/", "/", "--dev", "/dev", "--unshare-all", "--die-with-parent"]
+        )
         try:
             wrapped(PRINT)
         except (subprocess.SubprocessError, ValueError):  # installed, and not allowed to work
@@ -126,7 +131,11 @@ def _throughput(runners: dict[str, Runner], batch: int, repeats: int) -> dict[st
     with ThreadPoolExecutor(2 * (os.cpu_count() or 1)) as pool:
         for _ in range(repeats):
             for runner, run in runners.items():
-                count = batch if "subprocess" not in runner and "bubblewrap" not in runner else max(4, batch // 10)
+                count = (
+                    batch
+                    if "subprocess" not in runner and "bubblewrap" not in runner
+                    else max(4, batch // 10)
+                )
                 start = time.perf_counter()
                 list(pool.map(run, [SYMPY] * count))
                 rates[runner].append(count / (time.perf_counter() - start))
@@ -135,9 +144,17 @@ def _throughput(runners: dict[str, Runner], batch: int, repeats: int) -> dict[st
 
 def _case(name: str, unit: str, values: dict[str, list[float]], p95: bool = False) -> dict[str, Any]:
     ours, peer = values["ours"], values["subprocess"]
-    case = {"case": name, "unit": unit, "tier": sandbox.current_tier().name, "ours": spread(ours), "peer": spread(peer)}
+    case = {
+        "case": name,
+        "unit": unit,
+        "tier": sandbox.current_tier().name,
+        "ours": spread(ours),
+        "peer": spread(peer),
+    }
     case["ratio"] = spread([a / b for a, b in zip(ours, peer, strict=True)])
-    case["others"] = {runner: spread(found) for runner, found in values.items() if runner not in ("ours", "subprocess")}
+    case["others"] = {
+        runner: spread(found) for runner, found in values.items() if runner not in ("ours", "subprocess")
+    }
     if p95:
         case["p95"] = {runner: sorted(found)[int(0.95 * len(found))] for runner, found in values.items()}
     return case

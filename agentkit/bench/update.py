@@ -1,11 +1,13 @@
-"""The update: forward and backward pass of one group's optimiser step, ours and stock TRL's, on the same batch.
+"""The update: forward and backward pass of one group's optimiser step, ours and stock TRL's, on the same
+batch.
 
-The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256 tokens with nothing in
-common, so that nothing but the prompt can be shared. Each is four turns of 32 sampled tokens and four tool replies of 32, which
-the loss leaves out: about the proportion in the small agent's own trajectories. None is padded, which favours the peer. The peer
-is stock TRL 1.15 with the log-probabilities of TRL 1.14.2, because 1.15's own need a GPU kernel (agentkit.training.peer says what
-that is). The optimiser's own arithmetic is the same for both and left out. They take turns. Memory is what the process grows by
-at its peak, as the system sees it.
+The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256
+tokens with nothing in common, so that nothing but the prompt can be shared. Each is four turns of 32 sampled
+tokens and four tool replies of 32, which
+the loss leaves out: about the proportion in the small agent's own trajectories. None is padded, which favours
+the peer. The peer is stock TRL 1.15 with the log-probabilities of TRL 1.14.2, because 1.15's own need a GPU
+kernel (agentkit.training.peer says what that is). The optimiser's own arithmetic is the same for both and left
+out. They take turns. Memory is what the process grows by at its peak, as the system sees it.
 """
 
 from __future__ import annotations
@@ -28,14 +30,17 @@ FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt t
 
 
 def bench_update(quick: bool = False) -> dict[str, Any]:
-    """Seconds of one update with LoRA, the largest difference in log-probabilities, that of the gradients, peak memory.
+    """Seconds of one update with LoRA, the largest difference in log-probabilities, that of the gradients,
+    peak memory.
 
     Args:
-        quick: fewer repeats, and differences without LoRA on the shortest prompt only, to end within 50 seconds.
+        quick: fewer repeats, and differences without LoRA on the shortest prompt only, to end within 50
+            seconds.
 
     Returns:
-        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``logp_diff`` is in nats, ``grad_diff`` relative to the norm
-        of the peer's gradient; ``..._full`` are those of training all weights instead of LoRA adapters.
+        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``logp_diff`` is in nats, ``grad_diff``
+        relative to the norm of the peer's gradient; ``..._full`` are those of training all weights instead of
+        LoRA adapters.
     """
     repeats = QUICK if quick else FULL
     lora, full = _pair(True), _pair(False)
@@ -53,7 +58,7 @@ def bench_update(quick: bool = False) -> dict[str, Any]:
 def _pair(adapters: bool) -> tuple[Any, Any]:
     """Two trainers of the small agent: ours and the peer."""
     from agentkit.policies.loading import load_agent
-    from agentkit.recipes import Recipe
+    from agentkit.runs.recipe import Recipe
     from agentkit.training.common import lora
     from agentkit.training.grpo import config
     from agentkit.training.peer import SharingTrainer, StockTrainer, make_trainer
@@ -61,13 +66,16 @@ def _pair(adapters: bool) -> tuple[Any, Any]:
     recipe = Recipe(beta=0.0, temperature=0.7, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP)
     args = [config(recipe, Path(tempfile.mkdtemp())) for _ in range(2)]
     kinds = zip((SharingTrainer, StockTrainer), args, strict=True)
-    ours, peer = (make_trainer(kind, *load_agent("nano"), own, lora(recipe) if adapters else None) for kind, own in kinds)
+    ours, peer = (
+        make_trainer(kind, *load_agent("nano"), own, lora(recipe) if adapters else None)
+        for kind, own in kinds
+    )
     return ours, peer
 
 
 def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
     """One group on a prompt of so many tokens."""
-    from agentkit.knowledge import Corpus
+    from agentkit.tools.corpus import Corpus
     from agentkit.training.peer import as_batch
 
     text = " ".join(passage for (passage,) in Corpus.open().rows("SELECT text FROM passage LIMIT 400"))

@@ -1,9 +1,9 @@
 """What goes wrong during training, said by machine: alarms with evidence, and an auditor of the reward."""
 
+from agentkit.diagnostics.answers import answers, success_by_kind
 from agentkit.diagnostics.auditor import audit, audit_metrics, audited, disagreements
-from agentkit.diagnostics.history import Step, observe, trajectory_id
+from agentkit.diagnostics.measures import Step, observe, trajectory_id
 from agentkit.diagnostics.rules import RULES, Alarm, holding
-from agentkit.diagnostics.summary import answers, success_by_kind
 from agentkit.diagnostics.watch import Watch, read_alarms, read_steps, scan, stored_alarms
 
 __all__ = [

@@ -1,9 +1,11 @@
-"""A second opinion on what the reward likes: is an answer that the verifier accepts also right for the right reason?
+"""A second opinion on what the reward likes: is an answer that the verifier accepts also right for the right
+reason?
 
-The verifier compares an answer with the gold answer. The auditor looks at other things: a program runs on inputs the
-verifier never tried, beside the reference solution; any other answer must be the gold answer as a whole and must stand in
-something a tool returned. It is too strict to train on and costs time, so it sees a sample. Where the two drift apart the
-policy is gaming the verifier. An auditor of one's own is any function (task, trajectory) -> Score.
+The verifier compares an answer with the gold answer. The auditor looks at other things: a program runs on
+inputs the verifier never tried, beside the reference solution; any other answer must be the gold answer as a
+whole and must stand in something a tool returned. It is too strict to train on and costs time, so it sees a
+sample. Where the two drift apart the policy is gaming the verifier. An auditor of one's own is any function
+(task, trajectory) -> Score.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agentkit.diagnostics.history import trajectory_id
-from agentkit.evidence import answer_if, needs_tools, results_of, stands, verifier_kind
+from agentkit.diagnostics.measures import trajectory_id
+from agentkit.evaluation.evidence import answer_if, needs_tools, results_of, stands, verifier_kind
 from agentkit.records import Score, Task, Trajectory
 from agentkit.verifiers import normalize, parse_number
 from agentkit.verifiers.isolated.harness import pack
@@ -49,7 +51,9 @@ def _whole(task: Task, answer: str) -> bool:
     if number is not None:
         found = parse_number(answer)
         decimals = len(task.answer.strip().partition(".")[2])
-        return found is not None and math.isclose(found, number, rel_tol=1e-9, abs_tol=0.5001 * 10.0**-decimals * (decimals > 0))
+        return found is not None and math.isclose(
+            found, number, rel_tol=1e-9, abs_tol=0.5001 * 10.0**-decimals * (decimals > 0)
+        )
     options = task.verifier if isinstance(task.verifier, Mapping) else {}
     aliases = [*options.get("aliases", ()), *task.meta.get("aliases", ())]
     return normalize(answer) in {normalize(str(text)) for text in (task.answer, *aliases)}
@@ -62,7 +66,8 @@ def _grounded(task: Task, trajectory: Trajectory) -> bool:
     return any(stands(value, text) for value in (trajectory.answer, *follows) for text in seen)
 
 
-# ---- programs --------------------------------------------------------------------------------------------------------
+# ---- programs
+# --------------------------------------------------------------------------------------------------------
 def _fresh_inputs(task: Task, answer: str) -> Score:
     """Run a program and the reference solution on varied inputs and compare what they give."""
     options = task.verifier if isinstance(task.verifier, Mapping) else {}
@@ -78,7 +83,10 @@ def _fresh_inputs(task: Task, answer: str) -> Score:
     if isinstance(program, Score):
         return program
     rng = random.Random(task.id)
-    calls = [{"args": pack([_varied(value, rng) for value in rng.choice(known)]), "kwargs": pack({})} for _ in range(INPUTS)]
+    calls = [
+        {"args": pack([_varied(value, rng) for value in rng.choice(known)]), "kwargs": pack({})}
+        for _ in range(INPUTS)
+    ]
     expected = run_calls(reference, setup, entry, calls, CALLS_S)
     usable = [(call, wanted) for call, wanted in zip(calls, expected, strict=True) if wanted.get("value")]
     if len(usable) < INPUTS // 4:
@@ -86,7 +94,8 @@ def _fresh_inputs(task: Task, answer: str) -> Score:
     found = run_calls(program, setup, entry, [call for call, _ in usable], CALLS_S)
     same = sum(got.get("value") == wanted["value"] for got, (_, wanted) in zip(found, usable, strict=True))
     return Score(
-        float(same == len(usable)), f"agrees with the reference solution on {same} of {len(usable)} inputs it was not tested on"
+        float(same == len(usable)),
+        f"agrees with the reference solution on {same} of {len(usable)} inputs it was not tested on",
     )
 
 
@@ -107,11 +116,17 @@ def _varied(value: Any, rng: random.Random) -> Any:
     return {key: _varied(item, rng) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-# ---- a sample of a step ----------------------------------------------------------------------------------------------
+# ---- a sample of a step
+# ----------------------------------------------------------------------------------------------
 def audited(
-    tasks: Mapping[str, Task], trajectories: Iterable[Trajectory], auditor: Auditor = audit, sample: int | None = SAMPLE
+    tasks: Mapping[str, Task],
+    trajectories: Iterable[Trajectory],
+    auditor: Auditor = audit,
+    sample: int | None = SAMPLE,
 ) -> list[tuple[Trajectory, Score]]:
-    """Audit a sample of trajectories: every k-th, so that all groups are in it. An auditor that raises cannot tell."""
+    """Audit a sample of trajectories: every k-th, so that all groups are in it. An auditor that raises cannot
+    tell.
+    """
     known = [t for t in trajectories if t.task_id in tasks]
     every = max(1, len(known) // sample) if sample else 1
     return [(t, _guarded(auditor, tasks[t.task_id], t)) for t in known[::every]]
@@ -128,10 +143,13 @@ def audit_metrics(found: Sequence[tuple[Trajectory, Score]]) -> dict[str, float]
     """What an audit adds to a step's metrics.
 
     Returns:
-        ``audit_success`` (share of audited trajectories that verifier and auditor both accept), ``audit_disagreement`` (share
-        of those the verifier accepts that the auditor refuses; NaN where it accepts none), ``audited`` (how many were judged).
+        ``audit_success`` (share of audited trajectories that verifier and auditor both accept),
+        ``audit_disagreement`` (share of those the verifier accepts that the auditor refuses; NaN where it
+        accepts none), ``audited`` (how many were judged).
     """
-    judged = [(t.success, score.value) for t, score in found if score.value is not None and t.success is not None]
+    judged = [
+        (t.success, score.value) for t, score in found if score.value is not None and t.success is not None
+    ]
     liked = [value for success, value in judged if success > LIKED]
     return {
         "audit_success": float(np.mean([s > LIKED and v > LIKED for s, v in judged])) if judged else math.nan,

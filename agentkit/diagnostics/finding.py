@@ -1,7 +1,7 @@
 """What a rule finds, and the windows of a history that rules compare.
 
-A rule compares the last WINDOW steps with the first ones or with those shortly before, because what is normal differs between
-tasks and models; where a limit is absolute, its reason stands beside it.
+A rule compares the last WINDOW steps with the first ones or with those shortly before, because what is normal
+differs between tasks and models; where a limit is absolute, its reason stands beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentkit.diagnostics.history import Step
+from agentkit.diagnostics.measures import Step
 
 History = Sequence[Step]
 
@@ -50,7 +50,9 @@ def known(steps: History, name: str) -> np.ndarray:
     return values[np.isfinite(values)]
 
 
-def change(history: History, name: str, n: int = WINDOW, base: History | None = None) -> tuple[float, float, float] | None:
+def change(
+    history: History, name: str, n: int = WINDOW, base: History | None = None
+) -> tuple[float, float, float] | None:
     """How the mean of a measure moved.
 
     Args:

@@ -9,14 +9,35 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agentkit.diagnostics.finding import GAIN, PAST, START, WINDOW, Finding, History, change, known, last, unpaid
-from agentkit.diagnostics.history import Step
+from agentkit.diagnostics.finding import (
+    GAIN,
+    PAST,
+    START,
+    WINDOW,
+    Finding,
+    History,
+    change,
+    known,
+    last,
+    unpaid,
+)
+from agentkit.diagnostics.measures import Step
 
 ENTROPY_LEFT = 0.2  # of the entropy at the start; a healthy fall is to a third
-KL_SPIKE, KL_STEP = 6.0, 2.5  # times the largest of the steps before: in one step; in two in a row, which noise seldom gives
-KL_COSTLY, KL_LARGE, KL_FAR = 0.1, 0.18, 0.5  # nats a token: a jump to it counts where success fell; always; no jump is needed
+KL_SPIKE, KL_STEP = (
+    6.0,
+    2.5,
+)  # times the largest of the steps before: in one step; in two in a row, which noise seldom gives
+KL_COSTLY, KL_LARGE, KL_FAR = (
+    0.1,
+    0.18,
+    0.5,
+)  # nats a token: a jump to it counts where success fell; always; no jump is needed
 KL_HARM = 0.1  # fall in success that shows that an update went too far
-GRAD_SPIKE, GRAD_NEW = 8.0, 3.0  # times the usual, and times the largest: batches of dead groups have small norms
+GRAD_SPIKE, GRAD_NEW = (
+    8.0,
+    3.0,
+)  # times the usual, and times the largest: batches of dead groups have small norms
 CLIPPED = 0.15  # share of tokens outside the clip range; PPO's rule of thumb is a few percent
 MISMATCH = 0.1  # nats: bf16 engines differ by 0.01 to 0.03 on average, stale weights or caches by 1
 FALLEN, OPENED = (
@@ -29,7 +50,8 @@ SOLVED = 0.9  # success above which there is little left to learn
 
 
 def entropy_collapse(history: History) -> Finding | None:
-    """The entropy has fallen to a small part of what it was, tasks are left to learn, and success did not rise for it.
+    """The entropy has fallen to a small part of what it was, tasks are left to learn, and success did not
+    rise for it.
 
     A policy that learns grows sure of itself where it is right: that fall is paid for.
     """
@@ -56,12 +78,14 @@ def kl_spike(history: History) -> Finding | None:
     harmed = len(after) and len(before) and after.mean() < before.mean() - KL_HARM
     least = KL_COSTLY if harmed else KL_LARGE
     jumped = len(recent) >= START and (
-        now[1] >= max(least, KL_SPIKE * max(usual, now[0])) or (now[1] >= least and now.min() >= max(KL_COSTLY, KL_STEP * usual))
+        now[1] >= max(least, KL_SPIKE * max(usual, now[0]))
+        or (now[1] >= least and now.min() >= max(KL_COSTLY, KL_STEP * usual))
     )
     if not (jumped or float(np.median(recent[-3:])) >= KL_FAR):
         return None
     cause = (
-        f"The KL to the reference is {now[1]:.3g} nats a token (at most {usual:.3g} in the steps before): an update went "
+        f"The KL to the reference is {now[1]:.3g} nats a token (at most {usual:.3g} in the steps before): an "
+        "update went "
         "too far. Usual causes: a learning rate that is too high, or a batch with a few huge advantages."
     )
     advice = "Lower learning_rate or max_grad_norm, raise beta, go back to the best adapter."
@@ -82,8 +106,10 @@ def gradient_spike(history: History) -> Finding | None:
     if now[0] < max(GRAD_SPIKE * usual, GRAD_NEW * past.max()):
         return None
     cause = (
-        f"The gradient norm is {now[0]:.3g}, {now[0] / usual:.0f} times the median of the {len(past)} steps before. Clipping "
-        "bounds the step's length, not its direction. Usual causes: a group with tiny spread divided by it, an outlier reward."
+        f"The gradient norm is {now[0]:.3g}, {now[0] / usual:.0f} times the median of the {len(past)} steps "
+        "before. Clipping "
+        "bounds the step's length, not its direction. Usual causes: a group with tiny spread divided by it, "
+        "an outlier reward."
     )
     advice = "Keep max_grad_norm low, do not divide by the group's spread, look at this step's groups."
     return Finding(float(now[0]), "warning", cause, advice, "reward")
@@ -95,10 +121,14 @@ def clip_drift(history: History) -> Finding | None:
     if len(clipped) < 3 or clipped.mean() < CLIPPED:
         return None
     cause = (
-        f"{clipped.mean():.0%} of the tokens lie outside the clip range over the last {len(clipped)} steps: the policy moves too "
-        "far from the one that sampled. Usual causes: too many updates on a batch, or a learning rate that is too high."
+        f"{clipped.mean():.0%} of the tokens lie outside the clip range over the last {len(clipped)} steps: "
+        "the policy moves too "
+        "far from the one that sampled. Usual causes: too many updates on a batch, or a learning rate that "
+        "is too high."
     )
-    return Finding(float(clipped.mean()), "warning", cause, "Lower num_iterations or learning_rate.", "reward")
+    return Finding(
+        float(clipped.mean()), "warning", cause, "Lower num_iterations or learning_rate.", "reward"
+    )
 
 
 def engine_mismatch(history: History) -> Finding | None:
@@ -108,15 +138,18 @@ def engine_mismatch(history: History) -> Finding | None:
         return None
     apart = float(np.median(found))
     cause = (
-        f"Sampled tokens have log-probabilities that differ by {apart:.3g} nats between the engine and the trainer: training is "
-        "off-policy without knowing it. Usual causes: weights not synchronised, a prefix cache not reset, quantised rollouts."
+        f"Sampled tokens have log-probabilities that differ by {apart:.3g} nats between the engine and the "
+        "trainer: training is "
+        "off-policy without knowing it. Usual causes: weights not synchronised, a prefix cache not reset, "
+        "quantised rollouts."
     )
     advice = "Reset the engine's prefix cache after each update, check the weight sync, or correct with importance weights."
     return Finding(apart, "critical", cause, advice, "reward")
 
 
 def overfitting(history: History) -> Finding | None:
-    """Validation fell from its best, and training did not: the gap between them opened, which either alone shows too late.
+    """Validation fell from its best, and training did not: the gap between them opened, which either alone
+    shows too late.
 
     Pairs of validations are compared: one alone is luck.
     """
@@ -131,7 +164,8 @@ def overfitting(history: History) -> Finding | None:
     if not (rose >= 0 and fell >= FALLEN * error and fell + rose >= OPENED * whole):
         return None
     cause = (
-        f"Validation success fell from {top.validation:.1%} around step {top.best} to {now.validation:.1%} while success in "
+        f"Validation success fell from {top.validation:.1%} around step {top.best} to {now.validation:.1%} "
+        "while success in "
         f"training is {now.training:.1%}: the policy learns the training tasks by heart."
     )
     advice = f"Keep the adapter of step {top.best}; more or more varied tasks, a higher beta, fewer steps."
@@ -161,7 +195,11 @@ class _Pair(NamedTuple):
 def _error(step: Step) -> float:
     """Standard error of a validation, from its 95 % interval; of 60 tasks where it has none."""
     width = step["val_ci_high"] - step["val_ci_low"]
-    return width / 3.92 if math.isfinite(width) else math.sqrt(max(step["val_success"] * (1 - step["val_success"]), 0.01) / 60)
+    return (
+        width / 3.92
+        if math.isfinite(width)
+        else math.sqrt(max(step["val_success"] * (1 - step["val_success"]), 0.01) / 60)
+    )
 
 
 def stalled_learning(history: History) -> Finding | None:
@@ -171,13 +209,21 @@ def stalled_learning(history: History) -> Finding | None:
     third = len(history) // 3
     found = change([*history[:third], *history[-third:]], "success", third)
     success, seen = last(history, "success", third), known(history, "val_success")
-    if found is None or not len(success) or success.mean() >= SOLVED or found[2] >= 2.0 or found[1] - found[0] >= LEARNT:
+    if (
+        found is None
+        or not len(success)
+        or success.mean() >= SOLVED
+        or found[2] >= 2.0
+        or found[1] - found[0] >= LEARNT
+    ):
         return None
     if len(seen) >= 2 and seen[(len(seen) + 1) // 2 :].mean() - seen[0] >= GAIN:
         return None
     cause = (
-        f"After {history[-1].number} steps success is {found[1]:.1%}, and was {found[0]:.1%} in the first {third}: nothing was "
-        "learnt. Usual causes: a learning rate that is too low, rewards dominated by noise, or hardly any group with an "
+        f"After {history[-1].number} steps success is {found[1]:.1%}, and was {found[0]:.1%} in the first "
+        f"{third}: nothing was "
+        "learnt. Usual causes: a learning rate that is too low, rewards dominated by noise, or hardly any "
+        "group with an "
         "advantage."
     )
     advice = "Read the preflight report (signal and dead groups); then raise learning_rate or group_size."

@@ -1,6 +1,6 @@
 """Alarms: every rule, each a pure function of the steps so far, and what holds at the last of them.
 
-How often each rule is right, and how late, is measured on simulated runs (agentkit.diagnostics.measure).
+How often each rule is right, and how late, is measured on simulated runs (agentkit.bench.alarms).
 """
 
 from __future__ import annotations

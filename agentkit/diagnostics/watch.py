@@ -1,7 +1,7 @@
 """Alarms as they fire: a watch over a running training, and the alarms of a stored one.
 
-An alarm fires when its rule begins to hold, and again only after the rule has been silent for QUIET steps. Leaves out: the
-rules and what they see.
+An alarm fires when its rule begins to hold, and again only after the rule has been silent for QUIET steps.
+Leaves out: the rules and what they see.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentkit.diagnostics.history import Step, observe
+from agentkit.diagnostics.measures import Step, observe
 from agentkit.diagnostics.rules import Alarm, holding
 from agentkit.records import Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl, read_trajectories, write_jsonl
@@ -35,7 +35,9 @@ class Watch:
 
     @classmethod
     def over(cls, run: Run) -> Watch:
-        """A watch over a run's training that goes on from what is stored; alarms of steps that were cut are dropped."""
+        """A watch over a run's training that goes on from what is stored; alarms of steps that were cut are
+        dropped.
+        """
         watch = cls()
         if run.file("train", "metrics.jsonl").exists():
             for step in read_steps(run.file("train")):
@@ -46,14 +48,18 @@ class Watch:
         return watch
 
     def add(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> list[Alarm]:
-        """Take one step and return the alarms that fire at it. A row before the first step is kept for its validation."""
+        """Take one step and return the alarms that fire at it. A row before the first step is kept for its
+        validation.
+        """
         return self.take(observe(row, trajectories))
 
     def take(self, step: Step) -> list[Alarm]:
         """``add`` for a step that is already observed."""
         self.history.append(step)
         found = holding(self.history) if step.number > 0 else {}
-        fired = [alarm for name, alarm in found.items() if step.number - self._held.get(name, -QUIET - 1) > QUIET]
+        fired = [
+            alarm for name, alarm in found.items() if step.number - self._held.get(name, -QUIET - 1) > QUIET
+        ]
         self._held |= dict.fromkeys(found, step.number)
         self.alarms += fired
         if self._path is not None:
@@ -72,9 +78,14 @@ def scan(steps: Iterable[Step]) -> list[Alarm]:
 
 def read_steps(folder: Path) -> list[Step]:
     """A stored training's steps: metrics.jsonl and trajectories/ in a run's train/."""
-    rows = {row["step"]: row for row in read_jsonl(folder / "metrics.jsonl") if isinstance(row.get("step"), int)}
+    rows = {
+        row["step"]: row for row in read_jsonl(folder / "metrics.jsonl") if isinstance(row.get("step"), int)
+    }
     files = {number: folder / "trajectories" / f"step_{number:05d}.parquet" for number in rows}
-    return [observe(row, read_trajectories(files[n]) if files[n].exists() else ()) for n, row in sorted(rows.items())]
+    return [
+        observe(row, read_trajectories(files[n]) if files[n].exists() else ())
+        for n, row in sorted(rows.items())
+    ]
 
 
 def stored_alarms(run: Run) -> list[Alarm]:

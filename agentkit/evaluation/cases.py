@@ -17,7 +17,9 @@ NO_BREAKDOWN: dict[str, dict] = {"by_category": {}, "by_difficulty": {}}
 
 
 def case_of(task: Task) -> str:
-    """The case a task is listed under: its own meta["case"], else the shape of its plan, from no tool to a full pipeline."""
+    """The case a task is listed under: its own meta["case"], else the shape of its plan, from no tool to a
+    full pipeline.
+    """
     if case := task.meta.get("case"):
         return str(case)
     if not isinstance(plan := task.meta.get("plan"), list):
@@ -42,7 +44,8 @@ def case_scores(trajectories: Samples, tasks: Iterable[Task]) -> dict[str, float
 
 
 def case_table(scores: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
-    """Cases by policies with the average over cases, and what such a table can show: one sentence a pair of policies.
+    """Cases by policies with the average over cases, and what such a table can show: one sentence a pair of
+    policies.
 
     The cases are the sample here, so the test is over cases. Six of them rarely show anything.
 
@@ -55,9 +58,13 @@ def case_table(scores: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame,
     (first, cases), *others = scores.items()
     for name, own in others:
         if own.keys() != cases.keys():
-            raise ValueError(f"{first} and {name} are scored on different cases: {sorted(own.keys() ^ cases.keys())}.")
+            raise ValueError(
+                f"{first} and {name} are scored on different cases: {sorted(own.keys() ^ cases.keys())}."
+            )
     table = pd.DataFrame({name: {case: f"{own[case]:.2f}" for case in cases} for name, own in scores.items()})
     table.loc["Average"] = {name: f"{fmean(own.values()):.2f}" for name, own in scores.items()}
     values = {name: {case: [[own[case]]] for case in cases} for name, own in scores.items()}
-    pairs = with_verdicts([paired_test(a, b, values[a], values[b]) | NO_BREAKDOWN for a, b in combinations(values, 2)])
+    pairs = with_verdicts(
+        [paired_test(a, b, values[a], values[b]) | NO_BREAKDOWN for a, b in combinations(values, 2)]
+    )
     return table, [sentence(pair, None, len(pairs), unit="cases") for pair in pairs]

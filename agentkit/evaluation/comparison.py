@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agentkit import statistics, tables
+from agentkit.evaluation import statistics, tables
+from agentkit.evaluation.statistics import ALPHA
 from agentkit.evaluation.summary import (
     SOLVED,
     Samples,
@@ -26,11 +27,10 @@ from agentkit.evaluation.summary import (
     summarize,
     values_of,
 )
+from agentkit.evaluation.tables import percent
 from agentkit.evaluation.wording import briefly, column, paired_cells, points, sentence, tidy_rows
 from agentkit.records import Task
 from agentkit.runs import RunError
-from agentkit.statistics import ALPHA
-from agentkit.tables import percent
 
 CATEGORIES = {"A": "math", "B": "multi-hop", "C": "code"}  # what the families of the default suite are about
 
@@ -40,8 +40,12 @@ class Comparison:
     """Policies measured on the same tasks. ``to_json`` is comparison.json; ``from_json`` reads it back."""
 
     n_tasks: int
-    policies: dict[str, dict[str, Any]]  # summarize() of each, with "greedy": {success, ci95, n} where it was measured
-    paired: list[dict[str, Any]]  # for each pair (earlier, later): a, b, diff, ci95, p, test, n and what paired_test adds
+    policies: dict[
+        str, dict[str, Any]
+    ]  # summarize() of each, with "greedy": {success, ci95, n} where it was measured
+    paired: list[
+        dict[str, Any]
+    ]  # for each pair (earlier, later): a, b, diff, ci95, p, test, n and what paired_test adds
     flipped: dict[str, dict[str, list[str]]]  # "a->b": ids of the tasks that went to_right and to_wrong
 
     def to_json(self) -> dict[str, Any]:
@@ -50,7 +54,9 @@ class Comparison:
 
     @classmethod
     def from_json(cls, value: Any, place: object = "comparison.json") -> Comparison:
-        """What ``to_json`` gave, in this version or an earlier one. Raises RunError naming ``place`` where it cannot be shown."""
+        """What ``to_json`` gave, in this version or an earlier one. Raises RunError naming ``place`` where it
+        cannot be shown.
+        """
         try:
             found = cls(**{field.name: value[field.name] for field in fields(cls)})
             found.table(), found.paired_table(), found.sentences()
@@ -66,16 +72,25 @@ class Comparison:
         return pd.DataFrame({name: column(entry, self._rows()) for name, entry in self.policies.items()})
 
     def paired_table(self) -> pd.DataFrame:
-        """One row a paired comparison: overall, then by category and by difficulty, each family with Holm's correction."""
+        """One row a paired comparison: overall, then by category and by difficulty, each family with Holm's
+        correction.
+        """
         rows = []
         for pair in self.paired:
-            blocks = {"all tasks": pair} | {f"category {k}": v for k, v in pair.get("by_category", {}).items()}
+            blocks = {"all tasks": pair} | {
+                f"category {k}": v for k, v in pair.get("by_category", {}).items()
+            }
             blocks |= {f"difficulty {k}": v for k, v in pair.get("by_difficulty", {}).items()}
-            rows += [{"comparison": f"{pair['a']} → {pair['b']}", "tasks": name} | paired_cells(b) for name, b in blocks.items()]
+            rows += [
+                {"comparison": f"{pair['a']} → {pair['b']}", "tasks": name} | paired_cells(b)
+                for name, b in blocks.items()
+            ]
         return pd.DataFrame(rows)
 
     def tidy(self) -> pd.DataFrame:
-        """Every measured number as one row: policy, measure, value, low, high, n; for CSV files and further work."""
+        """Every measured number as one row: policy, measure, value, low, high, n; for CSV files and further
+        work.
+        """
         columns = ["policy", "measure", "value", "low", "high", "n"]
         rows = [row for name, entry in self.policies.items() for row in tidy_rows(name, entry, self._rows())]
         return pd.DataFrame(rows, columns=columns)
@@ -92,7 +107,10 @@ class Comparison:
         return [
             ("Overall success", ()),
             *([("Overall success, greedy", ("greedy",))] if greedy else []),
-            *((f"Category {c}" + (f" ({CATEGORIES[c]})" if c in CATEGORIES else ""), ("by_category", c)) for c in categories),
+            *(
+                (f"Category {c}" + (f" ({CATEGORIES[c]})" if c in CATEGORIES else ""), ("by_category", c))
+                for c in categories
+            ),
             *((f"Difficulty {d}", ("by_difficulty", d)) for d in difficulties),
             *((f"{title}{k}", (key, str(k))) for title, key in draws),
             ("Average turns (successful tasks)", ("turns_solved",)),
@@ -100,20 +118,33 @@ class Comparison:
             ("Average tokens per task", ("tokens",)),
             ("Tokens per solved task", ("tokens_per_solved",)),
             *([("Cost per solved task", ("cost_per_solved",))] if money else []),
-            *([("Trajectories not scored", ("unscored",))] if any(e.get("unscored") for e in entries) else []),
+            *(
+                [("Trajectories not scored", ("unscored",))]
+                if any(e.get("unscored") for e in entries)
+                else []
+            ),
         ]
 
     def sentences(self) -> list[str]:
         """Each paired result in words, with its verdict."""
-        return [sentence(pair, self.flipped[f"{pair['a']}->{pair['b']}"], len(self.paired)) for pair in self.paired]
+        return [
+            sentence(pair, self.flipped[f"{pair['a']}->{pair['b']}"], len(self.paired))
+            for pair in self.paired
+        ]
 
     def where(self, a: str, b: str) -> str:
         """For which categories and difficulties policy b differs from policy a, in one sentence."""
         pair = next((p for p in self.paired if (p["a"], p["b"]) == (a, b)), {})
         blocks = {f"category {k}": v for k, v in pair.get("by_category", {}).items()}
         blocks |= {f"difficulty {k}": v for k, v in pair.get("by_difficulty", {}).items()}
-        parts = [f"{name} {points(block['diff'])} points ({briefly(block)})" for name, block in blocks.items()]
-        return f"{pair['a']} → {pair['b']}: {'; '.join(parts)}." if parts else "There is no breakdown to compare."
+        parts = [
+            f"{name} {points(block['diff'])} points ({briefly(block)})" for name, block in blocks.items()
+        ]
+        return (
+            f"{pair['a']} → {pair['b']}: {'; '.join(parts)}."
+            if parts
+            else "There is no breakdown to compare."
+        )
 
     def draws(self) -> list[str]:
         """What sampling more than once would give, one sentence a policy."""
@@ -121,10 +152,14 @@ class Comparison:
         for name, entry in self.policies.items():
             k = max(entry.get("pass_at_k") or ["1"], key=int)
             if int(k) > 1 and entry["pass_at_k"][k]["n"]:
-                one, most = entry["pass_at_k"]["1"], {key: entry[key][k] for key in ("pass_at_k", "maj_at_k", "pass_hat_k")}
+                one, most = (
+                    entry["pass_at_k"]["1"],
+                    {key: entry[key][k] for key in ("pass_at_k", "maj_at_k", "pass_hat_k")},
+                )
                 some, majority, every = (percent(block["success"]) for block in most.values())
                 said.append(
-                    f"{name}: {percent(one['success'])} with one sample; of {k} samples, {some} if any right one counts, "
+                    f"{name}: {percent(one['success'])} with one sample; of {k} samples, {some} if any right "
+                    "one counts, "
                     f"{majority} by majority, {every} if all must be right."
                 )
         return said
@@ -143,31 +178,38 @@ def compare(
 ) -> Comparison:
     """Measure policies on the same tasks and test every pair (earlier, later).
 
-    The test is exact McNemar where every task has one right-or-wrong sample (its mid-p stands beside it), else a sign-flip
-    permutation test on task means, and a t test over seeds and tasks where a policy was trained with several seeds. A task
-    that either policy of a pair has no scored sample of is left out of that pair. Holm's correction is over the pairs, and
-    within a pair over its categories and over its difficulties; the verdict follows the corrected p.
+    The test is exact McNemar where every task has one right-or-wrong sample (its mid-p stands beside it),
+    else a sign-flip permutation test on task means, and a t test over seeds and tasks where a policy was
+    trained with several seeds. A task that either policy of a pair has no scored sample of is left out of
+    that pair. Holm's correction is over the pairs, and within a pair over its categories and over its
+    difficulties; the verdict follows the corrected p.
 
     Args:
-        policies: trajectories by policy name, the baseline first; {training seed: trajectories} where there are several.
+        policies: trajectories by policy name, the baseline first; {training seed: trajectories} where there
+            are several.
         tasks: a suite that holds at least these tasks, for the breakdowns.
         greedy: greedy trajectories by policy name, measured beside the sampled ones.
         price: money for a million tokens, for the cost of a solved task.
 
     Raises:
-        ValueError: policies cover different tasks or different seeds, share no scored task, or have nothing to measure.
+        ValueError: policies cover different tasks or different seeds, share no scored task, or have nothing
+            to measure.
     """
     if not policies:
         raise ValueError("there is no policy to compare. Pass {'sft': trajectories, 'grpo': trajectories}.")
     tasks = None if tasks is None else list(tasks)
     values = {name: _named(name, values_of, trajectories) for name, trajectories in policies.items()}
     first, covered = next(iter(values.items()))
-    entries = {name: _named(name, lambda t: summarize(t, tasks, price=price), t) for name, t in policies.items()}
+    entries = {
+        name: _named(name, lambda t: summarize(t, tasks, price=price), t) for name, t in policies.items()
+    }
     for name, own in values.items():
         same_tasks(first, covered, name, own)
     for name, trajectories in (greedy or {}).items():
         if name not in entries:
-            raise ValueError(f"greedy trajectories of {name!r}, which is not among the policies {sorted(entries)}.")
+            raise ValueError(
+                f"greedy trajectories of {name!r}, which is not among the policies {sorted(entries)}."
+            )
         own = _named(f"{name}, greedy", values_of, trajectories)
         same_tasks(name, values[name], f"{name}, greedy", own)
         entries[name] = entries[name] | {"greedy": measure(own)}
@@ -175,7 +217,9 @@ def compare(
     for a, b in pairs:
         _same_seeds(a, policies[a], b, policies[b])
     labels = dict(zip(("by_category", "by_difficulty"), labels_of(covered, tasks), strict=True))
-    paired = with_verdicts([paired_test(a, b, values[a], values[b]) | paired_by(values[a], values[b], labels) for a, b in pairs])
+    paired = with_verdicts(
+        [paired_test(a, b, values[a], values[b]) | paired_by(values[a], values[b], labels) for a, b in pairs]
+    )
     flipped = {f"{a}->{b}": _flips(values[a], values[b]) for a, b in pairs}
     return Comparison(len(covered), entries, paired, flipped)
 
@@ -202,7 +246,12 @@ def paired_test(a: str, b: str, values_a: Values, values_b: Values) -> dict[str,
     if not both:
         raise ValueError(f"{a} and {b} share no task that is scored for both. Score more trajectories.")
     moved = np.array([rate(values_b[i]) - rate(values_a[i]) for i in both], dtype=np.float64)
-    return {"a": a, "b": b, **_difference(values_a, values_b, both), "bootstrap_ci95": statistics.bootstrap_interval(moved)}
+    return {
+        "a": a,
+        "b": b,
+        **_difference(values_a, values_b, both),
+        "bootstrap_ci95": statistics.bootstrap_interval(moved),
+    }
 
 
 def paired_by(values_a: Values, values_b: Values, labels: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
@@ -212,7 +261,9 @@ def paired_by(values_a: Values, values_b: Values, labels: Mapping[str, Mapping[s
     found: dict[str, Any] = {}
     for kind, order in kinds.items():
         groups = split_by(both, labels[kind], order) if labels[kind] else {}
-        found[kind] = {name: _difference(values_a, values_b, list(own)) for name, own in groups.items() if own}
+        found[kind] = {
+            name: _difference(values_a, values_b, list(own)) for name, own in groups.items() if own
+        }
     return found
 
 
@@ -263,7 +314,10 @@ def with_verdicts(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _judged(family: list[dict[str, Any]]) -> list[dict[str, Any]]:
     corrected = statistics.holm([test["p"] for test in family])
-    return [test | {"p_holm": p, "verdict": _verdict(test["diff"], p)} for test, p in zip(family, corrected, strict=True)]
+    return [
+        test | {"p_holm": p, "verdict": _verdict(test["diff"], p)}
+        for test, p in zip(family, corrected, strict=True)
+    ]
 
 
 def _verdict(difference: float, p: float) -> str:

@@ -10,27 +10,33 @@ from typing import Any
 
 import numpy as np
 
-from agentkit import statistics
+from agentkit.evaluation import statistics
 from agentkit.records import Task, Trajectory
 
 SOLVED = 0.5  # a task is solved when its success rate is above this: more than half of its samples are right
 DIFFICULTIES = ("easy", "medium", "hard")
 
-Samples = Sequence[Trajectory] | Mapping[int, Sequence[Trajectory]]  # of one policy; a mapping is by training seed
+Samples = (
+    Sequence[Trajectory] | Mapping[int, Sequence[Trajectory]]
+)  # of one policy; a mapping is by training seed
 Values = dict[str, list[list[float]]]  # by task and seed: the scored successes
 
 
-def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None, *, price: float | None = None) -> dict[str, Any]:
+def summarize(
+    trajectories: Samples, tasks: Iterable[Task] | None = None, *, price: float | None = None
+) -> dict[str, Any]:
     """Measure one policy.
 
     Args:
-        trajectories: one or several samples a task, or such a list for each training seed; those with success None are left
-            out of success and counted.
-        tasks: a suite that holds at least these tasks; without it there is no breakdown by category and difficulty.
+        trajectories: one or several samples a task, or such a list for each training seed; those with success
+            None are left out of success and counted.
+        tasks: a suite that holds at least these tasks; without it there is no breakdown by category and
+            difficulty.
         price: money for a million tokens, prompt and completion alike; gives ``cost_per_solved``.
 
     Returns:
-        The policy's entry of comparison.json. A figure with nothing to measure (no tool call, no success) is None.
+        The policy's entry of comparison.json. A figure with nothing to measure (no tool call, no success) is
+        None.
 
     Raises:
         ValueError: there is nothing to measure, a success is outside [0, 1], or a task is not in ``tasks``.
@@ -53,17 +59,25 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None, *, pri
 
 
 def task_success(trajectories: Samples) -> dict[str, float]:
-    """Mean success of each task's scored samples (of each seed's mean, for several). A task with none is left out."""
+    """Mean success of each task's scored samples (of each seed's mean, for several). A task with none is left
+    out.
+    """
     return {task: rate(seeds) for task, seeds in values_of(trajectories).items() if all(seeds)}
 
 
 def flatten(trajectories: Samples) -> list[Trajectory]:
     """All trajectories of a policy, of whatever training seed."""
-    return [t for own in trajectories.values() for t in own] if isinstance(trajectories, Mapping) else list(trajectories)
+    return (
+        [t for own in trajectories.values() for t in own]
+        if isinstance(trajectories, Mapping)
+        else list(trajectories)
+    )
 
 
 def values_of(trajectories: Samples) -> Values:
-    """Scored successes by task id, in order of first appearance, then by seed; empty lists where no sample is scored."""
+    """Scored successes by task id, in order of first appearance, then by seed; empty lists where no sample is
+    scored.
+    """
     by_seed = list(trajectories.values()) if isinstance(trajectories, Mapping) else [trajectories]
     values: Values = {}
     for seed, own in enumerate(by_seed):
@@ -72,7 +86,9 @@ def values_of(trajectories: Samples) -> Values:
             if t.success is None:
                 continue
             if not 0.0 <= t.success <= 1.0:  # also catches NaN
-                raise ValueError(f"task {t.task_id}, sample {t.sample}: success is {t.success}, which is not in [0, 1].")
+                raise ValueError(
+                    f"task {t.task_id}, sample {t.sample}: success is {t.success}, which is not in [0, 1]."
+                )
             scored.append(float(t.success))
     if not values:
         raise ValueError("there is no trajectory to measure. Roll out the policy first.")
@@ -112,7 +128,10 @@ def _ratios(trajectories: Sequence[Trajectory], price: float | None) -> dict[str
     """Measures that are a total over tasks divided by another, with intervals clustered by task."""
     counts: dict[str, Counter] = {}
     for t in trajectories:
-        count, solved = counts.setdefault(t.task_id, Counter()), t.success is not None and t.success > SOLVED
+        count, solved = (
+            counts.setdefault(t.task_id, Counter()),
+            t.success is not None and t.success > SOLVED,
+        )
         calls = [result.ok for turn in t.turns for result in turn.results]
         tokens = len(t.completion_ids)
         count.update(samples=1, tokens=tokens, calls=len(calls), failed=calls.count(False))
@@ -130,7 +149,9 @@ def _ratios(trajectories: Sequence[Trajectory], price: float | None) -> dict[str
     found: dict[str, Any] = {}
     intervals: dict[str, Any] = {}
     for name, (above, below, unit) in ratios.items():
-        numerators, denominators = (np.array([c[key] for c in counts.values()], dtype=np.float64) for key in (above, below))
+        numerators, denominators = (
+            np.array([c[key] for c in counts.values()], dtype=np.float64) for key in (above, below)
+        )
         found[name], intervals[name] = None, None
         if denominators.sum():
             ratio, pull = statistics.ratio_influence(numerators * unit, denominators)
@@ -140,7 +161,8 @@ def _ratios(trajectories: Sequence[Trajectory], price: float | None) -> dict[str
 
 
 def _draws(trajectories: Samples) -> dict[str, Any]:
-    """pass@k, pass^k and maj@k of each task and seed, for k = 1, 2, 4 ... up to the samples that half of the tasks have.
+    """pass@k, pass^k and maj@k of each task and seed, for k = 1, 2, 4 ... up to the samples that half of the
+    tasks have.
 
     A task with fewer than k scored samples is left out of that k; its n says so.
     """
@@ -156,7 +178,10 @@ def _draws(trajectories: Samples) -> dict[str, Any]:
     estimates = {"pass_at_k": _pass_at, "pass_hat_k": _pass_hat, "maj_at_k": _majority}
     return {
         name: {
-            str(k): measure({i: [[f(p, k)] * len(p) for p in seeds] for i, seeds in pools.items() if sizes[i] >= k}) for k in ks
+            str(k): measure(
+                {i: [[f(p, k)] * len(p) for p in seeds] for i, seeds in pools.items() if sizes[i] >= k}
+            )
+            for k in ks
         }
         for name, f in estimates.items()
     }
@@ -172,20 +197,30 @@ def _pass_hat(pool: Sequence[Trajectory], k: int) -> float:
 
 def _majority(pool: Sequence[Trajectory], k: int) -> float:
     """Right answers are one answer; wrong ones are alike where their texts are, white space and case aside."""
-    wrong = Counter(" ".join(t.answer.casefold().split()) for t in pool if t.success <= SOLVED and t.answer is not None)
+    wrong = Counter(
+        " ".join(t.answer.casefold().split()) for t in pool if t.success <= SOLVED and t.answer is not None
+    )
     right = sum(t.success > SOLVED for t in pool)
     return statistics.maj_at_k(right, list(wrong.values()), k, silent=len(pool) - right - wrong.total())
 
 
 def same_tasks(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str], both_ways: bool = True) -> None:
-    """Raises ValueError, naming the tasks, where the first lacks some of the second's or, both ways, the other way round."""
+    """Raises ValueError, naming the tasks, where the first lacks some of the second's or, both ways, the
+    other way round.
+    """
     for holder, lacking, missing in [(a, b, set(ids_a) - set(ids_b)), (b, a, set(ids_b) - set(ids_a))]:
         if missing and (both_ways or lacking == b):
-            shown = ", ".join(sorted(missing)[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-            raise ValueError(f"tasks of {holder} missing in {lacking} ({len(missing)}): {shown}. Use the same tasks.")
+            shown = ", ".join(sorted(missing)[:5]) + (
+                f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            )
+            raise ValueError(
+                f"tasks of {holder} missing in {lacking} ({len(missing)}): {shown}. Use the same tasks."
+            )
 
 
-def labels_of(values: Mapping[str, Any], tasks: Iterable[Task] | None) -> tuple[dict[str, str], dict[str, str]]:
+def labels_of(
+    values: Mapping[str, Any], tasks: Iterable[Task] | None
+) -> tuple[dict[str, str], dict[str, str]]:
     """Family and difficulty of each measured task; both empty without tasks."""
     if tasks is None:
         return {}, {}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from agentkit.statistics import POWER
-from agentkit.tables import percent
+from agentkit.evaluation.statistics import POWER
+from agentkit.evaluation.tables import percent
 
 TESTS = {
     "mcnemar_exact": "exact McNemar",
@@ -53,7 +53,13 @@ def tidy_rows(name: str, entry: dict[str, Any], rows: list[tuple[str, tuple[str,
         if isinstance(value, dict):
             yield name, title, value["success"], *(value["ci95"] or (None, None)), value["n"]
         elif value is not None:
-            yield name, title, value, *((entry.get("intervals") or {}).get(path[-1]) or (None, None)), entry["n"]
+            yield (
+                name,
+                title,
+                value,
+                *((entry.get("intervals") or {}).get(path[-1]) or (None, None)),
+                entry["n"],
+            )
 
 
 def paired_cells(block: dict[str, Any]) -> dict[str, str]:
@@ -82,18 +88,23 @@ def points(share: float) -> str:
     return f"{100 * share:+.1f}"
 
 
-def sentence(pair: dict[str, Any], flips: dict[str, list[str]] | None, family: int, unit: str = "tasks") -> str:
+def sentence(
+    pair: dict[str, Any], flips: dict[str, list[str]] | None, family: int, unit: str = "tasks"
+) -> str:
     """A tested pair in words, with its verdict."""
     low, high = pair["ci95"]
     holm = f"; Holm over {family} comparisons {pair['p_holm']:.2g}" if family > 1 and "p_holm" in pair else ""
     moved = (
-        f"; {len(flips['to_right'])} tasks went from wrong to right, {len(flips['to_wrong'])} from right to wrong"
+        f"; {len(flips['to_right'])} tasks went from wrong to right, {len(flips['to_wrong'])} from right to "
+        "wrong"
         if flips
         else ""
     )
     return (
-        f"{pair['a']} → {pair['b']}: {points(pair['diff'])} points [{points(low)}, {points(high)}], p = {pair['p']:.2g} "
-        f"({TESTS.get(pair['test'], pair['test'])}, {pair['n']} {unit}{holm}){moved}.{_verdict_sentence(pair, unit)}"
+        f"{pair['a']} → {pair['b']}: {points(pair['diff'])} points [{points(low)}, {points(high)}], p = "
+        f"{pair['p']:.2g} "
+        f"({TESTS.get(pair['test'], pair['test'])}, {pair['n']} "
+        f"{unit}{holm}){moved}.{_verdict_sentence(pair, unit)}"
     )
 
 
@@ -104,6 +115,4 @@ def _verdict_sentence(pair: dict[str, Any], unit: str) -> str:
         return f" {pair['b']} is {pair['verdict']}."
     if pair["detectable"] is None:
         return f" No difference shown (with {pair['n']} {unit} the test could have seen none)."
-    return (
-        f" No difference shown (the test could have seen {100 * pair['detectable']:.1f} points with {100 * POWER:.0f} % power)."
-    )
+    return f" No difference shown (the test could have seen {100 * pair['detectable']:.1f} points with {100 * POWER:.0f} % power)."

@@ -1,9 +1,10 @@
 """Trajectories to and from three formats of others, so that runs made elsewhere can be compared here.
 
-``messages`` data sets (Hugging Face, OpenAI's chat form), the Parquet files that TRL's ``log_completions`` writes, and logs of
-inspect_ai (.json and .eval). Each of them holds text; our records hold tokens as well. What we write therefore carries the
-whole record in one more column (or in the sample's metadata), and reads back equal, bit for bit. What others wrote is read
-as far as it goes. Every function reports what it leaves out in ``dropped``.
+``messages`` data sets (Hugging Face, OpenAI's chat form), the Parquet files that TRL's ``log_completions``
+writes, and logs of inspect_ai (.json and .eval). Each of them holds text; our records hold tokens as well.
+What we write therefore carries the whole record in one more column (or in the sample's metadata), and reads
+back equal, bit for bit. What others wrote is read as far as it goes. Every function reports what it leaves
+out in ``dropped``.
 """
 
 from agentkit.exchange.conversation import ExchangeError, Exported, Imported

@@ -1,4 +1,6 @@
-"""A conversation in OpenAI's form and a trajectory, one made from the other; the record that makes the way back exact."""
+"""A conversation in OpenAI's form and a trajectory, one made from the other; the record that makes the way
+back exact.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentkit.chat import parse_turn
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.rollouts.chat import parse_turn
 from agentkit.runs import RunError, trajectory_from
 from agentkit.verifiers import final_answer, verify
 
@@ -37,7 +39,9 @@ class Imported:
     """What was read."""
 
     trajectories: list[Trajectory]
-    tasks: list[Task]  # one a task: those that were given, else made from the rows, with the gold answer where they hold it
+    tasks: list[
+        Task
+    ]  # one a task: those that were given, else made from the rows, with the gold answer where they hold it
     dropped: tuple[str, ...]  # what was left out or could not be known, a phrase each
 
 
@@ -69,24 +73,32 @@ class Row:
     components: dict[str, float | None] = dataclasses.field(default_factory=dict)
 
 
-# ---- a trajectory as messages ----------------------------------------------------------------------------------------
+# ---- a trajectory as messages
+# ----------------------------------------------------------------------------------------
 def prompt_of(trajectory: Trajectory, tasks: Mapping[str, Task]) -> str:
     """The text of a trajectory's task. Raises ExchangeError where the task is not given."""
     if trajectory.task_id not in tasks:
         raise ExchangeError(
-            f"task {trajectory.task_id[:80]!r} of a trajectory is not among the tasks. Pass the suite it is from."
+            f"task {trajectory.task_id[:80]!r} of a trajectory is not among the tasks. Pass the suite it is "
+            "from."
         )
     return tasks[trajectory.task_id].prompt
 
 
 def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
-    """The conversation in OpenAI's form: user, then assistant and tool in turn; arguments of calls are JSON text."""
+    """The conversation in OpenAI's form: user, then assistant and tool in turn; arguments of calls are JSON
+    text.
+    """
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     for number, turn in enumerate(trajectory.turns):
         parsed = parse_turn(_END.sub("", turn.text))
-        asked = [(r.name, r.arguments) for r in turn.results if r.name] or [(c.name, c.arguments) for c in parsed.calls]
+        asked = [(r.name, r.arguments) for r in turn.results if r.name] or [
+            (c.name, c.arguments) for c in parsed.calls
+        ]
         calls = [_call(f"call_{number}_{i}", name, arguments) for i, (name, arguments) in enumerate(asked)]
-        messages.append({"role": "assistant", "content": parsed.text} | ({"tool_calls": calls} if calls else {}))
+        messages.append(
+            {"role": "assistant", "content": parsed.text} | ({"tool_calls": calls} if calls else {})
+        )
         ids = iter(call["id"] for call in calls)
         for result in turn.results:  # a malformed call has a reply and no call
             reply = {"role": "tool", "name": result.name, "content": result.observation}
@@ -95,7 +107,11 @@ def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
 
 
 def _call(identity: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"id": identity, "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    return {
+        "id": identity,
+        "type": "function",
+        "function": {"name": name, "arguments": json.dumps(arguments)},
+    }
 
 
 def encode_record(trajectory: Trajectory) -> str:
@@ -117,15 +133,17 @@ def decode_record(text: str, place: str) -> Trajectory:
         ) from None
 
 
-# ---- rows as trajectories --------------------------------------------------------------------------------------------
+# ---- rows as trajectories
+# --------------------------------------------------------------------------------------------
 def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], dropped: Counter) -> Imported:
     """Trajectories of rows; with ``tasks`` every answer is scored against them.
 
     Raises:
-        ExchangeError: a row is broken, its record does not fit its messages, or its task is not among ``tasks``.
+        ExchangeError: a row is broken, its record does not fit its messages, or its task is not among
+            ``tasks``.
     """
     given = list(tasks)
-    by_id, by_prompt = {task.id: task for task in given}, {task.prompt.strip(): task for task in given}
+    by_id, by_prompt = ({task.id: task for task in given}, {task.prompt.strip(): task for task in given})
     found: list[Trajectory] = []
     made: dict[str, Task] = {}
     for row in rows:
@@ -134,7 +152,8 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
             task = by_id.get(trajectory.task_id) or by_prompt.get(prompt.strip())
             if task is None:
                 raise ExchangeError(
-                    f"{row.place}: its task {trajectory.task_id[:60]!r} is not among the tasks given. Pass its suite."
+                    f"{row.place}: its task {trajectory.task_id[:60]!r} is not among the tasks given. Pass "
+                    "its suite."
                 )
             verdict = verify(task, trajectory)
             trajectory = replace(trajectory, task_id=task.id, success=verdict.value, why=verdict.why)
@@ -144,7 +163,9 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
     if not found:
         raise ExchangeError("there is no row to read. Name a file that holds some.")
     used = {t.task_id for t in found}
-    return Imported(numbered(found), [t for t in given if t.id in used] or list(made.values()), phrases(dropped))
+    return Imported(
+        numbered(found), [t for t in given if t.id in used] or list(made.values()), phrases(dropped)
+    )
 
 
 def _trajectory(row: Row, policy: str, dropped: Counter) -> tuple[Trajectory, str]:
@@ -153,7 +174,8 @@ def _trajectory(row: Row, policy: str, dropped: Counter) -> tuple[Trajectory, st
         trajectory = decode_record(row.record, row.place)
         if _plain(as_messages(trajectory, prompt)) != _plain(row.messages):
             raise ExchangeError(
-                f"{row.place}: its messages are not those of its record in {RECORD!r}, so one of them was changed. "
+                f"{row.place}: its messages are not those of its record in {RECORD!r}, so one of them was "
+                "changed. "
                 "Drop the record to read the messages as they are."
             )
         return trajectory, prompt
@@ -193,17 +215,26 @@ def numbered(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return done
 
 
-def _turns(messages: Sequence[Mapping[str, Any]], place: str, dropped: Counter) -> tuple[str, list[Turn], bool]:
+def _turns(
+    messages: Sequence[Mapping[str, Any]], place: str, dropped: Counter
+) -> tuple[str, list[Turn], bool]:
     """Prompt, turns, and whether the last turn answers."""
     asked, turns, open_calls = [], [], {}
     for message in messages:
         role, content = message["role"], _content(message, dropped)
         if role == "assistant":
-            dropped["where turns end in text that holds tool replies itself (each is one turn)"] += "<tool_response>" in content
+            dropped["where turns end in text that holds tool replies itself (each is one turn)"] += (
+                "<tool_response>" in content
+            )
             calls = message.get("tool_calls") or []
             asked_for = [_asked(call, place) for call in calls]
-            open_calls = {str(call.get("id") or i): a for i, (call, a) in enumerate(zip(calls, asked_for, strict=True))}
-            blocks = [f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>" for n, a in open_calls.values()]
+            open_calls = {
+                str(call.get("id") or i): a for i, (call, a) in enumerate(zip(calls, asked_for, strict=True))
+            }
+            blocks = [
+                f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>"
+                for n, a in open_calls.values()
+            ]
             turns.append(Turn("\n".join([content, *blocks] if content else blocks), (0, 0)))
         elif not turns:
             dropped["system prompts"] += role != "user"
@@ -213,7 +244,9 @@ def _turns(messages: Sequence[Mapping[str, Any]], place: str, dropped: Counter) 
             result = _reply(message, content, open_calls)
             turns[-1] = replace(turns[-1], results=(*turns[-1].results, result))
     if not turns:
-        raise ExchangeError(f"{place} has no assistant message, so there is no trajectory in it. Remove the row.")
+        raise ExchangeError(
+            f"{place} has no assistant message, so there is no trajectory in it. Remove the row."
+        )
     return "\n\n".join(asked), turns, not (open_calls or turns[-1].results)
 
 
@@ -231,10 +264,18 @@ def _reply(message: Mapping[str, Any], content: str, open_calls: dict[str, tuple
 def _asked(call: Any, place: str) -> tuple[str, dict]:
     """Name and arguments of one entry of tool_calls, OpenAI's form or inspect_ai's flat one."""
     function = call.get("function") if isinstance(call, dict) else None
-    inner = function if isinstance(function, dict) else call | {"name": function} if isinstance(function, str) else call
+    inner = (
+        function
+        if isinstance(function, dict)
+        else call | {"name": function}
+        if isinstance(function, str)
+        else call
+    )
     name, arguments = (inner.get("name"), inner.get("arguments")) if isinstance(inner, dict) else (None, None)
     if not isinstance(name, str):
-        raise ExchangeError(f"{place}: a tool call has no name ({str(call)[:80]}). Give it one, or remove the row.")
+        raise ExchangeError(
+            f"{place}: a tool call has no name ({str(call)[:80]}). Give it one, or remove the row."
+        )
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
@@ -267,13 +308,22 @@ def checked_messages(messages: Any, place: str) -> list[dict[str, Any]]:
     if hasattr(messages, "tolist"):  # Parquet lists come as arrays
         messages = messages.tolist()
     if not isinstance(messages, list):
-        raise ExchangeError(f"{place} is {type(messages).__name__}, not a list of messages. Give [{{'role', 'content'}}, ...].")
+        raise ExchangeError(
+            f"{place} is {type(messages).__name__}, not a list of messages. Give [{{'role', 'content'}}, "
+            f"...]."
+        )
     for number, message in enumerate(messages, start=1):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in _ROLES:
-            raise ExchangeError(f"{place}, message {number} has the role {str(role)[:40]!r}. Use one of {', '.join(_ROLES)}.")
-        if not isinstance(message.get("content"), str | list | None) or not isinstance(message.get("tool_calls"), list | None):
-            raise ExchangeError(f"{place}, message {number}: content must be text or a list of parts, tool_calls a list.")
+            raise ExchangeError(
+                f"{place}, message {number} has the role {str(role)[:40]!r}. Use one of {', '.join(_ROLES)}."
+            )
+        if not isinstance(message.get("content"), str | list | None) or not isinstance(
+            message.get("tool_calls"), list | None
+        ):
+            raise ExchangeError(
+                f"{place}, message {number}: content must be text or a list of parts, tool_calls a list."
+            )
     return messages
 
 

@@ -1,6 +1,8 @@
-"""The small agent that ships: a Qwen3-architecture model of about two million parameters that knows formats, not facts.
+"""The small agent that ships: a Qwen3-architecture model of about two million parameters that knows formats,
+not facts.
 
-It was pre-trained on transcripts about made-up worlds (world.py, pretrain.py). ``agentkit nano`` makes it again.
+It was pre-trained on transcripts about made-up worlds (world.py, pretrain.py). ``agentkit nano`` makes it
+again.
 """
 
 from __future__ import annotations

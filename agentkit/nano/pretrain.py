@@ -1,8 +1,8 @@
 """Make the small agent: a tokenizer and a model trained from nothing on transcripts about made-up worlds.
 
-The transcripts are rollouts of the scripted expert through the real tools and the real rollout loop; half come from a
-flawless expert, half from experts of mixed quality, as a crawl would hold both. Loss on the expert's own tokens only.
-Everything is seeded; on two CPU cores it takes under 45 minutes.
+The transcripts are rollouts of the scripted expert through the real tools and the real rollout loop; half
+come from a flawless expert, half from experts of mixed quality, as a crawl would hold both. Loss on the
+expert's own tokens only. Everything is seeded; on two CPU cores it takes under 45 minutes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentkit.environment import environments
-from agentkit.knowledge import Corpus, facts, passage
 from agentkit.nano import DATA
 from agentkit.nano.world import make_world, person, place, title
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
@@ -33,13 +31,16 @@ from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import Limits, rollout
 from agentkit.tasks import DEFAULT_FAMILIES, FAMILIES, PlanError, default_tools, solve
+from agentkit.tools.corpus import Corpus, facts, passage
+from agentkit.tools.environments import environments
 
 VOCABULARY = 2048
 MUON_RATE, ADAM_RATE = 2e-2, 3e-3
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 UNCUT = Limits(max_turn_tokens=2048, max_tokens=8192)  # of the expert: the first tokenizer knows only bytes
-# Digits apart, words with their leading space, and whatever lies between them, so that JSON syntax takes few tokens.
+# Digits apart, words with their leading space, and whatever lies between them, so that JSON syntax takes few
+# tokens.
 _SPLIT = r"\p{N}| ?\p{L}+|(?:(?! \p{L})[^\p{L}\p{N}])+"
 MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 4, "head_dim": 48, "tie_word_embeddings": True, "max_position_embeddings": 2048,
@@ -54,7 +55,9 @@ def draft_tasks(corpus: Corpus, count: int, rng: random.Random) -> list[Task]:
         while task is None:
             task = FAMILIES[name](corpus, rng)
         try:
-            if "search" in task.tools:  # programs were run when they were drafted; a search may find something else
+            if (
+                "search" in task.tools
+            ):  # programs were run when they were drafted; a search may find something else
                 solve(task, tools)
         except PlanError:
             continue
@@ -80,7 +83,9 @@ def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer on transcripts of a few worlds, read with a tokenizer of single bytes."""
+    """Train the byte-level BPE tokenizer on transcripts of a few worlds, read with a tokenizer of single
+    bytes.
+    """
     bytes_only = _wrap(_bpe([], train=False))
     texts = []
     for batch in transcripts(bytes_only, range(900_000, 900_006), 250):
@@ -93,7 +98,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 def _bpe(texts: Sequence[str], train: bool = True) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(MARKUP),
@@ -120,24 +127,38 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 def make_model(tokenizer: Any, seed: int) -> Qwen3ForCausalLM:
     """An untrained model for a tokenizer."""
     torch.manual_seed(seed)
-    ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    ids = {
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
     return Qwen3ForCausalLM(Qwen3Config(vocab_size=len(tokenizer), **MODEL, **ids))
 
 
-def batches(trajectories: Sequence[Trajectory], size: int, rng: random.Random, pad: int) -> Iterator[tuple[torch.Tensor, ...]]:
+def batches(
+    trajectories: Sequence[Trajectory], size: int, rng: random.Random, pad: int
+) -> Iterator[tuple[torch.Tensor, ...]]:
     """Ids, labels and mask (B, T), rows of like length together, batches in random order."""
-    order = sorted(range(len(trajectories)), key=lambda i: len(trajectories[i].completion_ids) + rng.random() * 30)
+    order = sorted(
+        range(len(trajectories)), key=lambda i: len(trajectories[i].completion_ids) + rng.random() * 30
+    )
     groups = [order[i : i + size] for i in range(0, len(order), size)]
     rng.shuffle(groups)
     for group in groups:
         rows = [trajectories[i] for i in group]
-        yield collate([(t.prompt_ids + t.completion_ids, (0,) * len(t.prompt_ids) + t.action_mask) for t in rows], pad)
+        yield collate(
+            [(t.prompt_ids + t.completion_ids, (0,) * len(t.prompt_ids) + t.action_mask) for t in rows], pad
+        )
 
 
-def copy_batches(tokenizer: Any, steps: int, size: int = 32, count: int = 5) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Ids, labels and mask of sentences about a made-up world, said twice, in two orders. Loss on the second time.
+def copy_batches(
+    tokenizer: Any, steps: int, size: int = 32, count: int = 5
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Ids, labels and mask of sentences about a made-up world, said twice, in two orders. Loss on the second
+    time.
 
-    Copying is the skill everything else rests on, and it is learnt fastest where half of all tokens are copies.
+    Copying is the skill everything else rests on, and it is learnt fastest where half of all tokens are
+    copies.
     """
     with tempfile.TemporaryDirectory() as folder:
         for step in range(steps):
@@ -148,7 +169,9 @@ def copy_batches(tokenizer: Any, steps: int, size: int = 32, count: int = 5) -> 
             rows = []
             for _ in range(size):
                 chosen = rng.sample(sentences, count)
-                first, second = (tokenizer("\n".join(x) + "\n")["input_ids"] for x in (chosen, rng.sample(chosen, count)))
+                first, second = (
+                    tokenizer("\n".join(x) + "\n")["input_ids"] for x in (chosen, rng.sample(chosen, count))
+                )
                 rows.append((first + second, [0] * len(first) + [1] * len(second)))
             yield collate(rows, tokenizer.pad_token_id)
 
@@ -193,10 +216,17 @@ class _Training:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.step, self.tokens, self.losses = self.step + 1, self.tokens + int(mask.sum()), [*self.losses[-49:], loss.item()]
+        self.step, self.tokens, self.losses = (
+            self.step + 1,
+            self.tokens + int(mask.sum()),
+            [*self.losses[-49:], loss.item()],
+        )
         if self.step % 50 == 0:
             minutes = (time.monotonic() - self.start) / 60
-            print(f"step {self.step} loss {sum(self.losses) / len(self.losses):.4f} minutes {minutes:.1f}", flush=True)
+            print(
+                f"step {self.step} loss {sum(self.losses) / len(self.losses):.4f} minutes {minutes:.1f}",
+                flush=True,
+            )
 
     @property
     def finished(self) -> bool:
@@ -208,10 +238,15 @@ def make_optimizers(model: Any) -> dict[torch.optim.Optimizer, float]:
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=0.01, momentum=0.95)
-    return {muon: MUON_RATE, torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0): ADAM_RATE}
+    return {
+        muon: MUON_RATE,
+        torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0): ADAM_RATE,
+    }
 
 
-def pretrain(out: Path = DATA, *, seed: int = 0, minutes: float = 44.0, copy_steps: int = 400, per_world: int = 400) -> dict:
+def pretrain(
+    out: Path = DATA, *, seed: int = 0, minutes: float = 44.0, copy_steps: int = 400, per_world: int = 400
+) -> dict:
     """Train tokenizer and model and write them to ``out``.
 
     Args:
@@ -237,7 +272,13 @@ def pretrain(out: Path = DATA, *, seed: int = 0, minutes: float = 44.0, copy_ste
         if training.finished:
             break
     loss = sum(training.losses) / len(training.losses)
-    report = {"seed": seed, "minutes": minutes, "steps": training.step, "tokens": training.tokens, "loss": loss}
+    report = {
+        "seed": seed,
+        "minutes": minutes,
+        "steps": training.step,
+        "tokens": training.tokens,
+        "loss": loss,
+    }
     report |= {"greedy_success_unseen_world": greedy_success(model, tokenizer)}
     save(model, tokenizer, out, report)
     return report

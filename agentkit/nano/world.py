@@ -8,29 +8,54 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from agentkit.knowledge import build
+from agentkit.tools.corpus import build
 
 _FRAGMENTS = (
-    "a al am an ar as at ba bar be bel ben ber bi bo bor bra bri bru bu ca can car ce cel cen cha che chi cho ci cla co con "
-    "cor cra cri cro cu da dal dan dar de del den der di din do don dor dra dre du e ed el en er es et fa fal fe fer fi fin "
-    "fla fo for fra fu ga gal gan gar ge gen ger gi gla go gon gor gra gre gri gu ha hal ham han har he hel hen her hi ho "
-    "hol hor hu i ia ic ie il im in ing ir is it ja jan je jo ju ka kal kan kar ke kel ken ker ki kin ko kon kor kra ku la "
-    "lan lar las le len ler les li lin lis lo lon lor lu ma mal man mar mas me mel men mer mi mil min mo mon mor mu na nan "
-    "nar ne nel nen ner ni nin no nor nu o ol on or os ou pa pal pan par pe pel pen per pi pin po pol por pra pre pri pro "
-    "qua que qui ra ran ras re ren res ri rin ris ro ron ros ru sa sal san sar se sel sen ser sha she shi sho si sin so sol "
-    "son sor sta ste sti sto stra su ta tal tan tar te tel ten ter tha the thi ti tin to ton tor tra tre tri tro tu u ul un "
+    "a al am an ar as at ba bar be bel ben ber bi bo bor bra bri bru bu ca can car ce cel cen cha che chi "
+    "cho ci cla co con "
+    "cor cra cri cro cu da dal dan dar de del den der di din do don dor dra dre du e ed el en er es et fa "
+    "fal fe fer fi fin "
+    "fla fo for fra fu ga gal gan gar ge gen ger gi gla go gon gor gra gre gri gu ha hal ham han har he hel "
+    "hen her hi ho "
+    "hol hor hu i ia ic ie il im in ing ir is it ja jan je jo ju ka kal kan kar ke kel ken ker ki kin ko kon "
+    "kor kra ku la "
+    "lan lar las le len ler les li lin lis lo lon lor lu ma mal man mar mas me mel men mer mi mil min mo mon "
+    "mor mu na nan "
+    "nar ne nel nen ner ni nin no nor nu o ol on or os ou pa pal pan par pe pel pen per pi pin po pol por "
+    "pra pre pri pro "
+    "qua que qui ra ran ras re ren res ri rin ris ro ron ros ru sa sal san sar se sel sen ser sha she shi "
+    "sho si sin so sol "
+    "son sor sta ste sti sto stra su ta tal tan tar te tel ten ter tha the thi ti tin to ton tor tra tre tri "
+    "tro tu u ul un "
     "ur us va val van ver vi vin vo vor wa wal wan we wel wer wi win wo wood ya ye yo za zan ze zi zo "
 ).split()
 _ACCENTED = "àáâãäåçèéêëíîïñóôöøúüāēīōūăćčęğıłńřśşšţźżžạảấầậắếềễệịọốồộớủứừ"
 _LETTERS = 4 * "abcdefghijklmnopqrstuvwxyzaeioaeionrst" + _ACCENTED
 _SMALL = "of the and in on to for a from with at by".split()
-_SUFFIXES = ["stan", "land", "ia", " Islands", " City", "ville", "burg", "ton", "ium", "son", "er", "ing", "ed", "s"]
+_SUFFIXES = [
+    "stan",
+    "land",
+    "ia",
+    " Islands",
+    " City",
+    "ville",
+    "burg",
+    "ton",
+    "ium",
+    "son",
+    "er",
+    "ing",
+    "ed",
+    "s",
+]
 _CONTINENTS = ["Africa", "Asia", "Europe", "North America", "Oceania", "South America"]
 COUNTRIES, CITIES, ELEMENTS, FILMS = 60, 150, 60, 220
 
 
 def word(rng: random.Random, parts: int | None = None) -> str:
-    """One made-up capitalised word: fragments as they occur in many languages, or now and then any letters at all."""
+    """One made-up capitalised word: fragments as they occur in many languages, or now and then any letters at
+    all.
+    """
     if rng.random() < 0.12:
         text = "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 8)))
     else:
@@ -50,7 +75,8 @@ def person(rng: random.Random) -> str:
     """A made-up person: two or three words, sometimes an initial."""
     first = word(rng, 2) if rng.random() < 0.9 else f"{rng.choice('ABCDEFGHJKLMNPRSTW')}."
     middle = rng.choices(
-        [[], [f"{rng.choice('ABCDEFGHJKLMNPRSTW')}."], [rng.choice(["de", "van", "von", "Mc", "O'"])]], [10, 1, 2]
+        [[], [f"{rng.choice('ABCDEFGHJKLMNPRSTW')}."], [rng.choice(["de", "van", "von", "Mc", "O'"])]],
+        [10, 1, 2],
     )[0]
     return " ".join([first, *middle, word(rng, rng.choice([1, 2, 3]))])
 
@@ -98,9 +124,14 @@ def make_world(path: str | Path, seed: int) -> Path:
         )
         for i, name in enumerate(countries)
     ]
-    neighbours = [(c, o) for c in countries for o in rng.sample([x for x in countries if x != c], rng.choice([1, 1, 2, 3]))]
+    neighbours = [
+        (c, o)
+        for c in countries
+        for o in rng.sample([x for x in countries if x != c], rng.choice([1, 1, 2, 3]))
+    ]
     city_rows = [
-        (n, countries[i] if i < COUNTRIES else rng.choice(countries), _size(rng, 4.7, 7.4)) for i, n in enumerate(cities)
+        (n, countries[i] if i < COUNTRIES else rng.choice(countries), _size(rng, 4.7, 7.4))
+        for i, n in enumerate(cities)
     ]
     finders = _distinct(person, rng, ELEMENTS)
     elements = [
@@ -112,7 +143,9 @@ def make_world(path: str | Path, seed: int) -> Path:
             rng.randint(1600, 2020),
             finders[i],
         )
-        for i, name in enumerate(_distinct(lambda r: word(r, r.choice([2, 3])) + r.choice(["", "ium", "on"]), rng, ELEMENTS))
+        for i, name in enumerate(
+            _distinct(lambda r: word(r, r.choice([2, 3])) + r.choice(["", "ium", "on"]), rng, ELEMENTS)
+        )
     ]
     directors = _distinct(person, rng, FILMS // 3)
     films = [

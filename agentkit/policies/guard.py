@@ -1,7 +1,8 @@
 """The sync guard: after weights were handed to an engine, does it compute what the trainer computes?
 
-A stale prefix cache, weights loaded into the wrong place and log-probabilities of another kind all leave an engine that
-answers without complaint; the run would learn from samples of another policy. Comparing a few log-probabilities tells.
+A stale prefix cache, weights loaded into the wrong place and log-probabilities of another kind all leave an
+engine that answers without complaint; the run would learn from samples of another policy. Comparing a few
+log-probabilities tells.
 """
 
 from __future__ import annotations
@@ -14,11 +15,19 @@ from typing import Any
 
 import torch
 
-from agentkit.policies.base import EngineError, Policy, Request
 from agentkit.records import Task
+from agentkit.rollouts.policy import EngineError, Policy, Request
 
-PROBES, PROBE_LENGTH, PROBE_TOKENS = 4, 320, 12  # prompts, tokens in each (more than two of vLLM's blocks), tokens sampled
-THRESHOLDS = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}  # mean, nats; rounding alone stays far below
+PROBES, PROBE_LENGTH, PROBE_TOKENS = (
+    4,
+    320,
+    12,
+)  # prompts, tokens in each (more than two of vLLM's blocks), tokens sampled
+THRESHOLDS = {
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.05,
+    torch.float16: 0.05,
+}  # mean, nats; rounding alone stays far below
 TEXT = "The lighthouse keeper counted 1,024 waves, wrote the number down and asked: what is 7 times 13, and who lives in Oslo? "
 _TASK = Task("sync-probe", "", "")
 
@@ -47,7 +56,9 @@ def gap(engine: Sequence[Sequence[float]], trainer: Sequence[Sequence[float]]) -
         ValueError: the rows do not line up, or hold no token.
     """
     if [len(row) for row in engine] != [len(row) for row in trainer] or not any(engine):
-        raise ValueError("engine and trainer must give one log-probability for each of the same tokens, and one at least")
+        raise ValueError(
+            "engine and trainer must give one log-probability for each of the same tokens, and one at least"
+        )
     pairs = [(a, b) for rows in zip(engine, trainer, strict=True) for a, b in zip(*rows, strict=True)]
     apart = (torch.tensor(pairs, dtype=torch.float64) * torch.tensor([1.0, -1.0])).sum(1).abs()  # (tokens,)
     return Gap(float(apart.mean()), float(apart.max()), len(pairs))
@@ -84,21 +95,29 @@ def sync(policy: Policy, model: Any, temperature: float, threshold: float = 0.0)
     probes = probe_prompts(policy.tokenizer)
     with ThreadPoolExecutor(1) as thread:  # a notebook's own event loop may be running in this one
         samples = thread.submit(asyncio.run, _probe(policy, probes, temperature)).result()
-    trainer = [sampled_logprobs(model, list(ids), sample.ids, temperature) for ids, sample in zip(probes, samples, strict=True)]
+    trainer = [
+        sampled_logprobs(model, list(ids), sample.ids, temperature)
+        for ids, sample in zip(probes, samples, strict=True)
+    ]
     found = gap([sample.logprobs for sample in samples], trainer)
     threshold = threshold or THRESHOLDS[model.dtype]
     if not found.mean <= threshold:
         raise SyncError(
-            f"after the weights were handed over, engine and trainer differ by {found.mean:.2g} nats a token (largest"
-            f" {found.largest:.2g}, over {found.tokens} tokens; the limit is {threshold:g}): the engine serves other weights,"
-            " keeps a stale prefix cache, or gives log-probabilities of another kind (start servers with agentkit serve)."
+            f"after the weights were handed over, engine and trainer differ by {found.mean:.2g} nats a token "
+            "(largest"
+            f" {found.largest:.2g}, over {found.tokens} tokens; the limit is {threshold:g}): the engine "
+            "serves other weights,"
+            " keeps a stale prefix cache, or gives log-probabilities of another kind (start servers with "
+            "agentkit serve)."
             " The run stops before it learns from them"
         )
     return found
 
 
 async def _probe(policy: Policy, probes: Sequence[Sequence[int]], temperature: float) -> list[Any]:
-    requests = [Request(_TASK, -2 - i, 0, list(ids), (i,), PROBE_TOKENS, temperature) for i, ids in enumerate(probes)]
+    requests = [
+        Request(_TASK, -2 - i, 0, list(ids), (i,), PROBE_TOKENS, temperature) for i, ids in enumerate(probes)
+    ]
     try:
         return await asyncio.gather(*map(policy.sample, requests))
     finally:
@@ -108,7 +127,9 @@ async def _probe(policy: Policy, probes: Sequence[Sequence[int]], temperature: f
 
 @torch.no_grad()
 def sampled_logprobs(model: Any, prompt: list[int], completion: list[int], temperature: float) -> list[float]:
-    """The model's log-probabilities of a completion's T tokens after a prompt, at a temperature (1 where it is 0)."""
+    """The model's log-probabilities of a completion's T tokens after a prompt, at a temperature (1 where it
+    is 0).
+    """
     training = model.training
     model.eval()
     try:

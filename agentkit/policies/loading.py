@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from agentkit.nano import model_path
-from agentkit.policies.base import Policy
 from agentkit.policies.guard import sync
 from agentkit.policies.server import ServerPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
-from agentkit.recipes import Recipe
+from agentkit.rollouts.policy import Policy
+from agentkit.runs.recipe import Recipe
 
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
 
@@ -55,13 +55,15 @@ def longest(model: Any, recipe: Recipe) -> int:
 
 
 def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe) -> Policy:
-    """The policy that samples from a loaded model on the recipe's engine; ``name`` is recorded in its trajectories.
+    """The policy that samples from a loaded model on the recipe's engine; ``name`` is recorded in its
+    trajectories.
 
-    An engine apart from the model is given its weights and must then compute the same (``guard.sync``). Close the policy,
-    or use it in a ``with`` statement, to give back what the engine holds.
+    An engine apart from the model is given its weights and must then compute the same (``guard.sync``). Close
+    the policy, or use it in a ``with`` statement, to give back what the engine holds.
 
     Raises:
-        EngineError: the engine is not installed, does not answer or computes something else; the message says what to do.
+        EngineError: the engine is not installed, does not answer or computes something else; the message says
+            what to do.
     """
     lora = recipe.weight_sync == "lora"
     if recipe.engine == "transformers" or (recipe.engine == "unsloth" and not torch.cuda.is_available()):
@@ -69,9 +71,14 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe) -> Policy
     if recipe.engine == "server":
         policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora)
     else:
-        share, engine = recipe.engine_memory, getattr(model, "agentkit_engine", None)  # Unsloth's, where it loaded the model
+        share, engine = (
+            recipe.engine_memory,
+            getattr(model, "agentkit_engine", None),
+        )  # Unsloth's, where it loaded the model
         length = longest(model, recipe)
-        policy = VllmPolicy(model, tokenizer, name, lora=lora, max_length=length, memory_share=share, engine=engine)
+        policy = VllmPolicy(
+            model, tokenizer, name, lora=lora, max_length=length, memory_share=share, engine=engine
+        )
     try:
         sync(policy, model, recipe.temperature, recipe.sync_threshold)
     except BaseException:

@@ -1,6 +1,7 @@
 """The scripted policy: an expert with stated flaw rates that plays its plan through the real tools.
 
-It needs no model. Its transcripts are the demonstrations of the SFT cold start, and it drives tests and examples.
+It needs no model. Its transcripts are the demonstrations of the SFT cold start, and it drives tests and
+examples.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from agentkit.chat import format_call
-from agentkit.policies.base import Policy, Request, Sample
 from agentkit.records import Task, ToolResult
+from agentkit.rollouts.chat import format_call
+from agentkit.rollouts.policy import Policy, Request, Sample
 from agentkit.tasks.expert import answer_of, fill
 
 Script = Generator[str, tuple[ToolResult, ...], None]
@@ -24,8 +25,12 @@ class Flaws:
     """How often the demonstrating expert errs; each rate is a probability per occasion."""
 
     skip_lookup: float = 0.0  # per lookup after the first: makes a value up, or stops a hop short
-    wrong_operation: float = 0.0  # per calculation: adds where it should divide, and the like; per function: nearly right code
-    in_head: float = 0.0  # per calculation: states a result without the calculator; per function: submits it untested
+    wrong_operation: float = (
+        0.0  # per calculation: adds where it should divide, and the like; per function: nearly right code
+    )
+    in_head: float = (
+        0.0  # per calculation: states a result without the calculator; per function: submits it untested
+    )
     give_up: float = 0.0  # per lookup after the first: says that it could not find out
     malformed: float = 0.0  # per call: writes it wrong first, reads the error, and repeats it
 
@@ -72,7 +77,11 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str) -> Scri
     say = partial(_say, tool_format=tool_format)
     chain = all(step["tool"] == "search" for step in task.meta["plan"])
     values: list[str] = []
-    mistake = rng.choice(task.meta["near_misses"]) if _writes_code(task) and rng.random() < flaws.wrong_operation else None
+    mistake = (
+        rng.choice(task.meta["near_misses"])
+        if _writes_code(task) and rng.random() < flaws.wrong_operation
+        else None
+    )
     for number, step in enumerate(task.meta["plan"]):
         arguments = dict(step["arguments"])
         if step["tool"] == "python":
@@ -99,7 +108,9 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str) -> Scri
         if rng.random() < flaws.malformed:
             yield _slip(step["tool"], arguments, rng, tool_format)
         (result,) = yield format_call(step["tool"], arguments, tool_format)
-        values.append(step.get("expect", result.observation) if mistake is None else result.observation.strip())
+        values.append(
+            step.get("expect", result.observation) if mistake is None else result.observation.strip()
+        )
         if not result.ok:
             break
     yield say(mistake if mistake is not None and "answer_if" in task.meta else answer_of(task, values[-1]))
@@ -110,7 +121,9 @@ def _writes_code(task: Task) -> bool:
 
 
 def _say(answer: str, tool_format: str) -> str:
-    """The final turn's text. Code of several lines is fenced, since the line after "Answer:" holds one line only."""
+    """The final turn's text. Code of several lines is fenced, since the line after "Answer:" holds one line
+    only.
+    """
     if tool_format == "search_r1":
         return f"<answer> {answer} </answer>"
     return f"```python\n{answer}\n```" if "\n" in answer else f"Answer: {answer}"
@@ -123,7 +136,9 @@ def _made_up(value: str, rng: random.Random) -> str:
 
 
 def _guess(task: Task, rng: random.Random) -> str:
-    """The answer somebody states without calculating: any of the names or codes it may be, or a number of the right size."""
+    """The answer somebody states without calculating: any of the names or codes it may be, or a number of the
+    right size.
+    """
     if "answer_if" in task.meta and _writes_code(task):
         return rng.choice([task.answer, *task.meta["near_misses"]])
     if "answer_if" in task.meta:
@@ -143,9 +158,13 @@ def _wrong(expression: str, rng: random.Random) -> str:
 
 
 def _slip(name: str, arguments: dict, rng: random.Random, tool_format: str) -> str:
-    """A call gone wrong: a tool that does not exist, where the format can name one, or an end that is missing."""
+    """A call gone wrong: a tool that does not exist, where the format can name one, or an end that is
+    missing.
+    """
     if rng.random() < 0.5 and tool_format != "search_r1":
-        return format_call({"search": "lookup", "calculator": "compute"}.get(name, f"my_{name}"), arguments, tool_format)
+        return format_call(
+            {"search": "lookup", "calculator": "compute"}.get(name, f"my_{name}"), arguments, tool_format
+        )
     text = format_call(name, arguments, tool_format)
     for whole, cut in (('"}}', '"}'), ("</function>", ""), ("</search>", "")):
         text = text.replace(whole, cut)

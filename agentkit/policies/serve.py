@@ -1,4 +1,5 @@
-"""The command that serves a model for the server policy: vLLM's own server with what the policy needs switched on.
+"""The command that serves a model for the server policy: vLLM's own server with what the policy needs
+switched on.
 
 Leaves out: starting and watching several replicas, which is a process manager's work.
 """
@@ -13,14 +14,16 @@ from pathlib import Path
 
 import torch
 
-from agentkit.policies.base import EngineError
 from agentkit.policies.loading import load_agent
 from agentkit.policies.server import API_KEY
 from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missing
 from agentkit.policies.weights import HeadPadding, save_weights
+from agentkit.rollouts.policy import EngineError
 
 SERVED = "agentkit"  # what the server calls the model
-CPU_SERVER = CPU_ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # its worker is no process of its own: less memory
+CPU_SERVER = CPU_ENVIRONMENT | {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0"
+}  # its worker is no process of its own: less memory
 
 
 def serve_command(
@@ -29,12 +32,14 @@ def serve_command(
 ) -> tuple[list[str], dict[str, str]]:  # fmt: skip
     """Command line and environment of a server.
 
-    A server of this kind lets whoever reaches it load weights and run its worker's methods: keep it on the local machine
-    or in a private network. An API key (environment variable AGENTKIT_API_KEY) guards completions only.
+    A server of this kind lets whoever reaches it load weights and run its worker's methods: keep it on the
+    local machine or in a private network. An API key (environment variable AGENTKIT_API_KEY) guards
+    completions only.
 
     Args:
         model: "nano", a folder or a hub name.
-        folder: where the model is written if it cannot be served as it lies: with adapters merged in, or padded for a CPU.
+        folder: where the model is written if it cannot be served as it lies: with adapters merged in, or
+            padded for a CPU.
         merge: adapter folders merged in.
         host: address to listen on.
         port: port to listen on.
@@ -55,14 +60,33 @@ def serve_command(
         save_weights(loaded, folder, padding)
         tokenizer.save_pretrained(folder)
         source = str(folder)
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", source, "--served-model-name", SERVED]
+    command = [
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        source,
+        "--served-model-name",
+        SERVED,
+    ]
     command += ["--host", host, "--port", str(port), "--dtype", str(loaded.dtype).removeprefix("torch.")]
-    command += ["--logprobs-mode", "processed_logprobs", "--generation-config", "vllm", "--worker-extension-cls", EXTENSION]
+    command += [
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--generation-config",
+        "vllm",
+        "--worker-extension-cls",
+        EXTENSION,
+    ]
     command += ["--gpu-memory-utilization", str(memory_share)] + (
         ["--enforce-eager", "--no-enable-chunked-prefill"] if cpu else []
     )
     command += ["--max-model-len", str(max_length)] if max_length else []
-    command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(lora_rank(max_lora_rank))] if max_lora_rank else []
+    command += (
+        ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(lora_rank(max_lora_rank))]
+        if max_lora_rank
+        else []
+    )
     environment = (CPU_SERVER if cpu else {}) | {"VLLM_NO_USAGE_STATS": "1"} | dict(os.environ)
     environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # the ways to load weights and to drop the prefix cache
     if max_lora_rank:

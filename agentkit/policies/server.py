@@ -1,9 +1,11 @@
-"""The server policy: turns sampled by vLLM servers over their OpenAI-compatible completions, token ids in and out.
+"""The server policy: turns sampled by vLLM servers over their OpenAI-compatible completions, token ids in and
+out.
 
-Several replicas of one model share the load: a request goes to the one with the least in flight, with some preference for
-the one that served the trajectory's last turn and still has its keys and values. A replica that fails is left out and its
-requests go to another; since a request carries its own seed, the sample stays the same. A replica that comes back is used
-again after the next ``sync``, which brings it the weights it missed. ``serve.py`` starts servers that fit.
+Several replicas of one model share the load: a request goes to the one with the least in flight, with some
+preference for the one that served the trajectory's last turn and still has its keys and values. A replica
+that fails is left out and its requests go to another; since a request carries its own seed, the sample stays
+the same. A replica that comes back is used again after the next ``sync``, which brings it the weights it
+missed. ``serve.py`` starts servers that fit.
 """
 
 from __future__ import annotations
@@ -24,12 +26,17 @@ from typing import Any
 import httpx
 from peft import PeftModel
 
-from agentkit.policies.base import EngineError, Policy, Request, Sample, seed_number
 from agentkit.policies.weights import HeadPadding, save_lora, save_weights
+from agentkit.rollouts.policy import EngineError, Policy, Request, Sample, seed_number
 
 API_KEY = "AGENTKIT_API_KEY"  # the environment variable; a key belongs into no recipe
-LOYALTY = 4  # requests more in flight that a replica may have and still get the next turn of a trajectory it served
-HEALTH_S, HEALTH_MISSES = 5.0, 3  # a busy replica is asked so often, and given up after so many unanswered questions
+LOYALTY = (
+    4  # requests more in flight that a replica may have and still get the next turn of a trajectory it served
+)
+HEALTH_S, HEALTH_MISSES = (
+    5.0,
+    3,
+)  # a busy replica is asked so often, and given up after so many unanswered questions
 CONNECT_S = 10.0
 
 
@@ -65,10 +72,19 @@ class ServerPolicy(Policy):
     shares_weights = False
 
     def __init__(
-        self, urls: Sequence[str], tokenizer: Any, name: str = "policy", *, lora: bool = False, timeout_s: float = 600.0
+        self,
+        urls: Sequence[str],
+        tokenizer: Any,
+        name: str = "policy",
+        *,
+        lora: bool = False,
+        timeout_s: float = 600.0,
     ):
         if not urls:
-            raise EngineError("engine: server needs server_urls, as in: server_urls: http://localhost:8000,http://localhost:8001")
+            raise EngineError(
+                "engine: server needs server_urls, as in: server_urls: "
+                "http://localhost:8000,http://localhost:8001"
+            )
         self.tokenizer, self.name, self._lora = tokenizer, name, lora
         self._replicas = [_Replica(url.rstrip("/").removesuffix("/v1")) for url in dict.fromkeys(urls)]
         self._last: dict[int, _Replica] = {}  # by trajectory
@@ -81,7 +97,9 @@ class ServerPolicy(Policy):
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             trust_env=False,  # no proxy between an engine and its trainer
         )
-        self._loop = asyncio.new_event_loop()  # one for all rollouts, so that connections stay open between them
+        self._loop = (
+            asyncio.new_event_loop()
+        )  # one for all rollouts, so that connections stay open between them
         self._thread = threading.Thread(target=self._loop.run_forever, name="server-policy", daemon=True)
         self._thread.start()
         try:
@@ -103,7 +121,8 @@ class ServerPolicy(Policy):
         self._last.pop(trajectory, None)
 
     def sync(self, model: Any) -> None:
-        """Write the model's weights to a folder, have every replica that answers load them, and drop what it had cached.
+        """Write the model's weights to a folder, have every replica that answers load them, and drop what it
+        had cached.
 
         The folder lies in the temporary directory (TMPDIR), which the servers must be able to read.
 
@@ -130,7 +149,8 @@ class ServerPolicy(Policy):
             self._thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # ---- in the policy's own event loop ----------------------------------------------------------------------------------
+    # ---- in the policy's own event loop
+    # ----------------------------------------------------------------------------------
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
@@ -140,21 +160,31 @@ class ServerPolicy(Policy):
 
     async def _meet(self) -> None:
         """Ask every replica which model it serves."""
-        found = await asyncio.gather(*(self._model(replica) for replica in self._replicas), return_exceptions=True)
+        found = await asyncio.gather(
+            *(self._model(replica) for replica in self._replicas), return_exceptions=True
+        )
         for replica, model in zip(self._replicas, found, strict=True):
             if isinstance(model, BaseException):
-                raise EngineError(f"the server {replica.url} in server_urls: {model}. Start it (agentkit serve) or leave it out")
+                raise EngineError(
+                    f"the server {replica.url} in server_urls: {model}. Start it (agentkit serve) or leave "
+                    "it out"
+                )
             replica.model = model
         served = sorted({replica.model for replica in self._replicas})
         if len(served) > 1:
-            raise EngineError(f"the servers in server_urls serve different models ({', '.join(served)}): let all serve the same")
+            raise EngineError(
+                f"the servers in server_urls serve different models ({', '.join(served)}): let all serve the "
+                "same"
+            )
 
     async def _model(self, replica: _Replica) -> str:
         reply = await self._ask(replica, "GET", "/v1/models", timeout=CONNECT_S)
         try:
             models = [str(model["id"]) for model in reply.json()["data"]]
         except (ValueError, KeyError, TypeError):
-            raise _ReplicaError("its answer to /v1/models is not that of an OpenAI-compatible server") from None
+            raise _ReplicaError(
+                "its answer to /v1/models is not that of an OpenAI-compatible server"
+            ) from None
         if not models:
             raise _ReplicaError("serves no model")
         return models[0]
@@ -175,7 +205,9 @@ class ServerPolicy(Policy):
         if reply.status_code >= 500:
             raise _ReplicaError(f"it failed with status {reply.status_code}: {reply.text[:200]}")
         if reply.status_code >= 400:
-            raise EngineError(f"{replica.url}{path} refused a request with status {reply.status_code}: {reply.text[:300]}")
+            raise EngineError(
+                f"{replica.url}{path} refused a request with status {reply.status_code}: {reply.text[:300]}"
+            )
         return reply
 
     async def _sample(self, request: Request) -> Sample:
@@ -188,7 +220,9 @@ class ServerPolicy(Policy):
             except _ReplicaError as error:
                 self._leave_out(replica, str(error))
             except asyncio.CancelledError:
-                if not replica.why or asyncio.current_task().cancelling():  # nobody waits for this turn any more
+                if (
+                    not replica.why or asyncio.current_task().cancelling()
+                ):  # nobody waits for this turn any more
                     raise
             finally:
                 task.cancel()
@@ -199,7 +233,8 @@ class ServerPolicy(Policy):
         if not used:
             reasons = "; ".join(f"{replica.url}: {replica.why}" for replica in self._replicas)
             raise EngineError(
-                f"no server is left to sample from ({reasons}). What was being sampled is lost and recorded nowhere"
+                f"no server is left to sample from ({reasons}). What was being sampled is lost and recorded "
+                "nowhere"
             )
         last = self._last.get(trajectory)
         chosen = min(used, key=lambda replica: len(replica.running) - LOYALTY * (replica is last))
@@ -212,7 +247,10 @@ class ServerPolicy(Policy):
             return
         replica.why = why
         left = sum(not other.why for other in self._replicas)
-        warnings.warn(f"the server {replica.url} is left out: {why}. {left} of {len(self._replicas)} are left.", stacklevel=2)
+        warnings.warn(
+            f"the server {replica.url} is left out: {why}. {left} of {len(self._replicas)} are left.",
+            stacklevel=2,
+        )
         for task in replica.running:
             task.cancel()
 
@@ -237,16 +275,24 @@ class ServerPolicy(Policy):
         return _sample(reply, request, replica.url)
 
     async def _head_size(self) -> int:
-        """Of the served model, whose heads ``agentkit serve`` pads on a CPU; an adapter has to be padded alike."""
+        """Of the served model, whose heads ``agentkit serve`` pads on a CPU; an adapter has to be padded
+        alike.
+        """
         for replica in self._replicas:
             with suppress(_ReplicaError):
-                reply = await self._ask(replica, "POST", "/collective_rpc", json={"method": "agentkit_head_size"})
+                reply = await self._ask(
+                    replica, "POST", "/collective_rpc", json={"method": "agentkit_head_size"}
+                )
                 return reply.json()["results"][0][0]
-        raise EngineError("no server in server_urls says how its model is built: start them with agentkit serve")
+        raise EngineError(
+            "no server in server_urls says how its model is built: start them with agentkit serve"
+        )
 
     async def _deliver(self, folder: Path, lora: bool) -> None:
         """New weights for every replica, also for one left out that answers again."""
-        found = await asyncio.gather(*(self._load(replica, folder, lora) for replica in self._replicas), return_exceptions=True)
+        found = await asyncio.gather(
+            *(self._load(replica, folder, lora) for replica in self._replicas), return_exceptions=True
+        )
         for replica, error in zip(self._replicas, found, strict=True):
             if isinstance(error, _ReplicaError):
                 self._leave_out(replica, str(error))
@@ -258,25 +304,41 @@ class ServerPolicy(Policy):
 
     async def _load(self, replica: _Replica, folder: Path, lora: bool) -> None:
         if lora:
-            await self._ask(replica, "POST", "/v1/load_lora_adapter", json={"lora_name": folder.name, "lora_path": str(folder)})
+            await self._ask(
+                replica,
+                "POST",
+                "/v1/load_lora_adapter",
+                json={"lora_name": folder.name, "lora_path": str(folder)},
+            )
             if replica.model.startswith("weights-"):
                 await self._ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": replica.model})
             replica.model = folder.name
         else:
-            await self._ask(replica, "POST", "/collective_rpc", json={"method": "agentkit_take_folder", "args": [str(folder)]})
+            await self._ask(
+                replica,
+                "POST",
+                "/collective_rpc",
+                json={"method": "agentkit_take_folder", "args": [str(folder)]},
+            )
         reply = await self._ask(replica, "POST", "/reset_prefix_cache")
         if reply.json().get("success") is not True:
-            raise EngineError(f"{replica.url} kept keys and values of the old weights: the run must stop here")
+            raise EngineError(
+                f"{replica.url} kept keys and values of the old weights: the run must stop here"
+            )
 
     async def _watch(self) -> None:
-        """Ask replicas with work after their health; one that stays silent is left out long before a turn's time-out."""
+        """Ask replicas with work after their health; one that stays silent is left out long before a turn's
+        time-out.
+        """
         while True:
             await asyncio.sleep(HEALTH_S)
             busy = [replica for replica in self._replicas if replica.running and not replica.why]
             for replica, well in zip(busy, await asyncio.gather(*map(self._well, busy)), strict=True):
                 replica.misses = 0 if well else replica.misses + 1
                 if replica.misses >= HEALTH_MISSES:
-                    self._leave_out(replica, f"it was asked after its health {HEALTH_MISSES} times and did not answer")
+                    self._leave_out(
+                        replica, f"it was asked after its health {HEALTH_MISSES} times and did not answer"
+                    )
 
     async def _well(self, replica: _Replica) -> bool:
         with suppress(_ReplicaError, EngineError):
@@ -289,14 +351,30 @@ def _sample(reply: httpx.Response, request: Request, url: str) -> Sample:
     """The turn in a server's reply, checked: what a server says is not trusted to be whole."""
     try:
         choice = reply.json()["choices"][0]
-        ids, logprobs, reason = choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"]
+        ids, logprobs, reason = (
+            choice["token_ids"],
+            choice["logprobs"]["token_logprobs"],
+            choice["finish_reason"],
+        )
     except (ValueError, KeyError, IndexError, TypeError):
         raise EngineError(
-            f"{url} returned no token ids with log-probabilities: it must be vLLM 0.32 or newer, as agentkit serve starts it"
+            f"{url} returned no token ids with log-probabilities: it must be vLLM 0.32 or newer, as agentkit "
+            "serve starts it"
         ) from None
     if reason not in ("stop", "length"):  # abort: the server is shutting down
         raise _ReplicaError(f"it ended a request for the reason {reason!r}")
-    whole = isinstance(ids, list) and isinstance(logprobs, list) and len(ids) == len(logprobs) <= request.max_new_tokens
-    if not whole or not all(type(i) is int for i in ids) or not all(type(x) is float and math.isfinite(x) for x in logprobs):
-        raise EngineError(f"{url} returned {str(ids)[:80]} with log-probabilities {str(logprobs)[:80]}: not one number a token")
+    whole = (
+        isinstance(ids, list)
+        and isinstance(logprobs, list)
+        and len(ids) == len(logprobs) <= request.max_new_tokens
+    )
+    if (
+        not whole
+        or not all(type(i) is int for i in ids)
+        or not all(type(x) is float and math.isfinite(x) for x in logprobs)
+    ):
+        raise EngineError(
+            f"{url} returned {str(ids)[:80]} with log-probabilities {str(logprobs)[:80]}: not one number a "
+            "token"
+        )
     return Sample(ids, logprobs)

@@ -1,7 +1,8 @@
 """A key-value cache of many trajectories, each in a slot of one preallocated tensor a layer.
 
-Earlier turns stay where they are: a forward pass is given only each row's new tokens, with the slot and the position they
-belong to. Rows that decode attend to their slots where these lie, one call for each run of neighbouring slots.
+Earlier turns stay where they are: a forward pass is given only each row's new tokens, with the slot and the
+position they belong to. Rows that decode attend to their slots where these lie, one call for each run of
+neighbouring slots.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentkit.attention import allow_other_attention
+from agentkit.policies.attention import allow_other_attention
 
 
 class SlotCache(Cache):
@@ -27,14 +28,16 @@ class SlotCache(Cache):
         most: slots that will ever be used.
 
     Raises:
-        ValueError: the model has layers of another kind (sliding windows, recurrent states), or an attention without masks.
+        ValueError: the model has layers of another kind (sliding windows, recurrent states), or an attention
+            without masks.
     """
 
     def __init__(self, model: Any, most: int = 2**31):
         config = model.config.get_text_config()
         if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
             raise ValueError(
-                f"the transformers policy cannot keep the cache of a {config.model_type} model, whose layers do not all attend"
+                f"the transformers policy cannot keep the cache of a {config.model_type} model, whose layers "
+                "do not all attend"
                 " to every earlier token; serve it with vLLM instead"
             )
         super().__init__(layers=[_SlotLayer(most) for _ in range(config.num_hidden_layers)])
@@ -42,10 +45,15 @@ class SlotCache(Cache):
         self._in_place = why is None
         self._adds_masks = config._attn_implementation == "eager"
         if why and not self._adds_masks:
-            raise ValueError(f"the transformers policy cannot mask this model: {why}; load it with attn_implementation='sdpa'")
+            raise ValueError(
+                f"the transformers policy cannot mask this model: {why}; load it with "
+                "attn_implementation='sdpa'"
+            )
 
     @torch.inference_mode()
-    def forward(self, model: Any, rows: Sequence[Sequence[int]], slots: Sequence[int], held: Sequence[int]) -> torch.Tensor:
+    def forward(
+        self, model: Any, rows: Sequence[Sequence[int]], slots: Sequence[int], held: Sequence[int]
+    ) -> torch.Tensor:
         """Append each row's tokens to its slot.
 
         Args:
@@ -64,13 +72,20 @@ class SlotCache(Cache):
         more = {}
         if width == 1 and self._in_place:
             target = _InPlace(slots, positions, held, model.device)
-            seen, more = torch.ones(len(rows), 1, 1, dtype=torch.bool), {"attend": target.attend}  # which has masks of its own
+            seen, more = (
+                torch.ones(len(rows), 1, 1, dtype=torch.bool),
+                {"attend": target.attend},
+            )  # which has masks of its own
         else:
             target = _Target(slots, positions, held, model.device)
             seen = torch.arange(target.width) <= positions[:, :, None].clamp(min=0)  # (B, W, K)
         mask = seen[:, None].to(model.device)
         if self._adds_masks:
-            mask = torch.zeros(mask.shape, device=model.device).masked_fill_(~mask, torch.finfo(model.dtype).min).to(model.dtype)
+            mask = (
+                torch.zeros(mask.shape, device=model.device)
+                .masked_fill_(~mask, torch.finfo(model.dtype).min)
+                .to(model.dtype)
+            )
         for layer in self.layers:
             layer.target = target
         out = model(
@@ -82,7 +97,9 @@ class SlotCache(Cache):
             logits_to_keep=1,
             **more,
         )
-        if more and target.attended < len(self.layers):  # this model does not hand on what it is called with, or the cache's
+        if more and target.attended < len(
+            self.layers
+        ):  # this model does not hand on what it is called with, or the cache's
             self._in_place = False
             return self.forward(model, rows, slots, held)
         return out.logits[:, -1].float()
@@ -106,7 +123,9 @@ class _Target:
     """What one forward pass writes where, and what its rows attend to: the same in all layers."""
 
     def __init__(self, slots: Sequence[int], positions: torch.Tensor, held: Sequence[int], device: Any):
-        rows, columns = (positions >= torch.tensor(held)[:, None]).nonzero(as_tuple=True)  # real tokens, not padding
+        rows, columns = (positions >= torch.tensor(held)[:, None]).nonzero(
+            as_tuple=True
+        )  # real tokens, not padding
         self.new = rows.to(device), columns.to(device)
         self.slots = torch.tensor(slots, device=device)
         self.places = self.slots[self.new[0]], positions[rows, columns].to(device)
@@ -114,7 +133,9 @@ class _Target:
 
     def attended_to(self, layer: _SlotLayer, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Copies of the rows' keys and values, (B, H, K, D)."""
-        return tuple(store[:, :, : self.width].index_select(0, self.slots) for store in (layer.keys, layer.values))
+        return tuple(
+            store[:, :, : self.width].index_select(0, self.slots) for store in (layer.keys, layer.values)
+        )
 
 
 class _InPlace(_Target):
@@ -140,14 +161,20 @@ class _InPlace(_Target):
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *unused: Any,
         scaling: float | None = None, **also_unused: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
-        """Takes what agentkit.attention takes."""
-        if key is not self.given[0] or value is not self.given[1]:  # made from what the cache holds; not counted
+        """Takes what agentkit.policies.attention takes."""
+        if (
+            key is not self.given[0] or value is not self.given[1]
+        ):  # made from what the cache holds; not counted
             return sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
         self.attended += 1
         keys, values = self.layer.keys, self.layer.values
-        folded = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])  # heads that share keys, as so many queries
+        folded = query.reshape(
+            len(query), keys.shape[1], -1, query.shape[-1]
+        )  # heads that share keys, as so many queries
         found = [
-            scaled_dot_product_attention(folded[rows], keys[slots, :, :width], values[slots, :, :width], seen, scale=scaling)
+            scaled_dot_product_attention(
+                folded[rows], keys[slots, :, :width], values[slots, :, :width], seen, scale=scaling
+            )
             for rows, slots, width, seen in self.runs
         ]
         return torch.cat(found).reshape(len(query), 1, -1, values.shape[-1]), None
@@ -164,14 +191,20 @@ class _SlotLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """An empty store; ``grow`` makes the room."""
-        self.keys, self.values = (x.new_zeros(0, x.shape[1], 0, x.shape[3]) for x in (key_states, value_states))
+        self.keys, self.values = (
+            x.new_zeros(0, x.shape[1], 0, x.shape[3]) for x in (key_states, value_states)
+        )
         self.is_initialized = True
 
     def grow(self, slots: int, length: int) -> None:
         """Make room for so many slots and positions."""
-        self.keys, self.values = (_grown(store, slots, length, self.most) for store in (self.keys, self.values))
+        self.keys, self.values = (
+            _grown(store, slots, length, self.most) for store in (self.keys, self.values)
+        )
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *unused: Any, **also_unused: Any) -> tuple:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *unused: Any, **also_unused: Any
+    ) -> tuple:
         """Store the new keys and values (B, H, W, D); return those to attend to, (B, H, K, D)."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -197,7 +230,9 @@ class _SlotLayer(CacheLayerMixin):
 
 
 def _grown(store: torch.Tensor, slots: int, length: int, most: int) -> torch.Tensor:
-    """The store with room for so many slots and positions; a quarter more than asked for, so that it seldom grows."""
+    """The store with room for so many slots and positions; a quarter more than asked for, so that it seldom
+    grows.
+    """
     have_slots, heads, have_length, size = store.shape
     if slots <= have_slots and length <= have_length:
         return store

@@ -1,8 +1,9 @@
 """The transformers policy: turns of many trajectories sampled together, in this process.
 
-Every trajectory keeps its keys and values in a slot of its own between turns, so that a turn costs its new tokens only.
-Rows join and leave the batch that decodes at any token. Each row draws its own random numbers from its request's seed, one
-a token, so the batch a request lands in does not matter beyond rounding; ``deterministic`` fixes the batches as well.
+Every trajectory keeps its keys and values in a slot of its own between turns, so that a turn costs its new
+tokens only. Rows join and leave the batch that decodes at any token. Each row draws its own random numbers
+from its request's seed, one a token, so the batch a request lands in does not matter beyond rounding;
+``deterministic`` fixes the batches as well.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentkit.policies.base import EngineError, Policy, Request, Sample
 from agentkit.policies.slots import SlotCache
+from agentkit.rollouts.policy import EngineError, Policy, Request, Sample
 
 GATHER_S = 0.004  # how long an idle engine waits for more requests
-JOIN_SHARE, JOIN_STEPS = 4, 8  # requests join a batch that decodes when they are a quarter of it, or have waited 8 tokens
+JOIN_SHARE, JOIN_STEPS = (
+    4,
+    8,
+)  # requests join a batch that decodes when they are a quarter of it, or have waited 8 tokens
 PREFILL_TOKENS = 8192  # in one forward pass
 _Ended = tuple[Sample, int]  # a turn and its trajectory
 
@@ -41,22 +45,31 @@ class TransformersPolicy(Policy):
     """Samples from a causal language model of transformers, a PEFT model included.
 
     Args:
-        model: the model; it is used in eval mode and left in the mode it was in. All its layers must attend to every
-            earlier token.
+        model: the model; it is used in eval mode and left in the mode it was in. All its layers must attend
+            to every earlier token.
         tokenizer: its tokenizer, whose eos_token ends a turn.
         name: recorded in trajectories.
         max_batch: trajectories whose keys and values are kept, and rows in one batch.
-        deterministic: sample turn by turn, in batches that do not depend on timing: exact to the bit, and slower where
-            tools are slow.
+        deterministic: sample turn by turn, in batches that do not depend on timing: exact to the bit, and
+            slower where tools are slow.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, name: str = "policy", max_batch: int = 128, deterministic: bool = False):
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str = "policy",
+        max_batch: int = 128,
+        deterministic: bool = False,
+    ):
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
         self.in_flight = max_batch
         self.deterministic = deterministic
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")  # one thread: each would bring its own OpenMP team
+        self._thread = ThreadPoolExecutor(
+            1, thread_name_prefix="policy"
+        )  # one thread: each would bring its own OpenMP team
         self._cache = SlotCache(model, max_batch)
         self._slots: list[_Slot] = []  # by their place in the cache
         self._decoding = 0  # slots that do
@@ -91,7 +104,9 @@ class TransformersPolicy(Policy):
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         elif self._worker.get_loop() is not loop:
-            raise RuntimeError("this policy samples for other rollouts right now: wait for them, or make another policy")
+            raise RuntimeError(
+                "this policy samples for other rollouts right now: wait for them, or make another policy"
+            )
         self._queue.append((request, future))
         try:
             return await future
@@ -114,7 +129,9 @@ class TransformersPolicy(Policy):
             self._thread.submit(self._clear).result()  # after a batch that a cancellation left behind
             for future in waiting:
                 if not future.done():
-                    future.set_exception(error if isinstance(error, Exception) else RuntimeError("the policy was cancelled"))
+                    future.set_exception(
+                        error if isinstance(error, Exception) else RuntimeError("the policy was cancelled")
+                    )
             if not isinstance(error, Exception):
                 raise
 
@@ -129,9 +146,13 @@ class TransformersPolicy(Policy):
         self._cache.clear()
 
     async def _gather(self) -> None:
-        """Wait until no request has come for a while; in deterministic mode, until every trajectory in flight asks."""
+        """Wait until no request has come for a while; in deterministic mode, until every trajectory in flight
+        asks.
+        """
         before, now = None, self._asked()
-        while len(self._queue) < self.in_flight and (now != before or (self.deterministic and self._expected())):
+        while len(self._queue) < self.in_flight and (
+            now != before or (self.deterministic and self._expected())
+        ):
             await asyncio.sleep(GATHER_S)
             before, now = now, self._asked()
 
@@ -149,14 +170,18 @@ class TransformersPolicy(Policy):
 
     def _take(self) -> list[Request]:
         """The requests that join the batch now."""
-        self._queue.sort(key=lambda item: (len(item[0].ids), item[0].seed))  # a fixed order; like lengths waste no padding
+        self._queue.sort(
+            key=lambda item: (len(item[0].ids), item[0].seed)
+        )  # a fixed order; like lengths waste no padding
         room = self.in_flight - self._decoding
         taken, self._queue = self._queue[:room], self._queue[room:]
         self._futures |= {request.trajectory: future for request, future in taken}
         return [request for request, _ in taken]
 
     def _advance(self, joining: Sequence[Request], loop: asyncio.AbstractEventLoop) -> None:
-        """Let requests join, then decode until nothing is left or more may join; turns are handed out as they end."""
+        """Let requests join, then decode until nothing is left or more may join; turns are handed out as they
+        end.
+        """
         training = self.model.training
         self.model.eval()
         for slot in self._slots:
@@ -168,7 +193,9 @@ class TransformersPolicy(Policy):
             while True:
                 if ended:
                     loop.call_soon_threadsafe(self._hand_out, ended)
-                if not self._decoding or not self._futures or self._may_join():  # no futures: nobody waits any more
+                if (
+                    not self._decoding or not self._futures or self._may_join()
+                ):  # no futures: nobody waits any more
                     return
                 ended = self._decode()
         finally:
@@ -179,7 +206,9 @@ class TransformersPolicy(Policy):
         kept = self._trajectories | {request.trajectory for request in requests}
         joining = [self._claim(request, kept) for request in requests]
         slots = self._slots
-        first: dict[tuple[int, ...], int] = {}  # of equal requests one is computed and copied: groups share their prompt
+        first: dict[
+            tuple[int, ...], int
+        ] = {}  # of equal requests one is computed and copied: groups share their prompt
         leaders = {place: first.setdefault(tuple(slots[place].request.ids), place) for place in joining}
         logits: dict[int, torch.Tensor] = {}
         for chunk in self._chunks([place for place in joining if leaders[place] == place]):
@@ -237,13 +266,19 @@ class TransformersPolicy(Policy):
         return self._draw(places, logits)
 
     def _draw(self, places: Sequence[int], logits: torch.Tensor) -> list[_Ended]:
-        """Draw the next token of the slots at B places from logits (B, V); rows whose turn ends stop decoding."""
+        """Draw the next token of the slots at B places from logits (B, V); rows whose turn ends stop
+        decoding.
+        """
         rows, device = [self._slots[place] for place in places], logits.device
         temperature = torch.tensor([slot.request.temperature for slot in rows], device=device)
-        uniforms = torch.tensor([slot.draws[len(slot.sample.ids)] for slot in rows], device=device, dtype=torch.float64)
+        uniforms = torch.tensor(
+            [slot.draws[len(slot.sample.ids)] for slot in rows], device=device, dtype=torch.float64
+        )
         tokens, logprobs = draw(logits, temperature, uniforms)
         if not logprobs.isfinite().all():
-            raise EngineError("the model's log-probabilities are not finite numbers: look at its weights and its precision")
+            raise EngineError(
+                "the model's log-probabilities are not finite numbers: look at its weights and its precision"
+            )
         ended = []
         for slot, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             slot.sample.ids.append(token)
@@ -255,7 +290,9 @@ class TransformersPolicy(Policy):
         return ended
 
 
-def draw(logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(
+    logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One token a row by inverting the cumulative distribution at a given uniform number.
 
     Args:

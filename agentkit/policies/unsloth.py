@@ -1,10 +1,10 @@
 """Models loaded and trained by Unsloth (``engine: unsloth``).
 
-On a GPU it brings kernels of its own, base weights in 4 bits where asked, and a vLLM engine that reads the trained model's own
-weights, so that only the adapter is handed over after an update. Its CPU backend is transformers and PEFT with a few patches:
-there the transformers policy samples, and nothing gets faster. Unsloth patches TRL, transformers and PEFT when it is imported,
-so it has to come before them (``import_first``). Leaves out several processes, and Unsloth's own loss: TRL's is used, as with
-every engine.
+On a GPU it brings kernels of its own, base weights in 4 bits where asked, and a vLLM engine that reads the
+trained model's own weights, so that only the adapter is handed over after an update. Its CPU backend is
+transformers and PEFT with a few patches: there the transformers policy samples, and nothing gets faster.
+Unsloth patches TRL, transformers and PEFT when it is imported, so it has to come before them
+(``import_first``). Leaves out several processes, and Unsloth's own loss: TRL's is used, as with every engine.
 """
 
 from __future__ import annotations
@@ -16,15 +16,24 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from agentkit.policies.base import EngineError
-from agentkit.recipes import Recipe
+from agentkit.rollouts.policy import EngineError
+from agentkit.runs.recipe import Recipe
 
 LATER = ("trl", "transformers", "peft")
 MISSING = (
-    "Unsloth is not installed here: pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see the README for what it "
+    "Unsloth is not installed here: pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see the "
+    "README for what it "
     "needs on a GPU), or use engine: transformers"
 )
-LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]  # all linear layers, for its fused kernels
+LINEAR = [
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+]  # all linear layers, for its fused kernels
 
 
 def import_first(engine: str) -> None:
@@ -39,8 +48,10 @@ def import_first(engine: str) -> None:
         raise EngineError(MISSING)
     if early := [name for name in LATER if name in sys.modules]:
         raise EngineError(
-            f"engine: unsloth needs Unsloth to be imported before {', '.join(LATER)}, and this process has imported "
-            f"{', '.join(early)} already: start a fresh one (in a notebook: restart the kernel) and begin with\n"
+            f"engine: unsloth needs Unsloth to be imported before {', '.join(LATER)}, and this process has "
+            "imported "
+            f"{', '.join(early)} already: start a fresh one (in a notebook: restart the kernel) and begin "
+            "with\n"
             "    from agentkit.policies.unsloth import import_first\n    import_first('unsloth')"
         )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / "unsloth"
@@ -52,8 +63,8 @@ def import_first(engine: str) -> None:
 def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> Any:
     """The same model loaded by Unsloth, with a new LoRA adapter.
 
-    Its weights go through a folder, because they may be merged from several, are quantised as they are read, and are read by
-    vLLM too. The tokenizer stays the one to use: Unsloth's own may have other special tokens.
+    Its weights go through a folder, because they may be merged from several, are quantised as they are read,
+    and are read by vLLM too. The tokenizer stays the one to use: Unsloth's own may have other special tokens.
 
     Args:
         model: of transformers, without adapters; it is moved off the GPU.
@@ -85,10 +96,16 @@ def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> Any:
             max_lora_rank=lora_rank(recipe.lora_r),
         )
     if recipe.load_in_4bit and not getattr(loaded, "is_loaded_in_4bit", False):
-        raise EngineError("load_in_4bit: Unsloth has loaded 16-bit weights instead; install bitsandbytes, or leave it out")
-    if engine := vars(loaded).pop("vllm_engine", None):  # under that name it makes TRL's trainer sample by itself
+        raise EngineError(
+            "load_in_4bit: Unsloth has loaded 16-bit weights instead; install bitsandbytes, or leave it out"
+        )
+    if engine := vars(loaded).pop(
+        "vllm_engine", None
+    ):  # under that name it makes TRL's trainer sample by itself
         loaded.agentkit_engine = engine.llm_engine
-    loaded.name_or_path = loaded.config._name_or_path = model.name_or_path  # and not the folder, which is gone
+    loaded.name_or_path = loaded.config._name_or_path = (
+        model.name_or_path
+    )  # and not the folder, which is gone
     return FastLanguageModel.get_peft_model(
         loaded,
         r=recipe.lora_r,

@@ -1,8 +1,9 @@
 """The vLLM policy: an engine of vLLM in this process, stepped in a thread of its own.
 
-Requests join the batch as they come, and prefix caching keeps earlier turns. Each request has its own seed, so the batch it
-lands in does not matter beyond rounding. The weights are those of a model of transformers: copied in place or as a LoRA
-adapter by ``sync``. Leaves out: several GPUs for one model (serve it, policies/server.py), quantisation, pictures.
+Requests join the batch as they come, and prefix caching keeps earlier turns. Each request has its own seed,
+so the batch it lands in does not matter beyond rounding. The weights are those of a model of transformers:
+copied in place or as a LoRA adapter by ``sync``. Leaves out: several GPUs for one model (serve it,
+policies/server.py), quantisation, pictures.
 """
 
 from __future__ import annotations
@@ -27,14 +28,25 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from agentkit.policies.base import EngineError, Policy, Request, Sample, seed_number
 from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
+from agentkit.rollouts.policy import EngineError, Policy, Request, Sample, seed_number
 
 EXTENSION = "agentkit.policies.vllm_worker.WeightSync"
 END_S = 60.0  # for an engine to end before another one starts
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the largest rank of an engine is one of these (vLLM 0.32, config/lora.py)
+LORA_RANKS = (
+    1,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+    320,
+    512,
+)  # the largest rank of an engine is one of these (vLLM 0.32, config/lora.py)
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # or the engine is a process of its own, whose weights are out of reach
+    # or the engine is a process of its own, whose weights are out of reach
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
@@ -63,17 +75,19 @@ class VllmPolicy(Policy):
         name: recorded in trajectories.
         lora: hand over a PEFT model's adapter, instead of all weights with the adapter folded in.
         max_length: prompt and completion tokens of one trajectory at most; None is what the model allows.
-        memory_share: of the GPU's memory that weights and keys and values may take; on a CPU the environment variable
-            VLLM_CPU_KVCACHE_SPACE says how many GiB keys and values take.
-        engine: an LLMEngine that reads the model's own weights, as Unsloth's does: it is handed a PEFT model's adapter and
-            nothing else, and outlives this policy.
+        memory_share: of the GPU's memory that weights and keys and values may take; on a CPU the environment
+            variable VLLM_CPU_KVCACHE_SPACE says how many GiB keys and values take.
+        engine: an LLMEngine that reads the model's own weights, as Unsloth's does: it is handed a PEFT
+            model's adapter and nothing else, and outlives this policy.
 
     Raises:
         EngineError: vLLM is not installed, or cannot run this model; the message says what to do.
     """
 
     shares_weights = False
-    _ending: ClassVar[set[threading.Thread]] = set()  # of engines that stop: a new one would share their process group
+    _ending: ClassVar[set[threading.Thread]] = (
+        set()
+    )  # of engines that stop: a new one would share their process group
 
     def __init__(
         self,
@@ -98,7 +112,9 @@ class VllmPolicy(Policy):
         self._count = 0  # of requests and adapters
         self._running: dict[str, _Running] = {}
         self._failure = ""
-        self._inbox: queue.SimpleQueue[tuple[Request | Callable[[], Any] | None, Future]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[Request | Callable[[], Any] | None, Future]] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._work, name="vllm", daemon=True)
         self._thread.start()
         try:
@@ -133,9 +149,12 @@ class VllmPolicy(Policy):
     def _between_batches(self, work: Callable[[], Any]) -> Any:
         return self._put(work).result()
 
-    # ---- the engine's thread ---------------------------------------------------------------------------------------------
+    # ---- the engine's thread
+    # ---------------------------------------------------------------------------------------------
     def _work(self) -> None:
-        """Take in what arrives, step the engine, hand out what has ended; other work waits until nothing is in flight."""
+        """Take in what arrives, step the engine, hand out what has ended; other work waits until nothing is
+        in flight.
+        """
         waiting: list[tuple[Callable[[], Any], Future]] = []
         while not self._failure:
             for item, future in self._arrivals(block=not self._running and not waiting):
@@ -200,7 +219,8 @@ class VllmPolicy(Policy):
                 gpu_memory_utilization=memory_share,
                 enforce_eager=not torch.cuda.is_available(),
                 enable_prefix_caching=True,
-                enable_chunked_prefill=torch.cuda.is_available(),  # a seeded request whose prompt is split fails on a CPU
+                # a seeded request whose prompt is split fails on a CPU
+                enable_chunked_prefill=torch.cuda.is_available(),
                 logprobs_mode="processed_logprobs",  # at the sampling temperature
                 generation_config="vllm",  # nothing beyond what a request says
                 worker_extension_cls=EXTENSION,
@@ -214,7 +234,9 @@ class VllmPolicy(Policy):
             from vllm.lora.request import LoRARequest
 
             self._count += 1
-            folder = self._folder / f"adapter-{self._count}"  # a new name each time: the old one's is remembered
+            folder = (
+                self._folder / f"adapter-{self._count}"
+            )  # a new name each time: the old one's is remembered
             save_lora(model, folder, self._padding)
             if self._adapter:
                 self._engine.remove_lora(self._adapter.lora_int_id)
@@ -264,9 +286,7 @@ class VllmPolicy(Policy):
     def _fail(self, why: str) -> None:
         """Whoever waits is told why, and nothing is served any more."""
         self._ending.add(self._thread)  # before they are told, for they may start anew at once
-        self._failure = (
-            f"{why}. What it was sampling is lost and was recorded nowhere; start it anew (in a notebook: restart the kernel)"
-        )
+        self._failure = f"{why}. What it was sampling is lost and was recorded nowhere; start it anew (in a notebook: restart the kernel)"
         for entry in self._running.values():
             _settle(entry.future, self._refuse)
         self._running = {}
@@ -293,7 +313,9 @@ def _sample(reply: Any) -> Sample:
     """The turn in one of vLLM's outputs."""
     if reply.finish_reason not in ("stop", "length"):
         raise EngineError(f"vLLM ended a request for the reason {reply.finish_reason!r} and not at its end")
-    logprobs = [position[token].logprob for position, token in zip(reply.logprobs, reply.token_ids, strict=True)]
+    logprobs = [
+        position[token].logprob for position, token in zip(reply.logprobs, reply.token_ids, strict=True)
+    ]
     return Sample(list(reply.token_ids), logprobs)
 
 
@@ -321,14 +343,17 @@ def lora_rank(rank: int) -> int:
     """
     if rank > LORA_RANKS[-1]:
         raise EngineError(
-            f"vLLM takes LoRA adapters up to rank {LORA_RANKS[-1]}, and this one has {rank}: use weight_sync: merged"
+            f"vLLM takes LoRA adapters up to rank {LORA_RANKS[-1]}, and this one has {rank}: use "
+            "weight_sync: merged"
         )
     return next(r for r in LORA_RANKS if r >= rank)
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Starting vLLM sets random states, environment variables and functions of torch; all but its own are put back."""
+    """Starting vLLM sets random states, environment variables and functions of torch; all but its own are put
+    back.
+    """
     state, numbers, draws = torch.get_rng_state(), np.random.get_state(), random.getstate()
     environment, set_num_threads = dict(os.environ), torch.set_num_threads
     try:

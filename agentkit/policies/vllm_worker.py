@@ -1,7 +1,9 @@
-"""What vLLM's worker is taught: take over weights in place. Imported by vLLM, in its worker process where it has one.
+"""What vLLM's worker is taught: take over weights in place. Imported by vLLM, in its worker process where it
+has one.
 
-vLLM 0.32 on a CPU drops the weights of linear layers once its kernels are set up, so that nothing can be loaded into them
-again; here they are kept. Its own ``reload_weights`` is wrong on a CPU where embeddings are tied.
+vLLM 0.32 on a CPU drops the weights of linear layers once its kernels are set up, so that nothing can be
+loaded into them again; here they are kept. Its own ``reload_weights`` is wrong on a CPU where embeddings are
+tied.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ from agentkit.policies.weights import CPU_HEAD_SIZES, HeadPadding
 
 if current_platform.is_cpu() and not hasattr(layers, "agentkit_dispatch"):
     layers.agentkit_dispatch = layers.dispatch_cpu_unquantized_gemm
-    layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: layers.agentkit_dispatch(layer, remove_weight=False)
+    layers.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: layers.agentkit_dispatch(
+        layer, remove_weight=False
+    )
 
 
 class WeightSync:
     """Mixed into vLLM's worker with ``worker_extension_cls``; its methods are called with collective_rpc."""
 
-    def agentkit_take(self, weights: Iterable[tuple[str, torch.Tensor]], padding: HeadPadding | None = None) -> None:
+    def agentkit_take(
+        self, weights: Iterable[tuple[str, torch.Tensor]], padding: HeadPadding | None = None
+    ) -> None:
         """Load all weights of the served model in place, by name, padded where its heads are."""
         model: Any = self.model_runner.get_model()  # type: ignore[attr-defined]
         with torch.no_grad():
@@ -36,10 +42,16 @@ class WeightSync:
                     layers.agentkit_dispatch(layer, remove_weight=False)
 
     def agentkit_head_size(self) -> list[int]:
-        """Dimensions of the served model's attention heads: on a CPU they may be padded. A list, which JSON keeps as it is."""
+        """Dimensions of the served model's attention heads: on a CPU they may be padded. A list, which JSON
+        keeps as it is.
+        """
         return [self.model_runner.model_config.get_head_size()]  # type: ignore[attr-defined]
 
     def agentkit_take_folder(self, folder: str) -> None:
         """Load the weights that ``weights.save_weights`` wrote."""
-        padding = HeadPadding.needed(AutoConfig.from_pretrained(folder), CPU_HEAD_SIZES) if current_platform.is_cpu() else None
+        padding = (
+            HeadPadding.needed(AutoConfig.from_pretrained(folder), CPU_HEAD_SIZES)
+            if current_platform.is_cpu()
+            else None
+        )
         self.agentkit_take(load_file(Path(folder) / "model.safetensors").items(), padding)

@@ -1,7 +1,8 @@
 """The weights of the trained network, in the form that another engine loads.
 
-LoRA adapters are folded in or saved apart. vLLM's CPU attention knows a few head sizes only; a model with another is padded
-with zeros to the next one, which leaves the function it computes unchanged. Leaves out: quantised and sharded models.
+LoRA adapters are folded in or saved apart. vLLM's CPU attention knows a few head sizes only; a model with
+another is padded with zeros to the next one, which leaves the function it computes unchanged. Leaves out:
+quantised and sharded models.
 """
 
 from __future__ import annotations
@@ -18,16 +19,30 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 
-from agentkit.policies.base import EngineError
+from agentkit.rollouts.policy import EngineError
 
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.32, v1/attention/backends/cpu_attn.py
+CPU_HEAD_SIZES = (
+    32,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    224,
+    256,
+    512,
+)  # vLLM 0.32, v1/attention/backends/cpu_attn.py
 ADAPTER = "adapter_model.safetensors"  # PEFT's name for it
 _PADDED = frozenset(("llama", "qwen2", "qwen3"))  # model types whose attention HeadPadding knows
 
 
 @torch.no_grad()
 def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of the network as it now computes: active LoRA adapters folded in, names as without them."""
+    """Names and tensors of the network as it now computes: active LoRA adapters folded in, names as without
+    them.
+    """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     modules = dict(base.named_modules())
     for name, tensor in base.state_dict().items():
@@ -41,11 +56,23 @@ def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def save_weights(model: Any, folder: Path, padding: HeadPadding | None = None) -> None:
-    """Write ``full_weights`` and the config they belong to, padded where asked, so that an engine can load them."""
+    """Write ``full_weights`` and the config they belong to, padded where asked, so that an engine can load
+    them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
-    found = ((name, padding.tensor(name, x) if padding else x) for name, x in full_weights(model) if name not in tied)
-    save_file({name: x.detach().cpu().contiguous().clone() for name, x in found}, folder / "model.safetensors", {"format": "pt"})
+    tied = (
+        set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    )
+    found = (
+        (name, padding.tensor(name, x) if padding else x)
+        for name, x in full_weights(model)
+        if name not in tied
+    )
+    save_file(
+        {name: x.detach().cpu().contiguous().clone() for name, x in found},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
     (padding.config(model.config) if padding else model.config).save_pretrained(folder)
 
 
@@ -54,7 +81,8 @@ def save_lora(model: PeftModel, folder: Path, padding: HeadPadding | None) -> No
     model.save_pretrained(folder, selected_adapters=[model.active_adapter])
     if padding:
         save_file(
-            {name: padding.tensor(name, x).contiguous() for name, x in load_file(folder / ADAPTER).items()}, folder / ADAPTER
+            {name: padding.tensor(name, x).contiguous() for name, x in load_file(folder / ADAPTER).items()},
+            folder / ADAPTER,
         )
 
 
@@ -62,10 +90,11 @@ def save_lora(model: PeftModel, folder: Path, padding: HeadPadding | None) -> No
 class HeadPadding:
     """Attention heads of ``size`` D as heads of ``padded`` D' > D dimensions that compute the same.
 
-    A head's two halves, which the rotary embedding pairs, each keep their place at the start of a half. With s = sqrt(D'/D):
-    queries are scaled by s, since attention divides by sqrt(D') instead of sqrt(D). Where queries and keys are normalised,
-    their projections are scaled by s, so that the mean square over D' equals that over D, and the key's norm by 1/s. The
-    rotary base t becomes t^(D'/D), which keeps every frequency t^(-2i/D).
+    A head's two halves, which the rotary embedding pairs, each keep their place at the start of a half. With
+    s = sqrt(D'/D): queries are scaled by s, since attention divides by sqrt(D') instead of sqrt(D). Where
+    queries and keys are normalised, their projections are scaled by s, so that the mean square over D' equals
+    that over D, and the key's norm by 1/s. The rotary base t becomes t^(D'/D), which keeps every frequency
+    t^(-2i/D).
     """
 
     size: int
@@ -82,9 +111,14 @@ class HeadPadding:
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if size in sizes:
             return None
-        if config.model_type not in _PADDED or config.rope_parameters.get("rope_type") != "default" or size > max(sizes):
+        if (
+            config.model_type not in _PADDED
+            or config.rope_parameters.get("rope_type") != "default"
+            or size > max(sizes)
+        ):
             raise EngineError(
-                f"vLLM has no attention for heads of {size} dimensions on a CPU, and a {config.model_type} model cannot be padded"
+                f"vLLM has no attention for heads of {size} dimensions on a CPU, and a {config.model_type} "
+                "model cannot be padded"
                 " to fit; use engine: transformers"
             )
         return cls(size, next(s for s in sizes if s > size), config.model_type == "qwen3")

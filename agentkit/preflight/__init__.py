@@ -1,7 +1,9 @@
-"""Is this run worth starting? A report from a few dozen rollouts of the starting policy, before anything is trained.
+"""Is this run worth starting? A report from a few dozen rollouts of the starting policy, before anything is
+trained.
 
-``examine`` rolls out, scores several times, scores the scripted expert under the same reward, probes each component and
-forecasts the cost. A red item refuses the run (PreflightError), unless the recipe says ``preflight: warn``. Leaves out
+``examine`` rolls out, scores several times, scores the scripted expert under the same reward, probes each
+component and forecasts the cost. A red item refuses the run (PreflightError), unless the recipe says
+``preflight: warn``. Leaves out
 training itself: a learning rate can be wrong and the report green.
 """
 
@@ -13,16 +15,16 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from agentkit import cost
-from agentkit.policies.base import Policy
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import checks, reward_checks
 from agentkit.preflight.probe import Probed, probe
 from agentkit.preflight.report import Item, Preflight, PreflightError
-from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, from_recipe, score_all
 from agentkit.rollouts import rollout, rollout_options
+from agentkit.rollouts.policy import Policy
+from agentkit.runs import cost
+from agentkit.runs.recipe import Recipe
 
 TASKS, REPEATS, GOLD, PROBED = 12, 4, 24, 3
 SHIFT = 7_919  # between the seeds of repeated scorings, on which no reward may depend
@@ -45,11 +47,13 @@ def examine(
     Args:
         recipe: the run's; its group_size, temperature and limits are used.
         policy: the starting policy.
-        tasks: training tasks, of which ``n_tasks`` spread over the list are rolled out, and GOLD by the scripted expert.
+        tasks: training tasks, of which ``n_tasks`` spread over the list are rolled out, and GOLD by the
+            scripted expert.
         n_test: tasks in the test split.
         environment: makes one environment a trajectory; the recipe's by default.
         reward: components with their weights; the recipe's by default.
-        model: the one that will be trained, to time an update on; without it the update's rate is scaled from params/prices.yaml.
+        model: the one that will be trained, to time an update on; without it the update's rate is scaled from
+            params/prices.yaml.
         n_tasks: groups to roll out.
         progress: show progress bars.
 
@@ -62,7 +66,12 @@ def examine(
     chosen = _spread(tasks, n_tasks)
     clock = time.monotonic()
     sampled = rollout(
-        chosen, policy, group_size=recipe.group_size, seed=recipe.seed, progress="preflight" if progress else None, **options
+        chosen,
+        policy,
+        group_size=recipe.group_size,
+        seed=recipe.seed,
+        progress="preflight" if progress else None,
+        **options,
     )
     seconds = (time.monotonic() - clock) / len(sampled)
     planned = _spread([task for task in tasks if task.meta.get("plan")], GOLD)
@@ -74,7 +83,9 @@ def examine(
         from agentkit.training.timing import update_seconds  # loads torch
 
         update = update_seconds(model, sampled, recipe)
-    found = report(recipe, sampled, golden, [*chosen, *planned], reward, n_test=n_test, decode=_decode(policy))
+    found = report(
+        recipe, sampled, golden, [*chosen, *planned], reward, n_test=n_test, decode=_decode(policy)
+    )
     items = (*found.items, forecast(recipe, seconds, update, _longer(sampled, golden)))
     return Preflight(items, len(sampled), time.monotonic() - start), score_all(chosen, sampled, reward)
 
@@ -102,7 +113,10 @@ def report(
     """
     start = time.monotonic()
     known = {task.id: task for task in tasks}
-    scorings = [score_all(tasks, [replace(t, seed=t.seed + i * SHIFT) for t in sampled], reward) for i in range(REPEATS)]
+    scorings = [
+        score_all(tasks, [replace(t, seed=t.seed + i * SHIFT) for t in sampled], reward)
+        for i in range(REPEATS)
+    ]
     keyed = [{(t.task_id, t.sample): t for t in scoring} for scoring in scorings]
     golden = score_all(tasks, golden, reward)
     groups = checks.by_group(scorings[0])
@@ -124,24 +138,33 @@ def report(
 
 
 def _longer(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]) -> float:
-    """How many times longer the expert's trajectories are than those of now, in completion tokens; at least 1."""
+    """How many times longer the expert's trajectories are than those of now, in completion tokens; at least
+    1.
+    """
     now, then = (fmean(len(t.completion_ids) for t in some) if some else 0.0 for some in (sampled, golden))
     return max(1.0, then / now) if now else 1.0
 
 
-def forecast(recipe: Recipe, rollout_seconds: float, update_seconds: float | None = None, longer: float = 1.0) -> Item:
+def forecast(
+    recipe: Recipe, rollout_seconds: float, update_seconds: float | None = None, longer: float = 1.0
+) -> Item:
     """Time, memory and money of the run, from the rates of the preflight's own rollouts and its timed update.
 
     Args:
         recipe: the run's.
         rollout_seconds: for a trajectory, measured.
         update_seconds: for a trajectory, measured; None scales the rate of params/prices.yaml.
-        longer: how many times longer trajectories will be in training: an agent that learns comes to work as the expert does.
+        longer: how many times longer trajectories will be in training: an agent that learns comes to work as
+            the expert does.
     """
     prices = cost.read_prices()
     known = prices.rates_of(recipe.model)
-    slower = longer * rollout_seconds / known.rollout  # seconds here for each second on the machine of params/prices.yaml
-    scaled = {name: getattr(known, name) * slower for name in ("evaluation", "update", "demonstration", "other")}
+    slower = (
+        longer * rollout_seconds / known.rollout
+    )  # seconds here for each second on the machine of params/prices.yaml
+    scaled = {
+        name: getattr(known, name) * slower for name in ("evaluation", "update", "demonstration", "other")
+    }
     rates = replace(known, rollout=longer * rollout_seconds, **scaled)
     if update_seconds is not None:
         rates = replace(rates, update=longer * update_seconds)
@@ -151,12 +174,16 @@ def forecast(recipe: Recipe, rollout_seconds: float, update_seconds: float | Non
     source = "scaled from params/prices.yaml" if update_seconds is None else "measured"
     grown = f"; {longer:.1f} times as much, for trajectories as long as the expert's" if longer > 1.05 else ""
     said = (
-        f"Training {cost.duration(training)}, the whole run {cost.duration(total)} on one device ({rollout_seconds:.3g} s a "
-        f"rollout measured, {rates.update / longer:.3g} s an update {source}{grown}); {cost.hours(total / 3600)} GPU-hours, "
+        f"Training {cost.duration(training)}, the whole run {cost.duration(total)} on one device "
+        f"({rollout_seconds:.3g} s a "
+        f"rollout measured, {rates.update / longer:.3g} s an update {source}{grown}); "
+        f"{cost.hours(total / 3600)} GPU-hours, "
         f"{prices.currency}{total / 3600 * prices.providers[dearest]:,.2f} at {dearest}; {_memory()}."
     )
     values = {"training_seconds": training, "total_seconds": total, "phases": phases}
-    return Item("Forecast", "green", said, "", (), values | {"rollout": rates.rollout, "update": rates.update})
+    return Item(
+        "Forecast", "green", said, "", (), values | {"rollout": rates.rollout, "update": rates.update}
+    )
 
 
 def _memory() -> str:
@@ -174,7 +201,9 @@ def _spread(tasks: Sequence[Task], n: int) -> list[Task]:
 
 
 def _decode(policy: Policy) -> Any:
-    return lambda ids: policy.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return lambda ids: policy.tokenizer.decode(
+        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
 
 
 __all__ = ["Item", "Preflight", "PreflightError", "Probed", "examine", "forecast", "probe", "report"]

@@ -1,7 +1,9 @@
-"""Three published trainings that taught nothing: their rewards replicated on the small agent's tasks, with the fault and mended.
+"""Three published trainings that taught nothing: their rewards replicated on the small agent's tasks, with
+the fault and mended.
 
-Each team saw the symptom and drew the wrong conclusion; preflight names the cause from a few dozen rollouts. What was published
-is in the documents of the seeds; leaves out their models and tasks, which were never released.
+Each team saw the symptom and drew the wrong conclusion; preflight names the cause from a few dozen rollouts.
+What was published is in the documents of the seeds; leaves out their models and tasks, which were never
+released.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentkit.evidence import results_of, stands
+from agentkit.evaluation.evidence import results_of, stands
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, correctness, tool_call_reward, with_noise
 
@@ -28,7 +30,8 @@ class Autopsy:
     mended: Callable[[], Reward]
 
 
-# ---- 003, OR-debug: +20 for an action, -1 a step, +10 for an outcome, -20 for something invented -----------------------
+# ---- 003, OR-debug: +20 for an action, -1 a step, +10 for an outcome, -20 for something invented
+# -----------------------
 def acts(task: Task, trajectory: Trajectory) -> float:
     """A call that worked."""
     return 20.0 if any(result.ok for result in results_of(trajectory)) else 0.0
@@ -56,11 +59,14 @@ def ungrounded(task: Task, trajectory: Trajectory) -> float:
 
 
 def or_debug(faithfulness: Callable[[Task, Trajectory], float]) -> Reward:
-    """The reward of seed 003 with one of its two penalties; without the price of an action, which is the same for all."""
+    """The reward of seed 003 with one of its two penalties; without the price of an action, which is the same
+    for all.
+    """
     return {"acts": (acts, 1.0), "answers": (answers, 1.0), "faithfulness": (faithfulness, 1.0)}
 
 
-# ---- 000, the image agent: a binary reward that nearly every rollout gets, and noise against zero variance ---------------
+# ---- 000, the image agent: a binary reward that nearly every rollout gets, and noise against zero variance
+# ---------------
 def approved(task: Task, trajectory: Trajectory) -> float:
     """Whether there is an answer at all."""
     return float(trajectory.answer is not None)
@@ -73,9 +79,12 @@ def noisy() -> Reward:
         return with_noise({"approved": (approved, 1.0)}, 0.05)
 
 
-# ---- 001, GRPO-TCR: a bonus for turns that reads a field nobody writes ---------------------------------------------------
+# ---- 001, GRPO-TCR: a bonus for turns that reads a field nobody writes
+# ---------------------------------------------------
 def unwritten(task: Task, trajectory: Trajectory) -> float:
-    """The faulty tool-call reward: wrong answers get -1 and a bonus for each of ``num_turns``, which is never there."""
+    """The faulty tool-call reward: wrong answers get -1 and a bonus for each of ``num_turns``, which is never
+    there.
+    """
     if trajectory.success == 1.0:
         return 1.0
     return min(-0.6, -1.0 + 0.1 * min(task.meta.get("num_turns", 0), 4))

@@ -1,8 +1,9 @@
 """What a reward component reads, and what moves it: found by trying, without reading its documentation.
 
-A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a wrong answer, no
-answer, no tool calls, failed calls, more turns), through records that note which fields and keys it asks for in vain; and the
-patterns its code holds are tried on texts they should not match. Leaves out: judging (checks).
+A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a
+wrong answer, no answer, no tool calls, failed calls, more turns), through records that note which fields and
+keys it asks for in vain; and the patterns its code holds are tried on texts they should not match. Leaves
+out: judging (checks).
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Prob
     for task, trajectory in gold:
         values = {}
         for name, changed in variants(trajectory):
-            asked, held = _lookups(component, task, changed)  # a branch may be taken by wrong trajectories only
+            asked, held = _lookups(
+                component, task, changed
+            )  # a branch may be taken by wrong trajectories only
             missing += asked
             present |= held
             try:
@@ -55,11 +58,15 @@ def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Prob
         moved += [name for name, value in values.items() if value != values.get("gold", value)]
     never = tuple(dict.fromkeys(name for name in missing if name not in present))
     texts = [t.text for _, trajectory in gold for t in trajectory.turns]
-    return Probed(never, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved)), tuple(careless(component, texts)))
+    return Probed(
+        never, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved)), tuple(careless(component, texts))
+    )
 
 
 def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
-    """The trajectory and changed ones, each with a name. Tokens are kept, so that lengths change only where said."""
+    """The trajectory and changed ones, each with a name. Tokens are kept, so that lengths change only where
+    said.
+    """
     quiet = tuple(replace(turn, results=()) for turn in trajectory.turns)
     failed = tuple(
         replace(t, results=tuple(replace(r, ok=False, observation="Error: it failed.") for r in t.results))
@@ -67,15 +74,21 @@ def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
     )
     yield "gold", trajectory
     yield "a wrong answer", replace(trajectory, answer="no such thing", success=0.0)
-    yield "no answer", replace(trajectory, answer=None, success=0.0, stop_reason=StopReason.TURN_LIMIT)
+    yield ("no answer", replace(trajectory, answer=None, success=0.0, stop_reason=StopReason.TURN_LIMIT))
     yield "no tool calls", replace(trajectory, turns=quiet)
-    yield "a wrong answer without tool calls", replace(trajectory, answer="no such thing", success=0.0, turns=quiet)
+    yield (
+        "a wrong answer without tool calls",
+        replace(trajectory, answer="no such thing", success=0.0, turns=quiet),
+    )
     yield "failed calls", replace(trajectory, turns=failed)
-    longer = {name: getattr(trajectory, name) * 200 for name in ("completion_ids", "action_mask", "old_logprobs")}
+    longer = {
+        name: getattr(trajectory, name) * 200 for name in ("completion_ids", "action_mask", "old_logprobs")
+    }
     yield "many more tokens", replace(trajectory, turns=trajectory.turns * 5, **longer)
 
 
-# ---- what it asks for ------------------------------------------------------------------------------------------------
+# ---- what it asks for
+# ------------------------------------------------------------------------------------------------
 class _Noting(dict):
     """A dictionary that notes the keys it was asked for and lacks."""
 
@@ -108,7 +121,10 @@ class _Record:
 
     def __init__(self, record: Any, place: str, missing: list[str], present: set[str]):
         own = {f.name: getattr(record, f.name) for f in fields(record)}
-        wrapped = {n: _Noting(v, f"{place}.{n}", missing, present) if isinstance(v, dict) else v for n, v in own.items()}
+        wrapped = {
+            n: _Noting(v, f"{place}.{n}", missing, present) if isinstance(v, dict) else v
+            for n, v in own.items()
+        }
         self.__dict__.update(wrapped, _probe=(place, missing))
 
     def __getattr__(self, name: str) -> Any:
@@ -125,13 +141,16 @@ def _lookups(component: Component, task: Task, trajectory: Trajectory) -> tuple[
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            component(_Record(task, "task", missing, present), _Record(trajectory, "trajectory", missing, present))  # type: ignore[arg-type]
+            component(
+                _Record(task, "task", missing, present), _Record(trajectory, "trajectory", missing, present)
+            )  # type: ignore[arg-type]
     except Exception:  # it may check types; what it asked for until then counts
         return missing, present
     return missing, present
 
 
-# ---- patterns --------------------------------------------------------------------------------------------------------
+# ---- patterns
+# --------------------------------------------------------------------------------------------------------
 def careless(component: Component, texts: Sequence[str]) -> list[str]:
     """Patterns in a component's code that are found in every one of these texts and in an unrelated one."""
     found = []
@@ -142,13 +161,18 @@ def careless(component: Component, texts: Sequence[str]) -> list[str]:
 
 
 def _patterns(function: Any, depth: int = 2) -> Iterator[re.Pattern]:
-    """Compiled patterns a function can reach, and text constants it may compile: its own and those of its helpers."""
+    """Compiled patterns a function can reach, and text constants it may compile: its own and those of its
+    helpers.
+    """
     function = inspect.unwrap(getattr(function, "func", function))
     code = getattr(function, "__code__", None)
     if code is None:
         return
     codes = list(_codes(code))
-    names, constants = {n for c in codes for n in c.co_names}, [value for c in codes for value in c.co_consts]
+    names, constants = (
+        {n for c in codes for n in c.co_names},
+        [value for c in codes for value in c.co_consts],
+    )
     cells = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
     reached = [value for name, value in function.__globals__.items() if name in names]
     for value in _flat([*cells, *reached]):
@@ -157,7 +181,9 @@ def _patterns(function: Any, depth: int = 2) -> Iterator[re.Pattern]:
         elif isinstance(value, types.FunctionType) and depth and value.__module__ == function.__module__:
             yield from _patterns(value, depth - 1)
     if re in reached or {"search", "findall", "match", "finditer"} & names:
-        for text in (c for c in _flat(constants) if isinstance(c, str) and _META.search(c) and c != function.__doc__):
+        for text in (
+            c for c in _flat(constants) if isinstance(c, str) and _META.search(c) and c != function.__doc__
+        ):
             try:
                 yield re.compile(text)
             except (re.error, OverflowError, RecursionError):

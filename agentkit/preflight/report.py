@@ -56,13 +56,20 @@ class Preflight:
         """Raises PreflightError naming the causes, when there are any."""
         if self.causes:
             listed = " ".join(f"({i}) {c.name}: {c.finding} {c.advice}" for i, c in enumerate(self.causes, 1))
-            raise PreflightError(f"this run is not worth starting. {listed} Set preflight to warn to start it all the same.")
+            raise PreflightError(
+                f"this run is not worth starting. {listed} Set preflight to warn to start it all the same."
+            )
 
     def text(self) -> str:
         """The report for a terminal."""
-        lines = [f"[{WORDS[i.light]:>4}] {i.name}: {i.finding}" + f"\n       -> {i.advice}" * bool(i.advice) for i in self.items]
+        lines = [
+            f"[{WORDS[i.light]:>4}] {i.name}: {i.finding}" + f"\n       -> {i.advice}" * bool(i.advice)
+            for i in self.items
+        ]
         verdict = "not worth starting" if self.causes else "worth starting"
-        return "\n".join([*lines, f"{verdict}: {self.rollouts} rollouts of the starting policy, {self.seconds:.0f} s"])
+        return "\n".join(
+            [*lines, f"{verdict}: {self.rollouts} rollouts of the starting policy, {self.seconds:.0f} s"]
+        )
 
     def save(self, path: Path) -> Path:
         """Write it as JSON."""

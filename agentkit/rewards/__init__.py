@@ -1,9 +1,11 @@
 """Rewards: named components of a trajectory, weighted, and summed or multiplied.
 
-A component is any function (task, trajectory) -> float | None, and a reward is a mapping of names to components with their
-weights, so one of your own is ``plan() | {"brevity": (brevity, 0.1)}``. ``None`` is "not scored" and is never 0.
-Modules: ``scoring`` combines components and logs them; ``components`` and ``calls`` hold them, each with its formula's source;
-``presets`` puts together the rewards of five published systems. Leaves out advantages, which compare rewards with each other.
+A component is any function (task, trajectory) -> float | None, and a reward is a mapping of names to
+components with their weights, so one of your own is ``plan() | {"brevity": (brevity, 0.1)}``. ``None`` is
+"not scored" and is never 0.
+Modules: ``scoring`` combines components and logs them; ``components`` and ``calls`` hold them, each with its
+formula's source; ``presets`` puts together the rewards of five published systems. Leaves out advantages,
+which compare rewards with each other.
 """
 
 from agentkit.rewards.components import (
@@ -19,7 +21,17 @@ from agentkit.rewards.components import (
     tool_call_bonus,
     tool_call_reward,
 )
-from agentkit.rewards.presets import drawing, from_recipe, ordebug, plan, preset, tcr, tcr_paper, toolrl, toolrla
+from agentkit.rewards.presets import (
+    drawing,
+    from_recipe,
+    ordebug,
+    plan,
+    preset,
+    tcr,
+    tcr_paper,
+    toolrl,
+    toolrla,
+)
 from agentkit.rewards.scoring import (
     Component,
     Product,

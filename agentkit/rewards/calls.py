@@ -1,7 +1,7 @@
 """Rewards that compare the calls a trajectory made with the calls its task needs: ToolRL and ToolRLA.
 
-The needed calls are the task's plan (gold data that no policy sees), with earlier results filled in. A task without a plan is
-not scored by these.
+The needed calls are the task's plan (gold data that no policy sees), with earlier results filled in. A task
+without a plan is not scored by these.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def gold_calls(task: Task) -> list[ToolCall] | None:
 
 
 def subgoals(task: Task, trajectory: Trajectory) -> list[int] | None:
-    """How many steps of the plan each turn reached first, by an observation that shows the expected value; one number a turn.
+    """How many steps of the plan each turn reached first, by an observation that shows the expected value;
+    one number a turn.
 
-    A step is reached by a call of its tool; steps that expect nothing (calculations, whose value follows) by the filled-in call
-    itself. None for a task without a plan.
+    A step is reached by a call of its tool; steps that expect nothing (calculations, whose value follows) by
+    the filled-in call itself. None for a task without a plan.
     """
     gold = gold_calls(task)
     if gold is None:
@@ -64,21 +65,28 @@ def _reaches(result: ToolResult, call: ToolCall, expected: str | None) -> bool:
         return False
     if expected is None:
         same = result.arguments == call.arguments
-        return same or (call.name == "calculator" and result.observation.strip() == calculate(call.arguments["expression"]))
+        return same or (
+            call.name == "calculator"
+            and result.observation.strip() == calculate(call.arguments["expression"])
+        )
     return shows(call.name, result.observation, expected)
 
 
-# ---- ToolRL ----------------------------------------------------------------------------------------------------------
+# ---- ToolRL
+# ----------------------------------------------------------------------------------------------------------
 def match(a: Sequence[str], b: Sequence[str]) -> float:
     """Multiset overlap |A and B| / (|A| + |B| - |A and B|); 1 for two empty ones."""
     common = (Counter(a) & Counter(b)).total()
     return common / union if (union := len(a) + len(b) - common) else 1.0
 
 
-def best_matches(called: Sequence[ToolCall], gold: Sequence[ToolCall]) -> list[tuple[ToolCall, ToolCall | None]]:
+def best_matches(
+    called: Sequence[ToolCall], gold: Sequence[ToolCall]
+) -> list[tuple[ToolCall, ToolCall | None]]:
     """Each gold call, in order, with the best unused call of the same name, or None where there is none.
 
-    Choices fall in the order of the gold calls, as in ToolRL; one that agrees in nothing but the name is made last of all.
+    Choices fall in the order of the gold calls, as in ToolRL; one that agrees in nothing but the name is made
+    last of all.
     """
     unused, found = list(called), [None] * len(gold)
     for least in (1e-9, 0.0):
@@ -91,7 +99,9 @@ def best_matches(called: Sequence[ToolCall], gold: Sequence[ToolCall]) -> list[t
 
 
 def _equal_values(call: ToolCall, gold: ToolCall) -> int:
-    return sum(name in call.arguments and call.arguments[name] == value for name, value in gold.arguments.items())
+    return sum(
+        name in call.arguments and call.arguments[name] == value for name, value in gold.arguments.items()
+    )
 
 
 def _agreement(call: ToolCall, gold: ToolCall) -> float:
@@ -101,8 +111,8 @@ def _agreement(call: ToolCall, gold: ToolCall) -> float:
 def toolrl_match(called: Sequence[ToolCall], gold: Sequence[ToolCall]) -> float:
     """R_correct of ToolRL in [-3, 3] (arXiv 2504.13958): 6 * score / max - 3.
 
-    score = match(tool names) + for each gold call the best unused call of its name: match(parameter names) + number of exactly
-    equal values; max = 1 + sum over gold calls of (1 + number of parameters).
+    score = match(tool names) + for each gold call the best unused call of its name: match(parameter names) +
+    number of exactly equal values; max = 1 + sum over gold calls of (1 + number of parameters).
     """
     total = match([c.name for c in gold], [c.name for c in called])
     total += sum(_agreement(best, call) for call, best in best_matches(called, gold) if best)
@@ -116,19 +126,26 @@ def toolrl_correctness(task: Task, trajectory: Trajectory) -> float | None:
 
 
 def whole_format(task: Task, trajectory: Trajectory) -> float | None:
-    """R_format of ToolRL and R_fmt of ToolRLA, in {0, 1}: every call could be parsed, and the trajectory ended with an answer."""
+    """R_format of ToolRL and R_fmt of ToolRLA, in {0, 1}: every call could be parsed, and the trajectory
+    ended with an answer.
+    """
     parsed = all(result.name for result in attempts(trajectory))
     return float(parsed and trajectory.stop_reason is StopReason.ANSWER and trajectory.answer is not None)
 
 
-# ---- ToolRLA (arXiv 2603.01620) --------------------------------------------------------------------------------------
+# ---- ToolRLA (arXiv 2603.01620)
+# --------------------------------------------------------------------------------------
 def tool_names(task: Task, trajectory: Trajectory) -> float | None:
-    """S_name of ToolRLA: 0 when any called tool is invented (the task does not list it and it did not run), else 1."""
+    """S_name of ToolRLA: 0 when any called tool is invented (the task does not list it and it did not run),
+    else 1.
+    """
     return float(not any(r.name and not r.ok and r.name not in task.tools for r in attempts(trajectory)))
 
 
 def completeness(task: Task, trajectory: Trajectory) -> float | None:
-    """S_comp of ToolRLA: |invoked and required| / |required|, as multisets of tool names; 1 where nothing is required."""
+    """S_comp of ToolRLA: |invoked and required| / |required|, as multisets of tool names; 1 where nothing is
+    required.
+    """
     gold = gold_calls(task)
     if gold is None:
         return None
@@ -137,7 +154,8 @@ def completeness(task: Task, trajectory: Trajectory) -> float | None:
 
 
 def argument_accuracy(task: Task, trajectory: Trajectory) -> float | None:
-    """S_acc of ToolRLA in [0, 1]: share of exactly equal parameter values over the required calls that were made.
+    """S_acc of ToolRLA in [0, 1]: share of exactly equal parameter values over the required calls that were
+    made.
 
     Calls left out count in S_comp alone. 1 where the calls made have no parameters.
     """
@@ -152,8 +170,8 @@ def argument_accuracy(task: Task, trajectory: Trajectory) -> float | None:
 def plan_efficiency(task: Task, trajectory: Trajectory) -> float | None:
     """R_eff of ToolRLA: max(0, 1 - (|tau| - |tau*|) / |tau*|), lengths in tool calls, tau* the plan.
 
-    As published it exceeds 1 for a trajectory shorter than the plan: what a left-out call loses in S_comp it wins here.
-    Without a required call it is 1 for no call and 0 otherwise.
+    As published it exceeds 1 for a trajectory shorter than the plan: what a left-out call loses in S_comp it
+    wins here. Without a required call it is 1 for no call and 0 otherwise.
     """
     gold = gold_calls(task)
     if gold is None:

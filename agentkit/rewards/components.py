@@ -1,4 +1,6 @@
-"""Components that read the verdict, the lengths and the tool calls of a trajectory. Each names the source of its formula."""
+"""Components that read the verdict, the lengths and the tool calls of a trajectory. Each names the source of
+its formula.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,34 @@ def correctness(task: Task, trajectory: Trajectory) -> float | None:
 
 
 def format_score(task: Task, trajectory: Trajectory) -> float | None:
-    """Share of attempted tool calls that were valid and ran; 0 where none was attempted ("RLVR for Agents", phase 2)."""
+    """Share of attempted tool calls that were valid and ran; 0 where none was attempted ("RLVR for Agents",
+    phase 2).
+    """
     results = attempts(trajectory)
     return sum(result.ok for result in results) / max(len(results), 1)
 
 
 def efficiency(task: Task, trajectory: Trajectory) -> float | None:
-    """-0.02 a turn for a correct trajectory, 0 otherwise: a fast wrong answer earns nothing ("RLVR for Agents", phase 2)."""
+    """-0.02 a turn for a correct trajectory, 0 otherwise: a fast wrong answer earns nothing ("RLVR for
+    Agents", phase 2).
+    """
     if trajectory.success is None:
         return None
     return -TURN_PENALTY * len(trajectory.turns) if trajectory.success == 1.0 else 0.0
 
 
 def process(task: Task, trajectory: Trajectory) -> float | None:
-    """Share of the plan's steps, the subgoals, whose value some observation showed, in [0, 1]; None without a plan."""
+    """Share of the plan's steps, the subgoals, whose value some observation showed, in [0, 1]; None without a
+    plan.
+    """
     reached = subgoals(task, trajectory)
     return None if reached is None else sum(reached) / max(len(task.meta["plan"]), 1)
 
 
 def judged(**options: Any) -> Component:
-    """A model's verdict on the answer, 1 or 0; None where the judge gave none. Options are those of ``verifiers.judge``."""
+    """A model's verdict on the answer, 1 or 0; None where the judge gave none. Options are those of
+    ``verifiers.judge``.
+    """
 
     def verdict(task: Task, trajectory: Trajectory) -> float | None:
         if trajectory.answer is None:
@@ -57,7 +67,8 @@ def judged(**options: Any) -> Component:
 def of_environments(environment: Callable[[], object] | Mapping[str, Callable[[], object]]) -> Reward:
     """What environments with ``get_reward`` give, with weight 1 under their class names, as in TRL.
 
-    The rollout has asked them: here it is read off the trajectory. It does not apply to trajectories of another environment.
+    The rollout has asked them: here it is read off the trajectory. It does not apply to trajectories of
+    another environment.
 
     Args:
         environment: makes one environment; or one such for each family.
@@ -76,12 +87,17 @@ def _given(name: str) -> Component:
     return given
 
 
-# ---- tool-call reward ------------------------------------------------------------------------------------------------
+# ---- tool-call reward
+# ------------------------------------------------------------------------------------------------
 def outcome(task: Task, trajectory: Trajectory) -> float | None:
-    """The score of Open-AgentRL: 1 right, -1 wrong; for code the share of tests passed, and -1 where there is no code."""
+    """The score of Open-AgentRL: 1 right, -1 wrong; for code the share of tests passed, and -1 where there is
+    no code.
+    """
     if trajectory.success is None or trajectory.success > 0:
         return trajectory.success
-    code = task.verifier == "code" or (isinstance(task.verifier, dict) and task.verifier.get("kind") == "code")
+    code = task.verifier == "code" or (
+        isinstance(task.verifier, dict) and task.verifier.get("kind") == "code"
+    )
     return 0.0 if code and trajectory.answer and isinstance(extract_code(trajectory.answer), str) else -1.0
 
 
@@ -99,8 +115,8 @@ def tool_call_bonus(task: Task, trajectory: Trajectory) -> float | None:
 def tool_call_reward(task: Task, trajectory: Trajectory) -> float | None:
     """The tool-call reward of Open-AgentRL's released code, after the outcome score.
 
-    A score that is not negative is kept; a negative one becomes min(-0.6, score + 0.1 * rounds), at most 4 rounds counted, where
-    a round is a turn that called a tool.
+    A score that is not negative is kept; a negative one becomes min(-0.6, score + 0.1 * rounds), at most 4
+    rounds counted, where a round is a turn that called a tool.
     """
     score = outcome(task, trajectory)
     if score is None or score >= 0:
@@ -109,7 +125,8 @@ def tool_call_reward(task: Task, trajectory: Trajectory) -> float | None:
     return min(WRONG_CEILING, score + TOOL_BONUS * min(rounds, MAX_ROUNDS))
 
 
-# ---- length ----------------------------------------------------------------------------------------------------------
+# ---- length
+# ----------------------------------------------------------------------------------------------------------
 def dapo_overlong(max_tokens: int = 20_480, buffer: int = 4_096) -> Component:
     """Soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13), in [-1, 0].
 
@@ -126,7 +143,8 @@ def dapo_overlong(max_tokens: int = 20_480, buffer: int = 4_096) -> Component:
 def tcr_overlong(max_tokens: int = 10_480, buffer: int = 3_000, factor: float = 1.0) -> Component:
     """Overlong penalty as coded in Open-AgentRL: min(-exceed / buffer * factor, 0), with no floor.
 
-    ``exceed`` is the number of completion tokens above max_tokens - buffer. Defaults are those of GRPO-TCR-Qwen3-4B-quarter.
+    ``exceed`` is the number of completion tokens above max_tokens - buffer. Defaults are those of
+    GRPO-TCR-Qwen3-4B-quarter.
     """
     _check_buffer(max_tokens, buffer)
 
@@ -141,11 +159,14 @@ def _check_buffer(max_tokens: int, buffer: int) -> None:
         raise ValueError(f"an overlong buffer of {buffer} tokens: give 1 to max_tokens = {max_tokens}")
 
 
-# ---- drawing ---------------------------------------------------------------------------------------------------------
+# ---- drawing
+# ---------------------------------------------------------------------------------------------------------
 def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
-    """Mean pixel equality of what the answer's program draws and the target, over the task's tests, in [0, 1].
+    """Mean pixel equality of what the answer's program draws and the target, over the task's tests, in [0,
+    1].
 
-    0 on an exception, a time-out or a wrong shape (arc25, iterations 4 to 6). The task's verifier is of kind code, and each of
+    0 on an exception, a time-out or a wrong shape (arc25, iterations 4 to 6). The task's verifier is of kind
+    code, and each of
     its tests expects a grid: a list of rows. None for any other task.
     """
     verifier = task.verifier if isinstance(task.verifier, dict) else {}
@@ -168,7 +189,9 @@ def pixel_equality(drawn: Any, target: list[list[int]]) -> float:
 
 
 def closeness(values: Sequence[Any], wanted: Sequence[Any]) -> float:
-    """How near results are to those wanted, in [0, 1]: mean pixel equality where all wanted are grids, else the share equal."""
+    """How near results are to those wanted, in [0, 1]: mean pixel equality where all wanted are grids, else
+    the share equal.
+    """
     if all(map(_is_grid, wanted)):
         return fmean(map(pixel_equality, values, wanted))
     return fmean(type(a) is type(b) and a == b for a, b in zip(values, wanted, strict=True))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 
-from agentkit.recipes import REWARDS, Recipe, RecipeError
 from agentkit.rewards import calls, components, repairs
 from agentkit.rewards.scoring import Product, Reward, product, with_noise
+from agentkit.runs.recipe import REWARDS, Recipe, RecipeError
 
 
-def plan(correctness_weight: float = 1.0, format_weight: float = 0.1, efficiency_weight: float = 1.0) -> Reward:
-    """The additive reward of "RLVR for Agents": 1 when right, 0.1 * share of valid calls, -0.02 a turn when right."""
+def plan(
+    correctness_weight: float = 1.0, format_weight: float = 0.1, efficiency_weight: float = 1.0
+) -> Reward:
+    """The additive reward of "RLVR for Agents": 1 when right, 0.1 * share of valid calls, -0.02 a turn when
+    right.
+    """
     return {
         "correctness": (components.correctness, correctness_weight),
         "format": (components.format_score, format_weight),
@@ -34,7 +38,9 @@ def toolrla() -> Reward:
 
 
 def tcr(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
-    """TCR as GRPO-TCR-Qwen3-4B-quarter reads it, Tool Call Reward, as released in Open-AgentRL, with its overlong penalty."""
+    """TCR as GRPO-TCR-Qwen3-4B-quarter reads it, Tool Call Reward, as released in Open-AgentRL, with its
+    overlong penalty.
+    """
     return {
         "tool_call_reward": (components.tool_call_reward, 1.0),
         "overlong": (components.tcr_overlong(max_tokens, buffer), 1.0),
@@ -44,7 +50,8 @@ def tcr(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
 def tcr_paper(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
     """The reward half of TCR as arXiv 2510.11701 reads it: eq. 8 and overlong Reward shaping as in DAPO.
 
-    The other half, Token-level loss and Clip-higher, is the recipe's ``loss_type: dapo`` and a higher upper clip.
+    The other half, Token-level loss and Clip-higher, is the recipe's ``loss_type: dapo`` and a higher upper
+    clip.
     """
     return {
         "tool_call_bonus": (components.tool_call_bonus, 1.0),
@@ -58,7 +65,9 @@ def drawing() -> Reward:
 
 
 def ordebug(solver: bool = False) -> Reward:
-    """OR-debug (arXiv 2601.21008): the GRPO v1 reward, without a solver, where a perfect repair has 29; or the solver's."""
+    """OR-debug (arXiv 2601.21008): the GRPO v1 reward, without a solver, where a perfect repair has 29; or
+    the solver's.
+    """
     if solver:
         parts = (repairs.solved, repairs.iis_shrinks, repairs.step, repairs.contradiction, repairs.preserved)
     else:
@@ -84,7 +93,9 @@ def preset(name: str, max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
     }
     if name not in made:
         close = difflib.get_close_matches(str(name), REWARDS, n=1, cutoff=0.0)
-        raise RecipeError(f"there is no reward {str(name)[:40]!r}: use {', '.join(REWARDS)} (did you mean {close[0]!r}?)")
+        raise RecipeError(
+            f"there is no reward {str(name)[:40]!r}: use {', '.join(REWARDS)} (did you mean {close[0]!r}?)"
+        )
     return made[name]()
 
 

@@ -1,9 +1,12 @@
-"""Rewards of OR-debug (arXiv 2601.21008): repairing an infeasible linear program from its irreducible infeasible subset (IIS).
+"""Rewards of OR-debug (arXiv 2601.21008): repairing an infeasible linear program from its irreducible
+infeasible subset (IIS).
 
-The actions are tools: get_iis(), drop_constraint(name), relax_constraint(name, amount), submit(); upper case does as well.
-Everything is read from parsed calls and their replies, never by a pattern over prose: in the published run an unanchored pattern
-took 20 from almost every text, so that each rollout had 20 - 1 + 10 - 20 = 9.0 where a perfect one has 29. A task gives
-``meta["constraints"]``, all names, and ``meta["iis"]``, those in conflict; a task without them is not scored.
+The actions are tools: get_iis(), drop_constraint(name), relax_constraint(name, amount), submit(); upper case
+does as well.
+Everything is read from parsed calls and their replies, never by a pattern over prose: in the published run an
+unanchored pattern took 20 from almost every text, so that each rollout had 20 - 1 + 10 - 20 = 9.0 where a
+perfect one has 29. A task gives ``meta["constraints"]``, all names, and ``meta["iis"]``, those in conflict; a
+task without them is not scored.
 """
 
 from __future__ import annotations
@@ -33,13 +36,20 @@ def _has_problem(task: Task) -> bool:
     return {"constraints", "iis"} <= task.meta.keys()
 
 
-# ---- without a solver (the seed's GRPO v1) ---------------------------------------------------------------------------
+# ---- without a solver (the seed's GRPO v1)
+# ---------------------------------------------------------------------------
 def repair(task: Task, trajectory: Trajectory) -> float | None:
     """+20 for a valid targeted repair, +5 for only asking for the IIS, else 0."""
     if not _has_problem(task):
         return None
     tried = _named(trajectory, *REPAIRS)
-    return 20.0 if any(_valid(task, r) for r in tried) else 5.0 if not tried and _named(trajectory, "get_iis") else 0.0
+    return (
+        20.0
+        if any(_valid(task, r) for r in tried)
+        else 5.0
+        if not tried and _named(trajectory, "get_iis")
+        else 0.0
+    )
 
 
 def step(task: Task, trajectory: Trajectory) -> float | None:
@@ -63,7 +73,8 @@ def faithfulness(task: Task, trajectory: Trajectory) -> float | None:
     return -20.0 if any(name not in task.meta["constraints"] for name in names) else 0.0
 
 
-# ---- with a solver behind the tools ----------------------------------------------------------------------------------
+# ---- with a solver behind the tools
+# ----------------------------------------------------------------------------------
 def _reply(result: ToolResult) -> Any:
     try:
         return json.loads(result.observation)
@@ -84,10 +95,15 @@ def solved(task: Task, trajectory: Trajectory) -> float | None:
 
 
 def iis_shrinks(task: Task, trajectory: Trajectory) -> float | None:
-    """+10 each time get_iis() replies with a shorter JSON list than before; the first is compared with the task's own."""
+    """+10 each time get_iis() replies with a shorter JSON list than before; the first is compared with the
+    task's own.
+    """
     if not _has_problem(task):
         return None
-    lists = [task.meta["iis"], *(found for r in _named(trajectory, "get_iis") if isinstance(found := _reply(r), list))]
+    lists = [
+        task.meta["iis"],
+        *(found for r in _named(trajectory, "get_iis") if isinstance(found := _reply(r), list)),
+    ]
     return 10.0 * sum(len(b) < len(a) for a, b in zip(lists, lists[1:], strict=False))
 
 

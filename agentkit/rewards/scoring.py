@@ -38,17 +38,24 @@ def product(*factors: Component) -> Component:
 def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
     """The trajectory with its components, unweighted, and their weighted sum (or product, for a ``Product``).
 
-    A component that is None does not apply and is left out. One that raises, or is not a finite number, is recorded as None and
-    the whole reward is None, as it is when the verifier gave no verdict or no component applies. What the trajectory already
-    holds under other names stays, such as its environment's own reward. Raises ValueError for what is no reward.
+    A component that is None does not apply and is left out. One that raises, or is not a finite number, is
+    recorded as None and the whole reward is None, as it is when the verifier gave no verdict or no component
+    applies. What the trajectory already holds under other names stays, such as its environment's own reward.
+    Raises ValueError for what is no reward.
     """
     _check(reward)
     values = {name: _guarded(name, component, task, trajectory) for name, (component, _) in reward.items()}
     weighted = [weight * values[name] for name, (_, weight) in reward.items() if values[name] is not None]
     combined = (math.prod if isinstance(reward, Product) else sum)(weighted)
-    scored = weighted and trajectory.success is not None and math.isfinite(combined)  # a failed component is NaN
-    components = {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
-    return replace(trajectory, components={**trajectory.components, **components}, reward=combined if scored else None)
+    scored = (
+        weighted and trajectory.success is not None and math.isfinite(combined)
+    )  # a failed component is NaN
+    components = {
+        name: None if value is None or math.isnan(value) else value for name, value in values.items()
+    }
+    return replace(
+        trajectory, components={**trajectory.components, **components}, reward=combined if scored else None
+    )
 
 
 def _check(reward: Reward) -> None:
@@ -58,14 +65,17 @@ def _check(reward: Reward) -> None:
     for name, pair in reward.items():
         function, weight = pair if isinstance(pair, tuple | list) and len(pair) == 2 else (None, None)
         if not callable(function) or not isinstance(weight, Real) or not math.isfinite(weight):
-            raise ValueError(f"reward component {name!r} is {str(pair):.80}: give (function, weight), the weight a number")
+            raise ValueError(
+                f"reward component {name!r} is {str(pair):.80}: give (function, weight), the weight a number"
+            )
 
 
 def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward: Reward) -> list[Trajectory]:
     """``score`` for many trajectories of known tasks.
 
-    Rewards of one task are compared with each other, so all must be made of the same components: where one is None for some of
-    a task's trajectories and not for all, as when a judge did not answer, those have no reward.
+    Rewards of one task are compared with each other, so all must be made of the same components: where one is
+    None for some of a task's trajectories and not for all, as when a judge did not answer, those have no
+    reward.
     """
     by_id = {task.id: task for task in tasks}
     scored = [score(by_id[t.task_id], t, reward) for t in trajectories]
@@ -78,27 +88,33 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
 
 
 def _guarded(name: str, component: Component, task: Task, trajectory: Trajectory) -> float | None:
-    """A component's value, None where it does not apply, NaN where it failed: one bad trajectory must not end a run."""
+    """A component's value, None where it does not apply, NaN where it failed: one bad trajectory must not end
+    a run.
+    """
     try:
         value = component(task, trajectory)
         return None if value is None else float(value) if math.isfinite(value) else math.nan
     except Exception as error:  # a reward is user code
         why = f"{type(error).__name__}: {error}"[:200]
-        warnings.warn(f"reward component {name!r} failed ({why}); the trajectory has no reward.", stacklevel=2)
+        warnings.warn(
+            f"reward component {name!r} failed ({why}); the trajectory has no reward.", stacklevel=2
+        )
         return math.nan
 
 
 def with_noise(reward: Reward, std: float, seed: int = 0) -> Reward:
     """The reward with normal noise of this standard deviation as a further component, and a warning.
 
-    One published agent (model card Qwen3.5-27B Agent GRPO v2) added noise against groups of equal rewards. Equal rewards divided
-    by the group's spread are no signal; noise divided by it is a full-size advantage for nothing: its mean reward stayed flat
-    for 200 steps. Scoring a trajectory twice gives two values, the first of which depends on the seed and the trajectory only.
+    One published agent (model card Qwen3.5-27B Agent GRPO v2) added noise against groups of equal rewards.
+    Equal rewards divided by the group's spread are no signal; noise divided by it is a full-size advantage
+    for nothing: its mean reward stayed flat for 200 steps. Scoring a trajectory twice gives two values, the
+    first of which depends on the seed and the trajectory only.
     """
     if not 0 < std < math.inf:
         raise ValueError(f"noise of standard deviation {std!r}: give a positive number, or leave noise out")
     warnings.warn(
-        f"the reward has noise of standard deviation {std:g}: where a group's other rewards are equal, its advantages are noise. "
+        f"the reward has noise of standard deviation {std:g}: where a group's other rewards are equal, its "
+        "advantages are noise. "
         "Prefer harder tasks, larger groups, or dead_groups: replace.",
         stacklevel=2,
     )
@@ -114,7 +130,8 @@ def with_noise(reward: Reward, std: float, seed: int = 0) -> Reward:
 
 
 def component_metrics(trajectories: Sequence[Trajectory], reward: Reward) -> dict[str, float]:
-    """Means over a batch for its metrics row: ``reward/<component>`` raw and ``weighted/<component>``, unscored ones left out.
+    """Means over a batch for its metrics row: ``reward/<component>`` raw and ``weighted/<component>``,
+    unscored ones left out.
 
     Also ``reward_unscored``, the share of trajectories without a reward.
     """
@@ -123,15 +140,19 @@ def component_metrics(trajectories: Sequence[Trajectory], reward: Reward) -> dic
         values = [t.components[name] for t in trajectories if t.components.get(name) is not None]
         found[f"reward/{name}"] = fmean(values) if values else math.nan
         found[f"weighted/{name}"] = weight * found[f"reward/{name}"]
-    return found | {"reward_unscored": sum(t.reward is None for t in trajectories) / max(len(trajectories), 1)}
+    return found | {
+        "reward_unscored": sum(t.reward is None for t in trajectories) / max(len(trajectories), 1)
+    }
 
 
-def constant_components(trajectories: Sequence[Trajectory], min_rollouts: int = MIN_ROLLOUTS) -> dict[str, float | None]:
+def constant_components(
+    trajectories: Sequence[Trajectory], min_rollouts: int = MIN_ROLLOUTS
+) -> dict[str, float | None]:
     """Components that never varied, each with its one value; None for one that was never scored.
 
-    A constant component moves no advantage, whatever its weight. Usually its input is never written: the tool-call reward of
-    GRPO-TCR-Qwen3-4B-quarter read a number of turns that its reward manager did not give, so each wrong answer had -1 - 0.1.
-    Nothing is said of fewer than ``min_rollouts`` trajectories.
+    A constant component moves no advantage, whatever its weight. Usually its input is never written: the
+    tool-call reward of GRPO-TCR-Qwen3-4B-quarter read a number of turns that its reward manager did not give,
+    so each wrong answer had -1 - 0.1. Nothing is said of fewer than ``min_rollouts`` trajectories.
     """
     if len(trajectories) < min_rollouts:
         return {}

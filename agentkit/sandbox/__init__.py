@@ -1,12 +1,14 @@
 """Untrusted Python in layers: run_python(code) runs what a model wrote, bounded and confined, or refuses.
 
-Tier A: namespaces, Landlock and seccomp. Tier B: Landlock and seccomp. Tier C: Deno and Pyodide, where the user asks for it
-(pyodide.py). Tier D: nothing there, so it refuses, unless it is told to run programs unconfined (unconfined.py). A tier
-counts only once canaries have tried to break out of it, in this process, and failed; otherwise the next one is tried.
-Each call gets a fresh process: no state, file, process or descriptor passes from one call to the next. Network, other
-programs, other users' and this user's files, the environment and other processes are out of reach; time, memory, output,
-threads and files are bounded. Leaves out: side channels, a bug in the kernel, and fairness between calls; names and sizes
-of files elsewhere can be seen under tier B. Besides the standard library, places.PACKAGES can be imported.
+Tier A: namespaces, Landlock and seccomp. Tier B: Landlock and seccomp. Tier C: Deno and Pyodide, where the
+user asks for it (pyodide.py). Tier D: nothing there, so it refuses, unless it is told to run programs
+unconfined (unconfined.py). A tier counts only once canaries have tried to break out of it, in this process,
+and failed; otherwise the next one is tried.
+Each call gets a fresh process: no state, file, process or descriptor passes from one call to the next.
+Network, other programs, other users' and this user's files, the environment and other processes are out of
+reach; time, memory, output, threads and files are bounded. Leaves out: side channels, a bug in the kernel,
+and fairness between calls; names and sizes of files elsewhere can be seen under tier B. Besides the standard
+library, places.PACKAGES can be imported.
 """
 
 from __future__ import annotations
@@ -79,7 +81,8 @@ class Tier:
         return f'<div style="{style}"><b>Sandbox tier {self.name}</b>{escaped}</div>'
 
 
-# ---- running ---------------------------------------------------------------------------------------------------------
+# ---- running
+# ---------------------------------------------------------------------------------------------------------
 def run_python(
     code: str,
     *,
@@ -99,18 +102,21 @@ def run_python(
         files: relative name -> content, put into the program's folder.
         stdin: what the program can read; at its end input() raises EOFError.
         tier: use this tier and no other; by default the strongest that works.
-        allow_unsafe: where no tier works, run the program without a sandbox; by default when AGENTKIT_ALLOW_UNSAFE is 1.
+        allow_unsafe: where no tier works, run the program without a sandbox; by default when
+            AGENTKIT_ALLOW_UNSAFE is 1.
 
     Returns:
-        The result. Status error is a program that raised, exited non-zero or crashed; refused is no verdict on the program:
-        there is no sandbox, or it failed.
+        The result. Status error is a program that raised, exited non-zero or crashed; refused is no verdict
+        on the program: there is no sandbox, or it failed.
 
     Raises:
         ValueError: a bad limit or file name: the caller's mistake, never the program's.
     """
     request = _request(code, timeout_s, memory_mb, files or {}, stdin, tier)
     if len(code) > MAX_CODE:
-        return Result("error", "", f"the program has {len(code)} characters; the limit is {MAX_CODE}\n", 0.0, tier or "")
+        return Result(
+            "error", "", f"the program has {len(code)} characters; the limit is {MAX_CODE}\n", 0.0, tier or ""
+        )
     try:
         name = tier or current_tier().name
         if name == "C":
@@ -131,21 +137,31 @@ def unsafe_allowed() -> bool:
 
 
 def _in_process(tier: str, request: dict) -> Result:
-    """Run a program in tier C or D, each time in a process of its own. Raises SandboxError where it does not start."""
+    """Run a program in tier C or D, each time in a process of its own. Raises SandboxError where it does not
+    start.
+    """
     limits = (request["timeout_s"], request["memory_bytes"], zygote.MAX_OUTPUT)
     with _slots:
         if tier == "C":
             try:
-                files = {name: base64.b64encode(content).decode() for name, content in request["files"].items()}
-                status, out, err, seconds = pyodide.run(json.dumps(request | {"files": files}).encode(), *limits)
+                files = {
+                    name: base64.b64encode(content).decode() for name, content in request["files"].items()
+                }
+                status, out, err, seconds = pyodide.run(
+                    json.dumps(request | {"files": files}).encode(), *limits
+                )
             except NotReady as error:
                 raise SandboxError(f"tier C does not start: {error}") from None
         else:
-            status, out, err, seconds = unconfined.run(request["code"], request["files"], request["stdin"], *limits)
+            status, out, err, seconds = unconfined.run(
+                request["code"], request["files"], request["stdin"], *limits
+            )
     return Result(status, readable(out), readable(err), seconds, tier)
 
 
-def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin: str, tier: str | None) -> dict:
+def _request(
+    code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin: str, tier: str | None
+) -> dict:
     if not 0 < timeout_s <= MAX_TIMEOUT_S or not math.isfinite(timeout_s):
         raise ValueError(f"timeout_s={timeout_s!r}: give seconds above 0, at most {MAX_TIMEOUT_S:g}")
     if not isinstance(memory_mb, int) or not 16 <= memory_mb <= 2**20:
@@ -160,7 +176,13 @@ def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin:
     folders = {name: {str(parent) for parent in PurePosixPath(name).parents} - {"."} for name in encoded}
     for name, above in folders.items():
         parts = PurePosixPath(name).parts
-        if "/".join(parts) != name or not name or ".." in parts or "\0" in name or len(name.encode(errors="replace")) > 200:
+        if (
+            "/".join(parts) != name
+            or not name
+            or ".." in parts
+            or "\0" in name
+            or len(name.encode(errors="replace")) > 200
+        ):
             raise ValueError(f"files: {name[:60]!r} is no relative name inside the program's folder")
         if clash := above & encoded.keys():
             raise ValueError(f"files: {min(clash)!r} cannot be a file and a folder")
@@ -180,7 +202,8 @@ def readable(output: bytes) -> str:
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
-# ---- tiers -----------------------------------------------------------------------------------------------------------
+# ---- tiers
+# -----------------------------------------------------------------------------------------------------------
 _lock = threading.RLock()
 _zygotes: dict[tuple[str, tuple[str, ...]], _Zygote] = {}
 _tier: Tier | None = None
@@ -189,7 +212,9 @@ _slots = threading.BoundedSemaphore(AT_ONCE)
 
 
 def current_tier() -> Tier:
-    """The strongest tier that the canaries have proven here (tried once a process, about a second); D where none is."""
+    """The strongest tier that the canaries have proven here (tried once a process, about a second); D where
+    none is.
+    """
     global _tier
     with _lock:
         if _tier is None:
@@ -266,7 +291,9 @@ def _prove(canaries: Sequence[Callable], run: Callable[[dict], Result]) -> None:
     """Run canaries. Raises SandboxError naming what got out."""
     for canary in canaries:
         with canary() as (code, limits, expected):
-            found = run(_request(code, limits.get("timeout_s", 5), limits.get("memory_mb", 256), {}, "", None))
+            found = run(
+                _request(code, limits.get("timeout_s", 5), limits.get("memory_mb", 256), {}, "", None)
+            )
             if (problem := expected(found)) is not None:
                 raise SandboxError(f"a canary: {problem}")
 
@@ -282,7 +309,18 @@ class _Zygote:
         self.base = tempfile.mkdtemp(prefix="agentkit-sandbox-")
         settings = json.dumps({"tier": tier, "preload": preload, "base": self.base, **places()})
         script = str(Path(zygote.__file__).resolve())
-        command = [sys.executable, "-B", "-P", "-S", "-s", "-X", "utf8", script, str(other.fileno()), settings]
+        command = [
+            sys.executable,
+            "-B",
+            "-P",
+            "-S",
+            "-s",
+            "-X",
+            "utf8",
+            script,
+            str(other.fileno()),
+            settings,
+        ]
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OPENBLAS", "OMP", "MKL", "NUMEXPR")}
         environment = threads | {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "2"}
         self.process = subprocess.Popen(
@@ -303,7 +341,9 @@ class _Zygote:
             ready = b""
         if ready != b"ready":
             self.close()
-            lines = self.process.stderr.read().decode("utf-8", "replace").strip().splitlines() or ["it did not start"]
+            lines = self.process.stderr.read().decode("utf-8", "replace").strip().splitlines() or [
+                "it did not start"
+            ]
             raise SandboxError(lines[-1])
         self.process.stderr.close()
         if tier == "A":
@@ -335,7 +375,9 @@ class _Zygote:
                 reader, writer = os.pipe()
                 stack.callback(os.close, reader)
                 given.callback(os.close, writer)
-                with suppress(OSError):  # room for all that is kept, so that no program waits for this process
+                with suppress(
+                    OSError
+                ):  # room for all that is kept, so that no program waits for this process
                     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, zygote.MAX_OUTPUT)
                 readers.append(reader)
                 handles.append(writer)
@@ -358,9 +400,11 @@ class _Zygote:
 
 
 def _collect(caller: socket.socket, readers: Sequence[int], deadline: float) -> tuple[dict, list[bytearray]]:
-    """What the zygote says of the end of a program, and what the program wrote to each of two pipes until then.
+    """What the zygote says of the end of a program, and what the program wrote to each of two pipes until
+    then.
 
-    One byte more than is kept ends the program. Raises EOFError when the zygote is gone, TimeoutError at the deadline.
+    One byte more than is kept ends the program. Raises EOFError when the zygote is gone, TimeoutError at the
+    deadline.
     """
     outputs = {reader: bytearray() for reader in readers}
     poll = select.poll()
@@ -419,5 +463,8 @@ def _outcome(reply: dict, too_much: bool) -> tuple[str, str]:
     if code == -signal.SIGKILL:
         return "killed", "killed by the system, as when memory runs out"
     if code < 0:
-        return "error", f"stopped by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}"
+        return (
+            "error",
+            f"stopped by {signal.Signals(-code).name if -code in set(signal.Signals) else f'signal {-code}'}",
+        )
     return ("ok", "") if code == 0 else ("error", "")

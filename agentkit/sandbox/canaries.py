@@ -1,4 +1,6 @@
-"""Canaries: small attacks that must fail before a tier is trusted. Each yields (code, limits, judge of the result)."""
+"""Canaries: small attacks that must fail before a tier is trusted. Each yields (code, limits, judge of the
+result).
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,10 @@ print("escaped:", ", ".join(escaped) or "none")
 @contextlib.contextmanager
 def _breakout(attempts: str) -> Iterator[Canary]:
     """Every way out at once, with a real secret, a real port and a real Unix socket to reach for."""
-    with tempfile.TemporaryDirectory(prefix="agentkit-canary-") as folder, socket.create_server(("127.0.0.1", 0)) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="agentkit-canary-") as folder,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
         secret, unix, litter = (os.path.join(folder, name) for name in ("secret", "socket", "litter"))
         with open(secret, "w") as file:
             file.write("secret")
@@ -108,7 +113,11 @@ def _breakout(attempts: str) -> Iterator[Canary]:
             target.bind(unix)
             places = {"secret": secret, "folder": folder, "unix": unix, "litter": litter}
             try:
-                yield attempts.format(**places, pid=os.getpid(), port=server.getsockname()[1]), {}, _nothing_escaped
+                yield (
+                    attempts.format(**places, pid=os.getpid(), port=server.getsockname()[1]),
+                    {},
+                    _nothing_escaped,
+                )
             finally:
                 with contextlib.suppress(FileNotFoundError):  # there only where it got out
                     os.remove(f"/dev/shm/agentkit-canary-{os.getpid()}")
@@ -125,7 +134,11 @@ def _nothing_escaped(result: Any) -> str | None:
 def _ends(code: str, status: str, **limits: Any) -> Callable:
     @contextlib.contextmanager
     def canary() -> Iterator[Canary]:
-        yield code, limits, lambda found: None if found.status == status else f"{code!r} ended {found.status}, not {status}"
+        yield (
+            code,
+            limits,
+            lambda found: None if found.status == status else f"{code!r} ended {found.status}, not {status}",
+        )
 
     return canary
 
@@ -140,7 +153,9 @@ def breakout_c() -> contextlib.AbstractContextManager[Canary]:
     return _breakout(_ATTEMPTS_C)
 
 
-loop = _ends("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass", "timeout", timeout_s=0.2)
+loop = _ends(
+    "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass", "timeout", timeout_s=0.2
+)
 memory = _ends("x = bytearray(4 * 2**30)", "memory")
 memory_in_pieces = _ends("x = []\nwhile True: x.append(bytearray(2**20))", "memory", timeout_s=60)
 flood = _ends("while True: print('x' * 10**6)", "output")

@@ -1,8 +1,10 @@
-"""Linux confinement through ctypes: namespaces, Landlock, a seccomp allow-list, resource limits. No privilege, no binary.
+"""Linux confinement through ctypes: namespaces, Landlock, a seccomp allow-list, resource limits. No
+privilege, no binary.
 
-Loaded by the zygote only, before any untrusted code. Every function raises OSError where the kernel refuses, so that a
-missing layer is noticed and never skipped. Sources: man 2 seccomp, man 7 landlock, man 7 user_namespaces, man 2
-pivot_root; system call numbers from the kernel's unistd headers (x86_64 and the generic table that aarch64 uses).
+Loaded by the zygote only, before any untrusted code. Every function raises OSError where the kernel refuses,
+so that a missing layer is noticed and never skipped. Sources: man 2 seccomp, man 7 landlock, man 7
+user_namespaces, man 2 pivot_root; system call numbers from the kernel's unistd headers (x86_64 and the
+generic table that aarch64 uses).
 """
 
 from __future__ import annotations
@@ -28,8 +30,12 @@ def _syscall(number: int, *arguments: int | bytes | ctypes.Array | None) -> int:
     return found
 
 
-# ---- seccomp ---------------------------------------------------------------------------------------------------------
-ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column in the tables below, AUDIT_ARCH
+# ---- seccomp
+# ---------------------------------------------------------------------------------------------------------
+ARCHITECTURES = {
+    "x86_64": (0, 0xC000003E),
+    "aarch64": (1, 0xC00000B7),
+}  # column in the tables below, AUDIT_ARCH
 # name, x86_64, aarch64; "-" where the architecture has none
 _ALLOWED = """
 read 0 63,write 1 64,readv 19 65,writev 20 66,pread64 17 67,pwrite64 18 68,preadv 295 69,pwritev 296 70,lseek 8 62,close 3 57,
@@ -53,18 +59,45 @@ getgroups 115 158,getresuid 118 148,getresgid 120 150,getpgrp 111 -,getpgid 121 
 getrusage 98 165,getrlimit 97 163,arch_prctl 158 -,recvfrom 45 207,shutdown 48 210,getsockopt 55 209,setsockopt 54 208,
 getsockname 51 204,getpeername 52 205
 """
-# answered with success and not done: Landlock does not rule over modes and times, and shutil.copy should still work
-_PRETENDED = "chmod 90 -,fchmod 91 52,fchmodat 268 53,utime 132 -,utimes 235 -,utimensat 280 88,futimesat 261 -"
+# answered with success and not done: Landlock does not rule over modes and times, and shutil.copy should
+# still work
+_PRETENDED = (
+    "chmod 90 -,fchmod 91 52,fchmodat 268 53,utime 132 -,utimes 235 -,utimensat 280 88,futimesat 261 -"
+)
 # extended attributes: answered as a file system without them does
-_ABSENT = "getxattr 191 8,lgetxattr 192 9,fgetxattr 193 10,listxattr 194 11,llistxattr 195 12,flistxattr 196 13"
+_ABSENT = (
+    "getxattr 191 8,lgetxattr 192 9,fgetxattr 193 10,listxattr 194 11,llistxattr 195 12,flistxattr 196 13"
+)
 _CHECKED = (
-    "clone 56 220,clone3 435 435,kill 62 129,tkill 200 130,tgkill 234 131,prlimit64 302 261,prctl 157 167,ioctl 16 29,"
+    "clone 56 220,clone3 435 435,kill 62 129,tkill 200 130,tgkill 234 131,prlimit64 302 261,prctl 157 "
+    "167,ioctl 16 29,"
     "fcntl 72 25,socketpair 53 199,sendto 44 206"
 )
 _CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020080  # every CLONE_NEW* flag
 _PRCTL = (15, 16, 3, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_SET_VMA
-_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
-_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # descriptors, flags and locks; no owner, signal, lease, pipe size
+_IOCTL = (
+    0x5401,
+    0x5413,
+    0x541B,
+    0x5421,
+    0x5450,
+    0x5451,
+)  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
+_FCNTL = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    36,
+    37,
+    38,
+    1030,
+    1032,
+)  # descriptors, flags and locks; no owner, signal, lease, pipe size
 _NEWEST = 440  # numbers from here on are unknown to this table: ENOSYS lets the C library fall back
 _EPERM, _ENOSYS, _ENOTSUP = 1, 38, 95
 _LOAD, _JEQ, _JGT, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
@@ -95,7 +128,8 @@ def _one_of(index: int, values: Iterable[int]) -> list[_Instruction]:
 def _dispatch(ranges: list[tuple[int, int, list[_Instruction]]]) -> list[_Instruction]:
     """Rules by ranges of numbers (first, last, rules), in ascending order; EPERM outside of them.
 
-    A binary search: the kernel walks the program for every number when it is installed, once a call of the sandbox.
+    A binary search: the kernel walks the program for every number when it is installed, once a call of the
+    sandbox.
     """
     if len(ranges) > 1:
         left, right = (_dispatch(half) for half in (ranges[: len(ranges) // 2], ranges[len(ranges) // 2 :]))
@@ -116,7 +150,9 @@ def _merged(rules: dict[int, list[_Instruction]]) -> list[tuple[int, int, list[_
 
 
 class Filter:
-    """The seccomp program: an allow-list; no exec, fork, sockets, signals to others, mounts, keys, tracing or io_uring."""
+    """The seccomp program: an allow-list; no exec, fork, sockets, signals to others, mounts, keys, tracing or
+    io_uring.
+    """
 
     def __init__(self) -> None:
         machine = platform.machine()
@@ -128,16 +164,35 @@ class Filter:
         rules |= dict.fromkeys(_numbers(_PRETENDED, column).values(), [(_RET, 0, 0, _ERRNO)])
         rules |= dict.fromkeys(_numbers(_ABSENT, column).values(), [(_RET, 0, 0, _ERRNO | _ENOTSUP)])
         rules[checked["clone3"]] = _UNKNOWN
-        rules[checked["clone"]] = [_argument(0), (_JSET, 2, 0, _CLONE_NEW), (_JSET, 0, 1, _CLONE_THREAD), _PASS, _DENY]
+        rules[checked["clone"]] = [
+            _argument(0),
+            (_JSET, 2, 0, _CLONE_NEW),
+            (_JSET, 0, 1, _CLONE_THREAD),
+            _PASS,
+            _DENY,
+        ]
         rules[checked["prlimit64"]] = _one_of(0, [0])
         rules[checked["prctl"]] = _one_of(0, _PRCTL)
         rules[checked["ioctl"]] = _one_of(1, _IOCTL)
         rules[checked["fcntl"]] = _one_of(1, _FCNTL)
-        stream = [_argument(0), (_JEQ, 0, 3, 1), _argument(1), (_AND, 0, 0, 0xF), (_JEQ, 1, 0, 1), _DENY, _PASS]
+        stream = [
+            _argument(0),
+            (_JEQ, 0, 3, 1),
+            _argument(1),
+            (_AND, 0, 0, 0xF),
+            (_JEQ, 1, 0, 1),
+            _DENY,
+            _PASS,
+        ]
         rules[checked["socketpair"]] = stream  # AF_UNIX, SOCK_STREAM: asyncio's own wake-up pipe
         nowhere = [_argument(4), (_JEQ, 0, 2, 0), _argument(4, high=True), (_JEQ, 1, 0, 0), _DENY, _PASS]
         rules[checked["sendto"]] = nowhere
-        program: list[_Instruction] = [(_LOAD, 0, 0, 4), (_JEQ, 1, 0, audit), (_RET, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+        program: list[_Instruction] = [
+            (_LOAD, 0, 0, 4),
+            (_JEQ, 1, 0, audit),
+            (_RET, 0, 0, _KILL),
+            (_LOAD, 0, 0, 0),
+        ]
         own = _one_of(0, [0])
         self._own = []  # where the process' own number goes
         for name in ("kill", "tkill", "tgkill"):
@@ -146,22 +201,32 @@ class Filter:
         program += _dispatch([*_merged(rules), (_NEWEST, 0xFFFFFFFF, _UNKNOWN)])
         code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
         self._code = ctypes.create_string_buffer(code, len(code))
-        self._header = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(self._code)))
+        self._header = ctypes.create_string_buffer(
+            struct.pack("@HP", len(program), ctypes.addressof(self._code))
+        )
 
     def install(self) -> None:
         """Confine this process from here on; signals reach itself only. Needs no_new_privs."""
         for place in self._own:
             struct.pack_into("=I", self._code, place, os.getpid())
         none = ctypes.c_ulong(0)
-        _checked(_libc.prctl(22, ctypes.c_ulong(2), self._header, none, none), "seccomp")  # PR_SET_SECCOMP, MODE_FILTER
+        _checked(
+            _libc.prctl(22, ctypes.c_ulong(2), self._header, none, none), "seccomp"
+        )  # PR_SET_SECCOMP, MODE_FILTER
 
 
-# ---- Landlock --------------------------------------------------------------------------------------------------------
+# ---- Landlock
+# --------------------------------------------------------------------------------------------------------
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}  # file rights a kernel can handle
+_BY_ABI = {
+    1: (1 << 13) - 1,
+    2: (1 << 14) - 1,
+    3: (1 << 15) - 1,
+    5: (1 << 16) - 1,
+}  # file rights a kernel can handle
 READ, READ_WRITE, LIST = "read", "read and write", "list"
-# bits 1 write, 2 read, 3 list, 4 and 5 remove, 7 make folder, 8 make file, 12 make link, 13 move, 14 truncate; never 0
-# execute, 6 and 9 to 11 make devices, sockets and pipes, 15 control devices
+# bits 1 write, 2 read, 3 list, 4 and 5 remove, 7 make folder, 8 make file, 12 make link, 13 move, 14
+# truncate; never 0 execute, 6 and 9 to 11 make devices, sockets and pipes, 15 control devices
 _RIGHTS = {READ: 0b1100, LIST: 0b1000, READ_WRITE: 0b0111_0001_1011_1110}
 _ON_FILES = 0b0100_0000_0000_0110
 
@@ -172,7 +237,9 @@ def landlock_abi() -> int:
 
 
 def open_rules(rules: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
-    """Open what (path, READ | READ_WRITE | LIST) names, for a ``Ruleset``: (descriptor, rights). Missing paths are left out."""
+    """Open what (path, READ | READ_WRITE | LIST) names, for a ``Ruleset``: (descriptor, rights). Missing
+    paths are left out.
+    """
     opened = []
     for path, kind in rules:
         try:
@@ -184,7 +251,9 @@ def open_rules(rules: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
 
 
 class Ruleset:
-    """What a process may reach: files, TCP where the kernel can, abstract sockets, signals; nothing but these rules."""
+    """What a process may reach: files, TCP where the kernel can, abstract sockets, signals; nothing but these
+    rules.
+    """
 
     def __init__(self, rules: Iterable[tuple[int, int]]):
         abi = landlock_abi()
@@ -208,8 +277,16 @@ class Ruleset:
         os.close(self.handle)
 
 
-# ---- namespaces ------------------------------------------------------------------------------------------------------
-_NEWNS, _NEWIPC, _NEWUTS, _NEWUSER, _NEWPID, _NEWNET = 0x20000, 0x8000000, 0x4000000, 0x10000000, 0x20000000, 0x40000000
+# ---- namespaces
+# ------------------------------------------------------------------------------------------------------
+_NEWNS, _NEWIPC, _NEWUTS, _NEWUSER, _NEWPID, _NEWNET = (
+    0x20000,
+    0x8000000,
+    0x4000000,
+    0x10000000,
+    0x20000000,
+    0x40000000,
+)
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 0x1000, 0x4000, 0x40000
 _MOUNT_SETATTR = 442
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -223,25 +300,36 @@ def _checked(result: int, what: str) -> None:
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    found = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    found = _libc.mount(
+        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
+    )
     _checked(found, f"mount {target}")
 
 
 def enter_namespaces() -> None:
-    """New user, mount, network, IPC and host-name namespaces for this process; it keeps its rights in there only.
+    """New user, mount, network, IPC and host-name namespaces for this process; it keeps its rights in there
+    only.
 
     The next process that it forks is the first of a new process tree.
     """
     uid, gid = os.geteuid(), os.getegid()
     _checked(_libc.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC | _NEWUTS | _NEWPID), "unshare")
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{NOBODY} {uid} 1"), ("gid_map", f"{NOBODY} {gid} 1")):
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{NOBODY} {uid} 1"),
+        ("gid_map", f"{NOBODY} {gid} 1"),
+    ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
 
 
-def change_root(root: str, scratch: str, shown: Iterable[str], hidden: Iterable[str], shown_again: Iterable[str]) -> None:
-    """Make an empty file system with read-only views of ``shown``, covers over ``hidden``, and ``scratch`` this process' root."""
+def change_root(
+    root: str, scratch: str, shown: Iterable[str], hidden: Iterable[str], shown_again: Iterable[str]
+) -> None:
+    """Make an empty file system with read-only views of ``shown``, covers over ``hidden``, and ``scratch``
+    this process' root.
+    """
     _mount("tmpfs", root, "tmpfs", _MS_NOSUID, "mode=755,size=1m")
 
     def show(path: str) -> None:
@@ -266,7 +354,9 @@ def change_root(root: str, scratch: str, shown: Iterable[str], hidden: Iterable[
     for path in shown_again:
         show(path)
     os.makedirs(root + scratch, exist_ok=True)
-    _syscall(_MOUNT_SETATTR, -100, root.encode(), 0x8000, struct.pack("=QQQQ", 1 | 2, 0, 0, 0), 32)  # read-only, nosuid
+    _syscall(
+        _MOUNT_SETATTR, -100, root.encode(), 0x8000, struct.pack("=QQQQ", 1 | 2, 0, 0, 0), 32
+    )  # read-only, nosuid
     os.chdir(root)
     _syscall(_PIVOT_ROOT[platform.machine()], b".", b".")
     _checked(_libc.umount2(b".", 2), "umount")  # MNT_DETACH: the old root goes
@@ -274,7 +364,8 @@ def change_root(root: str, scratch: str, shown: Iterable[str], hidden: Iterable[
 
 
 def fork_apart(tree: int) -> int:
-    """Fork a process that is the first of a tree of its own; ``tree`` is /proc/self/ns/pid of this process, opened.
+    """Fork a process that is the first of a tree of its own; ``tree`` is /proc/self/ns/pid of this process,
+    opened.
 
     Raises OSError where nothing was forked, RuntimeError where this process could not go on forking.
     """
@@ -291,16 +382,25 @@ def fork_apart(tree: int) -> int:
 def enter_call(scratch: str, scratch_bytes: int, scratch_files: int) -> None:
     """For one call: an empty, bounded folder that goes with this process."""
     _checked(_libc.unshare(_NEWNS), "unshare")
-    _mount("tmpfs", scratch, "tmpfs", _MS_NOSUID | _MS_NODEV, f"size={scratch_bytes},nr_inodes={scratch_files},mode=700")
+    _mount(
+        "tmpfs",
+        scratch,
+        "tmpfs",
+        _MS_NOSUID | _MS_NODEV,
+        f"size={scratch_bytes},nr_inodes={scratch_files},mode=700",
+    )
 
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
+# ---- memory
+# ----------------------------------------------------------------------------------------------------------
 _HUGE = 2 * 2**20  # bytes of a huge page, with pages of 4 KiB
 _COLLAPSE = 25  # MADV_COLLAPSE, from Linux 6.1 on
 
 
 def join_pages() -> None:
-    """Put this process' own memory into huge pages where that is possible, so that a fork copies a pointer for 512 pages."""
+    """Put this process' own memory into huge pages where that is possible, so that a fork copies a pointer
+    for 512 pages.
+    """
     with open("/proc/self/maps") as maps:
         rows = [line.split() for line in maps]
     for span, access, *rest in rows:
@@ -311,7 +411,8 @@ def join_pages() -> None:
                 _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _COLLAPSE)
 
 
-# ---- limits and rights -----------------------------------------------------------------------------------------------
+# ---- limits and rights
+# -----------------------------------------------------------------------------------------------
 def gain_nothing() -> None:
     """From here on neither this process nor one that it forks gains a right, as by a set-user-ID program."""
     none = ctypes.c_ulong(0)
@@ -330,7 +431,9 @@ def drop_rights() -> None:
 
 
 def limit(address_space: int, spare: int, cpu_s: int, file_bytes: int, open_files: int) -> None:
-    """Resource limits, for good; the process may claim ``spare`` bytes of address space on top, to report what went wrong."""
+    """Resource limits, for good; the process may claim ``spare`` bytes of address space on top, to report
+    what went wrong.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space + spare))
     limits = {"CPU": cpu_s, "FSIZE": file_bytes, "NOFILE": open_files, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0}
     for name, value in limits.items():

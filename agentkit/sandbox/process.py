@@ -1,4 +1,6 @@
-"""A process of its own for one program, bounded from outside in wall clock, output and memory: what tiers C and D run in."""
+"""A process of its own for one program, bounded from outside in wall clock, output and memory: what tiers C
+and D run in.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ def supervise(
         environment: all of its environment.
         timeout_s: wall clock.
         most: bytes of stdout and of stderr that are kept; more ends the process.
-        ready_s: where the process writes one byte to stdout before the program starts, how long to wait for it. The clock
-            starts then, and the byte is no part of the output.
+        ready_s: where the process writes one byte to stdout before the program starts, how long to wait for
+            it. The clock starts then, and the byte is no part of the output.
         memory_bytes: resident memory that ends the process.
 
     Returns:
@@ -80,7 +82,10 @@ def supervise(
         for reader in readers:
             reader.start()
         if ready_s and not (ready.wait(ready_s) and outputs[0]):
-            raise NotReady(outputs[1].decode("utf-8", "replace").strip()[-500:] or f"it was not ready after {ready_s:g} s")
+            raise NotReady(
+                outputs[1].decode("utf-8", "replace").strip()[-500:]
+                or f"it was not ready after {ready_s:g} s"
+            )
         start = time.monotonic()
         ended = _watch(process, start + timeout_s, memory_bytes)
     finally:
@@ -89,7 +94,12 @@ def supervise(
     for reader in readers:
         reader.join(ENDING_S)
     out, err = outputs
-    return "output" if flooded.is_set() else ended, bytes(out[bool(ready_s) : most]), bytes(err[:most]), seconds
+    return (
+        "output" if flooded.is_set() else ended,
+        bytes(out[bool(ready_s) : most]),
+        bytes(err[:most]),
+        seconds,
+    )
 
 
 def _watch(process: subprocess.Popen, deadline: float, memory_bytes: int | None) -> str | int:

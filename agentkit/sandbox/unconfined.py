@@ -1,8 +1,9 @@
 """Programs without a sandbox, for machines that have none (tier D), on express request only.
 
-Bounded are wall clock, output and, where the system has them, memory and processor time; the environment is empty and the
-folder is thrown away. Nothing else is kept from the program: it can read every file of this user, use the network and
-leave processes behind. What a model wrote must not run here on a machine with anything worth protecting.
+Bounded are wall clock, output and, where the system has them, memory and processor time; the environment is
+empty and the folder is thrown away. Nothing else is kept from the program: it can read every file of this
+user, use the network and leave processes behind. What a model wrote must not run here on a machine with
+anything worth protecting.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 from agentkit.sandbox.process import supervise
 
-# Python's own limits first, so that the program finds them set; then the program, as ``python main.py`` would run it.
+# Python's own limits first, so that the program finds them set; then the program, as ``python main.py`` would
+# run it.
 _START = (
     "import resource, runpy, sys\n"
     "for kind, most in ((resource.RLIMIT_AS, int(sys.argv[1])), (resource.RLIMIT_CPU, int(sys.argv[2]))):\n"
@@ -36,7 +38,11 @@ def run(
         status (ok, error, timeout or output), stdout, stderr, seconds.
     """
     with tempfile.TemporaryDirectory(prefix="agentkit-unconfined-", ignore_cleanup_errors=True) as folder:
-        for name, content in {**files, "main.py": code.encode("utf-8", "surrogatepass"), "stdin": stdin.encode()}.items():
+        for name, content in {
+            **files,
+            "main.py": code.encode("utf-8", "surrogatepass"),
+            "stdin": stdin.encode(),
+        }.items():
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -44,5 +50,7 @@ def run(
         command = [sys.executable, "-E", "-s", "-X", "utf8", "-c", _START, *limits]
         environment = {"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
         with open(Path(folder, "stdin"), "rb") as given:
-            ended, *rest = supervise(command, given, folder=folder, environment=environment, timeout_s=timeout_s, most=most)
+            ended, *rest = supervise(
+                command, given, folder=folder, environment=environment, timeout_s=timeout_s, most=most
+            )
     return ended if isinstance(ended, str) else "ok" if ended == 0 else "error", *rest

@@ -1,11 +1,14 @@
-"""The zygote: a clean process that forks one confined process per call and bounds it. Run as a script; see agentkit.sandbox.
+"""The zygote: a clean process that forks one confined process per call and bounds it. Run as a script; see
+agentkit.sandbox.
 
     trainer --control socket--> zygote --fork--> program (confined), one a call
 
-The zygote holds no data: a call's code comes in a file of its own, which only its program reads, and what the program
-writes goes through pipes to the trainer. The zygote watches the clock, threads and files, kills, and says how it ended.
-When the trainer ends, the control socket closes and the zygote ends, and every program with it.
-Standard library only, and nothing of agentkit: whatever is imported here is what untrusted code finds in its memory.
+The zygote holds no data: a call's code comes in a file of its own, which only its program reads, and what the
+program writes goes through pipes to the trainer. The zygote watches the clock, threads and files, kills, and
+says how it ended. When the trainer ends, the control socket closes and the zygote ends, and every program
+with it.
+Standard library only, and nothing of agentkit: whatever is imported here is what untrusted code finds in its
+memory.
 """
 
 from __future__ import annotations
@@ -65,10 +68,14 @@ class Installed:
         return None
 
 
-# ---- the zygote ------------------------------------------------------------------------------------------------------
+# ---- the zygote
+# ------------------------------------------------------------------------------------------------------
 def serve(control: socket.socket, settings: dict) -> None:
     """Set up the tier, say so, then run a program for every request that arrives, until the trainer is gone."""
-    for number in (signal.SIGCHLD, signal.SIGPIPE):  # the trainer may ignore the first, Python ignores the second
+    for number in (
+        signal.SIGCHLD,
+        signal.SIGPIPE,
+    ):  # the trainer may ignore the first, Python ignores the second
         signal.signal(number, signal.SIG_DFL)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # programs get a limit of their own
@@ -105,7 +112,9 @@ def serve(control: socket.socket, settings: dict) -> None:
 
 
 def _go_on_as_child() -> None:
-    """Return as the first process of the new process tree, which takes the tree with it; this process ends after it."""
+    """Return as the first process of the new process tree, which takes the tree with it; this process ends
+    after it.
+    """
     child = os.fork()
     if child:
         os.closerange(3, 1 << 20)
@@ -121,7 +130,7 @@ from sympy import Eq, Integer, Matrix, Symbol, expand, exp, factor, integrate, l
 x = Symbol("x")
 str(Integer(2) ** 10 + sqrt(8)), latex(x**2 / 2), pi.evalf(20), factor(expand((x + 1) ** 2)), Matrix([[1, 2], [3, 4]]).inv()
 solve(Eq(x**2 - 2, 0), x), simplify(sin(x) ** 2 + x / x), integrate(x * exp(x), x), limit(sin(x) / x, x, 0)
-""",
+"""
 }
 
 
@@ -136,7 +145,8 @@ def _open_streams() -> None:
         setattr(sys, f"__{name}__", text)
 
 
-# ---- the calls -------------------------------------------------------------------------------------------------------
+# ---- the calls
+# -------------------------------------------------------------------------------------------------------
 class Call:
     """One program: its process, the socket of its caller, and the bound that it broke, if any."""
 
@@ -159,7 +169,13 @@ class Call:
         _, status = os.waitpid(self.process, 0)
         os.close(self.pidfd)
         seconds = time.monotonic() - self.start
-        tell(self.connection, broke=self.broke, why=self.why, seconds=seconds, exit=os.waitstatus_to_exitcode(status))
+        tell(
+            self.connection,
+            broke=self.broke,
+            why=self.why,
+            seconds=seconds,
+            exit=os.waitstatus_to_exitcode(status),
+        )
 
 
 def tell(connection: socket.socket, **found: str | float) -> None:
@@ -190,7 +206,9 @@ class Supervisor:
                 if now >= call.deadline:
                     call.stop("timeout", "the time limit was reached")
             if now >= look and (running := self._running()):
-                call = min(running, key=lambda call: call.looked)  # one at a time: what a program left may take long to count
+                call = min(
+                    running, key=lambda call: call.looked
+                )  # one at a time: what a program left may take long to count
                 if excess := self._excess(call):
                     call.stop("killed", excess)
                 call.looked = time.monotonic()
@@ -198,10 +216,16 @@ class Supervisor:
             wait = min((call.deadline for call in self._running()), default=None)
             timeout = None if wait is None else 1000 * max(0, min(wait, look) - time.monotonic()) + 1
             events = dict(self.poll.poll(timeout if self.ruleset else 1))
-            if not events and not self.ruleset:  # for the next program; later than at once, which would hold up the last one
-                with suppress(OSError):  # without descriptors, say: the next program is refused, the others go on
+            if (
+                not events and not self.ruleset
+            ):  # for the next program; later than at once, which would hold up the last one
+                with suppress(
+                    OSError
+                ):  # without descriptors, say: the next program is refused, the others go on
                     self.ruleset = confine.Ruleset(self.opened)  # hundreds of rules in tier B
-            asked = events.pop(self.control.fileno(), None)  # last: it may open descriptors that were just closed
+            asked = events.pop(
+                self.control.fileno(), None
+            )  # last: it may open descriptors that were just closed
             for handle in events:
                 if handle in self.calls:
                     self._end(self.calls.pop(handle))
@@ -222,7 +246,11 @@ class Supervisor:
         message, handles, _, _ = socket.recv_fds(self.control, 4096, 4)
         if not message:
             return False
-        start, (timeout_s,), scratch = time.monotonic(), struct.unpack("d", message[:8]), message[8:].decode()
+        start, (timeout_s,), scratch = (
+            time.monotonic(),
+            struct.unpack("d", message[:8]),
+            message[8:].decode(),
+        )
         scratch = scratch or self.settings["scratch"]
         caller, asked, stdout, stderr = handles
         connection = socket.socket(fileno=caller)
@@ -271,14 +299,18 @@ class Supervisor:
     def _threads(self, call: Call) -> int:
         """Raises OSError or ValueError for a process that has ended."""
         with open(os.open(f"self/fdinfo/{call.pidfd}", os.O_RDONLY, dir_fd=self.proc)) as file:
-            number = file.read().split("Pid:")[1].split()[0]  # in /proc, whose process tree may be another one
+            number = (
+                file.read().split("Pid:")[1].split()[0]
+            )  # in /proc, whose process tree may be another one
         return os.stat(f"{number}/task", dir_fd=self.proc).st_nlink - 2
 
 
-# ---- the program -----------------------------------------------------------------------------------------------------
+# ---- the program
+# -----------------------------------------------------------------------------------------------------
 def run_confined(supervisor: Supervisor, scratch: str, asked: int) -> None:
     """In the program's process: confine it, then run the code as ``python main.py`` would, and exit."""
-    os.setsid()  # a scheduling group of its own, where the kernel makes one a session: its threads weigh as one
+    # a scheduling group of its own, where the kernel makes one a session: its threads weigh as one
+    os.setsid()
     if supervisor.private:
         confine.enter_call(scratch, MAX_DISK, MAX_FILES)
     with io.FileIO(asked) as file:
@@ -365,7 +397,9 @@ def _report(error: BaseException) -> None:
     try:
         if isinstance(error, SyntaxError) and error.text and len(error.text) > MAX_LINE:
             error.text, error.offset = error.text[:MAX_LINE], None
-        ours = sum(1 for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == __file__)
+        ours = sum(
+            1 for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == __file__
+        )
         trace = error.__traceback__
         for _ in range(ours):
             trace = trace.tb_next if trace else None
@@ -390,8 +424,10 @@ def _explain(event: str, arguments: tuple) -> None:
         raise PermissionError(1, f"this sandbox cannot {what}")
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
-# Untrusted code fills these folders, perhaps while they are read: every step goes from an open folder to a name in it.
+# ---- files
+# -----------------------------------------------------------------------------------------------------------
+# Untrusted code fills these folders, perhaps while they are read: every step goes from an open folder to a
+# name in it.
 def within(folder: str, files: int, size: int) -> bool:
     """Whether a folder holds at most so many entries and bytes, in at most MAX_LEVELS levels.
 
@@ -408,7 +444,11 @@ def within(folder: str, files: int, size: int) -> bool:
                         found = entry.stat(follow_symlinks=False)
                         left[0] -= 1
                         left[1] -= 512 * found.st_blocks
-                        if min(left) < 0 or stat.S_ISDIR(found.st_mode) and not (levels and fits(entry.name, handle, levels - 1)):
+                        if (
+                            min(left) < 0
+                            or stat.S_ISDIR(found.st_mode)
+                            and not (levels and fits(entry.name, handle, levels - 1))
+                        ):
                             return False
         finally:
             os.close(handle)
@@ -432,7 +472,10 @@ def remove_tree(folder: str) -> None:
                 except IsADirectoryError:
                     with _opened(name, top) as inner:
                         for each in os.listdir(inner):
-                            with suppress(OSError), _opened(each, inner):  # a folder moves only when it may be written
+                            with (
+                                suppress(OSError),
+                                _opened(each, inner),
+                            ):  # a folder moves only when it may be written
                                 pass
                             os.rename(each, os.urandom(12).hex(), src_dir_fd=inner, dst_dir_fd=top)
                     os.rmdir(name, dir_fd=top)

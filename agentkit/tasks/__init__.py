@@ -1,4 +1,6 @@
-"""Task suites: families that draft tasks from the corpus, the expert that solves them, and the suite that keeps them."""
+"""Task suites: families that draft tasks from the corpus, the expert that solves them, and the suite that
+keeps them.
+"""
 
 from agentkit.tasks.bands import model_aware
 from agentkit.tasks.expert import PlanError, Solution, solve

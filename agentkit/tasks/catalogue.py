@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from agentkit.knowledge import Corpus
 from agentkit.records import Task
 from agentkit.tasks.suite import FAMILIES, VARIETIES, Suite
+from agentkit.tools.corpus import Corpus
 
 _FACTS = "films CC0 (Wikidata); GeoNames and Gapminder CC BY 4.0; mendeleev MIT"
 ABOUT = {
@@ -19,9 +19,13 @@ COLUMNS = ("family", "variety", "asks for", "kinds", "tasks", "easy", "medium", 
 
 
 def catalogue(
-    n_tasks: int = 1200, seed: int = 0, families: Iterable[str] = tuple(FAMILIES), corpus: Corpus | None = None
+    n_tasks: int = 1200,
+    seed: int = 0,
+    families: Iterable[str] = tuple(FAMILIES),
+    corpus: Corpus | None = None,
 ) -> list[dict[str, str | int]]:
-    """One row for each family and variety, counted in a suite built for it of a family's equal share of ``n_tasks``.
+    """One row for each family and variety, counted in a suite built for it of a family's equal share of
+    ``n_tasks``.
 
     Difficulty is the number of tool calls of the scripted expert: easy 1-2, medium 3-4, hard 5 or more.
 
@@ -31,7 +35,12 @@ def catalogue(
     rows = []
     for family in families:
         for variety in VARIETIES:
-            spec = {"families": [family], "n_tasks": n_tasks // len(FAMILIES), "seed": seed, "variety": variety}
+            spec = {
+                "families": [family],
+                "n_tasks": n_tasks // len(FAMILIES),
+                "seed": seed,
+                "variety": variety,
+            }
             suite = Suite.build(spec, corpus=corpus)
             counts = Counter(task.difficulty for task in suite)
             shares = {name: f"{100 * counts[name] / len(suite):.0f} %" for name in ("easy", "medium", "hard")}
@@ -46,7 +55,12 @@ def kinds(tasks: Iterable[Task]) -> set[str]:
     """The different kinds of question: templates, and for code tasks the specifications they are made of."""
     found: set[str] = set()
     for task in tasks:
-        code = [name for tag in task.meta.get("entities", ()) if tag.startswith("code:") for name in tag[5:].split("+")]
+        code = [
+            name
+            for tag in task.meta.get("entities", ())
+            if tag.startswith("code:")
+            for name in tag[5:].split("+")
+        ]
         found |= set(code) or {str(task.meta.get("template", ""))}
     return found
 

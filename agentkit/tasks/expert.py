@@ -1,6 +1,8 @@
-"""The scripted expert: follows a task's plan through the real tools. It validates suites and measures difficulty.
+"""The scripted expert: follows a task's plan through the real tools. It validates suites and measures
+difficulty.
 
-The plan is gold data; no policy ever sees it. The expert that errs on purpose is a policy: policies/scripted.py.
+The plan is gold data; no policy ever sees it. The expert that errs on purpose is a policy:
+policies/scripted.py.
 """
 
 from __future__ import annotations
@@ -31,15 +33,20 @@ def solve(task: Task, tools: Tools) -> Solution:
     """Follow a task's plan through the tools.
 
     Raises:
-        PlanError: there is no plan, a search does not return the expected value, or a tool refuses its arguments.
+        PlanError: there is no plan, a search does not return the expected value, or a tool refuses its
+            arguments.
     """
     values: list[str] = []
     calls = []
     if not task.meta.get("plan"):
-        raise PlanError(f"{task.prompt!r} has no plan: meta['plan'] lists the tool calls that lead to the answer")
+        raise PlanError(
+            f"{task.prompt!r} has no plan: meta['plan'] lists the tool calls that lead to the answer"
+        )
     for step in task.meta["plan"]:
         if step["tool"] not in tools:
-            raise PlanError(f"{task.prompt!r}: there is no tool {step['tool']!r}; there are {', '.join(tools)}")
+            raise PlanError(
+                f"{task.prompt!r}: there is no tool {step['tool']!r}; there are {', '.join(tools)}"
+            )
         try:
             arguments = fill(step["arguments"], values)
             observation = tools[step["tool"]](**arguments)
@@ -63,7 +70,9 @@ def fill(arguments: dict[str, Any], values: list[str]) -> dict[str, Any]:
 
 
 def shows(tool: str, observation: str, value: str) -> bool:
-    """Whether an observation gives the value that a plan expects: a search states it, any other tool returns just that."""
+    """Whether an observation gives the value that a plan expects: a search states it, any other tool returns
+    just that.
+    """
     return states(observation, value) if tool == "search" else observation.strip() == value
 
 

@@ -1,8 +1,9 @@
 """Splits without leaks: tasks that share an entity combination, or ask nearly the same, go to the same split.
 
-Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al., PPJoin, 2008)
-over the word pairs of normalised prompts: two prompts that alike must share one of their few rarest pairs, so that only
-prompts with a rare pair in common are compared.
+Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al.,
+PPJoin, 2008)
+over the word pairs of normalised prompts: two prompts that alike must share one of their few rarest pairs, so
+that only prompts with a rare pair in common are compared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ SIMILAR = 0.85  # Jaccard similarity of word pairs from which two prompts are ne
 
 
 def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
-    """70/15/15 within each template, tasks that share an entity combination or ask nearly the same kept together."""
+    """70/15/15 within each template, tasks that share an entity combination or ask nearly the same kept
+    together.
+    """
     components = _components(tasks)
     rng.shuffle(components)
     components.sort(key=len, reverse=True)
@@ -35,7 +38,9 @@ def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
 
         def need(split: str, kind: str = kind) -> float:
             share = filled[split] / (SPLITS[split] * len(tasks))
-            return SPLITS[split] * wanted[kind] - given[kind, split] - 3 * share  # small suites: no split stays empty
+            return (
+                SPLITS[split] * wanted[kind] - given[kind, split] - 3 * share
+            )  # small suites: no split stays empty
 
         chosen = max(SPLITS, key=need)
         for task in component:
@@ -57,15 +62,21 @@ def entity_combinations(task: Task) -> list[str]:
 
 
 def near_duplicates(prompts: Sequence[str], similar: float = SIMILAR) -> Iterator[tuple[int, int]]:
-    """Positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``, each couple once."""
+    """Positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``, each couple
+    once.
+    """
     pairs = [_word_pairs(prompt) for prompt in prompts]
     frequency = Counter(pair for found in pairs for pair in found)
     index: dict[str, list[int]] = defaultdict(list)
     for i, found in enumerate(pairs):
-        rarest = sorted(found, key=lambda pair: (frequency[pair], pair))[: len(found) - ceil(similar * len(found)) + 1]
+        rarest = sorted(found, key=lambda pair: (frequency[pair], pair))[
+            : len(found) - ceil(similar * len(found)) + 1
+        ]
         for j in dict.fromkeys(j for pair in rarest for j in index[pair]):
             small, large = sorted((len(found), len(pairs[j])))
-            if small >= similar * large and len(found & pairs[j]) >= similar / (1 + similar) * (small + large):
+            if small >= similar * large and len(found & pairs[j]) >= similar / (1 + similar) * (
+                small + large
+            ):
                 yield j, i
         for pair in rarest:
             index[pair].append(i)

@@ -1,4 +1,6 @@
-"""A task suite: built from families, validated by its own verifiers, split without leaks, saved as tasks.jsonl."""
+"""A task suite: built from families, validated by its own verifiers, split without leaks, saved as
+tasks.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkit.audit import audit
-from agentkit.knowledge import Corpus
 from agentkit.records import Task
 from agentkit.runs import read_tasks, task_problem, write_tasks
-from agentkit.tasks import code, lookup, multihop, wide
+from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, Tools, solve
+from agentkit.tasks.families import code, lookup, multihop, wide
 from agentkit.tasks.splits import assign_splits, entity_combinations
 from agentkit.tools import calculate, search_passages
+from agentkit.tools.corpus import Corpus
 from agentkit.tools.python import run_program
 from agentkit.verifiers import KINDS, normalize, verify
 
@@ -57,7 +59,9 @@ class Suite:
 
     @classmethod
     def load(cls, path: str | Path) -> Suite:
-        """Read tasks.jsonl, or the run folder that holds it. Raises runs.RunError when it is missing or damaged."""
+        """Read tasks.jsonl, or the run folder that holds it. Raises runs.RunError when it is missing or
+        damaged.
+        """
         return cls(read_tasks(_file(path)))
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
@@ -83,14 +87,15 @@ class Suite:
         """Draft, solve, validate and split a suite.
 
         Args:
-            spec: ``families`` (names in FAMILIES or in ``families``), ``n_tasks``, ``seed`` and ``variety``: "plain", or "wide"
-                for more kinds of questions in every family.
+            spec: ``families`` (names in FAMILIES or in ``families``), ``n_tasks``, ``seed`` and ``variety``:
+                "plain", or "wide" for more kinds of questions in every family.
             corpus: where facts come from; the shipped one by default.
             families: more families, as {name: draft function}.
             tools: more tools that plans may use, as {name: function}.
 
         Raises:
-            SuiteError: an unknown key or family, a corpus too small for that many different tasks, or a failing check.
+            SuiteError: an unknown key or family, a corpus too small for that many different tasks, or a
+                failing check.
         """
         known = _variety(spec) | (families or {})
         names, n_tasks, seed = _read_spec(spec, known)
@@ -113,7 +118,7 @@ class Suite:
             raise SuiteError(f"{consequence}: {len(failures)} checks of the audit failed, the first: {first}")
 
     def audit(self) -> list[dict]:
-        """agentkit.audit.audit of the tasks: one row a check, or one for every task that fails it.
+        """agentkit.tasks.audit.audit of the tasks: one row a check, or one for every task that fails it.
 
         Done once; again where a verifier was added or replaced since.
         """
@@ -124,12 +129,16 @@ class Suite:
 
 def _file(path: str | Path) -> Path:
     """tasks.jsonl in a folder, or the file itself."""
-    return Path(path, "tasks.jsonl") if os.path.isdir(path) else Path(path)  # false for a name that no file can have
+    return (
+        Path(path, "tasks.jsonl") if os.path.isdir(path) else Path(path)
+    )  # false for a name that no file can have
 
 
 def _variety(spec: dict[str, Any]) -> dict[str, Draft]:
     if not isinstance(spec, dict):
-        raise SuiteError(f"the suite's spec is {spec!r}; give an object such as {{'families': ['A'], 'n_tasks': 100}}")
+        raise SuiteError(
+            f"the suite's spec is {spec!r}; give an object such as {{'families': ['A'], 'n_tasks': 100}}"
+        )
     name = spec.get("variety", "plain")
     if not isinstance(name, str) or name not in VARIETIES:
         raise SuiteError(f"unknown variety {name!r}: use {' or '.join(VARIETIES)}")
@@ -139,7 +148,9 @@ def _variety(spec: dict[str, Any]) -> dict[str, Draft]:
 def _read_spec(spec: dict[str, Any], known: dict[str, Draft]) -> tuple[list[str], int, int]:
     unknown = set(spec) - {"families", "n_tasks", "seed", "variety"}
     if unknown:
-        raise SuiteError(f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed and variety")
+        raise SuiteError(
+            f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed and variety"
+        )
     names = spec.get("families", list(DEFAULT_FAMILIES))
     if not isinstance(names, str | list | tuple):
         raise SuiteError(f"families is {names!r}; it must be a list of {', '.join(sorted(known))}")
@@ -147,7 +158,9 @@ def _read_spec(spec: dict[str, Any], known: dict[str, Draft]) -> tuple[list[str]
     names = [n if n in known else ALIASES.get(n, n) for n in names]
     missing = [n for n in names if n not in known]
     if missing or not names:
-        raise SuiteError(f"unknown task family {missing[0] if missing else ''!r}: use {', '.join(sorted(known))}")
+        raise SuiteError(
+            f"unknown task family {missing[0] if missing else ''!r}: use {', '.join(sorted(known))}"
+        )
     if len(set(names)) < len(names):
         raise SuiteError(f"a task family is named twice: {', '.join(names)}")
     n_tasks, seed = spec.get("n_tasks", 1200), spec.get("seed", 0)
@@ -189,20 +202,28 @@ def _draft_family(
             continue
         if score.value != 1.0:
             raise SuiteError(
-                f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give {solution.answer!r}; {score.why}"
+                f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give "
+                f"{solution.answer!r}; {score.why}"
             )
         misses = 0
         prompts.add(normalize(task.prompt))
         uses.update(keys)
         tasks.append(dataclasses.replace(task, family=name, difficulty=difficulty(len(solution.calls))))
     if len(tasks) < count:
-        raise SuiteError(f"family {name} gave only {len(tasks)} different tasks of the {count} asked for; ask for fewer{why}")
+        raise SuiteError(
+            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for; ask for "
+            f"fewer{why}"
+        )
     return tasks
 
 
 def default_tools(corpus: Corpus) -> dict[str, Callable[..., str]]:
     """The tools that plans may use, by name."""
-    return {"search": partial(search_passages, corpus), "calculator": calculate, "python": lambda code: run_program(code)[0]}
+    return {
+        "search": partial(search_passages, corpus),
+        "calculator": calculate,
+        "python": lambda code: run_program(code)[0],
+    }
 
 
 def difficulty(calls: int) -> str:

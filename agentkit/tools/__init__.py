@@ -1,4 +1,6 @@
-"""Tools: plain typed functions with a Google docstring. Bad arguments raise ValueError with a sentence for the policy."""
+"""Tools: plain typed functions with a Google docstring. Bad arguments raise ValueError with a sentence for
+the policy.
+"""
 
 from agentkit.tools.calculator import calculate
 from agentkit.tools.database import query_database

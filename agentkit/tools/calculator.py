@@ -1,6 +1,7 @@
 """The calculator tool: arithmetic on numbers only, evaluated from the syntax tree. Nothing is executed.
 
-Leaves out names, attributes, calls other than FUNCTIONS, and numbers so large that computing them would take long.
+Leaves out names, attributes, calls other than FUNCTIONS, and numbers so large that computing them would take
+long.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def _evaluate(node: ast.expr, depth: int) -> Number | bool:
             raise ValueError(f"unknown function {name!r}; there are {', '.join(FUNCTIONS)}")
         case ast.Name(id=name):
             raise ValueError(f"{name!r} is not a number; look the value up first")
-    raise ValueError(f"{type(node).__name__} is not allowed; use numbers, + - * / // % ** and {', '.join(FUNCTIONS)}")
+    raise ValueError(
+        f"{type(node).__name__} is not allowed; use numbers, + - * / // % ** and {', '.join(FUNCTIONS)}"
+    )
 
 
 def _power(base: Number, exponent: Number) -> Number:

@@ -1,8 +1,8 @@
 """The database tool: one read-only SELECT over the corpus' tables, bounded in work, time, rows and size.
 
-An authorizer lets nothing but reading through, functions are an allow-list, and a progress handler counts the virtual
-machine's steps, so that the same query is always stopped at the same place. Leaves out: PRAGMA, ATTACH, extensions, and
-every function that makes large values.
+An authorizer lets nothing but reading through, functions are an allow-list, and a progress handler counts the
+virtual machine's steps, so that the same query is always stopped at the same place. Leaves out: PRAGMA,
+ATTACH, extensions, and every function that makes large values.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ import sqlite3
 import time
 from contextlib import closing
 
-from agentkit.knowledge import TABLES, Corpus
+from agentkit.tools.corpus import TABLES, Corpus
 
 MAX_SQL = 2_000  # characters
 MAX_ROWS = 50
 MAX_VALUE = 1_000  # bytes of any one value, intermediate ones included
-MAX_STEPS = 1_000_000  # of SQLite's virtual machine; with the line above, what a query can sort or keep on the way: 100 MB
+# of SQLite's virtual machine; with the line above, what a query can sort or keep on the way: 100 MB
+MAX_STEPS = 1_000_000
 TIMEOUT_S = 5.0  # for a busy machine; the steps end a query first
 _BETWEEN_CHECKS = 10_000
 _FUNCTIONS = frozenset(
-    "abs avg coalesce count date datetime glob group_concat iif ifnull instr julianday length like lower ltrim max min "
-    "nullif replace round rtrim sign strftime substr substring sum time total trim typeof unicode upper row_number rank "
+    "abs avg coalesce count date datetime glob group_concat iif ifnull instr julianday length like lower "
+    "ltrim max min "
+    "nullif replace round rtrim sign strftime substr substring sum time total trim typeof unicode upper "
+    "row_number rank "
     "dense_rank lag lead first_value last_value ntile bm25 match".split()
 )
 
@@ -36,7 +39,9 @@ def query_database(corpus: Corpus, sql: str) -> str:
         raise ValueError(f"the query has {len(sql)} characters; the limit is {MAX_SQL}")
     if not sql.strip():
         raise ValueError(f"the query is empty; {tables(corpus)}")
-    with closing(sqlite3.connect(f"{corpus.path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+    with closing(
+        sqlite3.connect(f"{corpus.path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+    ) as connection:
         stopped = _bound(connection)
         try:
             cursor = connection.execute(sql)
@@ -54,7 +59,9 @@ def query_database(corpus: Corpus, sql: str) -> str:
 
 def tables(corpus: Corpus) -> str:
     """The tables and their columns, as one sentence."""
-    columns = {table: [name for _, name, *_ in corpus.rows(f"PRAGMA table_info({table})")] for table in TABLES}
+    columns = {
+        table: [name for _, name, *_ in corpus.rows(f"PRAGMA table_info({table})")] for table in TABLES
+    }
     return "the tables are " + ", ".join(f"{table}({', '.join(names)})" for table, names in columns.items())
 
 
@@ -87,7 +94,9 @@ def _bound(connection: sqlite3.Connection) -> list[str]:
             allowed = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
-    connection.execute("SELECT count(*) FROM passage WHERE passage MATCH 'x'").fetchone()  # lets FTS5 set itself up first
+    connection.execute(
+        "SELECT count(*) FROM passage WHERE passage MATCH 'x'"
+    ).fetchone()  # lets FTS5 set itself up first
     for limit, value in limits.items():
         connection.setlimit(limit, value)
     connection.set_authorizer(authorize)

@@ -1,7 +1,7 @@
 """The file tool: a workspace of small text files, one a trajectory, held in memory.
 
-Nothing touches the disk, so there is nothing outside to reach, no link to follow and nothing to clean up. Hand ``files``
-to the code tool to let programs read the workspace.
+Nothing touches the disk, so there is nothing outside to reach, no link to follow and nothing to clean up.
+Hand ``files`` to the code tool to let programs read the workspace.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Workspace:
     def _check(self, path: str) -> None:
         if not _NAME.fullmatch(path):
             raise ValueError(
-                f"{path[:60]!r} is refused: use a relative name such as notes.txt or data/a.csv; letters, digits, '.', '_' "
+                f"{path[:60]!r} is refused: use a relative name such as notes.txt or data/a.csv; letters, "
+                "digits, '.', '_' "
                 "and '-', without a leading dot, at most five levels"
             )

@@ -1,8 +1,9 @@
 """The code tool: a program in the sandbox, its output as the observation.
 
-Stateless by default: every call is a fresh process. ``PythonSession`` keeps what earlier calls defined by running them
-again before the new one, in order and with the same random seeds, so that a session needs no living process, survives
-anything a call does, and gives the same result on every replay. Leaves out: files that a program writes; they go with it.
+Stateless by default: every call is a fresh process. ``PythonSession`` keeps what earlier calls defined by
+running them again before the new one, in order and with the same random seeds, so that a session needs no
+living process, survives anything a call does, and gives the same result on every replay. Leaves out: files
+that a program writes; they go with it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ def run_program(
         What it printed, and the sandbox's tier.
 
     Raises:
-        ValueError: it failed; the message holds what it printed, the end of its traceback and why it was stopped.
+        ValueError: it failed; the message holds what it printed, the end of its traceback and why it was
+            stopped.
     """
     result = run_python(code, timeout_s=timeout_s, memory_mb=memory_mb, files=files)
     return _shown(result, timeout_s), result.tier
@@ -47,7 +49,8 @@ class PythonSession:
         self.cells: list[str] = []
 
     def run(self, code: str, files: Mapping[str, str | bytes] | None = None) -> tuple[str, str]:
-        """Run one cell after the earlier ones; what it defines stays when it succeeds. As ``run_program`` otherwise.
+        """Run one cell after the earlier ones; what it defines stays when it succeeds. As ``run_program``
+        otherwise.
 
         The time limit holds for the earlier cells and the new one together.
         """

@@ -1,8 +1,10 @@
-"""The search tool over one of several backends. A backend has ``search(query, top_k)`` and returns passages, best first.
+"""The search tool over one of several backends. A backend has ``search(query, top_k)`` and returns passages,
+best first.
 
-Here: the embedded corpus (agentkit.knowledge.Corpus), a retrieval server that speaks Search-R1's protocol, a web search
-service, and a recording of any of them, so that training sees the same passages every time. Whatever a server does wrong
-becomes a ValueError with one sentence for the policy. Leaves out: crawling pages, and following redirects.
+Here: the embedded corpus (agentkit.tools.corpus.Corpus), a retrieval server that speaks Search-R1's protocol,
+a web search service, and a recording of any of them, so that training sees the same passages every time.
+Whatever a server does wrong becomes a ValueError with one sentence for the policy. Leaves out: crawling
+pages, and following redirects.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agentkit.runs import append_jsonl, read_jsonl
-from agentkit.web import ReplyError, fetch
+from agentkit.tools.web import ReplyError, fetch
 
 MAX_QUERY = 500  # characters
 MAX_PASSAGE = 1_000  # characters
@@ -59,7 +61,7 @@ class RetrievalServer:
     """
 
     def __init__(self, url: str, timeout_s: float = 8.0):
-        self.url, self.timeout_s = f"{url.rstrip('/').removesuffix('/retrieve')}/retrieve", timeout_s
+        self.url, self.timeout_s = (f"{url.rstrip('/').removesuffix('/retrieve')}/retrieve", timeout_s)
 
     def search(self, query: str, top_k: int) -> list[str]:
         """At most ``top_k`` passages; raises ValueError where the server fails."""
@@ -73,7 +75,9 @@ class RetrievalServer:
 
 
 class WebSearch:
-    """Brave's web search API, with the key from the environment variable BRAVE_API_KEY. The key is in no message or log."""
+    """Brave's web search API, with the key from the environment variable BRAVE_API_KEY. The key is in no
+    message or log.
+    """
 
     def __init__(self, url: str = BRAVE, timeout_s: float = 8.0):
         self.url, self.timeout_s = url, timeout_s
@@ -82,10 +86,14 @@ class WebSearch:
     def search(self, query: str, top_k: int) -> list[str]:
         """Title, address and snippet of at most ``top_k`` pages; raises ValueError where the service fails."""
         headers = {"X-Subscription-Token": self._key(), "Accept": "application/json"}
-        found = _request("GET", self.url, self.timeout_s, params={"q": query, "count": top_k}, headers=headers)
+        found = _request(
+            "GET", self.url, self.timeout_s, params={"q": query, "count": top_k}, headers=headers
+        )
         try:
             pages = found.get("web", {}).get("results", [])[:top_k]
-            return [_line(f"{page['title']} ({page['url']}): {page.get('description', '')}") for page in pages]
+            return [
+                _line(f"{page['title']} ({page['url']}): {page.get('description', '')}") for page in pages
+            ]
         except (KeyError, TypeError, AttributeError):
             raise ValueError("the web search service's reply has an unknown form") from None
 
@@ -102,7 +110,8 @@ class WebSearch:
 class Recording:
     """A backend's answers in a JSONL file: recorded where there is a backend, replayed where they are known.
 
-    Without a backend it only replays, and an unknown query is an error: nothing reaches the network by accident.
+    Without a backend it only replays, and an unknown query is an error: nothing reaches the network by
+    accident.
     """
 
     def __init__(self, path: str | Path, backend: Backend | None = None):
@@ -112,7 +121,9 @@ class Recording:
         self._known: dict[tuple[str, int], list[str]] = {}
         for number, row in enumerate(read_jsonl(self.path) if self.path.exists() else [], start=1):
             match row:
-                case {"query": str(query), "top_k": int(top_k), "passages": [*passages]} if _all_text(passages):
+                case {"query": str(query), "top_k": int(top_k), "passages": [*passages]} if _all_text(
+                    passages
+                ):
                     self._known.setdefault((query, top_k), passages)
                 case _:
                     raise ValueError(f"{self.path} is no recording (entry {number}): record it again")
@@ -136,7 +147,10 @@ class Recording:
         try:
             append_jsonl(self.path, row)
         except OSError as error:  # the search worked: the user is told, and the policy goes on
-            warnings.warn(f"{self.path} records no more ({error}): later runs will not see all of these passages", stacklevel=3)
+            warnings.warn(
+                f"{self.path} records no more ({error}): later runs will not see all of these passages",
+                stacklevel=3,
+            )
 
 
 def _all_text(passages: Sequence[object]) -> bool:
@@ -161,7 +175,9 @@ class _Busy(ValueError):
 def _attempt(method: str, url: str, deadline: float, options: dict[str, Any]) -> Any:
     """Parsed JSON, or the ValueError to raise. Its text is ours, so that no header or key can be in it."""
     try:
-        status, body = fetch(method, url, timeout_s=max(0.1, deadline - time.monotonic()), most=MAX_BODY, **options)
+        status, body = fetch(
+            method, url, timeout_s=max(0.1, deadline - time.monotonic()), most=MAX_BODY, **options
+        )
         if status != 200:
             kind = _Busy if status in (429, 500, 502, 503, 504) else ValueError
             return kind(f"the search server answered with status {status}")

@@ -1,8 +1,8 @@
 """Checkpoints as folders on disk: each is there as a whole or not at all, and proves that it is unharmed.
 
-A checkpoint is filled under a temporary name, its files are hashed into a manifest and brought to the disk, and only then it is
-renamed to checkpoint-N, N the optimiser step. Also: what an earlier training left in train/ is cut back or set aside. Leaves out
-what a checkpoint holds (resume).
+A checkpoint is filled under a temporary name, its files are hashed into a manifest and brought to the disk,
+and only then it is renamed to checkpoint-N, N the optimiser step. Also: what an earlier training left in
+train/ is cut back or set aside. Leaves out what a checkpoint holds (resume).
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
 
 def steps(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first, sound or not."""
-    found = [(int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
+    found = [
+        (int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(found, reverse=True)]
 
 
@@ -96,8 +98,8 @@ def newest_sound(folder: Path, fits: Callable[[Path, dict[str, Any]], None]) -> 
 
     Args:
         folder: of the checkpoints.
-        fits: called with a checkpoint whose files are sound, and what its manifest says; raises CheckpointError where it cannot
-            be used all the same.
+        fits: called with a checkpoint whose files are sound, and what its manifest says; raises
+            CheckpointError where it cannot be used all the same.
     """
     found = steps(folder)
     for path, older in zip_longest(found, found[1:]):
@@ -111,7 +113,9 @@ def newest_sound(folder: Path, fits: Callable[[Path, dict[str, Any]], None]) -> 
 
 
 def cut_back(run: Run, checkpoint: Path) -> None:
-    """Remove what was written after a checkpoint; newer checkpoints, which are damaged, are kept under another name."""
+    """Remove what was written after a checkpoint; newer checkpoints, which are damaged, are kept under
+    another name.
+    """
     step = int(checkpoint.name.rpartition("-")[2])
     for name in ("metrics.jsonl", "alarms.jsonl"):
         cut_jsonl(run.file("train", name), step)

@@ -14,7 +14,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from tqdm.auto import tqdm
 from transformers import TrainerCallback
 
-from agentkit.recipes import Recipe
+from agentkit.runs.recipe import Recipe
 
 
 def lora(recipe: Recipe) -> LoraConfig:
@@ -29,7 +29,9 @@ def lora(recipe: Recipe) -> LoraConfig:
 
 
 def quiet_trainer(seed: int, cuda: bool) -> dict[str, Any]:
-    """Arguments of every trainer here: seeded, one log row a step, no reports elsewhere, no checkpoints of its own."""
+    """Arguments of every trainer here: seeded, one log row a step, no reports elsewhere, no checkpoints of
+    its own.
+    """
     return {
         "seed": seed,
         "data_seed": seed,
@@ -70,7 +72,8 @@ class ProgressCallback(TrainerCallback):
 
 @contextmanager
 def merged(model: Any) -> Iterator[None]:
-    """The model with its LoRA adapter folded into the weights, which samples faster; the weights come back bit for bit.
+    """The model with its LoRA adapter folded into the weights, which samples faster; the weights come back
+    bit for bit.
 
     Only in float32: in half precision the folded network is not quite the one that is trained.
     """

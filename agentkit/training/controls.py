@@ -1,9 +1,9 @@
 """What GRPO is compared with: SFT on more demonstrations, rejection-sampled SFT, and hindsight replay.
 
-All start where GRPO started, from the SFT model. The first two process as many training tokens as GRPO did: prompts and
-completions of every stored trajectory, once for each optimiser step on them; rejection sampling also samples as many
-trajectories. GRPO's validation and its reference model are not counted. Hindsight replay stops when it is done, and its
-figures tell what it took.
+All start where GRPO started, from the SFT model. The first two process as many training tokens as GRPO did:
+prompts and completions of every stored trajectory, once for each optimiser step on them; rejection sampling
+also samples as many trajectories. GRPO's validation and its reference model are not counted. Hindsight replay
+stops when it is done, and its figures tell what it took.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from itertools import cycle
 from typing import Any
 
 from agentkit.policies.loading import load_agent, make_policy
-from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout, rollout_options
 from agentkit.runs import Run, RunError
+from agentkit.runs.recipe import Recipe
 from agentkit.training.hindsight import hindsight
 from agentkit.training.sft import demonstrations, fine_tune, right_ones, token_count
 
@@ -33,7 +33,9 @@ def run_recipe(run: Run) -> Recipe:
 def grpo_tokens(run: Run, recipe: Recipe) -> int:
     """Training tokens that a run's GRPO processed. Raises RunError where it stores no trajectories."""
     if not run.steps:
-        raise RunError(f"{run.path} stores no training trajectories. Run notebook 03_grpo for this run first.")
+        raise RunError(
+            f"{run.path} stores no training trajectories. Run notebook 03_grpo for this run first."
+        )
     return recipe.num_iterations * sum(token_count(run.trajectories(step)) for step in run.steps)
 
 
@@ -41,13 +43,14 @@ def train_control(name: str, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any,
     """Train one control of a run and save its adapter to the run's folder of that name.
 
     Args:
-        name: "sft_more" for fresh demonstrations of the same expert, "rft" for the SFT model's own right answers, "hindsight" for
-            replay on the code tasks.
+        name: "sft_more" for fresh demonstrations of the same expert, "rft" for the SFT model's own right
+            answers, "hindsight" for replay on the code tasks.
         run: with a finished GRPO training.
         tasks: those that GRPO was trained on.
 
     Returns:
-        The trained model, its tokenizer, and figures: training tokens of GRPO, its own, and the trajectories it learnt from.
+        The trained model, its tokenizer, and figures: training tokens of GRPO, its own, and the trajectories
+            it learnt from.
 
     Raises:
         RunError: there is nothing to compare with, or no right answer to imitate.
@@ -56,16 +59,25 @@ def train_control(name: str, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any,
     budget = grpo_tokens(run, recipe)
     agent, tokenizer = load_agent(recipe.model, merge=[run.file("sft")] if recipe.sft else [])
     if name == "hindsight":
-        code = [task for task in tasks if isinstance(task.verifier, dict) and task.verifier.get("kind") == "code"]
+        code = [
+            task for task in tasks if isinstance(task.verifier, dict) and task.verifier.get("kind") == "code"
+        ]
         trained, rounds = hindsight(agent, tokenizer, code, recipe, run)
-        figures = {"tokens": sum(row["tokens"] for row in rounds), "trajectories": sum(row["lessons"] for row in rounds)}
+        figures = {
+            "tokens": sum(row["tokens"] for row in rounds),
+            "trajectories": sum(row["lessons"] for row in rounds),
+        }
         return trained, tokenizer, {"grpo_tokens": budget} | figures
     if name == "sft_more":
         found = up_to(budget, fresh_demonstrations(tasks, tokenizer, recipe))
     else:
         found = up_to(budget, cycle(own_right_answers(run, agent, tokenizer, tasks, recipe)))
     trained, _ = fine_tune(agent, tokenizer, found, recipe, run.file(name), num_train_epochs=1)
-    return trained, tokenizer, {"grpo_tokens": budget, "tokens": token_count(found), "trajectories": len(found)}
+    return (
+        trained,
+        tokenizer,
+        {"grpo_tokens": budget, "tokens": token_count(found), "trajectories": len(found)},
+    )
 
 
 def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
@@ -80,21 +92,34 @@ def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def fresh_demonstrations(tasks: Sequence[Task], tokenizer: Any, recipe: Recipe) -> Iterable[Trajectory]:
-    """Demonstrations without end, none of them those of the cold start: the expert's flaws fall anew in each batch."""
+    """Demonstrations without end, none of them those of the cold start: the expert's flaws fall anew in each
+    batch.
+    """
     batch = 0
     while True:
         batch += 1
-        yield from demonstrations(tasks, tokenizer, dataclasses.replace(recipe, seed=recipe.seed + batch * SEED_STEP))
+        yield from demonstrations(
+            tasks, tokenizer, dataclasses.replace(recipe, seed=recipe.seed + batch * SEED_STEP)
+        )
 
 
-def own_right_answers(run: Run, agent: Any, tokenizer: Any, tasks: Sequence[Task], recipe: Recipe) -> list[Trajectory]:
-    """What the SFT model gets right when it samples as many trajectories as GRPO did, group by group over the tasks in turn."""
+def own_right_answers(
+    run: Run, agent: Any, tokenizer: Any, tasks: Sequence[Task], recipe: Recipe
+) -> list[Trajectory]:
+    """What the SFT model gets right when it samples as many trajectories as GRPO did, group by group over the
+    tasks in turn.
+    """
     groups = sum(len(run.trajectories(step)) for step in run.steps) // recipe.group_size
     chosen = [task for task, _ in zip(cycle(tasks), range(groups), strict=False)]
     policy, found = make_policy(agent, tokenizer, "rft", recipe), []
     for number, start in enumerate(range(0, groups, len(tasks))):  # a task again has another seed
-        options = rollout_options(recipe) | {"group_size": recipe.group_size, "seed": recipe.seed + number * SEED_STEP}
+        options = rollout_options(recipe) | {
+            "group_size": recipe.group_size,
+            "seed": recipe.seed + number * SEED_STEP,
+        }
         found += rollout(chosen[start : start + len(tasks)], policy, progress="rft", **options)
     if not (right := right_ones(found)):
-        raise RunError(f"none of the agent's {len(found)} answers is right: there is nothing to imitate. Use sft_more.")
+        raise RunError(
+            f"none of the agent's {len(found)} answers is right: there is nothing to imitate. Use sft_more."
+        )
     return right

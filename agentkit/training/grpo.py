@@ -1,8 +1,9 @@
 """GRPO on multi-turn tool trajectories: a subclass of TRL's GRPOTrainer.
 
-TRL keeps the loss, the optimiser and the schedule. Replaced are its two ends: rollouts come from the rollout loop, token-exact
-and with an action mask, with the kit's rewards and advantages; log-probabilities share prefixes (update; TRL 1.15's own need
-a GPU kernel). Every step writes its metrics and trajectories before the next begins; validation keeps the best adapter.
+TRL keeps the loss, the optimiser and the schedule. Replaced are its two ends: rollouts come from the rollout
+loop, token-exact and with an action mask, with the kit's rewards and advantages; log-probabilities share
+prefixes (update; TRL 1.15's own need a GPU kernel). Every step writes its metrics and trajectories before the
+next begins; validation keeps the best adapter.
 """
 
 from __future__ import annotations
@@ -21,27 +22,36 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from agentkit import advantages
 from agentkit.diagnostics import Watch, audit_metrics, audited
 from agentkit.evaluation import summarize
 from agentkit.policies.guard import sync
 from agentkit.policies.loading import make_policy
 from agentkit.policies.unsloth import adapted
-from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, component_metrics, from_recipe, of_environments, score_all
 from agentkit.rollouts import rollout, rollout_options, tool_metrics
+from agentkit.rollouts.gate import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
-from agentkit.selection import fresh_tasks, select
-from agentkit.training.common import ProgressCallback, lora, merged, only_own_progress, quiet_trainer, save_adapter
-from agentkit.training.gate import check_batch
+from agentkit.runs.recipe import Recipe
+from agentkit.training import advantages
+from agentkit.training.common import (
+    ProgressCallback,
+    lora,
+    merged,
+    only_own_progress,
+    quiet_trainer,
+    save_adapter,
+)
 from agentkit.training.guards import Guards, TrainingError
 from agentkit.training.hindsight import lesson_batch
 from agentkit.training.resume import Resumable, made_with
+from agentkit.training.selection import fresh_tasks, select
 from agentkit.training.together import check_processes, check_same, gathered, on_main_process
 from agentkit.training.update import Update
 
-os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental; this pin was tested with it
+os.environ.setdefault(
+    "TRL_EXPERIMENTAL_SILENCE", "1"
+)  # rollout_func is experimental; this pin was tested with it
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
@@ -49,7 +59,9 @@ def config(recipe: Recipe, out: Path) -> GRPOConfig:
     """TRL's configuration, every default that matters, or that Unsloth changes, set explicitly."""
     cuda = torch.cuda.is_available()
     check_processes(recipe)
-    rollouts = recipe.prompts_per_step * recipe.group_size // recipe.processes  # of whole groups, in each process
+    rollouts = (
+        recipe.prompts_per_step * recipe.group_size // recipe.processes
+    )  # of whole groups, in each process
     return GRPOConfig(
         output_dir=str(out),
         max_steps=recipe.steps,
@@ -86,19 +98,20 @@ def config(recipe: Recipe, out: Path) -> GRPOConfig:
 class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
     """TRL's GRPOTrainer with agent rollouts.
 
-    It goes on from the newest sound checkpoint in the run's train/ where that was made with the same parameters; otherwise
-    what an earlier training left there is kept beside it as train-1, train-2 and so on.
+    It goes on from the newest sound checkpoint in the run's train/ where that was made with the same
+    parameters; otherwise what an earlier training left there is kept beside it as train-1, train-2 and so on.
 
     Args:
-        model: the SFT model; its LoRA adapter is added here, and the reference is the same model with it switched off.
-            ``engine: unsloth`` loads it anew.
+        model: the SFT model; its LoRA adapter is added here, and the reference is the same model with it
+            switched off. ``engine: unsloth`` loads it anew.
         tokenizer: with a chat template.
         tasks: training tasks.
         validation: tasks for validation, in the order they are used.
         recipe: all parameters.
         run: where metrics, trajectories and the best adapter go.
         environment: makes one environment a trajectory; the recipe's by default.
-        reward: components with their weights; the recipe's by default. An environment's ``get_reward`` comes to it with weight 1.
+        reward: components with their weights; the recipe's by default. An environment's ``get_reward`` comes
+            to it with weight 1.
         on_metrics: called with every metrics row, as for live curves.
     """
 
@@ -124,14 +137,18 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self._tasks = {task.id: task for task in tasks}
         self._rows: list[dict] = []
         self._batch: list[Trajectory] = []
-        self._trained: list[Sequence[int]] = []  # the batch's action masks, zeros where the loss leaves a trajectory out
+        self._trained: list[
+            Sequence[int]
+        ] = []  # the batch's action masks, zeros where the loss leaves a trajectory out
         self._sampled: list[Trajectory] = []  # of every process, until the alarms have seen them
         self._watch: Watch | None = None
         self._mismatches = 0  # of the tool cache, so far
         self._extra: dict[str, Any] = {}
         self._started = time.monotonic()
         self._rollout_seconds = 0.0
-        self._gap: dict[str, float] = {}  # what the last sync found, in nats, where the engine has weights of its own
+        self._gap: dict[
+            str, float
+        ] = {}  # what the last sync found, in nats, where the engine has weights of its own
         self.guards = Guards(self, recipe)
         unsloth = recipe.engine == "unsloth"
         super().__init__(
@@ -147,11 +164,17 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             callbacks=[ProgressCallback("GRPO"), _Validate(self), self.guards],
         )
         only_own_progress(self)
-        if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet: without any is the same
+        if (
+            "ref" in self.model.peft_config
+        ):  # TRL's copy of an adapter that changes nothing yet: without any is the same
             self.model.delete_adapter("ref")
         self.share_prefixes(recipe.share_prefixes)
         self.lesson_weight = recipe.hindsight_weight
-        self.open_training(made_with(recipe, self.model, [*tasks, *self.validation], self.reward, self.accelerator.num_processes))
+        self.open_training(
+            made_with(
+                recipe, self.model, [*tasks, *self.validation], self.reward, self.accelerator.num_processes
+            )
+        )
         self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe)
 
     def kept_state(self) -> dict[str, Any]:
@@ -168,7 +191,9 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self._signature_columns = ["prompt", "task_id"]
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, Any]:
-        """Rollouts, rewards and advantages through TRL, then what only we know: sampled log-probabilities, records."""
+        """Rollouts, rewards and advantages through TRL, then what only we know: sampled log-probabilities,
+        records.
+        """
         self._rows = inputs
         output = super()._generate_and_score_completions(inputs)
         if self.state.global_step == 0:
@@ -176,7 +201,13 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         output["advantages"] = self._advantages(output["completion_ids"])
         sampled = _padded([t.old_logprobs for t in self._batch], output["completion_ids"])
         mismatch = self.correct_mismatch(output, sampled, self.recipe.mismatch, self.recipe.mismatch_cap)
-        told = self._bring_lessons(output) | mismatch | self._gap | {"rollout_seconds": self._rollout_seconds} | self._stale()
+        told = (
+            self._bring_lessons(output)
+            | mismatch
+            | self._gap
+            | {"rollout_seconds": self._rollout_seconds}
+            | self._stale()
+        )
         batch = gathered(self._batch)
         if self.accelerator.is_main_process:
             step = self.state.global_step + 1
@@ -187,7 +218,9 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         return output
 
     def _bring_lessons(self, output: dict[str, Any]) -> dict[str, int]:
-        """Put what this process' rollouts did achieve into the batch, where it is to be imitated; how many lessons."""
+        """Put what this process' rollouts did achieve into the batch, where it is to be imitated; how many
+        lessons.
+        """
         if not self.lesson_weight:
             return {}
         found = lesson_batch(list(self._tasks.values()), self._batch, self.processing_class, self.recipe)
@@ -206,7 +239,9 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         return _padded(self._trained, completion_mask).bool()
 
     def _advantages(self, like: torch.Tensor) -> torch.Tensor:
-        """Advantages of this process' trajectories among those of all: (B,), or (B, T) with T the columns of ``like``."""
+        """Advantages of this process' trajectories among those of all: (B,), or (B, T) with T the columns of
+        ``like``.
+        """
         everyone, size = gathered(self._batch), self.recipe.group_size
         groups = [i // size for i in range(len(everyone))]
         found = advantages.of_trajectories(self._tasks, everyone, groups, self.reward, self.recipe)
@@ -221,7 +256,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
     def sample_groups(self) -> None:
         """Roll out and score the batch TRL asked for: its rows are already repeated, group by group.
 
-        Fresh tasks may take the place of some (``dead_groups: replace``), and the loss may leave trajectories out.
+        Fresh tasks may take the place of some (``dead_groups: replace``), and the loss may leave trajectories
+        out.
         """
         tasks = [self._tasks[row["task_id"]] for row in self._rows[:: self.recipe.group_size]]
         start, seed = time.monotonic(), self.recipe.seed + 1_000_003 * (self.state.global_step + 1)
@@ -230,7 +266,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         selected = select(tasks, fresh, lambda own, size: self._rollout(own, size, seed), self.recipe)
         self._batch, self._selection = selected.trajectories, selected.metrics
         self._trained = [
-            [0] * len(t.action_mask) if out else t.action_mask for t, out in zip(self._batch, selected.left_out, strict=True)
+            [0] * len(t.action_mask) if out else t.action_mask
+            for t, out in zip(self._batch, selected.left_out, strict=True)
         ]
         self.guards.scored(gathered(self._batch))
         self._rollout_seconds = time.monotonic() - start
@@ -241,7 +278,9 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         with merged(model):
             if apart := sync(self.policy, model, self.recipe.temperature, self.recipe.sync_threshold):
                 self._gap = {"sync_gap": apart.mean}
-            sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
+            sampled = rollout(
+                tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options
+            )
         return score_all(tasks, sampled, self.reward)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -269,16 +308,24 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             self.on_metrics(row)
 
     def validate(self) -> dict[str, Any]:
-        """Success on the validation tasks, sampled as in training; the adapter is kept when none before was better."""
+        """Success on the validation tasks, sampled as in training; the adapter is kept when none before was
+        better.
+        """
         if not self.validation:
             return {}
         start = time.monotonic()
-        found = on_main_process(lambda: self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed))
+        found = on_main_process(
+            lambda: self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed)
+        )
         summary = summarize(found, self.validation)
         improved = summary["success"] >= self.best[0]
         if improved:
             self.best = (summary["success"], self.state.global_step)
-            kept = self.accelerator.unwrap_model(self.model), self.processing_class, self.run.file("adapter")
+            kept = (
+                self.accelerator.unwrap_model(self.model),
+                self.processing_class,
+                self.run.file("adapter"),
+            )
             on_main_process(lambda: save_adapter(*kept))
         self.guards.validated(summary["success"], improved)
         low, high = summary["ci95"]
@@ -314,7 +361,9 @@ _METRICS = {
 
 
 def _reward(rewards: list[float | None], **unused: Any) -> list[float | None]:
-    """A reward function in TRL's form: the trajectories are scored already. TRL prints what it hands over where that is None."""
+    """A reward function in TRL's form: the trajectories are scored already. TRL prints what it hands over
+    where that is None.
+    """
     return rewards
 
 
@@ -356,7 +405,8 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     """Run GRPO from the SFT reference; the best adapter lies in the run's adapter/ afterwards.
 
     Returns:
-        The best validation success, its step, the number of steps, and why training ended: steps, patience, rollbacks or asked.
+        The best validation success, its step, the number of steps, and why training ended: steps, patience,
+            rollbacks or asked.
 
     Raises:
         TrainingError: a guard stopped it; a checkpoint is kept.
@@ -371,7 +421,12 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
         raise TrainingError(trainer.guards.problem)
     steps = trainer.state.global_step
     ended = trainer.guards.ended or ("steps" if steps == trainer.recipe.steps else "asked")
-    result = {"best_val_success": trainer.best[0], "best_step": trainer.best[1], "steps": steps, "ended": ended}
+    result = {
+        "best_val_success": trainer.best[0],
+        "best_step": trainer.best[1],
+        "steps": steps,
+        "ended": ended,
+    }
     if ended != "asked":
         trainer.mark_finished(result)
     return result

@@ -1,7 +1,8 @@
-"""Guards of a training: steps that are not finite, rewards that fail, KL that drifts, validation that no longer improves.
+"""Guards of a training: steps that are not finite, rewards that fail, KL that drifts, validation that no
+longer improves.
 
-The decisions are pure functions and one small record, ``Watch``, which a checkpoint carries; ``Guards`` applies them to a
-trainer. Leaves out checkpoints and signals (resume).
+The decisions are pure functions and one small record, ``Watch``, which a checkpoint carries; ``Guards``
+applies them to a trainer. Leaves out checkpoints and signals (resume).
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import TrainerCallback
 
-from agentkit.recipes import Recipe
 from agentkit.records import Trajectory
 from agentkit.runs import Run, RunError
+from agentkit.runs.recipe import Recipe
 
 MAX_SKIPPED = 3  # steps in a row that are not finite
 MAX_UNSCORED = 0.2  # share of trajectories without a reward
-WINDOW, MIN_UNSCORED = 64, 3  # the share is taken over so many trajectories, or one batch; one or two are no pattern
+WINDOW, MIN_UNSCORED = (
+    64,
+    3,
+)  # the share is taken over so many trajectories, or one batch; one or two are no pattern
 MAX_ROLLBACKS = 3
 KL_GAIN, KL_ERROR = 0.1, 0.2  # arXiv 1909.08593, section 2.2
 
@@ -36,7 +40,9 @@ class Watch:
 
     skipped: int = 0  # steps whose loss or gradient was not finite, in all
     skipped_in_row: int = 0
-    unscored: list[int] = field(default_factory=list)  # of the latest trajectories, oldest first: 1 without a reward
+    unscored: list[int] = field(
+        default_factory=list
+    )  # of the latest trajectories, oldest first: 1 without a reward
     since_best: int = 0  # validations since the best
     rollbacks: int = 0
     beta: float | None = None  # weight of the KL penalty, where it adapts
@@ -45,8 +51,8 @@ class Watch:
 def adapted_beta(beta: float, kl: float, target: float) -> float:
     """The KL penalty's next weight: beta * (1 + 0.1 * clip(kl / target - 1, -0.2, 0.2)).
 
-    Source: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593), section 2.2. ``kl`` is in
-    nats a token, as TRL logs it.
+    Source: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593), section
+    2.2. ``kl`` is in nats a token, as TRL logs it.
     """
     error = min(max(kl / target - 1, -KL_ERROR), KL_ERROR)
     return beta * (1 + KL_GAIN * error)
@@ -63,7 +69,8 @@ def is_finite_step(parameters: Sequence[torch.nn.Parameter]) -> bool:
 
 
 class Guards(TrainerCallback):
-    """Applies the guards to a trainer with ``run``, ``beta``, ``best`` and ``_extra``, the row of metrics in the making.
+    """Applies the guards to a trainer with ``run``, ``beta``, ``best`` and ``_extra``, the row of metrics in
+    the making.
 
     Attributes:
         watch: what is remembered; a checkpoint carries it.
@@ -110,17 +117,23 @@ class Guards(TrainerCallback):
             self._trainer._extra["loss"] = float("nan")  # transformers logs 0
         if watch.skipped_in_row >= MAX_SKIPPED:
             self.problem = (
-                f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite (the last is step {state.global_step}); "
-                "they were skipped. Lower learning_rate or look for infinite rewards, then run this again: it goes on from here."
+                f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite (the last is step "
+                f"{state.global_step}); "
+                "they were skipped. Lower learning_rate or look for infinite rewards, then run this again: "
+                "it goes on from here."
             )
         control.should_save |= self.problem is not None
         control.should_training_stop |= self.problem is not None or self.ended is not None
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         """Let the weight of the KL penalty follow the KL of this step."""
         kl = (logs or {}).get("kl")
         if self._recipe.kl_target and kl is not None and kl == kl:
-            self._trainer.beta = self.watch.beta = adapted_beta(self._trainer.beta, kl, self._recipe.kl_target)
+            self._trainer.beta = self.watch.beta = adapted_beta(
+                self._trainer.beta, kl, self._recipe.kl_target
+            )
 
     # ---- rollouts
     def scored(self, batch: Sequence[Trajectory]) -> None:
@@ -133,24 +146,34 @@ class Guards(TrainerCallback):
         watch.unscored = (watch.unscored + [int(t.reward is None) for t in batch])[-max(WINDOW, len(batch)) :]
         if too_many_unscored(watch.unscored):
             unscored = [t for t in batch if t.reward is None]
-            whys = {f"{name} failed" for t in unscored for name, value in t.components.items() if value is None}
+            whys = {
+                f"{name} failed" for t in unscored for name, value in t.components.items() if value is None
+            }
             whys |= {t.why for t in unscored if t.success is None and t.why}
             share, watch.unscored = sum(watch.unscored) / len(watch.unscored), []
             raise TrainingError(
-                f"{share:.0%} of the latest trajectories have no reward, more than {MAX_UNSCORED:.0%}: a verifier or a reward "
-                f"component raises or gives values that are not finite ({'; '.join(sorted(whys))[:200]}). Mend it, then run this "
+                f"{share:.0%} of the latest trajectories have no reward, more than {MAX_UNSCORED:.0%}: a "
+                "verifier or a reward "
+                f"component raises or gives values that are not finite ({'; '.join(sorted(whys))[:200]}). "
+                "Mend it, then run this "
                 "again."
             )
 
     # ---- validation
     def validated(self, success: float, improved: bool) -> None:
-        """Take in a validation: end early without improvement, or go back to the best adapter after a collapse."""
+        """Take in a validation: end early without improvement, or go back to the best adapter after a
+        collapse.
+        """
         watch, recipe = self.watch, self._recipe
         watch.since_best = 0 if improved else watch.since_best + 1
         best = self._trainer.best[0]
         if recipe.rollback_drop and success < best - recipe.rollback_drop:
             watch.rollbacks += 1
-            roll_back(self._trainer.accelerator.unwrap_model(self._trainer.model), self._trainer.optimizer, self._trainer.run)
+            roll_back(
+                self._trainer.accelerator.unwrap_model(self._trainer.model),
+                self._trainer.optimizer,
+                self._trainer.run,
+            )
             self._trainer._extra["rollbacks"] = watch.rollbacks
         self._consider_the_end()
 

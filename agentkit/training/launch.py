@@ -1,7 +1,8 @@
-"""Training in several processes, one a GPU: started from a notebook as a child that is watched and stopped cleanly.
+"""Training in several processes, one a GPU: started from a notebook as a child that is watched and stopped
+cleanly.
 
-Functions and classes defined in a notebook's cells are written to a module first, so that nothing has to be pickled. Leaves out
-machines beyond this one, and what each process does (grpo).
+Functions and classes defined in a notebook's cells are written to a module first, so that nothing has to be
+pickled. Leaves out machines beyond this one, and what each process does (grpo).
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentkit.recipes import Recipe
 from agentkit.runs import Run, RunError, read_json, write_bytes, write_json
+from agentkit.runs.recipe import Recipe
 
 JOB, MODULE, LOG = ".job.json", "cell_functions.py", "launch.log"  # in the run's folder
-WATCH = "AGENTKIT_STOP_WITH_STDIN"  # set for workers whose standard input ends when the process that launched them does
+# set for workers whose standard input ends when the process that launched them does
+WATCH = "AGENTKIT_STOP_WITH_STDIN"
 MARK = "agentkit-metrics "  # a line of the child's output that is a row of metrics
 STOP_S = 60.0  # to write a checkpoint, before the child is killed
 
@@ -55,13 +57,27 @@ def launch(
     module = run.file(MODULE)
     write_bytes(module, export({"environment": environment, "reward": reward}).encode())
     write_json(run.file(JOB), {"recipe": recipe.everything()})
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(recipe.processes)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node",
+        str(recipe.processes),
+    ]
     command += ["-m", "agentkit.training.worker", str(run.path.resolve())]
     threads = max((os.cpu_count() or 1) // recipe.processes, 1)
-    environ = {"OMP_NUM_THREADS": str(threads), **os.environ, WATCH: "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environ = {
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        WATCH: "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
     pipe = subprocess.PIPE
     with write_bytes(run.file(LOG), b"").open("wb") as log:
-        child = subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True)
+        child = subprocess.Popen(
+            command, env=environ, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True
+        )
     try:
         _follow(child, on_metrics)
     except BaseException:
@@ -94,15 +110,17 @@ def _stop(child: subprocess.Popen) -> None:
         timer.cancel()
 
 
-# ---- what a notebook's cells define, as a module ----------------------------------------------------------------------
+# ---- what a notebook's cells define, as a module
+# ----------------------------------------------------------------------
 def export(objects: Mapping[str, Any]) -> str:
     """Python text that defines the same objects under the same names, with all that they refer to.
 
-    Functions and classes of installed modules are imported; those defined in a notebook or script are copied from their source,
-    as are the functions, modules and plain values they use.
+    Functions and classes of installed modules are imported; those defined in a notebook or script are copied
+    from their source, as are the functions, modules and plain values they use.
 
     Raises:
-        RunError: something cannot be written down, such as a closure, a lambda or an open file; the message names it.
+        RunError: something cannot be written down, such as a closure, a lambda or an open file; the message
+            names it.
     """
     writer = _Writer()
     bindings = [f"{name} = {writer.expression(value, name)}" for name, value in objects.items()]
@@ -125,7 +143,9 @@ class _Writer:
             inner = ", ".join(self.expression(item, place) for item in value)
             return f"[{inner}]" if type(value) is list else f"({inner}{',' * (len(value) == 1)})"
         if isinstance(value, dict):
-            inner = ", ".join(f"{key!r}: {self.expression(item, f'{place}[{key!r}]')}" for key, item in value.items())
+            inner = ", ".join(
+                f"{key!r}: {self.expression(item, f'{place}[{key!r}]')}" for key, item in value.items()
+            )
             plain = "{" + inner + "}"
             return plain if type(value) is dict else f"{self.expression(type(value), place)}({plain})"
         try:
@@ -134,7 +154,8 @@ class _Writer:
         except (ValueError, SyntaxError, TypeError):
             pass
         raise RunError(
-            f"{place} refers to an object of type {type(value).__name__}, which cannot be written into a module: make it inside "
+            f"{place} refers to an object of type {type(value).__name__}, which cannot be written into a "
+            "module: make it inside "
             "the function that uses it, or put both into a file of yours and import them."
         )
 
@@ -156,7 +177,11 @@ class _Writer:
     def _copy(self, name: str, value: Any) -> None:
         tree, text = _source(value)
         scope = getattr(value, "__globals__", None) or vars(sys.modules[value.__module__])
-        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        used = {
+            node.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
         for other in sorted(used & scope.keys() - {name} - set(vars(builtins))):
             found = scope[other]
             if isinstance(found, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType):
@@ -171,18 +196,29 @@ def _importable(value: Any) -> bool:
     """Whether a fresh process finds the same object where this one says it is."""
     module = sys.modules.get(value.__module__)
     found = getattr(module, value.__qualname__, None) if "." not in value.__qualname__ else None
-    return value.__module__ != "__main__" and found is value and importlib.util.find_spec(value.__module__) is not None
+    return (
+        value.__module__ != "__main__"
+        and found is value
+        and importlib.util.find_spec(value.__module__) is not None
+    )
 
 
 def _source(value: Any) -> tuple[ast.FunctionDef | ast.ClassDef, str]:
     """The syntax tree and text of a function's or class' definition; a notebook's cells are in linecache."""
-    code = getattr(value, "__code__", None) or next((f.__code__ for f in vars(value).values() if hasattr(f, "__code__")), None)
+    code = getattr(value, "__code__", None) or next(
+        (f.__code__ for f in vars(value).values() if hasattr(f, "__code__")), None
+    )
     lines = linecache.getlines(code.co_filename) if code else []
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    found = [node for node in ast.parse("".join(lines)).body if isinstance(node, kinds) and node.name == value.__name__]
+    found = [
+        node
+        for node in ast.parse("".join(lines)).body
+        if isinstance(node, kinds) and node.name == value.__name__
+    ]
     if not found or getattr(value, "__closure__", None):
         raise RunError(
-            f"{value.__qualname__} cannot be written into a module: define it with def or class at the top of a cell, and "
+            f"{value.__qualname__} cannot be written into a module: define it with def or class at the top "
+            "of a cell, and "
             "not inside another function."
         )
     first = min([found[-1].lineno, *(decorator.lineno for decorator in found[-1].decorator_list)])

@@ -1,8 +1,9 @@
 """An adapter folded into the model it was trained on: a full model that needs neither PEFT nor this kit.
 
-The merged model is written in the data type of the model it came from, read back from the disk, and must then give the tokens of
-the run's own trajectories the log-probabilities that model and adapter gave them; otherwise it is not kept. Leaves out
-quantised models, whose weights an adapter cannot be folded into without loss.
+The merged model is written in the data type of the model it came from, read back from the disk, and must then
+give the tokens of the run's own trajectories the log-probabilities that model and adapter gave them;
+otherwise it is not kept. Leaves out quantised models, whose weights an adapter cannot be folded into without
+loss.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ from agentkit.nano import model_path
 from agentkit.runs import Run, RunError, secure
 from agentkit.training.common import replace_folder
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # nats a token on average, by what rounding costs
+TOLERANCE = {
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}  # nats a token on average, by what rounding costs
 CHECKED, CHECKED_TOKENS = 8, 2048  # trajectories, and tokens of each
 NAMES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -46,7 +51,8 @@ def merge(run: Run, dtype: str | None = None) -> Merged:
         dtype: float32, float16 or bfloat16; by default that of the model it was trained on.
 
     Raises:
-        RunError: there is no adapter, no trajectory to check with, or the merged model gives other log-probabilities.
+        RunError: there is no adapter, no trajectory to check with, or the merged model gives other
+            log-probabilities.
     """
     manifest, adapter = run.manifest, run.file("adapter")
     if not (adapter / "adapter_config.json").exists():
@@ -71,13 +77,22 @@ def merge(run: Run, dtype: str | None = None) -> Merged:
     if not mean <= TOLERANCE[kept]:  # NaN is refused too
         shutil.rmtree(new)
         raise RunError(
-            f"the merged model is not kept: its log-probabilities differ from the adapter's by {mean:.2g} nats a token on "
-            f"average ({largest:.2g} at most), more than {TOLERANCE[kept]:g}; merge with another --dtype, such as float32."
+            f"the merged model is not kept: its log-probabilities differ from the adapter's by {mean:.2g} "
+            "nats a token on "
+            f"average ({largest:.2g} at most), more than {TOLERANCE[kept]:g}; merge with another --dtype, "
+            "such as float32."
         )
     replace_folder(new, run.file("merged"))
     secure(run.file("merged"))
     tokens = sum(len(x) for x in before)
-    return Merged(run.file("merged"), str(kept).removeprefix("torch."), tokens, mean, largest, _differences(before, without)[0])
+    return Merged(
+        run.file("merged"),
+        str(kept).removeprefix("torch."),
+        tokens,
+        mean,
+        largest,
+        _differences(before, without)[0],
+    )
 
 
 def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
@@ -105,15 +120,23 @@ def _differences(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> 
 
 
 def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:
-    """Token ids and masks of a few trajectories: of the evaluated policy where there are any, else of the last step."""
+    """Token ids and masks of a few trajectories: of the evaluated policy where there are any, else of the
+    last step.
+    """
     if run.file("eval", "grpo.parquet").exists():
         found = run.trajectories("grpo")
     else:
         found = run.trajectories(run.steps[-1]) if run.steps else []
-    rows = [([*t.prompt_ids, *t.completion_ids], [0] * len(t.prompt_ids) + list(t.action_mask)) for t in found]
-    rows = [(ids[:CHECKED_TOKENS], mask[:CHECKED_TOKENS]) for ids, mask in rows if 1 in mask[1:CHECKED_TOKENS]]
+    rows = [
+        ([*t.prompt_ids, *t.completion_ids], [0] * len(t.prompt_ids) + list(t.action_mask)) for t in found
+    ]
+    rows = [
+        (ids[:CHECKED_TOKENS], mask[:CHECKED_TOKENS]) for ids, mask in rows if 1 in mask[1:CHECKED_TOKENS]
+    ]
     if not rows:
-        raise RunError(f"{run.path} holds no trajectory to check the merged model with: run notebook 03 or 05 first.")
+        raise RunError(
+            f"{run.path} holds no trajectory to check the merged model with: run notebook 03 or 05 first."
+        )
     return rows[:: max(len(rows) // CHECKED, 1)][:CHECKED]
 
 

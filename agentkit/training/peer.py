@@ -1,9 +1,10 @@
 """The update of stock TRL, to compare ours with, and one measured step of either.
 
-Stock TRL 1.15 gets its log-probabilities from ``model(..., fused_lm_head=True)``, a kernel for GPUs. ``StockTrainer`` is TRL's
-GRPOTrainer with the method TRL 1.14.2 had in that place, which runs anywhere: one forward of the padded batch, logits of the
-completion only (``logits_to_keep``), divided by the temperature, then TRL's own ``selective_log_softmax`` and
-``entropy_from_logits``. All else is TRL's. ``SharingTrainer`` is the same trainer with our update.
+Stock TRL 1.15 gets its log-probabilities from ``model(..., fused_lm_head=True)``, a kernel for GPUs.
+``StockTrainer`` is TRL's GRPOTrainer with the method TRL 1.14.2 had in that place, which runs anywhere: one
+forward of the padded batch, logits of the completion only (``logits_to_keep``), divided by the temperature,
+then TRL's own ``selective_log_softmax`` and ``entropy_from_logits``. All else is TRL's. ``SharingTrainer`` is
+the same trainer with our update.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class StockTrainer(GRPOTrainer):
         logprobs, entropies = [], []
         for rows in torch.arange(len(input_ids)).split(batch_size or len(input_ids)):
             ids, mask = input_ids[rows], attention_mask[rows]
-            out = model(input_ids=ids, attention_mask=mask, logits_to_keep=logits_to_keep + 1, use_cache=False)
+            out = model(
+                input_ids=ids, attention_mask=mask, logits_to_keep=logits_to_keep + 1, use_cache=False
+            )
             logits = out.logits[:, :-1][:, -logits_to_keep:] / self.temperature
             logprobs.append(selective_log_softmax(logits, ids[:, -logits_to_keep:]))
             if compute_entropy:
@@ -45,9 +48,14 @@ class SharingTrainer(Update, GRPOTrainer):
 
 
 def make_trainer(
-    kind: type[StockTrainer] | type[SharingTrainer], model: Any, tokenizer: Any, args: GRPOConfig, lora: LoraConfig | None = None
+    kind: type[StockTrainer] | type[SharingTrainer],
+    model: Any,
+    tokenizer: Any,
+    args: GRPOConfig,
+    lora: LoraConfig | None = None,
 ) -> GRPOTrainer:
-    """A trainer of the kind, for ``update`` and ``logprobs``; adapters are away from zero, the same for every kind.
+    """A trainer of the kind, for ``update`` and ``logprobs``; adapters are away from zero, the same for every
+    kind.
 
     Raises:
         ValueError: the model cannot share prefixes.
@@ -66,9 +74,15 @@ def make_trainer(
 
 
 def as_batch(
-    prompts: list[list[int]], completions: list[list[int]], masks: list[list[int]], advantages: list[float], pad: int = 0
+    prompts: list[list[int]],
+    completions: list[list[int]],
+    masks: list[list[int]],
+    advantages: list[float],
+    pad: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """A batch as TRL hands it to its loss: prompts padded on the left, completions and tool masks on the right."""
+    """A batch as TRL hands it to its loss: prompts padded on the left, completions and tool masks on the
+    right.
+    """
     left, right = max(map(len, prompts)), max(map(len, completions))
     prompt_ids = torch.tensor([[pad] * (left - len(row)) + row for row in prompts])
     prompt_mask = torch.tensor([[0] * (left - len(row)) + [1] * len(row) for row in prompts])
@@ -87,7 +101,9 @@ def as_batch(
     }
 
 
-def update(trainer: GRPOTrainer, batch: dict[str, torch.Tensor], parts: int = 1) -> tuple[float, float, torch.Tensor]:
+def update(
+    trainer: GRPOTrainer, batch: dict[str, torch.Tensor], parts: int = 1
+) -> tuple[float, float, torch.Tensor]:
     """One batch forward and backward, split into micro-batches in its order.
 
     Returns:
@@ -105,7 +121,11 @@ def update(trainer: GRPOTrainer, batch: dict[str, torch.Tensor], parts: int = 1)
         total += loss.item()
     seconds = time.perf_counter() - start
     trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    return seconds, total, torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in trained])
+    return (
+        seconds,
+        total,
+        torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in trained]),
+    )
 
 
 def logprobs(trainer: GRPOTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -113,5 +133,7 @@ def logprobs(trainer: GRPOTrainer, batch: dict[str, torch.Tensor]) -> torch.Tens
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     real = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     with torch.no_grad():
-        found, _, _ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, real, batch["completion_ids"].shape[1])
+        found, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, real, batch["completion_ids"].shape[1]
+        )
     return found * batch["completion_mask"] * batch["tool_mask"]

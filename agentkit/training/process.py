@@ -1,4 +1,6 @@
-"""What training asks of its process: random states to keep, signals that stop it, and the lock on its run's folder."""
+"""What training asks of its process: random states to keep, signals that stop it, and the lock on its run's
+folder.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
 
 
 class TrainingStopped(KeyboardInterrupt):
-    """Training was asked to stop. Not an Exception, so that no guard around user code takes it for an error of that code."""
+    """Training was asked to stop. Not an Exception, so that no guard around user code takes it for an error
+    of that code.
+    """
 
 
 def random_states() -> tuple[Any, ...]:
@@ -48,7 +52,9 @@ def signals(handler: Callable[[str], None]) -> Iterator[None]:
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda n, frame: handler(signal.Signals(n).name)) for number in numbers}
+    before = {
+        number: signal.signal(number, lambda n, frame: handler(signal.Signals(n).name)) for number in numbers
+    }
     try:
         yield
     finally:
@@ -56,11 +62,14 @@ def signals(handler: Callable[[str], None]) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-_LOCKS: dict[Path, int] = {}  # descriptors held by this process: a training that is made anew in a notebook keeps its own
+_LOCKS: dict[
+    Path, int
+] = {}  # descriptors held by this process: a training that is made anew in a notebook keeps its own
 
 
 def lock(run: Run) -> None:
-    """Keep other processes from training in this run, until ``unlock`` or the end of this process, however it ends.
+    """Keep other processes from training in this run, until ``unlock`` or the end of this process, however it
+    ends.
 
     Raises:
         RunError: another process holds it.
@@ -78,7 +87,8 @@ def lock(run: Run) -> None:
                 holder = os.read(handle, 20).decode(errors="replace").strip()
                 os.close(handle)
                 raise RunError(
-                    f"process {holder} is training in {run.path}: wait for it, stop it, or choose another run folder."
+                    f"process {holder} is training in {run.path}: wait for it, stop it, or choose another "
+                    "run folder."
                 ) from None
             time.sleep(0.2)
     os.truncate(handle, 0)

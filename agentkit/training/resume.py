@@ -1,9 +1,11 @@
-"""Training that survives a kill: what a checkpoint holds, when one is written, and how training goes on from it.
+"""Training that survives a kill: what a checkpoint holds, when one is written, and how training goes on from
+it.
 
-``Resumable`` goes in front of TRL's GRPOTrainer. transformers' Trainer saves and restores the optimiser, the schedule, the random
-states and the data position; added here is what it leaves out: whole checkpoints only (checkpoints), the batch of rollouts in
-use, the order of later epochs, the best adapter, the kit's own counters, and the position in metrics.jsonl. A checkpoint of
-the last finished step is also written when training is interrupted, by Ctrl-C, SIGTERM or an error.
+``Resumable`` goes in front of TRL's GRPOTrainer. transformers' Trainer saves and restores the optimiser, the
+schedule, the random states and the data position; added here is what it leaves out: whole checkpoints only
+(checkpoints), the batch of rollouts in use, the order of later epochs, the best adapter, the kit's own
+counters, and the position in metrics.jsonl. A checkpoint of the last finished step is also written when
+training is interrupted, by Ctrl-C, SIGTERM or an error.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
-from agentkit.recipes import Recipe
 from agentkit.records import Task
 from agentkit.runs import RunError, read_json, write_json
+from agentkit.runs.recipe import Recipe
 from agentkit.training import checkpoints
 from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
 from agentkit.training.common import replace_folder
@@ -37,10 +39,21 @@ FINISHED = "finished.json"  # in train/, once training came to its end
 CONTROL = ".control"  # in train/: the words stop and checkpoint, written by whoever watches
 ADAPTER = "adapter_model.safetensors"
 # recipe keys that may change between two attempts
-_FREE = ("run", "resume", "save_every", "preflight", "report_to", "server_urls", "engine_memory", "tool_cache")
+_FREE = (
+    "run",
+    "resume",
+    "save_every",
+    "preflight",
+    "report_to",
+    "server_urls",
+    "engine_memory",
+    "tool_cache",
+)
 
 
-def made_with(recipe: Recipe, model: Any, tasks: list[Task], reward: Mapping[str, tuple[Any, float]], world: int) -> dict:
+def made_with(
+    recipe: Recipe, model: Any, tasks: list[Task], reward: Mapping[str, tuple[Any, float]], world: int
+) -> dict:
     """What a training must share with a checkpoint to go on from it, as JSON."""
     return {name: value for name, value in recipe.everything().items() if name not in _FREE} | {
         "tasks of this suite": _hash(f"{t.id}\0{t.prompt}\0{t.answer}" for t in tasks),
@@ -58,26 +71,33 @@ def _hash(texts: Any) -> str:
 
 
 def _sketch(model: Any) -> Iterator[str]:
-    """Names, shapes and first numbers of the frozen weights: enough to tell one agent from another without reading it all."""
+    """Names, shapes and first numbers of the frozen weights: enough to tell one agent from another without
+    reading it all.
+    """
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
             yield f"{name} {tuple(weight.shape)} {weight.detach().flatten()[:16].tolist()}"
 
 
 class Resumable:
-    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best``, ``guards``, ``kept_state()`` and ``restore_state(state)``."""
+    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best``, ``guards``, ``kept_state()`` and
+    ``restore_state(state)``.
+    """
 
     def open_training(self, fingerprint: dict[str, Any]) -> None:
         """Decide between going on and starting anew. Called once the trainer is built.
 
-        What an earlier training left is cut back to the checkpoint, or set aside as train-1, train-2 and so on.
+        What an earlier training left is cut back to the checkpoint, or set aside as train-1, train-2 and so
+        on.
 
         Raises:
             RunError: another process trains in this run.
         """
         self._fingerprint = fingerprint
         self._boundary: tuple[int, Any] | None = None  # the last finished step and the random states after it
-        self._moving = False  # the weights have moved since, so that no checkpoint can be written before the step ends
+        self._moving = (
+            False  # the weights have moved since, so that no checkpoint can be written before the step ends
+        )
         self._stop_asked = self._leaving = False
         self.resume_from: Path | None = None
         self.finished: dict[str, Any] | None = None
@@ -119,9 +139,12 @@ class Resumable:
         if found is None:
             return None
         made = checkpoints.verify(found)["made_with"]
-        if other := sorted(name for name in {*made, *self._fingerprint} if made.get(name) != self._fingerprint.get(name)):
+        if other := sorted(
+            name for name in {*made, *self._fingerprint} if made.get(name) != self._fingerprint.get(name)
+        ):
             _say(
-                f"the training in {folder.parent} was made with another {', '.join(other[:5])}: it is kept beside this one, which"
+                f"the training in {folder.parent} was made with another {', '.join(other[:5])}: it is kept "
+                "beside this one, which"
                 " starts anew"
             )
             return None
@@ -140,9 +163,13 @@ class Resumable:
                 _load(file)
             read_json(path / "state.json")
         except Exception as error:  # whatever a damaged file makes its reader raise
-            raise CheckpointError(f"{path.name}: {type(error).__name__}: {' '.join(str(error).split())[:150]}") from None
+            raise CheckpointError(
+                f"{path.name}: {type(error).__name__}: {' '.join(str(error).split())[:150]}"
+            ) from None
         own = get_peft_model_state_dict(self.accelerator.unwrap_model(self.model))
-        if {name: tuple(x.shape) for name, x in adapter.items()} != {name: tuple(x.shape) for name, x in own.items()}:
+        if {name: tuple(x.shape) for name, x in adapter.items()} != {
+            name: tuple(x.shape) for name, x in own.items()
+        }:
             raise CheckpointError(f"{path.name}: its adapter has other shapes than this model's")
         if state.global_step != about["step"] or path.name != f"checkpoint-{about['step']}":
             raise CheckpointError(f"{path.name}: it holds step {state.global_step}")
@@ -160,11 +187,16 @@ class Resumable:
         """Write a checkpoint of the current step.
 
         Raises:
-            RunError: it could not be written, such as on a full disk; the checkpoints before it are as they were.
+            RunError: it could not be written, such as on a full disk; the checkpoints before it are as they
+                were.
         """
         folder, step = self.run.file("train", "checkpoints"), self.state.global_step
         try:
-            new = checkpoints.begin(folder, step) if self.accelerator.is_main_process else folder / f".checkpoint-{step}"
+            new = (
+                checkpoints.begin(folder, step)
+                if self.accelerator.is_main_process
+                else folder / f".checkpoint-{step}"
+            )
             self.accelerator.wait_for_everyone()
             self._save_rng_state(str(new))
             if self._in_use():
@@ -180,21 +212,27 @@ class Resumable:
             last = checkpoints.steps(folder)
             kept = f"{last[0].name} is whole" if last else "there is none before it"
             raise RunError(
-                f"the checkpoint of step {step} could not be written to {folder} ({' '.join(str(error).split())[:150]}); {kept}. "
+                f"the checkpoint of step {step} could not be written to {folder} "
+                f"({' '.join(str(error).split())[:150]}); {kept}. "
                 "Make room on the disk and run this again: it goes on from there."
             ) from None
 
     def _in_use(self) -> bool:
         """Whether the next step trains on rollouts that are already made."""
         done = self.state.global_step * self.args.gradient_accumulation_steps
-        return self._buffered_inputs is not None and done % (self.args.steps_per_generation * self.num_iterations) != 0
+        return (
+            self._buffered_inputs is not None
+            and done % (self.args.steps_per_generation * self.num_iterations) != 0
+        )
 
     def _fill(self, new: Path) -> None:
         """What the main process writes into a checkpoint."""
         self.accelerator.unwrap_model(self.model).save_pretrained(new)
         (new / "README.md").unlink(missing_ok=True)  # PEFT's model card is an empty form
         self._save_optimizer_and_scheduler(str(new))
-        dataclasses.replace(self.state, log_history=[]).save_to_json(str(new / "trainer_state.json"))  # metrics.jsonl has it
+        dataclasses.replace(self.state, log_history=[]).save_to_json(
+            str(new / "trainer_state.json")
+        )  # metrics.jsonl has it
         write_json(new / "state.json", self.kept_state())
         best = self.run.file("adapter")
         if self.best[0] >= 0 and best.exists():
@@ -216,9 +254,16 @@ class Resumable:
         return self._sampler
 
     def _init_training_state(
-        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, resume_from_checkpoint: Any, trial: Any
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: Any,
+        trial: Any,
     ) -> tuple[int, int]:
-        """Restore what transformers does not: rollouts in use, the order of the tasks in this epoch, the kit's counters."""
+        """Restore what transformers does not: rollouts in use, the order of the tasks in this epoch, the
+        kit's counters.
+        """
         epochs, batches = super()._init_training_state(
             max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
         )
@@ -247,7 +292,9 @@ class Resumable:
         return bool(self.accelerator.reduce(torch.tensor(float(flag), device=self.accelerator.device)) > 0)
 
     def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
-        """Train from the checkpoint that was found, or from the beginning; an interrupted training leaves a checkpoint."""
+        """Train from the checkpoint that was found, or from the beginning; an interrupted training leaves a
+        checkpoint.
+        """
         if self.resume_from and self._was_over():
             unlock(self.run)
             return None
@@ -272,7 +319,8 @@ class Resumable:
         return True
 
     def _on_signal(self, name: str) -> None:
-        """Stop now, or at the end of this step where its weights have moved but its checkpoint cannot be written yet.
+        """Stop now, or at the end of this step where its weights have moved but its checkpoint cannot be
+        written yet.
 
         A second Ctrl-C does not wait. Several processes stop together, after a step.
         """
@@ -280,10 +328,14 @@ class Resumable:
             return
         again, self._stop_asked = self._stop_asked and name == "SIGINT", True
         if again or (self.accelerator.num_processes == 1 and not self._moving):
-            raise TrainingStopped(f"stopped by {name} after step {self.state.global_step}; run this again to go on")
+            raise TrainingStopped(
+                f"stopped by {name} after step {self.state.global_step}; run this again to go on"
+            )
 
     def _leave(self, error: BaseException) -> None:
-        """The checkpoint of the last finished step, where it is not on the disk yet and this process can write it."""
+        """The checkpoint of the last finished step, where it is not on the disk yet and this process can
+        write it.
+        """
         if self._boundary is None or self._moving or self.accelerator.num_processes > 1:
             return
         step, states = self._boundary
@@ -295,7 +347,10 @@ class Resumable:
             except RunError as second:
                 _say(f"{type(error).__name__}: {error}; {second}")
                 return
-        _say(f"training stopped ({type(error).__name__}: {str(error)[:200]}); {path} holds step {step}, run this again to go on")
+        _say(
+            f"training stopped ({type(error).__name__}: {str(error)[:200]}); {path} holds step {step}, run "
+            "this again to go on"
+        )
 
     def asked_for(self) -> set[str]:
         """The words in the control file, which is then removed; every process gets the same."""
@@ -309,7 +364,9 @@ class Resumable:
         return words[0]
 
     def mark_finished(self, result: dict[str, Any]) -> None:
-        """Training came to its end: another one starts anew, unless the stage around this one is interrupted before its end."""
+        """Training came to its end: another one starts anew, unless the stage around this one is interrupted
+        before its end.
+        """
         if self.accelerator.is_main_process:
             write_json(self.run.file("train", FINISHED), {"result": result, "made_with": self._fingerprint})
 

@@ -1,6 +1,8 @@
-"""SFT: LoRA on transcripts, loss on the assistant's own tokens only, through TRL's SFTTrainer; the cold start is one use of it.
+"""SFT: LoRA on transcripts, loss on the assistant's own tokens only, through TRL's SFTTrainer; the cold start
+is one use of it.
 
-Demonstrations are trajectories of the scripted policy, so the tokens trained on are those a rollout would hold.
+Demonstrations are trajectories of the scripted policy, so the tokens trained on are those a rollout would
+hold.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.recipes import Recipe
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout, rollout_options
+from agentkit.runs.recipe import Recipe
 from agentkit.training.common import ProgressCallback, lora, only_own_progress, quiet_trainer, save_adapter
 
 
 class _PlainLossTrainer(SFTTrainer):
     """TRL's SFTTrainer with the model's own loss: TRL 1.15 computes it with a kernel that needs a GPU."""
 
-    def compute_loss(self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """Cross-entropy over labels, as transformers' Trainer computes it."""
         return Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
 
@@ -60,8 +64,12 @@ def token_count(trajectories: Sequence[Trajectory]) -> int:
     return sum(len(t.prompt_ids) + len(t.completion_ids) for t in trajectories)
 
 
-def cold_start(model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], recipe: Recipe, out: Path) -> list[dict]:
-    """Fine-tune ``model`` on demonstrations and save the LoRA adapter to ``out``. Returns the log of ``fine_tune``."""
+def cold_start(
+    model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], recipe: Recipe, out: Path
+) -> list[dict]:
+    """Fine-tune ``model`` on demonstrations and save the LoRA adapter to ``out``. Returns the log of
+    ``fine_tune``.
+    """
     return fine_tune(model, tokenizer, trajectories, recipe, out)[1]
 
 
@@ -79,8 +87,8 @@ def fine_tune(
         **changes: arguments of TRL's SFTConfig in place of the recipe's.
 
     Returns:
-        The model with the adapter merged, and the log, one row a step with ``step`` and ``loss`` (mean negative log-likelihood
-        of a trained token, nats).
+        The model with the adapter merged, and the log, one row a step with ``step`` and ``loss`` (mean
+        negative log-likelihood of a trained token, nats).
     """
     cuda = torch.cuda.is_available()
     settings = {

@@ -10,23 +10,27 @@ import torch
 from peft import PeftModel, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
 
-from agentkit.recipes import Recipe
 from agentkit.records import Trajectory
+from agentkit.runs.recipe import Recipe
 from agentkit.training.common import lora
-from agentkit.training.shared_prefix import plain_logprobs, prepare, shared_logprobs
+from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs
 
 PARTS = 4  # micro-batches that are timed
 
 
 def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recipe) -> float:
-    """Seconds of one device for one trajectory in a GRPO update: the reference's forward pass, the policy's, the backward pass.
+    """Seconds of one device for one trajectory in a GRPO update: the reference's forward pass, the policy's,
+    the backward pass.
 
     Args:
-        model: the one that will be trained; without an adapter, it gets one for the moment, and loses it again.
+        model: the one that will be trained; without an adapter, it gets one for the moment, and loses it
+            again.
         trajectories: as training would sample them, group by group.
         recipe: for micro_batch, beta, share_prefixes, temperature and LoRA.
     """
-    parts = [trajectories[i : i + recipe.micro_batch] for i in range(0, len(trajectories), recipe.micro_batch)]
+    parts = [
+        trajectories[i : i + recipe.micro_batch] for i in range(0, len(trajectories), recipe.micro_batch)
+    ]
     parts = [parts[i * len(parts) // PARTS] for i in range(PARTS)] if len(parts) > PARTS else parts
     own = isinstance(model, PeftModel)
     with torch.random.fork_rng():
@@ -47,7 +51,9 @@ def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recip
 def _pass(model: Any, trajectories: Sequence[Trajectory], recipe: Recipe, shares: bool) -> float:
     """The log-probabilities that GRPO's loss asks for, and a backward pass through them."""
     rows = [torch.tensor([*t.prompt_ids, *t.completion_ids], device=model.device) for t in trajectories]
-    masks = [torch.tensor([0] * len(t.prompt_ids) + list(t.action_mask), device=model.device) for t in trajectories]
+    masks = [
+        torch.tensor([0] * len(t.prompt_ids) + list(t.action_mask), device=model.device) for t in trajectories
+    ]
     ids = pad_sequence(rows, batch_first=True)
     real = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     scored = pad_sequence(masks, batch_first=True)[:, 1:].bool()

@@ -10,18 +10,21 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object
 
-from agentkit.recipes import Recipe
 from agentkit.runs import RunError
+from agentkit.runs.recipe import Recipe
 
 T = TypeVar("T")
 
 
 def check_processes(recipe: Recipe) -> None:
-    """Raise RunError where another number of processes runs than the recipe says: the batches would be of another size."""
+    """Raise RunError where another number of processes runs than the recipe says: the batches would be of
+    another size.
+    """
     found = PartialState(cpu=not torch.cuda.is_available()).num_processes
     if found != recipe.processes:
         raise RunError(
-            f"the recipe says processes: {recipe.processes}, and {found} run{'s' * (found == 1)}. Start them with notebook 03 or "
+            f"the recipe says processes: {recipe.processes}, and {found} run{'s' * (found == 1)}. Start them "
+            "with notebook 03 or "
             f"'python -m torch.distributed.run --standalone --nproc_per_node {recipe.processes}'; "
             "'accelerate launch --cpu' runs one process whatever it is told."
         )
@@ -56,4 +59,7 @@ def check_same(model: Any) -> None:
         if weight.requires_grad:
             found.update(name.encode() + weight.detach().to("cpu", torch.float32).numpy().tobytes())
     if len(set(gathered([found.hexdigest()]))) > 1:
-        raise RunError("the processes have trained different adapters: their gradients were not shared. Train in one process.")
+        raise RunError(
+            "the processes have trained different adapters: their gradients were not shared. Train in one "
+            "process."
+        )

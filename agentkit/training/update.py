@@ -1,9 +1,10 @@
-"""The update of GRPO: TRL's loss on log-probabilities that share prefixes, on whole groups, and nothing computed in vain.
+"""The update of GRPO: TRL's loss on log-probabilities that share prefixes, on whole groups, and nothing
+computed in vain.
 
-``Update`` goes in front of TRL's GRPOTrainer and keeps its loss. TRL shuffles the sequences of a batch before it splits it into
-micro-batches; here they stay in the order sampled, so that a group's prompt is shared (shared_prefix). Log-probabilities are
-computed only where the loss reads them. Trajectories without advantage are not computed where their part of loss and gradient is
-exactly zero; they still count in every denominator.
+``Update`` goes in front of TRL's GRPOTrainer and keeps its loss. TRL shuffles the sequences of a batch before
+it splits it into micro-batches; here they stay in the order sampled, so that a group's prompt is shared
+(shared_prefix). Log-probabilities are computed only where the loss reads them. Trajectories without advantage
+are not computed where their part of loss and gradient is exactly zero; they still count in every denominator.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from trl.trainer.utils import split_tensor_dict
 
-from agentkit.training.shared_prefix import plain_logprobs, prepare, shared_logprobs
+from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs
 
 
 class Update:
@@ -25,7 +26,8 @@ class Update:
 
     Attributes:
         unshared: why prefixes are not shared; None where they are.
-        lesson_weight: of imitating the lessons that a batch brings (hindsight.lesson_batch); 0 where it brings none.
+        lesson_weight: of imitating the lessons that a batch brings (hindsight.lesson_batch); 0 where it
+            brings none.
     """
 
     unshared: str | None = None
@@ -34,9 +36,13 @@ class Update:
 
     def share_prefixes(self, wanted: bool = True) -> None:
         """Compute shared prefixes once from now on; warns where the model cannot."""
-        self.unshared = prepare(self.accelerator.unwrap_model(self.model)) if wanted else "it was not asked for"
+        self.unshared = (
+            prepare(self.accelerator.unwrap_model(self.model)) if wanted else "it was not asked for"
+        )
         if wanted and self.unshared:
-            warnings.warn(f"every trajectory is computed in full, prompt included: {self.unshared}", stacklevel=2)
+            warnings.warn(
+                f"every trajectory is computed in full, prompt included: {self.unshared}", stacklevel=2
+            )
 
     def sampled_mask(self, completion_mask: torch.Tensor) -> torch.Tensor:
         """Tokens (B, T) of the batch just sampled whose log-probabilities matter; all by default."""
@@ -48,7 +54,9 @@ class Update:
             return super()._prepare_inputs(generation_batch)
         parts = self.args.steps_per_generation
         if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
-            self._buffered_inputs = split_tensor_dict(self._generate_and_score_completions(generation_batch), parts)
+            self._buffered_inputs = split_tensor_dict(
+                self._generate_and_score_completions(generation_batch), parts
+            )
         return self._buffered_inputs[self._step % parts]
 
     def compute_loss(
@@ -60,7 +68,9 @@ class Update:
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss. Where it does not look, log-probabilities new and old are 0, so their ratio is 1."""
         scored = _loss_mask(inputs)
-        if self.beta == 0 and not self._entropy_bonus_enabled and self.top_entropy_quantile == 1:  # else it would count
+        if (
+            self.beta == 0 and not self._entropy_bonus_enabled and self.top_entropy_quantile == 1
+        ):  # else it would count
             scored = scored & inputs["advantages"].reshape(len(scored), -1).any(1, keepdim=True)
         if not scored.any():  # one row must make the graph; the loss takes it times 0
             shortest = inputs["completion_mask"].sum(1).argmin()
@@ -71,7 +81,9 @@ class Update:
         return loss + self.lesson_weight * self._lesson_loss(model, inputs) if self.lesson_weight else loss
 
     def _lesson_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Mean negative log-likelihood of the lessons' tokens, in nats: this micro-batch's part of it (hindsight)."""
+        """Mean negative log-likelihood of the lessons' tokens, in nats: this micro-batch's part of it
+        (hindsight).
+        """
         scored = inputs["lesson_scored"][:, 1:].bool()
         if not scored.any():
             return torch.zeros((), device=scored.device)
@@ -92,18 +104,31 @@ class Update:
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int,
         batch_size: int | None = None, compute_entropy: bool = False, **unused: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # fmt: skip
-        """Log-probabilities (B, T) of the last T tokens at the sampling temperature, and entropies (B, T) where asked.
+        """Log-probabilities (B, T) of the last T tokens at the sampling temperature, and entropies (B, T)
+        where asked.
 
-        Where the loss does not look they are 0 and the mean entropy of the other tokens, which leaves TRL's mean as it is.
+        Where the loss does not look they are 0 and the mean entropy of the other tokens, which leaves TRL's
+        mean as it is.
         """
         completion_mask = attention_mask[:, -logits_to_keep:].bool()
         scored = self.sampled_mask(completion_mask) if self._scored is None else self._scored
         score = plain_logprobs if self.unshared else shared_logprobs
-        os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"  # its trainer makes its models return these instead of logits
+        os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = (
+            "0"  # its trainer makes its models return these instead of logits
+        )
         found = []
         with self.accelerator.autocast():
-            for rows in torch.arange(len(input_ids), device=input_ids.device).split(batch_size or len(input_ids)):
-                given = model, input_ids[rows], attention_mask[rows], scored[rows], self.temperature, compute_entropy
+            for rows in torch.arange(len(input_ids), device=input_ids.device).split(
+                batch_size or len(input_ids)
+            ):
+                given = (
+                    model,
+                    input_ids[rows],
+                    attention_mask[rows],
+                    scored[rows],
+                    self.temperature,
+                    compute_entropy,
+                )
                 nothing = torch.zeros(scored[rows].shape, device=input_ids.device)
                 found.append(score(*given) if scored[rows].any() else (nothing, nothing))
         logprobs = torch.cat([values for values, _ in found])
@@ -112,11 +137,14 @@ class Update:
         entropies = torch.cat([values for _, values in found])
         return logprobs, entropies.where(scored, entropies[scored].mean()), None
 
-    def correct_mismatch(self, output: dict[str, Any], sampled: torch.Tensor, mode: str, cap: float) -> dict[str, float]:
-        """Say what the old policy was, and weigh tokens whose engine saw another probability than the trainer.
+    def correct_mismatch(
+        self, output: dict[str, Any], sampled: torch.Tensor, mode: str, cap: float
+    ) -> dict[str, float]:
+        """Say what the old policy was, and weigh tokens whose engine saw another probability than the
+        trainer.
 
-        TRL multiplies a token's loss by such a weight for vLLM only. As no weight is negative, multiplying its advantage is the
-        same in every loss used here, and leaves the KL term alone.
+        TRL multiplies a token's loss by such a weight for vLLM only. As no weight is negative, multiplying
+        its advantage is the same in every loss used here, and leaves the KL term alone.
 
         Args:
             output: a batch as TRL makes it; its old log-probabilities and advantages are replaced.
@@ -135,13 +163,18 @@ class Update:
         mask = _loss_mask(output)
         with torch.no_grad(), self._only(mask):
             size = self.args.per_device_train_batch_size
-            trained, _, _ = self._get_per_token_logps_and_entropies(self.model, ids, real, sampled.shape[1], size)
+            trained, _, _ = self._get_per_token_logps_and_entropies(
+                self.model, ids, real, sampled.shape[1], size
+            )
         weights = mismatch_weights(trained, sampled, mask, mode, cap)
         advantages = output["advantages"]
         output["old_per_token_logps"] = trained
         output["advantages"] = (advantages if advantages.ndim == 2 else advantages[:, None]) * weights
         kept, gap = weights.expand_as(mask)[mask], (trained - sampled).abs()[mask]
-        return {"mismatch": float(gap.mean()) if len(gap) else 0.0, "mismatch_weight": float(kept.mean()) if len(kept) else 1.0}
+        return {
+            "mismatch": float(gap.mean()) if len(gap) else 0.0,
+            "mismatch_weight": float(kept.mean()) if len(kept) else 1.0,
+        }
 
 
 def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
@@ -149,12 +182,14 @@ def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
     return (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
 
 
-def mismatch_weights(trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor, mode: str, cap: float) -> torch.Tensor:
+def mismatch_weights(
+    trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor, mode: str, cap: float
+) -> torch.Tensor:
     """Importance weights of tokens that another engine sampled, pi_train_old / pi_rollout, kept below a cap.
 
-    Truncated importance sampling is min(ratio, C) (Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy
-    RL Training"); masking drops what lies beyond C. Over a sequence the ratio is the product of its tokens'. The modes are those
-    of TRL's ``vllm_importance_sampling_mode``.
+    Truncated importance sampling is min(ratio, C) (Yao et al. 2025, "Your Efficient RL Framework Secretly
+    Brings You Off-Policy RL Training"); masking drops what lies beyond C. Over a sequence the ratio is the
+    product of its tokens'. The modes are those of TRL's ``vllm_importance_sampling_mode``.
 
     Args:
         trained: (B, T) float log-probabilities by the trainer, before the update.
@@ -172,7 +207,9 @@ def mismatch_weights(trained: torch.Tensor, sampled: torch.Tensor, mask: torch.T
     assert trained.ndim == 2 and trained.shape == sampled.shape == mask.shape and mask.dtype == torch.bool
     level, _, kind = mode.partition("_")
     if level not in ("token", "sequence") or kind not in ("truncate", "mask"):
-        raise ValueError(f"mismatch is {mode!r}; use token_truncate, token_mask, sequence_truncate or sequence_mask")
+        raise ValueError(
+            f"mismatch is {mode!r}; use token_truncate, token_mask, sequence_truncate or sequence_mask"
+        )
     difference = (trained - sampled).where(mask, 0.0)
     ratio = torch.exp(difference if level == "token" else difference.sum(1, keepdim=True))
     return ratio.clamp(max=cap) if kind == "truncate" else ratio.where(ratio <= cap, 0.0)

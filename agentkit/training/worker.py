@@ -1,4 +1,6 @@
-"""One of the processes that launch starts: ``python -m torch.distributed.run ... -m agentkit.training.worker RUN``."""
+"""One of the processes that launch starts: ``python -m torch.distributed.run ... -m agentkit.training.worker
+RUN``.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from typing import Any
 import torch
 
 from agentkit.policies.loading import load_agent
-from agentkit.recipes import Recipe
 from agentkit.runs import Run, RunError, read_json, write_json
+from agentkit.runs.recipe import Recipe
 from agentkit.tasks import Suite
 from agentkit.training.launch import JOB, MARK, MODULE, WATCH, load_module
 

@@ -1,7 +1,8 @@
 """Verifiers: is an answer right? ``check(kind, answer, gold)`` gives Score(value in [0, 1] or None, why).
 
-The verifier is the reward signal. A hedge ("1 or 2"), an empty answer and NaN are wrong; None means that the verifier itself
-could not judge (gold data it cannot read, a judge that does not answer), which is excluded from rewards and counted, never 0.
+The verifier is the reward signal. A hedge ("1 or 2"), an empty answer and NaN are wrong; None means that the
+verifier itself could not judge (gold data it cannot read, a judge that does not answer), which is excluded
+from rewards and counted, never 0.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.programs import code
 from agentkit.verifiers.symbolic import symbolic
-from agentkit.verifiers.text import MAX_ANSWER, MAX_CODE, exact, final_answer, gaia_equal, normalize, squad_normalize
+from agentkit.verifiers.text import (
+    MAX_ANSWER,
+    MAX_CODE,
+    exact,
+    final_answer,
+    gaia_equal,
+    normalize,
+    squad_normalize,
+)
 
 KINDS: dict[str, Callable[..., Score]] = {
     "exact": exact,
@@ -62,7 +71,8 @@ def check(kind: str, answer: str | None, gold: str, **options: Any) -> Score:
 def verify(task: Task, answer: str | Trajectory | None) -> Score:
     """Score an answer, or a trajectory's answer, against a task's gold answer with the task's verifier.
 
-    A trajectory that never got a reply from a tool in ``meta["required_tools"]`` is wrong, whatever it answers.
+    A trajectory that never got a reply from a tool in ``meta["required_tools"]`` is wrong, whatever it
+    answers.
     """
     if isinstance(answer, Trajectory):
         used = {result.name for turn in answer.turns for result in turn.results if result.ok}

@@ -1,9 +1,9 @@
 """Answers as numbers, with tolerance and units.
 
-One rule for units, percent and currency: they count only where the task declares them, by its ``unit`` option or in its gold
-answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in front cannot mislead, unless
-another currency is declared; "0.05 m" is 5 where the unit is cm (converted by Pint); "5 km" never is. Numbers are exact
-fractions, so that neighbours beyond a float's digits stay apart.
+One rule for units, percent and currency: they count only where the task declares them, by its ``unit`` option
+or in its gold answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in
+front cannot mislead, unless another currency is declared; "0.05 m" is 5 where the unit is cm (converted by
+Pint); "5 km" never is. Numbers are exact fractions, so that neighbours beyond a float's digits stay apart.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<currency>[$€£¥]?)\s*"
     r"(?P<number>(?:\d{1,3}(?:(?:,|\\,|\\,\\!| | )\d{3})+|\d{1,400})(?:\.\d{0,400})?|\.\d{1,400})"
     r"(?:[eE](?P<exponent>[-+]?\d{1,3})|\s?(?:[×x*]|\\times|\\cdot)\s?10\^(?P<open>\{)?(?P<power>[-+]?\d{1,3})(?(open)\}))?"
-    r"\s*(?P<unit>[^\d\s].{0,40})?",
+    r"\s*(?P<unit>[^\d\s].{0,40})?"
 )
 _FRACTION = re.compile(r"([-+]?\d{1,15}) ?/ ?(\d{1,15})")
-_UNIT = re.compile(r"[^\W\d_]{1,20}(?:\^-?\d)?(?: ?[*/ ] ?[^\W\d_]{1,20}(?:\^-?\d)?){0,4}")  # no powers of powers: bounded work
+_UNIT = re.compile(
+    r"[^\W\d_]{1,20}(?:\^-?\d)?(?: ?[*/ ] ?[^\W\d_]{1,20}(?:\^-?\d)?){0,4}"
+)  # no powers of powers: bounded work
 _POWER = re.compile(r"(?<=[^\W\d_])[²³]")  # of a unit: m², not 10²
 _LARGEST = Fraction(sys.float_info.max)
 _SPELLINGS = dict.fromkeys(("percent", "per cent", "percentage", "pct"), "%")
@@ -36,9 +38,9 @@ _CURRENCIES = {"$": ("dollar", "dollars", "usd"), "€": ("euro", "euros", "eur"
 def parse_number(text: str, unit: str = "") -> Fraction | None:
     """The one number a text consists of, exactly, in the declared unit, or None.
 
-    Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to it, may stand
-    around it, and a fraction of two whole numbers is one; anything else, a second number or a unit of another kind included,
-    makes it None.
+    Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to
+    it, may stand around it, and a fraction of two whole numbers is one; anything else, a second number or a
+    unit of another kind included, makes it None.
     """
     found = _read(text, unit)
     return found[0] if found else None
@@ -76,7 +78,9 @@ def _parts(text: str) -> tuple[Fraction, str, str] | None:
 
 
 def unit_name(text: str) -> str:
-    """One spelling of a unit: % for percent, degree for °, m^2 for m²; any other stays, without the full stop behind it."""
+    """One spelling of a unit: % for percent, degree for °, m^2 for m²; any other stays, without the full stop
+    behind it.
+    """
     text = _POWER.sub(_caret, text).strip().rstrip(".")
     return _SPELLINGS.get(text.casefold().removesuffix("s"), text)
 
@@ -88,7 +92,9 @@ def _caret(power: re.Match) -> str:
 def same_unit(found: str, unit: str) -> bool:
     """Whether two names mean one unit: to Pint where it knows both, else whatever the case and a plural s."""
     known = _pint_unit(found), _pint_unit(unit)
-    return found == unit or (known[0] == known[1] if None not in known else _singular(found) == _singular(unit))
+    return found == unit or (
+        known[0] == known[1] if None not in known else _singular(found) == _singular(unit)
+    )
 
 
 def _singular(unit: str) -> str:
@@ -133,14 +139,16 @@ def _registry() -> Any:
 
 
 def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.0, unit: str = "") -> Score:
-    """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|): equal unless a tolerance is declared.
+    """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|): equal unless a
+    tolerance is declared.
 
     Args:
         answer: the policy's answer.
         gold: the gold answer; a unit in it counts as declared.
         abs_tol: absolute tolerance, in ``unit``.
         rel_tol: relative tolerance.
-        unit: the unit of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$" or "USD", or any word.
+        unit: the unit of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$" or "USD",
+            or any word.
     """
     if answer.strip().strip("+-").casefold() == "nan":
         return Score(0.0, "NaN equals nothing")

@@ -1,4 +1,6 @@
-"""Answers taken out of a text by a regular expression, in a process that can be killed: pattern and text may be hostile."""
+"""Answers taken out of a text by a regular expression, in a process that can be killed: pattern and text may
+be hostile.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _worker = Worker()
 
 
 def extract(answer: str, pattern: str, *, whole: bool = False) -> list[str] | Score:
-    """The different texts a pattern takes from an answer (three at most), or the verdict where it cannot be applied."""
+    """The different texts a pattern takes from an answer (three at most), or the verdict where it cannot be
+    applied.
+    """
     try:
         messages = _worker.ask("find", pattern, answer, whole)
     except WorkerError as error:
@@ -28,13 +32,17 @@ def extract(answer: str, pattern: str, *, whole: bool = False) -> list[str] | Sc
     return found["found"]
 
 
-def regex(answer: str, gold: str, *, pattern: str | None = None, then: str = "exact", **options: Any) -> Score:
+def regex(
+    answer: str, gold: str, *, pattern: str | None = None, then: str = "exact", **options: Any
+) -> Score:
     """1 when what ``pattern`` takes from the answer equals the gold answer.
 
     Args:
         answer: the policy's answer.
-        gold: the gold answer. Without ``pattern`` it is itself a regular expression, which the whole answer must match.
-        pattern: its first group, or its whole match where it has none, is the answer. Two different ones are a hedge: wrong.
+        gold: the gold answer. Without ``pattern`` it is itself a regular expression, which the whole answer
+            must match.
+        pattern: its first group, or its whole match where it has none, is the answer. Two different ones are
+            a hedge: wrong.
         then: how the two are compared: "exact" or "numeric".
         **options: of that verifier.
 
@@ -49,7 +57,9 @@ def regex(answer: str, gold: str, *, pattern: str | None = None, then: str = "ex
     if pattern is None:
         return Score(1.0, "matches") if found else Score(0.0, f"{answer[:80]!r} does not match {gold[:80]!r}")
     if len(found) != 1:
-        return Score(0.0, f"{len(found)} different answers: {found}" if found else f"nothing matches {pattern[:80]!r}")
+        return Score(
+            0.0, f"{len(found)} different answers: {found}" if found else f"nothing matches {pattern[:80]!r}"
+        )
     if not found[0].strip():
         return Score(0.0, "no answer")
     return _THEN[then](found[0], gold, **options)

@@ -1,10 +1,14 @@
-"""Answers as Python programs, tested in the sandbox without the tested code ever meeting what it is tested for.
+"""Answers as Python programs, tested in the sandbox without the tested code ever meeting what it is tested
+for.
 
-The program runs in one sandbox, gets arguments or standard input, and sends back plain values; they are compared outside. Tests
-written as source run in another sandbox: first around the reference solution, to record which calls they make, then with
-those calls answered by what the program under test gave. So a program that exits early, prints a success marker, patches
-builtins, walks frames or returns objects that claim to be equal to everything changes nothing but its own values.
-Leaves out: functions that change their arguments in place, and tests that look at more than what a call returns.
+The program runs in one sandbox, gets arguments or standard input, and sends back plain values; they are
+compared outside. Tests
+written as source run in another sandbox: first around the reference solution, to record which calls they
+make, then with those calls answered by what the program under test gave. So a program that exits early,
+prints a success marker, patches builtins, walks frames or returns objects that claim to be equal to
+everything changes nothing but its own values.
+Leaves out: functions that change their arguments in place, and tests that look at more than what a call
+returns.
 """
 
 from __future__ import annotations
@@ -28,7 +32,8 @@ from agentkit.verifiers.isolated.harness import pack
 
 MAX_TESTS = 1_000
 MEMORY_MB = 512
-BUSY_SHARE = 0.25  # of a time limit; where an empty program takes longer, a time-out says nothing about the program tested
+# of a time limit; where an empty program takes longer, a time-out says nothing about the program tested
+BUSY_SHARE = 0.25
 RECORD_S = 10.0  # for a reference solution and its tests, once a task
 _HARNESS = Path(__file__).with_name("isolated").joinpath("harness.py").read_text(encoding="utf-8")
 _BLOCK = re.compile(r"```[ \t]*(?:[Pp]y(?:thon)?3?)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -53,10 +58,12 @@ def code(
 
     Args:
         answer: the policy's answer: a program, or text with one fenced block of code.
-        gold: a reference solution. Needed for tests written as source; it never enters the tested program's sandbox.
+        gold: a reference solution. Needed for tests written as source; it never enters the tested program's
+            sandbox.
         tests: any of ``[[arguments], expected]``, ``{"args": [..], "kwargs": {..}, "expected": ..}``,
             ``{"stdin": "..", "stdout": ".."}``, or source such as ``"assert f(1) == 2"``.
-        entry: the expression that is called, such as "f" or "Solution().f"; in source tests it is also named ``candidate``.
+        entry: the expression that is called, such as "f" or "Solution().f"; in source tests it is also named
+            ``candidate``.
         setup: source that comes before the program and the source tests, such as imports.
         partial: give the share passed instead of all or nothing.
         timeout_s: wall clock for all tests together, seconds; a test that was not reached counts as failed.
@@ -71,7 +78,9 @@ def code(
             calls = _recorded(tuple(tests), entry, setup, gold)
             deadline = time.monotonic() + timeout_s
             found = run_calls(program, setup, entry, calls, timeout_s)
-            passed = _replay(tests, entry, setup, calls, found, max(timeout_s / 2, deadline - time.monotonic()))
+            passed = _replay(
+                tests, entry, setup, calls, found, max(timeout_s / 2, deadline - time.monotonic())
+            )
         else:
             cases = [_case(test, entry) for test in tests]
             found = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
@@ -85,14 +94,21 @@ def code(
 
 
 def extract_code(answer: str, entry: str = "") -> str | Score:
-    """The one program in an answer: its fenced block, the only block that defines ``entry``, or the whole text."""
-    blocks = list(dict.fromkeys(_BLOCK.findall(answer))) or [re.sub(r"\A\s*(?:final )?answer[:：]\s*\n", "", answer, flags=re.I)]
+    """The one program in an answer: its fenced block, the only block that defines ``entry``, or the whole
+    text.
+    """
+    blocks = list(dict.fromkeys(_BLOCK.findall(answer))) or [
+        re.sub(r"\A\s*(?:final )?answer[:：]\s*\n", "", answer, flags=re.I)
+    ]
     if len(blocks) > 1:
         name = re.escape(re.split(r"\W", entry)[0])
         blocks = [b for b in blocks if re.search(rf"^(?:def|class)\s+{name}\b|^{name}\s*=", b, re.MULTILINE)]
         if len(blocks) != 1:
             return Score(0.0, "several blocks of code and not one that is the answer")
-    with contextlib.suppress(RecursionError, MemoryError, ValueError, SystemError), _parsing:  # the sandbox will tell
+    with (
+        contextlib.suppress(RecursionError, MemoryError, ValueError, SystemError),
+        _parsing,
+    ):  # the sandbox will tell
         try:
             ast.parse(blocks[0])
         except SyntaxError as error:
@@ -100,8 +116,11 @@ def extract_code(answer: str, entry: str = "") -> str | Score:
     return blocks[0]
 
 
-def returned(answer: str, arguments: Sequence[list], *, entry: str, setup: str = "", timeout_s: float = 1.0) -> list[Any]:
-    """What the program in an answer returns for each list of arguments, as JSON values; ``NOTHING`` where it failed.
+def returned(
+    answer: str, arguments: Sequence[list], *, entry: str, setup: str = "", timeout_s: float = 1.0
+) -> list[Any]:
+    """What the program in an answer returns for each list of arguments, as JSON values; ``NOTHING`` where it
+    failed.
 
     Args:
         answer: a program, or text with one fenced block of code.
@@ -121,7 +140,8 @@ def returned(answer: str, arguments: Sequence[list], *, entry: str, setup: str =
     return [_plain(f["value"]) if "value" in f else NOTHING for f in found]
 
 
-# ---- what is called and how results are judged -----------------------------------------------------------------------
+# ---- what is called and how results are judged
+# -----------------------------------------------------------------------
 class _Unscored(RuntimeError):
     """There is no sandbox here, or no time for it: nothing is known about the program."""
 
@@ -132,7 +152,9 @@ def _case(test: Any, entry: str) -> tuple[dict, Any]:
     if isinstance(test, dict) and isinstance(test.get("stdin"), str) and isinstance(test.get("stdout"), str):
         return {"stdin": test["stdin"]}, {"stdout": test["stdout"]}
     if not isinstance(test, dict) or "expected" not in test or not isinstance(test.get("args", []), list):
-        raise TestsError(f"a test is {str(test)[:80]!r}; give [[arguments], expected], stdin and stdout, or only source")
+        raise TestsError(
+            f"a test is {str(test)[:80]!r}; give [[arguments], expected], stdin and stdout, or only source"
+        )
     if not entry:
         raise TestsError("tests with arguments need entry, the function they call")
     kwargs = test.get("kwargs", {})
@@ -143,7 +165,10 @@ def _case(test: Any, entry: str) -> tuple[dict, Any]:
 
 def _fits(found: dict, wanted: dict) -> bool:
     if "stdout" in wanted:
-        lines = [[line.rstrip() for line in text.rstrip().splitlines()] for text in (found.get("stdout", ""), wanted["stdout"])]
+        lines = [
+            [line.rstrip() for line in text.rstrip().splitlines()]
+            for text in (found.get("stdout", ""), wanted["stdout"])
+        ]
         return "stdout" in found and lines[0] == lines[1]
     return "value" in found and _same(_plain(found["value"]), wanted["value"])
 
@@ -163,11 +188,17 @@ def _same(found: Any, wanted: Any) -> bool:
             return False
     if isinstance(wanted, list):
         return isinstance(found, list) and len(found) == len(wanted) and all(map(_same, found, wanted))
-    return isinstance(found, dict) and found.keys() == wanted.keys() and all(_same(found[k], wanted[k]) for k in wanted)
+    return (
+        isinstance(found, dict)
+        and found.keys() == wanted.keys()
+        and all(_same(found[k], wanted[k]) for k in wanted)
+    )
 
 
 def _plain(packed: Any) -> Any:
-    """A packed value as JSON would hold it: tuples as lists, keys as text. What JSON does not have is equal to nothing."""
+    """A packed value as JSON would hold it: tuples as lists, keys as text. What JSON does not have is equal
+    to nothing.
+    """
     try:
         kind, content = packed
         if kind in ("l", "t"):
@@ -183,15 +214,22 @@ def _plain(packed: Any) -> Any:
 
 def _key(value: Any) -> Any:
     """A dictionary's key as JSON writes it."""
-    return next(iter(json.loads(json.dumps({value: 0})))) if isinstance(value, int | float | str | None) else NOTHING
+    return (
+        next(iter(json.loads(json.dumps({value: 0}))))
+        if isinstance(value, int | float | str | None)
+        else NOTHING
+    )
 
 
 NOTHING = object()  # equal to no value
 
 
-# ---- running ---------------------------------------------------------------------------------------------------------
+# ---- running
+# ---------------------------------------------------------------------------------------------------------
 def run_calls(program: str, setup: str, entry: str, calls: Sequence[dict], timeout_s: float) -> list[dict]:
-    """Run a program's calls in one sandbox: for each {"value": packed}, {"stdout": text} or {} where it failed."""
+    """Run a program's calls in one sandbox: for each {"value": packed}, {"stdout": text} or {} where it
+    failed.
+    """
     found: list[dict] = [{} for _ in calls]
     for number, message in _in_sandbox("run", (setup, program, entry, list(calls)), timeout_s):
         if isinstance(number, int) and 0 <= number < len(found) and isinstance(message, dict):
@@ -206,7 +244,10 @@ def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple
     result = run_python(source, timeout_s=timeout_s, memory_mb=MEMORY_MB)
     if result.status == "refused":
         raise _Unscored(f"the sandbox refused: {result.stderr.strip()[:200]}")
-    if result.status == "timeout" and run_python("pass", timeout_s=timeout_s).seconds > timeout_s * BUSY_SHARE:
+    if (
+        result.status == "timeout"
+        and run_python("pass", timeout_s=timeout_s).seconds > timeout_s * BUSY_SHARE
+    ):
         raise _Unscored(f"the machine is too busy: {timeout_s:g} s were not enough")
     pairs = []
     for line in result.stdout.splitlines():
@@ -229,11 +270,15 @@ def _recorded(tests: tuple[str, ...], entry: str, setup: str, gold: str) -> tupl
     passed = {number for number, message in pairs if message == "passed"}
     calls = tuple(message for _, message in pairs if isinstance(message, dict))
     if len(passed) < len(tests) or not calls:
-        raise TestsError(f"the reference solution passes {len(passed)} of its {len(tests)} tests in {len(calls)} calls")
+        raise TestsError(
+            f"the reference solution passes {len(passed)} of its {len(tests)} tests in {len(calls)} calls"
+        )
     return calls
 
 
-def _replay(tests: Sequence[str], entry: str, setup: str, calls: Sequence[dict], found: list[dict], timeout_s: float) -> int:
+def _replay(
+    tests: Sequence[str], entry: str, setup: str, calls: Sequence[dict], found: list[dict], timeout_s: float
+) -> int:
     """How many source tests pass when their calls are answered by what the program under test gave."""
     if not any(found):
         return 0

@@ -24,9 +24,13 @@ _DOUBT = re.compile(
     r"\b(?:not|never|neither|nor|cannot|or|either|wrong|incorrect|isn't|n't|maybe|perhaps|possibly|probably)\b|n't\b|\\neq?\b|≠",
     re.IGNORECASE,
 )
-_BOUND = re.compile(r"\b(?:at (?:least|most)|(?:less|more|greater|fewer|larger|smaller) than)\W*\Z", re.IGNORECASE)
+_BOUND = re.compile(
+    r"\b(?:at (?:least|most)|(?:less|more|greater|fewer|larger|smaller) than)\W*\Z", re.IGNORECASE
+)
 _DENIAL = re.compile(r"\W*(?:is|was|seems|looks) (?:[a-z]+ )?(?:false|untrue)\b", re.IGNORECASE)
-_MARKUP = re.compile(r"(?:<[^<>\n]*>|[-=]>|^[ \t]*(?:>|[-+*](?=\s)))\s*\Z", re.MULTILINE)  # a tag, an arrow, a quotation, a list
+_MARKUP = re.compile(
+    r"(?:<[^<>\n]*>|[-=]>|^[ \t]*(?:>|[-+*](?=\s)))\s*\Z", re.MULTILINE
+)  # a tag, an arrow, a quotation, a list
 _BEFORE = re.compile(  # mathematics that an answer is a part of
     r"(?:(?<!-)-|[+/^√\d]|[\d)}](?:\*|\s\*\s)|\b[A-Za-z]\*|[<>≤≥]\s*|\\(?:[lg]eq?|[lg]t|pm|mp|cdot|times|div|neg|sqrt)\s*"
     r"|(?:\A|\$|\\[(\[])(?:[^$A-Za-z]|\\[A-Za-z]+|\b[A-Za-z]\b)*[\w)}]\s*[-+/]\s+"
@@ -38,7 +42,9 @@ _AFTER = re.compile(
     r"|<(?!/?\w+>)|[>≤≥]|-(?:\(|\s*\\(?!text)|\s*[A-Za-z]\b(?! [a-z]))))"
 )
 _MULTIPLE = re.compile(r"\$?\s*(?:\\text\s*\{\s*)?(hundred|thousand|[mb]illion|trillion|dozen)\b")
-_LEAD = re.compile(r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is)?[ :]+", re.IGNORECASE)
+_LEAD = re.compile(
+    r"(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final )?answer(?: is)?[ :]+", re.IGNORECASE
+)
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _STATED = re.compile(r"\bfinal answer\s*(?:is)?[\s:*_]*(?:the final answer is[\s:]*)?", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?]\$?(?=\s|$)|\n|\Z")
@@ -110,7 +116,9 @@ def _compare(wanted: str, found: str, abs_tol: float, rel_tol: float) -> Score:
         return Score(1.0, "the same mathematics")
     if "equal" in verdict:
         return Score(0.0, verdict.get("why") or f"{found[:80]!r} is not {wanted[:80]!r}")
-    return Score(0.0, f"{found[:80]!r} cannot be compared: {verdict.get('failed', 'stopped at the time limit')}")
+    return Score(
+        0.0, f"{found[:80]!r} cannot be compared: {verdict.get('failed', 'stopped at the time limit')}"
+    )
 
 
 def expression(text: str, *, gold: bool = False) -> str | Score:
@@ -118,15 +126,22 @@ def expression(text: str, *, gold: bool = False) -> str | Score:
 
     Args:
         text: an answer or a gold answer.
-        gold: several boxes together are a list, as gold answers write it, instead of refused; words around do not cast doubt.
+        gold: several boxes together are a list, as gold answers write it, instead of refused; words around do
+            not cast doubt.
     """
     text = text.replace(r"\$", _DOLLAR)
     boxes = list(itertools.islice(_boxes(text), MAX_BOXES + 1))
     contents = list(dict.fromkeys(re.sub(r"\s+", " ", content).strip() for content, _, _ in boxes))
     stated = [] if gold and boxes else list(itertools.islice(_stated(text), MAX_BOXES + 1))
-    different = {re.sub(r"\s", "", _bare(content)) for content in (*contents, *(content for content, _, _ in stated))}
+    different = {
+        re.sub(r"\s", "", _bare(content)) for content in (*contents, *(content for content, _, _ in stated))
+    }
     if len(different) > 1:
-        return ", ".join(map(_bare, contents)) if gold and boxes else Score(0.0, f"{len(different)} different answers")
+        return (
+            ", ".join(map(_bare, contents))
+            if gold and boxes
+            else Score(0.0, f"{len(different)} different answers")
+        )
     found = stated[-1:] or boxes[-1:] or _lone_segment(text)
     if found:
         ((content, start, end),) = found
@@ -144,7 +159,9 @@ def expression(text: str, *, gold: bool = False) -> str | Score:
 
 
 def _stated(text: str) -> Iterator[tuple[str, int, int]]:
-    """Content, start and end of every expression said to be the final answer without a box, up to the sentence's end."""
+    """Content, start and end of every expression said to be the final answer without a box, up to the
+    sentence's end.
+    """
     for match in _STATED.finditer(text):
         math = _SEGMENT.match(text, match.end())  # a display may hold line ends
         end = rest = match.end() if math is None else math.end()
@@ -163,7 +180,10 @@ def _clause_before(text: str) -> str:
 def _is_part(before: str, after: str) -> bool:
     """Whether mathematics goes on in front of an answer or behind it."""
     word = re.match(r"\$?([A-Za-z]{2,20})\b", after)
-    return bool(_BEFORE.search(_MARKUP.sub("", before)) or (_AFTER.match(after) and not (word and _may_be_unit(word[1], 4))))
+    return bool(
+        _BEFORE.search(_MARKUP.sub("", before))
+        or (_AFTER.match(after) and not (word and _may_be_unit(word[1], 4)))
+    )
 
 
 def _is_doubted(before: str, after: str) -> bool:
@@ -188,7 +208,9 @@ def _boxes(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def _lone_segment(text: str) -> list[tuple[str, int, int]]:
-    """The one expression between math delimiters in a short sentence, with the unit behind it; [] where there is none."""
+    """The one expression between math delimiters in a short sentence, with the unit behind it; [] where there
+    is none.
+    """
     text = text.strip()
     found = list(_SEGMENT.finditer(text))
     if len(found) != 1 or not 0 < len(text) - len(found[0][0]) <= 2 * NEAR:
@@ -196,7 +218,13 @@ def _lone_segment(text: str) -> list[tuple[str, int, int]]:
     start, end = found[0].span()
     unit = _UNIT.search(f"1 {text[end:].strip().rstrip('.')}")
     inside = next(group for group in found[0].groups() if group is not None)
-    return [(f"{inside} {text[end:]}" if unit and not text[:start].strip() else inside, start, len(text) if unit else end)]
+    return [
+        (
+            f"{inside} {text[end:]}" if unit and not text[:start].strip() else inside,
+            start,
+            len(text) if unit else end,
+        )
+    ]
 
 
 def _bare(text: str) -> str:
@@ -206,7 +234,12 @@ def _bare(text: str) -> str:
         text = text.strip().rstrip(".").strip()
         for start, end in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")):
             inside = text[len(start) : len(text) - len(end)]
-            if text.startswith(start) and text.endswith(end) and len(text) > len(start) + len(end) and start not in inside:
+            if (
+                text.startswith(start)
+                and text.endswith(end)
+                and len(text) > len(start) + len(end)
+                and start not in inside
+            ):
                 text = inside
     return re.sub(r"\\(?:left|right|displaystyle|bigl?|bigr?)(?![A-Za-z])\s*", "", text).strip()
 
@@ -221,13 +254,17 @@ def _plain(text: str) -> str:
 
 def _words(text: str) -> set[str]:
     """Words of prose in an expression: neither commands nor functions."""
-    return {w.lower() for w in _WORD.findall(_COMMAND.sub(" ", _ENVIRONMENT.sub(" ", _plain(text))))} - _FUNCTIONS
+    return {
+        w.lower() for w in _WORD.findall(_COMMAND.sub(" ", _ENVIRONMENT.sub(" ", _plain(text))))
+    } - _FUNCTIONS
 
 
 def _is_words(text: str) -> bool:
     """Whether an expression is words only, such as a name, "yes" or the letter of a choice."""
     plain = _plain(text)
-    return bool(re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ '.,-])*", plain)) and (bool(_words(text)) or len(plain.strip()) == 1)
+    return bool(re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ '.,-])*", plain)) and (
+        bool(_words(text)) or len(plain.strip()) == 1
+    )
 
 
 def _split_unit(text: str, known: str = "") -> tuple[str, str]:
@@ -236,14 +273,24 @@ def _split_unit(text: str, known: str = "") -> tuple[str, str]:
         return text[: match.start()].strip(), known
     match = _UNIT.search(text)
     word = ((match and match["word"]) or "").partition("^")[0]
-    if not match or normalize(match[0]) in _FUNCTIONS or (word and not _may_be_unit(word, 3 if match[0][0].isspace() else 4)):
+    if (
+        not match
+        or normalize(match[0]) in _FUNCTIONS
+        or (word and not _may_be_unit(word, 3 if match[0][0].isspace() else 4))
+    ):
         return text, ""
-    unit = (match["text"] or "") + (match["power"] or "") if match["text"] is not None else match["sign"] or match["word"]
+    unit = (
+        (match["text"] or "") + (match["power"] or "")
+        if match["text"] is not None
+        else match["sign"] or match["word"]
+    )
     return text[: match.start()].strip(), unit_name(re.sub(r"[\\{}\s.]", "", unit).removeprefix("^"))
 
 
 def _may_be_unit(word: str, least: int) -> bool:
-    """Whether Pint knows a word or it is long; shorter ones may be products such as xy, and multiples are part of the number."""
+    """Whether Pint knows a word or it is long; shorter ones may be products such as xy, and multiples are
+    part of the number.
+    """
     return not _MULTIPLE.match(word) and (len(word) >= least or is_unit(word))
 
 
@@ -267,7 +314,9 @@ def _faults(wanted: str, found: str, unit: str, found_unit: str) -> Iterator[str
 
 def _brackets(text: str) -> str:
     r"""The pair of brackets that encloses an expression with a comma in it, such as "(]" or "{}"; "" where none does."""
-    text = text.replace(r"\{", "{").replace(r"\}", "}").replace(r"\lbrace", "{").replace(r"\rbrace", "}").strip()
+    text = (
+        text.replace(r"\{", "{").replace(r"\}", "}").replace(r"\lbrace", "{").replace(r"\rbrace", "}").strip()
+    )
     if len(text) < 3 or text[0] not in _CLOSING or text[-1] not in _CLOSING.values() or "," not in text:
         return ""
     depth = 0
@@ -279,7 +328,9 @@ def _brackets(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    """Notation that the LaTeX reader takes wrongly, rewritten: 1e3, 1,000 as one number, and mixed numbers such as 2 3/4."""
+    """Notation that the LaTeX reader takes wrongly, rewritten: 1e3, 1,000 as one number, and mixed numbers
+    such as 2 3/4.
+    """
     text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])", r"\1 \\cdot 10^{\2}", text)
     text = re.sub(r"(?<![\w.,/])(\d+) (\d+)/(\d+)(?![\w/])", r"(\1+\\frac{\2}{\3})", text)
     text = re.sub(r"\\(?:mathrm|text|operatorname)\s*\{\s*([A-Za-z])\s*\}", r"\1", text)

@@ -1,7 +1,8 @@
 """Checks that may never end, in a process that can be killed: the calling side.
 
-One server process (``agentkit/verifiers/isolated``) loads SymPy once and forks a child a connection. Every caller, on any
-thread, borrows a child for one request; a child that is too slow is killed and the next one costs a fork, not a start-up.
+One server process (``agentkit/verifiers/isolated``) loads SymPy once and forks a child a connection. Every
+caller, on any thread, borrows a child for one request; a child that is too slow is killed and the next one
+costs a fork, not a start-up.
 Needs fork and descriptor passing: Linux, macOS, WSL2.
 """
 
@@ -26,7 +27,9 @@ import psutil
 
 TIMEOUT_S = 1.8  # of one request, on the wall
 START_S = 120.0  # of the server, on a busy machine
-BUSY_S = 0.3  # a request that got less processor time than this before its time-out is the machine's fault, not the answer's
+# a request that got less processor time than this before its time-out is the machine's fault, not the
+# answer's
+BUSY_S = 0.3
 _SCRIPT = Path(__file__).with_name("isolated")
 
 
@@ -87,10 +90,12 @@ class Worker:
         self._lock = threading.Lock()
 
     def ask(self, check: str, *arguments: Any, timeout_s: float = TIMEOUT_S) -> list[dict]:
-        """The messages a check gave. The last one is {"end": True}; where it is missing the check was stopped.
+        """The messages a check gave. The last one is {"end": True}; where it is missing the check was
+        stopped.
 
         Raises:
-            WorkerError: the server does not start, or the machine is too busy: the check hardly ran before its time was up.
+            WorkerError: the server does not start, or the machine is too busy: the check hardly ran before
+                its time was up.
         """
         child = self._borrow()
         request = json.dumps([check, arguments]).encode()
@@ -107,7 +112,9 @@ class Worker:
             child.kill()
         except TimeoutError:
             if child.kill() < BUSY_S:
-                raise WorkerError(f"the machine is too busy: {timeout_s:g} s were not enough for this check") from None
+                raise WorkerError(
+                    f"the machine is too busy: {timeout_s:g} s were not enough for this check"
+                ) from None
         except BaseException:
             child.kill()
             raise

@@ -1,4 +1,5 @@
-"""What only a GPU shows: rollouts and the update on CUDA, vLLM's GPU build, and Unsloth's GPU classes. Skipped without one.
+"""What only a GPU shows: rollouts and the update on CUDA, vLLM's GPU build, and Unsloth's GPU classes.
+Skipped without one.
 
 python -m pytest tests/gpu
 """
@@ -17,9 +18,9 @@ import torch
 from agentkit.bench.update import GROUP, _batch, _pair
 from agentkit.policies import guard
 from agentkit.policies.loading import load_agent, make_policy
-from agentkit.recipes import Recipe
 from agentkit.rollouts import rollout, rollout_options
 from agentkit.runs import Run
+from agentkit.runs.recipe import Recipe
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.peer import logprobs, update
 
@@ -30,7 +31,9 @@ RECIPE = Recipe(
 )  # fmt: skip
 
 
-without_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="the vllm extra is not installed")
+without_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="the vllm extra is not installed"
+)
 
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=without_vllm)])
@@ -40,7 +43,10 @@ def test_sampled_logprobs_are_the_models(engine, suite):
     assert model.device.type == "cuda"
     with make_policy(model, tokenizer, "cuda", recipe) as policy:
         for t in rollout(suite.split("train")[:4], policy, group_size=2, seed=1, **rollout_options(recipe)):
-            ids, found = list(t.prompt_ids), guard.sampled_logprobs(model, list(t.prompt_ids), list(t.completion_ids), 0.7)
+            ids, found = (
+                list(t.prompt_ids),
+                guard.sampled_logprobs(model, list(t.prompt_ids), list(t.completion_ids), 0.7),
+            )
             pairs = [abs(a - b) for a, b, m in zip(found, t.old_logprobs, t.action_mask, strict=True) if m]
             assert ids and sum(pairs) / len(pairs) < guard.THRESHOLDS[model.dtype]
 
@@ -57,7 +63,9 @@ def test_the_update_is_stock_trls():
 
 
 def test_two_steps_of_grpo(suite, tmp_path):
-    made = AgentGRPOTrainer(*load_agent("nano"), suite.split("train"), suite.split("validation"), RECIPE, Run.create(tmp_path))
+    made = AgentGRPOTrainer(
+        *load_agent("nano"), suite.split("train"), suite.split("validation"), RECIPE, Run.create(tmp_path)
+    )
     assert train(made)["steps"] == 2 and next(made.model.parameters()).device.type == "cuda"
     assert made.run.file("adapter", "adapter_model.safetensors").exists()
 

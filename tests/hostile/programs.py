@@ -1,7 +1,9 @@
 # ruff: noqa: E501 - programs read better on one line
-"""Hostile and ordinary programs with their right outcome. HOME, SECRET, PARENT, PORT, UNIX and LITTER are filled in.
+"""Hostile and ordinary programs with their right outcome. HOME, SECRET, PARENT, PORT, UNIX and LITTER are
+filled in.
 
-ERR (a Python error that the program sees, the run goes on), KILL (stopped at a limit), FINE (it runs and gets nothing).
+ERR (a Python error that the program sees, the run goes on), KILL (stopped at a limit), FINE (it runs and gets
+nothing).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Answers that try to be right without being right, or to keep a verifier busy for ever. Each has one right verdict."""
+"""Answers that try to be right without being right, or to keep a verifier busy for ever. Each has one right
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,20 @@ def settled(kind: str, answer: str, gold: str, **options) -> float | None:
     pytest.fail(score.why)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c['kind']} {c['answer'][:30]!a} for {c['gold'][:20]!a}")
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda c: f"{c['kind']} {c['answer'][:30]!a} for {c['gold'][:20]!a}"
+)
 def test_a_hostile_answer_gets_its_verdict(case):
     assert settled(case["kind"], case["answer"], case["gold"], **case.get("options", {})) == case["value"]
 
 
 def test_every_verifier_is_attacked():
-    assert len(CASES) >= 150 and Counter(case["kind"] for case in CASES).keys() == {"exact", "numeric", "regex", "symbolic"}
+    assert len(CASES) >= 150 and Counter(case["kind"] for case in CASES).keys() == {
+        "exact",
+        "numeric",
+        "regex",
+        "symbolic",
+    }
 
 
 def test_heavy_answers_on_many_threads_all_end():

@@ -15,7 +15,7 @@ from hostile.programs import HOSTILE, ORDINARY
 from sandbox_tiers import expected_tiers
 
 from agentkit import sandbox
-from agentkit.knowledge import corpus_path
+from agentkit.tools.corpus import corpus_path
 
 OVERSHOOT_S = 0.25  # S4, on an idle machine
 BUSY = 4.0  # what a loaded machine may add, in seconds
@@ -36,7 +36,10 @@ def outside(tmp_path_factory):
     os.environ["AGENTKIT_TEST_SECRET_KEY"] = "agentkit-planted"
     sandbox.close()  # so that the zygotes start with the secret in the trainer's environment
     touched = []
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as local:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as local,
+    ):
         local.bind(str(home / "socket"))
         local.setblocking(False)
 
@@ -50,14 +53,21 @@ def outside(tmp_path_factory):
                 connection.close()
 
         threading.Thread(target=serve, daemon=True).start()
-        yield SimpleNamespace(home=home, port=server.getsockname()[1], unix=home / "socket", touched=touched, local=local)
+        yield SimpleNamespace(
+            home=home, port=server.getsockname()[1], unix=home / "socket", touched=touched, local=local
+        )
         server.shutdown(socket.SHUT_RDWR)
     del os.environ["AGENTKIT_TEST_SECRET_KEY"]
     sandbox.close()
 
 
 def filled(code: str, outside: SimpleNamespace) -> str:
-    places = {"HOME": outside.home, "SECRET": outside.home / "secret", "PARENT": os.getpid(), "PORT": outside.port}
+    places = {
+        "HOME": outside.home,
+        "SECRET": outside.home / "secret",
+        "PARENT": os.getpid(),
+        "PORT": outside.port,
+    }
     places |= {"UNIX": outside.unix, "LITTER": "agentkit-litter", "CORPUS": corpus_path()}
     for name, value in places.items():
         code = code.replace(f"'{name}'", f"'{value}'").replace(f"b'{name}'", f"b'{value}'")
@@ -67,7 +77,11 @@ def filled(code: str, outside: SimpleNamespace) -> str:
 
 def leftovers(outside: SimpleNamespace) -> list[str]:
     """Every trace of a program on this machine."""
-    litter = [p for f in (outside.home, Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")) for p in f.glob("agentkit-litter*")]
+    litter = [
+        p
+        for f in (outside.home, Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+        for p in f.glob("agentkit-litter*")
+    ]
     bases = [Path(z.base) for z in sandbox._zygotes.values() if z.tier == "B"]
     return [*map(str, litter), *(str(p) for base in bases for p in base.iterdir()), *outside.touched]
 
@@ -112,12 +126,20 @@ def test_nothing_runs_on(tier, outside):
 
 
 def programs(zygote) -> list[psutil.Process]:
-    """What runs under a zygote; in tier A, the zygote is the only child of the process that the trainer started."""
-    (parent,) = psutil.Process(zygote.process.pid).children() if zygote.tier == "A" else [psutil.Process(zygote.process.pid)]
+    """What runs under a zygote; in tier A, the zygote is the only child of the process that the trainer
+    started.
+    """
+    (parent,) = (
+        psutil.Process(zygote.process.pid).children()
+        if zygote.tier == "A"
+        else [psutil.Process(zygote.process.pid)]
+    )
     return parent.children(recursive=True)
 
 
 def test_the_kill_comes_in_time(tier):
     """S4: the best of ten, so that a busy machine is not blamed on the sandbox."""
-    overshoot = [sandbox.run_python("while True: pass", tier=tier, timeout_s=0.3).seconds - 0.3 for _ in range(10)]
+    overshoot = [
+        sandbox.run_python("while True: pass", tier=tier, timeout_s=0.3).seconds - 0.3 for _ in range(10)
+    ]
     assert min(overshoot) <= OVERSHOOT_S

@@ -1,4 +1,6 @@
-"""Tier C, where Deno and Pyodide are there: hostile programs, JavaScript of theirs included, and ordinary ones."""
+"""Tier C, where Deno and Pyodide are there: hostile programs, JavaScript of theirs included, and ordinary
+ones.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,14 @@ from hostile.programs import HOSTILE, ORDINARY, Program
 from sandbox_tiers import pyodide_folder
 
 from agentkit import doctor, sandbox
-from agentkit.knowledge import corpus_path
 from agentkit.sandbox import pyodide
+from agentkit.tools.corpus import corpus_path
 
 needs_pyodide = pytest.mark.skipif(not pyodide_folder(), reason=f"tier C is not installed: {pyodide.GET}")
 ENDED = {"memory", "timeout", "output", "killed"}
-EVERY = 1 if os.environ.get("AGENTKIT_SOAK") else 32  # of the programs, more of JavaScript: a call takes seconds
+EVERY = (
+    1 if os.environ.get("AGENTKIT_SOAK") else 32
+)  # of the programs, more of JavaScript: a call takes seconds
 LACKING = {"threads", "thread pool", "a thread left running", "queue", "asyncio thread", "signal", "sqlite", "sqlite file",
            "zoneinfo", "zlib", "numpy", "numpy random", "sympy", "pandas", "scipy"}  # fmt: skip
 
@@ -31,7 +35,12 @@ js = lambda script: function("return " + script)()
 async def wait(script): return await js(script)
 """
 JAVASCRIPT = [
-    Program(script, f"{_JS}print({'asyncio.run(wait' if script.startswith('import(') else '(js'}({script!r})))", status, says)
+    Program(
+        script,
+        f"{_JS}print({'asyncio.run(wait' if script.startswith('import(') else '(js'}({script!r})))",
+        status,
+        says,
+    )
     for script, status, says in [
         ("typeof Deno", ("ok",), "object"),  # within reach, and without a right
         ("Deno.readTextFileSync('SECRET')", ("error",), "NotCapable"),
@@ -49,7 +58,11 @@ JAVASCRIPT = [
         ("import('data:text/javascript,').then(() => caches.open('x'))", ("error",), "cache"),
         ("(() => { const a = []; while (true) a.push(new Uint8Array(1 << 26).fill(1)) })()", ("memory",), ""),
         ("(() => { while (true) Deno.stdout.writeSync(new Uint8Array(1 << 20)) })()", ("output",), ""),
-        ("(() => { while (true) new Worker('data:text/javascript,for(;;);', {type: 'module'}) })()", ("timeout", "memory"), ""),
+        (
+            "(() => { while (true) new Worker('data:text/javascript,for(;;);', {type: 'module'}) })()",
+            ("timeout", "memory"),
+            "",
+        ),
         ("Deno.exit(7)", ("error",), ""),
     ]
 ]
@@ -70,7 +83,12 @@ def unproven():
 
 
 def filled(code: str, home: Path) -> str:
-    places = {"SECRET": f"{home}/secret", "UNIX": f"{home}/socket", "CORPUS": str(corpus_path()), "PARENT": str(os.getpid())}
+    places = {
+        "SECRET": f"{home}/secret",
+        "UNIX": f"{home}/socket",
+        "CORPUS": str(corpus_path()),
+        "PARENT": str(os.getpid()),
+    }
     for name, value in (places | {"PORT": "9", "LITTER": "agentkit-litter", "HOME": str(home)}).items():
         code = code.replace(name, value) if name != "HOME" else code.replace("'HOME", f"'{value}")
     return code
@@ -92,12 +110,18 @@ def test_hostile_programs_are_contained(tier_c, tmp_path, monkeypatch):
 
     def run(program: Program) -> sandbox.Result:
         code = filled(program.code, tmp_path)
-        return sandbox.run_python(code, tier="C", timeout_s=min(program.timeout_s, 5), memory_mb=program.memory_mb)
+        return sandbox.run_python(
+            code, tier="C", timeout_s=min(program.timeout_s, 5), memory_mb=program.memory_mb
+        )
 
     wrong = []
     for program, result in together([*JAVASCRIPT[:: min(EVERY, 3)], *HOSTILE[::EVERY]], run):
         limited = set(program.status) <= ENDED
-        expected = set(program.status) if program in JAVASCRIPT else {*ENDED, "error"} | (set() if limited else {"ok"})
+        expected = (
+            set(program.status)
+            if program in JAVASCRIPT
+            else {*ENDED, "error"} | (set() if limited else {"ok"})
+        )
         said = result.stdout + result.stderr
         fine = result.status in expected and result.tier == "C" and "agentkit-planted" not in said
         if not fine or (program in JAVASCRIPT and program.says not in said):
@@ -114,7 +138,11 @@ def test_hostile_programs_are_contained(tier_c, tmp_path, monkeypatch):
 def test_ordinary_programs_run(tier_c):
     chosen = [program for program in ORDINARY if program[0] not in LACKING][::EVERY]
     found = together(chosen, lambda p: sandbox.run_python(p[1], tier="C", stdin="41\n", timeout_s=60))
-    assert [(name, result) for (name, _, shows), result in found if result.stdout.strip() != shows or result.status != "ok"] == []
+    assert [
+        (name, result)
+        for (name, _, shows), result in found
+        if result.stdout.strip() != shows or result.status != "ok"
+    ] == []
 
 
 @needs_pyodide
@@ -129,7 +157,9 @@ def test_a_call_has_files_and_a_clock_of_its_own(tier_c):
 
 @needs_pyodide
 def test_it_stands_in_where_nothing_else_works_and_only_when_asked_for(tier_c, unproven, monkeypatch):
-    monkeypatch.setattr(sandbox, "_zygote", lambda *_: (_ for _ in ()).throw(sandbox.SandboxError("no Landlock")))
+    monkeypatch.setattr(
+        sandbox, "_zygote", lambda *_: (_ for _ in ()).throw(sandbox.SandboxError("no Landlock"))
+    )
     result = sandbox.run_python("print(6 * 7)")
     assert (result.status, result.stdout, result.tier) == ("ok", "42\n", "C")
     assert "no Landlock" in sandbox.current_tier().why and "#b3261e" in sandbox.current_tier()._repr_html_()
@@ -155,6 +185,13 @@ def test_without_it_the_way_to_get_it_is_named(unproven, monkeypatch, folder):
 
 def test_doctor_names_the_way_to_tier_c():
     plenty = {"total": 99.0, "free": 99.0}
-    found = {"sandbox_tier": "D", "sandbox_why": "", "gpus": [{}], "engines": {}, "disk_gb": plenty, "memory_gb": plenty}
+    found = {
+        "sandbox_tier": "D",
+        "sandbox_why": "",
+        "gpus": [{}],
+        "engines": {},
+        "disk_gb": plenty,
+        "memory_gb": plenty,
+    }
     assert pyodide.GET in doctor.gaps(found)[0]["fix"]
     assert "standard library only" in doctor.gaps(found | {"sandbox_tier": "C"})[0]["costs"]

@@ -1,4 +1,5 @@
-"""Texts that a model or a tool may write into a trajectory, each with the view's right outcome: shown as text, inert.
+"""Texts that a model or a tool may write into a trajectory, each with the view's right outcome: shown as
+text, inert.
 
 ``window.hacked`` is what a text tries to set, in whatever frame it manages to run.
 """

@@ -1,1 +1,3 @@
-"""What runs outside this process: a server that forks one child a connection, and the checks that those children do."""
+"""What runs outside this process: a server that forks one child a connection, and the checks that those
+children do.
+"""

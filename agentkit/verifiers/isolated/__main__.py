@@ -1,8 +1,9 @@
 """The killable side of the verifiers, started by agentkit.verifiers.worker as a script of its own.
 
-Loads what the checks need once, then forks a child for every socket handed to it. A child serves requests one after another:
-JSON with a 4-byte length in front, both ways. Each request runs under kernel timers whose default action ends the child, so
-neither a busy C function nor a thread can outlive them; the caller sees the connection close. Imports nothing of agentkit.
+Loads what the checks need once, then forks a child for every socket handed to it. A child serves requests one
+after another: JSON with a 4-byte length in front, both ways. Each request runs under kernel timers whose
+default action ends the child, so neither a busy C function nor a thread can outlive them; the caller sees the
+connection close. Imports nothing of agentkit.
 """
 
 import gc
@@ -23,7 +24,9 @@ MEMORY = 3 << 30  # bytes of address space
 
 
 def find(pattern: str, text: str, whole: bool) -> Iterator[dict[str, Any]]:
-    """The texts that a regular expression takes from a text: its first group where it has one, else the whole match."""
+    """The texts that a regular expression takes from a text: its first group where it has one, else the whole
+    match.
+    """
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -38,7 +41,9 @@ def find(pattern: str, text: str, whole: bool) -> Iterator[dict[str, Any]]:
 
 
 def serve(connection: socket.socket, checks: dict[str, Callable[..., Iterator[dict]]]) -> None:
-    """Answer requests until the other side closes. Every check yields its messages, the last one being its verdict."""
+    """Answer requests until the other side closes. Every check yields its messages, the last one being its
+    verdict.
+    """
     stream = connection.makefile("rwb")
     while header := stream.read(4):
         name, arguments = json.loads(stream.read(struct.unpack("!I", header)[0]))

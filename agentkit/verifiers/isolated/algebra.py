@@ -1,9 +1,10 @@
 """Are two LaTeX expressions the same mathematics? math-verify with its numeric comparison replaced.
 
-math-verify reads the LaTeX and compares structures (sets, tuples, intervals, relations, matrices). Its comparison of values
-rounds absolutely, so 1/2004! passes for 1/2006!; here constants must agree to 50 digits relative to their size, or be within
-the declared tolerance, and expressions must agree at points drawn at random (Schwartz 1980, Zippel 1979), which takes
-milliseconds where ``simplify`` takes seconds. Decimals are exact: 0.333333 is not 1/3. Runs only in a killable child.
+math-verify reads the LaTeX and compares structures (sets, tuples, intervals, relations, matrices). Its
+comparison of values rounds absolutely, so 1/2004! passes for 1/2006!; here constants must agree to 50 digits
+relative to their size, or be within the declared tolerance, and expressions must agree at points drawn at
+random (Schwartz 1980, Zippel 1979), which takes milliseconds where ``simplify`` takes seconds. Decimals are
+exact: 0.333333 is not 1/3. Runs only in a killable child.
 """
 
 import random
@@ -67,7 +68,9 @@ def same_expression(wanted: Any, found: Any) -> bool:
     draw = random.Random(" ".join(names))
     agreed = 0
     for _ in range(POINTS):
-        at = {name: sympy.Rational(draw.randint(-9_999, 9_999), 1_000 + draw.randint(1, 999)) for name in names}
+        at = {
+            name: sympy.Rational(draw.randint(-9_999, 9_999), 1_000 + draw.randint(1, 999)) for name in names
+        }
         a, b = (_value(e.subs({s: at[s.name] for s in e.free_symbols}).doit()) for e in (wanted, found))
         if (a is None) != (b is None):
             return False
@@ -80,11 +83,17 @@ def same_expression(wanted: Any, found: Any) -> bool:
 
 def _numeric_eq(gold: Any, answer: Any, *_: Any) -> bool:
     """In place of math-verify's: both are numbers, expressions, or matrices of those."""
-    if isinstance(gold, sympy.MatrixBase | sympy.MatrixExpr) or isinstance(answer, sympy.MatrixBase | sympy.MatrixExpr):
+    if isinstance(gold, sympy.MatrixBase | sympy.MatrixExpr) or isinstance(
+        answer, sympy.MatrixBase | sympy.MatrixExpr
+    ):
         gold, answer = grader.safe_sympy_doit(gold), grader.safe_sympy_doit(answer)
         both = isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase)
         return both and gold.shape == answer.shape and all(map(_numeric_eq, gold.flat(), answer.flat()))
-    return same_expression(gold, answer) if gold.free_symbols | answer.free_symbols else same_constant(gold, answer)
+    return (
+        same_expression(gold, answer)
+        if gold.free_symbols | answer.free_symbols
+        else same_constant(gold, answer)
+    )
 
 
 def _same_equation(gold: Any, answer: Any) -> bool:
@@ -99,7 +108,9 @@ def _proportional(a: Any, b: Any) -> bool:
         return False
     draw, ratios = random.Random(" ".join(names)), []
     for _ in range(POINTS):
-        at = {name: sympy.Rational(draw.randint(-9_999, 9_999), 1_000 + draw.randint(1, 999)) for name in names}
+        at = {
+            name: sympy.Rational(draw.randint(-9_999, 9_999), 1_000 + draw.randint(1, 999)) for name in names
+        }
         x, y = (_value(e.subs({s: at[s.name] for s in e.free_symbols}).doit()) for e in (a, b))
         if x is not None and y is not None and not x.is_zero and not y.is_zero:
             ratios.append(y / x)
@@ -122,7 +133,9 @@ def equal(gold: Any, answer: Any) -> bool:
 
 
 def compare(gold: str, answer: str, absolute: float, relative: float) -> Iterator[dict[str, Any]]:
-    """Yields {"gold": readable?} first, so that a killed request tells whose fault it was, then {"equal": verdict}."""
+    """Yields {"gold": readable?} first, so that a killed request tells whose fault it was, then {"equal":
+    verdict}.
+    """
     _tolerance.update(absolute=absolute, relative=relative)
     wanted = read(gold)
     yield {"gold": wanted is not None}
@@ -137,11 +150,24 @@ def compare(gold: str, answer: str, absolute: float, relative: float) -> Iterato
 
 def warm_up() -> None:
     """Load what the first checks would otherwise load, and fill the parser's tables."""
-    parser.latex2sympy = partial(parser.latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
+    parser.latex2sympy = partial(
+        parser.latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False)
+    )
     grader.sympy_numeric_eq = _numeric_eq
     grader.sympy_symbolic_eq = lambda gold, answer: False  # decided by _numeric_eq already
-    pairs = [(r"\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), (r"\sqrt{2}+\pi", "3"), ("(1,2)", "[1,2]"), ("x=2", "2=x")]
-    pairs += [(r"\{1,2\}", r"\{2,1\}"), ("x<3", "3>x"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "10!"), (r"\sin(x)", r"\log(x)")]
+    pairs = [
+        (r"\frac{1}{2}", "0.5"),
+        ("x^2+2x+1", "(x+1)^2"),
+        (r"\sqrt{2}+\pi", "3"),
+        ("(1,2)", "[1,2]"),
+        ("x=2", "2=x"),
+    ]
+    pairs += [
+        (r"\{1,2\}", r"\{2,1\}"),
+        ("x<3", "3>x"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", "10!"),
+        (r"\sin(x)", r"\log(x)"),
+    ]
     pairs += [
         ("0<f(x)<1", "(0,1)"),
         (r"-2 \le x \le 7", r"x \in [-2,7]"),

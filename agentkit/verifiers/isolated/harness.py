@@ -1,6 +1,8 @@
-"""Runs in the sandbox, around a program under test or around its tests; sent there as source. Standard library only.
+"""Runs in the sandbox, around a program under test or around its tests; sent there as source. Standard
+library only.
 
-Values cross as tagged JSON (``pack``, ``unpack``), one line a report, behind a marker that tells them from what is printed.
+Values cross as tagged JSON (``pack``, ``unpack``), one line a report, behind a marker that tells them from
+what is printed.
 Nothing here is trusted by the caller: a program may forge a report, but a report is only a value.
 """
 
@@ -21,7 +23,9 @@ _GROUPS = (("l", list), ("t", tuple), ("S", set), ("F", frozenset))
 
 
 def pack(value: Any, depth: int = 0) -> list:
-    """A value as tagged JSON. The underlying value counts: a subclass cannot lie about itself. Raises on other objects."""
+    """A value as tagged JSON. The underlying value counts: a subclass cannot lie about itself. Raises on
+    other objects.
+    """
     kind = type(value)
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
@@ -66,7 +70,9 @@ def unpack(packed: list) -> Any:
         return bytes.fromhex(content)
     if tag == "d":
         return {unpack(k): unpack(v) for k, v in content}
-    return {"l": list, "t": tuple, "S": set, "F": frozenset, "it": iter}[tag]([unpack(item) for item in content])
+    return {"l": list, "t": tuple, "S": set, "F": frozenset, "it": iter}[tag](
+        [unpack(item) for item in content]
+    )
 
 
 def reporter(marker: str) -> Callable[[int, Any], None]:
@@ -82,7 +88,9 @@ def reporter(marker: str) -> Callable[[int, Any], None]:
 
 
 def run(marker: str, setup: str, program: str, entry: str, calls: list[dict]) -> None:
-    """Make calls on a program: of ``entry`` with packed arguments, or of the whole program with standard input."""
+    """Make calls on a program: of ``entry`` with packed arguments, or of the whole program with standard
+    input.
+    """
     report, takes_stdin = reporter(marker), "stdin" in calls[0]
     compiled, scope = compile(program, "answer.py", "exec"), {"__name__": "answer"}
     sys.stdout = io.StringIO()
@@ -109,7 +117,9 @@ def _printed(setup: str, program: Any, stdin: str) -> str:
         os.dup2(descriptor, 0)
         os.close(descriptor)
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
-    sys.stdout = printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True)
+    sys.stdout = printed = io.TextIOWrapper(
+        io.BytesIO(), encoding="utf-8", errors="replace", write_through=True
+    )
     scope = {"__name__": "__main__"}
     exec(setup, scope)
     try:
@@ -121,7 +131,9 @@ def _printed(setup: str, program: Any, stdin: str) -> str:
 
 
 def record(marker: str, setup: str, reference: str, entry: str, tests: list[str]) -> None:
-    """Run source tests on the reference solution and report every call they make, then "passed" for each that passes."""
+    """Run source tests on the reference solution and report every call they make, then "passed" for each that
+    passes.
+    """
     report, solution, state = reporter(marker), {"__name__": "answer"}, {"test": 0}
     sys.stdout = io.StringIO()
     exec(setup, solution)
@@ -134,9 +146,13 @@ def record(marker: str, setup: str, reference: str, entry: str, tests: list[str]
     _run_tests(report, setup, entry, tests, candidate, state)
 
 
-def replay(marker: str, setup: str, entry: str, tests: list[str], calls: list[dict], found: list[dict]) -> None:
-    """Run source tests with their calls answered by recorded results, and report "passed" for each that passes."""
-    report, state, answers = reporter(marker), {"test": 0}, collections.defaultdict(collections.deque)
+def replay(
+    marker: str, setup: str, entry: str, tests: list[str], calls: list[dict], found: list[dict]
+) -> None:
+    """Run source tests with their calls answered by recorded results, and report "passed" for each that
+    passes.
+    """
+    report, state, answers = (reporter(marker), {"test": 0}, collections.defaultdict(collections.deque))
     sys.stdout = io.StringIO()
     for call, answer in zip(calls, found, strict=True):
         answers[call["test"]].append((call, answer))
@@ -150,7 +166,9 @@ def replay(marker: str, setup: str, entry: str, tests: list[str], calls: list[di
     _run_tests(report, setup, entry, tests, candidate, state)
 
 
-def _run_tests(report: Callable, setup: str, entry: str, tests: list[str], candidate: Callable, state: dict[str, int]) -> None:
+def _run_tests(
+    report: Callable, setup: str, entry: str, tests: list[str], candidate: Callable, state: dict[str, int]
+) -> None:
     names: dict[str, Any] = {"candidate": candidate}
     if entry.isidentifier():
         names[entry] = candidate

@@ -1,0 +1,110 @@
+"""What the record of a trajectory shows: its calls, its task's plan, and whether a value stands in a text.
+
+The rules that behaviour and failures are counted by. Any tool environment will do. Leaves out intent: nothing
+here guesses.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from agentkit.records import Task, ToolResult, Trajectory
+from agentkit.verifiers import normalize, parse_number
+
+TEXT_LIMIT = 20_000  # characters of one observation or answer that are searched
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]{0,40}(?:\.\d{1,40})?(?![\w])")
+_GIVING_UP = re.compile(
+    r"\b(?:could ?n[o']t|cannot|can't|unable to|not able to|do(?:es)? ?n[o']t (?:know|say|exist)|"
+    r"no (?:answer|information|results?)|not (?:found|available|known)|unknown|sorry)\b",
+    re.IGNORECASE,
+)
+
+
+def results_of(t: Trajectory) -> list[ToolResult]:
+    """Every tool result, in order."""
+    return [result for turn in t.turns for result in turn.results]
+
+
+def call_key(result: ToolResult) -> tuple[str, str]:
+    """A call as written, whatever the order of its arguments."""
+    return result.name, json.dumps(result.arguments, sort_keys=True, default=str)
+
+
+def plan_of(task: Task) -> list[dict]:
+    """The steps of a task's plan; none where it has no plan."""
+    plan = task.meta.get("plan")
+    return (
+        [step for step in plan if isinstance(step, dict) and step.get("tool")]
+        if isinstance(plan, list)
+        else []
+    )
+
+
+def answer_if(task: Task) -> dict:
+    """What the answer is for each value of the last step, where the task says so."""
+    found = task.meta.get("answer_if")
+    return found if isinstance(found, dict) else {}
+
+
+def verifier_kind(task: Task) -> str:
+    """The kind of a task's verifier."""
+    return task.verifier if isinstance(task.verifier, str) else str(task.verifier.get("kind"))
+
+
+def needs_tools(task: Task) -> bool:
+    """Whether a task cannot be answered without a tool."""
+    return bool(task.tools) and task.meta.get("plan") != []
+
+
+def writes_code(task: Task) -> bool:
+    """Whether a task is solved by writing a program: it is checked by its tests, or its plan does nothing but
+    run programs.
+    """
+    plan = plan_of(task)
+    return verifier_kind(task) == "code" or (bool(plan) and all(step["tool"] == "python" for step in plan))
+
+
+def was_run(answer: str, results: Sequence[ToolResult]) -> bool:
+    """Whether the program in an answer stands, spacing aside, in a call that worked."""
+    program = "".join("\n".join(_BLOCK.findall(answer) or [answer])[:TEXT_LIMIT].split())
+    calls = ("".join(str(v) for v in r.arguments.values())[:TEXT_LIMIT] for r in results if r.ok)
+    return bool(program) and any(program in "".join(call.split()) for call in calls)
+
+
+def gave_up(answer: str, task: Task) -> bool:
+    """Whether an answer says that there is none, and the right answer does not."""
+    return len(answer) < 400 and bool(_GIVING_UP.search(answer)) and not _GIVING_UP.search(task.answer)
+
+
+def _numbers(text: str) -> set[Fraction]:
+    return {Fraction(n.replace(",", "").replace("−", "-")) for n in _NUMBER.findall(text[:TEXT_LIMIT])}
+
+
+def stands(value: str, text: str) -> bool:
+    """Whether a text holds this value: as one of its numbers, or as words in a row, case and punctuation
+    aside.
+    """
+    number = parse_number(value) if len(value) < 100 else None
+    if number is not None:
+        return number in _numbers(text)
+    words = normalize(value[:TEXT_LIMIT])
+    return bool(words) and f" {words} " in f" {normalize(text[:TEXT_LIMIT])} "
+
+
+def right_in_other_form(answer: str, gold: str) -> bool:
+    """Whether the right answer stands in this one, or was rounded further."""
+    if stands(gold, answer):
+        return True
+    found, wanted = (
+        parse_number(answer) if len(answer) < 100 else None,
+        parse_number(gold) if len(gold) < 100 else None,
+    )
+    if found is None or wanted is None:
+        return False
+    decimals = [len(text.strip().partition(".")[2]) for text in (answer, gold)]
+    fewer = min(decimals)
+    return decimals[0] != decimals[1] and abs(round(found, fewer) - round(wanted, fewer)) < 1e-9

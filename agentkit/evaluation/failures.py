@@ -1,0 +1,210 @@
+"""How a policy fails: each failure in exactly one class, by the first stated rule that holds.
+
+The rules read the record and, where the task has one, its plan; they do not guess at intent. Leaves out
+success and its tests (evaluation) and showing trajectories (widgets).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from agentkit.evaluation import SOLVED, Samples, flatten, tables
+from agentkit.evaluation.evidence import (
+    answer_if,
+    call_key,
+    gave_up,
+    needs_tools,
+    plan_of,
+    results_of,
+    right_in_other_form,
+    stands,
+    verifier_kind,
+    was_run,
+    writes_code,
+)
+from agentkit.records import StopReason, Task, ToolResult, Trajectory
+
+FAILURES = {
+    "engine failed": "the engine or the environment broke, not the policy",
+    "out of time": "the trajectory's wall-clock budget ran out",
+    "went in circles": "a limit was reached after one and the same call at least three times",
+    "out of turns": "the last allowed turn still called a tool",
+    "out of tokens": "a turn or the whole completion reached its token budget",
+    "no answer": "the last turn held no answer that could be read",
+    "gave up": "the answer says that there is none",
+    "answer form": "the right answer stands in it, but with others, or rounded or written so that it does not count",
+    "no tool used": "a task that needs a tool was answered without any",
+    "no call worked": "every tool call failed",
+    "untested program": "the program in the answer was never run",
+    "wrong program": "a program was run, and it does something else than was asked for",
+    "lookup skipped": "a fact the plan needs was never seen, and fewer lookups were made than planned",
+    "lookup missed": "a fact that is needed was never seen, though enough lookups were made: the wrong thing was asked for",
+    "misreported": "a tool had returned the right answer, and another was given",
+    "stopped after a failed call": "the last call failed and was not repaired",
+    "step skipped": "the facts were there, and a later planned step, such as the calculation, was done in the head",
+    "wrong operands": "the later step was called without one of the facts found, a copying error for instance",
+    "wrong operation": "the later step was called with all facts found and did something else with them",
+    "wrong result": "the tools worked and the answer is wrong; the task has no plan that says more",
+}
+
+
+def failure_class(t: Trajectory, task: Task) -> str:
+    """The one class of FAILURES a failed trajectory belongs to: the first whose rule holds, in the order
+    listed there.
+    """
+    if ended := _ended(t):
+        return ended
+    if not (t.answer or "").strip():
+        return "no answer"
+    if gave_up(t.answer, task):
+        return "gave up"
+    if right_in_other_form(t.answer, task.answer):
+        return "answer form"
+    results = results_of(t)
+    if not results and needs_tools(task):
+        return "no tool used"
+    if results and not any(r.ok for r in results):
+        return "no call worked"
+    if writes_code(task):
+        return _program(task, t.answer, results)
+    return _evidence(task, results) or _steps(task, results)
+
+
+def _ended(t: Trajectory) -> str | None:
+    """A class that the stop reason alone decides."""
+    limited = {
+        StopReason.TURN_LIMIT: "out of turns",
+        StopReason.TOKEN_LIMIT: "out of tokens",
+        StopReason.TRUNCATED_TURN: "out of tokens",
+    }
+    if t.stop_reason in (StopReason.ERROR, StopReason.TIME_LIMIT):
+        return "engine failed" if t.stop_reason is StopReason.ERROR else "out of time"
+    if t.stop_reason in limited:
+        calls = Counter(call_key(result) for result in results_of(t) if result.name)
+        return "went in circles" if max(calls.values(), default=0) >= 3 else limited[t.stop_reason]
+    return None
+
+
+def _program(task: Task, answer: str, results: Sequence[ToolResult]) -> str:
+    """What went wrong with writing, running and reporting a program."""
+    if verifier_kind(task) == "code":
+        return "wrong program" if was_run(answer, results) else "untested program"
+    if any(r.ok and stands(task.answer, r.observation) for r in results):
+        return "misreported"
+    return "wrong program" if results[-1].ok else "stopped after a failed call"
+
+
+def _evidence(task: Task, results: Sequence[ToolResult]) -> str | None:
+    """What went wrong with finding and reporting facts, or None."""
+    seen = [r.observation for r in results if r.ok]
+    needed = [step for step in plan_of(task) if step.get("expect") is not None]
+    missing = [step["tool"] for step in needed if not any(stands(str(step["expect"]), text) for text in seen)]
+    if missing:
+        planned = sum(step["tool"] in missing for step in needed)
+        made = len({call_key(r) for r in results if r.ok and r.name in missing})
+        return "lookup skipped" if made < planned else "lookup missed"
+    told = not stands(task.answer, task.prompt) and any(stands(task.answer, text) for text in seen)
+    keys = [key for key, value in answer_if(task).items() if value == task.answer]
+    if told or (seen and any(stands(key, seen[-1]) for key in keys)):
+        return "misreported"
+    if not plan_of(task) and verifier_kind(task) == "exact" and not stands(task.answer, task.prompt):
+        return "lookup missed"
+    return None
+
+
+def _steps(task: Task, results: Sequence[ToolResult]) -> str:
+    """What went wrong with the steps that come after finding the facts."""
+    if results and not results[-1].ok:
+        return "stopped after a failed call"
+    later = {step["tool"] for step in plan_of(task) if step.get("expect") is None}
+    facts = [str(step["expect"]) for step in plan_of(task) if step.get("expect") is not None]
+    arguments = [
+        json.dumps(r.arguments, ensure_ascii=False, default=str) for r in results if r.ok and r.name in later
+    ]
+    if later and not arguments:
+        return "step skipped"
+    if later and facts:
+        used = all(any(stands(fact, text) for text in arguments) for fact in facts)
+        return "wrong operation" if used else "wrong operands"
+    return "wrong result"
+
+
+@dataclass(frozen=True)
+class Failures:
+    """Failed trajectories of each policy by class."""
+
+    counts: dict[
+        str, dict[str, int]
+    ]  # class -> policy -> failed trajectories; classes that occur, in the order of FAILURES
+    totals: dict[str, int]  # policy -> scored trajectories
+    unscored: dict[str, int]  # policy -> trajectories the verifier could not judge: in no class
+
+    def table(self) -> pd.DataFrame:
+        """One row a class, one column a policy: trajectories and their share of the scored ones."""
+        rows = {name: {p: self._cell(p, n) for p, n in own.items()} for name, own in self.counts.items()}
+        failed = {p: self._cell(p, sum(own[p] for own in self.counts.values())) for p in self.totals}
+        return pd.DataFrame(rows | {"all failures": failed}, index=list(self.totals)).T
+
+    def _cell(self, policy: str, n: int) -> str:
+        return f"{n} ({n / self.totals[policy]:.1%})" if self.totals[policy] else "–"
+
+    def sentences(self) -> list[str]:
+        """How many failed in the most common way under each policy, and what shrank or grew most from first
+        to last.
+        """
+        said = []
+        for policy, total in self.totals.items():
+            own = {name: counts[policy] for name, counts in self.counts.items() if counts[policy]}
+            worst = max(own, key=own.get, default=None)
+            failed = f"{policy}: {sum(own.values())} of {total} trajectories failed"
+            said.append(
+                f"{failed}, most often “{worst}” ({own[worst]}): {FAILURES[worst]}."
+                if worst
+                else f"{failed}."
+            )
+        first, last = list(self.totals)[0], list(self.totals)[-1]
+        if first != last and self.counts:
+            change = {
+                n: c[last] / max(self.totals[last], 1) - c[first] / max(self.totals[first], 1)
+                for n, c in self.counts.items()
+            }
+            ends = {"fell": min(change, key=change.get), "rose": max(change, key=change.get)}
+            moved = [f"“{n}” {how} most ({100 * change[n]:+.1f} points)" for how, n in ends.items()
+                     if (change[n] < 0) == (how == "fell") and change[n]]  # fmt: skip
+            said += [f"From {first} to {last}, {' and '.join(moved)}."] * bool(moved)
+        return said
+
+    def _repr_html_(self) -> str:
+        rules = [f"{name}: {FAILURES[name]}." for name in self.counts]
+        notes = self.sentences() + [
+            f"{p}: {n} trajectories could not be scored and are in no class."
+            for p, n in self.unscored.items()
+            if n
+        ]
+        return tables.to_html(
+            self.table(), "Failed trajectories, and their share of all scored ones", notes, rules
+        )
+
+
+def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures:
+    """Put every failed trajectory (success of SOLVED or less) into exactly one class; unscored ones are only
+    counted.
+    """
+    known = {task.id: task for task in tasks}
+    scored = {name: [t for t in flatten(own) if t.success is not None] for name, own in policies.items()}
+    found = {
+        name: Counter(failure_class(t, known[t.task_id]) for t in own if t.success <= SOLVED)
+        for name, own in scored.items()
+    }
+    counts = {
+        c: {name: own[c] for name, own in found.items()}
+        for c in FAILURES
+        if any(own[c] for own in found.values())
+    }
+    unscored = {name: len(flatten(own)) - len(scored[name]) for name, own in policies.items()}
+    return Failures(counts, {name: len(own) for name, own in scored.items()}, unscored)

@@ -1,0 +1,65 @@
+"""A run: its folder and manifest, the files in it, the recipe it came from and the notebooks that make it, in
+order.
+
+Leaves out what the files mean: evaluation, diagnostics and views read them.
+"""
+
+from agentkit.runs.files import (
+    SPLITS,
+    RunError,
+    append_jsonl,
+    cut_jsonl,
+    digest,
+    read_json,
+    read_jsonl,
+    read_rows,
+    read_tasks,
+    read_trajectories,
+    task_problem,
+    trajectory_from,
+    write_bytes,
+    write_json,
+    write_jsonl,
+    write_table,
+    write_tasks,
+    write_trajectories,
+)
+from agentkit.runs.run import (
+    Run,
+    check_name,
+    default_folder,
+    git_state,
+    load_run,
+    project_root,
+    secure,
+    versions,
+)
+
+__all__ = [
+    "SPLITS",
+    "Run",
+    "RunError",
+    "append_jsonl",
+    "check_name",
+    "cut_jsonl",
+    "default_folder",
+    "digest",
+    "git_state",
+    "load_run",
+    "project_root",
+    "read_json",
+    "read_jsonl",
+    "read_rows",
+    "read_tasks",
+    "read_trajectories",
+    "secure",
+    "task_problem",
+    "trajectory_from",
+    "versions",
+    "write_bytes",
+    "write_json",
+    "write_jsonl",
+    "write_table",
+    "write_tasks",
+    "write_trajectories",
+]

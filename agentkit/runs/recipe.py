@@ -1,0 +1,398 @@
+"""A recipe: every parameter of a run, with its default, its bounds and one line of help.
+
+A recipe is one flat YAML in params/; every key is a parameter of at least one notebook. Defaults are those of
+the document "RLVR for Agents" for a real model; params/nano.yaml holds what suits the small agent. Unknown
+keys and values out of bounds are errors that name the way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class RecipeError(ValueError):
+    """A recipe has an unknown key, a value of the wrong type or out of bounds, or cannot be read."""
+
+
+REWARDS = ("plan", "toolrl", "toolrla", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver")
+LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")
+MISMATCH = ("off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+ADVANTAGES = (
+    "group",
+    "dr_grpo",
+    "rloo",
+    "batch_std",
+    "reinforce_baseline",
+    "gdpo",
+    "difficulty",
+    "turn",
+    "step",
+)
+CONTROLS = ("sft_more", "rft", "hindsight")
+CHOICES = {  # of keys that take one of a few words
+    "variety": ("plain", "wide"),
+    "tool_format": ("auto", "hermes", "qwen3_coder", "llama3", "search_r1"),
+    "engine": ("transformers", "vllm", "server", "unsloth"),
+    "weight_sync": ("merged", "lora"),
+    "lr_schedule": ("constant_with_warmup", "linear", "cosine"),
+    "loss_type": LOSSES,
+    "importance_level": ("token", "sequence"),
+    "mismatch": MISMATCH,
+    "reward": REWARDS,
+    "reward_combine": ("sum", "product"),
+    "advantage": ADVANTAGES,
+    "dead_groups": ("keep", "drop", "replace"),
+    "preflight": ("refuse", "warn", "off"),
+    "report_to": ("none", "tensorboard", "wandb", "trackio"),
+    "resume": ("auto", "never"),
+}
+
+
+def _key(default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """All parameters. ``Recipe.from_mapping`` checks types and bounds."""
+
+    run: str = _key("", "run folder; empty means the folder papermill writes to, else outputs/lab")
+    seed: int = _key(0, "of every random choice", 0, 2**31 - 1)
+    # 01 tasks
+    families: str = _key("A,B,C", "task families, separated by commas")
+    n_tasks: int = _key(1200, "tasks in the suite, split 70/15/15", 20, 50_000)
+    variety: str = _key("plain", "kinds of questions: plain, or wide for more of them")
+    # the agent and its rollouts
+    model: str = _key("nano", "the agent: nano, a model folder or a hub name")
+    max_turns: int = _key(10, "policy calls in one trajectory", 1, 100)
+    max_turn_tokens: int = _key(128, "tokens sampled in one turn", 4, 32_768)
+    max_tokens: int = _key(1024, "completion tokens, tool replies included", 16, 131_072)
+    top_k: int = _key(3, "passages the search tool returns", 1, 20)
+    tool_format: str = _key(
+        "auto", "how the agent writes tool calls: auto, hermes, qwen3_coder, llama3 or search_r1"
+    )
+    tool_timeout_s: float = _key(
+        10.0, "seconds a tool call may take, where the tool declares no limit", 0.1, 3600
+    )
+    max_observation: int = _key(500, "tokens of one tool reply; longer ones are cut", 16, 32_768)
+    tool_cache: str = _key(
+        "", "file of answers of pure tools; empty means the user's cache folder, off means none"
+    )
+    temperature: float = _key(0.7, "of sampling, in training and evaluation", 0.05, 2.0)
+    max_batch: int = _key(128, "trajectories sampled together", 1, 4096)
+    engine: str = _key(
+        "transformers",
+        "what samples: transformers, vllm, server (agentkit serve) or unsloth (it also trains)",
+    )
+    server_urls: str = _key(
+        "", "engine server: its replicas, separated by commas, such as http://localhost:8000"
+    )
+    weight_sync: str = _key(
+        "merged", "how vllm and servers get trained weights: merged (all, in place) or lora (the adapter)"
+    )
+    sync_threshold: float = _key(
+        0.0, "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half precision", 0, 10
+    )
+    engine_memory: float = _key(0.3, "engines vllm and unsloth: share of the GPU's memory", 0.01, 0.99)
+    load_in_4bit: bool = _key(
+        False, "engine unsloth: base weights in 4 bits while training; needs bitsandbytes"
+    )
+    deterministic: bool = _key(
+        False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools"
+    )
+    # 02 baseline
+    sft: bool = _key(False, "fine-tune the agent on scripted demonstrations first")
+    sft_transcripts: int = _key(2, "demonstrations for each training task", 1, 64)
+    sft_epochs: int = _key(1, "passes over the demonstrations", 1, 50)
+    sft_learning_rate: float = _key(1e-4, "peak learning rate of the cold start", 0, 1)
+    sft_batch: int = _key(16, "demonstrations in one optimiser step", 1, 1024)
+    flaw_skip_lookup: float = _key(0.0, "chance to skip a lookup after the first", 0, 1)
+    flaw_wrong_operation: float = _key(0.0, "chance to use the wrong operation", 0, 1)
+    flaw_in_head: float = _key(0.0, "chance to compute without the calculator", 0, 1)
+    flaw_give_up: float = _key(0.0, "chance to give up before a lookup", 0, 1)
+    flaw_malformed: float = _key(0.0, "chance of a malformed call before the right one", 0, 1)
+    test_samples: int = _key(4, "sampled trajectories for each test task", 1, 64)
+    # 03 GRPO
+    steps: int = _key(200, "optimiser steps", 1, 100_000)
+    prompts_per_step: int = _key(8, "groups in one step", 1, 4096)
+    group_size: int = _key(8, "trajectories in a group, G", 2, 256)
+    micro_batch: int = _key(8, "trajectories in one forward and backward pass", 1, 1024)
+    num_iterations: int = _key(1, "optimiser steps on each batch of rollouts", 1, 16)
+    learning_rate: float = _key(1e-6, "of GRPO", 0, 1)
+    lr_schedule: str = _key(
+        "constant_with_warmup", "of GRPO: constant_with_warmup, linear or cosine (both end at zero)"
+    )
+    warmup_steps: int = _key(0, "steps of linear warm-up", 0, 100_000)
+    max_grad_norm: float = _key(1.0, "gradient clipping", 0, 1e6)
+    beta: float = _key(0.05, "weight of the KL penalty against the SFT reference", 0, 10)
+    loss_type: str = _key("grpo", "TRL's loss: " + ", ".join(LOSSES))
+    importance_level: str = _key("token", "level of the probability ratio: token, or sequence (GSPO)")
+    clip_epsilon: float = _key(0.2, "clip range of the probability ratio", 0, 1)
+    clip_epsilon_high: float = _key(
+        0.0, "its upper side (clip-higher); 0 is clip_epsilon; cispo: cap of the ratio", 0, 1000
+    )
+    dual_clip: float = _key(
+        0.0, "cap of the ratio where the advantage is negative, 3 is usual; 0 is off", 0, 1000
+    )
+    mismatch: str = _key("off", "weights where engine and trainer disagree: " + ", ".join(MISMATCH))
+    mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
+    share_prefixes: bool = _key(True, "compute what trajectories have in common once: as exact, and faster")
+    lora_r: int = _key(16, "LoRA rank", 1, 1024)
+    lora_alpha: int = _key(32, "LoRA scale", 1, 4096)
+    reward: str = _key("plan", "preset: " + ", ".join(REWARDS))
+    reward_combine: str = _key("sum", "how weighted components become one number: sum or product")
+    reward_correctness: float = _key(1.0, "plan: weight of the verifier's verdict", -100, 100)
+    reward_format: float = _key(0.1, "plan: weight of the share of valid tool calls", -100, 100)
+    reward_efficiency: float = _key(1.0, "plan: weight of -0.02 a turn when correct", -100, 100)
+    reward_process: float = _key(0.0, "weight of the share of subgoals reached; 0 leaves it out", -100, 100)
+    reward_overlong: float = _key(0.0, "weight of the soft overlong punishment; 0 leaves it out", -100, 100)
+    overlong_buffer: int = _key(256, "tokens below max_tokens from which overlong rewards fall", 1, 131_072)
+    reward_judge: float = _key(0.0, "weight of a judging model's verdict; 0 leaves it out", -100, 100)
+    reward_noise: float = _key(
+        0.0, "standard deviation of noise in the reward; 0 is none, and is advised", 0, 100
+    )
+    advantage: str = _key("group", "estimator: " + ", ".join(ADVANTAGES))
+    turn_lambda: float = _key(1.0, "advantage turn: weight of the outcome in a turn", 0, 100)
+    step_weight: float = _key(1.0, "advantage step: weight of the step groups", 0, 100)
+    step_gamma: float = _key(0.95, "advantage step: discount of the outcome, a turn", 0, 1)
+    dead_groups: str = _key("keep", "groups of equal rewards: keep, drop, or replace by fresh tasks")
+    extra_rollouts: float = _key(1.0, "budget for replacing, as a multiple of a step's rollouts", 0, 100)
+    resample_correct: bool = _key(False, "GRPO-RoC: sample twice the group, keep the cleanest right ones")
+    mask_void: bool = _key(False, "leave trajectories with a turn without call and answer out of the loss")
+    mask_truncated: bool = _key(False, "leave truncated trajectories out of the loss")
+    hindsight_weight: float = _key(
+        0.0, "weight in GRPO's loss of imitating what code rollouts did achieve; 0 is off", 0, 100
+    )
+    hindsight_rounds: int = _key(
+        10, "hindsight replay: rounds of sampling, relabelling and fine-tuning", 1, 1000
+    )
+    hindsight_samples: int = _key(128, "hindsight replay: programs sampled for a task in a round", 1, 4096)
+    hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1)
+    controls: str = _key(
+        "", "what GRPO is compared with besides, at its compute: sft_more, rft, hindsight; with commas"
+    )
+    preflight: str = _key("refuse", "look before training: refuse a hopeless run, warn only, or off")
+    report_to: str = _key(
+        "none", "where metrics go besides the run folder: none, tensorboard, wandb or trackio"
+    )
+    val_every: int = _key(10, "steps between validations", 1, 100_000)
+    val_tasks: int = _key(60, "validation tasks used", 1, 100_000)
+    val_samples: int = _key(1, "sampled trajectories for each validation task", 1, 64)
+    # runs that survive
+    resume: str = _key(
+        "auto", "auto: go on from the newest sound checkpoint; never: start anew, what is there is kept aside"
+    )
+    save_every: int = _key(
+        5, "steps between checkpoints; 0 writes one only when training is stopped", 0, 100_000
+    )
+    patience: int = _key(
+        0, "validations without improvement before training ends early; 0 is never", 0, 100_000
+    )
+    rollback_drop: float = _key(
+        0.0, "fall in validation success that brings the best adapter back; 0 is off", 0, 1
+    )
+    processes: int = _key(1, "processes that train together, one a GPU", 1, 1024)
+    kl_target: float = _key(
+        0.0, "KL in nats a token that beta adapts to, from beta's value on; 0 keeps beta", 0, 100
+    )
+    given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Recipe:
+        """Check keys, types and bounds. Raises RecipeError."""
+        fields = cls.keys()
+        for name in values:
+            if name not in fields:
+                shown = str(name)[:100]
+                (close,) = difflib.get_close_matches(shown, fields, n=1, cutoff=0.0)
+                raise RecipeError(f"unknown recipe key {shown!r}: did you mean {close!r}?")
+        recipe = cls(
+            **{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values)
+        )
+        for check in (_check_clipping, _check_engine, _check_reward_and_controls, _check_batch):
+            check(recipe)
+        return recipe
+
+    @classmethod
+    def from_notebook(cls, namespace: Mapping[str, Any]) -> Recipe:
+        """Read the parameters a notebook defined, papermill's injected ones included.
+
+        Called right after the parameters cell: every plain value in the namespace must be a known key, so
+        that a misspelled parameter stops the notebook instead of being ignored.
+        """
+        plain = (str, int, float, bool, list, dict, type(None))
+        mine = {
+            n: v
+            for n, v in namespace.items()
+            if not n.startswith("_") and n not in _IPYTHON and isinstance(v, plain)
+        }
+        return cls.from_mapping({n: v for n, v in mine.items() if not n.startswith("PAPERMILL_")})
+
+    @classmethod
+    def keys(cls) -> dict[str, dataclasses.Field]:
+        """Every recipe key with its default and help."""
+        return {f.name: f for f in dataclasses.fields(cls) if "help" in f.metadata}
+
+    def used(self) -> dict[str, Any]:
+        """The parameters that were set, defaults of the notebook included."""
+        return {name: getattr(self, name) for name in self.keys() if name in self.given}
+
+    def everything(self) -> dict[str, Any]:
+        """All parameters, set or not."""
+        return {name: getattr(self, name) for name in self.keys()}
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Arguments of rewards.plan."""
+        return {
+            f"{name}_weight": getattr(self, f"reward_{name}")
+            for name in ("correctness", "format", "efficiency")
+        }
+
+    @property
+    def servers(self) -> list[str]:
+        """The replicas of engine server."""
+        return [url.strip() for url in self.server_urls.split(",") if url.strip()]
+
+    @property
+    def control_names(self) -> list[str]:
+        """Names of the control policies to train."""
+        return [name.strip() for name in self.controls.split(",") if name.strip()]
+
+    @property
+    def flaws(self) -> dict[str, float]:
+        """The demonstrating expert's flaw rates."""
+        names = ("skip_lookup", "wrong_operation", "in_head", "give_up", "malformed")
+        return {name: getattr(self, f"flaw_{name}") for name in names}
+
+
+def _check_clipping(recipe: Recipe) -> None:
+    high = recipe.clip_epsilon_high or recipe.clip_epsilon
+    if recipe.loss_type == "cispo" and high < 1:
+        raise RecipeError(
+            f"loss_type cispo caps the ratio itself at clip_epsilon_high, which is {high:g}; set it to 1 or "
+            "more"
+        )
+    if recipe.loss_type == "cispo" and recipe.dual_clip:
+        raise RecipeError("loss_type cispo has no dual clip: leave dual_clip out")
+    if 0 < recipe.dual_clip <= 1 + high:
+        raise RecipeError(
+            f"dual_clip is {recipe.dual_clip:g}; it must lie above 1 + the clip range = {1 + high:g}"
+        )
+    if recipe.kl_target and not recipe.beta:
+        raise RecipeError("kl_target needs a beta above 0 to start from")
+
+
+def _check_engine(recipe: Recipe) -> None:
+    if (recipe.engine == "server") != bool(recipe.servers):
+        raise RecipeError(
+            "engine server and server_urls belong together, as in: server_urls: http://localhost:8000"
+        )
+    for url in recipe.servers:
+        if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url):
+            shown = re.sub(r"//.*@", "//...@", url)[:80]  # without a password
+            raise RecipeError(
+                f"server_urls holds {shown!r}; use http://HOST:PORT, with no path, user or password"
+            )
+    if recipe.load_in_4bit and recipe.engine != "unsloth":
+        raise RecipeError(f"load_in_4bit needs engine: unsloth, and engine is {recipe.engine!r}")
+    for name, value in (("deterministic", recipe.deterministic), ("processes above 1", recipe.processes > 1)):
+        if value and recipe.engine != "transformers":
+            raise RecipeError(f"{name} needs engine: transformers, and engine is {recipe.engine!r}")
+
+
+def _check_reward_and_controls(recipe: Recipe) -> None:
+    for name in ("reward_correctness", "reward_format", "reward_efficiency"):
+        if recipe.reward != "plan" and getattr(recipe, name) != Recipe.keys()[name].default:
+            raise RecipeError(
+                f"{name} is a weight of reward plan, not of reward {recipe.reward}: leave it out"
+            )
+    if unknown := set(recipe.control_names) - set(CONTROLS):
+        raise RecipeError(
+            f"controls names {min(unknown)[:60]!r}; use {', '.join(CONTROLS)}, or several with commas"
+        )
+
+
+def _check_batch(recipe: Recipe) -> None:
+    rollouts = recipe.prompts_per_step * recipe.group_size
+    if rollouts % recipe.micro_batch:
+        raise RecipeError(
+            f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}"
+        )
+    if recipe.prompts_per_step % recipe.processes or rollouts // recipe.processes % recipe.micro_batch:
+        raise RecipeError(
+            f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that "
+            "no group is split,"
+            f" and micro_batch {recipe.micro_batch} the {rollouts // recipe.processes} trajectories of each"
+        )
+
+
+_IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})
+
+
+def _checked(spec: dataclasses.Field, value: Any) -> Any:
+    """A key's value as its type. Raises RecipeError naming the value, the key and what is allowed."""
+    kind, bounds = type(spec.default), spec.metadata
+    if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
+        with contextlib.suppress(ValueError, OverflowError):  # YAML reads 1e-6 as text
+            value = float(value)
+    if spec.name == "families" and isinstance(value, list) and all(isinstance(name, str) for name in value):
+        value = ",".join(value)
+    shown = f"{spec.name} is {reprlib.repr(value)[:100]}"  # a value may be of any size
+    if type(value) is not kind:
+        raise RecipeError(f"{shown}; it must be of type {kind.__name__} ({bounds['help']})")
+    if spec.name in CHOICES and value not in CHOICES[spec.name]:
+        raise RecipeError(f"{shown}; use {', '.join(CHOICES[spec.name])}")
+    if bounds["low"] is not None and not bounds["low"] <= value <= bounds["high"]:
+        raise RecipeError(
+            f"{shown}; it must lie between {bounds['low']:g} and {bounds['high']:g} ({bounds['help']})"
+        )
+    return value
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """The keys a YAML recipe sets, checked. Raises RecipeError."""
+    path = Path(path)
+    try:
+        values = _flat(path.read_text(encoding="utf-8"))
+        Recipe.from_mapping(values)
+    except FileNotFoundError:
+        raise RecipeError(f"{path} does not exist: recipes lie in params/") from None
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    return values
+
+
+def _flat(text: str) -> dict[str, Any]:
+    """The mapping of a YAML text to plain values or lists of them.
+
+    Checked on its nodes, before any value is made: a key given twice would silently count once, and a few
+    aliases of aliases stand for more than the memory holds.
+    """
+    root = yaml.compose(text, yaml.SafeLoader)
+    if not isinstance(root, yaml.MappingNode):
+        raise RecipeError("a recipe is one flat mapping of keys to values, such as 'seed: 3'")
+    seen: set[str] = set()
+    for key, value in root.value:
+        place = f"line {key.start_mark.line + 1}"
+        items = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        if not all(isinstance(node, yaml.ScalarNode) for node in (key, *items)):
+            raise RecipeError(f"{place} is nested; a recipe is flat: one 'key: value' a line")
+        if key.value in seen:
+            raise RecipeError(f"{place} sets {key.value[:100]!r} again; keep one of the two")
+        seen.add(key.value)
+    return yaml.safe_load(text)

@@ -1,0 +1,308 @@
+"""Family C: write a function, test it with the python tool, then submit it or say what it gives.
+
+``draft`` chains one to five blocks of specifications.py; ``draft_wide`` adds the functions of algorithms.py.
+The gold code runs here, on inputs drawn at random, to make the hidden tests; only the example in the prompt
+is ever seen by the policy. Every draft is tried against its own near misses (a parameter off by one, a step
+left out, two steps swapped, another last step): hidden tests that would let one of them pass make it no task.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, timedelta
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from agentkit.records import Task
+from agentkit.tasks.families.algorithms import ALGORITHMS, Algorithm
+from agentkit.tasks.families.specifications import BLOCKS, INPUTS, Block
+from agentkit.tools.corpus import Corpus
+
+FAMILY = "C"
+TESTS = 8  # hidden tests a task
+CANDIDATES = 24  # inputs they are chosen from
+TELLING = 3  # inputs, at least, must tell the solution from a near miss
+MAX_VALUE = 160  # characters of a value as text
+MAX_LINES = 5_000  # a call may execute: a near miss may loop for ever
+MAX_NUMBER, MAX_COUNTED = 10**6, 300  # between two steps; where the next step counts up to it
+LENGTHS = {1: 2, 2: 3, 3: 4, 4: 4, 5: 6}  # steps in a chain, with weights
+KINDS = {"numbers": 5, "text": 4, "number": 3, "date": 2}  # what a chain starts from, with weights
+IDENTITY = "def f(x): return x"  # the near miss of a function that has no other
+_DATES = ["from datetime import date, timedelta", "x = date.fromisoformat(x)"]
+
+Steps = tuple[tuple[Block, Any], ...]  # blocks with their parameters
+Program = Steps | str  # a chain, or code
+
+
+def draft(corpus: Corpus, rng: random.Random) -> Task | None:
+    """One random task without id, split and difficulty, or None when the draw gave an unusable one."""
+    steps = _chain(rng)
+    names, takes = [block.name for block, _ in steps], steps[0][0].takes
+    if len(set(names)) < len(names):
+        return None
+    inputs = _inputs(takes, rng)
+    swapped = list(_swaps(steps))
+    # steps that may stand in either order would make two tasks out of one function: only one order is asked
+    # for
+    if any(_same(steps, m, inputs) for m in swapped):
+        if names != sorted(names):
+            return None
+        swapped = []
+    misses = [*dict.fromkeys(_near_misses(steps, rng)), *swapped] or [IDENTITY]
+    words = ", then ".join(_filled(block.words, k) for block, k in steps)
+    meta = {"template": f"{takes} {len(steps)}", "entities": ["code:" + "+".join(sorted(names))]}
+    stages = [steps[: i + 1] for i in range(len(steps))]
+    if steps[-1][0].gives == "number" and rng.random() < 0.4:
+        return _question(words, takes, steps, misses, inputs, meta)
+    return _function_task(words, takes, stages, misses, inputs, meta)
+
+
+def draft_wide(corpus: Corpus, rng: random.Random) -> Task | None:
+    """``draft``, and for every fourth task a whole algorithm, tested on the inputs that a careful programmer
+    tries.
+    """
+    if rng.random() < 0.75:
+        return draft(corpus, rng)
+    algorithm = rng.choice(ALGORITHMS)
+    k = rng.choice(algorithm.values) if algorithm.values else None
+    solution = lines(algorithm, k)
+    inputs = _inputs(algorithm.takes, rng)
+    misses = [
+        m
+        for m in _off_by_one(solution)
+        if sum(_result(m, x) != _result(solution, x) for x in inputs) >= TELLING
+    ]
+    misses += [lines(algorithm, other) for other in algorithm.values if other != k] or [IDENTITY]
+    meta = {"template": "algorithm", "entities": [f"code:{algorithm.name}"]}
+    return _function_task(
+        _filled(algorithm.words, k), algorithm.takes, [solution], misses, inputs, meta, algorithm.edges
+    )
+
+
+def _function_task(
+    words: str,
+    takes: str,
+    stages: Sequence[Program],
+    misses: Sequence[Program],
+    inputs: list[str],
+    meta: dict,
+    edges: tuple = (),
+) -> Task | None:
+    """The task to write and submit the last stage, tested stage by stage on the example, then on the edges."""
+    solution = stages[-1]
+    tests = _tests(solution, misses, inputs)
+    shown = [x for x in inputs if x not in tests and all(_printed(s, x) for s in stages)] if tests else []
+    if not shown:
+        return None
+    example = max(shown[:8], key=lambda x: sum(_result(m, x) != _result(solution, x) for m in misses))
+    plan = [_call(stage, example) for stage in stages]
+    plan += [_call(solution, json.dumps(v)) for v in edges if _printed(solution, json.dumps(v))]
+    prompt = f"Write f(x) for {INPUTS[takes][0]}: {words}. Example: f({_value(example)!r}) is {_gives(solution, example)!r}."
+    verifier = {"kind": "code", "entry": "f", "tests": [[[_value(x)], _gives(solution, x)] for x in tests]}
+    meta |= {"plan": plan, "answer_if": {plan[-1]["expect"]: source(solution)}, **_gold(solution, misses)}
+    return Task("", prompt, source(solution), verifier, FAMILY, tools=("python",), meta=meta)
+
+
+def _question(
+    words: str, takes: str, solution: Steps, misses: Sequence[Program], inputs: list[str], meta: dict
+) -> Task | None:
+    """The task to say what a function gives for one input: a number."""
+    usable = [
+        x
+        for x in inputs
+        if _printed(solution, x) and all(_result(m, x) != _result(solution, x) for m in misses)
+    ]
+    if not usable:
+        return None
+    prompt = f"Take x = {_value(usable[0])!r}: {words}. What is the result?"
+    meta |= {"plan": [_call(solution, usable[0])], **_gold(solution, misses)}
+    meta["template"] += " question"
+    return Task("", prompt, str(_gives(solution, usable[0])), "numeric", FAMILY, tools=("python",), meta=meta)
+
+
+def _gold(solution: Program, misses: Sequence[Program]) -> dict:
+    """What a careless expert needs (policies/scripted.py): the right code, and code that is nearly right."""
+    return {"solution": source(solution), "near_misses": [source(m) for m in misses[:3]]}
+
+
+def _call(program: Program, given: str) -> dict:
+    """A python step of a plan: define the function, print what it gives."""
+    code = f"{source(program)}\nprint(f({_value(given)!r}))"
+    return {"tool": "python", "arguments": {"code": code}, "expect": _printed(program, given)}
+
+
+def _tests(solution: Program, misses: Sequence[Program], inputs: list[str]) -> list[str]:
+    """Inputs that tell the solution from every near miss; none where some near miss is no miss or results
+    hardly vary.
+    """
+    usable = [x for x in inputs if _result(solution, x) is not None]
+    chosen: dict[str, None] = {}
+    for wrong in misses if len(usable) > TESTS else []:
+        telling = [x for x in usable if _result(wrong, x) != _result(solution, x)]
+        if len(telling) < TELLING:
+            return []
+        if chosen.keys().isdisjoint(telling):
+            chosen[telling[0]] = None
+    for x in usable[: 2 * TESTS]:
+        if len(chosen) < TESTS:
+            chosen[x] = None
+    return list(chosen) if len({_result(solution, x) for x in chosen}) > 1 else []
+
+
+def _printed(program: Program, given: str) -> str:
+    """What printing the result shows; empty where that would not be recognised."""
+    text = "" if _result(program, given) is None else str(_gives(program, given))
+    return text if text == text.strip() else ""
+
+
+def _gives(program: Program, given: str) -> Any:
+    return _value(str(_result(program, given)))
+
+
+def _value(given: str) -> Any:
+    return json.loads(given)
+
+
+def _same(one: Program, other: Program, inputs: list[str]) -> bool:
+    return all(_result(one, x) == _result(other, x) for x in inputs)
+
+
+def _inputs(takes: str, rng: random.Random) -> list[str]:
+    """Different random inputs of a kind, as JSON."""
+    return list(dict.fromkeys(json.dumps(INPUTS[takes][1](rng)) for _ in range(CANDIDATES)))
+
+
+def source(program: Program) -> str:
+    """A program's code; a chain is one line of Python: ``def f(x): x = ...; return ...``."""
+    if isinstance(program, str):
+        return program
+    expressions = [_filled(block.code, k) for block, k in program]
+    opening = _DATES if program[0][0].takes == "date" else []
+    last = f"str({expressions[-1]})" if program[-1][0].gives == "date" else expressions[-1]
+    return "def f(x): " + "; ".join([*opening, *(f"x = {e}" for e in expressions[:-1]), f"return {last}"])
+
+
+def lines(algorithm: Algorithm, k: Any) -> str:
+    """An algorithm as a function of several lines."""
+    return "def f(x):\n" + textwrap.indent(_filled(algorithm.code.strip(), k), "    ")
+
+
+def _filled(text: str, k: Any) -> str:
+    return text.replace("{k}", str(k))
+
+
+def _off_by_one(code: str) -> list[str]:
+    """The code with each whole number in it raised by one, one at a time."""
+    numbers = re.finditer(r"(?<![\w.])\d+(?![\w.])", code)
+    return [f"{code[: m.start()]}{int(m[0]) + 1}{code[m.end() :]}" for m in numbers]
+
+
+def evaluate(steps: Steps, value: Any) -> Any:
+    """What a chain gives for one input, step by step.
+
+    Raises:
+        ValueError: a number gets so large that counting up to it would take long.  Others as the blocks raise
+            them.
+    """
+    value = date.fromisoformat(value) if steps[0][0].takes == "date" else value
+    for block, k in steps:
+        if block.takes == "number" and abs(value) > (MAX_COUNTED if "range(" in block.code else MAX_NUMBER):
+            raise ValueError(f"{value} is too large")
+        value = eval(_compiled(_filled(block.code, k)), {"x": value, "date": date, "timedelta": timedelta})
+    return str(value) if steps[-1][0].gives == "date" else value
+
+
+@lru_cache(maxsize=2048)
+def _compiled(expression: str) -> CodeType:
+    return compile(expression, "block", "eval")
+
+
+def run(code: str, value: Any) -> Any:
+    """What code of ours gives for one input; raises what it raises. Never called on anybody else's code."""
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    return _bounded(scope["f"], value) if "while " in code else scope["f"](value)
+
+
+def _bounded(function: Callable, value: Any) -> Any:
+    """Call a function that may loop for ever, counting the lines it executes."""
+    lines = 0
+
+    def count(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += 1
+        if lines > MAX_LINES:
+            raise TimeoutError("too many lines")
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        return function(value)
+    finally:
+        sys.settrace(before)
+
+
+@lru_cache(maxsize=4096)
+def _result(program: Program, given: str) -> str | None:
+    """What a program gives, as JSON, or None where it fails, gives too much or needs too long."""
+    try:
+        text = json.dumps(
+            run(program, _value(given)) if isinstance(program, str) else evaluate(program, _value(given))
+        )
+    except Exception:  # a near miss may do anything
+        return None
+    return text if len(text) <= MAX_VALUE else None
+
+
+def _chain(rng: random.Random) -> Steps:
+    (kind,) = rng.choices(list(KINDS), weights=list(KINDS.values()))
+    (length,) = rng.choices(list(LENGTHS), weights=list(LENGTHS.values()))
+    steps: list[tuple[Block, Any]] = []
+    for position in range(length):
+        gives = rng.choice(sorted({b.gives for b in BLOCKS if b.takes == kind}))
+        if (
+            position < length - 1 and rng.random() < 0.7
+        ):  # most steps keep the kind: long chains stay about one thing
+            gives = kind
+        block = rng.choice([b for b in BLOCKS if (b.takes, b.gives) == (kind, gives)])
+        steps.append((block, rng.choice(block.values) if block.values else None))
+        kind = gives
+    return tuple(steps)
+
+
+def _near_misses(steps: Steps, rng: random.Random) -> Iterator[Steps]:
+    """Chains that somebody careless might write: another parameter, a step left out, another last step."""
+    for i, (block, k) in enumerate(steps):
+        others = (
+            [k - 1, k + 1]
+            if isinstance(k, int)
+            else rng.sample([v for v in block.values if v != k], 2)
+            if k
+            else []
+        )
+        yield from (_with(steps, i, (block, other)) for other in others)
+        if block.takes == block.gives and len(steps) > 1:
+            yield _with(steps, i)
+    last = steps[-1][0]
+    alike = [
+        b for b in BLOCKS if (b.takes, b.gives) == (last.takes, last.gives) and b is not last and not b.values
+    ]
+    if alike:
+        yield _with(steps, len(steps) - 1, (rng.choice(alike), None))
+
+
+def _swaps(steps: Steps) -> Iterator[Steps]:
+    for i, ((a, _), (b, _)) in enumerate(zip(steps, steps[1:], strict=False)):
+        if a.takes == a.gives == b.takes == b.gives:
+            yield (*steps[:i], steps[i + 1], steps[i], *steps[i + 2 :])
+
+
+def _with(steps: Steps, position: int, *replacement: tuple[Block, Any]) -> Steps:
+    return (*steps[:position], *replacement, *steps[position + 1 :])

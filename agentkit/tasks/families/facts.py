@@ -1,0 +1,49 @@
+"""The corpus' facts as dictionaries, and how families draw from them."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from functools import lru_cache
+from typing import Any
+
+from agentkit.tools.corpus import PHRASES, Corpus, facts
+
+Entity = tuple[Any, ...]  # (name,) or (name, year)
+
+
+class FactIndex:
+    """Facts by kind: ``index["country.population"][("France",)]`` is the value."""
+
+    def __init__(self, corpus: Corpus):
+        self.kinds: dict[str, dict[Entity, Any]] = defaultdict(dict)
+        for kind, entity, value in facts(corpus.connection):
+            self.kinds[kind][entity] = value
+        self._entities = {kind: list(values) for kind, values in self.kinds.items()}
+
+    def __getitem__(self, kind: str) -> dict[Entity, Any]:
+        return self.kinds[kind]
+
+    def draw(self, rng: random.Random, kind: str, count: int = 1) -> list[Entity]:
+        """``count`` different entities that have a fact of this kind."""
+        return rng.sample(self._entities[kind], count)
+
+
+@lru_cache(maxsize=4)
+def fact_index(corpus: Corpus) -> FactIndex:
+    """The index of a corpus, built once (under a second)."""
+    return FactIndex(corpus)
+
+
+def lookup_step(index: FactIndex, kind: str, entity: Entity) -> dict:
+    """One search step of a plan: the query, and the value its result must contain."""
+    return {
+        "tool": "search",
+        "arguments": {"query": PHRASES[kind].format(*entity)},
+        "expect": str(index[kind][entity]),
+    }
+
+
+def tag(kind: str, entity: Entity) -> str:
+    """An entity's name in a task's meta, such as "country:France": what splits must not share in combination."""
+    return ":".join([kind.split(".")[0], *map(str, entity)])

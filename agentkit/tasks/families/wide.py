@@ -1,0 +1,255 @@
+"""More kinds of questions for families A and B: units, percentages, ages, longer chains, distractors, false
+premises.
+
+``lookup_draft`` and ``multihop_draft`` mix them half and half with the plain templates. A question whose
+premise may be false says how to answer then, whether it is or not, so that the wording gives nothing away.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from agentkit.records import Task
+from agentkit.tasks.families import lookup, multihop
+from agentkit.tasks.families.facts import FactIndex, fact_index, lookup_step, tag
+from agentkit.tasks.families.lookup import calculation, computed
+from agentkit.tools.corpus import Corpus, passage
+
+FALSE = "false premise"
+_VERDICT = {"kind": "exact", "aliases": ["the premise is false", "the premise is wrong"]}
+_SAY_SO = f' If the question assumes something wrong, answer "{FALSE}".'
+
+# kind, question, expression over the value
+UNITS = (
+    ("country.area", "What is the area of {0} in square miles, at 2.59 square km each?", "{0} / 2.59"),
+    (
+        "country.area",
+        "How many hectares is the area of {0}, at 100 hectares for each square km?",
+        "{0} * 100",
+    ),
+    ("film.runtime", "How many seconds does the film {0} run?", "{0} * 60"),
+    ("city.population", "How many thousand people live in the city {0}?", "{0} / 1000"),
+    ("element.weight", "How many grams do 12 moles of {0} weigh?", "{0} * 12"),
+    ("indicator.gdp_per_head", "What was the monthly income per head in {0} in {1}?", "{0} / 12"),
+    ("indicator.life_expectancy", "How many months was the life expectancy in {0} in {1}?", "{0} * 12"),
+)
+LARGEST = {
+    "country.population": "Which of these countries has the {} people: {}, {} or {}?",
+    "city.population": "Which of these cities has the {} people: {}, {} or {}?",
+}
+PREMISES = {
+    "country.population": "How many more people does {0} have than {1}?",
+    "city.population": "How many more people does the city {0} have than the city {1}?",
+    "country.area": "By how many square km is {0} larger than {1}?",
+    "film.runtime": "By how many minutes is the film {0} longer than the film {1}?",
+    "film.year": "How many years after the film {1} was the film {0} released?",
+}
+CHAINS: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("film.country", "country.currency"): ("Which currency is used in the country of the film {0}?",),
+    ("discoverer.element", "element.number"): (
+        "What is the atomic number of the element discovered by {0}?",
+    ),
+    ("discoverer.element", "element.discovered"): ("In which year was the element of {0} discovered?",),
+    ("film.director", "director.first_film", "film.country"): (
+        "Which country made the first film of the director of the film {0}?",
+    ),
+    ("film.country", "country.neighbour", "country.capital"): (
+        "What is the capital of the only neighbour of the country of the film {0}?",
+    ),
+    ("city.country", "country.neighbour", "country.currency"): (
+        "Which currency is used by the only neighbour of the country where the city {0} lies?",
+    ),
+    ("film.director", "director.first_film", "film.country", "country.capital"): (
+        "What is the capital of the country that made the first film of the director of the film {0}?",
+    ),
+    ("city.country", "country.neighbour", "country.capital", "city.population"): (
+        "How many people live in the capital of the only neighbour of the country of the city {0}?",
+    ),
+}
+
+
+def lookup_draft(corpus: Corpus, rng: random.Random) -> Task | None:
+    """One random task of family A without id, split and difficulty, or None when the draw gave an unusable
+    one.
+    """
+    index = fact_index(corpus)
+    kinds = (_units, _percentage, _growth, _share, _largest, _age, _span, _premise, _distracted)
+    return rng.choice(kinds)(index, rng, corpus) if rng.random() < 0.5 else lookup.draft(corpus, rng)
+
+
+def multihop_draft(corpus: Corpus, rng: random.Random) -> Task | None:
+    """One random task of family B without id, split and difficulty, or None when the draw gave an unusable
+    one.
+    """
+    index, kind = fact_index(corpus), rng.random()
+    if kind < 0.5:
+        return multihop.draft(corpus, rng)
+    if kind < 0.75:
+        return multihop.draft(corpus, rng, CHAINS)
+    return rng.choice((_capitals, _director, _distracted_chain))(index, rng, corpus)
+
+
+def _units(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    kind, question, expression = rng.choice(UNITS)
+    (entity,) = index.draw(rng, kind)
+    prompt = question.format(*entity)
+    return computed("units", prompt, index, [(kind, entity)], expression)
+
+
+def _percentage(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    kind = rng.choice(["country.population", "country.area", "city.population", "film.runtime"])
+    whole, part = sorted(index.draw(rng, kind, 2), key=lambda e: -index[kind][e])
+    wording = lookup.WORDINGS[kind][0]
+    prompt = f"What percentage of {wording.format(*whole)} is {wording.format(*part)}?"
+    return computed("percentage", prompt, index, [(kind, part), (kind, whole)], "100 * {0} / {1}")
+
+
+def _growth(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    kind = "indicator.gdp_per_head"
+    (later,) = index.draw(rng, kind)
+    years = [year for year in range(1952, later[1], 5) if (later[0], year) in index[kind]]
+    if not years:
+        return None
+    earlier = (later[0], rng.choice(years))
+    prompt = (
+        f"By what percentage did the income per head in {later[0]} change from {earlier[1]} to {later[1]}?"
+    )
+    tags = [f"indicator:{later[0]}", str(later[1]), str(earlier[1])]
+    return computed(
+        "growth", prompt, index, [(kind, later), (kind, earlier)], "100 * ({0} - {1}) / {1}", tags
+    )
+
+
+def _share(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    entities = index.draw(rng, "country.population", 3)
+    a, b, c = (e[0] for e in entities)
+    prompt = f"What percentage of the total population of {a}, {b} and {c} lives in {a}?"
+    facts = [("country.population", e) for e in entities]
+    return computed("share", prompt, index, facts, "100 * {0} / ({0} + {1} + {2})")
+
+
+def _largest(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    kind, (word, choose) = rng.choice(list(LARGEST)), rng.choice([("most", max), ("fewest", min)])
+    entities = index.draw(rng, kind, 3)
+    values = {index[kind][e]: e[0] for e in entities}
+    if len(values) < 3:
+        return None
+    steps = [lookup_step(index, kind, e) for e in entities] + [
+        calculation(f"{choose.__name__}({{0}}, {{1}}, {{2}})")
+    ]
+    meta = {"template": "largest", "entities": [tag(kind, e) for e in entities], "plan": steps,
+            "answer_if": {str(value): name for value, name in values.items()}}  # fmt: skip
+    prompt = LARGEST[kind].format(word, *(e[0] for e in entities))
+    return Task("", prompt, values[choose(values)], "exact", lookup.FAMILY, meta=meta)
+
+
+def _age(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    (film,) = index.draw(rng, "film.year")
+    released, years = index["film.year"][film], rng.randint(3, 60)
+    if rng.random() < 0.5:
+        prompt, expression = (
+            f"How old was the film {film[0]} in {released + years}?",
+            f"{released + years} - {{0}}",
+        )
+    else:
+        prompt, expression = (f"In which year was the film {film[0]} {years} years old?", f"{{0}} + {years}")
+    return computed("age", prompt, index, [("film.year", film)], expression)
+
+
+def _span(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    (film,), (element,) = index.draw(rng, "film.year"), index.draw(rng, "element.discovered")
+    if index["film.year"][film] <= index["element.discovered"][element]:
+        return None
+    prompt = f"How many years after the discovery of {element[0]} was the film {film[0]} released?"
+    return computed(
+        "span", prompt, index, [("film.year", film), ("element.discovered", element)], "{0} - {1}"
+    )
+
+
+def _premise(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    """A difference that the question takes to be positive; half of the time it is not."""
+    kind = rng.choice(list(PREMISES))
+    first, second = index.draw(rng, kind, 2)
+    prompt = PREMISES[kind].format(first[0], second[0]) + _SAY_SO
+    task = computed("premise", prompt, index, [(kind, first), (kind, second)], "{0} - {1}")
+    if task is None or not task.answer.startswith("-"):
+        return task if task and task.answer != "0" else None
+    return dataclasses.replace(
+        task, answer=FALSE, verifier=_VERDICT, meta=task.meta | {"answer_if": {task.answer: FALSE}}
+    )
+
+
+def _distracted(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    return _with_distractor(index, rng, lookup.draft(corpus, rng))
+
+
+def _distracted_chain(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    return _with_distractor(index, rng, multihop.draft(corpus, rng))
+
+
+def _with_distractor(index: FactIndex, rng: random.Random, task: Task | None) -> Task | None:
+    """The task after a true sentence that has nothing to do with it. Its entities stay: both versions go to
+    one split.
+    """
+    kind = rng.choice(
+        ["country.population", "country.area", "film.runtime", "element.weight", "city.population"]
+    )
+    (entity,) = index.draw(rng, kind)
+    if task is None or str(entity[0]) in task.prompt or str(entity[0]) == task.answer:
+        return None
+    meta = task.meta | {"template": f"{task.meta['template']} distractor"}
+    return dataclasses.replace(
+        task, prompt=f"{passage(kind, entity, index[kind][entity])} {task.prompt}", meta=meta
+    )
+
+
+def _capitals(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    """Two chains and a comparison, or a difference whose sign the question takes for granted."""
+    first, second = index.draw(rng, "country.capital", 2)
+    capitals = [(index["country.capital"][country],) for country in (first, second)]
+    if any(capital not in index["city.population"] for capital in capitals) or capitals[0] == capitals[1]:
+        return None
+    pairs = zip((first, second), capitals, strict=True)
+    hops = [(("country.capital", country), ("city.population", capital)) for country, capital in pairs]
+    steps = [lookup_step(index, kind, entity) for hop in hops for kind, entity in hop]
+    a, b = (index["city.population"][capital] for capital in capitals)
+    meta = {"template": "capitals", "entities": [tag("country", first), tag("country", second)]}
+    if rng.random() < 0.5:
+        meta |= {
+            "plan": [*steps, calculation("{1} > {3}")],
+            "answer_if": {"true": first[0], "false": second[0]},
+        }
+        prompt = f"Whose capital has more people, that of {first[0]} or that of {second[0]}?"
+        return Task("", prompt, first[0] if a > b else second[0], "exact", multihop.FAMILY, meta=meta)
+    prompt = (
+        f"How many more people live in the capital of {first[0]} than in the capital of {second[0]}?{_SAY_SO}"
+    )
+    meta |= {"plan": [*steps, calculation("{1} - {3}")]}
+    if a > b:
+        return Task("", prompt, str(a - b), "numeric", multihop.FAMILY, meta=meta)
+    return (
+        Task("", prompt, FALSE, _VERDICT, multihop.FAMILY, meta=meta | {"answer_if": {str(a - b): FALSE}})
+        if a < b
+        else None
+    )
+
+
+def _director(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+    """A question about a film that names its director, half of the time another one."""
+    film, other = index.draw(rng, "film.director", 2)
+    director = index["film.director"][film]
+    right = rng.random() < 0.5
+    named = director if right else index["film.director"][other]
+    if not right and named == director:
+        return None
+    kind, question = rng.choice([("film.year", "In which year did {1} release the film {0}?"),
+                                 ("film.runtime", "How many minutes does the film {0} by {1} run?")])  # fmt: skip
+    steps = [lookup_step(index, "film.director", film)]
+    meta = {"template": "director", "entities": [tag("film", film), f"director:{named}"]}
+    prompt = question.format(film[0], named) + _SAY_SO
+    if right:
+        meta |= {"plan": [*steps, lookup_step(index, kind, film)]}
+        return Task("", prompt, str(index[kind][film]), "numeric", multihop.FAMILY, meta=meta)
+    meta |= {"plan": steps, "answer_if": {director: FALSE}}
+    return Task("", prompt, FALSE, _VERDICT, multihop.FAMILY, meta=meta)

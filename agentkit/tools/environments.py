@@ -1,0 +1,201 @@
+"""The environments that ship, and the tool protocol.
+
+An environment is a class in TRL's ``environment_factory`` form: ``reset(**row)``, public methods are tools,
+optional ``get_reward``. Any such class from elsewhere runs here, and ours run in stock TRL. How tools are
+declared and called is in agentkit.tools.runtime; its names that users need are here too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agentkit.tools import (
+    PythonSession,
+    RetrievalServer,
+    Workspace,
+    calculate,
+    query_database,
+    run_program,
+    search_passages,
+)
+from agentkit.tools.corpus import Corpus
+from agentkit.tools.runtime import (
+    MAX_OBSERVATION,
+    ToolSpec,
+    check_call,
+    in_thread,
+    malformed,
+    run_call,
+    tool,
+    tool_schemas,
+    tools_of,
+)
+from agentkit.tools.search import Backend
+
+__all__ = [
+    "CODE_PROMPT",
+    "MAX_OBSERVATION",
+    "SYSTEM_PROMPT",
+    "CodeEnvironment",
+    "CorpusEnvironment",
+    "ToolSpec",
+    "WorkbenchEnvironment",
+    "check_call",
+    "environments",
+    "in_thread",
+    "malformed",
+    "run_call",
+    "tool",
+    "tool_schemas",
+    "tools_of",
+]
+
+SYSTEM_PROMPT = (
+    "Answer the question with the tools. Look up every fact with search, compute with calculator, "
+    'and end with a line "Answer: ...".'
+)
+CODE_PROMPT = 'Write the code, test it with python, and end with a line "Answer: ...".'
+
+
+@functools.lru_cache(maxsize=64)
+def _file_version(path: Path) -> str:
+    """Which file answers come from; a corpus file is never written again."""
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
+
+
+def _search_version(environment: CorpusEnvironment) -> str | None:
+    """What a search's answer depends on; None where it may differ from day to day, as on the web."""
+    match environment._backend:
+        case Corpus() as corpus:
+            return f"{_file_version(corpus.path)} {environment._top_k}"
+        case RetrievalServer(url=url):
+            return f"{url} {environment._top_k}"
+    return None
+
+
+class CorpusEnvironment:
+    """Search over the embedded corpus and a calculator."""
+
+    def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
+        self._corpus = corpus or Corpus.open()
+        self._backend = backend or self._corpus
+        self._top_k = top_k
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to reset: both tools are pure."""
+
+    @tool(pure=True, version=_search_version)
+    def search(self, query: str) -> str:
+        """Search facts.
+
+        Args:
+            query: What to look up.
+        """
+        return search_passages(self._backend, query, self._top_k)
+
+    @tool(pure=True)
+    def calculator(self, expression: str) -> str:
+        """Compute arithmetic.
+
+        Args:
+            expression: The arithmetic.
+        """
+        return calculate(expression)
+
+
+class CodeEnvironment:
+    """Programs in the sandbox, each in a fresh process."""
+
+    system_prompt = CODE_PROMPT
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to reset: no program leaves anything behind."""
+
+    def python(self, code: str) -> str:
+        """Run Python.
+
+        Args:
+            code: The program.
+        """
+        return run_program(code)[0]
+
+
+class WorkbenchEnvironment(CorpusEnvironment):
+    """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and a workspace of
+    files.
+
+    Programs see the workspace's files. One environment serves one trajectory.
+
+    Args:
+        corpus: what sql reads, and search where no backend is given; by default the shipped one.
+        top_k: passages of a search.
+        backend: what search asks instead: a RetrievalServer, a WebSearch, or a Recording of one.
+        session: whether programs remember what earlier ones defined.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus | None = None,
+        top_k: int = 3,
+        *,
+        backend: Backend | None = None,
+        session: bool = False,
+    ):
+        super().__init__(corpus, top_k, backend=backend)
+        self._keeps = session
+        self.reset()
+
+    def reset(self, **row: Any) -> None:
+        """An empty workspace and a new interpreter."""
+        self._workspace, self._session = Workspace(), PythonSession() if self._keeps else None
+
+    @tool(pure=True, version=lambda environment: _file_version(environment._corpus.path), max_concurrent=8)
+    def sql(self, query: str) -> str:
+        """Ask the database.
+
+        Args:
+            query: One SELECT.
+        """
+        return query_database(self._corpus, query)
+
+    def python(self, code: str) -> str:
+        """Run Python.
+
+        Args:
+            code: The program.
+        """
+        run = self._session.run if self._session else run_program
+        return run(code, files=self._workspace.files)[0]
+
+    def write_file(self, path: str, content: str) -> str:
+        """Write a file.
+
+        Args:
+            path: Its name.
+            content: Its text.
+        """
+        return self._workspace.write(path, content)
+
+    def read_file(self, path: str, start: int = 0) -> str:
+        """Read a file.
+
+        Args:
+            path: Its name.
+            start: The first character.
+        """
+        return self._workspace.read(path, start)
+
+    def list_files(self) -> str:
+        """List the files."""
+        return self._workspace.list()
+
+
+def environments(corpus: Corpus, top_k: int = 3) -> dict[str, Callable[[], object]]:
+    """Each family's environment: programs for C, search and calculator for the others."""
+    around = functools.partial(CorpusEnvironment, corpus, top_k)
+    return defaultdict(lambda: around, {"C": CodeEnvironment})

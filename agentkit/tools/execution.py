@@ -1,0 +1,265 @@
+"""Where tools run: in a thread, on the tools' own event loop, or in a process; waiting for them always ends
+in time.
+
+When the time is up an async tool is cancelled and a process is killed. A thread cannot be ended: it is left
+behind, and a tool that has left MAX_HUNG behind is refused from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import functools
+import json
+import os
+import queue
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+MAX_THREADS = 128  # tools running in threads at once in one event loop
+MAX_HUNG = 64  # calls of one tool that may be left behind
+START_S = 60.0  # for a process to start and to load a tool
+
+_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def place(name: str, limit: int | None) -> contextlib.AbstractAsyncContextManager:
+    """One of ``limit`` places that a tool has, in one event loop; "" stands for all threads."""
+    if limit is None:
+        return contextlib.nullcontext()
+    gates = _gates.setdefault(asyncio.get_running_loop(), {})
+    return gates.setdefault(name, asyncio.Semaphore(limit))
+
+
+class Refused(RuntimeError):
+    """A tool is not called, because too many earlier calls of it never ended."""
+
+
+class Failed(RuntimeError):
+    """A tool failed in a process of its own; the message is what it said."""
+
+
+# ---- calls that may never end
+# ----------------------------------------------------------------------------------------
+_hung: dict[str, set[threading.Event]] = defaultdict(set)  # by tool: the ends of calls that were left behind
+
+
+def _refuse_hung(name: str) -> None:
+    _hung[name] = {end for end in _hung[name] if not end.is_set()}
+    if len(_hung[name]) >= MAX_HUNG:
+        raise Refused(f"{name.rpartition('.')[2]} is out of order: {MAX_HUNG} earlier calls still hang")
+
+
+async def _within(future: Any, end: threading.Event, limit_s: float, name: str) -> Any:
+    """The result of work elsewhere. Raises TimeoutError, having cancelled what can be, or what the work
+    raised.
+
+    A result that is there when the time is up counts, so that a busy event loop makes no tool look slow.
+    """
+    waiting = asyncio.wrap_future(future)
+    try:
+        await asyncio.wait({waiting}, timeout=limit_s)
+        if future.done():
+            return future.result()
+        raise TimeoutError
+    finally:
+        if name and not future.done():  # left behind, by its own time limit or because nobody waits any more
+            _hung[name].add(end)
+        if not waiting.cancel() and not waiting.cancelled():
+            waiting.exception()  # has been seen
+
+
+async def in_thread(work: Callable[[], Any], timeout_s: float, name: str = "") -> Any:
+    """What ``work`` returns, called in a daemon thread of a bounded pool. Raises TimeoutError, or what
+    ``work`` raised.
+
+    Not asyncio.to_thread: its few workers would be used up by hung tools, and asyncio.run would wait for them
+    at the end. The time starts when one of MAX_THREADS places is free, so that a thousand calls at once do
+    not time each other out.
+    """
+    async with place("", MAX_THREADS):
+        if name:
+            _refuse_hung(name)
+        future, end = Future(), threading.Event()
+        future.set_running_or_notify_cancel()
+        _submit(functools.partial(_fulfil, work, future, end))
+        return await _within(future, end, timeout_s, name)
+
+
+def _fulfil(work: Callable[[], Any], future: Any, end: threading.Event) -> None:
+    value, raised = None, None
+    try:
+        value = work()
+    except StopIteration as error:  # which no future can hold
+        raised = RuntimeError(f"the tool raised {type(error).__name__}")
+    except Exception as error:
+        raised = error
+    except BaseException as error:  # such as SystemExit, which would end the event loop
+        raised = RuntimeError(f"the tool raised {type(error).__name__}")
+    if raised is None:
+        future.set_result(value)
+    else:
+        future.set_exception(raised)
+    end.set()
+
+
+_idle: list[queue.SimpleQueue] = []  # inboxes of threads that wait for work
+
+
+def _submit(job: Callable[[], None]) -> None:
+    """Hand a job to an idle thread, or to a new one; a thread that hangs is never idle again."""
+    try:
+        inbox = _idle.pop()
+    except IndexError:
+        inbox = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(inbox,), name="tool", daemon=True).start()
+    inbox.put(job)
+
+
+def _serve(inbox: queue.SimpleQueue) -> None:
+    while True:
+        inbox.get()()
+        _idle.append(inbox)
+
+
+# ---- async tools
+# -----------------------------------------------------------------------------------------------------
+_tool_loop: asyncio.AbstractEventLoop | None = None
+_loop_lock = threading.Lock()
+
+
+async def on_tool_loop(work: Callable[[], Awaitable[Any]], limit_s: float, name: str) -> Any:
+    """Await an async tool on the tools' event loop, which lives in a thread of its own, as in TRL.
+
+    So a tool that blocks holds up no sampling, and a client that a tool keeps open outlives the rollout's
+    event loop.
+    """
+    _refuse_hung(name)
+    loop, end = _started_loop(), threading.Event()
+    future = asyncio.run_coroutine_threadsafe(_awaited(work, end), loop)
+    try:
+        return await _within(future, end, limit_s, name)
+    except TimeoutError:
+        if not end.is_set():
+            await _abandon_if_blocked(loop)
+        raise
+
+
+async def _awaited(work: Callable[[], Awaitable[Any]], end: threading.Event) -> Any:
+    try:
+        return await work()
+    except (KeyboardInterrupt, SystemExit) as error:  # would end the event loop
+        raise RuntimeError(f"the tool raised {type(error).__name__}") from None
+    finally:
+        end.set()
+
+
+def _started_loop() -> asyncio.AbstractEventLoop:
+    global _tool_loop
+    with _loop_lock:
+        if _tool_loop is None:
+            _tool_loop = asyncio.new_event_loop()
+            threading.Thread(target=_tool_loop.run_forever, name="async tools", daemon=True).start()
+        return _tool_loop
+
+
+async def _abandon_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
+    """Leave an event loop behind that a tool blocks; the next call starts another."""
+    global _tool_loop
+    alive = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))
+    await asyncio.wait({alive}, timeout=0.5)
+    if not alive.done():
+        alive.cancel()
+        with _loop_lock:
+            _tool_loop = None if _tool_loop is loop else _tool_loop
+
+
+# ---- tools in processes
+# ----------------------------------------------------------------------------------------------
+_workers: list[_Worker] = []  # idle ones
+
+
+async def in_process(work: Callable[[], Any], limit_s: float) -> Any:
+    """Call ``work`` in another process, which is killed with all it started when the time is up."""
+    worker = _workers.pop() if _workers else _Worker()
+    try:
+        await in_thread(functools.partial(worker.load, work), START_S)
+        text = await in_thread(worker.run, limit_s)
+    except Failed as error:
+        if worker.process.poll() is None:
+            _workers.append(worker)
+        raise (ValueError if error.args[1:] else Failed)(error.args[0]) from None
+    except BaseException:
+        worker.kill()
+        raise
+    _workers.append(worker)
+    return text
+
+
+class _Worker:
+    """A process that runs one call at a time (agentkit/tools/worker.py)."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        atexit.register(self.kill)
+
+    def load(self, work: Callable[[], Any]) -> None:
+        """Send a call and wait until it is ready to run. Raises ValueError where it cannot be sent."""
+        import dill
+
+        try:
+            frames = [json.dumps(sys.path).encode(), dill.dumps(work, recurse=True)]
+        except Exception as error:
+            raise ValueError(f"the tool cannot run in a process of its own: {error}") from None
+        with contextlib.suppress(BrokenPipeError):  # then there is no reply either
+            for frame in frames:
+                self.process.stdin.write(struct.pack("!Q", len(frame)) + frame)
+            self.process.stdin.flush()
+        self._reply()
+
+    def run(self) -> str | None:
+        """The call's result as text."""
+        return self._reply().get("text")
+
+    def _reply(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"its process ended with status {self.process.wait()}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise Failed(reply["error"], *(["final"] if reply["final"] else []))
+        return reply
+
+    def kill(self) -> None:
+        """End the process and everything it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        atexit.unregister(self.kill)
+
+
+def _forget() -> None:
+    """A forked process has none of its parent's threads and must not use its pipes."""
+    global _tool_loop, _loop_lock
+    _tool_loop, _loop_lock = None, threading.Lock()
+    for shared in (_idle, _workers, _hung):
+        shared.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

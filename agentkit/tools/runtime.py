@@ -1,0 +1,295 @@
+"""How a tool is declared, and the runtime that calls it: bounded in time and number, whatever the tool does.
+
+``@tool(...)`` on a method says what the runtime may rely on; a method without it is a plain tool that is run
+in a thread, or on the tools' own event loop where it is ``async``. Whatever goes wrong (unknown name, bad
+arguments, exceptions, time-outs) becomes an observation that tells the policy what to mend. How the work is
+done and ended is in agentkit.tools.execution.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import inspect
+import json
+import os
+import time
+import typing
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from agentkit.records import ToolCall, ToolResult
+from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
+from agentkit.tools.execution import Failed, Refused, in_process, in_thread, on_tool_loop, place
+
+MAX_OBSERVATION = 100_000  # characters; the limit in tokens is the rollout's
+_TYPES = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+# ---- declaring
+# -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """What a tool's author declares."""
+
+    pure: bool = (
+        False  # same arguments, same answer, no effect: answers are cached and shared by calls under way
+    )
+    version: str | Callable[[Any], str | None] = (
+        ""  # what answers depend on beside arguments and the tool's own code, or a
+    )
+    # function of the environment that says it; None: this environment's answers are not cached
+    process: bool = (
+        False  # run in a process of its own, on a copy of the environment, killed when the time is up
+    )
+    max_concurrent: int | None = (
+        None  # calls at once in one event loop; None: one a core for processes, else no limit
+    )
+    retries: int = 0  # more tries after an exception other than ValueError, within the same time limit
+    backoff_s: float = 0.5  # before the first of them; twice as long before each one after it
+    timeout_s: float | None = None  # wall clock of a call; None: the rollout's
+
+    def __post_init__(self) -> None:
+        for name, low in (("max_concurrent", 1), ("retries", 0), ("backoff_s", 0), ("timeout_s", 0.001)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and value >= low):
+                raise ValueError(f"a tool's {name} is {value!r}; it must be a number of at least {low}")
+        if not isinstance(self.retries, int) or self.backoff_s is None:
+            raise ValueError("a tool's retries must be a whole number, and its backoff_s a number")
+
+
+def tool(**declared: Any) -> Callable[[Callable], Callable]:
+    """Declare how a tool method is run: the fields of ToolSpec. The method itself is not changed.
+
+    Raises:
+        ValueError: a value out of bounds, or ``process`` on an async tool.
+        TypeError: an unknown field.
+    """
+    spec = ToolSpec(**declared)
+
+    def mark(function: Callable) -> Callable:
+        if spec.process and inspect.iscoroutinefunction(function):
+            raise ValueError(f"{function.__name__} is async; process=True is for plain functions")
+        function.tool_spec = spec
+        return function
+
+    return mark
+
+
+def tools_of(environment: object) -> dict[str, Callable]:
+    """An environment's tools by name: its public methods, without reset and get_reward.
+
+    They are listed on the class, as TRL does: listing them on the instance would evaluate its properties.
+    """
+    names = [n for n, _ in inspect.getmembers(type(environment), inspect.isfunction) if not n.startswith("_")]
+    return {n: getattr(environment, n) for n in names if n not in ("reset", "get_reward")}
+
+
+def tool_schemas(environment: object) -> list[dict]:
+    """JSON schemas of an environment's tools, as the chat template gets them."""
+    from transformers.utils import get_json_schema
+
+    schemas = [get_json_schema(tool) for tool in tools_of(environment).values()]
+    for schema in schemas:
+        schema["function"].pop("return", None)  # the chat formats have no place for it
+    return schemas
+
+
+def check_call(call: ToolCall, tools: dict[str, Callable]) -> str | None:
+    """What is wrong with a call, in one sentence, or None."""
+    if call.name not in tools:
+        return f"there is no tool {call.name[:60]!r}; there are {', '.join(tools)}"
+    parameters, hints = _signature(tools[call.name])
+    named = [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
+    unknown = sorted(set(call.arguments) - set(named))
+    if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return f"{call.name} has no argument {unknown[0][:60]!r}; it takes {', '.join(named)}"
+    for name in named:
+        if name not in call.arguments:
+            if parameters[name].default is inspect.Parameter.empty:
+                return f"{call.name} needs the argument {name!r}"
+        elif not _fits(call.arguments[name], hints.get(name)):
+            return f"{call.name}: {name!r} must be {_TYPES.get(hints[name], hints[name])}"
+    return None
+
+
+def _signature(method: Callable) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    """A tool's parameters and their types."""
+    parameters, hints = _read_signature(getattr(method, "__func__", method))
+    return dict(list(parameters.items())[inspect.ismethod(method) :]), hints
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_signature(function: Callable) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+    try:
+        hints = typing.get_type_hints(function)
+    except Exception:  # an annotation that names nothing importable: its arguments go unchecked
+        hints = {}
+    return inspect.signature(function).parameters, hints
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+# ---- calling
+# ---------------------------------------------------------------------------------------------------------
+async def run_call(
+    call: ToolCall, environment: object, *, timeout_s: float = 10.0, cache: ToolCache | None = None
+) -> ToolResult:
+    """Run one call; whatever fails becomes an observation that starts with "Error:" and ok=False.
+
+    Args:
+        call: the tool's name and arguments.
+        environment: its public methods are the tools.
+        timeout_s: wall clock, where the tool declares none; it starts when the call does, not while it waits
+            for a place.
+        cache: answers of tools declared pure; None asks every time.
+    """
+    start, cached = time.perf_counter(), False
+    tools = tools_of(environment)
+    problem = check_call(call, tools)
+    if problem is None:
+        method = tools[call.name]
+        spec = getattr(method, "tool_spec", ToolSpec())
+        arguments, key = _cacheable(method, spec, environment, call.arguments)
+        work = functools.partial(_outcome, method, spec, arguments, spec.timeout_s or timeout_s)
+        if key is None or cache is None:
+            observation, ok = await work()
+        else:
+            (observation, ok), cached = await cache.answer(_name(method), key, work)
+    else:
+        observation, ok = f"Error: {problem}.", False
+    return ToolResult(call.name, call.arguments, observation, ok, time.perf_counter() - start, cached)
+
+
+def malformed(problem: str) -> ToolResult:
+    """The result shown for a call that could not be parsed."""
+    return ToolResult("", {}, f"Error: {problem}.", ok=False)
+
+
+def _cacheable(
+    method: Callable, spec: ToolSpec, environment: object, arguments: dict
+) -> tuple[dict, bytes | None]:
+    """A pure tool's arguments in canonical order, cached or not, so that an answer depends on its key alone;
+    and the key.
+    """
+    if not spec.pure:
+        return arguments, None
+    try:
+        text = canonical(arguments)
+        version = spec.version(environment) if callable(spec.version) else spec.version
+    except Exception as error:  # arguments that no parser gives, or a version that cannot be told
+        warnings.warn(f"answers of {_name(method)} are not cached: {_described(error)}", stacklevel=2)
+        return arguments, None
+    key = (
+        None
+        if version is None
+        else key_of(_name(method), f"{version} {_code(getattr(method, '__func__', method))}", text)
+    )
+    return json.loads(text), key
+
+
+def _name(method: Callable) -> str:
+    return f"{method.__module__}.{method.__qualname__}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _code(function: Callable) -> str:
+    """A tool's own code as text that is the same in every process: a tool rewritten in a notebook cell is
+    another tool.
+    """
+
+    def parts(constant: Any) -> Any:
+        if isinstance(constant, CodeType):
+            return [constant.co_code, constant.co_names, *map(parts, constant.co_consts)]
+        return sorted(map(repr, constant)) if isinstance(constant, frozenset) else repr(constant)
+
+    told = [parts(function.__code__), function.__defaults__, function.__kwdefaults__]
+    return hashlib.sha256(repr(told).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+async def _outcome(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Outcome:
+    """What the policy is shown; it never raises for what the tool does."""
+    name, problem = method.__name__, None
+    try:
+        async with place(_name(method), spec.max_concurrent or (os.cpu_count() if spec.process else None)):
+            value = await _tries(method, spec, arguments, limit_s)
+            observation = (
+                value if type(value) is str else await in_thread(functools.partial(_text, value), limit_s)
+            )
+    except TimeoutError:
+        problem = f"{name} did not answer within {limit_s:g} s"
+    except Exception as error:  # a tool is somebody else's code: nothing it raises may end the run
+        problem = _described(error)
+    if problem is not None:
+        observation = f"Error: {problem}."
+    if len(observation) > MAX_OBSERVATION:
+        observation = observation[:MAX_OBSERVATION] + " [cut]"
+    return observation, problem is None
+
+
+async def _tries(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Any:
+    deadline, wait = time.monotonic() + limit_s, spec.backoff_s
+    for left in range(spec.retries, -1, -1):
+        try:
+            return await _once(method, spec, arguments, limit_s)
+        except Exception as error:
+            limit_s = deadline - time.monotonic() - wait
+            if not left or limit_s <= 0 or isinstance(error, ValueError | Refused):
+                raise
+        await asyncio.sleep(wait)
+        wait *= 2
+
+
+async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: float) -> Any:
+    """Call reset or get_reward as a tool is called: in a thread, or on the tools' event loop where it is
+    async.
+
+    Raises:
+        TimeoutError: it did not answer in time; otherwise whatever it raised.
+    """
+    return await _once(method, ToolSpec(), arguments, timeout_s)
+
+
+async def _once(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Any:
+    work = functools.partial(method, **arguments)
+    if inspect.iscoroutinefunction(method):
+        return await on_tool_loop(work, limit_s, _name(method))
+    if spec.process:
+        return await in_process(work, limit_s)
+    return await in_thread(work, limit_s, _name(method))
+
+
+def _text(value: Any) -> str:
+    """What a tool returned, as plain text: a subclass of str may have methods of its own."""
+    return str.__str__(value if isinstance(value, str) else str(value))
+
+
+def _described(error: Exception) -> str:
+    """What an exception says; its type too, except for ValueError, which tools raise to speak to the policy."""
+    try:
+        said = (
+            f"{error}"
+            if isinstance(error, ValueError | Refused | Failed)
+            else f"{type(error).__name__}: {error}"
+        )
+        return said or type(error).__name__
+    except Exception:  # its own __str__ fails
+        return type(error).__name__

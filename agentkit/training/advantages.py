@@ -1,0 +1,386 @@
+"""Advantages: how much better a trajectory, or a turn of it, was than others of its group. Pure functions on
+tensors.
+
+``estimate`` is the one way in; ``of_trajectories`` gathers what an estimator needs from a batch. Rewards that
+are NaN (None) are
+not scored: they enter no mean and no spread, and their advantage is 0. So is that of a group of one, or of
+equal rewards.
+Dimensions: B trajectories, K reward components, T completion tokens, N turns. Leaves out which groups are
+trained on (selection).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentkit.records import Task, Trajectory
+from agentkit.rewards import Reward
+from agentkit.rewards.calls import subgoals
+from agentkit.runs.recipe import Recipe
+
+EPSILON = 1e-4  # added to every standard deviation, as in TRL
+TurnRewards = Sequence[Sequence[float | None]]  # of each trajectory's turns
+Spans = Sequence[Sequence[tuple[int, int]]]  # of each trajectory's turns, [start, end) in its completion
+
+
+def estimate(
+    rewards: Tensor | Sequence[float | None],
+    groups: Tensor | Sequence[Hashable],
+    estimator: str = "group",
+    **options: Any,
+) -> Tensor:
+    """Advantages of a batch.
+
+    Args:
+        rewards: (B,) floating point; None or NaN is not scored.
+        groups: (B,) the group of each trajectory, as integers or any labels, in any order.
+        estimator: one of ESTIMATORS.
+        **options: what that estimator needs besides; see its function.
+
+    Returns:
+        (B,) advantages, or (B, T) for "turn" and "step", in the dtype of ``rewards``.
+
+    Raises:
+        ValueError: unknown estimator, or an option that it lacks or does not know.
+    """
+    if not isinstance(rewards, Tensor):
+        rewards = torch.tensor(
+            [float("nan") if r is None else float(r) for r in rewards], dtype=torch.float32
+        )
+    if not isinstance(groups, Tensor):
+        numbers = {label: number for number, label in enumerate(dict.fromkeys(groups))}
+        groups = torch.tensor([numbers[label] for label in groups], dtype=torch.int64, device=rewards.device)
+    assert rewards.ndim == 1 and rewards.is_floating_point(), (
+        f"rewards: (B,) floats, not {tuple(rewards.shape)} {rewards.dtype}"
+    )
+    assert groups.shape == rewards.shape and groups.dtype == torch.int64, (
+        f"groups: (B,) int64, not {tuple(groups.shape)}"
+    )
+    assert not rewards.isinf().any(), "rewards: infinite"
+    if estimator not in ESTIMATORS:
+        raise ValueError(f"unknown advantage estimator {estimator!r}: use {', '.join(ESTIMATORS)}")
+    try:
+        return ESTIMATORS[estimator](rewards, groups, **options)
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        raise ValueError(f"advantage estimator {estimator!r}: {error}") from None
+
+
+# ---- one number a trajectory
+# -----------------------------------------------------------------------------------------
+def group(rewards: Tensor, groups: Tensor) -> Tensor:
+    """GRPO (arXiv 2402.03300): (r - mean) / (std + 1e-4), sample std over the group. (B,)"""
+    return _centered(rewards, groups) / (_group_std(rewards, groups) + EPSILON)
+
+
+def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Dr.GRPO (arXiv 2503.20783): r - mean, so that hard and easy groups keep their weight. (B,)"""
+    return _centered(rewards, groups)
+
+
+def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
+    """RLOO (arXiv 2402.14740): r - mean of the others = G / (G - 1) * (r - mean), G the group's scored
+    rewards. (B,)
+    """
+    size = _counts(rewards, groups)
+    return _centered(rewards, groups) * size / (size - 1).clamp(min=1)
+
+
+def batch_std(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Lite-PPO (arXiv 2508.08221): r - group mean, over the standard deviation of the batch. (B,)"""
+    return _centered(rewards, groups) / (_std(rewards) + EPSILON)
+
+
+def reinforce_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
+    """REINFORCE++ in its baseline form (arXiv 2501.03262): r - group mean, then whitened over the batch. (B,)"""
+    return _whitened(_centered(rewards, groups), rewards)
+
+
+def gdpo(rewards: Tensor, groups: Tensor, *, components: Tensor, weights: Tensor | None = None) -> Tensor:
+    """GDPO (arXiv 2601.05242): each component normalised in its group, weighted and summed, normalised over
+    the batch. (B,)
+
+    Args:
+        components: (B, K) floating point, NaN where a component is not scored. A trajectory whose reward is
+            NaN enters nothing.
+        weights: (K,) of the components; 1 each by default.
+    """
+    assert components.ndim == 2 and len(components) == len(rewards) and components.is_floating_point(), (
+        "components: (B, K) floats"
+    )
+    weights = components.new_ones(components.shape[1]) if weights is None else weights.to(components)
+    assert weights.shape == components.shape[1:], "weights: (K,)"
+    components = components.masked_fill(rewards.isnan()[:, None], float("nan"))
+    normalised = torch.stack([group(column, groups) for column in components.unbind(1)], dim=1)
+    return _whitened((normalised * weights).sum(1).to(rewards.dtype), rewards)
+
+
+def difficulty(rewards: Tensor, groups: Tensor, *, difficulties: Tensor | Sequence[Hashable]) -> Tensor:
+    """r - group mean, over the spread within the groups of the same difficulty. (B,)
+
+    A group's own spread is a poor estimate from G rewards, and a batch's mixes easy tasks with hard ones;
+    groups of like
+    difficulty share one: the square root of their summed squared deviations over their summed degrees of
+    freedom (pooled variance), dead groups included. Our own; see ``batch_std`` and ``group`` for the two ends
+    that it lies between.
+
+    Args:
+        difficulties: (B,) labels; all trajectories of a group have the same.
+    """
+    kinds = difficulties.tolist() if isinstance(difficulties, Tensor) else list(difficulties)
+    assert len(kinds) == len(rewards), "difficulties: (B,)"
+    centered, scored = _centered(rewards, groups), ~rewards.isnan()
+    found = torch.zeros_like(rewards)
+    for kind in dict.fromkeys(kinds):
+        own = scored & torch.tensor([k == kind for k in kinds], device=rewards.device)
+        freedom = own.sum() - len(groups[own].unique())
+        std = (centered[own].square().sum() / freedom.clamp(min=1)).sqrt()
+        found[own] = centered[own] / (std + EPSILON)
+    return found
+
+
+# ---- one number a token
+# ----------------------------------------------------------------------------------------------
+def turn(
+    rewards: Tensor,
+    groups: Tensor,
+    *,
+    turn_rewards: Sequence[Sequence[float | None]],
+    spans: Spans,
+    length: int,
+    lam: float = 1.0,
+) -> Tensor:
+    """MT-GRPO (arXiv 2505.11821): a turn's tokens have A_T + lam * A_O, A_O the trajectory's advantage. (B,
+    T)
+
+    A_T is the turn's own reward normalised among the turns of the same number in the group. A turn without a
+    reward of its own, such as the answer, has A_O alone.
+
+    Args:
+        turn_rewards: of each trajectory's turns; None for a turn that has none.
+        spans: of each trajectory's turns, from the records.
+        length: T, at least as long as the longest completion.
+        lam: weight of the outcome in a turn that has a reward of its own.
+    """
+    _check_turns(rewards, turn_rewards, spans)
+    outcome = group(rewards, groups)
+    own = _padded_turns(turn_rewards, rewards).masked_fill(rewards.isnan()[:, None], float("nan"))  # (B, N)
+    own_advantage = (
+        torch.stack([group(column, groups) for column in own.unbind(1)], dim=1) if own.numel() else own
+    )
+    combined = torch.where(own.isnan(), outcome[:, None], own_advantage + lam * outcome[:, None])
+    return _spread(combined.masked_fill(rewards.isnan()[:, None], 0.0), spans, length)
+
+
+def step(
+    rewards: Tensor,
+    groups: Tensor,
+    *,
+    states: Sequence[Sequence[Hashable]],
+    spans: Spans,
+    length: int,
+    turn_rewards: TurnRewards | None = None,
+    gamma: float = 0.95,
+    weight: float = 1.0,
+) -> Tensor:
+    """GiGPO (arXiv 2505.10978): A = A_episode + weight * A_step on each turn's tokens. (B, T)
+
+    A_step compares the turns of a group that met the same state, by their discounted returns sum of gamma^k
+    r; a turn alone in its state has 0.
+
+    Args:
+        states: of each trajectory's turns: anything hashable that is equal where the policy stood before the
+            same choice.
+        spans: of each trajectory's turns, from the records.
+        length: T, at least as long as the longest completion.
+        turn_rewards: of each trajectory's turns; by default the whole reward at the last turn.
+        gamma: discount, a turn.
+        weight: w.
+    """
+    _check_turns(rewards, states, spans)
+    if turn_rewards is None:
+        turn_rewards = [[0.0] * (len(own) - 1) + [r] for own, r in zip(states, rewards.tolist(), strict=True)]
+    _check_turns(rewards, turn_rewards, spans)
+    places = [(i, n) for i, own in enumerate(states) for n in range(len(own))]
+    returns = [_returns(own, gamma) for own in turn_rewards]
+    labels = [(int(groups[i]), states[i][n]) for i, n in places]
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    flat = torch.tensor([returns[i][n] for i, n in places], dtype=rewards.dtype, device=rewards.device)
+    flat[rewards[[i for i, _ in places]].isnan()] = float("nan")
+    among = torch.tensor([numbers[label] for label in labels], dtype=torch.int64, device=rewards.device)
+    own, outcome = group(flat, among).tolist(), group(rewards, groups).tolist()
+    combined = [[outcome[i]] * len(turns) for i, turns in enumerate(states)]
+    for (i, n), a in zip(places, own, strict=True):
+        combined[i][n] += weight * a
+    return _spread(_padded_turns(combined, rewards), spans, length)
+
+
+ESTIMATORS: Mapping[str, Callable[..., Tensor]] = {
+    estimator.__name__: estimator
+    for estimator in (group, dr_grpo, rloo, batch_std, reinforce_baseline, gdpo, difficulty, turn, step)
+}
+
+
+# ---- from trajectories
+# -----------------------------------------------------------------------------------------------
+def of_trajectories(
+    tasks: Mapping[str, Task],
+    trajectories: Sequence[Trajectory],
+    groups: Sequence[Hashable],
+    reward: Reward,
+    recipe: Recipe,
+) -> Tensor:
+    """Advantages of scored trajectories as the recipe asks: (B,), or (B, T) with T the longest completion.
+
+    Args:
+        tasks: by id.
+        trajectories: B.
+        groups: the group of each.
+        reward: what they were scored with; its weights are those of gdpo.
+        recipe: the estimator and its numbers.
+    """
+    options: dict[str, Any] = {}
+    if recipe.advantage == "gdpo":
+        values = [
+            [float("nan") if (v := t.components[name]) is None else v for name in reward]
+            for t in trajectories
+        ]
+        options = {
+            "components": torch.tensor(values),
+            "weights": torch.tensor([weight for _, weight in reward.values()]),
+        }
+    elif recipe.advantage == "difficulty":
+        options = {"difficulties": [tasks[t.task_id].difficulty for t in trajectories]}
+    elif recipe.advantage in ("turn", "step"):
+        options = {"spans": [[turn.span for turn in t.turns] for t in trajectories]}
+        options["length"] = max(len(t.completion_ids) for t in trajectories)
+        if recipe.advantage == "turn":
+            options |= {
+                "turn_rewards": [turn_rewards(tasks[t.task_id], t) for t in trajectories],
+                "lam": recipe.turn_lambda,
+            }
+        else:
+            options |= {"states": [turn_states(t) for t in trajectories], "gamma": recipe.step_gamma}
+            options["weight"] = recipe.step_weight
+    return estimate([t.reward for t in trajectories], groups, recipe.advantage, **options)
+
+
+def summary(advantage: Tensor, action_mask: Sequence[int]) -> float:
+    """One trajectory's advantage, () or (T,), as one number for its record: the mean over sampled tokens."""
+    if advantage.ndim == 0:
+        return advantage.item()
+    sampled = torch.tensor(action_mask, dtype=torch.bool, device=advantage.device)
+    return advantage[: len(sampled)][sampled].mean().item() if sampled.any() else 0.0
+
+
+def turn_rewards(task: Task, trajectory: Trajectory) -> list[float | None]:
+    """A reward for each turn that called tools: the share of its calls that ran, plus 1 for each subgoal it
+    reached first.
+    """
+    reached = subgoals(task, trajectory) or [0] * len(trajectory.turns)
+    return [
+        sum(r.ok for r in turn.results) / len(turn.results) + new if turn.results else None
+        for turn, new in zip(trajectory.turns, reached, strict=True)
+    ]
+
+
+def turn_states(trajectory: Trajectory) -> list[Hashable]:
+    """Where the policy stood before each turn: the set of tool replies it had been shown, failed calls left
+    out.
+
+    Two trajectories of a task that looked up the same facts in another order stand in the same state.
+    """
+    shown: frozenset = frozenset()
+    found = []
+    for turn in trajectory.turns:
+        found.append(shown)
+        shown |= {(r.name, r.observation) for r in turn.results if r.ok}
+    return found
+
+
+# ---- arithmetic
+# ------------------------------------------------------------------------------------------------------
+def _scattered(values: Tensor, groups: Tensor) -> Tensor:
+    """The sum of each trajectory's group. (B,)"""
+    labels, place = groups.unique(return_inverse=True)
+    return torch.zeros(len(labels), dtype=values.dtype, device=values.device).index_add(0, place, values)[
+        place
+    ]
+
+
+def _counts(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Scored rewards in each trajectory's group. (B,)"""
+    return _scattered((~rewards.isnan()).to(rewards.dtype), groups)
+
+
+def _centered(rewards: Tensor, groups: Tensor) -> Tensor:
+    """r - group mean; exactly 0 where it is not scored, or all of the group's are equal. (B,)"""
+    scored = ~rewards.isnan()
+    mean = _scattered(rewards.nan_to_num(0.0), groups) / _counts(rewards, groups).clamp(min=1)
+    labels, place = groups.unique(return_inverse=True)
+    ends = [
+        torch.full((len(labels),), fill, dtype=rewards.dtype, device=rewards.device).scatter_reduce(
+            0, place[scored], rewards[scored], how
+        )[place]
+        for fill, how in ((float("inf"), "amin"), (float("-inf"), "amax"))
+    ]
+    return torch.where(scored & (ends[0] < ends[1]), rewards - mean, torch.zeros_like(rewards))
+
+
+def _group_std(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Sample standard deviation of each trajectory's group; 0 for a group of one. (B,)"""
+    squares = _scattered(_centered(rewards, groups).square(), groups)
+    return (squares / (_counts(rewards, groups) - 1).clamp(min=1)).sqrt()
+
+
+def _std(rewards: Tensor) -> Tensor:
+    """Sample standard deviation of the scored rewards; 0 for fewer than two. ()"""
+    scored = rewards[~rewards.isnan()]
+    return scored.std() if len(scored) > 1 else torch.zeros((), dtype=rewards.dtype, device=rewards.device)
+
+
+def _whitened(values: Tensor, rewards: Tensor) -> Tensor:
+    """Mean 0 and standard deviation 1 over the scored; 0 where not scored, and everywhere when all are equal.
+    (B,)
+    """
+    one = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+    return group(values.masked_fill(rewards.isnan(), float("nan")), one)
+
+
+def _check_turns(rewards: Tensor, of_turns: Sequence[Sequence], spans: Spans) -> None:
+    assert len(of_turns) == len(spans) == len(rewards), "one entry a trajectory"
+    assert all(len(a) == len(b) for a, b in zip(of_turns, spans, strict=True)), "one entry a turn"
+
+
+def _padded_turns(values: Sequence[Sequence[float | None]], like: Tensor) -> Tensor:
+    """(B, N), NaN where a trajectory has no such turn or the turn no value."""
+    most = max(map(len, values), default=0)
+    rows = [
+        [float("nan") if v is None else v for v in own] + [float("nan")] * (most - len(own)) for own in values
+    ]
+    return torch.tensor(rows, dtype=like.dtype, device=like.device).reshape(len(values), most)
+
+
+def _returns(own: Sequence[float | None], gamma: float) -> list[float]:
+    """Discounted returns of a trajectory's turns; a turn without a reward adds nothing."""
+    found, total = [], 0.0
+    for r in reversed(own):
+        total = (0.0 if r is None else r) + gamma * total
+        found.append(total)
+    return found[::-1]
+
+
+def _spread(of_turns: Tensor, spans: Spans, length: int) -> Tensor:
+    """Each turn's value on its own tokens, 0 on tool replies and padding: (B, N) to (B, T)."""
+    longest = max((end for own in spans for _, end in own), default=0)
+    assert longest <= length, f"a turn ends at token {longest}, beyond length {length}"
+    found = torch.zeros(len(spans), length, dtype=of_turns.dtype, device=of_turns.device)
+    for i, own in enumerate(spans):
+        for n, (start, end) in enumerate(own):
+            found[i, start:end] = of_turns[i, n]
+    return found

@@ -1,0 +1,155 @@
+"""Which trajectories are trained on: dead groups, GRPO-RoC's resampling, void turns, truncation. Pure
+functions on groups.
+
+A group is the scored trajectories of one task at one step. What is left out of the loss keeps its reward in
+the group's mean, and its place in a denominator that counts trajectories; one that counts tokens is smaller
+by its tokens. ``select`` is the one loop that samples; the trainer hands it a function that rolls out. Leaves
+out advantages.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from agentkit.records import Group, Task, Trajectory
+from agentkit.runs.recipe import Recipe
+from agentkit.trajectories import groups_of, is_dead, is_truncated, is_void
+
+Roll = Callable[
+    [Sequence[Task], int], list[Trajectory]
+]  # tasks, trajectories a task -> scored trajectories, group by group
+Sampler = Callable[[Sequence[Task]], list[Group]]
+
+
+def penalty(trajectory: Trajectory) -> float:
+    """What GRPO-RoC prefers less of (rStar2-Agent, arXiv 2508.20722): tool-error ratio plus number of
+    malformed calls.
+    """
+    results = [result for turn in trajectory.turns for result in turn.results]
+    errors = sum(not result.ok for result in results) / max(len(results), 1)
+    return errors + sum(not result.name for result in results)
+
+
+def resample_correct(group: Group, keep: int) -> Group:
+    """GRPO-RoC (rStar2-Agent, arXiv 2508.20722): ``keep`` of a larger group, with its share of positives.
+
+    Positives (right answers) are kept by lowest penalty, so that a right answer after many failed calls is
+    not what is learnt; the others in the order they were sampled, which is random, for mistakes should stay
+    as diverse as they are. Each kind that is there stays. Unscored trajectories fill up only. Samples are
+    numbered anew.
+    """
+    scored = [t for t in group.trajectories if t.reward is not None and t.success is not None]
+    positives = sorted((t for t in scored if t.success == 1.0), key=lambda t: (penalty(t), t.sample))
+    negatives = [t for t in scored if t.success != 1.0]
+    wanted = int(keep * len(positives) / max(len(scored), 1) + 0.5)
+    if positives and negatives and keep > 1:
+        wanted = min(max(wanted, 1), keep - 1)
+    first = [*positives[:wanted], *negatives[: keep - min(wanted, len(positives))]]
+    rest = [*positives[wanted:], *negatives, *(t for t in group.trajectories if t not in scored)]
+    chosen = first + [t for t in rest if all(t is not c for c in first)][: keep - len(first)]
+    return Group(group.task_id, tuple(replace(t, sample=i) for i, t in enumerate(chosen)))
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What ``replace_dead`` gave back."""
+
+    groups: list[Group]
+    replaced: int  # dead groups whose place a fresh task took
+    extra: int  # trajectories sampled for it
+
+
+def replace_dead(
+    groups: Sequence[Group], fresh: Sequence[Task], sample: Sampler, budget: int, cost: int
+) -> Replaced:
+    """Dynamic sampling (DAPO, arXiv 2503.14476): dead groups give way to live groups of fresh tasks, within a
+    budget.
+
+    Args:
+        groups: of one step.
+        fresh: tasks to draw from, in the order they are tried.
+        sample: rolls tasks out and scores them, a group for each.
+        budget: trajectories that may be sampled in all.
+        cost: trajectories that are sampled for one group.
+
+    Returns:
+        As many groups, in place; those for which tasks or budget did not suffice are kept as they were.
+    """
+    found, waiting, affordable = list(groups), list(fresh), budget // cost
+    dead = [i for i, group in enumerate(found) if is_dead(group)]
+    before, tried = len(dead), 0
+    while dead and tried < min(affordable, len(waiting)):
+        tasks = waiting[tried : min(tried + len(dead), affordable)]
+        tried += len(tasks)
+        alive = [group for group in sample(tasks) if not is_dead(group)]
+        for place, group in zip(dead, alive, strict=False):
+            found[place] = group
+        dead = dead[len(alive) :]
+    return Replaced(found, before - len(dead), tried * cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The trajectories of one step, group by group, which of them the loss leaves out, and what was done, for
+    the metrics.
+    """
+
+    trajectories: list[Trajectory]
+    left_out: list[bool]
+    metrics: dict[str, float]
+
+
+def select(tasks: Sequence[Task], fresh: Sequence[Task], roll_out: Roll, recipe: Recipe) -> Selected:
+    """Sample one step's groups as the recipe asks.
+
+    Args:
+        tasks: P tasks, one a group.
+        fresh: tasks that may take the place of those whose group is dead, in the order they are tried.
+        roll_out: rolls tasks out, the given number of trajectories each, and scores them.
+        recipe: ``group_size`` and what is done about dead groups, faults on the way, void turns and
+            truncation.
+    """
+    cost = recipe.group_size * (2 if recipe.resample_correct else 1)
+
+    def sample(own: Sequence[Task]) -> list[Group]:
+        found = groups_of(roll_out(own, cost), cost)
+        return (
+            [resample_correct(group, recipe.group_size) for group in found]
+            if recipe.resample_correct
+            else found
+        )
+
+    groups = sample(tasks)
+    sampled_dead = sum(map(is_dead, groups))
+    budget = int(recipe.extra_rollouts * len(tasks) * cost) if recipe.dead_groups == "replace" else 0
+    result = replace_dead(groups, fresh, sample, budget, cost)
+    out = left_out(result.groups, recipe)
+    dead = sum(map(is_dead, result.groups))
+    metrics = {"dead_groups": dead / len(tasks), "dead_groups_sampled": sampled_dead / len(tasks)}
+    metrics |= {
+        "groups_replaced": result.replaced,
+        "groups_dropped": dead if recipe.dead_groups == "drop" else 0,
+    }
+    metrics |= {"extra_rollouts": result.extra, "left_out": sum(out) / len(out)}
+    return Selected([t for group in result.groups for t in group.trajectories], out, metrics)
+
+
+def left_out(groups: Sequence[Group], recipe: Recipe) -> list[bool]:
+    """For each trajectory, group by group, whether the recipe leaves it out of the loss."""
+    found = []
+    for group in groups:
+        dropped = recipe.dead_groups == "drop" and is_dead(group)
+        for t in group.trajectories:
+            found.append(
+                dropped or (recipe.mask_void and is_void(t)) or (recipe.mask_truncated and is_truncated(t))
+            )
+    return found
+
+
+def fresh_tasks(tasks: Sequence[Task], used: Sequence[str], seed: int) -> list[Task]:
+    """The tasks that are not used yet, shuffled by the seed."""
+    own = [task for task in tasks if task.id not in set(used)]
+    random.Random(seed).shuffle(own)
+    return own

@@ -1,0 +1,54 @@
+"""Facts about trajectories and groups, each computed here and nowhere else.
+
+Pure functions on records. Leaves out scoring (verifiers, rewards) and statistics over many tasks (evaluation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentkit.records import Group, StopReason, Trajectory
+
+TRUNCATED = (StopReason.TOKEN_LIMIT, StopReason.TRUNCATED_TURN, StopReason.TIME_LIMIT)
+
+
+def groups_of(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
+    """Consecutive trajectories as groups of ``size``. Raises ValueError when they are not whole groups of one
+    task each.
+    """
+    found = [tuple(trajectories[i : i + size]) for i in range(0, len(trajectories), size)]
+    if any(len(own) < size or len({t.task_id for t in own}) > 1 for own in found):
+        raise ValueError(f"{len(trajectories)} trajectories are not whole groups of {size}, each of one task")
+    return [Group(own[0].task_id, own) for own in found]
+
+
+def is_dead(group: Group) -> bool:
+    """Whether a group teaches nothing: fewer than two of its trajectories are scored, or all rewards are
+    equal.
+
+    With pass rate p and a reward of 0 or 1 the chance of it is p^G + (1-p)^G.
+    """
+    return len({t.reward for t in group.trajectories if t.reward is not None}) < 2
+
+
+def is_void(trajectory: Trajectory) -> bool:
+    """SimpleTIR (arXiv 2509.02479): some turn holds neither a tool call nor an answer; a malformed call is
+    not a call.
+
+    Such turns are mostly text that went wrong half-way, and their unlikely tokens make gradients explode.
+    """
+    *_, last = trajectory.turns or (None,)
+    answers = trajectory.stop_reason is StopReason.ANSWER and bool(
+        trajectory.answer and trajectory.answer.strip()
+    )
+    called = [
+        any(result.name for result in turn.results) or (turn is last and answers) for turn in trajectory.turns
+    ]
+    return not all(called)
+
+
+def is_truncated(trajectory: Trajectory) -> bool:
+    """Whether a limit on tokens or time cut it off (overlong filtering, DAPO, arXiv 2503.14476); a turn limit
+    does not.
+    """
+    return trajectory.stop_reason in TRUNCATED

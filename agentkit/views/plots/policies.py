@@ -1,0 +1,333 @@
+"""Policies beside each other: success, samples, failures, behaviour, rewards, what moved, and other rewards."""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from agentkit.evaluation import SOLVED, Comparison, task_success
+from agentkit.evaluation.behaviour import MEASURES, Behaviour
+from agentkit.evaluation.failures import Failures
+from agentkit.evaluation.tables import percent
+from agentkit.records import Trajectory
+from agentkit.rewards.rescoring import PAIRS, Rescoring
+from agentkit.views.plots.style import (
+    BELOW,
+    BESIDE_TITLE,
+    COLOURS,
+    GAIN,
+    GRID,
+    INK,
+    LONG_LABELS,
+    LOSS,
+    SAME,
+    counted,
+    dressed,
+    empty,
+    whiskers,
+)  # fmt: skip
+from agentkit.views.plots.training import draw_line
+
+WHISKERS = "whiskers: 95 % intervals over tasks"
+
+
+def success_bars(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
+    """Success of each policy overall, by category and by difficulty, with 95 % intervals.
+
+    Args:
+        comparison: what evaluation.compare returned, or the content of comparison.json.
+    """
+    policies = (comparison.to_json() if isinstance(comparison, Comparison) else comparison)["policies"]
+    sampled = "sampled" if any("greedy" in entry for entry in policies.values()) else "all tasks"
+    blocks = {name: _blocks(entry, sampled) for name, entry in policies.items()}
+    labels = list(dict.fromkeys(label for own in blocks.values() for label in own))
+    numbers = {
+        label: sorted({own[label]["n"] for own in blocks.values() if label in own}) for label in labels
+    }
+    ticks = [f"{html.escape(label[1])}<br>n = {'–'.join(str(n) for n in numbers[label])}" for label in labels]
+    groups = [html.escape(group) for group, _ in labels]
+    figure = go.Figure()
+    for i, (name, own) in enumerate(blocks.items()):
+        cells = [own.get(label, {"success": None, "ci95": None, "n": 0}) for label in labels]
+        _draw_bars(figure, name, [groups, ticks], cells, COLOURS[i % len(COLOURS)])
+    figure.update_yaxes(title_text="success (share of tasks)", tickformat=".0%", range=[0, 1.1], dtick=0.2)
+    gaps = {"barmode": "group", "bargap": 0.25, "scattermode": "group", "scattergap": 0.25}
+    return dressed(
+        figure, "Which policy solves more?", WHISKERS, height=440, margin={"t": 105}, showlegend=True, **gaps
+    )
+
+
+def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dict], colour: str) -> None:
+    low, high = zip(*(c["ci95"] or (np.nan, np.nan) for c in cells), strict=True)
+    value = np.array([np.nan if c["success"] is None else c["success"] for c in cells], dtype=float)
+    figure.add_bar(
+        x=x,
+        y=value,
+        name=html.escape(name),
+        offsetgroup=name,
+        marker={"color": colour, "opacity": 0.5},
+        error_y=whiskers(value, low, high, color=colour),
+        customdata=[f"{percent(c['success'], c['ci95'])}, n = {c['n']}" if c["n"] else "–" for c in cells],
+        hovertemplate="%{x}: %{customdata}",
+    )
+    figure.add_scatter(  # the number stands above the whisker, where it hides nothing
+        x=x,
+        y=high,
+        offsetgroup=name,
+        mode="text",
+        text=["" if np.isnan(v) else f"{100 * v:.0f} %" for v in value],
+        textposition="top center",
+        textfont={"color": colour},
+        showlegend=False,
+        hoverinfo="skip",
+    )
+
+
+def _blocks(entry: Mapping[str, Any], sampled: str) -> dict[tuple[str, str], dict]:
+    """(group, label) -> {success, ci95, n}, in the order they are drawn."""
+    blocks = {("overall", sampled): dict(entry)}
+    if "greedy" in entry:
+        blocks["overall", "greedy"] = entry["greedy"]
+    for group, key in (("category", "by_category"), ("difficulty", "by_difficulty")):
+        blocks |= {(group, label): block for label, block in entry[key].items()}
+    return blocks
+
+
+def draw_curves(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
+    """Success when k samples may be drawn: any of them right, most of them, all of them.
+
+    Args:
+        comparison: what evaluation.compare returned, or the content of comparison.json.
+    """
+    policies = (comparison.to_json() if isinstance(comparison, Comparison) else comparison)["policies"]
+    kinds = {
+        "pass_at_k": "pass@k: any right",
+        "maj_at_k": "maj@k: majority right",
+        "pass_hat_k": "pass^k: all right",
+    }
+    if max((len(entry.get("pass_at_k") or {}) for entry in policies.values()), default=0) < 2:
+        return empty("One sample a task: there is nothing to draw from", "What do more samples buy?")
+    figure = make_subplots(
+        1, len(kinds), subplot_titles=list(kinds.values()), shared_yaxes=True, horizontal_spacing=0.03
+    )
+    for column, key in enumerate(kinds, start=1):
+        for i, (name, entry) in enumerate(policies.items()):
+            blocks = {k: block for k, block in (entry.get(key) or {}).items() if block["n"]}
+            value = np.array([block["success"] for block in blocks.values()])
+            low, high = np.array([block["ci95"] for block in blocks.values()]).T
+            figure.add_scatter(
+                x=list(blocks),
+                y=value,
+                error_y=whiskers(value, low, high),
+                mode="lines+markers",
+                name=html.escape(name),
+                legendgroup=name,
+                showlegend=column == 1,
+                marker={"color": COLOURS[i % len(COLOURS)], "size": 7},
+                hovertemplate="k = %{x}: %{y:.1%}",
+                row=1,
+                col=column,
+            )
+    figure.update_xaxes(type="category", title_text="k, samples drawn")
+    figure.update_yaxes(tickformat=".0%", range=[0, 1.03])
+    figure.update_yaxes(title_text="share of tasks", col=1)
+    return dressed(figure, "What do more samples buy?", WHISKERS, height=380, showlegend=True, **BESIDE_TITLE)
+
+
+def failure_bars(failures: Failures) -> go.Figure:
+    """How often each way to fail occurs, policy beside policy, the most frequent on top."""
+    if not failures.counts:
+        return empty("No trajectory failed", "How does it fail?")
+    order = sorted(failures.counts, key=lambda c: -sum(_share(failures, c, p) for p in failures.totals))
+    figure = go.Figure()
+    for i, policy in enumerate(failures.totals):
+        counts = [failures.counts[c][policy] for c in order]
+        figure.add_bar(
+            y=order,
+            x=[_share(failures, c, policy) for c in order],
+            orientation="h",
+            name=f"{html.escape(policy)} ({sum(counts)} of {failures.totals[policy]} failed)",
+            text=counts,
+            textposition="outside",
+            cliponaxis=False,
+            marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
+            hovertemplate="%{y}: %{text} trajectories (%{x:.1%})",
+        )
+    figure.update_xaxes(title_text="share of scored trajectories", tickformat=".0%", showgrid=True)
+    figure.update_yaxes(showgrid=False, autorange="reversed")
+    height = 170 + len(order) * (18 * len(failures.totals) + 12)
+    note = "numbers: trajectories; each is in one class"
+    dressed(figure, "How does it fail?", note, barmode="group", bargap=0.25, height=height, showlegend=True)
+    return figure.update_layout(LONG_LABELS)
+
+
+def _share(failures: Failures, name: str, policy: str) -> float:
+    return failures.counts[name][policy] / max(1, failures.totals[policy])
+
+
+def behaviour_dots(behaviour: Behaviour) -> go.Figure:
+    """What each policy does, as a share of the occasions to do it, with 95 % intervals."""
+    names = [
+        n
+        for n, own in behaviour.rates.items()
+        if MEASURES[n].share and any(r["occasions"] for r in own.values())
+    ][::-1]
+    if not names:
+        return empty("There was no occasion for any behaviour", "What does it do differently?")
+    policies = list(behaviour.rates[names[0]])
+    figure = go.Figure()
+    for i, policy in enumerate(policies):
+        rates = [behaviour.rates[n][policy] for n in names]
+        value = np.array([np.nan if r["value"] is None else r["value"] for r in rates], dtype=float)
+        low, high = np.array([r["ci95"] or (np.nan, np.nan) for r in rates], dtype=float).T
+        figure.add_scatter(
+            x=value,
+            y=np.arange(len(names)) + 0.28 * ((len(policies) - 1) / 2 - i),
+            error_x=whiskers(value, low, high),
+            mode="markers",
+            name=html.escape(policy),
+            marker={"color": COLOURS[i % len(COLOURS)], "size": 9},
+            customdata=[
+                f"{MEASURES[n].title}: {r['occasions']} occasions" for n, r in zip(names, rates, strict=True)
+            ],
+            hovertemplate="%{customdata}, %{x:.1%}",
+        )
+    titles = [MEASURES[n].title for n in names]
+    figure.update_yaxes(
+        tickvals=list(range(len(names))), ticktext=titles, showgrid=False, range=[-0.6, len(names) - 0.4]
+    )
+    figure.update_xaxes(title_text="share of occasions", tickformat=".0%", range=[-0.02, 1.02], showgrid=True)
+    dressed(figure, "What does it do differently?", WHISKERS, height=150 + 42 * len(names), showlegend=True)
+    return figure.update_layout(LONG_LABELS)
+
+
+def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> go.Figure:
+    """What moved: the success rate of each task under two policies, as bubbles that count the tasks.
+
+    Args:
+        before: trajectories of the first policy.
+        after: trajectories of the second policy, on the same tasks.
+    """
+    names = before[0].policy, after[0].policy
+    spots, groups = _moves(task_success(before), task_success(after))
+    figure = go.Figure()
+    largest = max((len(ids) for ids in spots.values()), default=1)
+    for (title, points), colour in zip(groups.items(), (GAIN, LOSS, SAME), strict=True):
+        count = [len(spots[p]) for p in points]
+        figure.add_scatter(
+            x=[x for x, _ in points],
+            y=[y for _, y in points],
+            name=f"{title}: {counted(sum(count))}",
+            mode="markers+text",
+            text=[str(n) if n > 0.04 * largest else "" for n in count],
+            textfont={"color": "white", "size": 12},
+            marker={
+                "color": colour,
+                "size": count,
+                "sizemode": "area",
+                "sizeref": 2 * largest / 60**2,
+                "sizemin": 5,
+            }
+            | {"opacity": 0.9, "line": {"width": 0}},
+            customdata=[_some(spots[p]) for p in points],
+            hovertemplate="%{x:.0%} → %{y:.0%}<br>%{customdata}",
+            cliponaxis=False,
+        )
+    _draw_guides(figure)
+    rate = {"tickformat": ".0%", "dtick": 0.25, "range": [-0.12, 1.12], "showgrid": False}
+    figure.update_xaxes(title_text=f"{html.escape(names[0])}: success rate of the task", **rate)
+    figure.update_yaxes(title_text=f"{html.escape(names[1])}: success rate of the task", **rate)
+    legend = {"itemsizing": "constant", "orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"}
+    question = f"Which tasks moved from {names[0]} to {names[1]}?"
+    note = "area and number: tasks with these two rates"
+    return dressed(figure, question, note, height=540, width=780, legend=legend, margin={"t": 75})
+
+
+def _moves(
+    before: Mapping[str, float], after: Mapping[str, float]
+) -> tuple[dict[tuple[float, float], list[str]], dict[str, list[tuple[float, float]]]]:
+    """Task ids by their two rates, and the pairs of rates by which way they crossed the line."""
+    spots: dict[tuple[float, float], list[str]] = defaultdict(list)
+    for task in before.keys() & after.keys():
+        spots[round(before[task], 3), round(after[task], 3)].append(task)
+    groups: dict[str, list[tuple[float, float]]] = {"wrong → right": [], "right → wrong": [], "same side": []}
+    for x, y in sorted(spots):
+        side = (x > SOLVED) - (y > SOLVED)
+        groups["same side" if side == 0 else "right → wrong" if side > 0 else "wrong → right"].append((x, y))
+    return spots, groups
+
+
+def _draw_guides(figure: go.Figure) -> None:
+    """The diagonal of no change, and the lines at which a task counts as solved."""
+    for x0, y0, x1, y1, dash in [
+        (0, 0, 1, 1, "dot"),
+        (0.5, -0.12, 0.5, 1.12, "solid"),
+        (-0.12, 0.5, 1.12, 0.5, "solid"),
+    ]:
+        line = {"color": INK if dash == "dot" else GRID, "width": 1 if dash == "dot" else 2, "dash": dash}
+        figure.add_shape(type="line", x0=x0, y0=y0, x1=x1, y1=y1, line=line, layer="below")
+
+
+def _some(ids: Sequence[str], limit: int = 8) -> str:
+    rest = f"<br>and {len(ids) - limit} more" if len(ids) > limit else ""
+    return "<br>".join(html.escape(i) for i in sorted(ids)[:limit]) + rest
+
+
+def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
+    """How rewards are spread, policy beside policy. Trajectories without a reward are left out and counted."""
+    rewards = {name: [t.reward for t in ts if t.reward is not None] for name, ts in policies.items()}
+    everything = np.array([r for own in rewards.values() for r in own], dtype=float)
+    if not everything.size:
+        return empty("No trajectory has a reward", "How are rewards spread?")
+    edges = np.histogram_bin_edges(everything, bins=min(24, max(4, len(set(everything.round(6))))))
+    figure = go.Figure()
+    for i, (name, own) in enumerate(rewards.items()):
+        left_out = len(policies[name]) - len(own)
+        counts, _ = np.histogram(own, bins=edges)
+        figure.add_bar(
+            x=(edges[:-1] + edges[1:]) / 2,
+            y=counts / max(1, counts.sum()),
+            name=f"{html.escape(name)} (n = {len(own)}{f', {left_out} not scored' if left_out else ''})",
+            marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
+            customdata=[
+                f"{a:.2f} to {b:.2f}: {n}" for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
+            ],
+            hovertemplate="reward %{customdata} trajectories (%{y:.1%})",
+        )
+    figure.update_xaxes(title_text="reward of a trajectory")
+    figure.update_yaxes(title_text="share of trajectories", tickformat=".0%")
+    return dressed(
+        figure, "How are rewards spread?", barmode="group", bargap=0.1, height=360, showlegend=True
+    )
+
+
+def rescoring(result: Rescoring) -> go.Figure:
+    """The same rollouts under another reward: dead groups by step, and how pairs of trajectories of a group
+    changed.
+    """
+    question = f"What would the reward {result.reward} have told apart?"
+    if result.groups.empty:
+        return empty("No group is stored", question)
+    titles = ("Groups that teach nothing", "Pairs of trajectories")
+    figure = make_subplots(1, 2, subplot_titles=titles, horizontal_spacing=0.16)
+    shares = result.groups.groupby("step")[["dead before", "dead now"]].mean().reset_index()
+    named = shares.rename(columns={"dead before": "reward used", "dead now": result.reward})
+    for colour, column in zip(COLOURS, named.columns[1:], strict=False):
+        draw_line(figure, named, column, colour, legend=True, row=1, col=1)
+    table = result.table()[::-1]
+    pairs = table[list(PAIRS)].div(table[list(PAIRS)].sum(axis=1).clip(lower=1), axis=0)
+    for colour, kind in zip((SAME, LOSS, GAIN, COLOURS[5]), PAIRS, strict=True):
+        bar = {"marker_color": colour, "name": kind, "orientation": "h", "customdata": table[kind]}
+        figure.add_bar(
+            x=pairs[kind], y=table.index, hovertemplate="%{x:.1%} (%{customdata} pairs)", **bar, row=1, col=2
+        )
+    figure.update_xaxes(title_text="optimiser step", row=1, col=1)
+    figure.update_yaxes(title_text="share of groups", tickformat=".0%", rangemode="tozero", row=1, col=1)
+    figure.update_xaxes(title_text="share of pairs", tickformat=".0%", range=[0, 1], row=1, col=2)
+    return dressed(figure, question, barmode="stack", height=400, **BELOW)

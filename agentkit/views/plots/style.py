@@ -1,0 +1,86 @@
+"""The look that every figure shares: one that reads on light and on dark pages, with a question for a title."""
+
+from __future__ import annotations
+
+import html
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+# Ink has a contrast of at least 4:1 and colours of 3:1, on white and on JupyterLab's dark page.
+INK, GRID = "#757c88", "rgba(128,128,128,0.22)"
+COLOURS = ("#2f81d6", "#d9700f", "#1f9a74", "#a371d9", "#d0506f", "#8f8136")
+GAIN, LOSS, SAME = COLOURS[2], COLOURS[1], "#8a919c"
+
+_AXIS = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True}
+_AXIS |= {"title": {"standoff": 8, "font": {"size": 13}}, "dividercolor": GRID}
+TEMPLATE = go.layout.Template(
+    layout={
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "colorway": COLOURS,
+        "font": {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": INK},
+        "title": {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
+        | {"pad": {"t": 16}, "font": {"size": 17}, "subtitle": {"font": {"size": 13}}},
+        "xaxis": _AXIS | {"showgrid": False},
+        "yaxis": {k: v for k, v in _AXIS.items() if k != "dividercolor"},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
+        "margin": {"l": 60, "r": 20, "t": 90, "b": 55},
+        "hoverlabel": {"font": {"size": 12}},
+    }
+)
+BELOW = {
+    "legend": {"y": 0.005, "yref": "container", "yanchor": "bottom"},
+    "margin": {"t": 88, "b": 90},
+}  # on narrow pages a
+# legend takes several lines
+BESIDE_TITLE = {"legend": {"y": 0.985, "yref": "container", "yanchor": "top", "x": 1, "xanchor": "right"}}
+# where long labels push the plot to the right: title and legend start at the figure's edge, the legend lies
+# below
+LONG_LABELS = {
+    "title_x": 0,
+    "title_xref": "container",
+    "title_pad_l": 16,
+    "legend_x": 0.02,
+    "legend_xref": "container",
+}
+LONG_LABELS |= {
+    "legend_y": 0.005,
+    "legend_yref": "container",
+    "legend_yanchor": "bottom",
+    "margin_t": 80,
+    "margin_b": 90,
+}
+
+
+def dressed(figure: go.Figure, question: str, note: str = "", **layout: Any) -> go.Figure:
+    """The figure in the shared look, titled with its question; a note on how to read it stands below the
+    title.
+    """
+    title = {"text": html.escape(question)} | ({"subtitle": {"text": html.escape(note)}} if note else {})
+    figure.update_annotations(font={"size": 14})  # titles of panels
+    figure.update_layout(template=TEMPLATE, title=title, **layout)
+    return figure
+
+
+def empty(message: str, question: str = "") -> go.Figure:
+    """A figure that says in words why there is nothing to draw."""
+    figure = dressed(go.Figure(), question, height=220)
+    figure.add_annotation(
+        text=message, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 15}
+    )
+    figure.update_xaxes(visible=False)
+    figure.update_yaxes(visible=False)
+    return figure
+
+
+def whiskers(value: Any, low: Any, high: Any, **look: Any) -> dict[str, Any]:
+    """Plotly's error bars from the ends of intervals, each an array."""
+    value, low, high = (np.asarray(ends, dtype=float) for ends in (value, low, high))
+    return {"array": high - value, "arrayminus": value - low, "thickness": 1.2, "width": 4} | look
+
+
+def counted(n: int) -> str:
+    """1 task, 2 tasks."""
+    return f"{n} task" if n == 1 else f"{n} tasks"

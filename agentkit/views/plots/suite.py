@@ -1,0 +1,51 @@
+"""What is in a suite."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from agentkit.records import Task
+from agentkit.views.plots.style import BESIDE_TITLE, COLOURS, counted, dressed, empty
+
+
+def difficulty_counts(tasks: Iterable[Task]) -> go.Figure:
+    """How many tasks of each family and difficulty are in each split."""
+    counts = Counter((task.split, task.family, task.difficulty) for task in tasks)
+    if not counts:
+        return empty("The suite holds no task", "What is in the suite?")
+    splits = _ordered({s for s, _, _ in counts}, ("train", "validation", "test"))
+    difficulties = _ordered({d for _, _, d in counts}, ("easy", "medium", "hard"))
+    sizes = {s: sum(n for (own, _, _), n in counts.items() if own == s) for s in splits}
+    titles = [f"{html.escape(s)} ({counted(sizes[s])})" for s in splits]
+    figure = make_subplots(1, len(splits), subplot_titles=titles, horizontal_spacing=0.07)
+    for i, family in enumerate(sorted({f for _, f, _ in counts})):
+        for column, split in enumerate(splits, start=1):
+            heights = [counts[split, family, d] for d in difficulties]
+            figure.add_bar(
+                x=[html.escape(d) for d in difficulties],
+                y=heights,
+                text=[n or "" for n in heights],
+                textposition="outside",
+                cliponaxis=False,
+                name=html.escape(f"category {family}" if len(family) == 1 else family),
+                legendgroup=family,
+                showlegend=column == 1,
+                marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
+                hovertemplate="%{x}: %{y} tasks",
+                row=1,
+                col=column,
+            )
+    figure.update_xaxes(title_text="difficulty")
+    figure.update_yaxes(title_text="tasks", col=1)
+    return dressed(
+        figure, "What is in the suite?", barmode="group", height=350, showlegend=True, **BESIDE_TITLE
+    )
+
+
+def _ordered(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    return sorted(names, key=lambda n: (known.index(n) if n in known else len(known), n))

@@ -1,0 +1,169 @@
+"""Metrics of a training as curves, one question a figure."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from agentkit.views.plots.style import BELOW, COLOURS, dressed, empty, whiskers
+
+PANEL_WIDTH, PANEL_HEIGHT = 3, 215  # panels a row; pixels a row of panels
+
+# column, panel title, unit; a unit that starts with "share" is drawn in percent
+PANELS = (
+    ("reward", "Reward", "reward per trajectory"),
+    ("success", "Success", "share of trajectories"),
+    ("reward_std", "Spread in a group", "standard deviation"),
+    ("kl", "KL to the reference", "nats per token"),
+    ("entropy", "Entropy of the policy", "nats per token"),
+    ("grad_norm", "Gradient norm", "L2 norm"),
+    ("clip_fraction", "Clipped tokens", "share of tokens"),
+    ("dead_groups", "Dead groups", "share of groups"),
+    ("turns", "Turns", "turns per trajectory"),
+    ("tool_failure_rate", "Failed tool calls", "share of calls"),
+    ("completion_tokens", "Length", "tokens per trajectory"),
+    ("seconds", "Step time", "seconds per step"),
+)
+
+
+def training_curves(metrics: pd.DataFrame) -> go.Figure:
+    """What training did: one small panel a question, for the columns that exist.
+
+    Args:
+        metrics: train/metrics.jsonl, one row a step.
+    """
+    if metrics.empty:
+        return empty("No optimiser step is recorded yet")
+    metrics = _by_step(metrics)
+    panels = [panel for panel in PANELS if _has(metrics, panel[0])]
+    if not panels:
+        raise ValueError(
+            f"no column to draw: expected some of {[p[0] for p in PANELS]}, found {list(metrics.columns)}."
+        )
+    rows = -(-len(panels) // PANEL_WIDTH)
+    titles = [title for _, title, _ in panels]
+    figure = make_subplots(
+        rows, PANEL_WIDTH, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.3 / rows
+    )
+    for i, (column, _, unit) in enumerate(panels):
+        place = {"row": i // PANEL_WIDTH + 1, "col": i % PANEL_WIDTH + 1}
+        _draw_panel(figure, metrics, column, place)
+        _style_axes(figure, metrics, [column], unit, **place)
+        if i + PANEL_WIDTH >= len(panels):
+            figure.update_xaxes(title_text="optimiser step", **place)
+    window = _window(len(metrics))
+    note = f"lines: mean of {window} steps; dots: each step" if window > 1 else "one dot a step"
+    return dressed(figure, "What did training do?", note, height=PANEL_HEIGHT * rows + 150, **BELOW)
+
+
+def curve(metrics: pd.DataFrame, columns: str | Sequence[str], title: str, unit: str) -> go.Figure:
+    """One question over the steps of a run.
+
+    Args:
+        metrics: train/metrics.jsonl, one row a step.
+        columns: one or several columns; "val_success" is drawn with its interval.
+        title: the question.
+        unit: of the y axis; a unit that starts with "share" is drawn in percent.
+    """
+    if metrics.empty:
+        return empty("No optimiser step is recorded yet", title)
+    columns = [columns] if isinstance(columns, str) else list(columns)
+    missing = [column for column in columns if not _has(metrics, column)]
+    if missing:
+        raise ValueError(f"the metrics hold no {missing}; there are {list(metrics.columns)}.")
+    metrics = _by_step(metrics)
+    figure = go.Figure()
+    for i, column in enumerate(columns):
+        if column == "val_success":
+            _draw_validation(figure, metrics, COLOURS[i % len(COLOURS)])
+        else:
+            draw_line(figure, metrics, column, COLOURS[i % len(COLOURS)], legend=True)
+    _style_axes(figure, metrics, columns, unit)
+    figure.update_xaxes(title_text="optimiser step")
+    return dressed(figure, title, height=360, showlegend=len(columns) > 1)
+
+
+def _draw_panel(figure: go.Figure, metrics: pd.DataFrame, column: str, place: dict[str, int]) -> None:
+    parts = (
+        [c for c in metrics.columns if c.startswith("reward/") and _has(metrics, c)]
+        if column == "reward"
+        else []
+    )
+    draw_line(figure, metrics, column, COLOURS[0], legend=bool(parts), **place)
+    for i, part in enumerate(parts, start=1):
+        draw_line(figure, metrics, part, COLOURS[1 + i % (len(COLOURS) - 1)], legend=True, **place)
+    if column == "success" and _has(metrics, "val_success"):
+        _draw_validation(figure, metrics, COLOURS[1], **place)
+
+
+def draw_line(
+    figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, *, legend: bool, **place: int
+) -> None:
+    """A light moving average over the raw points."""
+    rows = metrics[["step", column]].dropna()
+    window = _window(len(rows))
+    name = html.escape(column.removeprefix("reward/").replace("_", " "))
+    shared = {"x": rows["step"], "legendgroup": column, "name": name, "hovertemplate": "step %{x}: %{y:.4g}"}
+    marker = {"color": colour, "size": 4, "opacity": 0.35 if window > 1 else 1.0}
+    figure.add_scatter(y=rows[column], mode="markers", marker=marker, showlegend=False, **shared, **place)
+    smooth = rows[column].rolling(window, center=True, min_periods=1).mean()
+    line = {"color": colour, "width": 2}
+    figure.add_scatter(
+        y=smooth, mode="lines", line=line, showlegend=legend, **(shared | {"hoverinfo": "skip"}), **place
+    )
+    figure.data[-1].hovertemplate = None
+
+
+def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, colour: str, **place: int) -> None:
+    rows = metrics.dropna(subset=["val_success"])
+    spread = None
+    if _has(rows, "val_ci_low") and _has(rows, "val_ci_high"):
+        spread = whiskers(rows["val_success"], rows["val_ci_low"], rows["val_ci_high"], color=colour, width=3)
+    figure.add_scatter(
+        x=rows["step"],
+        y=rows["val_success"],
+        error_y=spread,
+        mode="markers+lines",
+        name="validation (95 % interval)" if spread else "validation",
+        marker={"color": colour, "size": 7, "symbol": "diamond"},
+        line={"color": colour, "width": 1, "dash": "dot"},
+        hovertemplate="step %{x}: %{y:.1%}",
+        showlegend=True,
+        **place,
+    )
+
+
+def _style_axes(
+    figure: go.Figure, metrics: pd.DataFrame, columns: Sequence[str], unit: str, **place: int
+) -> None:
+    largest = max(float(metrics[column].max()) for column in columns)
+    figure.update_yaxes(title_text=html.escape(unit), **place)
+    if unit.startswith("share"):
+        bound = (
+            [0, 1.03] if largest > 0.5 else [0, 0.05] if largest == 0 else None
+        )  # of all zeros plotly would make 100 %
+        figure.update_yaxes(
+            tickformat=".0%" if largest > 0.05 else ".1%", range=bound, rangemode="tozero", **place
+        )
+    elif min(float(metrics[column].min()) for column in columns) >= 0:
+        figure.update_yaxes(rangemode="tozero", **place)
+
+
+def _by_step(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Sorted, with the last row of each step: a resumed run writes some steps twice."""
+    if "step" not in metrics:
+        raise ValueError(f"the metrics have no column 'step'; there are {list(metrics.columns)}.")
+    return metrics.drop_duplicates("step", keep="last").sort_values("step")
+
+
+def _has(table: pd.DataFrame, column: str) -> bool:
+    return column in table and bool(pd.to_numeric(table[column], errors="coerce").notna().any())
+
+
+def _window(n: int) -> int:
+    """Steps in the moving average: about a fifteenth of the run, odd, and 1 for short runs."""
+    return 1 if n < 20 else n // 15 // 2 * 2 + 1

@@ -1,0 +1,157 @@
+"""Trajectories side by side, task by task, turn by turn, with filters, deep links (#task=ID) and notes.
+
+Leaves out: measuring (evaluation) and reading trajectories (runs).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import traitlets
+
+from agentkit.evaluation import SOLVED, task_success
+from agentkit.records import Task, Trajectory
+from agentkit.runs import Run
+from agentkit.views.widgets.notes import FILE, add_notes, is_note, note_rows
+from agentkit.views.widgets.payload import alarms as own_alarms
+from agentkit.views.widgets.payload import number, task_fields, trajectory_fields
+from agentkit.views.widgets.view import LiveView, View, packed
+
+BLOCK = 20  # tasks that a browser unpacks together
+_INDEX = ("id", "family", "difficulty", "solved", "alarms")  # what the filters need of every task
+
+
+class LiveCompare(LiveView):
+    """The comparison with a kernel behind it; notes go into the run as they are written."""
+
+    task_id = traitlets.Unicode("").tag(sync=True)  # the task on screen, readable and settable
+    notes = traitlets.List().tag(
+        sync=True
+    )  # rows as in notes.jsonl; the whole list, so that a busy kernel misses none
+    status = traitlets.Unicode("").tag(sync=True)  # what became of the last note
+
+    def __init__(self, run: Run | None, **traits: Any):
+        super().__init__(**traits)
+        self._run = run
+        self._saved = {row["task_id"]: row for row in self.notes}
+        self.observe(self._save, names="notes")
+
+    def _save(self, change: Any) -> None:
+        new = [row for row in change["new"] if is_note(row) and self._saved.get(row["task_id"]) != row]
+        if not new:
+            return
+        if self._run is None:
+            self.status = "not saved: no run was given, so export the notes"
+            return
+        try:
+            add_notes(self._run, new)
+        except OSError as error:
+            self.status = f"not saved: {self._run.file(FILE)} cannot be written ({error.strerror})"
+            return
+        self._saved |= {row["task_id"]: row for row in new}
+        self.status = f"saved in {self._run.path.name}/{FILE} at {time.strftime('%H:%M:%S')}"
+
+
+class CompareWidget(View):
+    """Trajectories side by side: static by itself, ``live()`` with a kernel."""
+
+    name = "compare"
+    title = "Trajectories side by side"
+
+    def __init__(self, payload: dict[str, Any], height: int, run: Run | None = None):
+        super().__init__(payload, height)
+        self._run = run
+
+    @cached_property
+    def data(self) -> list[bytes]:
+        """What the filters need of all tasks, then the tasks in blocks."""
+        tasks = self.payload["tasks"]
+        index = [{name: task[name] for name in _INDEX} for task in tasks]
+        blocks = [tasks[start : start + BLOCK] for start in range(0, len(tasks), BLOCK)]
+        return [packed(self.payload | {"tasks": index, "block": BLOCK}), *map(packed, blocks)]
+
+    def live(self) -> LiveCompare:
+        """An anywidget for a running kernel: notes are saved in the run, ``task_id`` is the task on screen."""
+        first = self.payload["tasks"][0]["id"]
+        return LiveCompare(
+            self._run, _esm=self.source, data=self.data, task_id=first, notes=self.payload["notes"]
+        )
+
+    def __repr__(self) -> str:
+        return f"CompareWidget({len(self.payload['tasks'])} tasks, policies {', '.join(self.payload['policies'])})"
+
+
+def compare_trajectories(
+    tasks: Iterable[Task],
+    policies: Mapping[str, Sequence[Trajectory]],
+    *,
+    run: Run | None = None,
+    alarms: Mapping[str, Collection[str]] | None = None,
+    max_samples: int = 4,
+    height: int = 720,
+) -> CompareWidget:
+    """Page through tasks with each policy's trajectories side by side.
+
+    Args:
+        tasks: the suite, in the order to page; tasks without a trajectory are left out.
+        policies: trajectories by policy name, usually two or three.
+        run: where notes are; those it has are shown, and the live view adds to them.
+        alarms: task ids by alarm, to filter by; ids that are not shown are ignored. Tasks with a trajectory
+            that is not scored, has no answer or has a failed call can be filtered for without it.
+        max_samples: samples of a task and policy that are kept; rates count all of them.
+        height: of the view in a notebook, in pixels.
+
+    Raises:
+        ValueError: there is no policy, no trajectory, or a trajectory's task is not in ``tasks``.
+        RunError: the run's notes cannot be read.
+    """
+    if not policies:
+        raise ValueError("there is no policy to show. Pass {'sft': trajectories, 'grpo': trajectories}.")
+    tasks = list(tasks)
+    by_task: dict[str, dict[str, list[Trajectory]]] = {}
+    for name, trajectories in policies.items():
+        for trajectory in trajectories:
+            by_task.setdefault(trajectory.task_id, {}).setdefault(name, []).append(trajectory)
+    unknown = sorted(by_task.keys() - {task.id for task in tasks})
+    if unknown:
+        raise ValueError(
+            f"the tasks lack {len(unknown)} that trajectories are about: {', '.join(unknown[:5])}."
+        )
+    if not by_task:
+        raise ValueError("there is no trajectory to show. Roll out the policies first.")
+    rates = {
+        name: task_success(trajectories) if trajectories else {} for name, trajectories in policies.items()
+    }
+    given = {name: set(ids) for name, ids in (alarms or {}).items()}
+    rows = [_task(task, by_task[task.id], rates, given, max_samples) for task in tasks if task.id in by_task]
+    payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
+    return CompareWidget(payload | {"notes": note_rows(run) if run else []}, height, run)
+
+
+def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> str:
+    """What a browser keeps notes under: the same for the same tasks and policies of the same run."""
+    known = [run.path.name if run else "", policies, [row["id"] for row in rows]]
+    return hashlib.sha256(json.dumps(known).encode("ascii")).hexdigest()[:16]
+
+
+def _task(
+    task: Task,
+    own: dict[str, list[Trajectory]],
+    rates: dict[str, dict[str, float]],
+    alarms: dict[str, set[str]],
+    limit: int,
+) -> dict[str, Any]:
+    columns, solved = [], []
+    for name, known in rates.items():
+        samples, rate = sorted(own.get(name, []), key=lambda t: t.sample), known.get(task.id)
+        kept = [trajectory_fields(t) for t in samples[:limit]]
+        solved.append(None if rate is None else rate > SOLVED)
+        columns.append({"rate": number(rate), "count": len(samples), "samples": kept})
+    found = own_alarms([t for samples in own.values() for t in samples])
+    found += [name for name, ids in alarms.items() if task.id in ids]
+    return task_fields(task) | {"columns": columns, "solved": solved, "alarms": list(dict.fromkeys(found))}
