@@ -68,7 +68,7 @@ def test_a_crash_while_writing_leaves_the_old_file_and_no_litter(tmp_path, monke
 
     for step in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(runs.os, step, crash)
+            patch.setattr(os, step, crash)
             with pytest.raises(KeyboardInterrupt):
                 runs.write_json(path, {"new": 2})
         assert read_json(path) == {"old": 1}
