@@ -19,13 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.records import RunError, StopReason, Task, ToolResult, Trajectory, Turn
 
 SPLITS = ("train", "validation", "test")
-
-
-class RunError(RuntimeError):
-    """A run folder or a file in it is missing, damaged or badly named. The message says what to do."""
 
 
 # ---- files
@@ -56,11 +52,19 @@ def read_json(path: str | Path) -> Any:
     """Read one JSON file. Raises RunError naming the file when it is missing or damaged."""
     path = Path(path)
     try:
-        return json.loads(_read_bytes(path).decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        return parse_json(_read_bytes(path))
+    except ValueError as error:
         raise RunError(
             f"{path} is not valid JSON ({error}). Restore it or run the stage that writes it."
         ) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of JSON that anybody may have written. Raises ValueError where it is broken or nested too deeply."""
+    try:
+        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -132,8 +136,8 @@ def cut_jsonl(path: str | Path, step: int) -> int:
 def _step(line: bytes) -> float:
     """The step of a JSON line: 0 where it has none, infinity where it is torn."""
     try:
-        row = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
+        row = parse_json(line)
+    except ValueError:
         return float("inf")
     found = row.get("step", 0) if isinstance(row, dict) else None
     return found if isinstance(found, int | float) else 0
@@ -158,10 +162,10 @@ def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8-sig"))
+            row = parse_json(line)
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, found {type(row).__name__}")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             if not tolerant:
                 raise RunError(
                     f"{path}, line {number} is damaged: {error}. Rebuild it, or remove that line."

@@ -19,10 +19,7 @@ from typing import Any
 
 import yaml
 
-
-class RecipeError(ValueError):
-    """A recipe has an unknown key, a value of the wrong type or out of bounds, or cannot be read."""
-
+from agentkit.records import RecipeError
 
 REWARDS = ("plan", "toolrl", "toolrla", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver")
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")

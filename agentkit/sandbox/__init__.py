@@ -34,6 +34,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from agentkit.records import SandboxError
 from agentkit.sandbox import pyodide, unconfined, zygote
 from agentkit.sandbox.canaries import CANARIES, CANARIES_C
 from agentkit.sandbox.places import places, preloaded
@@ -47,10 +48,6 @@ GRACE_S = 20.0  # for a busy machine to start the program and to reply
 UNSAFE = "AGENTKIT_ALLOW_UNSAFE"  # environment variable; 1 lets programs run where there is no sandbox
 WAY_OUT = f"{UNSAFE}=1 runs programs without one; tasks of the families A and B (families: A,B) need none"
 AT_ONCE = min(128, max(8, 4 * (os.cpu_count() or 1)))  # programs that run at the same time
-
-
-class SandboxError(RuntimeError):
-    """The sandbox does not work here. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

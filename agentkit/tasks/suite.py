@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkit.records import Task
+from agentkit.records import SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, write_tasks
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, Tools, solve
@@ -34,10 +34,6 @@ DEFAULT_FAMILIES = ("A", "B", "C")
 ALIASES = {"lookup": "A", "multihop": "B", "code": "C"}
 MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more
 MAX_MISSES = 3_000  # drafts in a row that give no new task before a family counts as exhausted
-
-
-class SuiteError(ValueError):
-    """A suite cannot be built as asked, or does not pass its own checks."""
 
 
 class Suite:
