@@ -45,7 +45,7 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
 
 def write_json(path: str | Path, value: Any) -> Path:
     """Write JSON atomically. NaN and infinity become null, since JSON has neither."""
-    return write_bytes(path, _encoded(value, indent=1))
+    return write_bytes(path, encode_json(value, indent=1))
 
 
 def read_json(path: str | Path) -> Any:
@@ -79,7 +79,7 @@ def _read_bytes(path: Path) -> bytes:
         ) from None
 
 
-def _encoded(value: Any, indent: int | None = None) -> bytes:
+def encode_json(value: Any, indent: int | None = None) -> bytes:
     """JSON as UTF-8 with a line end; text with lone surrogates, which UTF-8 lacks, is escaped."""
     try:
         return (json.dumps(_finite(value), indent=indent, ensure_ascii=False) + "\n").encode()
@@ -89,7 +89,7 @@ def _encoded(value: Any, indent: int | None = None) -> bytes:
 
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> Path:
     """Write one JSON object a line, atomically."""
-    return write_bytes(path, b"".join(map(_encoded, rows)))
+    return write_bytes(path, b"".join(map(encode_json, rows)))
 
 
 def append_jsonl(path: str | Path, row: dict) -> None:
@@ -103,7 +103,7 @@ def append_jsonl(path: str | Path, row: dict) -> None:
         OSError: the disk took none or only part of the line, such as when it is full; the file is then as it
             was before.
     """
-    path, line = Path(path), _encoded(row)
+    path, line = Path(path), encode_json(row)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
