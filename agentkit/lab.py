@@ -14,9 +14,9 @@ import importlib.util
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import pandas as pd
@@ -58,8 +58,8 @@ class Lab:
     recipe: Recipe
     families: Mapping[str, Family]  # all that are known, by name
     own_families: frozenset[str] = frozenset()  # those of the lab file
-    own_verifiers: Mapping[str, Callable] = MappingProxyType({})
-    own_rewards: Reward = MappingProxyType({})
+    own_verifiers: Mapping[str, Callable] = field(default_factory=dict)
+    own_rewards: Reward = field(default_factory=dict)
     path: Path | None = None  # the lab file
     digest: str = ""  # of the lab file and the modules beside it that it imports
 
@@ -82,7 +82,9 @@ class Lab:
         module = load_module(path)
         own = {name: _dictionary(module, name, path) for name in NAMES}
         if not any(own.values()):
-            raise RecipeError(f"{path} defines none of {', '.join(NAMES)}: give at least one of these dictionaries")
+            raise RecipeError(
+                f"{path} defines none of {', '.join(NAMES)}: give at least one of these dictionaries"
+            )
         _check_own(own, path)
         verifiers.register(own["verifiers"])
         return cls(
@@ -90,9 +92,7 @@ class Lab:
             path, _digest(path),
         )  # fmt: skip
 
-    def extended(
-        self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None
-    ) -> Lab:
+    def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Lab:
         """This lab with more families or reward components, to try out in a notebook; other processes do not
         know them.
         """
@@ -143,7 +143,9 @@ class Lab:
             )
         tasks = [with_content_id(task) for task in suite]
         if len({task.id for task in tasks}) < len(tasks):
-            raise SuiteError("two of the tasks are the same in family, prompt, answer, verifier and meta: keep one")
+            raise SuiteError(
+                "two of the tasks are the same in family, prompt, answer, verifier and meta: keep one"
+            )
         present = {task.split for task in tasks}
         rng = random.Random(f"{self.recipe.suite_seed}-splits")
         if len(present) == 1:
@@ -164,7 +166,9 @@ class Lab:
         levels = {word.strip() for word in self.recipe.train_difficulty.split(",") if word.strip()}
         tasks = [task for task in suite.split("train") if not levels or task.difficulty in levels]
         if not tasks:
-            raise RecipeError(f"no training task is {self.recipe.train_difficulty or 'there'}: set train_difficulty anew")
+            raise RecipeError(
+                f"no training task is {self.recipe.train_difficulty or 'there'}: set train_difficulty anew"
+            )
         return tasks
 
     def options(self, **changes: Any) -> dict[str, Any]:
@@ -182,7 +186,9 @@ class Lab:
             "temperature": recipe.temperature,
             "limits": limits,
             "tool_format": None if recipe.tool_format == "auto" else recipe.tool_format,
-            "tool_cache": None if recipe.tool_cache == "off" else ToolCache(recipe.tool_cache or default_path()),
+            "tool_cache": None
+            if recipe.tool_cache == "off"
+            else ToolCache(recipe.tool_cache or default_path()),
         } | changes
 
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:
@@ -206,7 +212,10 @@ class Lab:
             Sampled and greedy trajectories; they are written to eval/<name>.parquet and eval/<name>_greedy.parquet.
         """
         measured = []
-        for suffix, changes in (("", {"group_size": self.recipe.test_samples}), ("_greedy", {"temperature": 0.0})):
+        for suffix, changes in (
+            ("", {"group_size": self.recipe.test_samples}),
+            ("_greedy", {"temperature": 0.0}),
+        ):
             label = f"{policy.name}, {'greedy' if suffix else 'sampled'}"
             options = self.options(seed=self.recipe.seed, progress=label, **changes)
             measured.append(rollout(tasks, policy, **options))
@@ -245,9 +254,18 @@ class Lab:
         for name in [*self._named(), *sorted(self.own_families - set(self._named()))]:
             tools = ", ".join(tools_of(self.families[name].environment())) or "no tools"
             rows.append(("family", name, tools, self._origin(name in self.own_families)))
-        rows += [("verifier", name, _first_line(f), self._origin(True)) for name, f in self.own_verifiers.items()]
+        rows += [
+            ("verifier", name, _first_line(f), self._origin(True)) for name, f in self.own_verifiers.items()
+        ]
         for name, (component, weight) in self.reward.items():
-            rows.append(("reward", name, f"weight {weight:g}: {_first_line(component)}", self._origin(name in self.own_rewards)))
+            rows.append(
+                (
+                    "reward",
+                    name,
+                    f"weight {weight:g}: {_first_line(component)}",
+                    self._origin(name in self.own_rewards),
+                )
+            )
         return pd.DataFrame(rows, columns=["", "name", "what it is", "from"]).set_index("")
 
     def _named(self) -> list[str]:
@@ -261,7 +279,9 @@ class Lab:
     def _repr_html_(self) -> str:
         keys = Recipe.keys()
         changed = {name: value for name, value in self.recipe.used().items() if value != keys[name].default}
-        rows = [(name, value, keys[name].default, keys[name].metadata["help"]) for name, value in changed.items()]
+        rows = [
+            (name, value, keys[name].default, keys[name].metadata["help"]) for name, value in changed.items()
+        ]
         table = pd.DataFrame(rows, columns=["key", "value", "default", "what it is"]).set_index("key")
         title = html.escape(f"{len(changed)} keys of the recipe differ from their defaults")
         folded = tables.to_html(table, "") if rows else ""
@@ -302,7 +322,9 @@ def load_module(path: Path) -> ModuleType:
 def _dictionary(module: ModuleType, name: str, path: Path) -> dict[str, Any]:
     value = getattr(module, name, {})
     if not isinstance(value, dict) or not all(isinstance(key, str) and key for key in value):
-        raise RecipeError(f"{path}: {name} must be a dictionary with names as keys, such as {name} = {{'mine': ...}}")
+        raise RecipeError(
+            f"{path}: {name} must be a dictionary with names as keys, such as {name} = {{'mine': ...}}"
+        )
     return dict(value)
 
 
@@ -310,11 +332,15 @@ def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
     """Raise RecipeError for a part of a lab file that is not what its dictionary is for."""
     for name, family in own["families"].items():
         if not isinstance(family, Family):
-            raise RecipeError(f"{path}: families[{name!r}] is of type {type(family).__name__}; give a Family(draft, ..)")
+            raise RecipeError(
+                f"{path}: families[{name!r}] is of type {type(family).__name__}; give a Family(draft, ..)"
+            )
         try:
             tools_of(family.environment())
         except Exception as error:
-            raise RecipeError(f"{path}: the environment of family {name!r} cannot be made: {error}") from error
+            raise RecipeError(
+                f"{path}: the environment of family {name!r} cannot be made: {error}"
+            ) from error
     for name, pair in own["rewards"].items():
         if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0])):
             raise RecipeError(f"{path}: rewards[{name!r}] must be (function, weight)")

@@ -78,7 +78,13 @@ def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[
             rng = random.Random(f"transcripts-{number}")
             policy = ScriptedPolicy(tokenizer, mixed_quality(rng))
             tasks = draft_tasks(corpus, per_world, rng)
-            yield rollout(tasks, policy, environment={name: f.environment for name, f in shipped_families(corpus).items()}, seed=number, limits=UNCUT)
+            yield rollout(
+                tasks,
+                policy,
+                environment={name: f.environment for name, f in shipped_families(corpus).items()},
+                seed=number,
+                limits=UNCUT,
+            )
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -289,7 +295,12 @@ def greedy_success(model: Any, tokenizer: Any, tasks: int = 200) -> float:
         corpus = Corpus(make_world(Path(folder) / "unseen.sqlite", 1_000_000))
         drafted = draft_tasks(corpus, tasks, random.Random("unseen"))
         policy = TransformersPolicy(model, tokenizer)
-        found = rollout(drafted, policy, environment={name: f.environment for name, f in shipped_families(corpus).items()}, temperature=0.0)
+        found = rollout(
+            drafted,
+            policy,
+            environment={name: f.environment for name, f in shipped_families(corpus).items()},
+            temperature=0.0,
+        )
     return sum(t.success or 0.0 for t in found) / len(found)
 
 

@@ -25,7 +25,15 @@ from agentkit.rollouts.policy import Policy, Request
 from agentkit.sandbox import current_tier
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
-from agentkit.tools.runtime import call_method, in_thread, malformed, reset, run_blocking, run_call, tool_schemas
+from agentkit.tools.runtime import (
+    call_method,
+    in_thread,
+    malformed,
+    reset,
+    run_blocking,
+    run_call,
+    tool_schemas,
+)
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import final_answer, verify
 

@@ -19,12 +19,8 @@ from typing import Any
 
 import yaml
 
+from agentkit.records import RecipeError
 from agentkit.runs.run import project_root
-
-
-class RecipeError(ValueError):
-    """A recipe has an unknown key, a value of the wrong type or out of bounds, or cannot be read."""
-
 
 REWARDS = ("plan", "none", "toolrl", "toolrla", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver")
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")

@@ -32,6 +32,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from agentkit.records import SandboxError
 from agentkit.sandbox import unconfined, zygote
 from agentkit.sandbox.canaries import CANARIES
 from agentkit.sandbox.places import places, preloaded
@@ -47,10 +48,6 @@ WAY_OUT = (
     f"(families: A,B), which need no sandbox; {UNSAFE}=1 runs programs without one"
 )
 AT_ONCE = min(128, max(8, 4 * (os.cpu_count() or 1)))  # programs that run at the same time
-
-
-class SandboxError(RuntimeError):
-    """The sandbox does not work here. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

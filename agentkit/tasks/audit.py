@@ -94,7 +94,9 @@ def _expert(task: Task, environments: Mapping[str, Callable[[], object]]) -> Tra
     if verifier is None or "trajectory" not in inspect.signature(verifier).parameters:
         return None
     if task.family not in environments:
-        raise ValueError(f"its verifier looks at trajectories, and no environment of family {task.family!r} is known")
+        raise ValueError(
+            f"its verifier looks at trajectories, and no environment of family {task.family!r} is known"
+        )
     return as_trajectory(task, solve(task, environments[task.family]()))
 
 

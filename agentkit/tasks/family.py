@@ -24,8 +24,12 @@ Relabel = Callable[[Task, Trajectory], Task | None]
 class Family:
     """What the kit has to know of a kind of task."""
 
-    draft: Draft | None = None  # makes one random task, or None to try again; a data set given as a file has none
-    environment: Callable[[], object] = CorpusEnvironment  # one for each trajectory; its public methods are the tools
+    draft: Draft | None = (
+        None  # makes one random task, or None to try again; a data set given as a file has none
+    )
+    environment: Callable[[], object] = (
+        CorpusEnvironment  # one for each trajectory; its public methods are the tools
+    )
     relabel: Relabel | None = None  # the task that a trajectory did solve, for hindsight
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkit.records import Task
+from agentkit.records import SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, write_tasks
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, as_trajectory, solve
@@ -33,10 +33,6 @@ DEFAULT_FAMILIES = ("A", "B", "C")
 ALIASES = {"lookup": "A", "multihop": "B", "code": "C"}
 MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more
 MAX_MISSES = 3_000  # drafts in a row that give no new task before a family counts as exhausted
-
-
-class SuiteError(ValueError):
-    """A suite cannot be built as asked, or does not pass its own checks."""
 
 
 class Suite:
@@ -150,7 +146,9 @@ def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
     chosen = [name if name in known else ALIASES.get(name, name) for name in chosen]
     unknown = [name for name in chosen if name not in known]
     if unknown or not chosen:
-        raise SuiteError(f"unknown task family {unknown[0] if unknown else ''!r}: use {', '.join(sorted(known))}")
+        raise SuiteError(
+            f"unknown task family {unknown[0] if unknown else ''!r}: use {', '.join(sorted(known))}"
+        )
     if len(set(chosen)) < len(chosen):
         raise SuiteError(f"a task family is named twice: {', '.join(chosen)}")
     return chosen
@@ -179,7 +177,9 @@ def _draft_family(
 ) -> list[Task]:
     """``count`` tasks of one family whose normalised prompts are not in ``prompts`` yet; adds them there."""
     if family.draft is None:
-        raise SuiteError(f"family {name} drafts no tasks: give its tasks as a file, with the recipe key tasks")
+        raise SuiteError(
+            f"family {name} drafts no tasks: give its tasks as a file, with the recipe key tasks"
+        )
     tasks: list[Task] = []
     uses: Counter[str] = Counter()
     limit = max(3, int(count * MAX_SHARE))
