@@ -327,7 +327,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
                 self.run.file("adapter"),
             )
             on_main_process(lambda: save_adapter(*kept))
-        self.guards.validated(summary["success"], improved)
+        self.guards.validated(improved)
         low, high = summary["ci95"]
         values = {"val_success": summary["success"], "val_ci_low": low, "val_ci_high": high}
         return values | {"val_seconds": time.monotonic() - start}
@@ -405,8 +405,8 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     """Run GRPO from the SFT reference; the best adapter lies in the run's adapter/ afterwards.
 
     Returns:
-        The best validation success, its step, the number of steps, and why training ended: steps, patience,
-            rollbacks or asked.
+        The best validation success, its step, the number of steps, and why training ended: steps, patience
+            or asked.
 
     Raises:
         TrainingError: a guard stopped it; a checkpoint is kept.
