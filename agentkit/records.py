@@ -28,12 +28,17 @@ class Task:
     id: str
     prompt: str  # what the user asks, as text
     answer: str  # the gold answer
-    verifier: str | dict[str, Any] = "exact"  # a kind, or {"kind": ..., **options}
+    verifier: dict[str, Any] = field(default_factory=lambda: {"kind": "exact"})  # and the kind's options
     family: str = "custom"  # "A" lookup arithmetic, "B" multi-hop, "C" code, or a name of your own
     difficulty: str = "easy"  # easy 1-2, medium 3-4, hard 5+ tool calls of the scripted expert
     split: str = "train"  # train, validation or test
     tools: tuple[str, ...] = ("search", "calculator")
     meta: dict[str, Any] = field(default_factory=dict)  # template, entities, plan, aliases, ...
+
+    def __post_init__(self) -> None:
+        """A bare kind, as people write it, becomes a dictionary."""
+        if not isinstance(self.verifier, dict):
+            object.__setattr__(self, "verifier", {"kind": str(self.verifier)})
 
 
 @dataclass(frozen=True, slots=True)

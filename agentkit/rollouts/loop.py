@@ -30,6 +30,7 @@ from agentkit.tools.cache import ToolCache, default_path
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment, environments
 from agentkit.tools.runtime import call_method, in_thread, malformed, run_call, tool_schemas
+from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import final_answer, verify
 
 _NUMBERS = count()  # of trajectories, in this process
@@ -310,9 +311,8 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
 
 def _tier(task: Task, trajectory: Trajectory) -> str | None:
     """The sandbox tier in which a trajectory's code ran, by a tool or by its verifier; None where none did."""
-    verifier = task.verifier if isinstance(task.verifier, str) else task.verifier["kind"]
     ran = any(result.name == CODE_TOOL for turn in trajectory.turns for result in turn.results)
-    return current_tier().name if ran or verifier == "code" else None
+    return current_tier().name if ran or verifier_kind(task) == "code" else None
 
 
 def _seed(seed: int, task: Task, index: int, turn: int) -> tuple[int, ...]:

@@ -77,7 +77,7 @@ def _tried(task: Task, other: str | None) -> list[tuple[str, str, bool, Score, l
 
 def kind_of(task: Task) -> str:
     """The name of a task's verifier."""
-    return str(task.verifier.get("kind") if isinstance(task.verifier, dict) else task.verifier)
+    return str(task.verifier.get("kind"))
 
 
 def _timed(task: Task, answer: str) -> tuple[Score, list[float]]:
@@ -156,7 +156,7 @@ def _wrong_program(task: Task) -> str:
     """A near miss the task names, or the gold program with its function replaced by one that gives nothing."""
     if near_misses := _texts(task.meta, "near_misses"):
         return near_misses[0]
-    name = str(task.verifier.get("entry", "")) if isinstance(task.verifier, dict) else ""
+    name = str(task.verifier.get("entry", ""))
     if name.isidentifier():
         return f"def {name}(*arguments, **named):\n    return None"
     owner, _, method = name.partition("().")
@@ -178,8 +178,6 @@ def _other_answers(tasks: Iterable[Task]) -> dict[str, str]:
 
 
 def _right_answers(task: Task) -> list[str]:
-    if not isinstance(task.verifier, dict):
-        return [task.answer]
     aliases = task.verifier.get("aliases")
     return [task.answer, *([aliases] if isinstance(aliases, str) else _texts(task.verifier, "aliases"))]
 

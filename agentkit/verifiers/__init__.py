@@ -79,7 +79,7 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
         if unused := set(task.meta.get("required_tools", ())) - used:
             return Score(0.0, f"did not use {', '.join(sorted(unused))}, which the task requires")
         answer = answer.answer
-    options = {"kind": task.verifier} if isinstance(task.verifier, str) else dict(task.verifier)
+    options = dict(task.verifier)
     kind = options.pop("kind", None)
     if kind == "judge":
         options.setdefault("question", task.prompt)
