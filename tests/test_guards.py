@@ -133,7 +133,7 @@ def test_the_share_is_taken_over_the_latest_trajectories_and_a_checkpoint_rememb
     assert trainer.guards.state()["unscored"] == [0] * 50 + [1] * 10
     trainer.guards.scored([good] * 8)
     assert len(trainer.guards.watch.unscored) == 64
-    other = Guards(trainer, trainer.recipe)
+    other = Guards(trainer.recipe)
     other.restore(trainer.guards.state())
     with pytest.raises(TrainingError, match="boom"):
         other.scored([bad] * 4)

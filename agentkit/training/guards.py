@@ -6,6 +6,7 @@ applies them to a trainer. Leaves out checkpoints and signals (resume).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -52,8 +53,7 @@ def is_finite_step(parameters: Sequence[torch.nn.Parameter]) -> bool:
 
 
 class Guards(TrainerCallback):
-    """Applies the guards to a trainer with ``run``, ``beta``, ``best`` and ``_extra``, the row of metrics in
-    the making.
+    """Applies the guards, as a callback of the trainer.
 
     Attributes:
         watch: what is remembered; a checkpoint carries it.
@@ -61,8 +61,7 @@ class Guards(TrainerCallback):
         problem: why training cannot go on; raised once the step is written.
     """
 
-    def __init__(self, trainer: Any, recipe: Recipe):
-        self._trainer = trainer
+    def __init__(self, recipe: Recipe):
         self._recipe = recipe
         self.watch = Watch()
         self.ended: str | None = None
@@ -78,10 +77,17 @@ class Guards(TrainerCallback):
         self.watch.skipped_in_row %= MAX_SKIPPED
         self._consider_the_end()
 
+    def metrics(self) -> dict[str, float]:
+        """Columns of the metrics row, once a step was skipped."""
+        columns: dict[str, float] = {"skipped_steps": self.watch.skipped} if self.watch.skipped else {}
+        if self.watch.skipped_in_row:
+            columns["loss"] = math.nan  # transformers logs 0
+        return columns
+
     # ---- steps
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop gradients that are not finite: the optimiser then changes neither weights nor moments."""
-        watch, parameters = self.watch, list(self._trainer.model.parameters())
+        watch, parameters = self.watch, list(kwargs["model"].parameters())
         if is_finite_step(parameters):
             watch.skipped_in_row = 0
             return
@@ -92,10 +98,6 @@ class Guards(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop, with a checkpoint, after three steps in a row that were skipped."""
         watch = self.watch
-        if watch.skipped:
-            self._trainer._extra["skipped_steps"] = watch.skipped
-        if watch.skipped_in_row:
-            self._trainer._extra["loss"] = float("nan")  # transformers logs 0
         if watch.skipped_in_row >= MAX_SKIPPED:
             self.problem = (
                 f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite (the last is step "
