@@ -24,12 +24,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentkit.diagnostics import Watch
 from agentkit.evaluation import summarize
+from agentkit.lab import Lab
 from agentkit.policies.guard import sync
 from agentkit.policies.loading import make_policy
 from agentkit.policies.unsloth import adapted
 from agentkit.records import Step, Task, Trajectory
-from agentkit.rewards import Reward, from_recipe, of_environments, score_all
-from agentkit.rollouts import rollout, rollout_options
+from agentkit.rewards import score_all
+from agentkit.rollouts import rollout
 from agentkit.rollouts.gate import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
@@ -97,16 +98,13 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
     parameters; otherwise what an earlier training left there is kept beside it as train-1, train-2 and so on.
 
     Args:
+        lab: recipe, environments and reward.
         model: the SFT model; its LoRA adapter is added here, and the reference is the same model with it
             switched off. ``engine: unsloth`` loads it anew.
         tokenizer: with a chat template.
         tasks: training tasks.
         validation: tasks for validation, in the order they are used.
-        recipe: all parameters.
         run: where metrics, trajectories and the best adapter go.
-        environment: makes one environment a trajectory; the recipe's by default.
-        reward: components with their weights; the recipe's by default. An environment's ``get_reward`` comes
-            to it with weight 1.
         on_metrics: called with every metrics row, as for live curves.
 
     Attributes:
@@ -116,24 +114,23 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
 
     def __init__(
         self,
+        lab: Lab,
         model: Any,
         tokenizer: Any,
         tasks: Sequence[Task],
         validation: Sequence[Task],
-        recipe: Recipe,
         run: Run,
-        environment: Callable[[], object] | None = None,
-        reward: Reward | None = None,
         on_metrics: OnMetrics = lambda row: None,
     ):
-        self.recipe, self.run, self.on_metrics = recipe, run, on_metrics
-        self.reward = (reward or from_recipe(recipe)) | (of_environments(environment) if environment else {})
+        recipe = lab.recipe
+        self.lab, self.recipe, self.run, self.on_metrics = lab, recipe, run, on_metrics
+        self.reward = lab.reward
         self.validation = list(validation)[: recipe.val_tasks]
         self.best: tuple[float, int] = (-1.0, 0)
         self.step = Step(0, ())
         self.guards = Guards(recipe)
         self.lesson_weight = recipe.hindsight_weight
-        self._options = rollout_options(recipe) | ({"environment": environment} if environment else {})
+        self._options = lab.options()
         self._tasks = {task.id: task for task in tasks}
         self._watch: Watch | None = None
         self._measured: dict[str, float] = {}  # columns of the next metrics row
@@ -163,7 +160,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self.share_prefixes(self.recipe.share_prefixes)
         tasks = [*self._tasks.values(), *self.validation]
         world = self.accelerator.num_processes
-        self.open_training(made_with(self.recipe, self.model, tasks, self.reward, world))
+        self.open_training(made_with(self.lab, self.model, tasks, world))
         self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", self.recipe)
 
     def kept_state(self) -> dict[str, Any]:
@@ -289,7 +286,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
 
     def _add_lessons(self, output: dict[str, Any]) -> None:
         """Put what this process' rollouts did achieve into the batch, where it is to be imitated."""
-        lessons = lesson_batch(self.step.tasks, self.own_trajectories, self.processing_class, self.recipe)
+        lessons = lesson_batch(self.lab, self.step.tasks, self.own_trajectories, self.processing_class)
         output |= {name: values.to(output["completion_ids"].device) for name, values in lessons.items()}
         self._measured["lessons"] = int(lessons["lesson_scored"].any(1).sum())
 
