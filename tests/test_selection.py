@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agentkit import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, read_jsonl
@@ -249,10 +250,9 @@ def agent():
 def trained(agent, suite, path, **changes):
     """A real training step; the trainer, what it stored and its metrics row. LoRA is taken off again."""
     model, tokenizer = agent
-    recipe = Recipe.from_mapping(SMALL | changes)
-    run = Run.create(path)
+    lab, run = Lab.open(SMALL | changes), Run.create(path)
     trainer = AgentGRPOTrainer(
-        model, tokenizer, suite.split("train"), suite.split("validation")[:1], recipe, run
+        lab, model, tokenizer, suite.split("train"), suite.split("validation")[:1], run
     )
     seen = {}
     generate = trainer._generate_and_score_completions

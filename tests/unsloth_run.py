@@ -20,7 +20,7 @@ import torch  # noqa: E402
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from agentkit import Run, Suite, nano  # noqa: E402
+from agentkit import Lab, Run, Suite, nano  # noqa: E402
 from agentkit.policies.loading import load_agent  # noqa: E402
 from agentkit.runs.recipe import Recipe  # noqa: E402
 from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402
@@ -36,7 +36,9 @@ def make(folder: Path, engine: str, suite: Suite) -> AgentGRPOTrainer:
     )  # fmt: skip
     agent, tokenizer = load_agent("nano", merge=[folder / "sft"])
     run = Run.create(folder / engine)
-    return AgentGRPOTrainer(agent, tokenizer, suite.split("train"), suite.split("validation"), recipe, run)
+    return AgentGRPOTrainer(
+        Lab.open(recipe), agent, tokenizer, suite.split("train"), suite.split("validation"), run
+    )
 
 
 def batch(trainer: AgentGRPOTrainer) -> dict[str, torch.Tensor]:
@@ -55,7 +57,11 @@ def main(folder: Path) -> None:
     suite = Suite.build({"families": ["A"], "n_tasks": 40, "seed": 11})
     agent, tokenizer = load_agent("nano")
     cold_start(
-        agent, tokenizer, demonstrations(suite.split("train"), tokenizer, recipe), recipe, folder / "sft"
+        agent,
+        tokenizer,
+        demonstrations(Lab.open(recipe), suite.split("train"), tokenizer),
+        recipe,
+        folder / "sft",
     )
 
     ours, plain = make(folder, "unsloth", suite), make(folder, "transformers", suite)
