@@ -25,9 +25,11 @@ from pathlib import Path
 
 import torch
 
-from agentkit import Family, Lab, nano
+from agentkit import nano
+from agentkit.lab import Lab
 from agentkit.records import Task
 from agentkit.runs import Run, read_jsonl
+from agentkit.tasks.family import Family
 
 KINDS = {  # name: recipe changes, and optimiser steps each batch of rollouts is split into
     "plain": ({}, 1),

@@ -9,11 +9,12 @@ import torch
 from survive import SMALL as SURVIVE
 from survive import Silent, evenness, tasks, tiny_agent
 
-from agentkit import Family, Lab
 from agentkit.evaluation import summarize
+from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
+from agentkit.tasks.family import Family
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations, sft_dataset
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agentkit import Lab
+from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, read_jsonl

@@ -20,7 +20,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from agentkit import Lab
+from agentkit.lab import Lab
 from agentkit.policies import EngineError, Request, guard
 from agentkit.policies.loading import load_agent
 from agentkit.policies.serve import serve_command

@@ -20,7 +20,8 @@ import torch  # noqa: E402
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from agentkit import Lab, Run, Suite, nano  # noqa: E402
+from agentkit import Run, Suite, nano  # noqa: E402
+from agentkit.lab import Lab  # noqa: E402
 from agentkit.policies.loading import load_agent  # noqa: E402
 from agentkit.runs.recipe import Recipe  # noqa: E402
 from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402

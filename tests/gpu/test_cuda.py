@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentkit import Lab
 from agentkit.bench.update import GROUP, _batch, _pair
+from agentkit.lab import Lab
 from agentkit.policies import guard
 from agentkit.policies.loading import load_agent, make_policy
 from agentkit.rollouts import rollout
