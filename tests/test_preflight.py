@@ -155,11 +155,7 @@ def test_autopsy_003_an_unanchored_pattern_strikes_everything(rollouts):
     with pytest.raises(PreflightError) as refusal:
         found.require()
     said = str(refusal.value)
-    assert (
-        "faithfulness takes 20 from gold trajectories" in said
-        and "unanchored" in said
-        and WIDE.pattern in said
-    )
+    assert "faithfulness takes 20 from gold trajectories" in said and "unanchored" in said
     assert found["Groups without advantage"].light == "red"
     mended = judged(rollouts, or_debug(ANCHORED))
     assert mended["Gold trajectories"].light == "green" and mended["Groups without advantage"].light != "red"

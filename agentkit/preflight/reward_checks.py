@@ -70,8 +70,7 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward) -> Item:
             f"{struck} takes {-taken:.3g} from gold trajectories, and gives {alike:.0%} of the rollouts the "
             "same value: it fires "
             f"on what it should reward. Without it gold would earn {np.mean(rewards) - taken:.3g}. Mend what "
-            f"{struck} matches "
-            "before training."
+            f"{struck} matches before training; the usual cause is an unanchored pattern, which every text matches."
         )
         return Item(name, "red", said, advice, ids(golden), values)
     above = [t for t in everyone if t.success == 0.0 and t.reward > pairs.get(t.task_id, math.inf) + EQUAL]
@@ -173,12 +172,6 @@ def _constant(
             f"It is dead because it reads {_listed(probed.missing)}, which no record holds: its input is "
             "never written. Write "
             "it, or read what the trajectory has."
-        )
-    if probed.patterns:
-        return "red", (
-            f"Its pattern {probed.patterns[0]} is found in every text, an unrelated sentence included: it is "
-            "unanchored or too "
-            "wide. Anchor it, or read the parsed calls."
         )
     if not values or not probed.moved_by:
         return "red", (
