@@ -5,11 +5,52 @@ Pure functions on records. Leaves out scoring (verifiers, rewards) and statistic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 
-from agentkit.records import Group, StopReason, Trajectory
+from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory
 
 TRUNCATED = (StopReason.TOKEN_LIMIT, StopReason.TRUNCATED_TURN, StopReason.TIME_LIMIT)
+UNKNOWN_TOOL = "Error: there is no tool "  # how the reply to a call of a tool that does not exist begins
+
+
+def results_of(trajectory: Trajectory) -> list[ToolResult]:
+    """Every attempted call with its reply, in order; malformed calls have no name."""
+    return [result for turn in trajectory.turns for result in turn.results]
+
+
+def call_key(result: ToolResult) -> tuple[str, str]:
+    """What two equal calls share: tool and arguments, whatever the order of the arguments."""
+    return result.name, json.dumps(result.arguments, sort_keys=True, default=str)
+
+
+def failure_of(result: ToolResult) -> str | None:
+    """How a call failed: "malformed", "unknown tool" or "failed"; None where it worked."""
+    if result.ok:
+        return None
+    if not result.name:
+        return "malformed"
+    return "unknown tool" if result.observation.startswith(UNKNOWN_TOOL) else "failed"
+
+
+def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+    """Trajectories by the id of their task, in order of first appearance."""
+    tasks: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        tasks.setdefault(trajectory.task_id, []).append(trajectory)
+    return tasks
+
+
+def plan_of(task: Task) -> list[dict]:
+    """The steps of a task's plan; none where it has no plan."""
+    plan = task.meta.get("plan")
+    steps = plan if isinstance(plan, list) else []
+    return [step for step in steps if isinstance(step, dict) and step.get("tool")]
+
+
+def needs_tools(task: Task) -> bool:
+    """Whether a task cannot be answered without a tool."""
+    return bool(task.tools) and task.meta.get("plan") != []
 
 
 def groups_of(trajectories: Sequence[Trajectory], size: int) -> list[Group]:

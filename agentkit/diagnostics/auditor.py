@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from agentkit.diagnostics.measures import trajectory_id
-from agentkit.evaluation.evidence import answer_if, needs_tools, results_of, stands, verifier_kind
+from agentkit.evaluation.evidence import answer_if, stands, verifier_kind
 from agentkit.records import Score, Task, Trajectory
+from agentkit.trajectories import needs_tools, results_of
 from agentkit.verifiers import normalize, parse_number
 from agentkit.verifiers.isolated.harness import pack
 from agentkit.verifiers.programs import extract_code, run_calls

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from agentkit.evaluation.evidence import call_key
 from agentkit.records import StopReason, Trajectory
+from agentkit.trajectories import call_key
 from agentkit.verifiers import normalize
 
 CUT = frozenset(

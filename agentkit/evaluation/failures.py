@@ -16,11 +16,7 @@ import pandas as pd
 from agentkit.evaluation import SOLVED, Samples, flatten, tables
 from agentkit.evaluation.evidence import (
     answer_if,
-    call_key,
     gave_up,
-    needs_tools,
-    plan_of,
-    results_of,
     right_in_other_form,
     stands,
     verifier_kind,
@@ -28,6 +24,7 @@ from agentkit.evaluation.evidence import (
     writes_code,
 )
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
+from agentkit.trajectories import call_key, needs_tools, plan_of, results_of
 
 FAILURES = {
     "engine failed": "the engine or the environment broke, not the policy",

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from agentkit.diagnostics.measures import CUT, EQUAL
-from agentkit.evaluation.evidence import results_of
 from agentkit.evaluation.statistics import detectable_mean, success_interval
 from agentkit.preflight import chances
 from agentkit.preflight.report import Item, ids
 from agentkit.records import Trajectory
 from agentkit.rollouts.tokens import faults, xray
+from agentkit.trajectories import results_of
 
 Groups = list[list[Trajectory]]
 HOPELESS = 0.95  # share of groups without advantage above which nothing can be learnt
