@@ -15,9 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from agentkit.evaluation.evidence import answer_if, stands, verifier_kind
+from agentkit.evaluation.evidence import answer_if, stands
 from agentkit.records import Score, Task, Trajectory
-from agentkit.trajectories import needs_tools, results_of, trajectory_id
+from agentkit.trajectories import needs_tools, results_of, trajectory_id, verifier_kind
 from agentkit.verifiers import normalize, parse_number
 from agentkit.verifiers.isolated.harness import pack
 from agentkit.verifiers.programs import extract_code, run_calls
@@ -50,7 +50,7 @@ def _whole(task: Task, answer: str) -> bool:
         decimals = len(task.answer.strip().partition(".")[2])
         tolerance = 0.5001 * 10.0**-decimals if decimals else 0.0
         return number is not None and math.isclose(number, gold, rel_tol=1e-9, abs_tol=tolerance)
-    options = task.verifier if isinstance(task.verifier, Mapping) else {}
+    options = task.verifier
     accepted = [task.answer, *options.get("aliases", ()), *task.meta.get("aliases", ())]
     return normalize(answer) in {normalize(str(text)) for text in accepted}
 
@@ -65,7 +65,7 @@ def _grounded(task: Task, trajectory: Trajectory) -> bool:
 # ---- programs
 def _fresh_inputs(task: Task, answer: str) -> Score:
     """Run a program and the reference solution on varied inputs and compare what they give."""
-    options = task.verifier if isinstance(task.verifier, Mapping) else {}
+    options = task.verifier
     entry, setup, tests = (
         str(options.get("entry", "")),
         str(options.get("setup", "")),
