@@ -110,3 +110,8 @@ def trajectory_id(trajectory: Trajectory) -> str:
     """Where a trajectory is found: step, task and sample, as in "12:A-00031#4"; without a step outside training."""
     name = f"{trajectory.task_id}#{trajectory.sample}"
     return name if trajectory.step is None else f"{trajectory.step}:{name}"
+
+
+def groups_by_task(trajectories: Iterable[Trajectory]) -> list[Group]:
+    """Trajectories as groups, one a task, of whatever size and in whatever order."""
+    return [Group(task, tuple(group)) for task, group in by_task(trajectories).items()]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from agentkit.cli import main
+from agentkit.lab import Lab
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import PreflightError, examine, forecast, probe, report
 from agentkit.preflight.autopsies import AUTOPSIES
@@ -309,16 +310,14 @@ def test_the_forecast_expects_trajectories_as_long_as_the_experts():
 
 
 def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
-    recipe = Recipe(group_size=4, model="nano")
+    lab = Lab.open(Recipe(group_size=4, model="nano"))
     careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")
-    found, rollouts = examine(
-        recipe, careless, suite.split("train"), n_test=len(suite.split("test")), n_tasks=8
-    )
+    found, rollouts = examine(lab, careless, suite.split("train"), n_test=len(suite.split("test")))
     found.require()
     assert (
         found["Gold trajectories"].light == "green"
         and found["Masks"].light == "green"
-        and len(rollouts) == 32
+        and len(rollouts) == 48
     )
     assert (
         found["Signal or noise"].values["repeatable"] == pytest.approx(1.0)

@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from agentkit.records import Group, Trajectory
-from agentkit.trajectories import EQUAL, by_task, call_key, is_dead, met_limit, results_of, trajectory_id
+from agentkit.trajectories import (
+    EQUAL,
+    call_key,
+    groups_by_task,
+    is_dead,
+    met_limit,
+    results_of,
+    trajectory_id,
+)
 from agentkit.verifiers import normalize
 
 EVIDENCE = 8  # trajectories kept as evidence for one measure
@@ -63,7 +71,7 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
     values["not_finite"] = float(len(broken))
     evidence: dict[str, tuple[str, ...]] = {}
     if trajectories:
-        groups = [Group(task, tuple(group)) for task, group in by_task(trajectories).items()]
+        groups = groups_by_task(trajectories)
         for part in (_outcomes, _groups, _components, _actions, _tools):
             measures, shown_by = part(groups)
             values = measures | values
