@@ -58,10 +58,10 @@ def examine(
     start = time.monotonic()
     recipe, chosen = lab.recipe, _spread(tasks, TASKS)
     planned = _spread([task for task in tasks if task.meta.get("plan")], GOLD)
-    bar = {"progress": "preflight"} if progress else {}
     options = lab.options(seed=recipe.seed)
+    title = "preflight" if progress else None
     clock = time.monotonic()
-    sampled = rollout(chosen, policy, group_size=recipe.group_size, **options, **bar)
+    sampled = rollout(chosen, policy, group_size=recipe.group_size, progress=title, **options)
     seconds = (time.monotonic() - clock) / len(sampled)
     expert = ScriptedPolicy(policy.tokenizer, name="gold")
     golden = rollout(planned, expert, **options) if planned else []
