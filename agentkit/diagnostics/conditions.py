@@ -2,7 +2,8 @@
 
 A condition returns the numbers that its rule's sentence needs, ``value`` among them, or None. It compares the last
 WINDOW steps with the first ones or with those shortly before, because what is normal differs between tasks and
-models; where a limit is absolute, its reason stands beside it. Leaves out what is said about a fault (rules).
+models; where a limit is absolute, its reason stands beside it. What is not known is NaN, which is above and below
+no limit. Leaves out what is said about a fault (rules).
 """
 
 from __future__ import annotations
@@ -26,37 +27,6 @@ PAST = 20  # steps that show what is normal just before a spike
 Z = 3.0  # standard errors between two windows before a difference counts: one false alarm in 700 looks
 GAIN = 0.08  # success that pays for a change of habit, such as more calls
 SOLVED = 0.9  # success above which there is little left to learn
-# reward
-NOTHING_LEFT = 0.95  # share of groups without advantage, solved ones included
-DEAD_STEPS = 3
-DEAD_VALUES = 64  # a component that varies at all hardly gives 64 equal values in three batches
-PAID_BESIDE = 0.3  # rise of what wrong trajectories earn, as a share of what being right earned at the start
-DISAGREES = 0.25  # share of rewarded answers the auditor refuses: above what guessing right by luck gives
-BESIDES = (
-    0.3  # variance of the reward within groups that success explains, below which something else is trained
-)
-DOMINANT = 0.7  # and that one other component explains
-# behaviour
-ABANDONED = 0.5  # calls, as a share of those at the start
-SILENT = 0.4  # share of trajectories without any call
-CUT_OFF = 0.2  # share of trajectories that met a limit, above that at the start
-SLOW = 1.0  # seconds of a call (90th percentile) that hurt
-SLOWER = 4.0  # times those at the start
-# optimisation
-ENTROPY_LEFT = 0.2  # of the entropy at the start; a healthy fall is to a third
-KL_SPIKE = 6.0  # times the largest of the steps before, in one step
-KL_STEP = 2.5  # the same in two steps in a row, which noise seldom gives
-KL_COSTLY = 0.1  # nats a token: a jump to it counts where success fell,
-KL_LARGE = 0.18  # to this one always,
-KL_FAR = 0.5  # and at this one no jump is needed
-KL_HARM = 0.1  # fall in success that shows that an update went too far
-GRAD_SPIKE = 8.0  # times the usual,
-GRAD_NEW = 3.0  # and times the largest: batches of dead groups have small norms
-MISMATCH = 0.1  # nats: bf16 engines differ by 0.01 to 0.03 on average, stale weights or caches by 1
-FALLEN = 1.5  # standard errors of validation below its best, which was picked
-OPENED = 3.3  # standard errors of its gap to training above that at the best
-LEARNT = 0.05  # a gain in success between the first and the last third that is a sign of learning
-STALLED_STEPS = 28  # steps without any sign of learning; the small agent shows one within ten
 
 
 # ---- windows of a history
@@ -74,6 +44,11 @@ def last(history: History, name: str, n: int = WINDOW) -> np.ndarray:
 def first(history: History, name: str, n: int = START) -> np.ndarray:
     """The first ``n`` known values of a measure, (up to n,), from the first 4 n steps."""
     return known(history[: 4 * n], name)[:n]
+
+
+def mean(values: np.ndarray) -> float:
+    """Their mean, NaN where there are fewer than 3."""
+    return float(values.mean()) if len(values) >= 3 else math.nan
 
 
 class Change(NamedTuple):
@@ -111,9 +86,7 @@ def unpaid(history: History, name: str) -> list[Change]:
 def high(history: History, measure: str, least: float) -> Numbers | None:
     """The mean of a measure over the last steps is at least ``least``."""
     values = last(history, measure)
-    if len(values) < 3 or values.mean() < least:
-        return None
-    return {"value": float(values.mean()), "steps": len(values)}
+    return {"value": mean(values), "steps": len(values)} if mean(values) >= least else None
 
 
 def grown(
@@ -141,32 +114,31 @@ def grown(
 # ---- the reward
 def no_spread(history: History) -> Numbers | None:
     """Nearly all groups have equal rewards, solved ones included."""
-    dead, solved = last(history, "zero_variance"), last(history, "solved")
-    if len(dead) < 3 or dead.mean() < NOTHING_LEFT:
-        return None
-    return {"value": float(dead.mean()), "solved": float(solved.mean())}
+    value = mean(last(history, "zero_variance"))
+    return {"value": value, "solved": mean(last(history, "solved"))} if value >= 0.95 else None
 
 
 def dead_component(history: History) -> Numbers | None:
     """A component has had one value ever since training began, or has stopped varying below its best."""
-    if len(history) < DEAD_STEPS or history[-1]["trajectories"] * DEAD_STEPS < DEAD_VALUES:
+    steps, values = 3, 64  # one that varies at all hardly gives 64 equal values in three batches
+    if len(history) < steps or history[-1]["trajectories"] * steps < values:
         return None
     for name in _names(history, "scored/"):
         scored, low, high = (last(history, f"{what}/{name}") for what in ("scored", "low", "high"))
-        if scored[-DEAD_STEPS:].any() and (len(low) < DEAD_STEPS or high.max() - low.min() > 1e-9):
+        if scored[-steps:].any() and (len(low) < steps or high.max() - low.min() > 1e-9):
             continue
+        numbers = {"name": name, "steps": len(scored)}
         if not len(low):
-            return {
-                "value": math.nan,
-                "name": name,
-                "what": "was scored on no trajectory",
-                "steps": len(scored),
-            }
+            return numbers | {"value": math.nan, "what": "was scored on no trajectory"}
         value = float(low.min())
-        if value >= known(history, f"high/{name}").max() and known(history, f"low/{name}").min() < value:
-            continue  # it varied before and is at its best now: learnt, not dead
-        what, severity = f"was {value:g} on every trajectory", "info" if value > 0 else "warning"
-        return {"value": value, "name": name, "what": what, "steps": len(scored), "severity": severity}
+        learnt = known(history, f"low/{name}").min() < value >= known(history, f"high/{name}").max()
+        if not learnt:  # it did not vary before to be at its best now
+            severity = "info" if value > 0 else "warning"
+            return numbers | {
+                "value": value,
+                "what": f"was {value:g} on every trajectory",
+                "severity": severity,
+            }
     return None
 
 
@@ -176,73 +148,67 @@ def _names(history: History, prefix: str) -> list[str]:
 
 def audit_refuses(history: History) -> Numbers | None:
     """The auditor refuses many answers that the reward likes, and more than at the start."""
-    disagreement, before = last(history, "audit_disagreement"), first(history, "audit_disagreement")
-    if len(disagreement) < 3 or len(before) < 3 or len(history) < 2 * WINDOW:
-        return None
-    share, start, audited = float(disagreement.mean()), float(before.mean()), last(history, "audited")
+    share, start = mean(last(history, "audit_disagreement")), mean(first(history, "audit_disagreement"))
+    audited = last(history, "audited")
     liked = float((audited.mean() if len(audited) else 1.0) * last(history, "success").sum())
-    noise = math.sqrt(share * (1 - share) / max(liked, 1.0))  # of the share of ``liked`` audited answers
-    if share < DISAGREES or share - start < max(0.1, Z * noise):
-        return None
-    return {"value": share, "start": start}
+    noise = math.sqrt(max(share * (1 - share), 0.0) / max(liked, 1.0))  # of a share of ``liked`` answers
+    # a quarter is above what guessing right by luck gives
+    if len(history) >= 2 * WINDOW and share >= 0.25 and share - start >= max(0.1, Z * noise):
+        return {"value": share, "start": start}
+    return None
 
 
 def wrong_is_paid(history: History) -> Numbers | None:
-    """Being wrong is paid better and better."""
-    gap, rewards = first(history, "reward_gap"), change(history, "reward")
-    if not len(gap) or rewards is None:
+    """Being wrong is paid better and better: by a good part of what being right earned at the start."""
+    gap = first(history, "reward_gap")
+    if not len(gap) or change(history, "reward") is None:
         return None
     for moved in unpaid(history, "reward_wrong"):
         rise = moved.now - moved.then
-        if moved.errors >= Z and rise >= PAID_BESIDE * max(float(gap.mean()), 0.1):
+        if moved.errors >= Z and rise >= 0.3 * max(float(gap.mean()), 0.1):
             return {"value": rise, "then": moved.then, "now": moved.now}
     return None
 
 
 def dominance(history: History) -> Numbers | None:
-    """One component other than success explains the advantages."""
-    success = last(history, "explains/success")
-    if len(success) < 3 or success.mean() > BESIDES:
+    """One component other than success explains the advantages, and success hardly any of them."""
+    names = [name for name in _names(history, "explains/") if name != "success"]
+    shares = {name: mean(last(history, f"explains/{name}")) for name in names}
+    large = {name: share for name, share in shares.items() if share >= 0.7}
+    success = mean(last(history, "explains/success"))
+    if not large or not success <= 0.3:
         return None
-    explains = {name: last(history, f"explains/{name}") for name in _names(history, "explains/")}
-    shares = {n: float(v.mean()) for n, v in explains.items() if n != "success" and len(v) >= 3}
-    name = max(shares, key=shares.get, default=None)
-    if name is None or shares[name] < DOMINANT:
-        return None
-    return {"value": shares[name], "name": name, "success": float(success.mean())}
+    name = max(large, key=large.get)
+    return {"value": large[name], "name": name, "success": success}
 
 
 # ---- behaviour and tools
 def tool_abandonment(history: History) -> Numbers | None:
     """The policy has stopped calling tools, and success did not rise for it."""
-    calls = change(history, "calls")
-    fewer = [m for m in unpaid(history, "calls") if m.then >= 0.2 and m.errors <= -Z]
-    gone = any(moved.now <= ABANDONED * moved.then for moved in fewer)
-    mute = any(m.now >= SILENT and m.now - m.then >= 0.25 for m in unpaid(history, "no_tool"))
-    if calls is None or not (gone or mute):
+    calls, silent = unpaid(history, "calls"), unpaid(history, "no_tool")
+    halved = any(m.then >= 0.2 and m.now <= 0.5 * m.then and m.errors <= -Z for m in calls)
+    mute = any(m.now >= 0.4 and m.now - m.then >= 0.25 for m in silent)
+    moved = change(history, "calls")
+    if moved is None or not (halved or mute):
         return None
-    return {"value": calls.now, "then": calls.then, "silent": float(last(history, "no_tool").mean())}
+    return {"value": moved.now, "then": moved.then, "silent": float(last(history, "no_tool").mean())}
 
 
 def truncation(history: History) -> Numbers | None:
-    """Many trajectories end at a limit, and not because they always did."""
-    cut, start = last(history, "truncated"), first(history, "truncated")
-    if len(cut) < 3 or len(start) < 3:
-        return None
-    usual = float(start.mean()) if len(history) > 2 * START else 0.0
-    if cut.mean() < CUT_OFF + usual:
-        return None
-    return {"value": float(cut.mean()), "start": float(start.mean())}
+    """A fifth of the trajectories more than at the start end at a limit."""
+    value, start = mean(last(history, "truncated")), mean(first(history, "truncated"))
+    usual = start if len(history) > 2 * START else 0.0
+    return {"value": value, "start": start} if value >= 0.2 + usual else None
 
 
 def slow_calls(history: History) -> Numbers | None:
-    """Tool calls have become slow."""
+    """Tool calls take a second, which hurts, and four times what they took at the start."""
     seconds, start = last(history, "call_seconds"), first(history, "call_seconds")
     if len(seconds) < 3 or len(start) < 3:
         return None
     now, then = float(np.median(seconds)), float(np.median(start))
     usual = then if len(history) > 2 * START else 0.0
-    return {"value": now, "then": then} if now >= max(SLOW, SLOWER * usual) else None
+    return {"value": now, "then": then} if now >= max(1.0, 4 * usual) else None
 
 
 def stale_cache(history: History) -> Numbers | None:
@@ -253,13 +219,12 @@ def stale_cache(history: History) -> Numbers | None:
 
 # ---- optimisation
 def entropy_collapse(history: History) -> Numbers | None:
-    """The entropy has fallen to a small part of what it was, tasks are left to learn, and success did not rise.
+    """The entropy has fallen to a fifth of what it was, tasks are left to learn, and success did not rise.
 
-    A policy that learns grows sure of itself where it is right: that fall is paid for.
+    A policy that learns grows sure of itself where it is right: that fall is paid for, and healthy to a third.
     """
-    values = last(history, "success")
-    success = float(values.mean()) if len(values) else math.nan
-    fallen = [moved for moved in unpaid(history, "entropy") if moved.now <= ENTROPY_LEFT * moved.then]
+    success = mean(last(history, "success"))
+    fallen = [moved for moved in unpaid(history, "entropy") if moved.now <= 0.2 * moved.then]
     if not fallen or success >= SOLVED:
         return None
     return {"value": fallen[0].now, "then": fallen[0].then, "success": success}
@@ -272,14 +237,14 @@ def kl_spike(history: History) -> Numbers | None:
         return None
     (before, now), usual = recent[-2:], float(recent[:-2].max())
     success, earlier = last(history, "success", 3), last(history[:-3], "success", 2 * WINDOW)
-    harmed = len(success) and len(earlier) and success.mean() < earlier.mean() - KL_HARM
-    least = KL_COSTLY if harmed else KL_LARGE
-    leapt = now >= max(least, KL_SPIKE * max(usual, before))
-    climbed = now >= least and min(before, now) >= max(KL_COSTLY, KL_STEP * usual)
+    harmed = len(success) and len(earlier) and success.mean() < earlier.mean() - 0.1
+    least = 0.1 if harmed else 0.18  # nats a token
+    leapt = now >= max(least, 6 * max(usual, before))
+    climbed = now >= least and min(before, now) >= max(
+        0.1, 2.5 * usual
+    )  # twice in a row, as noise seldom does
     jumped = len(recent) >= START and (leapt or climbed)
-    if not jumped and float(np.median(recent[-3:])) < KL_FAR:
-        return None
-    return {"value": float(now), "usual": usual}
+    return {"value": float(now), "usual": usual} if jumped or np.median(recent[-3:]) >= 0.5 else None
 
 
 def not_finite(history: History) -> Numbers | None:
@@ -289,28 +254,27 @@ def not_finite(history: History) -> Numbers | None:
 
 
 def gradient_spike(history: History) -> Numbers | None:
-    """The gradient norm jumped."""
+    """The gradient norm jumped above the usual and the largest: batches of dead groups have small norms."""
     now, past = last(history, "grad_norm", 1), known(history[-PAST - 1 : -1], "grad_norm")
     if not len(now) or len(past) < START:
         return None
-    usual = float(np.median(past))
-    if now[0] < max(GRAD_SPIKE * usual, GRAD_NEW * past.max()):
+    value, usual = float(now[0]), float(np.median(past))
+    if value < max(8 * usual, 3 * past.max()):
         return None
-    return {"value": float(now[0]), "times": now[0] / usual, "steps": len(past)}
+    return {"value": value, "times": value / max(usual, 1e-12), "steps": len(past)}
 
 
 def engine_mismatch(history: History) -> Numbers | None:
-    """The engine that samples and the trainer disagree about the same tokens."""
+    """Engine and trainer disagree: bf16 differs by 0.01 to 0.03 nats on average, stale weights or caches by 1."""
     nats = last(history, "mismatch", 3)
-    if len(nats) < 2 or np.median(nats) < MISMATCH:
-        return None
-    return {"value": float(np.median(nats))}
+    value = float(np.median(nats)) if len(nats) > 1 else math.nan
+    return {"value": value} if value >= 0.1 else None
 
 
 def overfitting(history: History) -> Numbers | None:
     """Validation fell from its best and training did not; either alone shows too late that the gap opened.
 
-    Pairs of validations are compared: one alone is luck.
+    Pairs of validations are compared: one alone is luck. The best was picked for being high, hence the two limits.
     """
     validated = [i for i, step in enumerate(history) if math.isfinite(step["val_success"])]
     if len(validated) < 4 or validated[-1] != len(history) - 1:
@@ -319,8 +283,8 @@ def overfitting(history: History) -> Numbers | None:
     top, now = max(pairs[:-2], key=lambda pair: pair.validation), pairs[-1]
     fell, rose = top.validation - now.validation, now.training - top.training
     error = math.hypot(top.error, now.error)
-    whole = math.hypot(error, top.training_error, now.training_error)
-    if not (rose >= 0 and fell >= FALLEN * error and fell + rose >= OPENED * whole):
+    gap_error = math.hypot(error, top.training_error, now.training_error)
+    if not (rose >= 0 and fell >= 1.5 * error and fell + rose >= 3.3 * gap_error):
         return None
     return {"value": now.validation, "top": top.validation, "best": top.best, "training": now.training}
 
@@ -358,17 +322,16 @@ def _validation_error(step: StepMeasures) -> float:
 
 
 def stalled_learning(history: History) -> Numbers | None:
-    """Many steps, and no sign that anything was learnt."""
+    """28 steps, and no sign that anything was learnt; the small agent shows one within ten."""
     third = len(history) // 3
     success = change([*history[:third], *history[-third:]], "success", third)
-    if len(history) < STALLED_STEPS or success is None:
+    if len(history) < 28 or success is None:
         return None
-    if success.now >= SOLVED or success.errors >= 2.0 or success.now - success.then >= LEARNT:
+    gain, validated = success.now - success.then, known(history, "val_success")
+    if success.now >= SOLVED or success.errors >= 2.0 or gain >= 0.05:
         return None
-    validated = known(history, "val_success")
     if len(validated) >= 2 and validated[(len(validated) + 1) // 2 :].mean() - validated[0] >= GAIN:
         return None
-    gain = success.now - success.then
     return {
         "value": gain,
         "now": success.now,

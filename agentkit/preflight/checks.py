@@ -53,19 +53,18 @@ def success(groups: Groups) -> Item:
     rates = np.array(right) / np.array(n)
     mean, (low, high) = float(rates.mean()), success_interval(rates, sum(n))
     mixed = float(((rates > 0) & (rates < 1)).mean())
-    finding = f"{mean:.0%} [{low:.0%}, {high:.0%}] of the rollouts are right; "
-    finding += f"{mixed:.0%} of {len(rates)} tasks are solved at times."
-    wrong = [t for t in members(groups) if t.success is not None and t.success < 0.5]
+    at_times = f"{mixed:.0%} of {len(rates)} tasks are solved at times"
+    finding = f"{mean:.0%} [{low:.0%}, {high:.0%}] of the rollouts are right; {at_times}."
+    wrong = ids(t for t in members(groups) if t.success is not None and t.success < 0.5)
     values = {"success": mean, "ci95": [low, high], "rates": rates.tolist(), "mixed": mixed}
-    light, advice = "green", ""
+    advice = ""
     if mean < 0.05:
-        light = "amber"
         advice = (
             "Hardly anything is right: begin with easier tasks, or with a cold start (sft) on demonstrations."
         )
     elif mean > 0.95:
-        light, advice = "amber", "Nearly everything is right already: take harder tasks."
-    return Item(name, light, finding, advice, ids(wrong), values)
+        advice = "Nearly everything is right already: take harder tasks."
+    return Item(name, "amber" if advice else "green", finding, advice, wrong, values)
 
 
 def dead_groups(groups: Groups, group_size: int) -> Item:
@@ -81,20 +80,18 @@ def dead_groups(groups: Groups, group_size: int) -> Item:
         f"{seen:.0%} of the groups have equal rewards; by success alone {expected[group_size]:.0%} are expected at "
         f"group_size {group_size} ({sizes}; beta-binomial fit)."
     )
+    light = "amber"
     if seen >= HOPELESS:
         light, advice = "red", _why_equal(groups)
     elif useful is None:
-        light, advice = (
-            "amber",
-            "Not even groups of 32 would help half of the tasks: choose tasks of middling ",
+        advice = (
+            "Not even groups of 32 would help half of the tasks: choose tasks of middling difficulty, or replace "
+            "dead groups."
         )
-        advice += "difficulty, or replace dead groups."
     elif useful > group_size:
-        light = "amber"
         advice = f"Raise group_size to {useful}: the smallest with at most every second group dead."
     else:
-        light = "green"
-        advice = f"The smallest useful group_size is {useful}." if useful < group_size else ""
+        light, advice = "green", f"The smallest useful group_size is {useful}." if useful < group_size else ""
     values = {"seen": seen, "expected": {str(g): share for g, share in expected.items()}}
     values |= {"smallest_useful": useful, "beta": [a, b]}
     return Item(
@@ -110,12 +107,14 @@ def _why_equal(groups: Groups) -> str:
     if True not in verdicts:
         return "All rollouts are wrong: take easier tasks, or a cold start (sft)."
     rewards = {round(t.reward, 6) for t in members(groups) if t.reward is not None}
-    constant = "rewards are equal within the groups"
-    if len(rewards) == 1:
-        constant = f"every rollout earns {rewards.pop():g}"
+    alike = (
+        f"every rollout earns {min(rewards):g}"
+        if len(rewards) == 1
+        else "rewards are equal within the groups"
+    )
     return (
-        f"Right and wrong rollouts are rewarded alike ({constant}): the reward is broken, not the policy optimal. "
-        "See the items on gold trajectories and components."
+        f"Right and wrong rollouts are rewarded alike ({alike}): the reward is broken, not the policy optimal. See "
+        "the items on gold trajectories and components."
     )
 
 
@@ -165,12 +164,9 @@ def _whole_groups(groups: Sequence[Groups]) -> np.ndarray:
 
 def _varying(scorings: Sequence[Sequence[Trajectory]]) -> list[str]:
     """Components that differ between scorings of one trajectory."""
-    names: dict[str, None] = {}
-    for versions in zip(*scorings, strict=True):
-        for name in versions[0].components:
-            if len({t.components.get(name) for t in versions}) > 1:
-                names[name] = None
-    return list(names)
+    names = dict.fromkeys(name for t in scorings[0] for name in t.components)
+    scored = {name: [[t.components.get(name) for t in scoring] for scoring in scorings] for name in names}
+    return [name for name, values in scored.items() if any(again != values[0] for again in values)]
 
 
 # ---- what the rollouts look like
@@ -212,16 +208,12 @@ def diversity(groups: Groups, temperature: float) -> Item:
     actions = np.array([len({t.turns[0].text for t in group if t.turns}) for group in several])
     first, whole = float((actions / sizes).mean()), float((different / sizes).mean())
     repeats = float(((sizes - different) / (sizes - 1)).mean())
-    finding = (
-        f"At temperature {temperature:g}, {first:.0%} of a group's first actions and {whole:.0%} of its "
-    )
-    finding += "trajectories differ."
-    light, advice = "green", ""
-    if repeats > ALIKE:
-        light = "amber"
-        advice = f"Raise temperature: {repeats:.0%} of the rollouts repeat another of their group."
-    same = [group[0] for group, n in zip(several, different, strict=True) if n == 1]
-    return Item("Diversity", light, finding, advice, ids(same), {"first": first, "whole": whole})
+    differ = f"{first:.0%} of a group's first actions and {whole:.0%} of its trajectories differ"
+    more = f"Raise temperature: {repeats:.0%} of the rollouts repeat another of their group."
+    light, advice = ("amber", more) if repeats > ALIKE else ("green", "")
+    finding, values = f"At temperature {temperature:g}, {differ}.", {"first": first, "whole": whole}
+    same = ids(group[0] for group, n in zip(several, different, strict=True) if n == 1)
+    return Item("Diversity", light, finding, advice, same, values)
 
 
 def masks(groups: Groups, decode: Callable[[Sequence[int]], str] | None = None) -> Item:
@@ -235,8 +227,8 @@ def masks(groups: Groups, decode: Callable[[Sequence[int]], str] | None = None) 
         finding = f"{len(faults)} faults in {n} trajectories: {faults[0]}"
         advice = "Do not train on these: mend the rollout's masks and groups first."
         return Item("Masks", "red", finding, advice, ids(broken))
-    finding = f"All {n} trajectories hold: ids, mask and log-probabilities line up, "
-    return Item("Masks", "green", finding + "only sampled tokens are trained on.")
+    whole = "ids, mask and log-probabilities line up, only sampled tokens are trained on"
+    return Item("Masks", "green", f"All {n} trajectories hold: {whole}.")
 
 
 # ---- is the run able to show anything?
@@ -258,12 +250,10 @@ def power(groups: Groups, n_test: int, samples: int) -> Item:
     if smallest is None:
         finding = f"{n_test} test tasks show no difference at all."
         return Item(name, "amber", finding, "Use at least 6 test tasks.")
-    finding = (
-        f"{n_test} test tasks with {samples} samples each show a difference of {100 * smallest:.1f} points "
-    )
-    light, advice = "green", ""
-    if smallest > BLIND:
-        wanted = math.ceil(n_test * (smallest / 0.1) ** 2)
-        light, advice = "amber", f"About {wanted} test tasks would show 10 points."
+    shows = f"a difference of {100 * smallest:.1f} points with 80 % power"
+    finding = f"{n_test} test tasks with {samples} samples each show {shows}."
     values = {"detectable": smallest, "spread": spread, "tasks": n_test}
-    return Item(name, light, finding + "with 80 % power.", advice, values=values)
+    if smallest <= BLIND:
+        return Item(name, "green", finding, values=values)
+    wanted = math.ceil(n_test * (smallest / 0.1) ** 2)
+    return Item(name, "amber", finding, f"About {wanted} test tasks would show 10 points.", values=values)

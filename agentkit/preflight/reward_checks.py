@@ -70,8 +70,8 @@ def _gold_earnings(name: str, golden: Sequence[Trajectory], groups: Groups, rewa
     above = [t for t in wrong if t.reward > earned.get(t.task_id, math.inf) + EQUAL]
     if not above:
         return Item(name, "green", finding, values=values)
-    advice = f"{len(above)} wrong rollouts earn more than the gold trajectory of their task: read them; the reward "
-    advice += "pays for something else."
+    more = f"{len(above)} wrong rollouts earn more than the gold trajectory of their task"
+    advice = f"{more}: read them; the reward pays for something else."
     light = "red" if len(above) > 0.1 * len(rollouts) else "amber"
     return Item(name, light, finding, advice, ids(above), values)
 
@@ -114,8 +114,8 @@ def _component(
             finding = f"It is {values[0]:g} on all {len(values)} rollouts{on_gold}."
         light, advice = _constant(name, weight, values, best, probed)
     else:
-        finding = f"{min(values):.3g} to {max(values):.3g}, mean {np.mean(values):.3g}; it explains "
-        finding += f"{_percent(share)} of the reward's variance within groups."
+        explains = f"it explains {_percent(share)} of the reward's variance within groups"
+        finding = f"{min(values):.3g} to {max(values):.3g}, mean {np.mean(values):.3g}; {explains}."
         light, advice = _alive(name, weight, share, explained(groups, lambda t: t.success), probed)
     numbers = {"weight": weight, "share": share, "constant": constant}
     numbers |= {"low": min(values, default=None), "high": max(values, default=None)}
