@@ -11,7 +11,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from agentkit.records import Task
 from agentkit.runs import versions
+from agentkit.tools.environments import SYSTEM_PROMPT
 
 
 def report(name: str, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -38,3 +40,8 @@ def case(
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Smallest, median and largest."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def messages(task: Task) -> list[dict[str, str]]:
+    """A task as TRL takes it."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task.prompt}]

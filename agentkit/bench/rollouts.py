@@ -17,10 +17,22 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
-from agentkit.bench.common import case, report
+from datasets import Dataset
+from transformers import set_seed
+
+import agentkit.training  # noqa: F401 - before TRL, whose warning about vLLM it silences
+from agentkit.bench.common import case, messages, report
+from agentkit.policies.loading import load_agent
+from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
+from agentkit.rollouts import Limits, rollout
+from agentkit.rollouts.policy import Request
+from agentkit.tasks import Suite
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.tools.environments import CorpusEnvironment
+
+from trl import GRPOConfig, GRPOTrainer  # isort: skip
+from trl.chat_template_utils import qwen3_template  # isort: skip
 
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
 GROUP = 8
@@ -80,8 +92,6 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
     Returns:
         The bench JSON: machine, versions, and cases with ours, peer and ratio (ours / peer; above 1 is faster).
     """
-    from agentkit.tasks import Suite
-
     corpus = Corpus.open()
     suite = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
     peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": _ceiling}
@@ -110,9 +120,6 @@ def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int) -> d
 
 
 def _ours(tasks: Sequence[Task], environment: Factory) -> Run:
-    from agentkit.policies.loading import load_agent
-    from agentkit.policies.transformers import TransformersPolicy
-
     policy = TransformersPolicy(*load_agent("nano"))
 
     def run(seed: int) -> tuple[float, float]:
@@ -125,8 +132,6 @@ def _ours(tasks: Sequence[Task], environment: Factory) -> Run:
 
 
 def _rollout(tasks: Sequence[Task], policy: Any, environment: Factory, seed: int) -> list[Trajectory]:
-    from agentkit.rollouts import Limits, rollout
-
     limits = Limits(max_turns=TURNS, max_turn_tokens=TURN_TOKENS, max_tokens=TURNS * TURN_TOKENS)
     options = {"environment": environment, "group_size": GROUP, "temperature": TEMPERATURE, "limits": limits}
     return rollout(tasks, policy, seed=seed + 1, **options)
@@ -134,10 +139,6 @@ def _rollout(tasks: Sequence[Task], policy: Any, environment: Factory, seed: int
 
 def _ceiling(tasks: Sequence[Task], environment: Factory) -> Run:
     """Bare decoding: each row samples as many tokens as trajectories on average, in one turn after its prompt."""
-    from agentkit.policies.loading import load_agent
-    from agentkit.policies.transformers import TransformersPolicy
-    from agentkit.rollouts.policy import Request
-
     model, tokenizer = load_agent("nano")
     trajectories = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
     tokens = round(fmean(sum(t.action_mask) for t in trajectories))
@@ -185,13 +186,6 @@ def _trl_environments(tasks: Sequence[Task], environment: Factory) -> Run:
 
 
 def _trainer(tasks: Sequence[Task], **tools: Any) -> Any:
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-    from trl.chat_template_utils import qwen3_template
-
-    import agentkit.training  # noqa: F401 - before TRL, whose warning about vLLM it silences
-    from agentkit.policies.loading import load_agent
-
     model, tokenizer = load_agent("nano")
     tokenizer.response_template = qwen3_template
     config = GRPOConfig(
@@ -215,14 +209,8 @@ def _trainer(tasks: Sequence[Task], **tools: Any) -> Any:
     )
 
 
-def messages(task: Task) -> list[dict[str, str]]:
-    """A task as TRL takes it."""
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task.prompt}]
-
-
 def _trl(trainer: Any, tasks: Sequence[Task], prepare: Callable[[int], None]) -> Run:
     """TRL's generation and tool loop for the tasks' prompts, without scoring."""
-    from transformers import set_seed
 
     def run(seed: int) -> tuple[float, float]:
         set_seed(seed + 1)

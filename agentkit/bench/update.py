@@ -23,6 +23,12 @@ from typing import Any
 import psutil
 
 from agentkit.bench.common import case, report
+from agentkit.policies.loading import load_agent
+from agentkit.runs.recipe import Recipe
+from agentkit.tools.corpus import Corpus
+from agentkit.training.common import lora
+from agentkit.training.grpo import config
+from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 
 GROUP, COMPLETION, TURN = 8, 256, 32
 FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt tokens -> repeats
@@ -54,12 +60,6 @@ def bench_update(quick: bool = False) -> dict[str, Any]:
 
 def _pair(adapters: bool) -> tuple[Any, Any]:
     """Two trainers of the small agent: ours and the peer."""
-    from agentkit.policies.loading import load_agent
-    from agentkit.runs.recipe import Recipe
-    from agentkit.training.common import lora
-    from agentkit.training.grpo import config
-    from agentkit.training.peer import SharingTrainer, StockTrainer, make_trainer
-
     recipe = Recipe(beta=0.0, temperature=0.7, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP)
     trainers = []
     for kind in (SharingTrainer, StockTrainer):
@@ -70,9 +70,6 @@ def _pair(adapters: bool) -> tuple[Any, Any]:
 
 def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
     """One group on a prompt of so many tokens."""
-    from agentkit.tools.corpus import Corpus
-    from agentkit.training.peer import as_batch
-
     text = " ".join(passage for (passage,) in Corpus.open().rows("SELECT text FROM passage LIMIT 400"))
     tokens = cycle(pair[0].processing_class(text)["input_ids"])
     shared = list(islice(tokens, prompt))
@@ -84,8 +81,6 @@ def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
 
 def _compare(pair: tuple[Any, Any], batch: dict[str, Any], repeats: int) -> dict[str, Any]:
     """Seconds, gradients, log-probabilities and peak memory of both, one update after the other."""
-    from agentkit.training.peer import logprobs, update
-
     seconds, peaks, gradients = ([], []), ([], []), [None, None]
     for _ in range(repeats):
         for side, trainer in enumerate(pair):
