@@ -124,7 +124,9 @@ def run_command(
         first: execute from this notebook on, even if done
         last: stop after this notebook
     """
-    values = _recipe(recipe, changes).used()
+    from agentkit.lab import Lab
+
+    lab = Lab.open(_recipe(recipe, changes))
     start = 0 if first is None else stages.stage_number(first)
     end = stages.stage_number(last)
     if start > end:
@@ -133,7 +135,7 @@ def run_command(
         raise RunError(f"run folder {str(run)[:80]!r} is refused: write it without '..'")
     folder = Run.create(Run(run).path.resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        stages.run_stages(folder, values, start, end, anew=first is not None)
+        stages.run_stages(folder, lab.recipe.used(), start, end, lab=lab.digest, anew=first is not None)
     if end < len(stages.STAGES) - 1:
         return _print(as_json, {"run": str(folder.path)}, f"run folder: {folder.path}")
     return _print_finished(folder, as_json)
