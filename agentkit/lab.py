@@ -29,9 +29,8 @@ from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import Run, project_root, write_trajectories
 from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
-from agentkit.tasks import Suite, SuiteError, shipped_families
+from agentkit.tasks import Suite, SuiteError, public, shipped_families
 from agentkit.tasks.family import Family, with_content_id
-from agentkit.tasks.public import ENVIRONMENTS
 from agentkit.tasks.splits import assign_splits
 from agentkit.tasks.suite import family_names
 from agentkit.tools.cache import ToolCache, default_path
@@ -75,7 +74,7 @@ class Lab:
         if not isinstance(recipe, Recipe):
             recipe = Recipe.from_mapping(recipe)
         families = shipped_families(Corpus.open(), recipe.top_k, recipe.variety)
-        families |= {name: Family(environment=factory) for name, factory in ENVIRONMENTS.items()}
+        families |= public.FAMILIES
         if not recipe.lab:
             return cls(recipe, families)
         path = resolve(recipe.lab)
