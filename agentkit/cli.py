@@ -108,6 +108,19 @@ def _texts(*tables: Any, index: bool = False) -> str:
 
 
 # ---- a run
+def new_command(name: Annotated[str, Positional, arg(metavar="NAME")], *, as_json: Json = False) -> int:
+    """Write params/NAME.yaml and params/NAME.py: a recipe and a lab file of your own, ready to run.
+
+    Args:
+        name: of both files
+    """
+    from agentkit.runs.new import new_lab
+
+    recipe, lab = new_lab(name)
+    text = f"{recipe}\n{lab}\nthey run as they stand: agentkit run {recipe} --run outputs/{name}"
+    return _print(as_json, {"recipe": str(recipe), "lab": str(lab)}, text)
+
+
 def run_command(
     recipe: RecipeFile,
     *,
@@ -470,6 +483,7 @@ def nano_command(
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "new": new_command,
     "run": run_command,
     "preflight": preflight_command,
     "cost": cost_command,
