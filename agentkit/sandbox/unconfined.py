@@ -15,10 +15,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from agentkit.sandbox.zygote import MAX_OUTPUT
 
 BASE_MEMORY = 512 * 2**20  # bytes of address space of the interpreter itself
 DRAIN_S = 1.0  # for what is left in the pipes of a dead process
@@ -33,36 +34,35 @@ _START = (
 )
 
 
-def run(
-    code: str, files: Mapping[str, bytes], stdin: str, timeout_s: float, memory_bytes: int, most: int
-) -> tuple[str, bytes, bytes, float]:
-    """Status (ok, error, timeout or output), stdout and stderr (at most ``most`` bytes each), and seconds."""
+def run(request: dict) -> tuple[str, bytes, bytes, float]:
+    """Run a program: its status (ok, error, timeout or output), stdout, stderr and seconds."""
     with tempfile.TemporaryDirectory(prefix="agentkit-unconfined-", ignore_cleanup_errors=True) as folder:
-        program = {"main.py": code.encode("utf-8", "surrogatepass"), "stdin": stdin.encode()}
-        for name, content in {**files, **program}.items():
+        program = {"main.py": request["code"].encode("utf-8", "surrogatepass")}
+        for name, content in (request["files"] | program | {"stdin": request["stdin"].encode()}).items():
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        limits = [str(BASE_MEMORY + memory_bytes), str(int(timeout_s) * (os.cpu_count() or 1) + 2)]
-        with open(Path(folder, "stdin"), "rb") as given:
+        cpu_s = int(request["timeout_s"]) * (os.cpu_count() or 1) + 2
+        limits = [str(BASE_MEMORY + request["memory_bytes"]), str(cpu_s)]
+        with open(Path(folder, "stdin"), "rb") as stdin:
             process = subprocess.Popen(
                 [sys.executable, "-E", "-s", "-X", "utf8", "-c", _START, *limits],
-                stdin=given,
+                stdin=stdin,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"},
                 cwd=folder,
                 start_new_session=True,
             )
-        return _watch(process, timeout_s, most)
+        return _watch(process, request["timeout_s"])
 
 
-def _watch(process: subprocess.Popen, timeout_s: float, most: int) -> tuple[str, bytes, bytes, float]:
+def _watch(process: subprocess.Popen, timeout_s: float) -> tuple[str, bytes, bytes, float]:
     """Read what a process writes and end it, with its process group, at the first bound that it breaks."""
     start = time.monotonic()
     out, err = bytearray(), bytearray()
     readers = [
-        threading.Thread(target=_read, args=(process, stream, output, most), daemon=True)
+        threading.Thread(target=_read, args=(process, stream, output), daemon=True)
         for stream, output in ((process.stdout, out), (process.stderr, err))
     ]
     try:
@@ -76,16 +76,16 @@ def _watch(process: subprocess.Popen, timeout_s: float, most: int) -> tuple[str,
     seconds = time.monotonic() - start
     for reader in readers:
         reader.join(DRAIN_S)
-    if max(len(out), len(err)) > most:
+    if max(len(out), len(err)) > MAX_OUTPUT:
         status = "output"
-    return status, bytes(out[:most]), bytes(err[:most]), seconds
+    return status, bytes(out[:MAX_OUTPUT]), bytes(err[:MAX_OUTPUT]), seconds
 
 
-def _read(process: subprocess.Popen, stream: IO[bytes], output: bytearray, most: int) -> None:
+def _read(process: subprocess.Popen, stream: IO[bytes], output: bytearray) -> None:
     with suppress(ValueError, OSError), stream:
         while piece := os.read(stream.fileno(), 65_536):
             output += piece
-            if len(output) > most:
+            if len(output) > MAX_OUTPUT:
                 _kill(process)
                 return
 
