@@ -5,7 +5,7 @@ refuses, unless it is told to run programs unconfined (unconfined.py); there is 
 once canaries have tried to break out of it, in this process, and failed; otherwise the next one is tried.
 Each call gets a fresh process: no state, file, process or descriptor passes from one call to the next.
 Network, other programs, other users' and this user's files, the environment and other processes are out of
-reach; time, memory, output, threads and files are bounded. Besides the standard library, places.PACKAGES can
+reach; time, memory, output, threads and files are bounded. Besides the standard library, paths.PACKAGES can
 be imported. Leaves out: side channels, a bug in the kernel, and fairness between calls; names and sizes of
 files elsewhere can be seen under tier B.
 """
@@ -22,7 +22,7 @@ from pathlib import PurePosixPath
 from agentkit.sandbox import unconfined, zygote
 from agentkit.sandbox.canaries import CANARIES
 from agentkit.sandbox.client import Client, Ending, SandboxError
-from agentkit.sandbox.places import preloaded
+from agentkit.sandbox.paths import preloaded
 
 TIERS = ("A", "B")
 MAX_CODE = 1_000_000  # characters
@@ -119,7 +119,7 @@ def unsafe_allowed() -> bool:
 
 
 def readable(output: bytes) -> str:
-    """Output as text that is safe to show: invalid UTF-8 and control characters but \\n and \\t are escaped."""
+    """Output as text that is safe to show: invalid UTF-8 and control characters are escaped."""
     return output.decode("utf-8", "backslashreplace").replace("\r\n", "\n").translate(_ESCAPES)
 
 

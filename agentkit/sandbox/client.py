@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from agentkit.sandbox import zygote
-from agentkit.sandbox.places import places
+from agentkit.sandbox.paths import zygote_settings
 
 START_S = 60.0
 GRACE_S = 20.0  # for a busy machine to start the program and to reply
@@ -48,7 +48,7 @@ class Client:
         self.tier = tier
         self.base = tempfile.mkdtemp(prefix="agentkit-sandbox-")
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = json.dumps({"tier": tier, "preload": preload, "base": self.base, **places()})
+        settings = json.dumps({"tier": tier, "preload": preload, "base": self.base, **zygote_settings()})
         script = str(Path(zygote.__file__).resolve())
         with theirs:
             self.process = subprocess.Popen(
