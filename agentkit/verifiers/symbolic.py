@@ -106,19 +106,17 @@ def symbolic(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0
 
 def _compare(wanted: str, found: str, abs_tol: float, rel_tol: float) -> Score:
     try:
-        messages = _worker.ask("compare", _latex(wanted), _latex(found), abs_tol, rel_tol)
+        verdict = _worker.ask("compare", _latex(wanted), _latex(found), abs_tol, rel_tol)
     except WorkerError as error:
         return Score(None, str(error))
-    verdict = {key: value for message in messages for key, value in message.items()}
     if not verdict.get("gold"):
         return Score(None, f"the gold answer {wanted[:80]!r} cannot be read as mathematics")
     if verdict.get("equal"):
         return Score(1.0, "the same mathematics")
     if "equal" in verdict:
         return Score(0.0, verdict.get("why") or f"{found[:80]!r} is not {wanted[:80]!r}")
-    return Score(
-        0.0, f"{found[:80]!r} cannot be compared: {verdict.get('failed', 'stopped at the time limit')}"
-    )
+    why = verdict.get("failed", "stopped at the time limit")
+    return Score(0.0, f"{found[:80]!r} cannot be compared: {why}")
 
 
 def expression(text: str, *, gold: bool = False) -> str | Score:
