@@ -270,14 +270,14 @@ def enter_namespaces() -> None:
 
 
 def change_root(
-    root: str, scratch: str, shown: Iterable[str], hidden: Iterable[str], shown_again: Iterable[str]
+    root: str, scratch: str, visible: Iterable[str], hidden: Iterable[str], visible_again: Iterable[str]
 ) -> None:
-    """Make an empty file system with read-only views of ``shown`` less ``hidden`` this process' root."""
+    """Make an empty file system with read-only views of ``visible`` less ``hidden`` this process' root."""
     _mount("tmpfs", root, "tmpfs", _MS_NOSUID, "mode=755,size=1m")
 
     def show(path: str) -> None:
         target = root + path
-        if not os.path.lexists(path) or os.path.lexists(target) and path not in shown_again:
+        if not os.path.lexists(path) or os.path.lexists(target) and path not in visible_again:
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.islink(path):
@@ -289,12 +289,12 @@ def change_root(
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
         _mount(path, target, "", _MS_BIND | _MS_REC)
 
-    for path in shown:
+    for path in visible:
         show(path)
     for path in hidden:
         if os.path.isdir(root + path):
             _mount("tmpfs", root + path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
-    for path in shown_again:
+    for path in visible_again:
         show(path)
     os.makedirs(root + scratch, exist_ok=True)
     read_only_nosuid = struct.pack("=QQQQ", 1 | 2, 0, 0, 0)
@@ -305,7 +305,7 @@ def change_root(
     os.chdir("/")
 
 
-def fork_apart(tree: int) -> int:
+def fork_tree(tree: int) -> int:
     """Fork the first process of a tree of its own; ``tree`` is this process' /proc/self/ns/pid, opened.
 
     Raises OSError where nothing was forked, RuntimeError where this process could not go on forking.

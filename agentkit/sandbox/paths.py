@@ -37,13 +37,13 @@ def zygote_settings() -> dict:
     hidden = [*sites, f"{stdlib}/site-packages", f"{stdlib}/dist-packages", "/usr/lib/python3/dist-packages"]
     entries = [os.path.join(site, entry) for site in sites for entry in sorted(os.listdir(site))]
     packages = [path for path in entries if _is_package(os.path.basename(path))]
-    shown = [*filter(os.path.exists, LIBRARIES), stdlib, *DATA, *DEVICES]
-    rules = [rule for root in (*shown, *sites, *packages) for rule in _rules(root, hidden, packages)]
+    visible = [*filter(os.path.exists, LIBRARIES), stdlib, *DATA, *DEVICES]
+    rules = [rule for root in (*visible, *sites, *packages) for rule in _rules(root, hidden, packages)]
     beside_stdlib = [p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib))]
     # where Python itself lies in /tmp, an empty /tmp would hide it
-    in_tmp = any(path.startswith("/tmp/") for path in (*shown, *packages))
+    in_tmp = any(path.startswith("/tmp/") for path in (*visible, *packages))
     return {
-        "shown": shown,
+        "visible": visible,
         "hidden": hidden,
         "packages": packages,
         "rules": list(dict.fromkeys(rules)),

@@ -88,7 +88,9 @@ def serve(control: socket.socket, settings: dict) -> None:
     gc.collect()
     confine.join_pages()
     if private:
-        confine.change_root(*(settings[name] for name in ("base", "scratch", "shown", "hidden", "packages")))
+        confine.change_root(
+            *(settings[name] for name in ("base", "scratch", "visible", "hidden", "packages"))
+        )
         rules = [("/", confine.READ)]
     else:
         rules = [tuple(rule) for rule in settings["rules"]]
@@ -275,7 +277,7 @@ class Supervisor:
         connection = socket.socket(fileno=caller)
         try:
             self.ruleset = self.ruleset or confine.Ruleset(self.opened)
-            child = confine.fork_apart(self.tree) if self.private else os.fork()
+            child = confine.fork_tree(self.tree) if self.private else os.fork()
         except OSError as error:
             reply(connection, broke="refused", why=f"no process could be started: {error.strerror}")
             child = -1
