@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from agentkit.records import SandboxError
 from agentkit.sandbox import unconfined, zygote
 from agentkit.sandbox.canaries import CANARIES
-from agentkit.sandbox.client import Client, Ending, SandboxError
+from agentkit.sandbox.client import Client, Ending
 from agentkit.sandbox.paths import preloaded
 
 TIERS = ("A", "B")

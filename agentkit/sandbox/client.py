@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from agentkit.records import SandboxError
 from agentkit.sandbox import zygote
 from agentkit.sandbox.paths import zygote_settings
 
@@ -33,10 +34,6 @@ ENVIRONMENT = {  # of the zygote: nothing of the trainer's
     "MALLOC_ARENA_MAX": "2",
 }
 Ending = tuple[str, bytes, bytes, float]  # of a program: status, stdout, stderr, seconds
-
-
-class SandboxError(RuntimeError):
-    """The sandbox does not work here. The message says why and what to do."""
 
 
 class Client:

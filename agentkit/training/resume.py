@@ -14,9 +14,9 @@ import dataclasses
 import hashlib
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -34,6 +34,9 @@ from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
 from agentkit.training.common import replace_folder
 from agentkit.training.process import TrainingStopped, lock, random_states, set_random_states, signals, unlock
 
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
+
 STAGE = "03_grpo"
 FINISHED = "finished.json"  # in train/, once training came to its end
 CONTROL = ".control"  # in train/: the words stop and checkpoint, written by whoever watches
@@ -41,6 +44,7 @@ ADAPTER = "adapter_model.safetensors"
 # recipe keys that may change between two attempts
 _FREE = (
     "run",
+    "lab",
     "resume",
     "save_every",
     "preflight",
@@ -51,14 +55,14 @@ _FREE = (
 )
 
 
-def made_with(
-    recipe: Recipe, model: Any, tasks: list[Task], reward: Mapping[str, tuple[Any, float]], world: int
-) -> dict:
+def made_with(lab: Lab, model: Any, tasks: list[Task], world: int) -> dict:
     """What a training must share with a checkpoint to go on from it, as JSON."""
-    return {name: value for name, value in recipe.everything().items() if name not in _FREE} | {
+    keys = [name for name in Recipe.keys_of("03_grpo") if name not in _FREE]
+    return {name: getattr(lab.recipe, name) for name in keys} | {
         "tasks of this suite": _hash(f"{t.id}\0{t.prompt}\0{t.answer}" for t in tasks),
         "weights of the agent": _hash(_sketch(model)),
-        "reward": {name: weight for name, (_, weight) in reward.items()},
+        "reward": {name: weight for name, (_, weight) in lab.reward.items()},
+        "lab file": lab.digest,
         "processes": world,
     }
 
