@@ -1,14 +1,15 @@
-"""One request to a server that may be slow, broken or hostile: bounded in wall clock, size and memory."""
+"""One request to a server that may be slow, broken or hostile: bounded in wall clock, size and memory.
+
+Leaves out redirects, and unpacking: a few kilobytes can hold gigabytes.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import socket
 import threading
-from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any
-
-LATE_S = 1.0  # for a request that has to be given up, as while a name is looked up
 
 
 class ReplyError(RuntimeError):
@@ -17,8 +18,6 @@ class ReplyError(RuntimeError):
 
 def fetch(method: str, url: str, *, timeout_s: float, most: int, **options: Any) -> tuple[int, bytes]:
     """Status and body of a server's reply; the body of a status other than 200 is not read.
-
-    Redirects are not followed, and no reply is unpacked: a few kilobytes can hold gigabytes.
 
     Args:
         method: GET or POST.
@@ -32,41 +31,65 @@ def fetch(method: str, url: str, *, timeout_s: float, most: int, **options: Any)
         ConnectionError: there was no connection or no reply in HTTP; the message names no header.
         ReplyError: the body is too large or packed.
     """
-    done: Future[tuple[int, bytes]] = Future()
-
-    async def ask() -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                found = await _ask(method, url, most, options)
-            done.set_result(found)
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=lambda: asyncio.run(ask()), name="fetch", daemon=True).start()
-    return done.result(timeout_s + LATE_S)
-
-
-async def _ask(method: str, url: str, most: int, options: dict[str, Any]) -> tuple[int, bytes]:
     import httpx
 
     headers = {"Accept-Encoding": "identity"} | options.pop("headers", {})
-    try:
-        async with (
-            httpx.AsyncClient(verify=_certificates(), timeout=None, follow_redirects=False) as client,
-            client.stream(method, url, headers=headers, **options) as reply,
-        ):
-            if reply.status_code != 200:
-                return reply.status_code, b""
-            if reply.headers.get("Content-Encoding", "identity").strip().casefold() != "identity":
-                raise ReplyError("is compressed, and was not asked to be")
-            body = bytearray()
-            async for piece in reply.aiter_raw():
-                body += piece
-                if len(body) > most:
-                    raise ReplyError(f"is larger than {most} bytes")
-            return 200, bytes(body)
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, OSError) as error:
-        raise ConnectionError(type(error).__name__) from None
+    with _Deadline(timeout_s) as deadline:
+        try:
+            with (
+                httpx.Client(verify=_certificates(), timeout=timeout_s, follow_redirects=False) as client,
+                client.stream(method, url, headers=headers, extensions=deadline.hook, **options) as reply,
+            ):
+                status, body = _read(reply, most)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, OSError) as error:
+            if deadline.passed or isinstance(error, httpx.TimeoutException):
+                raise TimeoutError from None
+            raise ConnectionError(type(error).__name__) from None
+        if deadline.passed:  # a reply without a length ends where the connection does
+            raise TimeoutError
+        return status, body
+
+
+def _read(reply: Any, most: int) -> tuple[int, bytes]:
+    if reply.status_code != 200:
+        return reply.status_code, b""
+    if reply.headers.get("Content-Encoding", "identity").strip().casefold() != "identity":
+        raise ReplyError("is compressed, and was not asked to be")
+    body = bytearray()
+    for piece in reply.iter_raw():
+        body += piece
+        if len(body) > most:
+            raise ReplyError(f"is larger than {most} bytes")
+    return 200, bytes(body)
+
+
+class _Deadline:
+    """Shuts a request's connection when the time is up: httpx bounds every read, but not all of them together."""
+
+    def __init__(self, timeout_s: float):
+        self.passed, self._socket = False, None
+        self.hook = {"trace": self._connected}
+        self._timer = threading.Timer(timeout_s, self._pass)
+        self._timer.daemon = True
+
+    def __enter__(self) -> _Deadline:
+        self._timer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def _connected(self, event: str, info: dict[str, Any]) -> None:
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._socket = info["return_value"].get_extra_info("socket")
+            if self.passed:
+                self._pass()
+
+    def _pass(self) -> None:
+        self.passed = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # closed already
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which may wait
 
 
 @lru_cache(maxsize=1)
