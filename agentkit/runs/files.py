@@ -28,6 +28,11 @@ class RunError(RuntimeError):
     """A run folder or a file in it is missing, damaged or badly named. The message says what to do."""
 
 
+def user_cache(name: str) -> Path:
+    """A file or folder in agentkit's part of the user's cache folder; nothing is made."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / name
+
+
 # ---- files
 # -----------------------------------------------------------------------------------------------------------
 def write_bytes(path: str | Path, data: bytes) -> Path:

