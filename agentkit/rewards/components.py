@@ -11,6 +11,7 @@ from typing import Any
 from agentkit.records import Task, Trajectory
 from agentkit.rewards.calls import attempts, subgoals
 from agentkit.rewards.scoring import Component, Reward
+from agentkit.trajectories import verifier_kind
 from agentkit.verifiers.judge import JudgeError, judge
 from agentkit.verifiers.programs import extract_code, returned
 
@@ -95,9 +96,7 @@ def outcome(task: Task, trajectory: Trajectory) -> float | None:
     """
     if trajectory.success is None or trajectory.success > 0:
         return trajectory.success
-    code = task.verifier == "code" or (
-        isinstance(task.verifier, dict) and task.verifier.get("kind") == "code"
-    )
+    code = verifier_kind(task) == "code"
     return 0.0 if code and trajectory.answer and isinstance(extract_code(trajectory.answer), str) else -1.0
 
 
@@ -169,7 +168,7 @@ def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
     code, and each of
     its tests expects a grid: a list of rows. None for any other task.
     """
-    verifier = task.verifier if isinstance(task.verifier, dict) else {}
+    verifier = task.verifier
     targets = [test[1] for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
     if not targets or not all(map(_is_grid, targets)):
         return None

@@ -20,6 +20,7 @@ from agentkit.runs import Run, RunError
 from agentkit.runs.recipe import Recipe
 from agentkit.training.hindsight import hindsight
 from agentkit.training.sft import demonstrations, fine_tune, right_ones, token_count
+from agentkit.trajectories import verifier_kind
 
 SEED_STEP = 1_000_003  # between batches of fresh demonstrations
 
@@ -59,9 +60,7 @@ def train_control(name: str, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any,
     budget = grpo_tokens(run, recipe)
     agent, tokenizer = load_agent(recipe.model, merge=[run.file("sft")] if recipe.sft else [])
     if name == "hindsight":
-        code = [
-            task for task in tasks if isinstance(task.verifier, dict) and task.verifier.get("kind") == "code"
-        ]
+        code = [task for task in tasks if verifier_kind(task) == "code"]
         trained, rounds = hindsight(agent, tokenizer, code, recipe, run)
         figures = {
             "tokens": sum(row["tokens"] for row in rounds),

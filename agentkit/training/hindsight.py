@@ -48,7 +48,7 @@ def relabel_code(task: Task, trajectory: Trajectory) -> Task | None:
     the results as JSON, and ``closeness``, the share that was right for the task really asked (pixels, where
     results are grids).
     """
-    verifier = task.verifier if isinstance(task.verifier, dict) else {}
+    verifier = task.verifier
     tests = [test for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
     program = extract_code(trajectory.answer or "", verifier.get("entry", "f"))
     if (

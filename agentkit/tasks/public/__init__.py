@@ -1,3 +1,18 @@
-"""Public data sets as suites: rows from the hub or a local file, and GAIA. Leaves out their distribution:
-nothing is shipped.
+"""Public data sets as suites: rows from the hub or a local file, and GAIA, each with the tools that fit it.
+
+Leaves out their distribution: nothing is shipped.
 """
+
+from collections.abc import Callable
+
+from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment
+
+ENVIRONMENTS: dict[str, Callable[[], object]] = {  # by family, which is the data set's name
+    "gsm8k": CorpusEnvironment,
+    "mbpp": CodeEnvironment,
+    "humaneval": CodeEnvironment,
+    "open_agentrl": CodeEnvironment,
+    "hotpotqa": CorpusEnvironment,
+    "2wiki": CorpusEnvironment,
+    "GAIA": WorkbenchEnvironment,
+}
