@@ -472,6 +472,7 @@ def test_a_tool_of_a_lab_file_runs_in_a_process(tmp_path, monkeypatch):
     (tmp_path / "helper.py").write_text("FACTOR = 7\n")
     (tmp_path / "mine.py").write_text(LAB)
     load_file(monkeypatch, "lab_helper", tmp_path / "helper.py")
+    monkeypatch.syspath_prepend(tmp_path)  # as the lab does
     shop = load_file(monkeypatch, "agentkit_lab_mine", tmp_path / "mine.py").Shop()
     assert run("work", shop, more=0, timeout_s=60).observation == "agentkit_lab_mine Base 42"
     assert run("work", shop, more=1, timeout_s=60).observation == "agentkit_lab_mine Base 43"

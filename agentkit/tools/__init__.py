@@ -6,9 +6,10 @@ from agentkit.tools.calculator import calculate
 from agentkit.tools.database import query_database
 from agentkit.tools.files import Workspace
 from agentkit.tools.python import PythonSession, run_program
-from agentkit.tools.search import Recording, RetrievalServer, WebSearch, search_passages
+from agentkit.tools.search import Passages, Recording, RetrievalServer, WebSearch, search_passages
 
 __all__ = [
+    "Passages",
     "PythonSession",
     "Recording",
     "RetrievalServer",

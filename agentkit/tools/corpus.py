@@ -36,8 +36,8 @@ CREATE TABLE element (name TEXT PRIMARY KEY, symbol TEXT, number INTEGER, weight
                       discoverer TEXT);
 CREATE TABLE film (title TEXT PRIMARY KEY, year INTEGER, runtime INTEGER, director TEXT, country TEXT);
 CREATE TABLE indicator (country TEXT, year INTEGER, life_expectancy REAL, gdp_per_head REAL);
-CREATE VIRTUAL TABLE passage USING fts5(text, source UNINDEXED, tokenize = 'unicode61 remove_diacritics 2');
 """
+PASSAGES = "CREATE VIRTUAL TABLE passage USING fts5(text, source UNINDEXED, tokenize = 'unicode61 remove_diacritics 2')"
 TABLES = ("country", "neighbour", "city", "element", "film", "indicator")
 
 # The phrase that names each fact. {0} is the entity, {1} the year where there is one.
@@ -128,7 +128,9 @@ def build(path: str | Path, tables: dict[str, Iterable[tuple]]) -> Path:
     os.close(handle)
     try:
         with closing(sqlite3.connect(temporary)) as connection, connection:
-            connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)
+            connection.executescript(
+                "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA + PASSAGES
+            )
             for table in TABLES:
                 rows = list(tables[table])
                 if rows:
@@ -286,23 +288,20 @@ class Corpus:
         return self.connection.execute(query, values).fetchall()
 
     def search(self, query: str, top_k: int) -> list[str]:
-        """Passages for a query, best first by BM25: those with every content word, else those with any.
+        """At most ``top_k`` passages for a query, best first."""
+        return ranked(self.connection, query, top_k)
 
-        Words are quoted before they reach FTS5, so no query syntax gets through. Ties are broken by passage
-        order.
-        """
-        words = [
-            w
-            for w in re.findall(r"\w+", unicodedata.normalize("NFC", query).casefold())
-            if w not in _STOPWORDS
-        ][:32]
-        for join in (" AND ", " OR "):
-            match = join.join(f'"{word}"' for word in words)
-            found = match and self.rows(
-                "SELECT text FROM passage WHERE passage MATCH ? ORDER BY bm25(passage), rowid LIMIT ?",
-                match,
-                top_k,
-            )
-            if found:
-                return [text for (text,) in found]
-        return []
+
+def ranked(connection: sqlite3.Connection, query: str, top_k: int) -> list[str]:
+    """Passages for a query, best first by BM25: those with every content word, else those with any.
+
+    Words are quoted before they reach FTS5, so no query syntax gets through. Ties are broken by passage order.
+    """
+    words = re.findall(r"\w+", unicodedata.normalize("NFC", query).casefold())
+    quoted = [f'"{word}"' for word in words if word not in _STOPWORDS][:32]
+    sql = "SELECT text FROM passage WHERE passage MATCH ? ORDER BY bm25(passage), rowid LIMIT ?"
+    for operator in (" AND ", " OR "):
+        rows = connection.execute(sql, (operator.join(quoted), top_k)).fetchall() if quoted else []
+        if rows:
+            return [text for (text,) in rows]
+    return []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.tools import (
+    Passages,
     PythonSession,
     RetrievalServer,
     Workspace,
@@ -38,8 +39,10 @@ __all__ = [
     "CODE_PROMPT",
     "MAX_OBSERVATION",
     "SYSTEM_PROMPT",
+    "CalculatorEnvironment",
     "CodeEnvironment",
     "CorpusEnvironment",
+    "PassagesEnvironment",
     "ToolSpec",
     "WorkbenchEnvironment",
     "check_call",
@@ -56,6 +59,8 @@ SYSTEM_PROMPT = (
     'and end with a line "Answer: ...".'
 )
 CODE_PROMPT = 'Write the code, test it with python, and end with a line "Answer: ...".'
+PASSAGES_PROMPT = 'Look up every fact with search, and end with a line "Answer: ...".'
+CALCULATOR_PROMPT = 'Solve the problem, compute with calculator, and end with a line "Answer: ...".'
 
 
 @functools.lru_cache(maxsize=64)
@@ -75,16 +80,35 @@ def _search_version(environment: CorpusEnvironment) -> str | None:
     return None
 
 
-class CorpusEnvironment:
+class _Calculates:
+    """The calculator, for the environments that have one."""
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to reset: arithmetic is pure."""
+
+    @tool(pure=True)
+    def calculator(self, expression: str) -> str:
+        """Compute arithmetic.
+
+        Args:
+            expression: The arithmetic.
+        """
+        return calculate(expression)
+
+
+class CalculatorEnvironment(_Calculates):
+    """A calculator and nothing else, for problems that state all their facts, such as GSM8K's."""
+
+    system_prompt = CALCULATOR_PROMPT
+
+
+class CorpusEnvironment(_Calculates):
     """Search over the embedded corpus and a calculator."""
 
     def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
         self._corpus = corpus or Corpus.open()
         self._backend = backend or self._corpus
         self._top_k = top_k
-
-    def reset(self, **row: Any) -> None:
-        """Nothing to reset: both tools are pure."""
 
     @tool(pure=True, version=_search_version)
     def search(self, query: str) -> str:
@@ -95,14 +119,31 @@ class CorpusEnvironment:
         """
         return search_passages(self._backend, query, self._top_k)
 
-    @tool(pure=True)
-    def calculator(self, expression: str) -> str:
-        """Compute arithmetic.
+
+class PassagesEnvironment:
+    """Search over the passages that come with the task, as in HotpotQA and 2WikiMultiHopQA.
+
+    Args:
+        top_k: passages of a search.
+    """
+
+    system_prompt = PASSAGES_PROMPT
+
+    def __init__(self, top_k: int = 3):
+        self._top_k, self._passages = top_k, Passages()
+
+    def reset(self, passages: Any = None, **row: Any) -> None:
+        """The task's passages: texts, or objects with a text and a title. Raises ValueError for anything else."""
+        self._passages = Passages(passages)
+
+    @tool(pure=True, version=lambda environment: None)  # quicker searched than looked up
+    def search(self, query: str) -> str:
+        """Search the passages.
 
         Args:
-            expression: The arithmetic.
+            query: What to look up.
         """
-        return calculate(expression)
+        return search_passages(self._passages, query, self._top_k)
 
 
 class CodeEnvironment:

@@ -235,19 +235,13 @@ class _Worker:
 
 
 def _loose_modules() -> dict[str, list]:
-    """File and time of change of the modules that were loaded from a path, such as a user's lab file.
-
-    They lie in no folder of sys.path, so that another process cannot import them by name.
-    """
+    """File and time of change of modules that no other process can import by name, such as a user's lab file."""
     modules = {}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if "." in name or not isinstance(file, str) or not file.endswith(".py"):
-            continue
-        folder, base = os.path.split(file)
-        if base == "__init__.py":
-            folder = os.path.dirname(folder)
-        if folder not in sys.path and name != "__main__":
+        file = getattr(module, "__file__", None) or ""
+        folder, stem = os.path.split(file.removesuffix(".py").removesuffix(f"{os.sep}__init__"))
+        importable = folder in sys.path and stem == name
+        if file.endswith(".py") and not importable and "." not in name and name != "__main__":
             with contextlib.suppress(OSError):
                 modules[name] = [file, os.stat(file).st_mtime_ns]
     return modules

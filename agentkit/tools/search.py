@@ -13,18 +13,22 @@ import html
 import json
 import os
 import re
+import sqlite3
 import threading
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentkit.runs import append_jsonl, read_jsonl
+from agentkit.tools.corpus import PASSAGES, ranked
 from agentkit.tools.web import ReplyError, fetch
 
 MAX_QUERY = 500  # characters
-MAX_PASSAGE = 1_000  # characters
+MAX_PASSAGE = 1_000  # characters of what a server gives
+MAX_PASSAGES = 1_000  # of one task
 MAX_BODY = 2**20  # bytes of a server's reply
 BRAVE = "https://api.search.brave.com/res/v1/web/search"
 _TAG = re.compile(r"<[^<>]{0,200}>")
@@ -51,6 +55,47 @@ def search_passages(backend: Backend, query: str, top_k: int = 3) -> str:
     if not passages:
         return "No passage matches. Try other words."
     return "\n".join(f"[{number}] {text}" for number, text in enumerate(passages, start=1))
+
+
+class Passages:
+    """The passages that come with a task, found as those of the corpus are.
+
+    Args:
+        passages: texts, or objects with a ``text`` and a ``title``.
+
+    Raises:
+        ValueError: they are something else, or more than MAX_PASSAGES.
+    """
+
+    def __init__(self, passages: Any = ()):
+        if not isinstance(passages, list | tuple) or len(passages) > MAX_PASSAGES:
+            raise ValueError(
+                f"a task's passages must be a list of at most {MAX_PASSAGES} texts or objects with text and title, "
+                f"not {type(passages).__name__}"
+            )
+        self._texts = [_passage(passage, number) for number, passage in enumerate(passages, start=1)]
+
+    def search(self, query: str, top_k: int) -> list[str]:
+        """At most ``top_k`` passages for a query, best first."""
+        with closing(
+            sqlite3.connect(":memory:")
+        ) as connection:  # one a search: calls may come from any thread
+            connection.execute(PASSAGES)
+            connection.executemany("INSERT INTO passage (text) VALUES (?)", [(text,) for text in self._texts])
+            return ranked(connection, query, top_k)
+
+
+def _passage(passage: Any, number: int) -> str:
+    """A task's passage as one line that SQLite can store."""
+    title, text = "", passage
+    if isinstance(passage, dict):
+        title, text = passage.get("title") or "", passage.get("text")
+    if not isinstance(title, str) or not isinstance(text, str):
+        raise ValueError(
+            f"passage {number} is {str(passage)[:60]!r}: it must be a text, or have text and title"
+        )
+    line = f"{title}: {text}" if title else text
+    return " ".join(line.encode("utf-8", "replace").decode().split())
 
 
 class RetrievalServer:

@@ -34,25 +34,29 @@ def fetch(method: str, url: str, *, timeout_s: float, most: int, **options: Any)
     import httpx
 
     headers = {"Accept-Encoding": "identity"} | options.pop("headers", {})
-    with _Deadline(timeout_s) as deadline:
-        try:
-            with (
-                httpx.Client(verify=_certificates(), timeout=timeout_s, follow_redirects=False) as client,
-                client.stream(method, url, headers=headers, extensions=deadline.hook, **options) as reply,
-            ):
-                status, body = _read(reply, most)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, OSError) as error:
-            if deadline.passed or isinstance(error, httpx.TimeoutException):
-                raise TimeoutError from None
-            raise ConnectionError(type(error).__name__) from None
-        if deadline.passed:  # a reply without a length ends where the connection does
-            raise TimeoutError
-        return status, body
+    deadline = _Deadline(timeout_s)
+    try:
+        with (
+            httpx.Client(verify=_certificates(), timeout=timeout_s, follow_redirects=False) as client,
+            client.stream(
+                method, url, headers=headers, extensions={"trace": deadline.note}, **options
+            ) as reply,
+        ):
+            status, body = reply.status_code, _body(reply, most)
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, OSError) as error:
+        if deadline.passed or isinstance(error, httpx.TimeoutException):
+            raise TimeoutError from None
+        raise ConnectionError(type(error).__name__) from None
+    finally:
+        deadline.timer.cancel()
+    if deadline.passed:  # a reply without a length ends where the connection does
+        raise TimeoutError
+    return status, body
 
 
-def _read(reply: Any, most: int) -> tuple[int, bytes]:
+def _body(reply: Any, most: int) -> bytes:
     if reply.status_code != 200:
-        return reply.status_code, b""
+        return b""
     if reply.headers.get("Content-Encoding", "identity").strip().casefold() != "identity":
         raise ReplyError("is compressed, and was not asked to be")
     body = bytearray()
@@ -60,7 +64,7 @@ def _read(reply: Any, most: int) -> tuple[int, bytes]:
         body += piece
         if len(body) > most:
             raise ReplyError(f"is larger than {most} bytes")
-    return 200, bytes(body)
+    return bytes(body)
 
 
 class _Deadline:
@@ -68,28 +72,21 @@ class _Deadline:
 
     def __init__(self, timeout_s: float):
         self.passed, self._socket = False, None
-        self.hook = {"trace": self._connected}
-        self._timer = threading.Timer(timeout_s, self._pass)
-        self._timer.daemon = True
+        self.timer = threading.Timer(timeout_s, self._shut)
+        self.timer.daemon = True
+        self.timer.start()
 
-    def __enter__(self) -> _Deadline:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def _connected(self, event: str, info: dict[str, Any]) -> None:
+    def note(self, event: str, info: dict[str, Any]) -> None:
+        """What httpx tells of a request under way: here, when it has a connection."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._socket = info["return_value"].get_extra_info("socket")
             if self.passed:
-                self._pass()
+                self._shut()
 
-    def _pass(self) -> None:
+    def _shut(self) -> None:
         self.passed = True
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # closed already
-                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which may wait
+        with contextlib.suppress(OSError, TypeError):  # there is none yet, or it is closed already
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)  # not TLS's own, which may wait
 
 
 @lru_cache(maxsize=1)
