@@ -5,14 +5,19 @@ Leaves out their distribution: nothing is shipped.
 
 from collections.abc import Callable
 
-from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment
+from agentkit.tools.environments import (
+    CalculatorEnvironment,
+    CodeEnvironment,
+    PassagesEnvironment,
+    WorkbenchEnvironment,
+)
 
 ENVIRONMENTS: dict[str, Callable[[], object]] = {  # by family, which is the data set's name
-    "gsm8k": CorpusEnvironment,
+    "gsm8k": CalculatorEnvironment,
     "mbpp": CodeEnvironment,
     "humaneval": CodeEnvironment,
     "open_agentrl": CodeEnvironment,
-    "hotpotqa": CorpusEnvironment,
-    "2wiki": CorpusEnvironment,
+    "hotpotqa": PassagesEnvironment,
+    "2wikimultihopqa": PassagesEnvironment,
     "GAIA": WorkbenchEnvironment,
 }
