@@ -13,7 +13,6 @@ from typing import Any
 
 from agentkit.tools import (
     Passages,
-    PythonSession,
     RetrievalServer,
     Workspace,
     calculate,
@@ -164,8 +163,7 @@ class CodeEnvironment:
 
 
 class WorkbenchEnvironment(CorpusEnvironment):
-    """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and a workspace of
-    files.
+    """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and a workspace of files.
 
     Programs see the workspace's files. One environment serves one trajectory.
 
@@ -173,24 +171,15 @@ class WorkbenchEnvironment(CorpusEnvironment):
         corpus: what sql reads, and search where no backend is given; by default the shipped one.
         top_k: passages of a search.
         backend: what search asks instead: a RetrievalServer, a WebSearch, or a Recording of one.
-        session: whether programs remember what earlier ones defined.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus | None = None,
-        top_k: int = 3,
-        *,
-        backend: Backend | None = None,
-        session: bool = False,
-    ):
+    def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
         super().__init__(corpus, top_k, backend=backend)
-        self._keeps = session
-        self.reset()
+        self._workspace = Workspace()
 
     def reset(self, **row: Any) -> None:
-        """An empty workspace and a new interpreter."""
-        self._workspace, self._session = Workspace(), PythonSession() if self._keeps else None
+        """An empty workspace."""
+        self._workspace = Workspace()
 
     @tool(pure=True, version=lambda environment: _file_version(environment._corpus.path), max_concurrent=8)
     def sql(self, query: str) -> str:
@@ -207,8 +196,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
         Args:
             code: The program.
         """
-        run = self._session.run if self._session else run_program
-        return run(code, files=self._workspace.files)[0]
+        return run_program(code, files=self._workspace.files)[0]
 
     def write_file(self, path: str, content: str) -> str:
         """Write a file.
