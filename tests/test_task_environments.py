@@ -65,10 +65,10 @@ def test_a_task_sees_its_own_passages_only():
 @pytest.mark.parametrize(
     ("passages", "says"),
     [
-        (None, "must be a list of at most 1000 texts or objects with text and title, not NoneType"),
-        ("one text", "not str"),
-        ({"title": ["a"], "text": ["b"]}, "not dict"),
-        (5, "not int"),
+        (None, r"\(here NoneType\) must be a list of at most 1000 texts, or objects with text and title"),
+        ("one text", "here str"),
+        ({"title": ["a"], "text": ["b"]}, "here dict"),
+        (5, "here int"),
         (["fine", 5], "passage 2 is '5'"),
         ([None], "passage 1 is 'None'"),
         ([["title", ["sentence"]]], "passage 1 is"),

@@ -212,9 +212,9 @@ def _run(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: f
     return in_process(work, limit_s) if spec.process else in_thread(work, limit_s, name)
 
 
-def call_method(method: Callable, arguments: dict[str, Any], timeout_s: float) -> Awaitable[Any]:
+async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: float) -> Any:
     """Call reset or get_reward as a tool is called. Raises TimeoutError, or whatever the method raises."""
-    return _run(method, ToolSpec(), arguments, timeout_s)
+    return await _run(method, ToolSpec(), arguments, timeout_s)
 
 
 async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
