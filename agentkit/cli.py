@@ -158,23 +158,18 @@ def preflight_command(
     Args:
         run: a run whose tasks and cold start are used
     """
+    from agentkit.lab import Lab
     from agentkit.policies.loading import load_agent, make_policy
     from agentkit.preflight import examine
-    from agentkit.tasks import Suite
 
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
-    spec = {
-        "families": values.families.split(","),
-        "n_tasks": values.n_tasks,
-        "seed": values.seed,
-        "variety": values.variety,
-    }
-    suite = Suite.load(folder.path) if folder else Suite.build(spec)
+    lab = Lab.open(values)
+    suite = lab.load(folder) if folder else lab.suite()
     cold_start = [folder.file("sft")] if folder and values.sft and folder.file("sft").exists() else []
     model, tokenizer = load_agent(values.model, merge=cold_start)
     policy = make_policy(model, tokenizer, "sft", values)
     n_test, progress = len(suite.split("test")), sys.stderr.isatty()
-    report, _ = examine(values, policy, suite.split("train"), model=model, n_test=n_test, progress=progress)
+    report, _ = examine(lab, policy, lab.train_tasks(suite), model=model, n_test=n_test, progress=progress)
     return _print(as_json, dataclasses.asdict(report), report.text(), 1 if report.causes else 0)
 
 
@@ -272,11 +267,12 @@ def rescore_command(
     Args:
         out: by default rescored/PRESET.html in the run
     """
-    from agentkit.rewards.rescoring import rescore, reward_of
+    from agentkit.lab import Lab
+    from agentkit.rewards.rescoring import rescore
     from agentkit.views import plots
 
     folder = load_run(run)
-    result = rescore(folder, reward_of(folder, {"reward": reward} | _overrides(changes)), reward)
+    result = rescore(folder, Lab.of(folder).with_reward(reward=reward, **_overrides(changes)).reward, reward)
     out = out or folder.file("rescored", f"{reward}.html")
     write_bytes(out, plots.rescoring(result).to_html(include_plotlyjs=True).encode())
     write_bytes(out.with_suffix(".csv"), result.groups.to_csv(index=False).encode())

@@ -29,9 +29,8 @@ from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import Run, project_root, write_trajectories
 from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
-from agentkit.tasks import Suite, SuiteError, shipped_families
+from agentkit.tasks import Suite, SuiteError, public, shipped_families
 from agentkit.tasks.family import Family, with_content_id
-from agentkit.tasks.public import ENVIRONMENTS
 from agentkit.tasks.splits import assign_splits
 from agentkit.tasks.suite import family_names
 from agentkit.tools.cache import ToolCache, default_path
@@ -75,7 +74,7 @@ class Lab:
         if not isinstance(recipe, Recipe):
             recipe = Recipe.from_mapping(recipe)
         families = shipped_families(Corpus.open(), recipe.top_k, recipe.variety)
-        families |= {name: Family(environment=factory) for name, factory in ENVIRONMENTS.items()}
+        families |= public.FAMILIES
         if not recipe.lab:
             return cls(recipe, families)
         path = resolve(recipe.lab)
@@ -91,6 +90,21 @@ class Lab:
             recipe, families | own["families"], frozenset(own["families"]), own["verifiers"], own["rewards"],
             path, _digest(path),
         )  # fmt: skip
+
+    @classmethod
+    def of(cls, run: Run) -> Lab:
+        """The lab that a run was made with, from the recipe in its manifest."""
+        known = Recipe.keys()
+        return cls.open({name: value for name, value in run.manifest["recipe"].items() if name in known})
+
+    def with_reward(self, **changes: Any) -> Lab:
+        """This lab under other reward keys, such as ``reward="toolrl"``; the weights of its own preset are left behind.
+
+        Raises:
+            RecipeError: a change is no recipe key or not a value of it.
+        """
+        kept = {name: value for name, value in self.recipe.used().items() if not name.startswith("reward")}
+        return replace(self, recipe=Recipe.from_mapping(kept | changes))
 
     def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Lab:
         """This lab with more families or reward components, to try out in a notebook; other processes do not
@@ -221,6 +235,12 @@ class Lab:
             measured.append(rollout(tasks, policy, **options))
             write_trajectories(run.file("eval", f"{policy.name}{suffix}.parquet"), measured[-1])
         return measured[0], measured[1]
+
+    def rewarded(self, run: Run, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
+        """The measured trajectories of a policy with this lab's reward, which are stored in their place."""
+        scored = self.score(tasks, run.trajectories(name))
+        write_trajectories(run.file("eval", f"{name}.parquet"), scored)
+        return scored
 
     def trainer(
         self,

@@ -19,6 +19,7 @@ from agentkit.runs import read_tasks, task_problem, write_tasks
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, as_trajectory, solve
 from agentkit.tasks.families import code, lookup, multihop, wide
+from agentkit.tasks.families.relabel import relabel_code
 from agentkit.tasks.family import Draft, Family, with_content_id
 from agentkit.tasks.splits import assign_splits, entity_combinations
 from agentkit.tools.corpus import Corpus
@@ -134,7 +135,10 @@ def shipped_families(corpus: Corpus, top_k: int = 3, variety: str = "plain") -> 
     """The families that ship: search and calculator for A and B, programs for C."""
     lookups = partial(CorpusEnvironment, corpus, top_k)
     environments = {"A": lookups, "B": lookups, "C": CodeEnvironment}
-    return {name: Family(draft, environments[name]) for name, draft in DRAFTS[variety].items()}
+    relabel = {"C": relabel_code}
+    return {
+        name: Family(draft, environments[name], relabel.get(name)) for name, draft in DRAFTS[variety].items()
+    }
 
 
 def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:

@@ -3,21 +3,24 @@
 Leaves out their distribution: nothing is shipped.
 """
 
-from collections.abc import Callable
-
+from agentkit.tasks.families.relabel import relabel_code
+from agentkit.tasks.family import Family
 from agentkit.tools.environments import (
     CalculatorEnvironment,
     CodeEnvironment,
+    CorpusEnvironment,
     PassagesEnvironment,
     WorkbenchEnvironment,
 )
 
-ENVIRONMENTS: dict[str, Callable[[], object]] = {  # by family, which is the data set's name
-    "gsm8k": CalculatorEnvironment,
-    "mbpp": CodeEnvironment,
-    "humaneval": CodeEnvironment,
-    "open_agentrl": CodeEnvironment,
-    "hotpotqa": PassagesEnvironment,
-    "2wikimultihopqa": PassagesEnvironment,
-    "GAIA": WorkbenchEnvironment,
+_CODE = Family(environment=CodeEnvironment, relabel=relabel_code)
+FAMILIES = {  # by the data set's name, which is its tasks' family
+    "gsm8k": Family(environment=CalculatorEnvironment),
+    "hotpotqa": Family(environment=PassagesEnvironment),
+    "2wikimultihopqa": Family(environment=PassagesEnvironment),
+    "triviaqa": Family(environment=CorpusEnvironment),
+    "mbpp": _CODE,
+    "humaneval": _CODE,
+    "open_agentrl": _CODE,
+    "GAIA": Family(environment=WorkbenchEnvironment),
 }
