@@ -15,7 +15,6 @@ import json
 import os
 import queue
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +200,9 @@ class _Worker:
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        self.pipe, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, start_new_session=True)
         atexit.register(self.kill)
 
     def load(self, work: Callable[[], Any]) -> dict:
@@ -210,21 +210,20 @@ class _Worker:
         import dill
 
         try:
-            frames = [json.dumps([sys.path, _loose_modules()]).encode(), dill.dumps(work, recurse=True)]
+            call = dill.dumps(work, recurse=True)
         except Exception as error:
             return {"error": f"the tool cannot run in a process of its own: {error}", "final": True}
-        with contextlib.suppress(BrokenPipeError):  # then there is no reply either
-            for frame in frames:
-                self.process.stdin.write(struct.pack("!Q", len(frame)) + frame)
-            self.process.stdin.flush()
+        with contextlib.suppress(OSError):  # then there is no reply either
+            self.pipe.send_bytes(json.dumps([sys.path, _loose_modules()]).encode())
+            self.pipe.send_bytes(call)
         return self.reply()
 
     def reply(self) -> dict:
         """What the process says next: "ready", a text, or an error and whether it is meant for the policy."""
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"its process ended with status {self.process.wait()}")
-        return json.loads(line)
+        try:
+            return json.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            raise RuntimeError(f"its process ended with status {self.process.wait()}") from None
 
     def kill(self) -> None:
         """End the process and everything it started."""

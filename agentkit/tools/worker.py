@@ -10,37 +10,36 @@ import json
 import os
 import queue
 import signal
-import struct
 import sys
 import threading
+from multiprocessing.connection import Connection
 
 
 class LooseModules:
-    """Finds, after all others, the modules that the parent loaded from a file outside its import path."""
+    """Finds, after all other finders, what the parent loaded from a file that no name leads to."""
 
     files: dict = {}  # by name: file and time of change
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name not in cls.files:
-            return None
-        return importlib.util.spec_from_file_location(name, cls.files[name][0])
+        file, _ = cls.files.get(name, (None, None))
+        return file and importlib.util.spec_from_file_location(name, file)
 
     @classmethod
     def update(cls, files: dict) -> None:
         """What the parent has now; a module that is another or has changed is loaded anew."""
-        for name in [name for name, file in cls.files.items() if files.get(name) != file]:
-            sys.modules.pop(name, None)
+        for name, file in cls.files.items():
+            if files.get(name) != file:
+                sys.modules.pop(name, None)
         cls.files = files
 
 
 def main() -> None:
-    """Read (import path and modules, call) pairs from stdin; for each write "ready", run it, and write what came of it."""
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a tool prints is no reply
+    """Take calls from stdin, a socket; for each reply "ready", run it, and reply what came of it."""
+    pipe = Connection(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what a tool reads is no call
     calls: queue.SimpleQueue = queue.SimpleQueue()
-    threading.Thread(target=read, args=(os.fdopen(os.dup(0), "rb"), calls), daemon=True).start()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    threading.Thread(target=read, args=(pipe, calls), daemon=True).start()
     sys.meta_path.append(LooseModules)
     while True:
         modules, pickled = calls.get()
@@ -52,22 +51,23 @@ def main() -> None:
             work = dill.loads(pickled)
         except Exception as error:
             message = f"the tool cannot be loaded in a process of its own: {error}"
-            write(replies, {"error": message, "final": True})
+            reply(pipe, {"error": message, "final": True})
             continue
-        write(replies, {"ready": True})
-        write(replies, outcome(work))
+        reply(pipe, {"ready": True})
+        reply(pipe, outcome(work))
 
 
-def read(stdin, calls: queue.SimpleQueue) -> None:
+def read(pipe: Connection, calls: queue.SimpleQueue) -> None:
     """Hand on what arrives; when the parent is gone, end with everything the tool started."""
     while True:
-        frames = []
-        for _ in range(2):
-            size = stdin.read(8)
-            if len(size) < 8:
-                os.killpg(0, signal.SIGKILL)
-            frames.append(stdin.read(struct.unpack("!Q", size)[0]))
-        calls.put(frames)
+        try:
+            calls.put((pipe.recv_bytes(), pipe.recv_bytes()))
+        except (EOFError, OSError):
+            os.killpg(0, signal.SIGKILL)
+
+
+def reply(pipe: Connection, message: dict) -> None:
+    pipe.send_bytes(json.dumps(message).encode())
 
 
 def outcome(work) -> dict:
@@ -81,12 +81,6 @@ def outcome(work) -> dict:
             message = ""
         final = isinstance(error, ValueError)
         return {"error": message if final else f"{type(error).__name__}: {message}", "final": final}
-
-
-def write(replies, reply: dict) -> None:
-    """One line of JSON."""
-    replies.write(json.dumps(reply).encode() + b"\n")
-    replies.flush()
 
 
 if __name__ == "__main__":
