@@ -62,7 +62,7 @@ def test_messages_come_back_equal(tmp_path):
     from datasets import Dataset, load_dataset
 
     exported = to_messages(ALL, TASKS)
-    for source in (exported.rows, Dataset.from_list(exported.rows)):
+    for source in (exported, Dataset.from_list(exported)):
         assert from_messages(source).trajectories == ALL
     write_messages(tmp_path / "m.parquet", ALL, TASKS)
     read = from_messages(tmp_path / "m.parquet")
@@ -71,10 +71,9 @@ def test_messages_come_back_equal(tmp_path):
         "parquet", data_files=str(tmp_path / "m.parquet"), split="train", cache_dir=str(tmp_path / "cache")
     )
     assert from_messages(loaded).trajectories == ALL
-    assert any("token ids" in phrase for phrase in exported.dropped)
-    roles = [message["role"] for message in exported.rows[0]["messages"]]
+    roles = [message["role"] for message in exported[0]["messages"]]
     assert roles == ["user", "assistant", "tool", "tool", "assistant"]
-    call = exported.rows[0]["messages"][1]["tool_calls"][0]["function"]
+    call = exported[0]["messages"][1]["tool_calls"][0]["function"]
     assert call["name"] == "calculator" and json.loads(call["arguments"]) == {
         "expression": "2 + 3",
         "n": [1, None, 0.1],
@@ -107,7 +106,7 @@ def test_inspect_comes_back_equal(tmp_path):
 
 def test_what_the_text_alone_keeps(tmp_path):
     """Without the record: turns, calls, replies, answers and verdicts stay; tokens go, and it says so."""
-    rows = [{k: v for k, v in row.items() if k != "trajectory"} for row in to_messages(ALL[:2], TASKS).rows]
+    rows = [{k: v for k, v in row.items() if k != "trajectory"} for row in to_messages(ALL[:2], TASKS)]
     read = from_messages(rows)
     for before, after in zip(ALL[:2], read.trajectories, strict=True):
         assert (after.task_id, after.policy, after.sample, after.answer) == (
@@ -392,11 +391,11 @@ def test_a_broken_row_is_named(row, says):
 
 
 def test_other_faults_are_one_sentence(tmp_path):
-    changed = to_messages(ALL[:1], TASKS).rows
+    changed = to_messages(ALL[:1], TASKS)
     changed[0]["messages"][-1]["content"] = "Answer: 6"
     with pytest.raises(DataError, match="row 1: its messages are not those of its record"):
         from_messages(changed)
-    short = json.loads(to_messages(ALL[:1], TASKS).rows[0]["trajectory"]) | {"action_mask": [1]}
+    short = json.loads(to_messages(ALL[:1], TASKS)[0]["trajectory"]) | {"action_mask": [1]}
     with pytest.raises(DataError, match="token fields differ in length"):
         from_messages([{"messages": [USER, ASSISTANT], "trajectory": json.dumps(short)}])
     with pytest.raises(DataError, match="'t0' of a trajectory is not among the tasks"):

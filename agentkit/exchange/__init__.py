@@ -6,12 +6,11 @@ What we write therefore carries the whole record in one more column (or in the s
 back equal, bit for bit. What others wrote is read as far as it goes; ``dropped`` reports what is left out.
 """
 
-from agentkit.exchange.conversation import Exported, Imported
+from agentkit.exchange.conversation import Imported
 from agentkit.exchange.inspect_log import from_inspect, write_inspect
 from agentkit.exchange.tables import from_messages, from_trl, to_messages, write_messages, write_trl
 
 __all__ = [
-    "Exported",
     "Imported",
     "from_inspect",
     "from_messages",

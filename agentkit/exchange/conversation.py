@@ -21,11 +21,6 @@ from agentkit.runs import trajectory_from
 from agentkit.verifiers import final_answer, verify
 
 RECORD = "trajectory"  # the column that holds a whole record as JSON
-UNSEEN = (  # what readers other than agentkit cannot see in what we write
-    "token ids, action masks and log-probabilities (only in the column 'trajectory')",
-    "times, cache hits and the exact text of malformed calls (only in the column 'trajectory')",
-    "the system prompt and the tools' schemas (a trajectory holds them as token ids)",
-)
 _UNKNOWN = "token ids, masks and log-probabilities (the rows hold text: lengths in tokens read 0)"
 _END = re.compile(r"(?:<\|[^|<>\s]{1,40}\|>|</s>)\s*$")  # the end token of a turn
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -40,14 +35,6 @@ class Imported:
         Task
     ]  # those that were given, else made from the rows, with the gold answer where they hold it
     dropped: tuple[str, ...]  # what was left out or could not be known, a phrase each
-
-
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What was written."""
-
-    rows: list[dict[str, Any]]
-    dropped: tuple[str, ...]  # what readers other than agentkit cannot see, a phrase each
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +64,10 @@ def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
     for number, turn in enumerate(trajectory.turns):
         parsed = parse_turn(_END.sub("", turn.text))
         asked = [result for result in turn.results if result.name] or parsed.calls
-        calls = [_call(f"call_{number}_{i}", call.name, call.arguments) for i, call in enumerate(asked)]
+        calls = []
+        for i, call in enumerate(asked):
+            function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+            calls.append({"id": f"call_{number}_{i}", "type": "function", "function": function})
         message = {"role": "assistant", "content": parsed.text}
         messages.append(message | {"tool_calls": calls} if calls else message)
         ids = iter(call["id"] for call in calls)
@@ -87,11 +77,6 @@ def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
                 reply["tool_call_id"] = next(ids)
             messages.append(reply)
     return messages
-
-
-def _call(identity: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {"id": identity, "type": "function", "function": function}
 
 
 def encode_record(trajectory: Trajectory) -> str:

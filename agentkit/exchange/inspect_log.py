@@ -6,7 +6,7 @@ transcript of events.
 
 from __future__ import annotations
 
-import io
+import copy
 import json
 import re
 import time
@@ -20,8 +20,6 @@ from typing import Any
 
 from agentkit.exchange.conversation import (
     RECORD,
-    UNSEEN,
-    Exported,
     Imported,
     Row,
     as_messages,
@@ -44,7 +42,7 @@ _LIMITS = {"time": StopReason.TIME_LIMIT, "working": StopReason.TIME_LIMIT, "tok
 # ---- writing
 def write_inspect(
     path: str | Path, trajectories: Sequence[Trajectory], tasks: Iterable[Task], *, name: str = "agentkit"
-) -> Exported:
+) -> None:
     """Write an inspect_ai log (version 2, .json) of one policy, which ``inspect view`` and ``read_eval_log`` open.
 
     A task is a sample, a trajectory an epoch of it; the verdict is the score named "verifier", absent where
@@ -90,7 +88,6 @@ def write_inspect(
         "samples": samples,
     }
     write_json(path, log)
-    return Exported(samples, UNSEEN)
 
 
 def _sample(trajectory: Trajectory, prompt: str, gold: str) -> dict[str, Any]:
@@ -172,9 +169,9 @@ def _read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
         if path.suffix == ".eval":
             with zipfile.ZipFile(path) as archive:
-                header = json.loads(_member(path, archive, "header.json"))
+                header = _member(archive, "header.json")
                 names = [name for name in archive.namelist() if re.fullmatch(r"samples/.*\.json", name)]
-                samples = [json.loads(_member(path, archive, name)) for name in names]
+                samples = [_member(archive, name) for name in names]
         else:
             header = json.loads(path.read_bytes())
             samples = _dict(header).get("samples")
@@ -194,28 +191,22 @@ def _read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return _dict(header), samples
 
 
-def _member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+def _member(archive: zipfile.ZipFile, name: str) -> Any:
     """One member of an .eval archive; inspect_ai packs with Zstandard, which zipfile reads from Python 3.14 on."""
     info = archive.getinfo(name)
     if info.file_size > _MAX_MEMBER:
         raise ValueError(f"{name} is {info.file_size:,} bytes; {_MAX_MEMBER:,} is the limit")
     if info.compress_type != _ZSTANDARD:
-        return archive.read(info)
+        return json.loads(archive.read(info))
     import pyarrow as pa
 
-    with path.open("rb") as file:
-        file.seek(info.header_offset)
-        local = file.read(
-            30
-        )  # it ends with the lengths of a name and an extra field; then come these and the data
-        skipped = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
-        file.seek(skipped, io.SEEK_CUR)
-        packed = file.read(info.compress_size)
-    with pa.CompressedInputStream(pa.BufferReader(packed), "zstd") as stream:
-        data = stream.read(info.file_size + 1)
-    if len(data) != info.file_size or zlib.crc32(data) != info.CRC:
+    packed = copy.copy(info)
+    packed.compress_type, packed.file_size = zipfile.ZIP_STORED, info.compress_size
+    del packed.CRC  # it is that of the text
+    data = pa.decompress(archive.read(packed), info.file_size, "zstd", asbytes=True)
+    if zlib.crc32(data) != info.CRC:
         raise ValueError(f"{name} is damaged")
-    return data
+    return json.loads(data)
 
 
 def _row(sample: Mapping[str, Any], where: str, scorer: str, dropped: Counter) -> Row:

@@ -12,8 +12,6 @@ from typing import Any
 
 from agentkit.exchange.conversation import (
     RECORD,
-    UNSEEN,
-    Exported,
     Imported,
     Row,
     as_messages,
@@ -33,25 +31,20 @@ _KNOWN = {"messages", "id", *_FIELDS, RECORD}
 
 
 # ---- Hugging Face messages
-def to_messages(trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> Exported:
+def to_messages(trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> list[dict[str, Any]]:
     """Rows for ``datasets.Dataset.from_list``: messages in OpenAI's form, the trajectory's fields, its record.
 
     Arguments of tool calls are JSON text, so that their column has one type. Other readers do not see token
-    ids, masks and log-probabilities, nor the system prompt, which a trajectory holds as token ids only.
+    ids, masks, log-probabilities and times, nor the system prompt, which a trajectory holds as token ids only.
     """
     by_id = {task.id: task for task in tasks}
-    rows = []
-    for trajectory in trajectories:
-        messages = as_messages(trajectory, prompt_of(trajectory, by_id))
-        rows.append(utf8({"messages": messages} | _columns(trajectory)))
-    return Exported(rows, UNSEEN)
+    rows = [{"messages": as_messages(t, prompt_of(t, by_id))} | _columns(t) for t in trajectories]
+    return [utf8(row) for row in rows]
 
 
-def write_messages(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> Exported:
+def write_messages(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> None:
     """Write ``to_messages`` as Parquet, which ``datasets.load_dataset("parquet", data_files=...)`` reads."""
-    exported = to_messages(trajectories, tasks)
-    _write_parquet(path, exported.rows)
-    return exported
+    _write_parquet(path, to_messages(trajectories, tasks))
 
 
 def from_messages(
@@ -78,7 +71,7 @@ def from_messages(
 
 
 # ---- TRL
-def write_trl(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> Exported:
+def write_trl(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> None:
     """Write the table of TRL's ``log_completions``: step, prompt, completion, the reward components, advantage.
 
     More columns, as TRL's ``log_extra`` allows: task_id, policy, sample, success, reward and the record.
@@ -97,7 +90,6 @@ def write_trl(path: str | Path, trajectories: Iterable[Trajectory], tasks: Itera
         row = {"step": trajectory.step, "prompt": [prompt], "completion": completion, **trajectory.components}
         rows.append(utf8(row | {"advantage": trajectory.advantage} | _columns(trajectory)))
     _write_parquet(path, rows)
-    return Exported(rows, UNSEEN)
 
 
 def from_trl(
