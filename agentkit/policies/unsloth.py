@@ -13,10 +13,10 @@ import importlib.util
 import os
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from agentkit.rollouts.policy import EngineError
+from agentkit.runs import user_cache
 from agentkit.runs.recipe import Recipe
 
 LATER = ("trl", "transformers", "peft")
@@ -54,7 +54,7 @@ def import_first(engine: str) -> None:
             "with\n"
             "    from agentkit.policies.unsloth import import_first\n    import_first('unsloth')"
         )
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / "unsloth"
+    cache = user_cache("unsloth")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))  # else a folder in the working directory
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     import unsloth  # noqa: F401

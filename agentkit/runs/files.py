@@ -24,6 +24,11 @@ from agentkit.records import RunError, StopReason, Task, ToolResult, Trajectory,
 SPLITS = ("train", "validation", "test")
 
 
+def user_cache(name: str) -> Path:
+    """A file or folder in agentkit's part of the user's cache folder; nothing is made."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / name
+
+
 # ---- files
 # -----------------------------------------------------------------------------------------------------------
 def write_bytes(path: str | Path, data: bytes) -> Path:
