@@ -150,9 +150,11 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             str, float
         ] = {}  # what the last sync found, in nats, where the engine has weights of its own
         self.guards = Guards(self, recipe)
-        unsloth = recipe.engine == "unsloth"
+        unsloth, engine = recipe.engine == "unsloth", None
+        if unsloth:
+            model, engine = adapted(model, tokenizer, recipe)
         super().__init__(
-            model=adapted(model, tokenizer, recipe) if unsloth else model,
+            model=model,
             args=config(recipe, run.file("train", "checkpoints")),
             reward_funcs=[_reward],
             train_dataset=Dataset.from_list(
@@ -175,7 +177,9 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
                 recipe, self.model, [*tasks, *self.validation], self.reward, self.accelerator.num_processes
             )
         )
-        self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe)
+        self.policy = make_policy(
+            self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe, engine
+        )
 
     def kept_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside weights and random states."""
