@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentkit.records import Group, StopReason, Trajectory
+from agentkit.records import Group, StopReason, Task, Trajectory
 
 TRUNCATED = (StopReason.TOKEN_LIMIT, StopReason.TRUNCATED_TURN, StopReason.TIME_LIMIT)
+
+
+def verifier_kind(task: Task) -> str:
+    """The kind of a task's verifier; "" where its gold data names none."""
+    return str(task.verifier.get("kind", ""))
 
 
 def groups_of(trajectories: Sequence[Trajectory], size: int) -> list[Group]:

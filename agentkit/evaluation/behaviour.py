@@ -26,11 +26,11 @@ from agentkit.evaluation.evidence import (
     plan_of,
     results_of,
     stands,
-    verifier_kind,
     was_run,
     writes_code,
 )
 from agentkit.records import Task, ToolResult, Trajectory
+from agentkit.trajectories import verifier_kind
 
 _NO_PROSE = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|<\|[^|<>]{1,40}\|>|</?think>", re.DOTALL)
 

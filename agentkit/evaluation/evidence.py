@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from agentkit.records import Task, ToolResult, Trajectory
+from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import normalize, parse_number
 
 TEXT_LIMIT = 20_000  # characters of one observation or answer that are searched
@@ -48,11 +49,6 @@ def answer_if(task: Task) -> dict:
     """What the answer is for each value of the last step, where the task says so."""
     found = task.meta.get("answer_if")
     return found if isinstance(found, dict) else {}
-
-
-def verifier_kind(task: Task) -> str:
-    """The kind of a task's verifier."""
-    return task.verifier if isinstance(task.verifier, str) else str(task.verifier.get("kind"))
 
 
 def needs_tools(task: Task) -> bool:

@@ -23,11 +23,11 @@ from agentkit.evaluation.evidence import (
     results_of,
     right_in_other_form,
     stands,
-    verifier_kind,
     was_run,
     writes_code,
 )
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
+from agentkit.trajectories import verifier_kind
 
 FAILURES = {
     "engine failed": "the engine or the environment broke, not the policy",
