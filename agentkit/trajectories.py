@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentkit.records import Group, StopReason, Task, Trajectory
+from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory
 
 TRUNCATED = (StopReason.TOKEN_LIMIT, StopReason.TRUNCATED_TURN, StopReason.TIME_LIMIT)
+
+
+def results_of(trajectory: Trajectory) -> list[ToolResult]:
+    """Every attempted call with its reply, in order; malformed calls have no name."""
+    return [result for turn in trajectory.turns for result in turn.results]
 
 
 def verifier_kind(task: Task) -> str:

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from agentkit import cli, rewards
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.lab import Lab
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore
 from agentkit.runs import Run, RunError, write_tasks, write_trajectories
 from agentkit.runs.recipe import RecipeError
@@ -59,7 +59,7 @@ def trajectory(task, sample, success, searched, step=1) -> Trajectory:
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    """Two steps: task a is dead under correctness alone and told apart by its calls; task b is the other way
+    """Two steps: task a is dead under correctness alone and distinguished by its calls; task b is the other way
     round.
     """
     made = Run.create(tmp_path / "run")
@@ -78,7 +78,7 @@ def test_dead_groups_and_ranks_of_a_run(run):
     table = result.table()
     assert list(table.index) == ["all", "easy", "hard"]
     groups = {"groups": 4, "dead before": 2, "dead now": 2, "revived": 2, "died": 2, "best changed": 0}
-    pairs = {"same order": 4, "reversed": 0, "told apart now": 4, "tied now": 4}
+    pairs = {"same order": 4, "reversed": 0, "distinguished now": 4, "tied now": 4}
     assert table.loc["all"].to_dict() == groups | pairs
     assert table.loc["easy", "revived"] == 2 and table.loc["hard", "died"] == 2
     assert (
