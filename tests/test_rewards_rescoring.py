@@ -129,7 +129,7 @@ def test_the_command_prints_the_table_and_writes_figure_and_csv(run, capsys):
     assert len(run.file("rescored", "toolrl.csv").read_text().splitlines()) == 5
     assert "plotly" in run.file("rescored", "toolrl.html").read_text()
     assert cli.main(["rescore", str(run.path), "--reward", "tool"]) == 2
-    assert "use plan, toolrl" in capsys.readouterr().err
+    assert "use plan, none, toolrl" in capsys.readouterr().err
 
 
 def test_no_torch_is_loaded():

@@ -1,9 +1,10 @@
 """The transformers policy: turns of many trajectories sampled together, in this process.
 
-Every trajectory keeps its keys and values in a slot between turns, so that a turn costs its new tokens only.
-Rows join and leave the batch that decodes at any token. Each row draws its own random numbers from its
-request's seed, one a token, so the batch a request lands in does not matter beyond rounding;
-``deterministic`` fixes the batches as well. Leaves out several GPUs, and models that do not attend to every earlier token.
+Every trajectory keeps its keys and values in a slot between turns, so that a turn costs its new tokens
+only. Rows join and leave the batch that decodes at any token. Each row draws its own random numbers from
+its request's seed, one a token, so the batch a request lands in does not matter beyond rounding;
+``deterministic`` fixes the batches as well. Leaves out several GPUs, and models that do not attend to every
+earlier token.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def toolrl_correctness(gold: list[ToolCall], trajectory: Trajectory) -> float:
 
 
 def whole_format(task: Task, trajectory: Trajectory) -> float | None:
-    """R_format of ToolRL, R_fmt of ToolRLA: 1 when every call could be parsed and an answer ended it, or 0."""
+    """R_format of ToolRL, R_fmt of ToolRLA: 1 when all calls could be parsed and an answer ended it, or 0."""
     parsed = all(result.name for result in results_of(trajectory))
     return float(parsed and trajectory.stop_reason is StopReason.ANSWER and trajectory.answer is not None)
 
@@ -153,7 +153,7 @@ def tool_names(task: Task, trajectory: Trajectory) -> float | None:
 
 @against_plan
 def completeness(gold: list[ToolCall], trajectory: Trajectory) -> float:
-    """S_comp of ToolRLA: |invoked and required| / |required|, multisets of names; 1 where none is required."""
+    """S_comp of ToolRLA: |invoked and required| / |required|, multisets of names; 1 with none required."""
     invoked, required = Counter(c.name for c in calls_of(trajectory)), Counter(c.name for c in gold)
     return (invoked & required).total() / len(gold) if gold else 1.0
 

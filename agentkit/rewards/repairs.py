@@ -92,7 +92,7 @@ def _last_submit(trajectory: Trajectory) -> dict:
 
 @of_problem
 def solved(task: Task, trajectory: Trajectory) -> float:
-    """+100 when the last submit() replies {"status": "optimal"}, else -50: also where nothing was submitted."""
+    """+100 when the last submit() replies {"status": "optimal"}, else -50: also where there is none."""
     return 100.0 if _last_submit(trajectory).get("status") == "optimal" else -50.0
 
 
@@ -104,7 +104,7 @@ def preserved(task: Task, trajectory: Trajectory) -> float:
 
 @of_problem
 def iis_shrinks(task: Task, trajectory: Trajectory) -> float:
-    """+10 each time get_iis() replies with a shorter list than before; the first time, than the task's own."""
+    """+10 each time get_iis() replies with a shorter list than before; the first, than the task's own."""
     replies = [_reply(result) for result in _named(trajectory, "get_iis")]
     lists = [task.meta["iis"], *(reply for reply in replies if isinstance(reply, list))]
     return 10.0 * sum(len(after) < len(before) for before, after in zip(lists, lists[1:], strict=False))
