@@ -311,7 +311,7 @@ def rescoring(result: Rescoring) -> go.Figure:
     """The same rollouts under another reward: dead groups by step, and how pairs of trajectories of a group
     changed.
     """
-    question = f"What would the reward {result.reward} have told apart?"
+    question = f"What would the reward {result.reward} have distinguished?"
     if result.groups.empty:
         return empty("No group is stored", question)
     titles = ("Groups that teach nothing", "Pairs of trajectories")
