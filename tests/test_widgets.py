@@ -271,7 +271,7 @@ def test_pages_are_self_contained():
             'sandbox="allow-scripts allow-downloads"' in view.html()
             and "allow-same-origin" not in view.html()
         )
-        assert "default-src 'none'" in page
+        assert "default-src 'none'" in html.unescape(page)
         assert not re.search(r"https?://|\bimport\b[^a-z]*[\"'(]", page)
 
 

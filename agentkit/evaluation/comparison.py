@@ -69,7 +69,7 @@ class Comparison:
 
     def table(self) -> pd.DataFrame:
         """One row a measure, one column a policy, as text with intervals."""
-        return pd.DataFrame({name: column(entry, self._rows()) for name, entry in self.policies.items()})
+        return policy_table(self.policies)
 
     def paired_table(self) -> pd.DataFrame:
         """One row a paired comparison: overall, then by category and by difficulty, each family with Holm's
@@ -92,38 +92,12 @@ class Comparison:
         work.
         """
         columns = ["policy", "measure", "value", "low", "high", "n"]
-        rows = [row for name, entry in self.policies.items() for row in tidy_rows(name, entry, self._rows())]
-        return pd.DataFrame(rows, columns=columns)
-
-    def _rows(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Row titles with the path of each in a policy's entry."""
-        entries = self.policies.values()
-        categories = sorted({c for e in entries for c in e["by_category"]})
-        difficulties = easy_first({d for e in entries for d in e["by_difficulty"]})
-        greedy = any("greedy" in e for e in entries)
-        k = min((max(map(int, e.get("pass_at_k") or ["1"])) for e in entries), default=1)
-        draws = [("pass@", "pass_at_k"), ("pass^", "pass_hat_k"), ("maj@", "maj_at_k")] if k > 1 else []
-        money = any(e.get("cost_per_solved") is not None for e in entries)
-        return [
-            ("Overall success", ()),
-            *([("Overall success, greedy", ("greedy",))] if greedy else []),
-            *(
-                (f"Category {c}" + (f" ({CATEGORIES[c]})" if c in CATEGORIES else ""), ("by_category", c))
-                for c in categories
-            ),
-            *((f"Difficulty {d}", ("by_difficulty", d)) for d in difficulties),
-            *((f"{title}{k}", (key, str(k))) for title, key in draws),
-            ("Average turns (successful tasks)", ("turns_solved",)),
-            ("Tool call failure rate", ("tool_failure_rate",)),
-            ("Average tokens per task", ("tokens",)),
-            ("Tokens per solved task", ("tokens_per_solved",)),
-            *([("Cost per solved task", ("cost_per_solved",))] if money else []),
-            *(
-                [("Trajectories not scored", ("unscored",))]
-                if any(e.get("unscored") for e in entries)
-                else []
-            ),
+        rows = [
+            row
+            for name, entry in self.policies.items()
+            for row in tidy_rows(name, entry, _rows(self.policies.values()))
         ]
+        return pd.DataFrame(rows, columns=columns)
 
     def sentences(self) -> list[str]:
         """Each paired result in words, with its verdict."""
@@ -167,6 +141,39 @@ class Comparison:
     def _repr_html_(self) -> str:
         caption = f"{self.n_tasks} tasks; 95 % intervals over tasks in brackets"
         return tables.to_html(self.table(), caption, self.sentences())
+
+
+def policy_table(policies: Mapping[str, dict[str, Any]]) -> pd.DataFrame:
+    """Entries of comparison.json as text with intervals: one row a measure, one column a policy."""
+    rows = _rows(policies.values())
+    return pd.DataFrame({name: column(entry, rows) for name, entry in policies.items()})
+
+
+def _rows(entries: Iterable[dict[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
+    """Row titles with the path of each in a policy's entry."""
+    entries = list(entries)
+    categories = sorted({c for e in entries for c in e["by_category"]})
+    difficulties = easy_first({d for e in entries for d in e["by_difficulty"]})
+    greedy = any("greedy" in e for e in entries)
+    k = min((max(map(int, e.get("pass_at_k") or ["1"])) for e in entries), default=1)
+    draws = [("pass@", "pass_at_k"), ("pass^", "pass_hat_k"), ("maj@", "maj_at_k")] if k > 1 else []
+    money = any(e.get("cost_per_solved") is not None for e in entries)
+    return [
+        ("Overall success", ()),
+        *([("Overall success, greedy", ("greedy",))] if greedy else []),
+        *(
+            (f"Category {c}" + (f" ({CATEGORIES[c]})" if c in CATEGORIES else ""), ("by_category", c))
+            for c in categories
+        ),
+        *((f"Difficulty {d}", ("by_difficulty", d)) for d in difficulties),
+        *((f"{title}{k}", (key, str(k))) for title, key in draws),
+        ("Average turns (successful tasks)", ("turns_solved",)),
+        ("Tool call failure rate", ("tool_failure_rate",)),
+        ("Average tokens per task", ("tokens",)),
+        ("Tokens per solved task", ("tokens_per_solved",)),
+        *([("Cost per solved task", ("cost_per_solved",))] if money else []),
+        *([("Trajectories not scored", ("unscored",))] if any(e.get("unscored") for e in entries) else []),
+    ]
 
 
 def compare(

@@ -1,32 +1,19 @@
 """Tables as text to read and to paste: HTML, Markdown, LaTeX and CSV of one pandas table.
 
 Cells, names and captions may come from a model or a user: each form escapes what it would take for markup,
-and CSV what a spreadsheet would take for a formula. Leaves out what stands in the tables (evaluation,
-behaviour).
+and CSV what a spreadsheet would take for a formula. Leaves out what stands in the tables.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from agentkit.evaluation import html
 from agentkit.runs import write_bytes
 
-CSS = """
-.agentkit-comparison {font: 14px/1.5 system-ui, sans-serif; color: inherit; overflow-x: auto}
-.agentkit-comparison table {border-collapse: collapse; margin: 0 0 .6em; font-variant-numeric: tabular-nums}
-.agentkit-comparison caption {text-align: left; padding: 0 .8em .4em 0; opacity: .75}
-.agentkit-comparison :is(th, td) {padding: .3em .9em; text-align: right; white-space: nowrap; background: none}
-.agentkit-comparison :is(th, td) {border: 0 solid rgba(128, 128, 128, .4); border-bottom-width: 1px}
-.agentkit-comparison tbody th {text-align: left !important; font-weight: normal}
-.agentkit-comparison :is(th, td).words {text-align: left !important; white-space: normal}
-.agentkit-comparison td.long {min-width: 22em}
-.agentkit-comparison p {margin: .2em 0}
-.agentkit-comparison summary {cursor: pointer; margin: .4em 0}
-"""
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -46,40 +33,20 @@ def percent(share: float, interval: Sequence[float] | None = None) -> str:
 def to_html(
     table: pd.DataFrame, caption: str = "", notes: Iterable[str] = (), rules: Iterable[str] = ()
 ) -> str:
-    """The table with its index as first column, the caption above, a paragraph for each note below, and rules
-    folded.
-    """
-    words = [_look(table[c]) for c in table.columns]
-    head = "".join(f"<th{w}>{html.escape(str(c))}</th>" for c, w in zip(table.columns, words, strict=True))
-    body = "".join(
-        f"<tr><th>{html.escape(str(row))}</th>"
-        + "".join(f"<td{w}>{html.escape(str(c))}</td>" for c, w in zip(cells, words, strict=True))
-        + "</tr>"
-        for row, cells in zip(table.index, table.to_numpy(), strict=True)
-    )
-    rows = f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody>"
-    below = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
-    folded = "".join(f"<p>{html.escape(rule)}</p>" for rule in rules)
-    below += f"<details><summary>What is counted</summary>{folded}</details>" if folded else ""
-    shown = f"<style>{CSS}</style><table><caption>{html.escape(caption)}</caption>{rows}</table>{below}"
-    return f'<div class="agentkit-comparison">{shown}</div>'
+    """The table with its index as first column, a paragraph for each note below, and rules folded."""
+    drawn = html.table(["", *table.columns], _rows(table), caption)
+    rules = list(rules)
+    folded = html.folded("What is counted", html.paragraphs(rules)) if rules else ""
+    return html.fragment(drawn, html.paragraphs(notes), folded)
 
 
-def _look(column: pd.Series) -> str:
-    if column.empty or column.map(_numeric).any():
-        return ""
-    return ' class="words long"' if column.map(len).max() > 40 else ' class="words"'
-
-
-def _numeric(cell: object) -> bool:
-    """Whether a cell is a number, or text that starts with one; a dash stands for a number that is missing."""
-    return not isinstance(cell, str) or cell.lstrip("+-−")[:1].isdigit() or cell.startswith("–")
+def _rows(table: pd.DataFrame) -> list[list]:
+    return [[name, *cells] for name, cells in zip(table.index, table.to_numpy(), strict=True)]
 
 
 def to_markdown(table: pd.DataFrame) -> str:
     """A pipe table with the index as first column."""
-    rows = [["", *table.columns], ["---", *["---:"] * len(table.columns)]]
-    rows += [[row, *cells] for row, cells in zip(table.index, table.to_numpy(), strict=True)]
+    rows = [["", *table.columns], ["---", *["---:"] * len(table.columns)], *_rows(table)]
     plain = [
         [_one_line(c).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for c in cells]
         for cells in rows
@@ -89,8 +56,7 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 def to_latex(table: pd.DataFrame, caption: str = "", label: str = "") -> str:
     """A booktabs table with the index as first column. Needs \\usepackage{booktabs}."""
-    rows = [[row, *cells] for row, cells in zip(table.index, table.to_numpy(), strict=True)]
-    head, *body = (" & ".join(map(_tex, cells)) + r" \\" for cells in [["", *table.columns], *rows])
+    head, *body = (" & ".join(map(_tex, cells)) + r" \\" for cells in [["", *table.columns], *_rows(table)])
     inside = [rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule", head, r"\midrule", *body]
     inside += [r"\bottomrule", r"\end{tabular}"]
     above = [rf"\caption{{{_tex(caption)}}}"] * bool(caption) + [rf"\label{{{label}}}"] * bool(label)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentkit.evaluation import html
 from agentkit.runs import write_json
 
-LIGHTS = {"green": "#1f9a74", "amber": "#c77f0a", "red": "#d0406a"}
+LIGHTS = {"green": "good", "amber": "look", "red": "bad"}  # class in the style sheet, from best to worst
 WORDS = {"green": "good", "amber": "look", "red": "stop"}
 SHOWN = 6  # evidence ids in the table
 
@@ -76,35 +76,23 @@ class Preflight:
         return write_json(path, {"light": self.light, **asdict(self)})
 
     def _repr_html_(self) -> str:
-        rows = "".join(_row(item) for item in self.items)
         verdict = "This run is not worth starting." if self.causes else "This run is worth starting."
         note = f"{verdict} From {self.rollouts} rollouts of the starting policy in {self.seconds:.0f} s."
-        return f'<div class="agentkit-preflight"><style>{_CSS}</style><p><b>{note}</b></p><table>{rows}</table></div>'
+        rows = [[item.name, _light(item), _finding(item)] for item in self.items]
+        return html.fragment(
+            html.element("p", html.element("b", note)), html.table(["", "light", "finding"], rows)
+        )
 
 
-_CSS = """
-.agentkit-preflight {font: 14px/1.45 system-ui, sans-serif; color: inherit; max-width: 980px}
-.agentkit-preflight table {border-collapse: collapse; width: 100%}
-.agentkit-preflight td {border: 0; border-bottom: 1px solid rgba(128,128,128,.3); padding: .5em .7em; vertical-align: top}
-.agentkit-preflight td {text-align: left !important; background: none; white-space: normal}
-.agentkit-preflight td:first-child {width: 4.5em; white-space: nowrap}
-.agentkit-preflight td:nth-child(2) {width: 13em; font-weight: 600}
-.agentkit-preflight .light {white-space: nowrap; font-weight: 600}
-.agentkit-preflight .light i {display: inline-block; width: .75em; height: .75em; border-radius: 50%; margin-right: .45em}
-.agentkit-preflight .advice {margin-top: .25em}
-.agentkit-preflight .evidence {margin-top: .25em; opacity: .7; font-size: 12px; overflow-wrap: anywhere}
-"""
+def _light(item: Item) -> html.Markup:
+    return html.element("b", f"● {WORDS[item.light]}", class_=LIGHTS[item.light])
 
 
-def _row(item: Item) -> str:
-    light = f'<span class="light"><i style="background:{LIGHTS[item.light]}"></i>{WORDS[item.light]}</span>'
-    cell = html.escape(item.finding)
-    if item.advice:
-        cell += f'<div class="advice">→ {html.escape(item.advice)}</div>'
-    if item.evidence:
-        shown = ", ".join(item.evidence[:SHOWN]) + (" …" if len(item.evidence) > SHOWN else "")
-        cell += f'<div class="evidence">{html.escape(shown)}</div>'
-    return f"<tr><td>{light}</td><td>{html.escape(item.name)}</td><td>{cell}</td></tr>"
+def _finding(item: Item) -> html.Markup:
+    more = " …" if len(item.evidence) > SHOWN else ""
+    evidence = html.element("div", ", ".join(item.evidence[:SHOWN]) + more, class_="soft")
+    advice = html.element("div", f"→ {item.advice}") if item.advice else ""
+    return html.joined([item.finding, advice, evidence if item.evidence else ""])
 
 
 def ids(found: Sequence[Any]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +29,7 @@ from agentkit.views.plots.style import (
     counted,
     dressed,
     empty,
+    escaped,
     whiskers,
 )  # fmt: skip
 from agentkit.views.plots.training import draw_line
@@ -50,8 +50,8 @@ def success_bars(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
     numbers = {
         label: sorted({own[label]["n"] for own in blocks.values() if label in own}) for label in labels
     }
-    ticks = [f"{html.escape(label[1])}<br>n = {'–'.join(str(n) for n in numbers[label])}" for label in labels]
-    groups = [html.escape(group) for group, _ in labels]
+    ticks = [f"{escaped(label[1])}<br>n = {'–'.join(str(n) for n in numbers[label])}" for label in labels]
+    groups = [escaped(group) for group, _ in labels]
     figure = go.Figure()
     for i, (name, own) in enumerate(blocks.items()):
         cells = [own.get(label, {"success": None, "ci95": None, "n": 0}) for label in labels]
@@ -69,7 +69,7 @@ def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dic
     figure.add_bar(
         x=x,
         y=value,
-        name=html.escape(name),
+        name=escaped(name),
         offsetgroup=name,
         marker={"color": colour, "opacity": 0.5},
         error_y=whiskers(value, low, high, color=colour),
@@ -126,7 +126,7 @@ def draw_curves(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
                 y=value,
                 error_y=whiskers(value, low, high),
                 mode="lines+markers",
-                name=html.escape(name),
+                name=escaped(name),
                 legendgroup=name,
                 showlegend=column == 1,
                 marker={"color": COLOURS[i % len(COLOURS)], "size": 7},
@@ -152,7 +152,7 @@ def failure_bars(failures: Failures) -> go.Figure:
             y=order,
             x=[_share(failures, c, policy) for c in order],
             orientation="h",
-            name=f"{html.escape(policy)} ({sum(counts)} of {failures.totals[policy]} failed)",
+            name=f"{escaped(policy)} ({sum(counts)} of {failures.totals[policy]} failed)",
             text=counts,
             textposition="outside",
             cliponaxis=False,
@@ -191,7 +191,7 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
             y=np.arange(len(names)) + 0.28 * ((len(policies) - 1) / 2 - i),
             error_x=whiskers(value, low, high),
             mode="markers",
-            name=html.escape(policy),
+            name=escaped(policy),
             marker={"color": COLOURS[i % len(COLOURS)], "size": 9},
             customdata=[
                 f"{MEASURES[n].title}: {r['occasions']} occasions" for n, r in zip(names, rates, strict=True)
@@ -241,8 +241,8 @@ def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) ->
         )
     _draw_guides(figure)
     rate = {"tickformat": ".0%", "dtick": 0.25, "range": [-0.12, 1.12], "showgrid": False}
-    figure.update_xaxes(title_text=f"{html.escape(names[0])}: success rate of the task", **rate)
-    figure.update_yaxes(title_text=f"{html.escape(names[1])}: success rate of the task", **rate)
+    figure.update_xaxes(title_text=f"{escaped(names[0])}: success rate of the task", **rate)
+    figure.update_yaxes(title_text=f"{escaped(names[1])}: success rate of the task", **rate)
     legend = {"itemsizing": "constant", "orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"}
     question = f"Which tasks moved from {names[0]} to {names[1]}?"
     note = "area and number: tasks with these two rates"
@@ -276,7 +276,7 @@ def _draw_guides(figure: go.Figure) -> None:
 
 def _some(ids: Sequence[str], limit: int = 8) -> str:
     rest = f"<br>and {len(ids) - limit} more" if len(ids) > limit else ""
-    return "<br>".join(html.escape(i) for i in sorted(ids)[:limit]) + rest
+    return "<br>".join(escaped(i) for i in sorted(ids)[:limit]) + rest
 
 
 def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
@@ -293,7 +293,7 @@ def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
         figure.add_bar(
             x=(edges[:-1] + edges[1:]) / 2,
             y=counts / max(1, counts.sum()),
-            name=f"{html.escape(name)} (n = {len(own)}{f', {left_out} not scored' if left_out else ''})",
+            name=f"{escaped(name)} (n = {len(own)}{f', {left_out} not scored' if left_out else ''})",
             marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
             customdata=[
                 f"{a:.2f} to {b:.2f}: {n}" for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import html
 import json
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +21,12 @@ from typing import Any, ClassVar
 import anywidget
 import traitlets
 
+from agentkit.evaluation import html
 from agentkit.runs import write_bytes
 
 _FOLDER = Path(__file__).parent
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>html, body {{margin: 0; height: 100%}}</style></head><body><noscript>This view needs JavaScript.</noscript>
-<script type="text/plain" id="payload">{data}</script><script type="module">{source}
-start();</script></body></html>"""
+_FILL = "html, body.agentkit {margin: 0; padding: 0; max-width: none; height: 100%}"
 
 
 def _file(name: str) -> str:
@@ -73,13 +68,18 @@ class View:
     @property
     def source(self) -> str:
         """The JavaScript module that draws it."""
-        return _file("common.js") + _file(f"{self.name}.js")
+        sheet = f"const SHEET = {json.dumps(html.style())};\n"
+        return sheet + _file("common.js") + _file(f"{self.name}.js")
 
     @property
     def page(self) -> str:
         """A complete HTML document that needs neither network nor kernel."""
         data = "\n".join(base64.b64encode(block).decode("ascii") for block in self.data)
-        return _PAGE.format(policy=_POLICY, title=html.escape(self.title), data=data, source=self.source)
+        payload = html.element("script", html.Markup(data), type="text/plain", id="payload")
+        module = html.element("script", html.Markup(f"{self.source}\nstart();"), type="module")
+        hint = html.element("noscript", "This view needs JavaScript.")
+        style = html.element("style", html.Markup(_FILL))
+        return html.page(self.title, style, hint, payload, module, policy=_POLICY)
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file, readable by its owner only."""
@@ -87,11 +87,15 @@ class View:
 
     def html(self) -> str:
         """The page as a fragment for another page: a sandboxed frame and the script that talks to it."""
-        style = f"width: 100%; height: {self.height}px; border: 0; display: block"
-        # shown where frames are cut out
-        hint = f"{self.title}: trust this notebook to see them (jupyter trust FILE)."
-        frame = f'<iframe sandbox="allow-scripts allow-downloads" title="{html.escape(self.title)}" style="{style}"'
-        return f'<div>{frame} srcdoc="{html.escape(self.page)}">{hint}</iframe><script>{_file("relay.js")}</script></div>'
+        frame = html.element(
+            "iframe",
+            f"{self.title}: trust this notebook to see them (jupyter trust FILE).",  # where frames are cut out
+            sandbox="allow-scripts allow-downloads",
+            title=self.title,
+            style=f"width: 100%; height: {self.height}px; border: 0; display: block",
+            srcdoc=self.page,
+        )
+        return html.element("div", frame, html.element("script", html.Markup(_file("relay.js"))))
 
     def live(self) -> LiveView:
         """An anywidget for a running kernel."""
