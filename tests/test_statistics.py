@@ -183,7 +183,6 @@ def test_equal_outcomes_do_not_claim_certainty(n, value):
 def test_the_smallest_samples_are_defined():
     one = np.array([1.0])
     assert st.mean_p(one) == st.sign_flip_p(one) == 1.0
-    assert st.bootstrap_interval(one) == [1.0, 1.0]
     assert st.detectable_mean(5, 0.2) is st.detectable_mcnemar(5, 0.3) is None
     assert st.detectable_mcnemar(6, 0.0) is not None
     assert st.seeds_interval(np.full((2, 1), 0.5), low=0, high=1)[1] > 0.5
@@ -230,14 +229,6 @@ def test_success_intervals_of_single_samples_cover(n, p):
 def test_difference_intervals_cover(n, k, shape, lift):
     before, after, truth = outcomes(np.random.default_rng(8), 2000, n, k, shape, lift)
     assert 0.93 <= covered([st.difference_interval(d, k == 1) for d in after - before], truth) <= 0.97
-
-
-@pytest.mark.parametrize("n", [20])
-def test_the_paired_bootstrap_covers(n):
-    before, after, truth = outcomes(np.random.default_rng(9), 200, n, 4, (2, 2), 0.2)
-    assert (
-        0.91 <= covered([st.bootstrap_interval(d) for d in after - before], truth) <= 0.985
-    )  # 200 studies: +- 4 points
 
 
 @pytest.mark.parametrize(

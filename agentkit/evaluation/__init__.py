@@ -11,6 +11,7 @@ Leaves out: the formulas (statistics), sampling and scoring (rollouts, verifiers
 from agentkit.evaluation.cases import case_of, case_scores, case_table
 from agentkit.evaluation.comparison import Comparison, compare
 from agentkit.evaluation.summary import SOLVED, Samples, flatten, summarize, task_success
+from agentkit.evaluation.wording import family_table
 
 __all__ = [
     "SOLVED",
@@ -20,6 +21,7 @@ __all__ = [
     "case_scores",
     "case_table",
     "compare",
+    "family_table",
     "flatten",
     "summarize",
     "task_success",

@@ -13,8 +13,6 @@ from agentkit.evaluation.summary import Samples, task_success
 from agentkit.evaluation.wording import sentence
 from agentkit.records import Task
 
-NO_BREAKDOWN: dict[str, dict] = {"by_category": {}, "by_difficulty": {}}
-
 
 def case_of(task: Task) -> str:
     """The case a task is listed under: its own meta["case"], else the shape of its plan, from no tool to a
@@ -64,7 +62,5 @@ def case_table(scores: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame,
     table = pd.DataFrame({name: {case: f"{own[case]:.2f}" for case in cases} for name, own in scores.items()})
     table.loc["Average"] = {name: f"{fmean(own.values()):.2f}" for name, own in scores.items()}
     values = {name: {case: [[own[case]]] for case in cases} for name, own in scores.items()}
-    pairs = with_verdicts(
-        [paired_test(a, b, values[a], values[b]) | NO_BREAKDOWN for a, b in combinations(values, 2)]
-    )
+    pairs = with_verdicts([paired_test(a, b, values[a], values[b]) for a, b in combinations(values, 2)])
     return table, [sentence(pair, None, len(pairs), unit="cases") for pair in pairs]

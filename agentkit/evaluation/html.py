@@ -51,13 +51,13 @@ def fragment(*children: Any) -> Markup:
     return element("div", element("style", Markup(style())), *children, class_="agentkit")
 
 
-def page(title: str, *children: Any, policy: str = "") -> str:
-    """A whole document that UTF-8 can hold; ``policy`` is its content security policy."""
+def page(title: str, *children: Any, policy: str = "", look: str = "") -> str:
+    """A whole document that UTF-8 can hold, with a content security policy and more style."""
     guard = f'<meta http-equiv="Content-Security-Policy" content="{safe(policy)}">' if policy else ""
     head = (
         f'<meta charset="utf-8">{guard}<meta name="viewport" content="width=device-width, initial-scale=1">'
     )
-    head += f"{element('title', title)}<style>{style()}</style>"
+    head += f"{element('title', title)}<style>{style()}{look}</style>"
     body = element("body", *children, class_="agentkit")
     document = f'<!doctype html><html lang="en"><head>{head}</head>{body}</html>'
     return document.encode("utf-8", "replace").decode()

@@ -1,118 +1,172 @@
-"""Measured numbers and tests as text: cells of tables and sentences."""
+"""Measured numbers and tests as text: cells of tables and sentences.
+
+Leaves out measuring (summary) and testing (comparison).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
 from agentkit.evaluation.statistics import POWER
+from agentkit.evaluation.summary import easy_first
 from agentkit.evaluation.tables import percent
 
+CATEGORIES = {"A": "math", "B": "multi-hop", "C": "code"}  # what the families of the default suite are about
+NO_DIFFERENCE = "no difference shown"
 TESTS = {
     "mcnemar_exact": "exact McNemar",
     "sign_flip_permutation": "sign-flip permutation",
     "seeds_and_tasks_t": "t test over seeds and tasks",
 }
+MEASURES = {  # key of an entry: title and format
+    "turns": ("Average turns", "{:.2f}"),
+    "turns_solved": ("Average turns (successful tasks)", "{:.2f}"),
+    "tool_failure_rate": ("Tool call failure rate", "{:.1%}"),
+    "malformed_rate": ("… malformed calls", "{:.1%}"),
+    "unknown_tool_rate": ("… calls of unknown tools", "{:.1%}"),
+    "failed_rate": ("… calls that failed", "{:.1%}"),
+    "tokens": ("Average tokens per task", "{:.0f}"),
+    "tokens_per_solved": ("Tokens per solved task", "{:.0f}"),
+}
+Figure = tuple[str, float | None, list[float] | None, int, str]  # title, value, interval, tasks, format
 
 
-def column(entry: dict[str, Any], rows: list[tuple[str, tuple[str, ...]]]) -> pd.Series:
-    """One policy's column of the table: a cell for each row title."""
-    return pd.Series({title: _cell(entry, path) for title, path in rows}, dtype=object)
+# ---- tables
+def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
+    """Every number of an entry of comparison.json, in the order of the table."""
+    blocks = {"Overall success": entry}
+    if "greedy" in entry:
+        blocks["Overall success, greedy"] = entry["greedy"]
+    for name, block in entry["by_category"].items():
+        about = f" ({CATEGORIES[name]})" if name in CATEGORIES else ""
+        blocks[f"Category {name}{about}"] = block
+    blocks |= {
+        f"Difficulty {name}": entry["by_difficulty"][name] for name in easy_first(entry["by_difficulty"])
+    }
+    k = _most(entry)
+    if k != "1":
+        titles = {"pass_at_k": "pass@", "pass_hat_k": "pass^", "maj_at_k": "maj@"}
+        blocks |= {f"{title}{k}": entry[key][k] for key, title in titles.items()}
+    for title, block in blocks.items():
+        yield title, block["success"], block["ci95"], block["n"], "{:.1%}"
+    for key, (title, form) in MEASURES.items():
+        if key in entry:
+            yield title, entry[key], (entry.get("intervals") or {}).get(key), entry["n"], form
+    if entry.get("unscored"):
+        yield "Trajectories not scored", entry["unscored"], None, entry["n"], "{:.0f}"
 
 
-def _at(entry: dict[str, Any], path: tuple[str, ...]) -> Any:
-    value: Any = entry
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+def policy_table(policies: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Entries of comparison.json as text with intervals: one row a measure, one column a policy."""
+    columns = {name: {title: _cell(*rest) for title, *rest in figures(e)} for name, e in policies.items()}
+    titles = dict.fromkeys(title for cells in columns.values() for title in cells)
+    return pd.DataFrame(
+        {name: [cells.get(t, "–") for t in titles] for name, cells in columns.items()}, list(titles)
+    )
 
 
-_FORMATS = {"turns_solved": "{:.2f}", "tool_failure_rate": "{:.1%}", "cost_per_solved": "{:.3g}"}
+def family_table(entry: Mapping[str, Any]) -> pd.DataFrame:
+    """One policy's entry, overall and by family: success, turns, failed calls by kind, tokens, tasks."""
+    rows = {}
+    for name, block in {"all": entry, **entry["by_category"]}.items():
+        row = {"success": _cell(block["success"], block["ci95"], block["n"], "{:.1%}")}
+        for key in (
+            "turns",
+            "tool_failure_rate",
+            "malformed_rate",
+            "unknown_tool_rate",
+            "failed_rate",
+            "tokens",
+        ):
+            row[key.removesuffix("_rate").replace("_", " ")] = _cell(block[key], None, 0, MEASURES[key][1])
+        rows[name] = row | {"tasks": block["n"]}
+    return pd.DataFrame(rows).T
 
 
-def _cell(entry: dict[str, Any], path: tuple[str, ...]) -> str:
-    value = _at(entry, path)
-    if isinstance(value, dict):
-        return "–" if value["success"] is None else percent(value["success"], value["ci95"])
+def _cell(value: float | None, interval: list[float] | None, n: int, form: str) -> str:
     if value is None:
         return "–"
-    interval = (entry.get("intervals") or {}).get(path[-1])
-    if path[-1] == "tool_failure_rate":
+    if form == "{:.1%}":
         return percent(value, interval)
-    shown = _FORMATS.get(path[-1], "{:.0f}")
-    bounds = f" [{shown.format(interval[0])}, {shown.format(interval[1])}]" if interval else ""
-    return shown.format(value) + bounds
+    bounds = f" [{form.format(interval[0])}, {form.format(interval[1])}]" if interval else ""
+    return form.format(value) + bounds
 
 
-def tidy_rows(name: str, entry: dict[str, Any], rows: list[tuple[str, tuple[str, ...]]]) -> Iterable[tuple]:
-    """One policy's figures as rows: policy, title, value, low, high, n."""
-    for title, path in rows:
-        value = _at(entry, path)
-        if isinstance(value, dict):
-            yield name, title, value["success"], *(value["ci95"] or (None, None)), value["n"]
-        elif value is not None:
-            yield (
-                name,
-                title,
-                value,
-                *((entry.get("intervals") or {}).get(path[-1]) or (None, None)),
-                entry["n"],
-            )
+def breakdown(pair: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A pair's tests by category and difficulty."""
+    blocks = {f"category {name}": block for name, block in pair.get("by_category", {}).items()}
+    return blocks | {f"difficulty {name}": block for name, block in pair.get("by_difficulty", {}).items()}
 
 
-def paired_cells(block: dict[str, Any]) -> dict[str, str]:
+def paired_cells(block: Mapping[str, Any]) -> dict[str, str]:
     """A tested difference as cells of the table of pairs."""
-    low, high = block["ci95"]
-    seen = block.get("detectable")
+    detectable, (low, high) = block.get("detectable"), block["ci95"]
     return {
-        "difference, points": f"{points(block['diff'])} [{points(low)}, {points(high)}]",
+        "difference, points": f"{_points(block['diff'])} [{_points(low)}, {_points(high)}]",
         "p": f"{block['p']:.2g}",
         "p, Holm": f"{block.get('p_holm', block['p']):.2g}",
         "verdict": block.get("verdict", ""),
-        "could see, points": "–" if seen is None else f"{100 * seen:.1f}",
+        "could see, points": "–" if detectable is None else f"{100 * detectable:.1f}",
         "n": str(block["n"]),
     }
 
 
-def briefly(block: dict[str, Any]) -> str:
-    """A verdict, with what the test could have seen where it saw nothing."""
-    if block["verdict"] != "no difference shown" or block["detectable"] is None:
-        return block["verdict"]
-    return f"{block['verdict']}, could have seen {100 * block['detectable']:.1f}"
-
-
-def points(share: float) -> str:
+def _points(share: float) -> str:
     """A share as signed percentage points."""
     return f"{100 * share:+.1f}"
 
 
+# ---- sentences
+def briefly(block: Mapping[str, Any]) -> str:
+    """A difference with its verdict, and with what the test could have seen where it saw nothing."""
+    verdict = block["verdict"]
+    if verdict == NO_DIFFERENCE and block["detectable"] is not None:
+        verdict += f", could have seen {100 * block['detectable']:.1f}"
+    return f"{_points(block['diff'])} points ({verdict})"
+
+
 def sentence(
-    pair: dict[str, Any], flips: dict[str, list[str]] | None, family: int, unit: str = "tasks"
+    pair: Mapping[str, Any], flips: Mapping[str, list] | None, family: int, unit: str = "tasks"
 ) -> str:
     """A tested pair in words, with its verdict."""
+    test = f"{TESTS.get(pair['test'], pair['test'])}, {pair['n']} {unit}"
+    if family > 1 and "p_holm" in pair:
+        test += f"; Holm over {family} comparisons {pair['p_holm']:.2g}"
     low, high = pair["ci95"]
-    holm = f"; Holm over {family} comparisons {pair['p_holm']:.2g}" if family > 1 and "p_holm" in pair else ""
-    moved = (
-        f"; {len(flips['to_right'])} tasks went from wrong to right, {len(flips['to_wrong'])} from right to "
-        "wrong"
-        if flips
-        else ""
-    )
-    return (
-        f"{pair['a']} → {pair['b']}: {points(pair['diff'])} points [{points(low)}, {points(high)}], p = "
-        f"{pair['p']:.2g} "
-        f"({TESTS.get(pair['test'], pair['test'])}, {pair['n']} "
-        f"{unit}{holm}){moved}.{_verdict_sentence(pair, unit)}"
-    )
+    difference = f"{_points(pair['diff'])} points [{_points(low)}, {_points(high)}]"
+    words = f"{pair['a']} → {pair['b']}: {difference}, p = {pair['p']:.2g} ({test})"
+    if flips:
+        right, wrong = len(flips["to_right"]), len(flips["to_wrong"])
+        words += f"; {right} tasks went from wrong to right, {wrong} from right to wrong"
+    return f"{words}.{_verdict(pair, unit)}"
 
 
-def _verdict_sentence(pair: dict[str, Any], unit: str) -> str:
+def _verdict(pair: Mapping[str, Any], unit: str) -> str:
     if "verdict" not in pair:  # a comparison.json from before there were verdicts
         return ""
-    if pair["verdict"] != "no difference shown":
+    if pair["verdict"] != NO_DIFFERENCE:
         return f" {pair['b']} is {pair['verdict']}."
     if pair["detectable"] is None:
         return f" No difference shown (with {pair['n']} {unit} the test could have seen none)."
-    return f" No difference shown (the test could have seen {100 * pair['detectable']:.1f} points with {100 * POWER:.0f} % power)."
+    seen = f"{100 * pair['detectable']:.1f} points with {100 * POWER:.0f} % power"
+    return f" No difference shown (the test could have seen {seen})."
+
+
+def draws(name: str, entry: Mapping[str, Any]) -> str:
+    """What sampling more than once would give one policy; empty where it was sampled once."""
+    k = _most(entry)
+    if k == "1" or not entry["pass_at_k"][k]["n"]:
+        return ""
+    keys = ("pass_at_k", "maj_at_k", "pass_hat_k")
+    some, majority, every = (percent(entry[key][k]["success"]) for key in keys)
+    return (
+        f"{name}: {percent(entry['pass_at_k']['1']['success'])} with one sample; of {k} samples, {some} if any "
+        f"right one counts, {majority} by majority, {every} if all must be right."
+    )
+
+
+def _most(entry: Mapping[str, Any]) -> str:
+    return max(entry.get("pass_at_k") or ["1"], key=int)

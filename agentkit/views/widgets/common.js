@@ -1,5 +1,5 @@
 // What the views share; each view's own file follows it in one module.
-// SHEET, the style sheet that all of agentkit shares (evaluation/style.css), stands before it.
+// Colours come from the style sheet that all of agentkit shares (evaluation/style.css).
 // Everything in a payload is data: it reaches the page through textContent and setAttribute("aria-label") only.
 
 const STYLE = `
@@ -240,7 +240,7 @@ function listenForKeys(root, keys) {
 /** The root element of a view, with its style; it takes the focus so that keys reach it. */
 function makeRoot(element) {
   const root = node("div", "ak", "", node("style", "", ""));
-  root.firstChild.textContent = SHEET + STYLE + OWN_STYLE;
+  root.firstChild.textContent = STYLE + OWN_STYLE;
   root.tabIndex = 0;
   element.append(root);
   return root;

@@ -42,6 +42,7 @@ class LiveView(anywidget.AnyWidget):
     """The same view with a kernel behind it. It does not survive the kernel."""
 
     _esm = traitlets.Unicode().tag(sync=True)
+    _css = html.style()
     data = traitlets.List(traitlets.Bytes()).tag(sync=True)  # as in View.data
 
 
@@ -68,8 +69,7 @@ class View:
     @property
     def source(self) -> str:
         """The JavaScript module that draws it."""
-        sheet = f"const SHEET = {json.dumps(html.style())};\n"
-        return sheet + _file("common.js") + _file(f"{self.name}.js")
+        return _file("common.js") + _file(f"{self.name}.js")
 
     @property
     def page(self) -> str:
@@ -78,8 +78,7 @@ class View:
         payload = html.element("script", html.Markup(data), type="text/plain", id="payload")
         module = html.element("script", html.Markup(f"{self.source}\nstart();"), type="module")
         hint = html.element("noscript", "This view needs JavaScript.")
-        style = html.element("style", html.Markup(_FILL))
-        return html.page(self.title, style, hint, payload, module, policy=_POLICY)
+        return html.page(self.title, hint, payload, module, policy=_POLICY, look=_FILL)
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file, readable by its owner only."""
