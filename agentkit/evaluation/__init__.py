@@ -8,8 +8,7 @@ Leaves out: the formulas (statistics), sampling and scoring (rollouts, verifiers
 (behaviour, failures), figures (plots) and showing trajectories (widgets).
 """
 
-from agentkit.evaluation.cases import case_of, case_scores, case_table
-from agentkit.evaluation.comparison import Comparison, compare
+from agentkit.evaluation.comparison import Comparison, case_of, case_scores, case_table, compare
 from agentkit.evaluation.summary import SOLVED, Samples, flatten, summarize, task_success
 from agentkit.evaluation.wording import family_table
 
