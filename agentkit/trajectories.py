@@ -53,6 +53,11 @@ def needs_tools(task: Task) -> bool:
     return bool(task.tools) and task.meta.get("plan") != []
 
 
+def verifier_kind(task: Task) -> str:
+    """The kind of a task's verifier; "" where its gold data names none."""
+    return str(task.verifier.get("kind", ""))
+
+
 def groups_of(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
     """Consecutive trajectories as groups of ``size``. Raises ValueError when they are not whole groups of one
     task each.

@@ -5,12 +5,9 @@ its tests.
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import subprocess
 import sys
-
-from agentkit.sandbox import pyodide
 
 
 def expected_tiers() -> list[str]:
@@ -22,11 +19,3 @@ def expected_tiers() -> list[str]:
     mount = ["unshare", "-Urmpin", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"]
     namespaces = shutil.which("unshare") and subprocess.run(mount, capture_output=True).returncode == 0
     return ["A", "B"] if namespaces else ["B"]
-
-
-def pyodide_folder() -> str:
-    """Where Pyodide lies for tier C: where AGENTKIT_PYODIDE says, or where `make test` puts it; empty where
-    it does not.
-    """
-    folder = os.environ.get(pyodide.FOLDER) or f"{sys.prefix}/pyodide/node_modules/pyodide"
-    return folder if os.path.exists(f"{folder}/pyodide.mjs") and pyodide._deno() else ""

@@ -119,7 +119,7 @@ def test_prompts_are_short_and_show_one_example_that_no_hidden_test_repeats(draf
     assert len(drafted) > 200
     for task in drafted:
         assert len(task.prompt) < 420 and task.tools == ("python",) and task.meta["plan"]
-        if isinstance(task.verifier, dict):
+        if task.verifier["kind"] == "code":
             tests = task.verifier["tests"]
             assert len(tests) >= code.TESTS and all(
                 f"f({args[0]!r}) is " not in task.prompt for args, _ in tests
@@ -129,7 +129,7 @@ def test_prompts_are_short_and_show_one_example_that_no_hidden_test_repeats(draf
 
 def test_hidden_tests_tell_the_solution_from_its_near_misses(drafted):
     for task in drafted:
-        if not isinstance(task.verifier, dict):
+        if task.verifier["kind"] != "code":
             continue
         tests = task.verifier["tests"]
         assert all(
@@ -146,7 +146,7 @@ def test_two_orders_of_the_same_steps_are_asked_for_only_where_they_differ(draft
     by_blocks = collections.defaultdict(set)
     rng = random.Random(5)
     for task in [*drafted, *(t for t in (code.draft(None, rng) for _ in range(1500)) if t)]:
-        if isinstance(task.verifier, dict) and task.meta["template"].startswith("numbers"):
+        if task.verifier["kind"] == "code" and task.meta["template"].startswith("numbers"):
             by_blocks[task.meta["entities"][0]].add(task.answer)
     for alike in by_blocks.values():
         for one in alike:
@@ -184,7 +184,7 @@ def test_mistakes_earn_nothing(codes):
             task.prompt,
             f"{task.answer}\nraise SystemExit(0)",
         ]
-        if isinstance(task.verifier, dict):
+        if task.verifier["kind"] == "code":
             wrong += task.meta["near_misses"]
         for answer in wrong:
             assert verify(task, answer).value == 0.0, (task.prompt, answer)
@@ -194,7 +194,7 @@ def test_nothing_hidden_reaches_the_tool(codes):
     """A plan's code holds the example and the edges, and the solution; the hidden inputs stay outside."""
     edges = {json.dumps(edge) for algorithm in ALGORITHMS for edge in algorithm.edges}
     for task in codes:
-        if isinstance(task.verifier, dict):
+        if task.verifier["kind"] == "code":
             shown = " ".join(step["arguments"]["code"] for step in task.meta["plan"])
             hidden = [args[0] for args, _ in task.verifier["tests"] if json.dumps(args[0]) not in edges]
             assert hidden and not any(f"f({value!r})" in shown for value in hidden)
@@ -224,5 +224,5 @@ def test_a_careless_expert_fails_as_its_flaws_say(codes, tokenizer, flaws, least
         or "wrong_operation" in flaws
     )
     for task, trajectory in zip(tasks, found, strict=True):
-        if "wrong_operation" in flaws and isinstance(task.verifier, dict):
+        if "wrong_operation" in flaws and task.verifier["kind"] == "code":
             assert any(miss in trajectory.answer for miss in task.meta["near_misses"])

@@ -46,7 +46,6 @@ def test_the_text_names_every_gap(found, capsys):
     ("change", "what"),
     [
         ({"sandbox_tier": "B", "sandbox_why": "unshare: denied"}, "sandbox tier B: unshare: denied"),
-        ({"sandbox_tier": "C", "sandbox_why": "asked for"}, "sandbox tier C: Python in WebAssembly"),
         ({"sandbox_tier": "D", "sandbox_why": "no Landlock"}, "no sandbox: no Landlock"),
         ({"gpus": []}, "no NVIDIA GPU"),
         (

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tyro
 
 from agentkit import ToolCall, cli
 from agentkit.rewards import score
@@ -47,22 +52,36 @@ def test_the_example_of_a_declared_tool_keeps_the_protocol():
     assert namespace["Shop"].price.tool_spec.retries == 2
 
 
+def parsed(words: list[str]) -> dict[str, Any]:
+    """What a command would be called with."""
+
+    def recorder(command: Callable) -> Callable:
+        @functools.wraps(command)
+        def record(*given: Any, **named: Any) -> dict[str, Any]:
+            return inspect.signature(command).bind(*given, **named).arguments
+
+        return record
+
+    commands = {name: recorder(command) for name, command in cli.COMMANDS.items()}
+    return tyro.extras.subcommand_cli_from_dict(commands, args=words)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_is_understood_and_its_recipe_exists(command):
     for words in (
         re.sub(r"\[.*?\]", "", command),
         re.sub(r"[\[\]]", "", command),
     ):  # without and with what is optional
-        options = cli._parser().parse_args(shlex.split(words)[1:])
-        recipe = getattr(options, "recipe", ROOT)
-        assert callable(options.command) and ((ROOT / recipe).exists() or recipe.name == "mine.yaml")
+        options = parsed(shlex.split(words)[1:])
+        recipe = options.get("recipe", ROOT)
+        assert (ROOT / recipe).exists() or recipe.name == "mine.yaml"
 
 
 def test_the_readme_names_every_command(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    known = set(re.findall(r"^    (\w+)", capsys.readouterr().out, flags=re.MULTILINE))
-    assert known == {command.split()[1] for command in COMMANDS}
+    known = set(re.findall(r"• (\w+)", capsys.readouterr().out))
+    assert known == cli.COMMANDS.keys() == {command.split()[1] for command in COMMANDS}
 
 
 def test_links_lead_to_files():

@@ -177,7 +177,7 @@ def no_notebooks(monkeypatch):
     monkeypatch.setattr(
         stages, "execute", lambda stage, run, parameters: executed.append((stage, parameters))
     )
-    monkeypatch.setattr(cli, "_print_comparison", lambda run: None)
+    monkeypatch.setattr(cli, "_print_finished", lambda run, as_json: 0)
     return executed
 
 

@@ -164,7 +164,7 @@ def test_every_mutated_gold_fails(large):
                  "nan", f"not {task.answer}", f"{task.answer} {task.answer}", f"1{task.answer}"]  # fmt: skip
         if normalize(other) != normalize(task.answer):
             wrong.append(other)
-        if task.verifier != "exact":
+        if task.verifier["kind"] != "exact":
             wrong += [str(float(task.answer) + 1), str(float(task.answer) - 1), str(-float(task.answer) - 1)]
         for answer in wrong:
             assert verify(task, answer).value == 0.0, (task.prompt, task.answer, answer)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import time
 from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import Score, Task, verify
 from agentkit.evaluation.evidence import stands
-from agentkit.verifiers import MAX_ANSWER, check, final_answer, normalize, parse_number
+from agentkit.records import StopReason, ToolResult, Trajectory, Turn
+from agentkit.verifiers import (
+    KINDS,
+    MAX_ANSWER,
+    SHIPPED,
+    check,
+    final_answer,
+    normalize,
+    parse_number,
+    register,
+)
 
 TEXT = st.text(st.characters(), max_size=40)
 
@@ -317,6 +329,74 @@ def test_mistakes_of_the_author_are_errors():
         check("numeric", "1", "1", tolerance=1)
     with pytest.raises(ValueError, match="verifier 'numeric'"):
         check("numeric", "1", "2", abs_tol="wide")
+
+
+# ---- verifiers of the user's own
+def thrifty(answer, gold, *, trajectory=None, most=2):
+    """Right, and found with few calls: looks at what the policy did."""
+    if answer != gold:
+        return Score(0.0, f"{answer} is not {gold}")
+    if trajectory is None:
+        return 1.0
+    calls = [result.name for turn in trajectory.turns for result in turn.results]
+    return Score(float(len(calls) <= most), f"{len(calls)} calls: {', '.join(calls)}")
+
+
+@pytest.fixture
+def kinds():
+    """What a test registers goes with it."""
+    yield KINDS
+    for kind in KINDS.keys() - SHIPPED:
+        del KINDS[kind]
+
+
+def after(calls: int, answer: str = "7") -> Trajectory:
+    results = tuple(ToolResult("search", {"query": str(n)}, "found", ok=True) for n in range(calls))
+    turns = (Turn("calls", (0, 1), results), Turn(f"Answer: {answer}", (1, 2)))
+    return Trajectory("t", "p", 0, 0, (), (), (), (), turns, StopReason.ANSWER, answer)
+
+
+def test_a_users_verifier_looks_at_the_tool_calls(kinds):
+    register({"thrifty": thrifty})
+    task = Task("t", "How many?", "7", {"kind": "thrifty", "most": 3})
+    assert verify(task, after(3)) == Score(1.0, "3 calls: search, search, search")
+    assert verify(task, after(4)).value == 0
+    assert verify(task, after(0, "8")).value == verify(task, after(0, " ")).value == 0
+    assert verify(task, "7").value == check("thrifty", "7", "7").value == 1  # there is no trajectory
+    assert check("thrifty", "7", "7", trajectory=after(3)).value == 0
+    assert check("exact", "7", "7", trajectory=after(0)).value == 1  # shipped kinds look at none
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [(1.0, 1.0), (0, 0.0), (True, 1.0), (0.25, 0.25), (Fraction(1, 2), 0.5), (np.float32(0.5), 0.5), (Score(0.5, "x"), 0.5),
+     (Score(None, "no gold data"), None), (None, None), (Score(None), None), (1.1, None), (-0.1, None), (math.nan, None),
+     (math.inf, None), ("1", None), (Score(2.0), None), (Score("1"), None), (1j, None)],
+)  # fmt: skip
+def test_what_a_users_verifier_gives_is_a_number_up_to_one_or_unscored(kinds, result, expected):
+    register({"mine": lambda answer, gold: result})
+    score = check("mine", "a", "b", trajectory=after(0))
+    assert score.value == expected and (expected is not None or score.why)
+    assert type(score.value) in (float, type(None))
+
+
+def test_a_users_verifier_that_fails_is_unscored(kinds):
+    register({"whole": lambda answer, gold: float(int(answer) == int(gold))})
+    assert check("whole", "7", "7").value == 1
+    for score in (check("whole", "seven", "7"), check("whole", "7", "7", tolerance=1)):
+        assert score.value is None and "verifier failed" in score.why
+
+
+def test_registering_replaces_the_users_own_and_no_shipped_kind(kinds):
+    register({"mine": lambda answer, gold: 0.0})
+    register({"mine": lambda answer, gold: 1.0})
+    assert check("mine", "a", "b").value == 1
+    with pytest.raises(ValueError, match="'exact' ships with agentkit: give yours another name"):
+        register({"other": thrifty, "exact": thrifty})
+    assert "other" not in kinds and check("exact", "a", "b").value == 0
+    for wrong in (lambda answer: 1.0, lambda answer, gold, tolerance: 1.0, 5):
+        with pytest.raises(ValueError, match=r"'odd' cannot be called with \(answer, gold\)"):
+            register({"odd": wrong})
 
 
 def test_verify_reads_the_tasks_verifier_and_a_trajectorys_answer(suite):

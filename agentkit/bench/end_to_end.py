@@ -58,22 +58,23 @@ def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
 
 def _seed(seed: int, quick: bool) -> dict[str, dict[str, Any]]:
     from agentkit.bench.race import race_ours, race_trl
+    from agentkit.lab import Lab
     from agentkit.policies.loading import load_agent
-    from agentkit.tasks import Suite
     from agentkit.training.sft import cold_start, demonstrations
 
-    changes = {"families": "A,B", "seed": seed} | (
+    changes = {"families": "A,B", "seed": seed, "suite_seed": seed} | (
         {"steps": 2, "n_tasks": 60, "prompts_per_step": 2} if quick else {}
     )
     recipe = Recipe.from_mapping(read_recipe(project_root() / "params" / "nano.yaml") | changes)
-    suite = Suite.build({"families": recipe.families, "n_tasks": recipe.n_tasks, "seed": seed})
+    lab = Lab.open(recipe)
+    suite = lab.suite()
     train, validation = suite.split("train"), suite.split("validation")
     with tempfile.TemporaryDirectory() as folder:
         adapter = Path(folder) / "sft"
         if not quick:
             agent, tokenizer = load_agent("nano")
-            cold_start(agent, tokenizer, demonstrations(train, tokenizer, recipe), recipe, adapter)
+            cold_start(agent, tokenizer, demonstrations(lab, train, tokenizer), recipe, adapter)
         start = [] if quick else [adapter]
-        rest = (train, validation, recipe, EVERY, TARGET)
+        rest = (train, validation, lab, EVERY, TARGET)
         ours = race_ours(*load_agent("nano", start), *rest)
         return {"ours": ours, "peer": race_trl(*load_agent("nano", start), *rest, PATIENCE * ours["seconds"])}

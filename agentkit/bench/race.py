@@ -21,10 +21,11 @@ from datasets import Dataset
 from transformers import TrainerCallback
 from trl.chat_template_utils import qwen3_template
 
+from agentkit.lab import Lab
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
 from agentkit.rewards.components import TURN_PENALTY
-from agentkit.rollouts import rollout, rollout_options
+from agentkit.rollouts import rollout
 from agentkit.runs import Run
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import SYSTEM_PROMPT
@@ -64,7 +65,7 @@ class Clock(TrainerCallback):
             control.should_training_stop = self.reached or late
 
 
-def race_ours(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Sequence[Task], recipe: Recipe,
+def race_ours(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Sequence[Task], lab: Lab,
               every: int, target: float, limit_s: float = math.inf) -> dict[str, Any]:  # fmt: skip
     """Train with our trainer until validation success reaches the target, or the recipe's steps or the
     seconds are over.
@@ -74,17 +75,17 @@ def race_ours(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Seq
     """
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "race")
-        trainer = AgentGRPOTrainer(model, tokenizer, tasks, [], recipe, run)
-        found = _timed(trainer, validation, recipe, every, target, limit_s)
+        trainer = AgentGRPOTrainer(lab, model, tokenizer, tasks, [], run)
+        found = _timed(trainer, validation, lab, every, target, limit_s)
         rollouts = fmean(run.metrics["rollout_seconds"].dropna())
     return found | _levers(found, rollouts)
 
 
-def race_trl(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Sequence[Task], recipe: Recipe,
+def race_trl(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Sequence[Task], lab: Lab,
              every: int, target: float, limit_s: float = math.inf) -> dict[str, Any]:  # fmt: skip
     """As ``race_ours``, with stock TRL."""
     tokenizer.response_template = qwen3_template
-    environment = rollout_options(recipe)["environment"][tasks[0].family]
+    recipe, environment = lab.recipe, lab.environments[tasks[0].family]
     with tempfile.TemporaryDirectory() as folder:
         args = config(recipe, Path(folder))
         args.max_tool_calling_iterations = recipe.max_turns - 1
@@ -100,7 +101,7 @@ def race_trl(model: Any, tokenizer: Any, tasks: Sequence[Task], validation: Sequ
             environment_factory=environment,
         )
         only_own_progress(trainer)
-        found = _timed(trainer, validation, recipe, every, target, limit_s)
+        found = _timed(trainer, validation, lab, every, target, limit_s)
     return found | _levers(found, fmean(trainer.generation_seconds))
 
 
@@ -118,15 +119,15 @@ class _TimedStock(StockTrainer):
         return found
 
 
-def _timed(trainer: Any, validation: Sequence[Task], recipe: Recipe, every: int, target: float,
+def _timed(trainer: Any, validation: Sequence[Task], lab: Lab, every: int, target: float,
            limit_s: float) -> dict[str, Any]:  # fmt: skip
     model = trainer.accelerator.unwrap_model(trainer.model)
-    policy = TransformersPolicy(model, trainer.processing_class, max_batch=recipe.max_batch)
+    policy = TransformersPolicy(model, trainer.processing_class, max_batch=lab.recipe.max_batch)
 
     def validate() -> float:
         training = model.training
         with merged(model):
-            found = rollout(validation, policy, seed=recipe.seed, **rollout_options(recipe))
+            found = rollout(validation, policy, **lab.options(seed=lab.recipe.seed))
         model.train(training)
         return fmean(t.success or 0.0 for t in found)
 

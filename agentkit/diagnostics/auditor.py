@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 
 from agentkit.diagnostics.measures import trajectory_id
-from agentkit.evaluation.evidence import answer_if, stands, verifier_kind
+from agentkit.evaluation.evidence import answer_if, stands
 from agentkit.records import Score, Task, Trajectory
-from agentkit.trajectories import needs_tools, results_of
+from agentkit.trajectories import needs_tools, results_of, verifier_kind
 from agentkit.verifiers import normalize, parse_number
 from agentkit.verifiers.isolated.harness import pack
 from agentkit.verifiers.programs import extract_code, run_calls
@@ -55,7 +55,7 @@ def _whole(task: Task, answer: str) -> bool:
         return found is not None and math.isclose(
             found, number, rel_tol=1e-9, abs_tol=0.5001 * 10.0**-decimals * (decimals > 0)
         )
-    options = task.verifier if isinstance(task.verifier, Mapping) else {}
+    options = task.verifier
     aliases = [*options.get("aliases", ()), *task.meta.get("aliases", ())]
     return normalize(answer) in {normalize(str(text)) for text in (task.answer, *aliases)}
 
@@ -71,7 +71,7 @@ def _grounded(task: Task, trajectory: Trajectory) -> bool:
 # --------------------------------------------------------------------------------------------------------
 def _fresh_inputs(task: Task, answer: str) -> Score:
     """Run a program and the reference solution on varied inputs and compare what they give."""
-    options = task.verifier if isinstance(task.verifier, Mapping) else {}
+    options = task.verifier
     entry, setup = str(options.get("entry", "")), str(options.get("setup", ""))
     known = [
         test[0]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from agentkit.records import Task, ToolResult
-from agentkit.trajectories import plan_of
+from agentkit.trajectories import plan_of, verifier_kind
 from agentkit.verifiers import normalize, parse_number
 
 TEXT_LIMIT = 20_000  # characters of one observation or answer that are searched
@@ -28,11 +28,6 @@ def answer_if(task: Task) -> dict:
     """What the answer is for each value of the last step, where the task says so."""
     found = task.meta.get("answer_if")
     return found if isinstance(found, dict) else {}
-
-
-def verifier_kind(task: Task) -> str:
-    """The kind of a task's verifier."""
-    return task.verifier if isinstance(task.verifier, str) else str(task.verifier.get("kind"))
 
 
 def writes_code(task: Task) -> bool:

@@ -30,9 +30,8 @@ from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import Limits, rollout
-from agentkit.tasks import DEFAULT_FAMILIES, FAMILIES, PlanError, default_tools, solve
+from agentkit.tasks import DEFAULT_FAMILIES, PlanError, shipped_families, solve
 from agentkit.tools.corpus import Corpus, facts, passage
-from agentkit.tools.environments import environments
 
 VOCABULARY = 2048
 MUON_RATE, ADAM_RATE = 2e-2, 3e-3
@@ -49,16 +48,16 @@ MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "
 
 def draft_tasks(corpus: Corpus, count: int, rng: random.Random) -> list[Task]:
     """Tasks of every family about one world, each solvable through the real tools."""
-    tools, tasks = default_tools(corpus), []
+    families, tasks = shipped_families(corpus), []
     while len(tasks) < count:
         name, task = DEFAULT_FAMILIES[len(tasks) % len(DEFAULT_FAMILIES)], None
         while task is None:
-            task = FAMILIES[name](corpus, rng)
+            task = families[name].draft(corpus, rng)
         try:
             if (
                 "search" in task.tools
             ):  # programs were run when they were drafted; a search may find something else
-                solve(task, tools)
+                solve(task, families[name].environment())
         except PlanError:
             continue
         tasks.append(dataclasses.replace(task, id=f"{name}-{len(tasks)}", family=name))
@@ -79,7 +78,13 @@ def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[
             rng = random.Random(f"transcripts-{number}")
             policy = ScriptedPolicy(tokenizer, mixed_quality(rng))
             tasks = draft_tasks(corpus, per_world, rng)
-            yield rollout(tasks, policy, environment=environments(corpus), seed=number, limits=UNCUT)
+            yield rollout(
+                tasks,
+                policy,
+                environment={name: f.environment for name, f in shipped_families(corpus).items()},
+                seed=number,
+                limits=UNCUT,
+            )
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -290,7 +295,12 @@ def greedy_success(model: Any, tokenizer: Any, tasks: int = 200) -> float:
         corpus = Corpus(make_world(Path(folder) / "unseen.sqlite", 1_000_000))
         drafted = draft_tasks(corpus, tasks, random.Random("unseen"))
         policy = TransformersPolicy(model, tokenizer)
-        found = rollout(drafted, policy, environment=environments(corpus), temperature=0.0)
+        found = rollout(
+            drafted,
+            policy,
+            environment={name: f.environment for name, f in shipped_families(corpus).items()},
+            temperature=0.0,
+        )
     return sum(t.success or 0.0 for t in found) / len(found)
 
 

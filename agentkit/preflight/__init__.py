@@ -10,18 +10,19 @@ training itself: a learning rate can be wrong and the report green.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from agentkit.lab import Lab
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import checks, reward_checks
 from agentkit.preflight.probe import Probed, probe
 from agentkit.preflight.report import Item, Preflight, PreflightError
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import Reward, from_recipe, score_all
-from agentkit.rollouts import rollout, rollout_options
+from agentkit.rewards import Reward, score_all
+from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import cost
 from agentkit.runs.recipe import Recipe
@@ -31,13 +32,11 @@ SHIFT = 7_919  # between the seeds of repeated scorings, on which no reward may 
 
 
 def examine(
-    recipe: Recipe,
+    lab: Lab,
     policy: Policy,
     tasks: Sequence[Task],
     *,
     n_test: int = 0,
-    environment: Callable[[], object] | Mapping[str, Callable[[], object]] | None = None,
-    reward: Reward | None = None,
     model: Any = None,
     n_tasks: int = TASKS,
     progress: bool = False,
@@ -45,13 +44,11 @@ def examine(
     """Roll out the starting policy on some training tasks and report.
 
     Args:
-        recipe: the run's; its group_size, temperature and limits are used.
+        lab: the run's; its recipe's group_size, temperature and limits are used, and its reward.
         policy: the starting policy.
         tasks: training tasks, of which ``n_tasks`` spread over the list are rolled out, and GOLD by the
             scripted expert.
         n_test: tasks in the test split.
-        environment: makes one environment a trajectory; the recipe's by default.
-        reward: components with their weights; the recipe's by default.
         model: the one that will be trained, to time an update on; without it the update's rate is scaled from
             params/prices.yaml.
         n_tasks: groups to roll out.
@@ -61,8 +58,7 @@ def examine(
         The report, and the scored rollouts it rests on.
     """
     start = time.monotonic()
-    reward = reward if reward is not None else from_recipe(recipe)
-    options = rollout_options(recipe) | ({"environment": environment} if environment else {})
+    recipe, reward, options = lab.recipe, lab.reward, lab.options()
     chosen = _spread(tasks, n_tasks)
     clock = time.monotonic()
     sampled = rollout(

@@ -4,13 +4,15 @@ its formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
 
 from agentkit.records import Task, Trajectory
 from agentkit.rewards.calls import attempts, subgoals
 from agentkit.rewards.scoring import Component, Reward
+from agentkit.tasks.families.relabel import is_grid, pixel_equality
+from agentkit.trajectories import verifier_kind
 from agentkit.verifiers.judge import JudgeError, judge
 from agentkit.verifiers.programs import extract_code, returned
 
@@ -95,9 +97,7 @@ def outcome(task: Task, trajectory: Trajectory) -> float | None:
     """
     if trajectory.success is None or trajectory.success > 0:
         return trajectory.success
-    code = task.verifier == "code" or (
-        isinstance(task.verifier, dict) and task.verifier.get("kind") == "code"
-    )
+    code = verifier_kind(task) == "code"
     return 0.0 if code and trajectory.answer and isinstance(extract_code(trajectory.answer), str) else -1.0
 
 
@@ -169,9 +169,9 @@ def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
     code, and each of
     its tests expects a grid: a list of rows. None for any other task.
     """
-    verifier = task.verifier if isinstance(task.verifier, dict) else {}
+    verifier = task.verifier
     targets = [test[1] for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
-    if not targets or not all(map(_is_grid, targets)):
+    if not targets or not all(map(is_grid, targets)):
         return None
     drawn = returned(trajectory.answer or "", [test[0] for test in verifier["tests"]], **_running(verifier))
     return fmean(map(pixel_equality, drawn, targets))
@@ -179,24 +179,3 @@ def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
 
 def _running(verifier: dict) -> dict:
     return {name: verifier[name] for name in ("entry", "setup", "timeout_s") if name in verifier}
-
-
-def pixel_equality(drawn: Any, target: list[list[int]]) -> float:
-    """Share of equal pixels; 0 where ``drawn`` is not a grid of the target's shape (height, width)."""
-    if not _is_grid(drawn) or [*map(len, drawn)] != [*map(len, target)]:
-        return 0.0
-    return fmean(a == b for rows in zip(drawn, target, strict=True) for a, b in zip(*rows, strict=True))
-
-
-def closeness(values: Sequence[Any], wanted: Sequence[Any]) -> float:
-    """How near results are to those wanted, in [0, 1]: mean pixel equality where all wanted are grids, else
-    the share equal.
-    """
-    if all(map(_is_grid, wanted)):
-        return fmean(map(pixel_equality, values, wanted))
-    return fmean(type(a) is type(b) and a == b for a, b in zip(values, wanted, strict=True))
-
-
-def _is_grid(value: Any) -> bool:
-    rows = value if isinstance(value, list) and value else [None]
-    return all(isinstance(row, list) and row and all(type(cell) is int for cell in row) for row in rows)

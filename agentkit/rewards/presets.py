@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from types import MappingProxyType
 
 from agentkit.rewards import calls, components, repairs
 from agentkit.rewards.scoring import Product, Reward, product, with_noise
@@ -83,6 +84,7 @@ def preset(name: str, max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
     """
     made = {
         "plan": plan,
+        "none": dict,
         "toolrl": toolrl,
         "toolrla": toolrla,
         "tcr": lambda: tcr(max_tokens, buffer),
@@ -99,8 +101,8 @@ def preset(name: str, max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
     return made[name]()
 
 
-def from_recipe(recipe: Recipe) -> Reward:
-    """The recipe's preset, with the further components and the noise it asks for."""
+def from_recipe(recipe: Recipe, own: Reward = MappingProxyType({})) -> Reward:
+    """The recipe's preset and a lab's ``own`` components, with the further ones and the noise it asks for."""
     buffer = min(recipe.overlong_buffer, recipe.max_tokens)
     named = preset(recipe.reward, recipe.max_tokens, buffer)
     reward = plan(**recipe.reward_weights) if recipe.reward == "plan" else named
@@ -109,6 +111,8 @@ def from_recipe(recipe: Recipe) -> Reward:
         "overlong": (components.dapo_overlong(recipe.max_tokens, buffer), recipe.reward_overlong),
         "judge": (components.judged(), recipe.reward_judge),
     }
-    reward = {**reward, **{name: part for name, part in further.items() if part[1]}}
+    reward = {**reward, **{name: part for name, part in further.items() if part[1]}, **own}
+    if not reward:
+        raise RecipeError("reward none starts from nothing: name components in the lab file's rewards")
     reward = Product(reward) if recipe.reward_combine == "product" else reward
     return with_noise(reward, recipe.reward_noise, recipe.seed) if recipe.reward_noise else reward

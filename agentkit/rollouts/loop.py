@@ -11,11 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -24,12 +22,19 @@ from typing import Any
 from agentkit.records import Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.rollouts.chat import MAX_OBSERVATION, ChatCodec
 from agentkit.rollouts.policy import Policy, Request
-from agentkit.runs.recipe import Recipe
 from agentkit.sandbox import current_tier
-from agentkit.tools.cache import ToolCache, default_path
-from agentkit.tools.corpus import Corpus
-from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment, environments
-from agentkit.tools.runtime import call_method, in_thread, malformed, run_call, tool_schemas
+from agentkit.tools.cache import ToolCache
+from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.tools.runtime import (
+    call_method,
+    in_thread,
+    malformed,
+    reset,
+    run_blocking,
+    run_call,
+    tool_schemas,
+)
+from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import final_answer, verify
 
 _NUMBERS = count()  # of trajectories, in this process
@@ -49,23 +54,6 @@ class Limits:
     tool_timeout_s: float = 10.0  # of a tool that declares no limit of its own
     trajectory_timeout_s: float = 600.0
     max_observation: int = MAX_OBSERVATION  # tokens of one tool reply; a longer one is cut, visibly
-
-
-def rollout_options(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe says about rollouts, as keyword arguments of ``rollout``."""
-    return {
-        "environment": environments(Corpus.open(), recipe.top_k),
-        "temperature": recipe.temperature,
-        "limits": Limits(
-            recipe.max_turns,
-            recipe.max_turn_tokens,
-            recipe.max_tokens,
-            tool_timeout_s=recipe.tool_timeout_s,
-            max_observation=recipe.max_observation,
-        ),
-        "tool_format": None if recipe.tool_format == "auto" else recipe.tool_format,
-        "tool_cache": None if recipe.tool_cache == "off" else ToolCache(recipe.tool_cache or default_path()),
-    }
 
 
 async def arollout(
@@ -146,12 +134,7 @@ async def arollout(
 
 def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Trajectory]:
     """``arollout`` for callers without an event loop, or (as in a notebook) with a running one."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(arollout(tasks, policy, **options))
-    with ThreadPoolExecutor(1, thread_name_prefix="rollout") as thread:
-        return thread.submit(asyncio.run, arollout(tasks, policy, **options)).result()
+    return run_blocking(arollout(tasks, policy, **options))
 
 
 @dataclass(slots=True)
@@ -176,7 +159,8 @@ class _Walk:
 
     async def trajectory(self) -> Trajectory:
         """Reset, turns, verdict."""
-        prompt = list(self.codec.prompt_ids(self.task.prompt + await self._reset()))
+        extra = await reset(self.environment, self.task, self.limits.tool_timeout_s)
+        prompt = list(self.codec.prompt_ids(self.task.prompt + extra))
         stop = StopReason.TURN_LIMIT
         try:
             async with asyncio.timeout(self.limits.trajectory_timeout_s) as clock:
@@ -267,26 +251,6 @@ class _Walk:
         ids = self.codec.observation_ids(texts)[: self.limits.max_tokens - len(self.ids)]
         self._append(ids, 0, [0.0] * len(ids))
 
-    async def _reset(self) -> str:
-        """Make the environment ready, with the row that TRL would hand it; what it wants to add to the
-        question.
-        """
-        row = {**self.task.meta, "prompt": [{"role": "user", "content": self.task.prompt}]}
-        row |= {"task_id": self.task.id, "answer": self.task.answer}
-        parameters = inspect.signature(self.environment.reset).parameters
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-            row = {name: value for name, value in row.items() if name in parameters}
-        place = f"{type(self.environment).__name__}.reset, task {self.task.id}"
-        try:
-            text = await call_method(self.environment.reset, row, self.limits.tool_timeout_s)
-        except TimeoutError:
-            raise RuntimeError(f"{place}: no answer within {self.limits.tool_timeout_s:g} s") from None
-        if not isinstance(text, str | None):
-            raise TypeError(
-                f"{place}: it returned {type(text).__name__}; return text for the question, or None"
-            )
-        return text or ""
-
     async def _own_reward(self) -> dict[str, float | None]:
         """What the environment itself gives; None where it fails or is no finite number."""
         if not hasattr(self.environment, "get_reward"):
@@ -310,9 +274,8 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
 
 def _tier(task: Task, trajectory: Trajectory) -> str | None:
     """The sandbox tier in which a trajectory's code ran, by a tool or by its verifier; None where none did."""
-    verifier = task.verifier if isinstance(task.verifier, str) else task.verifier["kind"]
     ran = any(result.name == CODE_TOOL for turn in trajectory.turns for result in turn.results)
-    return current_tier().name if ran or verifier == "code" else None
+    return current_tier().name if ran or verifier_kind(task) == "code" else None
 
 
 def _seed(seed: int, task: Task, index: int, turn: int) -> tuple[int, ...]:

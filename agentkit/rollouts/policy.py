@@ -7,11 +7,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from agentkit.records import EngineError as EngineError
 from agentkit.records import Task, ToolResult
-
-
-class EngineError(RuntimeError):
-    """An engine cannot start, has stopped or refused; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,8 @@
-"""What a recipe costs before anything is spent, and what a run cost after it: device-hours, wall clock and
-money.
+"""What a recipe costs before anything is spent, and what a run cost after it: device-hours, wall clock, money.
 
-The tables are those of the document "RLVR for Agents". Rates (seconds of one device for a trajectory) come
-from params/prices.yaml or are measured on a run; phases follow from counting trajectories in the recipe. The
-wall clock on n devices assumes that each phase splits over them evenly. Leaves out: memory, and storage or
-network charges of a provider.
+Rates (seconds of one device for a trajectory) come from params/prices.yaml or are measured on a run; phases follow
+from counting trajectories in the recipe. The wall clock on n devices assumes that each phase splits over them
+evenly. Leaves out memory, and storage or network charges of a provider.
 """
 
 from __future__ import annotations
@@ -14,13 +12,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import yaml
 
-from agentkit.runs import Run, RunError, project_root
-from agentkit.runs.recipe import Recipe, RecipeError
+from agentkit.records import RecipeError, RunError
+from agentkit.runs import Run, project_root
+from agentkit.runs.recipe import Recipe
 
 PHASES = (
     "SFT baseline (cold start, measurement)",
@@ -30,6 +28,7 @@ PHASES = (
     "Final evaluation",
     "Everything else",
 )
+TIMINGS = ("rollout_seconds", "update_seconds", "val_seconds")  # of train/metrics.jsonl, phases 1 to 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,6 @@ class Prices:
     currency: str
     providers: dict[str, float]  # per device-hour
     rates: dict[str, Rates]  # by model; "default" serves the others
-    project: dict[str, float]  # parts of a project, in multiples of its main run
-    other_costs: dict[str, tuple[float, float]]  # from, to
 
     def rates_of(self, model: str) -> Rates:
         """The rates of a model, or the default ones."""
@@ -60,66 +57,26 @@ class Prices:
 
 
 def read_prices(path: str | Path | None = None) -> Prices:
-    """Read the prices; by default params/prices.yaml of the project. Raises RecipeError naming what is wrong
-    with them.
-    """
+    """Read the prices; by default params/prices.yaml of the project. Raises RecipeError."""
     path = project_root() / "params" / "prices.yaml" if path is None else Path(path)
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rates = {model: Rates(**seconds) for model, seconds in values.pop("rates").items()}
+        prices = Prices(**values, rates=rates)
+        prices.rates_of("default")
     except OSError as error:
         raise RecipeError(
             f"{path} cannot be read ({error.strerror}). Name a price file with --prices."
         ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} is not valid YAML: {str(error)[:200]}") from None
-    names = [field.name for field in dataclasses.fields(Prices)]
-    if not isinstance(found, dict) or set(found) != set(names):
-        raise RecipeError(f"{path} must hold exactly these keys: {', '.join(names)}")
-    for name in names[1:]:
-        if not isinstance(found[name], dict):
-            raise RecipeError(f"{path}: {name} must map names to numbers")
-    rates = {str(model): _rates(path, model, values) for model, values in found["rates"].items()}
-    if "default" not in rates:
-        raise RecipeError(f"{path}: rates must have an entry 'default', for models that are not named")
-    numbers = {
-        name: {str(k): _amount(path, f"{name}, {k}", v) for k, v in found[name].items()}
-        for name in ("providers", "project")
-    }
-    return Prices(
-        str(found["currency"]), rates=rates, other_costs=_ranges(path, found["other_costs"]), **numbers
-    )
-
-
-def _rates(path: Path, model: Any, values: Any) -> Rates:
-    names = [field.name for field in dataclasses.fields(Rates)]
-    if not isinstance(values, dict) or set(values) != set(names):
-        raise RecipeError(f"{path}: the rates of {model} must be exactly {', '.join(names)}")
-    numbers = {name: _amount(path, f"rates of {model}, {name}", values[name]) for name in names[:-1]}
-    return Rates(**numbers, source=str(values["source"]))
-
-
-def _ranges(path: Path, costs: dict) -> dict[str, tuple[float, float]]:
-    for name, value in costs.items():
-        if not isinstance(value, list) or len(value) != 2:
-            raise RecipeError(f"{path}: other_costs, {name} is {value!r}; write it as [from, to]")
-    return {
-        str(name): tuple(_amount(path, f"other_costs, {name}", v) for v in pair)
-        for name, pair in costs.items()
-    }
-
-
-def _amount(path: Path, place: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise RecipeError(f"{path}: {place} is {value!r}; it must be a number of at least 0")
-    return float(value)
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RecipeError(f"{path} is no price file ({why}). Write it like params/prices.yaml.") from None
+    return prices
 
 
 # ---- from a recipe
-# ---------------------------------------------------------------------------------------------------
 def counts(recipe: Recipe) -> dict[str, int]:
-    """How many trajectories a recipe asks for: demonstrations, baseline, rollouts, updates, validation and
-    final.
-    """
+    """How many trajectories a recipe asks for, by what for."""
     test, validation, train = (round(recipe.n_tasks * share) for share in (0.15, 0.15, 0.70))
     batch = recipe.prompts_per_step * recipe.group_size
     evaluated = test * (recipe.test_samples + 1)  # the samples, and once greedily
@@ -153,26 +110,13 @@ def forecast(recipe: Recipe, rates: Rates) -> dict[str, float]:
 
 
 # ---- from a run
-# ------------------------------------------------------------------------------------------------------
 def actual(run: Run, devices: int = 1) -> dict[str, float]:
-    """Device seconds that each phase of a run took; phases that are not done yet are left out.
-
-    Args:
-        run: a finished or half-finished run.
-        devices: how many it ran on.
-    """
-    stages = {
-        name: entry.get("seconds")
-        for name, entry in run.manifest["stages"].items()
-        if isinstance(entry, dict)
-    }
-    stages = {
-        name: float(s) for name, s in stages.items() if isinstance(s, int | float) and not isinstance(s, bool)
-    }
+    """Device seconds that each phase of a run on ``devices`` took; phases that are not done yet are left out."""
+    stages = {name: stage["seconds"] for name, stage in run.manifest["stages"].items() if "seconds" in stage}
     spent = {PHASES[0]: stages.get("02_baseline"), PHASES[4]: stages.get("05_compare")}
-    training, columns = _training_seconds(run), ("rollout_seconds", "update_seconds", "val_seconds")
-    if training is not None:
-        spent |= dict(zip(PHASES[1:4], (training[c] for c in columns), strict=True))
+    training = _training_seconds(run)
+    if training:
+        spent |= dict(zip(PHASES[1:4], training.values(), strict=True))
         rest = max(0.0, stages.get("03_grpo", 0.0) - sum(training.values()))
         spent[PHASES[5]] = stages.get("01_tasks", 0.0) + stages.get("04_diagnostics", 0.0) + rest
     return {phase: spent[phase] * devices for phase in PHASES if spent.get(phase) is not None}
@@ -180,22 +124,20 @@ def actual(run: Run, devices: int = 1) -> dict[str, float]:
 
 def measured_rates(run: Run, devices: int = 1) -> Rates:
     """Rates measured on a run with its own recipe. Raises RunError when it has not trained yet."""
-    training, spent, recipe = _training_seconds(run), actual(run, devices), recipe_of(run)
-    if training is None:
-        raise RunError(
-            f"{run.path} has no finished training step, so there is no rate to measure. Run notebook 03 "
-            "first."
-        )
-    metrics = run.metrics.drop_duplicates("step", keep="last")
+    spent, recipe = actual(run, devices), recipe_of(run)
+    metrics = _training_metrics(run)
     steps = int(metrics["rollout_seconds"].notna().sum())
+    if not steps:
+        raise RunError(
+            f"{run.path} has no finished training step to measure a rate on. Run notebook 03 first."
+        )
     batch = recipe.prompts_per_step * recipe.group_size
-    n = counts(recipe)
+    n, validated = counts(recipe), int(metrics["val_seconds"].notna().sum())
     rollout = evaluation = spent[PHASES[1]] / (math.ceil(steps / recipe.num_iterations) * batch)
-    done = int(metrics["val_seconds"].notna().sum()) if "val_seconds" in metrics else 0
     if PHASES[4] in spent:
         evaluation = spent[PHASES[4]] / n["final"]
-    elif done:
-        evaluation = spent[PHASES[3]] / (done * n["validation"] / validations(recipe))
+    elif validated:
+        evaluation = spent[PHASES[3]] / (validated * n["validation"] / validations(recipe))
     cold_start = max(0.0, spent.get(PHASES[0], 0.0) - n["baseline"] * evaluation)
     return Rates(
         rollout=rollout,
@@ -209,104 +151,76 @@ def measured_rates(run: Run, devices: int = 1) -> Rates:
 
 def recipe_of(run: Run) -> Recipe:
     """The recipe a run was made with, keys of other versions left out."""
-    used, known = run.manifest.get("recipe"), Recipe.keys()
-    return Recipe.from_mapping(
-        {k: v for k, v in used.items() if k in known} if isinstance(used, dict) else {}
-    )
+    known = Recipe.keys()
+    return Recipe.from_mapping({k: v for k, v in run.manifest["recipe"].items() if k in known})
 
 
-def _training_seconds(run: Run) -> dict[str, float] | None:
-    """Sums of the three timings of train/metrics.jsonl, a resumed step counted once; None before the first
-    step.
-    """
-    if not run.file("train", "metrics.jsonl").exists():
-        return None
-    metrics = run.metrics
-    if (
-        "step" not in metrics
-        or "rollout_seconds" not in metrics
-        or not metrics["rollout_seconds"].notna().any()
-    ):
-        return None
-    metrics = metrics.drop_duplicates("step", keep="last")
-    columns = ("rollout_seconds", "update_seconds", "val_seconds")
-    return {
-        c: float(pd.to_numeric(metrics[c], errors="coerce").sum()) if c in metrics else 0.0 for c in columns
-    }
+def _training_metrics(run: Run) -> pd.DataFrame:
+    """Step and timings of train/metrics.jsonl, a resumed step counted once; empty before the first step."""
+    metrics = run.metrics if run.file("train", "metrics.jsonl").exists() else pd.DataFrame()
+    metrics = metrics.reindex(columns=("step", *TIMINGS)).apply(pd.to_numeric, errors="coerce")
+    return metrics.drop_duplicates("step", keep="last")
+
+
+def _training_seconds(run: Run) -> dict[str, float]:
+    """Sums of the three timings; empty before the first step."""
+    metrics = _training_metrics(run)
+    if not metrics["rollout_seconds"].notna().any():
+        return {}
+    return {name: float(metrics[name].sum()) for name in TIMINGS}
 
 
 # ---- tables
-# ----------------------------------------------------------------------------------------------------------
 def phase_table(seconds: Mapping[str, float], devices: int = 4) -> pd.DataFrame:
     """Device-hours of each phase and their wall clock on ``devices`` devices, with the sum of the run."""
-    rows = [*seconds.items(), ("Main run total", sum(seconds.values()))]
+    rows = [*seconds.items(), ("Run total", sum(seconds.values()))]
     columns = ("Phase", "GPU-hours", f"Wall clock ({devices} GPU{'s' * (devices > 1)})")
     return pd.DataFrame([(name, hours(s / 3600), duration(s / devices)) for name, s in rows], columns=columns)
 
 
-def project_table(seconds: Mapping[str, float], prices: Prices) -> pd.DataFrame:
-    """Device-hours of the whole project, part by part."""
-    run = sum(seconds.values()) / 3600
-    rows = [(name, hours(run * share)) for name, share in prices.project.items()]
-    return pd.DataFrame(
-        [*rows, ("Total", hours(run * sum(prices.project.values())))], columns=("Component", "GPU-hours")
-    )
-
-
 def money_table(seconds: Mapping[str, float], prices: Prices) -> pd.DataFrame:
-    """Money of the main run and of the project, by provider."""
-    run, c = sum(seconds.values()) / 3600, prices.currency
-    project = run * sum(prices.project.values())
+    """Money of a run, by provider."""
+    total, sign = sum(seconds.values()) / 3600, prices.currency
     rows = [
-        (name, f"{c}{price:.2f}" if price else "free", f"{c}{run * price:,.2f}", f"{c}{project * price:,.2f}")
+        (name, f"{sign}{price:.2f}" if price else "free", f"{sign}{total * price:,.2f}")
         for name, price in prices.providers.items()
     ]
-    return pd.DataFrame(rows, columns=("Provider", f"{c}/GPU-hour", "Main run", "Project"))
-
-
-def other_table(prices: Prices) -> pd.DataFrame:
-    """Costs beside computing, with their sum."""
-    c, values = prices.currency, list(prices.other_costs.items())
-    total = ("Total besides computing", tuple(sum(v[i] for _, v in values) for i in (0, 1)))
-    return pd.DataFrame(
-        [(name, f"{c}{low:,.0f}-{high:,.0f}") for name, (low, high) in [*values, total]],
-        columns=("Item", "Cost"),
-    )
+    return pd.DataFrame(rows, columns=("Provider", f"{sign}/GPU-hour", "Run"))
 
 
 def against_table(run: Run, prices: Prices, devices: int = 1) -> pd.DataFrame:
-    """What a run was forecast to take from its recipe alone, and what it took, in device time, phase by
-    phase.
+    """What a run was forecast to take from its recipe alone, and what it took, in device time, by phase.
 
     Of a training that has not ended the steps so far are forecast; phases that are not done yet show a dash.
     """
-    recipe, spent, training = recipe_of(run), actual(run, devices), _training_seconds(run)
-    if training is not None:
+    recipe, spent = recipe_of(run), actual(run, devices)
+    if _training_seconds(run):
         recipe = dataclasses.replace(recipe, steps=max(1, int(run.metrics["step"].max())))
     predicted = forecast(recipe, prices.rates_of(recipe.model))
-    rows = [(p, predicted[p], spent.get(p)) for p in PHASES]
-    done = [(a, b) for _, a, b in rows if b is not None]
-    rows.append(("Phases that are done", sum(a for a, _ in done), sum(b for _, b in done)))
-    cells = [
-        (p, duration(a), "–" if b is None else duration(b), f"{b / a:.2f}" if a and b is not None else "–")
-        for p, a, b in rows
-    ]
-    return pd.DataFrame(cells, columns=("Phase", "Predicted", "Actual", "Actual / predicted"))
+    rows = [_against(phase, predicted[phase], spent.get(phase)) for phase in PHASES]
+    rows.append(_against("Phases that are done", sum(predicted[p] for p in spent), sum(spent.values())))
+    return pd.DataFrame(rows, columns=("Phase", "Predicted", "Actual", "Actual / predicted"))
+
+
+def _against(phase: str, predicted: float, spent: float | None) -> tuple[str, str, str, str]:
+    if spent is None:
+        return phase, duration(predicted), "–", "–"
+    return phase, duration(predicted), duration(spent), f"{spent / predicted:.2f}" if predicted else "–"
 
 
 def hours(value: float) -> str:
     """Hours as text, with as many places as say something: 55, 2.5, 0.083."""
-    return (
-        f"{value:,.0f}" if value >= 20 else f"{value:.1f}" if value >= 2 else f"{value:.2g}" if value else "0"
-    )
+    if value >= 20:
+        return f"{value:,.0f}"
+    if value >= 2:
+        return f"{value:.1f}"
+    return f"{value:.2g}" if value else "0"
 
 
 def duration(seconds: float) -> str:
     """Seconds as text in the unit that suits them: 45 s, 12.5 min, 10.5 h."""
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.1f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"

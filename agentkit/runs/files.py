@@ -19,13 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.records import RunError, StopReason, Task, ToolResult, Trajectory, Turn
 
 SPLITS = ("train", "validation", "test")
-
-
-class RunError(RuntimeError):
-    """A run folder or a file in it is missing, damaged or badly named. The message says what to do."""
 
 
 # ---- files
@@ -49,18 +45,26 @@ def write_bytes(path: str | Path, data: bytes) -> Path:
 
 def write_json(path: str | Path, value: Any) -> Path:
     """Write JSON atomically. NaN and infinity become null, since JSON has neither."""
-    return write_bytes(path, _encoded(value, indent=1))
+    return write_bytes(path, encode_json(value, indent=1))
 
 
 def read_json(path: str | Path) -> Any:
     """Read one JSON file. Raises RunError naming the file when it is missing or damaged."""
     path = Path(path)
     try:
-        return json.loads(_read_bytes(path).decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        return parse_json(_read_bytes(path))
+    except ValueError as error:
         raise RunError(
             f"{path} is not valid JSON ({error}). Restore it or run the stage that writes it."
         ) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of JSON that anybody may have written. Raises ValueError where it is broken or nested too deeply."""
+    try:
+        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -75,7 +79,7 @@ def _read_bytes(path: Path) -> bytes:
         ) from None
 
 
-def _encoded(value: Any, indent: int | None = None) -> bytes:
+def encode_json(value: Any, indent: int | None = None) -> bytes:
     """JSON as UTF-8 with a line end; text with lone surrogates, which UTF-8 lacks, is escaped."""
     try:
         return (json.dumps(_finite(value), indent=indent, ensure_ascii=False) + "\n").encode()
@@ -85,7 +89,7 @@ def _encoded(value: Any, indent: int | None = None) -> bytes:
 
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> Path:
     """Write one JSON object a line, atomically."""
-    return write_bytes(path, b"".join(map(_encoded, rows)))
+    return write_bytes(path, b"".join(map(encode_json, rows)))
 
 
 def append_jsonl(path: str | Path, row: dict) -> None:
@@ -99,7 +103,7 @@ def append_jsonl(path: str | Path, row: dict) -> None:
         OSError: the disk took none or only part of the line, such as when it is full; the file is then as it
             was before.
     """
-    path, line = Path(path), _encoded(row)
+    path, line = Path(path), encode_json(row)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -132,8 +136,8 @@ def cut_jsonl(path: str | Path, step: int) -> int:
 def _step(line: bytes) -> float:
     """The step of a JSON line: 0 where it has none, infinity where it is torn."""
     try:
-        row = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
+        row = parse_json(line)
+    except ValueError:
         return float("inf")
     found = row.get("step", 0) if isinstance(row, dict) else None
     return found if isinstance(found, int | float) else 0
@@ -158,10 +162,10 @@ def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8-sig"))
+            row = parse_json(line)
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, found {type(row).__name__}")
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             if not tolerant:
                 raise RunError(
                     f"{path}, line {number} is damaged: {error}. Rebuild it, or remove that line."

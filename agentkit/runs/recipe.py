@@ -19,12 +19,10 @@ from typing import Any
 
 import yaml
 
+from agentkit.records import RecipeError
+from agentkit.runs.run import project_root
 
-class RecipeError(ValueError):
-    """A recipe has an unknown key, a value of the wrong type or out of bounds, or cannot be read."""
-
-
-REWARDS = ("plan", "toolrl", "toolrla", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver")
+REWARDS = ("plan", "none", "toolrl", "toolrla", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver")
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")
 MISMATCH = ("off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 ADVANTAGES = (
@@ -39,6 +37,7 @@ ADVANTAGES = (
     "step",
 )
 CONTROLS = ("sft_more", "rft", "hindsight")
+FILES = ("lab", "tasks", "transcripts")  # keys that name a file, relative to the recipe
 CHOICES = {  # of keys that take one of a few words
     "variety": ("plain", "wide"),
     "tool_format": ("auto", "hermes", "qwen3_coder", "llama3", "search_r1"),
@@ -58,71 +57,97 @@ CHOICES = {  # of keys that take one of a few words
 }
 
 
-def _key(default: Any, help: str, low: float | None = None, high: float | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "low": low, "high": high})
+def _key(
+    default: Any, help: str, low: float | None = None, high: float | None = None, *, stages: str = "3"
+) -> Any:
+    """A key with its bounds and the notebooks, by number, that it is handed to."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "stages": stages})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """All parameters. ``Recipe.from_mapping`` checks types and bounds."""
 
-    run: str = _key("", "run folder; empty means the folder papermill writes to, else outputs/lab")
-    seed: int = _key(0, "of every random choice", 0, 2**31 - 1)
+    run: str = _key("", "run folder; empty means outputs/lab", stages="12345")
+    lab: str = _key(
+        "", "file with families, verifiers and rewards of your own (agentkit new)", stages="12345"
+    )
+    seed: int = _key(0, "of every random choice but the suite's", 0, 2**31 - 1, stages="235")
     # 01 tasks
-    families: str = _key("A,B,C", "task families, separated by commas")
-    n_tasks: int = _key(1200, "tasks in the suite, split 70/15/15", 20, 50_000)
-    variety: str = _key("plain", "kinds of questions: plain, or wide for more of them")
+    families: str = _key("A,B,C", "task families, separated by commas", stages="1")
+    n_tasks: int = _key(1200, "tasks in the suite, split 70/15/15", 20, 50_000, stages="1")
+    variety: str = _key("plain", "kinds of questions: plain, or wide for more of them", stages="1")
+    suite_seed: int = _key(0, "of the suite, so that seeds share one test", 0, 2**31 - 1, stages="1")
+    tasks: str = _key("", "a given tasks.jsonl in place of families, split where it is not", stages="1")
     # the agent and its rollouts
-    model: str = _key("nano", "the agent: nano, a model folder or a hub name")
-    max_turns: int = _key(10, "policy calls in one trajectory", 1, 100)
-    max_turn_tokens: int = _key(128, "tokens sampled in one turn", 4, 32_768)
-    max_tokens: int = _key(1024, "completion tokens, tool replies included", 16, 131_072)
-    top_k: int = _key(3, "passages the search tool returns", 1, 20)
+    model: str = _key("nano", "the agent: nano, a model folder or a hub name", stages="235")
+    max_turns: int = _key(10, "policy calls in one trajectory", 1, 100, stages="235")
+    max_turn_tokens: int = _key(128, "tokens sampled in one turn", 4, 32_768, stages="235")
+    max_tokens: int = _key(1024, "completion tokens, tool replies included", 16, 131_072, stages="235")
+    top_k: int = _key(3, "passages the search tool returns", 1, 20, stages="1235")
     tool_format: str = _key(
-        "auto", "how the agent writes tool calls: auto, hermes, qwen3_coder, llama3 or search_r1"
+        "auto",
+        "how the agent writes tool calls: auto, hermes, qwen3_coder, llama3 or search_r1",
+        stages="235",
     )
     tool_timeout_s: float = _key(
-        10.0, "seconds a tool call may take, where the tool declares no limit", 0.1, 3600
+        10.0, "seconds a tool call may take, where the tool declares no limit", 0.1, 3600, stages="235"
     )
-    max_observation: int = _key(500, "tokens of one tool reply; longer ones are cut", 16, 32_768)
+    max_observation: int = _key(
+        500, "tokens of one tool reply; longer ones are cut", 16, 32_768, stages="235"
+    )
     tool_cache: str = _key(
-        "", "file of answers of pure tools; empty means the user's cache folder, off means none"
+        "", "file of answers of pure tools; empty means the user's cache folder, off means none", stages="235"
     )
-    temperature: float = _key(0.7, "of sampling, in training and evaluation", 0.05, 2.0)
-    max_batch: int = _key(128, "trajectories sampled together", 1, 4096)
+    temperature: float = _key(0.7, "of sampling, in training and evaluation", 0.05, 2.0, stages="235")
+    max_batch: int = _key(128, "trajectories sampled together", 1, 4096, stages="235")
     engine: str = _key(
         "transformers",
         "what samples: transformers, vllm, server (agentkit serve) or unsloth (it also trains)",
+        stages="235",
     )
     server_urls: str = _key(
-        "", "engine server: its replicas, separated by commas, such as http://localhost:8000"
+        "", "engine server: its replicas, separated by commas, such as http://localhost:8000", stages="235"
     )
     weight_sync: str = _key(
-        "merged", "how vllm and servers get trained weights: merged (all, in place) or lora (the adapter)"
+        "merged",
+        "how vllm and servers get trained weights: merged (all, in place) or lora (the adapter)",
+        stages="235",
     )
     sync_threshold: float = _key(
-        0.0, "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half precision", 0, 10
+        0.0,
+        "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half precision",
+        0,
+        10,
+        stages="235",
     )
-    engine_memory: float = _key(0.3, "engines vllm and unsloth: share of the GPU's memory", 0.01, 0.99)
+    engine_memory: float = _key(
+        0.3, "engines vllm and unsloth: share of the GPU's memory", 0.01, 0.99, stages="235"
+    )
     load_in_4bit: bool = _key(
         False, "engine unsloth: base weights in 4 bits while training; needs bitsandbytes"
     )
     deterministic: bool = _key(
-        False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools"
+        False,
+        "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools",
+        stages="235",
     )
     # 02 baseline
-    sft: bool = _key(False, "fine-tune the agent on scripted demonstrations first")
-    sft_transcripts: int = _key(2, "demonstrations for each training task", 1, 64)
-    sft_epochs: int = _key(1, "passes over the demonstrations", 1, 50)
-    sft_learning_rate: float = _key(1e-4, "peak learning rate of the cold start", 0, 1)
-    sft_batch: int = _key(16, "demonstrations in one optimiser step", 1, 1024)
-    flaw_skip_lookup: float = _key(0.0, "chance to skip a lookup after the first", 0, 1)
-    flaw_wrong_operation: float = _key(0.0, "chance to use the wrong operation", 0, 1)
-    flaw_in_head: float = _key(0.0, "chance to compute without the calculator", 0, 1)
-    flaw_give_up: float = _key(0.0, "chance to give up before a lookup", 0, 1)
-    flaw_malformed: float = _key(0.0, "chance of a malformed call before the right one", 0, 1)
-    test_samples: int = _key(4, "sampled trajectories for each test task", 1, 64)
+    sft: bool = _key(False, "fine-tune the agent on demonstrations first", stages="235")
+    sft_transcripts: int = _key(2, "demonstrations for each training task", 1, 64, stages="2")
+    sft_epochs: int = _key(1, "passes over the demonstrations", 1, 50, stages="2")
+    sft_learning_rate: float = _key(1e-4, "peak learning rate of the cold start", 0, 1, stages="2")
+    sft_batch: int = _key(16, "demonstrations in one optimiser step", 1, 1024, stages="2")
+    flaw_skip_lookup: float = _key(0.0, "chance to skip a lookup after the first", 0, 1, stages="2")
+    flaw_wrong_operation: float = _key(0.0, "chance to use the wrong operation", 0, 1, stages="2")
+    flaw_in_head: float = _key(0.0, "chance to compute without the calculator", 0, 1, stages="2")
+    flaw_give_up: float = _key(0.0, "chance to give up before a lookup", 0, 1, stages="2")
+    flaw_malformed: float = _key(0.0, "chance of a malformed call before the right one", 0, 1, stages="2")
+    test_samples: int = _key(4, "sampled trajectories for each test task", 1, 64, stages="25")
+    transcripts: str = _key("", "messages data set to imitate in place of the scripted expert", stages="2")
+    measure_base: bool = _key(False, "measure the agent before its cold start too: base, SFT, RL", stages="2")
     # 03 GRPO
+    train_difficulty: str = _key("", "easy, medium or hard tasks only, with commas; empty: all", stages="35")
     steps: int = _key(200, "optimiser steps", 1, 100_000)
     prompts_per_step: int = _key(8, "groups in one step", 1, 4096)
     group_size: int = _key(8, "trajectories in a group, G", 2, 256)
@@ -147,17 +172,27 @@ class Recipe:
     mismatch: str = _key("off", "weights where engine and trainer disagree: " + ", ".join(MISMATCH))
     mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
     share_prefixes: bool = _key(True, "compute what trajectories have in common once: as exact, and faster")
-    lora_r: int = _key(16, "LoRA rank", 1, 1024)
-    lora_alpha: int = _key(32, "LoRA scale", 1, 4096)
-    reward: str = _key("plan", "preset: " + ", ".join(REWARDS))
-    reward_combine: str = _key("sum", "how weighted components become one number: sum or product")
-    reward_correctness: float = _key(1.0, "plan: weight of the verifier's verdict", -100, 100)
-    reward_format: float = _key(0.1, "plan: weight of the share of valid tool calls", -100, 100)
-    reward_efficiency: float = _key(1.0, "plan: weight of -0.02 a turn when correct", -100, 100)
-    reward_process: float = _key(0.0, "weight of the share of subgoals reached; 0 leaves it out", -100, 100)
-    reward_overlong: float = _key(0.0, "weight of the soft overlong punishment; 0 leaves it out", -100, 100)
-    overlong_buffer: int = _key(256, "tokens below max_tokens from which overlong rewards fall", 1, 131_072)
-    reward_judge: float = _key(0.0, "weight of a judging model's verdict; 0 leaves it out", -100, 100)
+    lora_r: int = _key(16, "LoRA rank", 1, 1024, stages="23")
+    lora_alpha: int = _key(32, "LoRA scale", 1, 4096, stages="23")
+    reward: str = _key("plan", "preset: " + ", ".join(REWARDS), stages="35")
+    reward_combine: str = _key(
+        "sum", "how weighted components become one number: sum or product", stages="35"
+    )
+    reward_correctness: float = _key(1.0, "plan: weight of the verifier's verdict", -100, 100, stages="35")
+    reward_format: float = _key(0.1, "plan: weight of the share of valid tool calls", -100, 100, stages="35")
+    reward_efficiency: float = _key(1.0, "plan: weight of -0.02 a turn when correct", -100, 100, stages="35")
+    reward_process: float = _key(
+        0.0, "weight of the share of subgoals reached; 0 leaves it out", -100, 100, stages="35"
+    )
+    reward_overlong: float = _key(
+        0.0, "weight of the soft overlong punishment; 0 leaves it out", -100, 100, stages="35"
+    )
+    overlong_buffer: int = _key(
+        256, "tokens below max_tokens from which overlong rewards fall", 1, 131_072, stages="35"
+    )
+    reward_judge: float = _key(
+        0.0, "weight of a judging model's verdict; 0 leaves it out", -100, 100, stages="35"
+    )
     reward_noise: float = _key(
         0.0, "standard deviation of noise in the reward; 0 is none, and is advised", 0, 100
     )
@@ -174,12 +209,16 @@ class Recipe:
         0.0, "weight in GRPO's loss of imitating what code rollouts did achieve; 0 is off", 0, 100
     )
     hindsight_rounds: int = _key(
-        10, "hindsight replay: rounds of sampling, relabelling and fine-tuning", 1, 1000
+        10, "hindsight replay: rounds of sampling, relabelling and fine-tuning", 1, 1000, stages="5"
     )
-    hindsight_samples: int = _key(128, "hindsight replay: programs sampled for a task in a round", 1, 4096)
-    hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1)
+    hindsight_samples: int = _key(
+        128, "hindsight replay: programs sampled for a task in a round", 1, 4096, stages="5"
+    )
+    hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1, stages="5")
     controls: str = _key(
-        "", "what GRPO is compared with besides, at its compute: sft_more, rft, hindsight; with commas"
+        "",
+        "what GRPO is compared with besides, at its compute: sft_more, rft, hindsight; with commas",
+        stages="5",
     )
     preflight: str = _key("refuse", "look before training: refuse a hopeless run, warn only, or off")
     report_to: str = _key(
@@ -242,6 +281,11 @@ class Recipe:
     def keys(cls) -> dict[str, dataclasses.Field]:
         """Every recipe key with its default and help."""
         return {f.name: f for f in dataclasses.fields(cls) if "help" in f.metadata}
+
+    @classmethod
+    def keys_of(cls, stage: str) -> list[str]:
+        """Names of the keys that a notebook such as "02_baseline" is handed."""
+        return [name for name, key in cls.keys().items() if stage[1] in key.metadata["stages"]]
 
     def used(self) -> dict[str, Any]:
         """The parameters that were set, defaults of the notebook included."""
@@ -374,7 +418,16 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"{path}: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
-    return values
+    return {name: _beside(path, value) if name in FILES else value for name, value in values.items()}
+
+
+def _beside(recipe: Path, name: Any) -> Any:
+    """A file that a recipe names relative to itself, as seen from the project's folder where it lies there."""
+    file = (recipe.parent / str(name)).resolve()
+    if not name or not file.exists():
+        return name
+    root = project_root()
+    return str(file.relative_to(root) if file.is_relative_to(root) else file)
 
 
 def _flat(text: str) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Untrusted Python in layers: run_python(code) runs what a model wrote, bounded and confined, or refuses.
 
-Tier A: namespaces, Landlock and seccomp. Tier B: Landlock and seccomp. Tier C: Deno and Pyodide, where the
-user asks for it (pyodide.py). Tier D: nothing there, so it refuses, unless it is told to run programs
-unconfined (unconfined.py). A tier counts only once canaries have tried to break out of it, in this process,
-and failed; otherwise the next one is tried.
+Tier A: namespaces, Landlock and seccomp. Tier B: Landlock and seccomp. Tier D: neither works here, so it
+refuses, unless it is told to run programs unconfined (unconfined.py); there is no tier C. A tier counts only
+once canaries have tried to break out of it, in this process, and failed; otherwise the next one is tried.
 Each call gets a fresh process: no state, file, process or descriptor passes from one call to the next.
 Network, other programs, other users' and this user's files, the environment and other processes are out of
 reach; time, memory, output, threads and files are bounded. Leaves out: side channels, a bug in the kernel,
@@ -14,7 +13,6 @@ library, places.PACKAGES can be imported.
 from __future__ import annotations
 
 import atexit
-import base64
 import fcntl
 import json
 import marshal
@@ -29,28 +27,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from agentkit.sandbox import pyodide, unconfined, zygote
-from agentkit.sandbox.canaries import CANARIES, CANARIES_C
+from agentkit.records import SandboxError
+from agentkit.sandbox import unconfined, zygote
+from agentkit.sandbox.canaries import CANARIES
 from agentkit.sandbox.places import places, preloaded
-from agentkit.sandbox.process import NotReady
 
-TIERS = ("A", "B", "C")
+TIERS = ("A", "B")
 MAX_CODE = 1_000_000  # characters
 MAX_INPUT = 4 * 2**20  # bytes of stdin and of files together
 MAX_TIMEOUT_S = 3_600.0
 GRACE_S = 20.0  # for a busy machine to start the program and to reply
 UNSAFE = "AGENTKIT_ALLOW_UNSAFE"  # environment variable; 1 lets programs run where there is no sandbox
-WAY_OUT = f"{UNSAFE}=1 runs programs without one; tasks of the families A and B (families: A,B) need none"
+WAY_OUT = (
+    "run the kit in the Docker image that ships (.ci/Dockerfile), or keep to tasks of the families A and B "
+    f"(families: A,B), which need no sandbox; {UNSAFE}=1 runs programs without one"
+)
 AT_ONCE = min(128, max(8, 4 * (os.cpu_count() or 1)))  # programs that run at the same time
-
-
-class SandboxError(RuntimeError):
-    """The sandbox does not work here. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class Tier:
         """A green line for tier A, otherwise a red banner that says what is missing."""
         colour, text = ("#1a7f37", "") if self.name == "A" else ("#b3261e", f": {self.why}")
         if self.name == "D":
-            text += ". Programs run UNCONFINED." if unsafe_allowed() else f". {WAY_OUT}."
+            text += ". Programs run UNCONFINED." if unsafe_allowed() else f"; {WAY_OUT}."
         escaped = text.replace("&", "&amp;").replace("<", "&lt;")
         style = f"background:{colour};color:#fff;padding:.5em .8em;border-radius:4px"
         return f'<div style="{style}"><b>Sandbox tier {self.name}</b>{escaped}</div>'
@@ -119,16 +116,13 @@ def run_python(
         )
     try:
         name = tier or current_tier().name
-        if name == "C":
-            _prove_c()
-            return _in_process("C", request)
         if name in TIERS:
             return _zygote(name, preloaded(code)).run(request)
         if allow_unsafe or (allow_unsafe is None and unsafe_allowed()):
-            return _in_process("D", request)
-        return Result("refused", "", f"no sandbox: {current_tier().why}. {WAY_OUT}\n", 0.0, "D")
+            return _unconfined(request)
+        return Result("refused", "", f"no sandbox here: {current_tier().why}; {WAY_OUT}\n", 0.0, "D")
     except SandboxError as error:
-        return Result("refused", "", f"no sandbox: {error}\n", 0.0, "D")
+        return Result("refused", "", f"no sandbox here: {error}; {WAY_OUT}\n", 0.0, "D")
 
 
 def unsafe_allowed() -> bool:
@@ -136,27 +130,18 @@ def unsafe_allowed() -> bool:
     return os.environ.get(UNSAFE, "") == "1"
 
 
-def _in_process(tier: str, request: dict) -> Result:
-    """Run a program in tier C or D, each time in a process of its own. Raises SandboxError where it does not
-    start.
-    """
-    limits = (request["timeout_s"], request["memory_bytes"], zygote.MAX_OUTPUT)
+def _unconfined(request: dict) -> Result:
+    """Run a program without a sandbox."""
     with _slots:
-        if tier == "C":
-            try:
-                files = {
-                    name: base64.b64encode(content).decode() for name, content in request["files"].items()
-                }
-                status, out, err, seconds = pyodide.run(
-                    json.dumps(request | {"files": files}).encode(), *limits
-                )
-            except NotReady as error:
-                raise SandboxError(f"tier C does not start: {error}") from None
-        else:
-            status, out, err, seconds = unconfined.run(
-                request["code"], request["files"], request["stdin"], *limits
-            )
-    return Result(status, readable(out), readable(err), seconds, tier)
+        status, out, err, seconds = unconfined.run(
+            request["code"],
+            request["files"],
+            request["stdin"],
+            request["timeout_s"],
+            request["memory_bytes"],
+            zygote.MAX_OUTPUT,
+        )
+    return Result(status, readable(out), readable(err), seconds, "D")
 
 
 def _request(
@@ -207,7 +192,6 @@ _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if
 _lock = threading.RLock()
 _zygotes: dict[tuple[str, tuple[str, ...]], _Zygote] = {}
 _tier: Tier | None = None
-_proven_c = False
 _slots = threading.BoundedSemaphore(AT_ONCE)
 
 
@@ -219,9 +203,9 @@ def current_tier() -> Tier:
     with _lock:
         if _tier is None:
             faults = []
-            for name in TIERS if os.environ.get(pyodide.FOLDER) else TIERS[:2]:
+            for name in TIERS:
                 try:
-                    _prove_c() if name == "C" else _zygote(name, ())
+                    _zygote(name, ())
                 except SandboxError as error:
                     faults.append(f"tier {name} does not work here: {error}")
                     continue
@@ -234,12 +218,12 @@ def current_tier() -> Tier:
 
 def close() -> None:
     """End the zygotes and what they run. The next call starts again."""
-    global _tier, _proven_c
+    global _tier
     with _lock:
         for process in _zygotes.values():
             process.close()
         _zygotes.clear()
-        _tier, _proven_c = None, False
+        _tier = None
 
 
 atexit.register(close)
@@ -268,7 +252,7 @@ def _zygote(tier: str, preload: tuple[str, ...]) -> _Zygote:
         if found is None:
             found = _Zygote(tier, preload)
             try:
-                _prove(CANARIES, found.run)
+                _prove(found)
             except BaseException:
                 found.close()
                 raise
@@ -276,26 +260,13 @@ def _zygote(tier: str, preload: tuple[str, ...]) -> _Zygote:
         return found
 
 
-def _prove_c() -> None:
-    """Run tier C's canaries, once. Raises SandboxError where it is not there or one gets out."""
-    global _proven_c
-    with _lock:
-        if not _proven_c:
-            if gap := pyodide.missing():
-                raise SandboxError(f"tier C: {gap}. {pyodide.GET}")
-            _prove(CANARIES_C, lambda request: _in_process("C", request))
-            _proven_c = True
-
-
-def _prove(canaries: Sequence[Callable], run: Callable[[dict], Result]) -> None:
-    """Run canaries. Raises SandboxError naming what got out."""
-    for canary in canaries:
-        with canary() as (code, limits, expected):
-            found = run(
-                _request(code, limits.get("timeout_s", 5), limits.get("memory_mb", 256), {}, "", None)
-            )
-            if (problem := expected(found)) is not None:
-                raise SandboxError(f"a canary: {problem}")
+def _prove(process: _Zygote) -> None:
+    """Run the canaries in a zygote. Raises SandboxError naming what got out."""
+    for canary in CANARIES:
+        with canary() as (code, limits, fault_of):
+            request = _request(code, limits.get("timeout_s", 5), limits.get("memory_mb", 256), {}, "", None)
+            if (fault := fault_of(process.run(request))) is not None:
+                raise SandboxError(f"a canary: {fault}")
 
 
 class _Zygote:

@@ -63,61 +63,21 @@ print("escaped:", ", ".join(escaped) or "none")
 """
 
 
-_ATTEMPTS_C = """
-escaped = []
-def attempt(name, script):
-    try:
-        if run_js(script):
-            escaped.append(name)
-    except BaseException:
-        pass
-try:
-    import pyodide_js
-    function = pyodide_js.constructor.constructor  # JavaScript's own, and through it everything that Deno has
-    run_js = lambda script: function("return " + script)()
-    assert run_js("typeof Deno") == "object"
-    attempt("read a file", "Deno.readTextFileSync({secret!r})")
-    attempt("list the home folder", "[...Deno.readDirSync({folder!r})]")
-    attempt("see the environment", "Deno.env.get('HOME')")
-    attempt("write a file", "Deno.writeTextFileSync({litter!r}, 'x') === undefined")
-    attempt("keep data", "localStorage.setItem('a', 'b') === undefined")
-    attempt("start a program", "new Deno.Command('/bin/true').outputSync()")
-    attempt("load a library", "Deno.dlopen({secret!r}, {{}})")
-    attempt("signal the parent", "Deno.kill({pid}, 0) === undefined")
-    attempt("learn about the system", "Deno.hostname()")
-    attempt("open a port", "Deno.listen({{port: 0}})")
-    attempt("ask for a right", "Deno.permissions.requestSync({{name: 'read'}}).state === 'granted'")
-    for right in "read write net env run ffi sys import".split():
-        attempt("the right to " + right, "Deno.permissions.querySync({{name: '" + right + "'}}).state === 'granted'")
-except ImportError:  # out of reach altogether
-    pass
-try:
-    escaped.append(open({secret!r}).read())
-except OSError:
-    pass
-print("escaped:", ", ".join(escaped) or "none")
-"""
-
-
 @contextlib.contextmanager
-def _breakout(attempts: str) -> Iterator[Canary]:
-    """Every way out at once, with a real secret, a real port and a real Unix socket to reach for."""
+def breakout() -> Iterator[Canary]:
+    """Sixteen ways out at once, with a real secret, a real port and a real Unix socket to reach for."""
     with (
         tempfile.TemporaryDirectory(prefix="agentkit-canary-") as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
     ):
-        secret, unix, litter = (os.path.join(folder, name) for name in ("secret", "socket", "litter"))
+        secret, unix = os.path.join(folder, "secret"), os.path.join(folder, "socket")
         with open(secret, "w") as file:
             file.write("secret")
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as target:
             target.bind(unix)
-            places = {"secret": secret, "folder": folder, "unix": unix, "litter": litter}
+            targets = {"secret": secret, "folder": folder, "unix": unix, "pid": os.getpid()}
             try:
-                yield (
-                    attempts.format(**places, pid=os.getpid(), port=server.getsockname()[1]),
-                    {},
-                    _nothing_escaped,
-                )
+                yield _ATTEMPTS.format(**targets, port=server.getsockname()[1]), {}, _nothing_escaped
             finally:
                 with contextlib.suppress(FileNotFoundError):  # there only where it got out
                     os.remove(f"/dev/shm/agentkit-canary-{os.getpid()}")
@@ -143,23 +103,11 @@ def _ends(code: str, status: str, **limits: Any) -> Callable:
     return canary
 
 
-def breakout() -> contextlib.AbstractContextManager[Canary]:
-    """Sixteen ways out of tiers A and B."""
-    return _breakout(_ATTEMPTS)
-
-
-def breakout_c() -> contextlib.AbstractContextManager[Canary]:
-    """The ways out of tier C: Deno's own functions, as far as they are not asynchronous, and its rights."""
-    return _breakout(_ATTEMPTS_C)
-
-
 loop = _ends(
     "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass", "timeout", timeout_s=0.2
 )
 memory = _ends("x = bytearray(4 * 2**30)", "memory")
-memory_in_pieces = _ends("x = []\nwhile True: x.append(bytearray(2**20))", "memory", timeout_s=60)
 flood = _ends("while True: print('x' * 10**6)", "output")
 disk = _ends("open('big', 'wb').write(bytes(300 * 2**20))", "error", memory_mb=1024)
 
 CANARIES = (breakout, loop, memory, flood, disk)
-CANARIES_C = (breakout_c, loop, memory_in_pieces, flood)

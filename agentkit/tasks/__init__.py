@@ -4,16 +4,17 @@ keeps them.
 
 from agentkit.tasks.bands import model_aware
 from agentkit.tasks.expert import PlanError, Solution, solve
-from agentkit.tasks.suite import DEFAULT_FAMILIES, FAMILIES, Suite, SuiteError, default_tools
+from agentkit.tasks.family import Family
+from agentkit.tasks.suite import DEFAULT_FAMILIES, Suite, SuiteError, shipped_families
 
 __all__ = [
     "DEFAULT_FAMILIES",
-    "FAMILIES",
+    "Family",
     "PlanError",
     "Solution",
     "Suite",
     "SuiteError",
-    "default_tools",
     "model_aware",
+    "shipped_families",
     "solve",
 ]

@@ -6,17 +6,21 @@ answer is true.
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
-from agentkit.records import Score, Task
+from agentkit.records import Score, Task, Trajectory
+from agentkit.tasks.expert import as_trajectory, solve
 from agentkit.tools import search_passages
 from agentkit.tools.corpus import Corpus
-from agentkit.verifiers import normalize, verify
+from agentkit.verifiers import KINDS, normalize, verify
 
 CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal", "longest passage",
           "repeatable")  # fmt: skip
@@ -25,13 +29,16 @@ TRIES = 3  # for a verdict: a busy machine may give none the first time, a broke
 REFUSAL = "I could not find this."
 
 
-def audit(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+def audit(
+    tasks: Sequence[Task], environments: Mapping[str, Callable[[], object]] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """Score every task on answers whose verdict is known, once its gold data can be read.
 
     The gold answer (``meta["right_answer"]`` where the gold answer is no answer itself, as for a pattern)
     must score 1. A perturbed one, another task's answer, nothing, the prompt, two answers, a refusal and the
     longest passage the tools show on the way must score 0, and the first two are scored twice. Tasks without
-    a gold answer are left out where it is needed.
+    a gold answer are left out where it is needed. Where a verifier looks at the trajectory, the answers are put
+    into that of the scripted expert, who works in the family's environment.
 
     Returns:
         One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``,
@@ -41,7 +48,7 @@ def audit(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     failed, counts, seconds = defaultdict(list), defaultdict(int), defaultdict(list)
     other = _other_answers(tasks)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # programs are tested beside each other
-        tried = pool.map(lambda task: _tried(task, other.get(task.id)), tasks)
+        tried = pool.map(lambda task: _tried(task, other.get(task.id), environments), tasks)
         for task, verdicts in zip(tasks, tried, strict=True):
             kind = kind_of(task)
             for check, answer, passes, found, spent in verdicts:
@@ -56,37 +63,55 @@ def audit(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     return rows + [_timing(kind, spent) for kind, spent in sorted(seconds.items()) if spent]
 
 
-def _tried(task: Task, other: str | None) -> list[tuple[str, str, bool, Score, list[float]]]:
+def _tried(
+    task: Task, other: str | None, environments: Mapping[str, Callable[[], object]]
+) -> list[tuple[str, str, bool, Score, list[float]]]:
     """Check, answer, whether the check is passed, the verdict and the seconds of every try, for all cases of
     a task.
     """
     try:
         cases = list(_cases(task, other))
+        expert = _expert(task, environments)
     except ValueError as error:  # nothing else can be checked
         return [("data", "", False, Score(None, f"its gold data cannot be used: {error}"), [])]
     verdicts = [("data", "", True, Score(None), [])]
     for check, answer, wanted in cases:
-        found, spent = _timed(task, answer)
+        found, spent = _timed(task, answer, expert)
         passes = found.value is not None and (found.value == 1.0) == wanted
         verdicts.append((check, answer, passes, found, spent))
         if check in ("gold", "perturbed"):
-            again, spent = _timed(task, answer)
+            again, spent = _timed(task, answer, expert)
             verdicts.append(("repeatable", answer, again == found, again, spent))
     return verdicts
 
 
+def _expert(task: Task, environments: Mapping[str, Callable[[], object]]) -> Trajectory | None:
+    """The scripted expert's trajectory where the task's verifier looks at one; None elsewhere.
+
+    Raises ValueError where the plan does not lead to an answer.
+    """
+    verifier = KINDS.get(kind_of(task))
+    if verifier is None or "trajectory" not in inspect.signature(verifier).parameters:
+        return None
+    if task.family not in environments:
+        raise ValueError(
+            f"its verifier looks at trajectories, and no environment of family {task.family!r} is known"
+        )
+    return as_trajectory(task, solve(task, environments[task.family]()))
+
+
 def kind_of(task: Task) -> str:
     """The name of a task's verifier."""
-    return str(task.verifier.get("kind") if isinstance(task.verifier, dict) else task.verifier)
+    return str(task.verifier.get("kind"))
 
 
-def _timed(task: Task, answer: str) -> tuple[Score, list[float]]:
+def _timed(task: Task, answer: str, expert: Trajectory | None) -> tuple[Score, list[float]]:
     """The verdict, asked for again where there is none, and the seconds of every try."""
     spent: list[float] = []
     for _ in range(TRIES):
         start = time.perf_counter()
         try:
-            score = verify(task, answer)
+            score = verify(task, answer if expert is None else replace(expert, answer=answer))
         except (TypeError, ValueError) as error:  # an option that the verifier does not have, or no verifier
             return Score(None, str(error)), spent
         spent.append(time.perf_counter() - start)
@@ -156,7 +181,7 @@ def _wrong_program(task: Task) -> str:
     """A near miss the task names, or the gold program with its function replaced by one that gives nothing."""
     if near_misses := _texts(task.meta, "near_misses"):
         return near_misses[0]
-    name = str(task.verifier.get("entry", "")) if isinstance(task.verifier, dict) else ""
+    name = str(task.verifier.get("entry", ""))
     if name.isidentifier():
         return f"def {name}(*arguments, **named):\n    return None"
     owner, _, method = name.partition("().")
@@ -178,8 +203,6 @@ def _other_answers(tasks: Iterable[Task]) -> dict[str, str]:
 
 
 def _right_answers(task: Task) -> list[str]:
-    if not isinstance(task.verifier, dict):
-        return [task.answer]
     aliases = task.verifier.get("aliases")
     return [task.answer, *([aliases] if isinstance(aliases, str) else _texts(task.verifier, "aliases"))]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from agentkit.records import Task
-from agentkit.tasks.suite import FAMILIES, VARIETIES, Suite
+from agentkit.tasks.suite import DEFAULT_FAMILIES, DRAFTS, Suite
 from agentkit.tools.corpus import Corpus
 
 _FACTS = "films CC0 (Wikidata); GeoNames and Gapminder CC BY 4.0; mendeleev MIT"
@@ -21,7 +21,7 @@ COLUMNS = ("family", "variety", "asks for", "kinds", "tasks", "easy", "medium", 
 def catalogue(
     n_tasks: int = 1200,
     seed: int = 0,
-    families: Iterable[str] = tuple(FAMILIES),
+    families: Iterable[str] = DEFAULT_FAMILIES,
     corpus: Corpus | None = None,
 ) -> list[dict[str, str | int]]:
     """One row for each family and variety, counted in a suite built for it of a family's equal share of
@@ -34,10 +34,10 @@ def catalogue(
     """
     rows = []
     for family in families:
-        for variety in VARIETIES:
+        for variety in DRAFTS:
             spec = {
                 "families": [family],
-                "n_tasks": n_tasks // len(FAMILIES),
+                "n_tasks": n_tasks // len(DEFAULT_FAMILIES),
                 "seed": seed,
                 "variety": variety,
             }

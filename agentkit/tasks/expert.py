@@ -1,20 +1,16 @@
-"""The scripted expert: follows a task's plan through the real tools. It validates suites and measures
-difficulty.
+"""The scripted expert: follows a task's plan through the real tools, to validate suites and measure difficulty.
 
-The plan is gold data; no policy ever sees it. The expert that errs on purpose is a policy:
-policies/scripted.py.
+The plan is gold data; no policy ever sees it. Leaves out the expert that errs on purpose (policies/scripted.py).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentkit.records import Task
-
-Tools = Mapping[str, Callable[..., str]]
+from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
+from agentkit.tools.runtime import reset, run_blocking, run_call
 
 
 class PlanError(ValueError):
@@ -29,35 +25,66 @@ class Solution:
     answer: str
 
 
-def solve(task: Task, tools: Tools) -> Solution:
-    """Follow a task's plan through the tools.
+def solve(task: Task, environment: object) -> Solution:
+    """Follow a task's plan in a fresh environment, through the calls that a policy's tools go through.
+
+    A plan may be empty: the task is then answered without a tool.
 
     Raises:
-        PlanError: there is no plan, a search does not return the expected value, or a tool refuses its
-            arguments.
+        PlanError: there is no plan, an observation does not show the expected value, or a tool fails.
     """
+    return run_blocking(_solve(task, environment))
+
+
+async def _solve(task: Task, environment: object) -> Solution:
+    plan = task.meta.get("plan")
+    if plan is None:
+        raise PlanError(
+            f"{task.prompt!r} has no plan: meta['plan'] lists the tool calls that lead to the answer, "
+            "[] where it takes none"
+        )
+    await reset(environment, task)
     values: list[str] = []
     calls = []
-    if not task.meta.get("plan"):
-        raise PlanError(
-            f"{task.prompt!r} has no plan: meta['plan'] lists the tool calls that lead to the answer"
-        )
-    for step in task.meta["plan"]:
-        if step["tool"] not in tools:
-            raise PlanError(
-                f"{task.prompt!r}: there is no tool {step['tool']!r}; there are {', '.join(tools)}"
-            )
-        try:
-            arguments = fill(step["arguments"], values)
-            observation = tools[step["tool"]](**arguments)
-        except (ValueError, TypeError, IndexError) as error:
-            raise PlanError(f"{task.prompt!r}: {step['tool']}({step['arguments']}) failed: {error}") from None
+    for step in plan:
+        arguments = _arguments(task, step, values)
+        result = await run_call(ToolCall(step["tool"], arguments), environment)
+        if not result.ok:
+            raise PlanError(f"{task.prompt!r}: {step['tool']}({arguments}): {result.observation}")
         expected = step.get("expect")
-        if expected is not None and not shows(step["tool"], observation, expected):
+        if expected is not None and not shows(step["tool"], result.observation, expected):
             raise PlanError(f"{task.prompt!r}: {arguments} does not find {expected!r}")
-        values.append(observation if expected is None else expected)
-        calls.append((step["tool"], arguments, observation))
-    return Solution(tuple(calls), answer_of(task, values[-1]))
+        values.append(result.observation if expected is None else expected)
+        calls.append((step["tool"], arguments, result.observation))
+    return Solution(tuple(calls), answer_of(task, values[-1]) if values else task.answer)
+
+
+def _arguments(task: Task, step: dict[str, Any], values: list[str]) -> dict[str, Any]:
+    try:
+        return fill(step["arguments"], values)
+    except (IndexError, KeyError, TypeError) as error:
+        raise PlanError(f"{task.prompt!r}: the step {step!r:.200} cannot be filled in: {error}") from None
+
+
+def as_trajectory(task: Task, solution: Solution) -> Trajectory:
+    """The expert's calls and answer as a trajectory without tokens, for verifiers that look at calls."""
+    turns = [
+        Turn("", (0, 0), (ToolResult(name, arguments, observation, ok=True),))
+        for name, arguments, observation in solution.calls
+    ]
+    return Trajectory(
+        task.id,
+        policy="expert",
+        sample=0,
+        seed=0,
+        prompt_ids=(),
+        completion_ids=(),
+        action_mask=(),
+        old_logprobs=(),
+        turns=(*turns, Turn(solution.answer, (0, 0))),
+        stop_reason=StopReason.ANSWER,
+        answer=solution.answer,
+    )
 
 
 def fill(arguments: dict[str, Any], values: list[str]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""A task suite: built from families, validated by its own verifiers, split without leaks, saved as
-tasks.jsonl.
+"""A task suite: built from families, validated by its own verifiers, split without leaks, saved as tasks.jsonl.
+
+Leaves out what a task of a family asks (families) and how the agent's environment is chosen for it (lab).
 """
 
 from __future__ import annotations
@@ -8,26 +9,25 @@ import dataclasses
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkit.records import Task
+from agentkit.records import SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, write_tasks
 from agentkit.tasks.audit import audit
-from agentkit.tasks.expert import PlanError, Tools, solve
+from agentkit.tasks.expert import PlanError, as_trajectory, solve
 from agentkit.tasks.families import code, lookup, multihop, wide
+from agentkit.tasks.families.relabel import relabel_code
+from agentkit.tasks.family import Draft, Family, with_content_id
 from agentkit.tasks.splits import assign_splits, entity_combinations
-from agentkit.tools import calculate, search_passages
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.python import run_program
+from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment
 from agentkit.verifiers import KINDS, normalize, verify
 
-Draft = Callable[[Corpus, random.Random], Task | None]
-FAMILIES: dict[str, Draft] = {"A": lookup.draft, "B": multihop.draft, "C": code.draft}
-VARIETIES: dict[str, dict[str, Draft]] = {
-    "plain": FAMILIES,
+DRAFTS: dict[str, dict[str, Draft]] = {  # of the families that ship, by variety
+    "plain": {"A": lookup.draft, "B": multihop.draft, "C": code.draft},
     "wide": {"A": wide.lookup_draft, "B": wide.multihop_draft, "C": code.draft_wide},
 }
 DEFAULT_FAMILIES = ("A", "B", "C")
@@ -36,15 +36,12 @@ MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own
 MAX_MISSES = 3_000  # drafts in a row that give no new task before a family counts as exhausted
 
 
-class SuiteError(ValueError):
-    """A suite cannot be built as asked, or does not pass its own checks."""
-
-
 class Suite:
     """Tasks with splits. Iterable, in a fixed order."""
 
-    def __init__(self, tasks: Sequence[Task]):
+    def __init__(self, tasks: Sequence[Task], environments: Mapping[str, Callable[[], object]] | None = None):
         self.tasks = tuple(tasks)
+        self._environments = environments or {}  # by family: where the expert solves tasks for the audit
         self._audited: tuple[dict, list[dict]] | None = None  # the verifiers at the time, and what they found
 
     def __iter__(self) -> Iterator[Task]:
@@ -81,33 +78,33 @@ class Suite:
         spec: dict[str, Any],
         *,
         corpus: Corpus | None = None,
-        families: dict[str, Draft] | None = None,
-        tools: Tools | None = None,
+        families: Mapping[str, Family | Draft] | None = None,
     ) -> Suite:
         """Draft, solve, validate and split a suite.
 
         Args:
-            spec: ``families`` (names in FAMILIES or in ``families``), ``n_tasks``, ``seed`` and ``variety``:
-                "plain", or "wide" for more kinds of questions in every family.
+            spec: ``families`` (names of shipped ones or in ``families``), ``n_tasks``, ``seed`` and ``variety``:
+                "plain", or "wide" for more kinds of questions in every shipped family.
             corpus: where facts come from; the shipped one by default.
-            families: more families, as {name: draft function}.
-            tools: more tools that plans may use, as {name: function}.
+            families: more families, as {name: Family or draft function}; a name that ships is replaced.
 
         Raises:
             SuiteError: an unknown key or family, a corpus too small for that many different tasks, or a
                 failing check.
         """
-        known = _variety(spec) | (families or {})
-        names, n_tasks, seed = _read_spec(spec, known)
+        _check_spec(spec)
         corpus = corpus or Corpus.open()
-        tools = default_tools(corpus) | dict(tools or {})
+        known = shipped_families(corpus, variety=spec.get("variety", "plain"))
+        known |= {name: f if isinstance(f, Family) else Family(f) for name, f in (families or {}).items()}
+        names = family_names(spec.get("families", DEFAULT_FAMILIES), known)
+        n_tasks, seed = spec.get("n_tasks", 1200), spec.get("seed", 0)
         drafted, prompts = [], set()
         for position, name in enumerate(names):
             count = n_tasks // len(names) + (position < n_tasks % len(names))
             rng = random.Random(f"{seed}-{name}")
-            drafted += _draft_family(known[name], corpus, tools, count, rng, name, prompts)
-        numbered = [dataclasses.replace(t, id=f"{t.family}-{number:05d}") for number, t in enumerate(drafted)]
-        suite = cls(assign_splits(numbered, random.Random(f"{seed}-splits")))
+            drafted += _draft_family(known[name], corpus, count, rng, name, prompts)
+        environments = {name: known[name].environment for name in names}
+        suite = cls(assign_splits(drafted, random.Random(f"{seed}-splits")), environments)
         suite._check("not built")
         return suite
 
@@ -123,7 +120,7 @@ class Suite:
         Done once; again where a verifier was added or replaced since.
         """
         if self._audited is None or self._audited[0] != KINDS:
-            self._audited = dict(KINDS), audit(self.tasks)
+            self._audited = dict(KINDS), audit(self.tasks, self._environments)
         return [dict(row) for row in self._audited[1]]
 
 
@@ -134,96 +131,102 @@ def _file(path: str | Path) -> Path:
     )  # false for a name that no file can have
 
 
-def _variety(spec: dict[str, Any]) -> dict[str, Draft]:
+def shipped_families(corpus: Corpus, top_k: int = 3, variety: str = "plain") -> dict[str, Family]:
+    """The families that ship: search and calculator for A and B, programs for C."""
+    lookups = partial(CorpusEnvironment, corpus, top_k)
+    environments = {"A": lookups, "B": lookups, "C": CodeEnvironment}
+    relabel = {"C": relabel_code}
+    return {
+        name: Family(draft, environments[name], relabel.get(name)) for name, draft in DRAFTS[variety].items()
+    }
+
+
+def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
+    """The names of families from a list or comma-separated text. Raises SuiteError for one that is not known."""
+    if not isinstance(names, str | list | tuple):
+        raise SuiteError(f"families is {names!r}; it must be a list of {', '.join(sorted(known))}")
+    words = names.split(",") if isinstance(names, str) else names
+    chosen = [str(word).strip() for word in words]
+    chosen = [name if name in known else ALIASES.get(name, name) for name in chosen]
+    unknown = [name for name in chosen if name not in known]
+    if unknown or not chosen:
+        raise SuiteError(
+            f"unknown task family {unknown[0] if unknown else ''!r}: use {', '.join(sorted(known))}"
+        )
+    if len(set(chosen)) < len(chosen):
+        raise SuiteError(f"a task family is named twice: {', '.join(chosen)}")
+    return chosen
+
+
+def _check_spec(spec: Any) -> None:
     if not isinstance(spec, dict):
         raise SuiteError(
             f"the suite's spec is {spec!r}; give an object such as {{'families': ['A'], 'n_tasks': 100}}"
         )
-    name = spec.get("variety", "plain")
-    if not isinstance(name, str) or name not in VARIETIES:
-        raise SuiteError(f"unknown variety {name!r}: use {' or '.join(VARIETIES)}")
-    return VARIETIES[name]
-
-
-def _read_spec(spec: dict[str, Any], known: dict[str, Draft]) -> tuple[list[str], int, int]:
-    unknown = set(spec) - {"families", "n_tasks", "seed", "variety"}
-    if unknown:
+    if unknown := set(spec) - {"families", "n_tasks", "seed", "variety"}:
         raise SuiteError(
             f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed and variety"
         )
-    names = spec.get("families", list(DEFAULT_FAMILIES))
-    if not isinstance(names, str | list | tuple):
-        raise SuiteError(f"families is {names!r}; it must be a list of {', '.join(sorted(known))}")
-    names = [str(n).strip() for n in (names.split(",") if isinstance(names, str) else names)]
-    names = [n if n in known else ALIASES.get(n, n) for n in names]
-    missing = [n for n in names if n not in known]
-    if missing or not names:
-        raise SuiteError(
-            f"unknown task family {missing[0] if missing else ''!r}: use {', '.join(sorted(known))}"
-        )
-    if len(set(names)) < len(names):
-        raise SuiteError(f"a task family is named twice: {', '.join(names)}")
-    n_tasks, seed = spec.get("n_tasks", 1200), spec.get("seed", 0)
+    variety, n_tasks, seed = spec.get("variety", "plain"), spec.get("n_tasks", 1200), spec.get("seed", 0)
+    if not isinstance(variety, str) or variety not in DRAFTS:
+        raise SuiteError(f"unknown variety {variety!r}: use {' or '.join(DRAFTS)}")
     if not isinstance(n_tasks, int) or n_tasks < 20:
         raise SuiteError(f"n_tasks is {n_tasks!r}; it must be a whole number of at least 20")
     if not isinstance(seed, int):
         raise SuiteError(f"seed is {seed!r}; it must be a whole number")
-    return names, n_tasks, seed
 
 
 def _draft_family(
-    draft: Draft, corpus: Corpus, tools: Tools, count: int, rng: random.Random, name: str, prompts: set[str]
+    family: Family, corpus: Corpus, count: int, rng: random.Random, name: str, prompts: set[str]
 ) -> list[Task]:
     """``count`` tasks of one family whose normalised prompts are not in ``prompts`` yet; adds them there."""
+    if family.draft is None:
+        raise SuiteError(
+            f"family {name} drafts no tasks: give its tasks as a file, with the recipe key tasks"
+        )
     tasks: list[Task] = []
     uses: Counter[str] = Counter()
-    limit, misses, why = max(3, int(count * MAX_SHARE)), 0, " (its draft returned None each time)"
+    limit = max(3, int(count * MAX_SHARE))
+    misses, why = 0, " (its draft returned None each time)"
     while len(tasks) < count and misses < MAX_MISSES:
         misses += 1
-        task = draft(corpus, rng)
+        task = family.draft(corpus, rng)
         if task is None:
             continue
         if problem := task_problem(task):
             raise SuiteError(f"family {name} drafted what cannot be used: {problem}")
         why = ""
-        if normalize(task.prompt) in prompts:
-            continue
         keys = {task.answer, *entity_combinations(task)}
-        if any(uses[key] >= limit for key in keys):
+        if normalize(task.prompt) in prompts or any(uses[key] >= limit for key in keys):
             continue
         try:
-            solution = solve(task, tools)
+            calls = _solved(task, family)
         except PlanError as error:
             why = f" (last failure: {error})"
             continue
-        score = verify(task, solution.answer)
-        if score.value is None:
-            why = f" (last verdict missing: {score.why})"
-            continue
-        if score.value != 1.0:
-            raise SuiteError(
-                f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give "
-                f"{solution.answer!r}; {score.why}"
-            )
         misses = 0
         prompts.add(normalize(task.prompt))
         uses.update(keys)
-        tasks.append(dataclasses.replace(task, family=name, difficulty=difficulty(len(solution.calls))))
+        tasks.append(with_content_id(dataclasses.replace(task, family=name, difficulty=difficulty(calls))))
     if len(tasks) < count:
         raise SuiteError(
-            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for; ask for "
-            f"fewer{why}"
+            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for; ask for fewer{why}"
         )
     return tasks
 
 
-def default_tools(corpus: Corpus) -> dict[str, Callable[..., str]]:
-    """The tools that plans may use, by name."""
-    return {
-        "search": partial(search_passages, corpus),
-        "calculator": calculate,
-        "python": lambda code: run_program(code)[0],
-    }
+def _solved(task: Task, family: Family) -> int:
+    """Calls with which the scripted expert reaches the gold answer. Raises PlanError where it does not get so far."""
+    solution = solve(task, family.environment())
+    score = verify(task, as_trajectory(task, solution))
+    if score.value is None:
+        raise PlanError(f"no verdict: {score.why}")
+    if score.value != 1.0:
+        raise SuiteError(
+            f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give "
+            f"{solution.answer!r}; {score.why}"
+        )
+    return len(solution.calls)
 
 
 def difficulty(calls: int) -> str:

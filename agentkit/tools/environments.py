@@ -8,8 +8,6 @@ declared and called is in agentkit.tools.runtime; its names that users need are 
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,6 @@ __all__ = [
     "ToolSpec",
     "WorkbenchEnvironment",
     "check_call",
-    "environments",
     "in_thread",
     "malformed",
     "run_call",
@@ -193,9 +190,3 @@ class WorkbenchEnvironment(CorpusEnvironment):
     def list_files(self) -> str:
         """List the files."""
         return self._workspace.list()
-
-
-def environments(corpus: Corpus, top_k: int = 3) -> dict[str, Callable[[], object]]:
-    """Each family's environment: programs for C, search and calculator for the others."""
-    around = functools.partial(CorpusEnvironment, corpus, top_k)
-    return defaultdict(lambda: around, {"C": CodeEnvironment})

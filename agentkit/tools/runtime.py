@@ -17,15 +17,17 @@ import os
 import time
 import typing
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
-from agentkit.records import ToolCall, ToolResult
+from agentkit.records import Task, ToolCall, ToolResult
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
 from agentkit.tools.execution import Failed, Refused, in_process, in_thread, on_tool_loop, place
 
+T = TypeVar("T")
 MAX_OBSERVATION = 100_000  # characters; the limit in tokens is the rollout's
 _TYPES = {
     str: "a string",
@@ -256,6 +258,38 @@ async def _tries(method: Callable, spec: ToolSpec, arguments: dict[str, Any], li
                 raise
         await asyncio.sleep(wait)
         wait *= 2
+
+
+async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
+    """Make an environment ready for a task, with the row that TRL would hand it; what it adds to the question.
+
+    Raises:
+        RuntimeError: it did not answer in time.
+        TypeError: it returned something else than text or None.
+    """
+    row = {**task.meta, "prompt": [{"role": "user", "content": task.prompt}]}
+    row |= {"task_id": task.id, "answer": task.answer}
+    parameters = inspect.signature(environment.reset).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        row = {name: value for name, value in row.items() if name in parameters}
+    where = f"{type(environment).__name__}.reset, task {task.id}"
+    try:
+        text = await call_method(environment.reset, row, timeout_s)
+    except TimeoutError:
+        raise RuntimeError(f"{where}: no answer within {timeout_s:g} s") from None
+    if not isinstance(text, str | None):
+        raise TypeError(f"{where}: it returned {type(text).__name__}; return text for the question, or None")
+    return text or ""
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, for callers without an event loop or (as in a notebook) with a running one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1, thread_name_prefix="blocking") as thread:
+        return thread.submit(asyncio.run, coroutine).result()
 
 
 async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: float) -> Any:

@@ -8,26 +8,21 @@ stops when it is done, and its figures tell what it took.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
+from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent, make_policy
 from agentkit.records import Task, Trajectory
-from agentkit.rollouts import rollout, rollout_options
+from agentkit.rollouts import rollout
 from agentkit.runs import Run, RunError
 from agentkit.runs.recipe import Recipe
 from agentkit.training.hindsight import hindsight
 from agentkit.training.sft import demonstrations, fine_tune, right_ones, token_count
 
 SEED_STEP = 1_000_003  # between batches of fresh demonstrations
-
-
-def run_recipe(run: Run) -> Recipe:
-    """The recipe a run was made with, as its manifest holds it."""
-    known = Recipe.keys()
-    return Recipe.from_mapping({k: v for k, v in run.manifest["recipe"].items() if k in known})
 
 
 def grpo_tokens(run: Run, recipe: Recipe) -> int:
@@ -39,12 +34,13 @@ def grpo_tokens(run: Run, recipe: Recipe) -> int:
     return recipe.num_iterations * sum(token_count(run.trajectories(step)) for step in run.steps)
 
 
-def train_control(name: str, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any, dict[str, float]]:
+def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any, dict[str, float]]:
     """Train one control of a run and save its adapter to the run's folder of that name.
 
     Args:
         name: "sft_more" for fresh demonstrations of the same expert, "rft" for the SFT model's own right
-            answers, "hindsight" for replay on the code tasks.
+            answers, "hindsight" for replay on the tasks whose family can be relabelled.
+        lab: of the run.
         run: with a finished GRPO training.
         tasks: those that GRPO was trained on.
 
@@ -55,23 +51,24 @@ def train_control(name: str, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any,
     Raises:
         RunError: there is nothing to compare with, or no right answer to imitate.
     """
-    recipe = run_recipe(run)
+    lab = replace(lab, recipe=Lab.of(run).recipe)
+    recipe = lab.recipe
     budget = grpo_tokens(run, recipe)
     agent, tokenizer = load_agent(recipe.model, merge=[run.file("sft")] if recipe.sft else [])
     if name == "hindsight":
-        code = [
-            task for task in tasks if isinstance(task.verifier, dict) and task.verifier.get("kind") == "code"
-        ]
-        trained, rounds = hindsight(agent, tokenizer, code, recipe, run)
+        replayed = [task for task in tasks if lab.families[task.family].relabel]
+        if not replayed:
+            raise RunError("no family of these tasks has a relabel function: hindsight has nothing to replay")
+        trained, rounds = hindsight(lab, agent, tokenizer, replayed, run)
         figures = {
             "tokens": sum(row["tokens"] for row in rounds),
             "trajectories": sum(row["lessons"] for row in rounds),
         }
         return trained, tokenizer, {"grpo_tokens": budget} | figures
     if name == "sft_more":
-        found = up_to(budget, fresh_demonstrations(tasks, tokenizer, recipe))
+        found = up_to(budget, fresh_demonstrations(lab, tasks, tokenizer))
     else:
-        found = up_to(budget, cycle(own_right_answers(run, agent, tokenizer, tasks, recipe)))
+        found = up_to(budget, cycle(own_right_answers(lab, run, agent, tokenizer, tasks)))
     trained, _ = fine_tune(agent, tokenizer, found, recipe, run.file(name), num_train_epochs=1)
     return (
         trained,
@@ -91,33 +88,30 @@ def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     return found
 
 
-def fresh_demonstrations(tasks: Sequence[Task], tokenizer: Any, recipe: Recipe) -> Iterable[Trajectory]:
+def fresh_demonstrations(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> Iterable[Trajectory]:
     """Demonstrations without end, none of them those of the cold start: the expert's flaws fall anew in each
     batch.
     """
     batch = 0
     while True:
         batch += 1
-        yield from demonstrations(
-            tasks, tokenizer, dataclasses.replace(recipe, seed=recipe.seed + batch * SEED_STEP)
-        )
+        yield from demonstrations(lab, tasks, tokenizer, lab.recipe.seed + batch * SEED_STEP)
 
 
 def own_right_answers(
-    run: Run, agent: Any, tokenizer: Any, tasks: Sequence[Task], recipe: Recipe
+    lab: Lab, run: Run, agent: Any, tokenizer: Any, tasks: Sequence[Task]
 ) -> list[Trajectory]:
     """What the SFT model gets right when it samples as many trajectories as GRPO did, group by group over the
     tasks in turn.
     """
+    recipe = lab.recipe
     groups = sum(len(run.trajectories(step)) for step in run.steps) // recipe.group_size
     chosen = [task for task, _ in zip(cycle(tasks), range(groups), strict=False)]
     policy, found = make_policy(agent, tokenizer, "rft", recipe), []
     for number, start in enumerate(range(0, groups, len(tasks))):  # a task again has another seed
-        options = rollout_options(recipe) | {
-            "group_size": recipe.group_size,
-            "seed": recipe.seed + number * SEED_STEP,
-        }
-        found += rollout(chosen[start : start + len(tasks)], policy, progress="rft", **options)
+        seed = recipe.seed + number * SEED_STEP
+        options = lab.options(group_size=recipe.group_size, seed=seed, progress="rft")
+        found += rollout(chosen[start : start + len(tasks)], policy, **options)
     if not (right := right_ones(found)):
         raise RunError(
             f"none of the agent's {len(found)} answers is right: there is nothing to imitate. Use sft_more."

@@ -24,12 +24,13 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentkit.diagnostics import Watch, audit_metrics, audited
 from agentkit.evaluation import summarize
+from agentkit.lab import Lab
 from agentkit.policies.guard import sync
 from agentkit.policies.loading import make_policy
 from agentkit.policies.unsloth import adapted
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import Reward, component_metrics, from_recipe, of_environments, score_all
-from agentkit.rollouts import rollout, rollout_options, tool_metrics
+from agentkit.rewards import component_metrics, score_all
+from agentkit.rollouts import rollout, tool_metrics
 from agentkit.rollouts.gate import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
@@ -102,36 +103,32 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
     parameters; otherwise what an earlier training left there is kept beside it as train-1, train-2 and so on.
 
     Args:
+        lab: recipe, environments and reward.
         model: the SFT model; its LoRA adapter is added here, and the reference is the same model with it
             switched off. ``engine: unsloth`` loads it anew.
         tokenizer: with a chat template.
         tasks: training tasks.
         validation: tasks for validation, in the order they are used.
-        recipe: all parameters.
         run: where metrics, trajectories and the best adapter go.
-        environment: makes one environment a trajectory; the recipe's by default.
-        reward: components with their weights; the recipe's by default. An environment's ``get_reward`` comes
-            to it with weight 1.
         on_metrics: called with every metrics row, as for live curves.
     """
 
     def __init__(
         self,
+        lab: Lab,
         model: Any,
         tokenizer: Any,
         tasks: Sequence[Task],
         validation: Sequence[Task],
-        recipe: Recipe,
         run: Run,
-        environment: Callable[[], object] | None = None,
-        reward: Reward | None = None,
         on_metrics: OnMetrics = lambda row: None,
     ):
+        self.lab, recipe = lab, lab.recipe
         self.recipe = recipe
-        self.reward = (reward or from_recipe(recipe)) | (of_environments(environment) if environment else {})
+        self.reward = lab.reward
         self.run = run
         self.validation = list(validation)[: recipe.val_tasks]
-        self._options = rollout_options(recipe) | ({"environment": environment} if environment else {})
+        self._options = lab.options()
         self.on_metrics = on_metrics
         self.best: tuple[float, int] = (-1.0, 0)  # validation success and its step
         self._tasks = {task.id: task for task in tasks}
@@ -171,9 +168,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self.share_prefixes(recipe.share_prefixes)
         self.lesson_weight = recipe.hindsight_weight
         self.open_training(
-            made_with(
-                recipe, self.model, [*tasks, *self.validation], self.reward, self.accelerator.num_processes
-            )
+            made_with(lab, self.model, [*tasks, *self.validation], self.accelerator.num_processes)
         )
         self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe)
 
@@ -223,7 +218,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         """
         if not self.lesson_weight:
             return {}
-        found = lesson_batch(list(self._tasks.values()), self._batch, self.processing_class, self.recipe)
+        found = lesson_batch(self.lab, list(self._tasks.values()), self._batch, self.processing_class)
         output |= {name: x.to(output["completion_ids"].device) for name, x in found.items()}
         return {"lessons": int(found["lesson_scored"].any(1).sum())}
 

@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
+from agentkit.lab import Lab
 from agentkit.records import Task
 from agentkit.runs import RunError, read_json, write_json
 from agentkit.runs.recipe import Recipe
@@ -41,6 +42,7 @@ ADAPTER = "adapter_model.safetensors"
 # recipe keys that may change between two attempts
 _FREE = (
     "run",
+    "lab",
     "resume",
     "save_every",
     "preflight",
@@ -51,14 +53,14 @@ _FREE = (
 )
 
 
-def made_with(
-    recipe: Recipe, model: Any, tasks: list[Task], reward: Mapping[str, tuple[Any, float]], world: int
-) -> dict:
+def made_with(lab: Lab, model: Any, tasks: list[Task], world: int) -> dict:
     """What a training must share with a checkpoint to go on from it, as JSON."""
-    return {name: value for name, value in recipe.everything().items() if name not in _FREE} | {
+    keys = [name for name in Recipe.keys_of("03_grpo") if name not in _FREE]
+    return {name: getattr(lab.recipe, name) for name in keys} | {
         "tasks of this suite": _hash(f"{t.id}\0{t.prompt}\0{t.answer}" for t in tasks),
         "weights of the agent": _hash(_sketch(model)),
-        "reward": {name: weight for name, (_, weight) in reward.items()},
+        "reward": {name: weight for name, (_, weight) in lab.reward.items()},
+        "lab file": lab.digest,
         "processes": world,
     }
 

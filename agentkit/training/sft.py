@@ -16,11 +16,13 @@ from datasets import Dataset
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
+from agentkit.lab import Lab, resolve
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import Task, Trajectory
-from agentkit.rollouts import rollout, rollout_options
-from agentkit.runs.recipe import Recipe
+from agentkit.rollouts import rollout
+from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.training.common import ProgressCallback, lora, only_own_progress, quiet_trainer, save_adapter
+from agentkit.training.transcripts import read_transcripts
 
 
 class _PlainLossTrainer(SFTTrainer):
@@ -33,11 +35,27 @@ class _PlainLossTrainer(SFTTrainer):
         return Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
 
 
-def demonstrations(tasks: Sequence[Task], tokenizer: Any, recipe: Recipe) -> list[Trajectory]:
-    """Transcripts of the scripted expert with the recipe's flaw rates: ``sft_transcripts`` a task."""
+def demonstrations(
+    lab: Lab, tasks: Sequence[Task], tokenizer: Any, seed: int | None = None
+) -> list[Trajectory]:
+    """What the cold start imitates: the recipe's ``transcripts``, or ``sft_transcripts`` a task by the scripted expert.
+
+    Raises:
+        RecipeError: no task has a plan that an expert could follow, and there are no transcripts.
+    """
+    recipe = lab.recipe
+    if recipe.transcripts:
+        return read_transcripts(resolve(recipe.transcripts), tokenizer, lab)
+    planned = [task for task in tasks if task.meta.get("plan") is not None]
+    if not planned:
+        raise RecipeError(
+            "these tasks have no plans that the scripted expert could demonstrate: set transcripts to a messages "
+            "data set, or sft: false"
+        )
     policy = ScriptedPolicy(tokenizer, Flaws(**recipe.flaws), name="expert")
-    options = rollout_options(recipe) | {"group_size": recipe.sft_transcripts, "seed": recipe.seed}
-    return rollout(tasks, policy, progress="demonstrations", **options)
+    seed = recipe.seed if seed is None else seed
+    options = lab.options(group_size=recipe.sft_transcripts, seed=seed, progress="demonstrations")
+    return rollout(planned, policy, **options)
 
 
 def sft_dataset(trajectories: Sequence[Trajectory]) -> Dataset:

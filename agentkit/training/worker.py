@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
+from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.runs import Run, RunError, read_json, write_json
 from agentkit.runs.recipe import Recipe
-from agentkit.tasks import Suite
-from agentkit.training.launch import JOB, MARK, MODULE, WATCH, load_module
+from agentkit.training.launch import JOB, MARK, WATCH
 
 
 def main(folder: str) -> int:
@@ -27,17 +27,14 @@ def main(folder: str) -> int:
         threading.Thread(target=_stop_with_the_parent, daemon=True).start()
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    from agentkit.training.grpo import AgentGRPOTrainer, train
+    from agentkit.training.grpo import train
 
     run = Run(folder)
     job = read_json(run.file(JOB))
-    recipe, defined = Recipe.from_mapping(job["recipe"]), load_module(run.file(MODULE))
-    suite = Suite.load(run.path)
+    lab = Lab.open(Recipe.from_mapping(job["recipe"]))
+    recipe = lab.recipe
     agent, tokenizer = load_agent(recipe.model, merge=[run.file("sft")] if recipe.sft else [])
-    trainer = AgentGRPOTrainer(
-        agent, tokenizer, suite.split("train"), suite.split("validation"), recipe, run,
-        environment=defined["environment"], reward=defined["reward"], on_metrics=_tell,
-    )  # fmt: skip
+    trainer = lab.trainer(agent, tokenizer, lab.load(run), run, on_metrics=_tell)
     result = train(trainer)
     if trainer.accelerator.is_main_process:
         write_json(run.file(JOB), job | {"result": result})

@@ -156,7 +156,7 @@ def _check_gold(task: Task) -> None:
 
 
 def _kind(task: Task) -> str:
-    return task.verifier if isinstance(task.verifier, str) else task.verifier["kind"]
+    return task.verifier["kind"]
 
 
 # ---- reading

@@ -1,0 +1,149 @@
+"""Which task did a program solve? Hindsight's relabelling for family C and all code tasks tested by arguments.
+
+Leaves out sampling, ordering and imitating the relabelled tasks (training.hindsight).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from agentkit.records import Task, Trajectory
+from agentkit.verifiers.programs import NOTHING, extract_code, returned
+
+MAX_PROGRAM = 2_000  # characters; a longer one is not relabelled
+MAX_VALUE = 400  # characters of a value in a prompt
+SHOWN = 2  # inputs with their results in a relabelled prompt, at most
+TIMEOUT_S = 1.0  # for a program on all its inputs, as in arc25
+
+
+def relabel_code(task: Task, trajectory: Trajectory) -> Task | None:
+    """The task to write a function that gives what the trajectory's program gives on the inputs of this
+    task's tests.
+
+    None where there is no program, or it fails on some input, or gives the same for all of several: nothing
+    is asked then. Lines without effect on the results are dropped. The new task's ``meta`` holds ``outcome``,
+    the results as JSON, and ``closeness``, the share that was right for the task really asked (pixels, where
+    results are grids).
+    """
+    verifier = task.verifier
+    tests = [test for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
+    program = extract_code(trajectory.answer or "", verifier.get("entry", "f"))
+    if (
+        verifier.get("kind") != "code"
+        or not tests
+        or not isinstance(program, str)
+        or len(program) > MAX_PROGRAM
+    ):
+        return None
+    inputs = [test[0] for test in tests]
+    running = {"entry": verifier["entry"], "setup": verifier.get("setup", ""), "timeout_s": TIMEOUT_S}
+    try:
+        values = returned(program, inputs, **running)
+        if NOTHING in values or (len(values) > 1 and all(value == values[0] for value in values)):
+            return None
+        short = without_idle_lines(program, lambda code: returned(code, inputs, **running) == values)
+    except RuntimeError as error:
+        warnings.warn(f"a trajectory of {task.id} was not relabelled: {error}", stacklevel=2)
+        return None
+    new = verifier | {"tests": [list(pair) for pair in zip(inputs, values, strict=True)]}
+    return _asked(
+        dataclasses.replace(task, verifier=new, answer=short),
+        values,
+        closeness(values, [test[1] for test in tests]),
+    )
+
+
+def _asked(task: Task, values: list[Any], close: float) -> Task | None:
+    """The relabelled task with its prompt and plan; None where no input has a result that is short and prints
+    as it is.
+    """
+    entry = task.verifier["entry"]
+    calls = [f"{entry}({', '.join(map(repr, test[0]))})" for test in task.verifier["tests"]]
+    shown = [
+        (call, value)
+        for call, value in zip(calls, values, strict=True)
+        if len(call) + len(repr(value)) <= MAX_VALUE and str(value) and str(value) == str(value).strip()
+    ]
+    if not shown:
+        return None
+    prompt = f"Write {entry}. " + " ".join(f"Example: {call} is {value!r}." for call, value in shown[:SHOWN])
+    outcome = json.dumps(values)
+    code = f"{task.answer}\nprint({shown[0][0]})"
+    plan = [{"tool": "python", "arguments": {"code": code}, "expect": str(shown[0][1])}]
+    meta = {
+        "plan": plan,
+        "answer_if": {str(shown[0][1]): task.answer},
+        "outcome": outcome,
+        "closeness": close,
+    }
+    name = f"{task.id}-h{hashlib.sha256(outcome.encode()).hexdigest()[:8]}"
+    return dataclasses.replace(task, id=name, prompt=prompt, meta=meta, tools=("python",))
+
+
+def without_idle_lines(program: str, same: Callable[[str], bool]) -> str:
+    """The program without the statements that change nothing ``same`` sees, tried one by one from the last to
+    the first.
+
+    A program of one line stays one. The code is parsed and never run here.
+    """
+    short = program
+    try:
+        tree = ast.parse(program)
+        fields = [
+            getattr(node, name, None) for node in ast.walk(tree) for name in ("body", "orelse", "finalbody")
+        ]
+        bodies = [
+            body for body in fields if isinstance(body, list) and body and isinstance(body[0], ast.stmt)
+        ]
+        for body in reversed(bodies):
+            for i in reversed(range(len(body))):
+                statement = body.pop(i)
+                if body and same(text := _text(tree, program)):
+                    short = text
+                else:
+                    body.insert(i, statement)
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # deeper than the parser or the printer goes
+        return program
+    return short
+
+
+def _text(tree: ast.Module, program: str) -> str:
+    """The tree as source; on one line where the program was one function on one line."""
+    if "\n" in program.strip() or len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
+        return ast.unparse(tree)
+    head = ast.unparse(tree).splitlines()[0]
+    return f"{head} {'; '.join(map(ast.unparse, tree.body[0].body))}"
+
+
+def pixel_equality(drawn: Any, target: list[list[int]]) -> float:
+    """Share of equal pixels; 0 where ``drawn`` is not a grid of the target's shape (height, width)."""
+    if not is_grid(drawn) or [*map(len, drawn)] != [*map(len, target)]:
+        return 0.0
+    return fmean(a == b for rows in zip(drawn, target, strict=True) for a, b in zip(*rows, strict=True))
+
+
+def closeness(values: Sequence[Any], wanted: Sequence[Any]) -> float:
+    """How near results are to those wanted, in [0, 1]: mean pixel equality where all wanted are grids, else
+    the share equal.
+    """
+    if all(map(is_grid, wanted)):
+        return fmean(map(pixel_equality, values, wanted))
+    return fmean(type(a) is type(b) and a == b for a, b in zip(values, wanted, strict=True))
+
+
+def is_grid(value: Any) -> bool:
+    """Whether a value is a list of rows of whole numbers."""
+    rows = value if isinstance(value, list) and value else [None]
+    return all(isinstance(row, list) and row and all(type(cell) is int for cell in row) for row in rows)

@@ -1,0 +1,44 @@
+"""A family: how one random task is drafted, the environment it is solved in, and how hindsight relabels it.
+
+One record for shipped families, public data sets and a user's own. Leaves out building a suite of them (suite).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentkit.records import Task, Trajectory
+from agentkit.tools.corpus import Corpus
+from agentkit.tools.environments import CorpusEnvironment
+
+Draft = Callable[[Corpus, random.Random], Task | None]
+Relabel = Callable[[Task, Trajectory], Task | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the kit has to know of a kind of task."""
+
+    draft: Draft | None = (
+        None  # makes one random task, or None to try again; a data set given as a file has none
+    )
+    environment: Callable[[], object] = (
+        CorpusEnvironment  # one for each trajectory; its public methods are the tools
+    )
+    relabel: Relabel | None = None  # the task that a trajectory did solve, for hindsight
+
+
+def with_content_id(task: Task) -> Task:
+    """The task with an id that is a hash of its content: equal ids mean equal tasks, in any suite on any machine.
+
+    Split and difficulty are not content: they depend on the suite around a task and on its measured solution.
+    """
+    content = [task.family, task.prompt, task.answer, task.verifier, list(task.tools), task.meta]
+    text = json.dumps(content, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:10]
+    return dataclasses.replace(task, id=f"{task.family}-{digest}")
