@@ -34,10 +34,14 @@ def to_html(
     table: pd.DataFrame, caption: str = "", notes: Iterable[str] = (), rules: Iterable[str] = ()
 ) -> str:
     """The table with its index as first column, a paragraph for each note below, and rules folded."""
-    drawn = html.table(["", *table.columns], _rows(table), caption)
-    rules = list(rules)
-    folded = html.folded("What is counted", html.paragraphs(rules)) if rules else ""
-    return html.fragment(drawn, html.paragraphs(notes), folded)
+    counted = html.paragraphs(rules)
+    folded = html.folded("What is counted", counted) if counted else ""
+    return html.fragment(drawn(table, caption), html.paragraphs(notes), folded)
+
+
+def drawn(table: pd.DataFrame, caption: str = "") -> html.Markup:
+    """The table alone, as a part of something larger."""
+    return html.table(["", *table.columns], _rows(table), caption)
 
 
 def _rows(table: pd.DataFrame) -> list[list]:
@@ -63,10 +67,10 @@ def to_latex(table: pd.DataFrame, caption: str = "", label: str = "") -> str:
     return "\n".join([r"\begin{table}", r"\centering", *above, *inside, r"\end{table}", ""])
 
 
-def to_csv(table: pd.DataFrame, index: bool = True) -> str:
+def to_csv(table: pd.DataFrame) -> str:
     """Comma-separated values; text that a spreadsheet would run as a formula gets a leading apostrophe."""
     safe = table.map(_inert).rename(columns=_inert)
-    return safe.rename(index=_inert).to_csv(index=index)
+    return safe.rename(index=_inert).to_csv()
 
 
 def save(table: pd.DataFrame, stem: str | Path, caption: str = "") -> list[Path]:
