@@ -280,7 +280,6 @@ def test_a_scripted_flaw_is_found_as_what_it_is(suite, tokenizer, flaws, classes
 
 
 # ---- tables as text
-# --------------------------------------------------------------------------------------------------
 def test_pasted_tables_escape_what_would_be_markup():
     import pandas as pd
 

@@ -14,6 +14,10 @@ from agentkit.evaluation import (
     summarize,
     task_success,
 )
+from agentkit.evaluation.behaviour import behaviour
+from agentkit.evaluation.examples import examples
+from agentkit.evaluation.failures import failures
+from agentkit.evaluation.tables import to_csv
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import RunError
 
@@ -179,7 +183,6 @@ def test_one_policy_and_one_task_are_well_defined():
 
 
 # ---- several samples, seeds, verdicts
-# --------------------------------------------------------------------------------
 def sampled(rates, policy="sft", k=4, seed=0):
     return [trajectory(f"t{i}", float(j < r), j, policy) for i, r in enumerate(rates) for j in range(k)]
 
@@ -327,6 +330,18 @@ def test_a_baseline_says_how_calls_fail_overall_and_by_family():
     table = family_table(entry)
     assert table.loc["all", "malformed"] == "25.0 %" and table.loc["all", "turns"] == "1.50"
     assert list(table.index) == ["all", *entry["by_category"]]
+
+
+def test_an_id_may_hold_half_a_character():
+    ts = [trajectory("t\ud800", 1.0, oks=(True,)), trajectory("u\udfff", 0.0)]
+    tasks = [Task(t.task_id, "\ud800?", "1", family="\udfffA") for t in ts]
+    comparison = compare({"sft": ts, "g": ts}, tasks)
+    assert comparison.policies["sft"]["by_category"]["\udfffA"]["n"] == 2
+    assert "\udfff" not in comparison._repr_html_() and "\\udfff" in comparison._repr_html_()
+    assert behaviour({"sft": ts, "g": ts}, tasks).rates["calls"]["sft"]["value"] == 1.0
+    assert failures({"sft": ts}, tasks)._repr_html_() and examples({"sft": ts, "g": ts}, tasks)._repr_html_()
+    for table in (comparison.table(), family_table(comparison.policies["sft"])):
+        to_csv(table).encode("utf-8", "replace")
 
 
 def test_a_comparison_from_before_verdicts_still_reads():

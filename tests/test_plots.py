@@ -182,7 +182,6 @@ def test_difficulty_counts():
 
 
 # ---- notebook 05
-# -----------------------------------------------------------------------------------------------------
 def test_draws_failures_and_behaviour_are_drawn_with_every_number():
     tasks = [Task(f"t{i}", "?", "x") for i in range(6)]
     before = [trajectory(f"t{i}", float(k < i % 3), k) for i in range(6) for k in range(4)]

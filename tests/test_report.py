@@ -111,7 +111,6 @@ def make_run(path, n=12, tasks=None, **options):
 
 
 # ---- what it says
-# ----------------------------------------------------------------------------------------------------
 def test_every_part_is_there(tmp_path, capsys):
     run = make_run(tmp_path / "a")
     assert main(["report", str(run.path)]) == 0
@@ -205,7 +204,6 @@ def test_odd_manifests_never_stop_it(tmp_path, manifest):
 
 
 # ---- size
-# ------------------------------------------------------------------------------------------------------------
 def test_a_thousand_tasks_and_huge_observations_stay_under_the_bound(tmp_path):
     noise = base64.b64encode(os.urandom(750_000)).decode()  # a megabyte that no compression shrinks
     run = make_run(tmp_path / "a", n=1000)
@@ -237,7 +235,6 @@ def test_long_trainings_are_thinned(tmp_path):
 
 
 # ---- secrets
-# ---------------------------------------------------------------------------------------------------------
 SECRETS = {
     "hub": "hf_" + "AbCdEfGhIjKlMnOpQr" * 2,
     "api": "sk-proj-" + "a1B2c3D4e5F6g7H8i9J0",
@@ -357,7 +354,6 @@ def test_environment_values_and_quick_masking():
 
 
 # ---- data that must not be shared
-# ------------------------------------------------------------------------------------
 def test_private_tasks_are_ids_and_scores_only(tmp_path):
     share = {"share": False, "source": "GAIA", "licence": "gated"}
     tasks = [
@@ -383,7 +379,6 @@ def test_private_tasks_are_ids_and_scores_only(tmp_path):
 
 
 # ---- in a browser
-# ----------------------------------------------------------------------------------------------------
 def opened(browser, path, scheme="light", width=1400):
     context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": width, "height": 900})
     page, faults = context.new_page(), []

@@ -20,7 +20,6 @@ from agentkit.evaluation import statistics as st
 
 
 # ---- several samples of one task
-# -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (4, 0), (4, 1), (5, 3), (8, 8), (9, 2)])
 def test_draws_equal_enumeration(n, c):
     outcomes = [1] * c + [0] * (n - c)
@@ -62,7 +61,6 @@ def test_draws_are_unbiased_and_refuse_what_is_no_draw():
 
 
 # ---- equality with scipy and statsmodels
-# -----------------------------------------------------------------------------
 def test_single_samples_give_wilsons_interval():
     for solved, n in [(0, 10), (2, 3), (7, 20), (50, 50)]:
         rates = np.repeat([1.0, 0.0], [solved, n - solved])
@@ -166,7 +164,6 @@ def test_seeds_spread_equals_a_hierarchical_bootstrap_where_that_is_right():
 
 
 # ---- degenerate inputs
-# -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("n", [1, 20])
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_equal_outcomes_do_not_claim_certainty(n, value):
@@ -190,7 +187,6 @@ def test_the_smallest_samples_are_defined():
 
 
 # ---- simulated studies
-# -----------------------------------------------------------------------------------------------
 def outcomes(rng, studies, n, k, shape, lift=0.0):
     """Two policies' rates in many studies: samples of a task share its own success chance. Shapes (R, N) and
     the true lift.

@@ -144,7 +144,7 @@ class Behaviour:
         rows = {}
         for name, rates in self.rates.items():
             rows[MEASURES[name].title] = {policy: _rate_cell(name, rate) for policy, rate in rates.items()}
-        return pd.DataFrame(rows).T
+        return tables.text_table(rows)
 
     def sentences(self) -> list[str]:
         """One for each change that Holm's correction lets stand, or one that says that there is none."""
@@ -181,20 +181,19 @@ def behaviour(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Behavio
     return Behaviour(rates, [change | {"p_holm": p} for change, p in zip(changes, corrected, strict=True)])
 
 
-_Ratio = tuple[float, pd.Series, int]  # the ratio, each task's influence on it, occasions
+_Ratio = tuple[float, dict[str, float], int]  # the ratio, each task's influence on it, occasions
 
 
 def _ratio(trajectories: Sequence[Trajectory], tasks: Mapping[str, Task], measure: Measure) -> _Ratio | None:
-    rows = []
+    totals = {t.task_id: np.zeros(2) for t in trajectories}
     for t in trajectories:
         values = measure.values(t, tasks[t.task_id])
-        rows.append([t.task_id, sum(values), len(values)])
-    totals = pd.DataFrame(rows, columns=["task", "sum", "occasions"]).groupby("task", sort=False).sum()
-    if not totals["occasions"].sum():
+        totals[t.task_id] += [sum(values), len(values)]
+    if not any(occasions for _, occasions in totals.values()):
         return None
-    sums, occasions = totals.to_numpy(dtype=np.float64).T
+    sums, occasions = np.array(list(totals.values())).T.copy()
     ratio, influence = statistics.ratio_influence(sums, occasions)
-    return ratio, pd.Series(influence, totals.index), int(occasions.sum())
+    return ratio, dict(zip(totals, influence.tolist(), strict=True)), int(occasions.sum())
 
 
 def _rate(ratio: _Ratio | None, measure: Measure) -> dict[str, Any]:
@@ -202,14 +201,15 @@ def _rate(ratio: _Ratio | None, measure: Measure) -> dict[str, Any]:
         return {"value": None, "ci95": None, "occasions": 0}
     value, influence, occasions = ratio
     high = 1.0 if measure.share else np.inf
-    interval = statistics.ratio_interval(value, influence.to_numpy(), high=high)
+    interval = statistics.ratio_interval(value, np.array(list(influence.values())), high=high)
     return {"value": value, "ci95": interval, "occasions": occasions}
 
 
 def _change(before: _Ratio, after: _Ratio) -> dict[str, Any]:
     """Difference of two ratios over the same tasks, by each task's influence on it."""
     difference = after[0] - before[0]
-    moved = (after[1] - before[1]).dropna().to_numpy() + difference
+    shared = [task for task in before[1] if task in after[1]]
+    moved = np.array([after[1][task] - before[1][task] for task in shared]) + difference
     if float(np.ptp(moved)) < 1e-12:
         return {"diff": difference, "ci95": [difference, difference], "p": 1.0}
     interval = statistics.mean_interval(moved, low=-np.inf, high=np.inf)

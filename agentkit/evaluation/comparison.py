@@ -293,8 +293,8 @@ def case_table(scores: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame,
             raise ValueError(
                 f"{first} and {name} are scored on different cases: {sorted(own.keys() ^ cases.keys())}."
             )
-    table = pd.DataFrame({name: {case: f"{own[case]:.2f}" for case in cases} for name, own in scores.items()})
-    table.loc["Average"] = {name: f"{fmean(own.values()):.2f}" for name, own in scores.items()}
+    rows = {case: {name: f"{own[case]:.2f}" for name, own in scores.items()} for case in cases}
+    rows["Average"] = {name: f"{fmean(own.values()):.2f}" for name, own in scores.items()}
     values = {name: {case: [[own[case]]] for case in cases} for name, own in scores.items()}
     pairs = with_verdicts([paired_test(a, b, values[a], values[b]) for a, b in combinations(values, 2)])
-    return table, [wording.sentence(pair, None, len(pairs), unit="cases") for pair in pairs]
+    return tables.text_table(rows), [wording.sentence(pair, None, len(pairs), unit="cases") for pair in pairs]

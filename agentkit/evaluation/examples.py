@@ -84,7 +84,7 @@ def examples(
         "failure are rarest among those chosen so far; ties go to the larger change in success, for failing "
         f"tasks to the lower success of {last}, then to the smaller id."
     )
-    return Examples(*chosen, rule, pd.DataFrame(rows).T)
+    return Examples(*chosen, rule, tables.text_table(rows))
 
 
 def _common_failures(samples: Samples, tasks: Mapping[str, Task]) -> dict[str, str]:

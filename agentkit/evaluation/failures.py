@@ -139,8 +139,9 @@ class Failures:
         """One row a class, one column a policy: trajectories and their share of the scored ones."""
         rows = dict(self.counts)
         rows["all failures"] = {p: sum(counts[p] for counts in self.counts.values()) for p in self.totals}
-        cells = {name: [self._cell(p, counts[p]) for p in self.totals] for name, counts in rows.items()}
-        return pd.DataFrame(cells, index=list(self.totals)).T
+        for name, counts in rows.items():
+            rows[name] = {policy: self._cell(policy, counts[policy]) for policy in self.totals}
+        return tables.text_table(rows)
 
     def _cell(self, policy: str, n: int) -> str:
         return f"{n} ({n / self.totals[policy]:.1%})" if self.totals[policy] else "–"

@@ -12,11 +12,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from agentkit.evaluation import statistics
 from agentkit.records import Task, Trajectory
-from agentkit.trajectories import failure_of, results_of
+from agentkit.trajectories import by_task, failure_of, results_of
 
 SOLVED = 0.5  # a task is solved when its success rate is above this: more than half of its samples are right
 DIFFICULTIES = ("easy", "medium", "hard")
@@ -64,10 +63,10 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
         **measure(values),
         "samples": int(samples) if samples.is_integer() else round(samples, 2),
         "unscored": sum(t.success is None for t in flat),
-        "by_category": _blocks(values, counts, split_by(values, family, sorted)),
-        "by_difficulty": _blocks(values, counts, split_by(values, difficulty, easy_first)),
+        "by_category": _blocks(counts, split_by(values, family, sorted)),
+        "by_difficulty": _blocks(counts, split_by(values, difficulty, easy_first)),
     }
-    ratios = {name: _ratio(name, counts) for name in RATIOS}
+    ratios = {name: _ratio(name, counts.values()) for name in RATIOS}
     entry |= {name: value for name, (value, _) in ratios.items()}
     entry["intervals"] = {name: interval for name, (_, interval) in ratios.items()}
     if isinstance(trajectories, Mapping):
@@ -151,24 +150,26 @@ def single_samples(scored: Iterable[list[list[float]]]) -> bool:
     return all(len(seeds) == 1 and len(seeds[0]) == 1 and seeds[0][0] in (0.0, 1.0) for seeds in scored)
 
 
-def _counts(trajectories: Iterable[Trajectory]) -> pd.DataFrame:
-    """What is counted, summed over the trajectories of a task: one row a task."""
-    rows = []
-    for t in trajectories:
-        solved = t.success is not None and t.success > SOLVED
-        failures = Counter(failure_of(result) for result in results_of(t))
-        works, tokens = failures.pop(None, 0), len(t.completion_ids)
-        row = {"task": t.task_id, "samples": 1, "turns": len(t.turns), "tokens": tokens, "solved": solved}
-        row |= {"calls": works + failures.total(), "failures": failures.total()}
-        row |= {name: failures[name] for name in ("malformed", "unknown tool", "failed")}
-        row |= {"turns_solved": len(t.turns) * solved, "scored_tokens": 0 if t.success is None else tokens}
-        rows.append(row)
-    return pd.DataFrame(rows).groupby("task", sort=False).sum().astype(np.float64)
+def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
+    """What RATIOS divide, summed over the trajectories of each task."""
+    counts = {}
+    for task, samples in by_task(trajectories).items():
+        solved = [t for t in samples if t.success is not None and t.success > SOLVED]
+        results = [result for t in samples for result in results_of(t)]
+        count = Counter(failure_of(result) for result in results if not result.ok)
+        count["calls"], count["failures"] = len(results), count.total()
+        count["samples"], count["solved"] = len(samples), len(solved)
+        count["turns"], count["turns_solved"] = (sum(len(t.turns) for t in ts) for ts in (samples, solved))
+        count["tokens"] = sum(len(t.completion_ids) for t in samples)
+        count["scored_tokens"] = sum(len(t.completion_ids) for t in samples if t.success is not None)
+        counts[task] = count
+    return counts
 
 
-def _ratio(name: str, counts: pd.DataFrame) -> tuple[float | None, list[float] | None]:
+def _ratio(name: str, counts: Iterable[Counter]) -> tuple[float | None, list[float] | None]:
     """One of RATIOS with its interval, clustered by task; None where there is nothing to divide by."""
-    above, below = (counts[column].to_numpy() for column in RATIOS[name])
+    rows = [[count[key] for key in RATIOS[name]] for count in counts]
+    above, below = np.array(rows, dtype=np.float64).T
     if not below.sum():
         return None, None
     ratio, influence = statistics.ratio_influence(above, below)
@@ -176,11 +177,11 @@ def _ratio(name: str, counts: pd.DataFrame) -> tuple[float | None, list[float] |
     return ratio, statistics.ratio_interval(ratio, influence, high=high)
 
 
-def _blocks(values: Values, counts: pd.DataFrame, groups: Mapping[str, Values]) -> dict[str, dict]:
+def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict[str, dict]:
     """Success and ratios of each group of tasks."""
     blocks = {}
     for name, group in groups.items():
-        ratios = {ratio: _ratio(ratio, counts.loc[list(group)])[0] for ratio in RATIOS}
+        ratios = {ratio: _ratio(ratio, [counts[task] for task in group])[0] for ratio in RATIOS}
         blocks[name] = measure(group) | ratios
     return blocks
 

@@ -6,8 +6,11 @@ and CSV what a spreadsheet would take for a formula. Leaves out what stands in t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -28,6 +31,14 @@ def percent(share: float, interval: Sequence[float] | None = None) -> str:
     """A share as text: 0.52 -> "52.0 %", with its interval "52.0 % [45.0, 59.0]"."""
     bounds = f" [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]" if interval else ""
     return f"{100 * share:.1f} %{bounds}"
+
+
+def text_table(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows of named cells as plain objects: a column of strings could not hold half a character."""
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    cells = [[row.get(name, "–") for name in names] for row in rows.values()]
+    index, columns = (pd.Index(list(labels), dtype=object) for labels in (rows, names))
+    return pd.DataFrame(cells, index, columns, dtype=object)
 
 
 def to_html(
@@ -69,8 +80,10 @@ def to_latex(table: pd.DataFrame, caption: str = "", label: str = "") -> str:
 
 def to_csv(table: pd.DataFrame) -> str:
     """Comma-separated values; text that a spreadsheet would run as a formula gets a leading apostrophe."""
-    safe = table.map(_inert).rename(columns=_inert)
-    return safe.rename(index=_inert).to_csv()
+    text = io.StringIO()
+    rows = [["", *table.columns], *_rows(table)]
+    csv.writer(text, lineterminator="\n").writerows([_inert(cell) for cell in row] for row in rows)
+    return text.getvalue()
 
 
 def save(table: pd.DataFrame, stem: str | Path, caption: str = "") -> list[Path]:
@@ -81,14 +94,17 @@ def save(table: pd.DataFrame, stem: str | Path, caption: str = "") -> list[Path]
         ".tex": to_latex(table, caption, f"tab:{stem.name}"),
         ".csv": to_csv(table),
     }
-    return [
-        write_bytes(stem.with_name(stem.name + end), text.encode("utf-8", "replace"))
-        for end, text in texts.items()
-    ]
+    paths = []
+    for ending, text in texts.items():
+        path = stem.with_name(stem.name + ending)
+        paths.append(write_bytes(path, text.encode("utf-8", "replace")))
+    return paths
 
 
 def _inert(cell: object) -> object:
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "@", "\t", "\r") else cell
+    if isinstance(cell, str):
+        return f"'{cell}" if cell[:1] in ("=", "@", "\t", "\r") else cell
+    return "" if pd.isna(cell) else cell
 
 
 def _one_line(cell: object) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from agentkit.evaluation.statistics import POWER
 from agentkit.evaluation.summary import easy_first
-from agentkit.evaluation.tables import percent
+from agentkit.evaluation.tables import percent, text_table
 
 CATEGORIES = {"A": "math", "B": "multi-hop", "C": "code"}  # what the families of the default suite are about
 NO_DIFFERENCE = "no difference shown"
@@ -30,6 +30,14 @@ MEASURES = {  # key of an entry: title and format
     "failed_rate": ("… calls that failed", "{:.1%}"),
     "tokens": ("Average tokens per task", "{:.0f}"),
     "tokens_per_solved": ("Tokens per solved task", "{:.0f}"),
+}
+FAMILY_COLUMNS = {
+    "turns": "turns",
+    "tool_failure_rate": "failed calls",
+    "malformed_rate": "malformed",
+    "unknown_tool_rate": "unknown tool",
+    "failed_rate": "tool failed",
+    "tokens": "tokens",
 }
 Figure = tuple[str, float | None, list[float] | None, int, str]  # title, value, interval, tasks, format
 
@@ -61,32 +69,25 @@ def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
 
 def policy_table(policies: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """Entries of comparison.json as text with intervals: one row a measure, one column a policy."""
-    columns = {name: {title: _cell(*rest) for title, *rest in figures(e)} for name, e in policies.items()}
-    titles = dict.fromkeys(title for cells in columns.values() for title in cells)
-    return pd.DataFrame(
-        {name: [cells.get(t, "–") for t in titles] for name, cells in columns.items()}, list(titles)
-    )
+    rows: dict[str, dict[str, str]] = {}
+    for policy, entry in policies.items():
+        for title, value, interval, _, form in figures(entry):
+            rows.setdefault(title, dict.fromkeys(policies, "–"))[policy] = _cell(value, interval, form)
+    return text_table(rows)
 
 
 def family_table(entry: Mapping[str, Any]) -> pd.DataFrame:
     """One policy's entry, overall and by family: success, turns, failed calls by kind, tokens, tasks."""
     rows = {}
     for name, block in {"all": entry, **entry["by_category"]}.items():
-        row = {"success": _cell(block["success"], block["ci95"], block["n"], "{:.1%}")}
-        for key in (
-            "turns",
-            "tool_failure_rate",
-            "malformed_rate",
-            "unknown_tool_rate",
-            "failed_rate",
-            "tokens",
-        ):
-            row[key.removesuffix("_rate").replace("_", " ")] = _cell(block[key], None, 0, MEASURES[key][1])
+        row = {"success": _cell(block["success"], block["ci95"], "{:.1%}")}
+        for key, title in FAMILY_COLUMNS.items():
+            row[title] = _cell(block[key], None, MEASURES[key][1])
         rows[name] = row | {"tasks": block["n"]}
-    return pd.DataFrame(rows).T
+    return text_table(rows)
 
 
-def _cell(value: float | None, interval: list[float] | None, n: int, form: str) -> str:
+def _cell(value: float | None, interval: list[float] | None, form: str) -> str:
     if value is None:
         return "–"
     if form == "{:.1%}":

@@ -13,7 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from agentkit.evaluation.examples import examples
 from agentkit.evaluation.html import Markup
 from agentkit.evaluation.tables import percent
 from agentkit.evaluation.wording import policy_table
-from agentkit.records import Task, ToolResult, Trajectory, Turn
+from agentkit.records import StopReason, Task, Trajectory
 from agentkit.runs import Run, RunError, cost, digest, read_json, write_bytes
 from agentkit.runs.recipe import Recipe
 from agentkit.views import plots
@@ -176,37 +176,23 @@ class _Card:
         with_library, self._has_plotly = not self._has_plotly, True
         return plots.embedded(spec, with_library=with_library)
 
-    # ---- records without secrets
+    def cleaned(self, value: Any) -> Any:
+        """A record with every text in it masked and cut."""
+        if is_dataclass(value):
+            return replace(value, **{f.name: self.cleaned(getattr(value, f.name)) for f in fields(value)})
+        if isinstance(value, dict):
+            return {
+                self.text(name): self.cleaned(entry) for name, entry in redact(value, self.secrets).items()
+            }
+        if isinstance(value, list | tuple):
+            return type(value)(self.cleaned(entry) for entry in value)
+        is_text = isinstance(value, str) and not isinstance(value, StopReason)
+        return self.masked(value, self.limits.text) if is_text else value
+
     def trajectory(self, trajectory: Trajectory) -> Trajectory:
-        """The same, its texts masked and cut, and its token ids, which decode to them, blanked."""
-        return replace(
-            trajectory,
-            prompt_ids=(),
-            completion_ids=(0,) * len(trajectory.completion_ids),
-            turns=tuple(self._turn(turn) for turn in trajectory.turns),
-            answer=None if trajectory.answer is None else self._long(trajectory.answer),
-            why=self._long(trajectory.why),
-            components={self.text(name): value for name, value in trajectory.components.items()},
-        )
-
-    def task(self, task: Task) -> Task:
-        """The same task with its texts masked and cut."""
-        prompt, answer = self._long(task.prompt), self._long(task.answer)
-        return replace(task, prompt=prompt, answer=answer, family=self.text(task.family))
-
-    def _turn(self, turn: Turn) -> Turn:
-        results = tuple(self._result(result) for result in turn.results)
-        return replace(turn, text=self._long(turn.text), results=results)
-
-    def _result(self, result: ToolResult) -> ToolResult:
-        arguments = redact(result.arguments, self.secrets)
-        if len(json.dumps(arguments, default=str)) > self.limits.text:
-            arguments = {"cut": self.text(arguments, self.limits.text)}
-        observation = self._long(result.observation)
-        return replace(result, name=self.text(result.name), arguments=arguments, observation=observation)
-
-    def _long(self, text: str) -> str:
-        return self.masked(text, self.limits.text)
+        """The same without secrets: its token ids, which decode to them, are blanked."""
+        blanks = (0,) * len(trajectory.completion_ids)
+        return self.cleaned(replace(trajectory, prompt_ids=(), completion_ids=blanks))
 
 
 # ---- the head
@@ -325,7 +311,7 @@ def _trajectories(card: _Card) -> list[Markup]:
     masked = {
         card.text(n): [card.trajectory(t) for t in ts if t.task_id in kept] for n, ts in policies.items()
     }
-    widget = compare_trajectories([card.task(tasks[i]) for i in kept], masked, max_samples=2)
+    widget = compare_trajectories([card.cleaned(tasks[i]) for i in kept], masked, max_samples=2)
     return [card.paragraph(chosen.rule), *parts, Markup(widget.html())]
 
 
