@@ -72,7 +72,7 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
     if isinstance(trajectories, Mapping):
         seeds = {str(seed): measure(values_of(samples)) for seed, samples in trajectories.items()}
         entry["seeds"] = {seed: block["success"] for seed, block in seeds.items()}
-    return entry | _draws(trajectories)
+    return entry | _draws(_pools(trajectories))
 
 
 def task_success(trajectories: Samples) -> dict[str, float]:
@@ -91,33 +91,30 @@ def _by_seed(trajectories: Samples) -> Mapping[Any, Sequence[Trajectory]]:
 
 def values_of(trajectories: Samples) -> Values:
     """Scored successes by task id, in order of first appearance, then by seed; empty where none is scored."""
-    seeds = _by_seed(trajectories)
-    _same_tasks_for_seeds(seeds)
-    values: Values = {}
-    for k, samples in enumerate(seeds.values()):
-        for t in samples:
-            scored = values.setdefault(t.task_id, [[] for _ in seeds])[k]
-            if t.success is None:
-                continue
-            if not 0.0 <= t.success <= 1.0:  # also catches NaN
-                sample = f"task {t.task_id}, sample {t.sample}"
-                raise ValueError(f"{sample}: success is {t.success}, which is not in [0, 1].")
-            scored.append(float(t.success))
-    if not values:
+    return {
+        task: [[float(t.success) for t in pool] for pool in pools]
+        for task, pools in _pools(trajectories).items()
+    }
+
+
+def _pools(trajectories: Samples) -> dict[str, list[list[Trajectory]]]:
+    """Scored trajectories by task, then by training seed; every seed must have met the same tasks."""
+    seeds = {seed: by_task(samples) for seed, samples in _by_seed(trajectories).items()}
+    tasks = next(iter(seeds.values()), None)
+    if not tasks:
         raise ValueError("there is no trajectory to measure. Roll out the policy first.")
-    return values
-
-
-def _same_tasks_for_seeds(seeds: Mapping[Any, Sequence[Trajectory]]) -> None:
-    tasks = {seed: {t.task_id for t in samples} for seed, samples in seeds.items()}
-    first = next(iter(tasks), None)
-    for seed in tasks:
+    for seed, others in seeds.items():
         try:
-            same_tasks(f"seed {first}", tasks[first], f"seed {seed}", tasks[seed])
+            same_tasks(f"seed {next(iter(seeds))}", tasks, f"seed {seed}", others)
         except ValueError as error:
             raise ValueError(
                 f"training seeds measured on different tasks cannot be pooled: {error}"
             ) from None
+    for t in flatten(trajectories):
+        if t.success is not None and not 0.0 <= t.success <= 1.0:  # also catches NaN
+            sample = f"task {t.task_id}, sample {t.sample}"
+            raise ValueError(f"{sample}: success is {t.success}, which is not in [0, 1].")
+    return {i: [[t for t in own[i] if t.success is not None] for own in seeds.values()] for i in tasks}
 
 
 def rate(seeds: list[list[float]]) -> float:
@@ -186,44 +183,37 @@ def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict
     return blocks
 
 
-def _draws(trajectories: Samples) -> dict[str, Any]:
+def _draws(pools: Mapping[str, list[list[Trajectory]]]) -> dict[str, Any]:
     """pass@k, pass^k and maj@k of each task and seed, for k = 1, 2, 4 ... up to the samples that half of the
-    tasks have.
+    scored tasks have.
 
     A task with fewer than k scored samples is left out of that k; its n says so.
     """
-    seeds = _by_seed(trajectories)
-    pools: dict[str, list[list[Trajectory]]] = {}
-    for i, samples in enumerate(seeds.values()):
-        for t in samples:
-            if t.success is not None:
-                pools.setdefault(t.task_id, [[] for _ in seeds])[i].append(t)
-    sizes = {task: min(map(len, pool)) for task, pool in pools.items()}
+    sizes = {task: min(map(len, pool)) for task, pool in pools.items() if any(pool)}
     most = sorted(sizes.values())[(len(sizes) - 1) // 2]
     ks = [k for k in (2**i for i in range(11)) if k < most] + [most] * (most > 0)
     draws: dict[str, dict] = {"pass_at_k": {}, "pass_hat_k": {}, "maj_at_k": {}}
     for k in ks:
-        enough = {task: pool for task, pool in pools.items() if sizes[task] >= k}
-        for name, chance in (("pass_at_k", _pass_at), ("pass_hat_k", _pass_hat), ("maj_at_k", _majority)):
-            values = {task: [[chance(p, k)] * len(p) for p in pool] for task, pool in enough.items()}
-            draws[name][str(k)] = measure(values)
+        enough = [task for task, size in sizes.items() if size >= k]
+        chances = {task: [_chances(pool, k) for pool in pools[task]] for task in enough}
+        for name, blocks in draws.items():
+            blocks[str(k)] = measure(
+                {i: [[chance[name]] * sizes[i] for chance in chances[i]] for i in enough}
+            )
     return draws
 
 
-def _pass_at(pool: Sequence[Trajectory], k: int) -> float:
-    return statistics.pass_at_k(len(pool), sum(t.success > SOLVED for t in pool), k)
-
-
-def _pass_hat(pool: Sequence[Trajectory], k: int) -> float:
-    return statistics.pass_hat_k(len(pool), sum(t.success > SOLVED for t in pool), k)
-
-
-def _majority(pool: Sequence[Trajectory], k: int) -> float:
+def _chances(pool: Sequence[Trajectory], k: int) -> dict[str, float]:
     """Right answers are one answer; wrong ones are alike where their texts are, white space and case aside."""
-    right = sum(t.success > SOLVED for t in pool)
+    n, right = len(pool), sum(t.success > SOLVED for t in pool)
     answers = [t.answer for t in pool if t.success <= SOLVED and t.answer is not None]
     wrong = Counter(" ".join(answer.casefold().split()) for answer in answers)
-    return statistics.maj_at_k(right, list(wrong.values()), k, silent=len(pool) - right - wrong.total())
+    silent = n - right - wrong.total()
+    return {
+        "pass_at_k": statistics.pass_at_k(n, right, k),
+        "pass_hat_k": statistics.pass_hat_k(n, right, k),
+        "maj_at_k": statistics.maj_at_k(right, list(wrong.values()), k, silent),
+    }
 
 
 def same_tasks(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:
