@@ -1,6 +1,6 @@
 """Tables in, plotly figures out, in one look that reads on light and on dark pages.
 
-Every function returns a figure and shows nothing. Leaves out: computing what is drawn (evaluation,
+Every function returns a figure and shows nothing. Leaves out computing what is drawn (evaluation,
 diagnostics), and reading files (runs).
 """
 

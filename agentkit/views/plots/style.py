@@ -1,4 +1,7 @@
-"""The look that every figure shares: one that reads on light and on dark pages, with a question for a title."""
+"""The look that every figure shares: it reads on light and on dark pages and has a question for a title.
+
+Leaves out the page around a figure (evaluation/style.css).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a suite."""
+"""What is in a suite. Leaves out whether it is any good (tasks.audit)."""
 
 from __future__ import annotations
 

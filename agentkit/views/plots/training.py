@@ -1,4 +1,4 @@
-"""Metrics of a training as curves, one question a figure."""
+"""Metrics of a training as curves, one question a figure. Leaves out what they mean (diagnostics)."""
 
 from __future__ import annotations
 

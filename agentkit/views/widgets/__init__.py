@@ -1,8 +1,7 @@
-"""Seeing trajectories: small interactive views that also work in an executed notebook opened as a file,
-offline.
+"""Seeing trajectories: small interactive views that also work offline, in an executed notebook opened as a file.
 
 Every view has ``page`` (a whole HTML document), ``html()`` (a fragment for another page), ``save(path)`` and
-``live()`` (an anywidget with a kernel behind it).
+``live()`` (an anywidget with a kernel behind it). Leaves out figures (plots).
 """
 
 from agentkit.views.widgets.compare import CompareWidget, compare_trajectories

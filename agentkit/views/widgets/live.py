@@ -156,9 +156,9 @@ class Dashboard:
         if not len(metrics) or metrics["step"].max() < 1:
             return
         curves = json.loads(self._figure(metrics).to_json())  # a figure object would ignore the display's id
-        latest = "the best and the worst trajectory of the latest step"
+        words, latest = progress(metrics, self.recipe, self._price), "the best and the worst trajectory"
         bundles = [
-            {"text/html": html.fragment(self._panel(metrics)), "text/plain": self._progress(metrics)},
+            {"text/html": html.fragment(self._panel(metrics)), "text/plain": words},
             {"application/vnd.plotly.v1+json": curves},
             {"text/html": html.fragment(self._extremes()), "text/plain": latest},
         ]
@@ -192,19 +192,15 @@ class Dashboard:
         has_begun = (metrics["step"] > 0).any()
         return plots.training_curves(metrics if has_begun else metrics.iloc[:0])
 
-    def _progress(self, metrics: pd.DataFrame) -> str:
-        return progress(metrics, self.recipe, self._price)
-
     def _panel(self, metrics: pd.DataFrame) -> html.Markup:
         return panel(metrics, self.recipe, read_alarms(self.run), self._price)
 
     def _extremes(self) -> html.Markup:
-        steps = self.run.steps
+        tasks = self.run.tasks if self.run.file("tasks.jsonl").exists() else []
         try:
-            rollouts = self.run.trajectories(steps[-1]) if steps else []
+            return extremes([t for step in self.run.steps[-1:] for t in self.run.trajectories(step)], tasks)
         except RunError:  # it is just being removed by a training that goes on from a checkpoint
-            rollouts = []
-        return extremes(rollouts, self.run.tasks if self.run.file("tasks.jsonl").exists() else [])
+            return extremes([], tasks)
 
 
 def _price() -> tuple[str, str, float] | None:
@@ -247,16 +243,10 @@ class Controls(anywidget.AnyWidget):
 
 
 def request(file: Path, word: str) -> None:
-    """Ask a training for a checkpoint, or to stop: the word is added to its control file.
-
-    Raises:
-        ValueError: it is neither checkpoint nor stop.
-    """
+    """Ask a training for a checkpoint, or to stop: the word is added to its control file."""
     if word not in WORDS:
         raise ValueError(f"{word!r} cannot be asked for: use checkpoint or stop")
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(handle, f"{word}\n".encode())
-    finally:
-        os.close(handle)
+    file.touch(0o600)
+    with file.open("a", encoding="utf-8") as control:
+        control.write(f"{word}\n")

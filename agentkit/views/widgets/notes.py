@@ -1,8 +1,7 @@
-"""Notes on tasks, kept in the run as notes.jsonl: one line each time a note changes, the newest line of a
-task counts.
+"""Notes on tasks, kept in the run as notes.jsonl: a line for each change, the newest line of a task counts.
 
 Appending with one write loses nothing when two notebooks have the same run open. An empty text takes a note
-back.
+back. Leaves out writing them (compare, in a browser).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from typing import Any
 from agentkit.runs import Run, append_jsonl, read_jsonl
 
 FILE = "notes.jsonl"
+FIELDS = ("task_id", "text", "at")
 NOTE_LIMIT = 20_000  # characters
 
 
@@ -29,20 +29,12 @@ def note_rows(run: Run) -> list[dict[str, str]]:
 
 
 def add_notes(run: Run, rows: Iterable[dict[str, str]]) -> None:
-    """Append notes to the run.
-
-    Raises:
-        ValueError: a row is not a note. Nothing is written then.
-        OSError: the file cannot be written.
-    """
-    rows = [{key: row[key] for key in ("task_id", "text", "at")} if is_note(row) else None for row in rows]
-    if None in rows:
-        raise ValueError(f"a note has task_id, text and at, each a text, of at most {NOTE_LIMIT} characters.")
+    """Append notes to the run. Raises OSError when the file cannot be written."""
     for row in rows:
-        append_jsonl(run.file(FILE), row)
+        append_jsonl(run.file(FILE), {name: row[name] for name in FIELDS})
 
 
 def is_note(row: Any) -> bool:
     """Whether a JSON value is a note."""
-    values = [row.get(key) for key in ("task_id", "text", "at")] if isinstance(row, dict) else [None]
+    values = [row.get(name) for name in FIELDS] if isinstance(row, dict) else [None]
     return all(isinstance(value, str) and len(value) <= NOTE_LIMIT for value in values)

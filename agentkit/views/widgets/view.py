@@ -1,11 +1,10 @@
-"""What every view shares: one document that needs neither network nor kernel, the frame that holds it, the
-live widget.
+"""What every view shares: a document that needs neither network nor kernel, its frame, and the live widget.
 
 A view is a payload (JSON) and a JavaScript module (common.js and its own file) that draws the static page and
 the live anywidget alike. The payload travels gzipped, in base64, so nothing in it can end the element that
 holds it; on the page it is text only, never markup. A long one travels in blocks, each read when it is looked
 at. In a notebook the page lies in a sandboxed frame that reaches neither the notebook nor the network; a
-small script beside the frame (relay.js) tells it theme, address and stored notes. Leaves out: what the
+small script beside the frame (relay.js) tells it theme, address and stored notes. Leaves out what the
 payloads hold (payload, compare, xray, group).
 """
 
@@ -25,7 +24,10 @@ from agentkit.evaluation import html
 from agentkit.runs import write_bytes
 
 _FOLDER = Path(__file__).parent
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'"
+)
 _FILL = "html, body.agentkit {margin: 0; padding: 0; max-width: none; height: 100%}"
 
 

@@ -1,7 +1,6 @@
-"""One trajectory token by token, in colour: what was sampled, how likely it was and is, and what it is pushed
-by.
+"""One trajectory token by token, in colour: what was sampled, how likely it was and is, what pushes it.
 
-Leaves out: the data (agentkit.rollouts.tokens) and computing log-probabilities (training).
+Leaves out the data (agentkit.rollouts.tokens) and computing log-probabilities (training).
 """
 
 from __future__ import annotations
