@@ -10,7 +10,7 @@ Leaves out: the formulas (statistics), sampling and scoring (rollouts, verifiers
 
 from agentkit.evaluation.comparison import Comparison, case_of, case_scores, case_table, compare
 from agentkit.evaluation.summary import SOLVED, Samples, flatten, summarize, task_success
-from agentkit.evaluation.wording import family_table
+from agentkit.evaluation.tables import family_table
 
 __all__ = [
     "SOLVED",

@@ -1,6 +1,6 @@
 """Several policies on the same tasks: every pair tested, with a verdict, and the table.
 
-Leaves out how numbers are said in words (wording) and the formulas (statistics).
+Leaves out how numbers are said in words (tables) and the formulas (statistics).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agentkit.evaluation import statistics, tables, wording
+from agentkit.evaluation import statistics, tables
 from agentkit.evaluation.statistics import ALPHA
 from agentkit.evaluation.summary import (
     SOLVED,
@@ -69,22 +69,22 @@ class Comparison:
 
     def table(self) -> pd.DataFrame:
         """One row a measure, one column a policy, as text with intervals."""
-        return wording.policy_table(self.policies)
+        return tables.policy_table(self.policies)
 
     def paired_table(self) -> pd.DataFrame:
         """One row a paired comparison: overall, by category and by difficulty, each with Holm's correction."""
         rows = []
         for pair in self.paired:
-            for tasks, block in {"all tasks": pair, **wording.breakdown(pair)}.items():
+            for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items():
                 row = {"comparison": f"{pair['a']} → {pair['b']}", "tasks": tasks}
-                rows.append(row | wording.paired_cells(block))
+                rows.append(row | tables.paired_cells(block))
         return pd.DataFrame(rows)
 
     def tidy(self) -> pd.DataFrame:
         """Every measured number as one row: policy, measure, value, low, high, n."""
         rows = []
         for policy, entry in self.policies.items():
-            for title, value, interval, n, _ in wording.figures(entry):
+            for title, value, interval, n, _ in tables.figures(entry):
                 low, high = interval or (None, None)
                 rows.append([policy, title, value, low, high, n])
         return pd.DataFrame(rows, columns=["policy", "measure", "value", "low", "high", "n"])
@@ -92,17 +92,17 @@ class Comparison:
     def sentences(self) -> list[str]:
         """Each paired result in words, with its verdict."""
         n = len(self.paired)
-        return [wording.sentence(p, self.flipped[f"{p['a']}->{p['b']}"], n) for p in self.paired]
+        return [tables.sentence(p, self.flipped[f"{p['a']}->{p['b']}"], n) for p in self.paired]
 
     def where(self, a: str, b: str) -> str:
         """For which categories and difficulties policy b differs from policy a, in one sentence."""
         pair = next((p for p in self.paired if (p["a"], p["b"]) == (a, b)), {})
-        parts = [f"{tasks} {wording.briefly(block)}" for tasks, block in wording.breakdown(pair).items()]
+        parts = [f"{tasks} {tables.briefly(block)}" for tasks, block in tables.breakdown(pair).items()]
         return f"{a} → {b}: {'; '.join(parts)}." if parts else "There is no breakdown to compare."
 
     def draws(self) -> list[str]:
         """What sampling more than once would give, one sentence a policy."""
-        sentences = (wording.draws(name, entry) for name, entry in self.policies.items())
+        sentences = (tables.draws(name, entry) for name, entry in self.policies.items())
         return [sentence for sentence in sentences if sentence]
 
     def _repr_html_(self) -> str:
@@ -233,7 +233,7 @@ def _judged(family: list[dict[str, Any]]) -> list[dict[str, Any]]:
     judged = []
     for test, p in zip(family, corrected, strict=True):
         better = "better" if test["diff"] > 0 else "worse"
-        judged.append(test | {"p_holm": p, "verdict": better if p < ALPHA else wording.NO_DIFFERENCE})
+        judged.append(test | {"p_holm": p, "verdict": better if p < ALPHA else tables.NO_DIFFERENCE})
     return judged
 
 
@@ -297,4 +297,4 @@ def case_table(scores: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame,
     rows["Average"] = {name: f"{fmean(own.values()):.2f}" for name, own in scores.items()}
     values = {name: {case: [[own[case]]] for case in cases} for name, own in scores.items()}
     pairs = with_verdicts([paired_test(a, b, values[a], values[b]) for a, b in combinations(values, 2)])
-    return tables.text_table(rows), [wording.sentence(pair, None, len(pairs), unit="cases") for pair in pairs]
+    return tables.text_table(rows), [tables.sentence(pair, None, len(pairs), unit="cases") for pair in pairs]

@@ -24,8 +24,7 @@ from agentkit.diagnostics import read_alarms
 from agentkit.evaluation import Comparison, html, task_success
 from agentkit.evaluation.examples import examples
 from agentkit.evaluation.html import Markup
-from agentkit.evaluation.tables import percent
-from agentkit.evaluation.wording import policy_table
+from agentkit.evaluation.tables import percent, policy_table
 from agentkit.records import StopReason, Task, Trajectory
 from agentkit.runs import Run, RunError, cost, digest, read_json, write_bytes
 from agentkit.runs.recipe import Recipe

@@ -16,13 +16,16 @@ import traitlets
 
 from agentkit.evaluation import SOLVED, task_success
 from agentkit.records import Task, Trajectory
-from agentkit.runs import Run
+from agentkit.runs import Run, append_jsonl, read_jsonl
 from agentkit.trajectories import by_task, results_of
-from agentkit.views.widgets.notes import FILE, add_notes, is_note, note_rows
-from agentkit.views.widgets.payload import number, task_fields, trajectory_fields
-from agentkit.views.widgets.view import LiveView, View, packed
+from agentkit.views.widgets.view import LiveView, View, number, packed, task_fields, trajectory_fields
 
 BLOCK = 20  # tasks that a browser unpacks together
+NOTES = (
+    "notes.jsonl"  # in the run: a line for each change, the newest of a task counts; empty text takes it back
+)
+NOTE_FIELDS = ("task_id", "text", "at")
+NOTE_LIMIT = 20_000  # characters
 _INDEX = ("id", "family", "difficulty", "solved", "alarms")  # what the filters need of every task
 
 
@@ -47,22 +50,20 @@ class LiveCompare(LiveView):
             self.status = "not saved: no run was given, so export the notes"
             return
         try:
-            add_notes(self._run, new)
+            for row in new:  # one write a note loses nothing when two notebooks have the same run open
+                append_jsonl(self._run.file(NOTES), {name: row[name] for name in NOTE_FIELDS})
         except OSError as error:
-            self.status = f"not saved: {self._run.file(FILE)} cannot be written ({error.strerror})"
+            self.status = f"not saved: {self._run.file(NOTES)} cannot be written ({error.strerror})"
             return
         self._saved |= {row["task_id"]: row for row in new}
-        self.status = f"saved in {self._run.path.name}/{FILE} at {time.strftime('%H:%M:%S')}"
+        self.status = f"saved in {self._run.path.name}/{NOTES} at {time.strftime('%H:%M:%S')}"
 
 
 class CompareWidget(View):
     """Trajectories side by side: static by itself, ``live()`` with a kernel."""
 
-    name = "compare"
-    title = "Trajectories side by side"
-
     def __init__(self, payload: dict[str, Any], height: int, run: Run | None = None):
-        super().__init__(payload, height)
+        super().__init__("compare", "Trajectories side by side", payload, height)
         self._run = run
 
     @cached_property
@@ -78,10 +79,6 @@ class CompareWidget(View):
         tasks, notes = self.payload["tasks"], self.payload["notes"]
         traits = {"_esm": self.source, "data": self.data, "task_id": tasks[0]["id"], "notes": notes}
         return LiveCompare(self._run, **traits)
-
-    def __repr__(self) -> str:
-        policies = ", ".join(self.payload["policies"])
-        return f"CompareWidget({len(self.payload['tasks'])} tasks, policies {policies})"
 
 
 def compare_trajectories(
@@ -151,3 +148,22 @@ def _task(task: Task, policies: list[list[Trajectory]], alarms: list[str], limit
     }
     names = dict.fromkeys([*(name for name, holds in marks.items() if holds), *alarms])
     return task_fields(task) | {"columns": columns, "solved": solved, "alarms": list(names)}
+
+
+# ---- notes
+def read_notes(run: Run) -> dict[str, str]:
+    """The run's notes by task id."""
+    return {row["task_id"]: row["text"] for row in note_rows(run) if row["text"]}
+
+
+def note_rows(run: Run) -> list[dict[str, str]]:
+    """The newest row of each task: task_id, text, at (ISO 8601, UTC). Lines of another form are left out."""
+    path = run.file(NOTES)
+    rows = [row for row in read_jsonl(path) if is_note(row)] if path.exists() else []
+    return list({row["task_id"]: row for row in sorted(rows, key=lambda row: row["at"])}.values())
+
+
+def is_note(row: Any) -> bool:
+    """Whether a JSON value is a note."""
+    values = [row.get(name) for name in NOTE_FIELDS] if isinstance(row, dict) else [None]
+    return all(isinstance(value, str) and len(value) <= NOTE_LIMIT for value in values)

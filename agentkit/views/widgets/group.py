@@ -11,23 +11,10 @@ from typing import Any
 
 from agentkit.records import Task, Trajectory
 from agentkit.trajectories import results_of
-from agentkit.views.widgets.payload import number, task_fields, trajectory_fields
-from agentkit.views.widgets.view import View
+from agentkit.views.widgets.view import View, number, task_fields, trajectory_fields
 
 
-class GroupWidget(View):
-    """Groups of rollouts, one at a time: static by itself, ``live()`` with a kernel."""
-
-    name = "group"
-    title = "Rollouts of one task"
-
-    def __repr__(self) -> str:
-        return f"GroupWidget({len(self.payload['groups'])} groups)"
-
-
-def group_view(
-    trajectories: Sequence[Trajectory], tasks: Iterable[Task] = (), *, height: int = 720
-) -> GroupWidget:
+def group_view(trajectories: Sequence[Trajectory], tasks: Iterable[Task] = (), *, height: int = 720) -> View:
     """Look at groups of rollouts, as of one training step: ``group_view(run.trajectories(step), run.tasks)``.
 
     Trajectories of one task, step and policy make a group. The best has the highest reward, the worst the
@@ -49,7 +36,7 @@ def group_view(
     for t in trajectories:
         groups.setdefault((t.task_id, t.step, t.policy), []).append(t)
     fields = [_group(group, tasks.get(task_id)) for (task_id, *_), group in groups.items()]
-    return GroupWidget({"groups": fields}, height)
+    return View("group", "Rollouts of one task", {"groups": fields}, height)
 
 
 def _group(group: list[Trajectory], task: Task | None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, RunError, cost, write_bytes
 from agentkit.runs.recipe import Recipe
 from agentkit.views import plots
-from agentkit.views.widgets.payload import clip
+from agentkit.views.widgets.view import clip
 
 CONTROL = ("train", ".control")
 WORDS = ("checkpoint", "stop")

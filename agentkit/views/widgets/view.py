@@ -4,8 +4,8 @@ A view is a payload (JSON) and a JavaScript module (common.js and its own file) 
 the live anywidget alike. The payload travels gzipped, in base64, so nothing in it can end the element that
 holds it; on the page it is text only, never markup. A long one travels in blocks, each read when it is looked
 at. In a notebook the page lies in a sandboxed frame that reaches neither the notebook nor the network; a
-small script beside the frame (relay.js) tells it theme, address and stored notes. Leaves out what the
-payloads hold (payload, compare, xray, group).
+small script beside the frame (relay.js) tells it theme, address and stored notes. Leaves out what
+each view shows of its records (compare, xray, group).
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import anywidget
 import traitlets
 
-from agentkit.evaluation import html
+from agentkit.evaluation import SOLVED, html
+from agentkit.records import Task, ToolResult, Trajectory, Turn
 from agentkit.runs import write_bytes
 
 _FOLDER = Path(__file__).parent
@@ -29,6 +31,8 @@ _POLICY = (
     "form-action 'none'"
 )
 _FILL = "html, body.agentkit {margin: 0; padding: 0; max-width: none; height: 100%}"
+
+TEXT_LIMIT = 4000  # characters of one observation, call or turn that are kept
 
 
 def _file(name: str) -> str:
@@ -49,19 +53,11 @@ class LiveView(anywidget.AnyWidget):
 
 
 class View:
-    """What a notebook shows: a self-contained static view. ``live()`` gives the one that talks to the kernel.
+    """What a notebook shows: a self-contained static view. ``live()`` gives the one that talks to the kernel."""
 
-    Args:
-        payload: what the view shows, as JSON values. Numbers must be finite.
-        height: of the frame in a notebook or report, in pixels.
-    """
-
-    name: ClassVar[str]  # of its JavaScript file
-    title: ClassVar[str]
-
-    def __init__(self, payload: dict[str, Any], height: int):
-        self.payload = payload
-        self.height = height
+    def __init__(self, name: str, title: str, payload: dict[str, Any], height: int):
+        self.name, self.title = name, title  # of its JavaScript file; of the page
+        self.payload, self.height = payload, height  # JSON values with finite numbers; pixels of the frame
 
     @cached_property
     def data(self) -> list[bytes]:
@@ -103,4 +99,53 @@ class View:
         return LiveView(_esm=self.source, data=self.data)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/html": self.html(), "text/plain": repr(self)}
+        return {"text/html": self.html(), "text/plain": self.title}
+
+
+# ---- records as the JSON that views show: long texts cut with a mark, numbers finite or None
+def task_fields(task: Task) -> dict[str, str]:
+    """What a view says about a task."""
+    fields = {"id": task.id, "family": task.family, "difficulty": task.difficulty}
+    return fields | {"prompt": clip(task.prompt), "answer": clip(task.answer)}
+
+
+def trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
+    """What a view says about a trajectory, turn by turn."""
+    turns = [_turn(turn, None) for turn in trajectory.turns[:-1]]
+    turns += [_turn(turn, trajectory.answer) for turn in trajectory.turns[-1:]]
+    return {
+        "sample": trajectory.sample,
+        "turns": turns,
+        "stop": trajectory.stop_reason.value,
+        "answer": None if trajectory.answer is None else clip(trajectory.answer),
+        "right": None if trajectory.success is None else trajectory.success > SOLVED,
+        "why": clip(trajectory.why),
+        "reward": number(trajectory.reward),
+        "advantage": number(trajectory.advantage),
+        "components": [[name, number(value)] for name, value in trajectory.components.items()],
+        "tokens": len(trajectory.completion_ids),
+    }
+
+
+def _turn(turn: Turn, answer: str | None) -> dict[str, Any]:
+    """A turn and its actions, by which turns differ: the calls it made, else its answer, else its text."""
+    calls = [clip(_call(result)) for result in turn.results]
+    words = turn.text.strip() if answer is None else f"answer: {answer}"
+    results = [[clip(result.observation), result.ok] for result in turn.results]
+    return {"text": clip(turn.text), "actions": calls or [clip(words)], "results": results}
+
+
+def _call(result: ToolResult) -> str:
+    arguments = json.dumps(result.arguments, ensure_ascii=False, sort_keys=True, default=str)
+    return f"{result.name or 'malformed call'} {arguments if result.arguments else ''}".rstrip()
+
+
+def clip(text: str, limit: int = TEXT_LIMIT) -> str:
+    """The text, or its beginning and how much was left out."""
+    rest = len(text) - limit
+    return text if rest <= 0 else f"{text[:limit]} … ({rest} more characters)"
+
+
+def number(value: float | None, places: int = 4) -> float | None:
+    """The value, rounded; None where it is missing, infinite or NaN."""
+    return None if value is None or not math.isfinite(value) else round(float(value), places)
