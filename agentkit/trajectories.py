@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory
 
 TRUNCATED = (StopReason.TOKEN_LIMIT, StopReason.TRUNCATED_TURN, StopReason.TIME_LIMIT)
+EQUAL = 1e-9  # rewards closer than this are the same
 UNKNOWN_TOOL = "Error: there is no tool "  # how the reply to a call of a tool that does not exist begins
 
 
@@ -69,12 +70,12 @@ def groups_of(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
 
 
 def is_dead(group: Group) -> bool:
-    """Whether a group teaches nothing: fewer than two of its trajectories are scored, or all rewards are
-    equal.
+    """Whether a group teaches nothing: fewer than two of its trajectories are scored, or all rewards are equal.
 
     With pass rate p and a reward of 0 or 1 the chance of it is p^G + (1-p)^G.
     """
-    return len({t.reward for t in group.trajectories if t.reward is not None}) < 2
+    rewards = [t.reward for t in group.trajectories if t.reward is not None]
+    return len(rewards) < 2 or max(rewards) - min(rewards) < EQUAL
 
 
 def is_void(trajectory: Trajectory) -> bool:
@@ -98,3 +99,19 @@ def is_truncated(trajectory: Trajectory) -> bool:
     does not.
     """
     return trajectory.stop_reason in TRUNCATED
+
+
+def met_limit(trajectory: Trajectory) -> bool:
+    """Whether any limit ended it: of turns, tokens or time."""
+    return trajectory.stop_reason is StopReason.TURN_LIMIT or is_truncated(trajectory)
+
+
+def trajectory_id(trajectory: Trajectory) -> str:
+    """Where a trajectory is found: step, task and sample, as in "12:A-00031#4"; without a step outside training."""
+    name = f"{trajectory.task_id}#{trajectory.sample}"
+    return name if trajectory.step is None else f"{trajectory.step}:{name}"
+
+
+def groups_by_task(trajectories: Iterable[Trajectory]) -> list[Group]:
+    """Trajectories as groups, one a task, of whatever size and in whatever order."""
+    return [Group(task, tuple(group)) for task, group in by_task(trajectories).items()]

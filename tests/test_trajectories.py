@@ -1,13 +1,24 @@
 """Facts about trajectories and tasks, on literals."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import run_call
-from agentkit.trajectories import by_task, call_key, failure_of, needs_tools, plan_of, results_of
+from agentkit.trajectories import (
+    by_task,
+    call_key,
+    failure_of,
+    is_truncated,
+    met_limit,
+    needs_tools,
+    plan_of,
+    results_of,
+    trajectory_id,
+)
 
 GOOD = ToolResult("search", {"query": "a", "k": 1}, "found", True)
 BAD = ToolResult("search", {"k": 1, "query": "a"}, "Error: the index is closed.", False)
@@ -56,3 +67,14 @@ def test_plans(meta, steps, needed):
     task = Task("t", "?", "1", meta=meta)
     assert len(plan_of(task)) == steps and needs_tools(task) is needed
     assert not needs_tools(Task("t", "?", "1", tools=(), meta=meta))
+
+
+def test_a_turn_limit_ends_a_trajectory_but_truncates_none():
+    ends = {reason: replace(trajectory("t"), stop_reason=reason) for reason in StopReason}
+    assert [r.value for r, t in ends.items() if met_limit(t) and not is_truncated(t)] == ["turn_limit"]
+    assert not met_limit(ends[StopReason.ANSWER]) and not met_limit(ends[StopReason.ERROR])
+
+
+def test_a_trajectory_is_named_by_step_task_and_sample():
+    assert trajectory_id(trajectory("t")) == "t#0"
+    assert trajectory_id(replace(trajectory("t"), step=3, sample=2)) == "3:t#2"

@@ -92,9 +92,9 @@ def paragraphs(texts: Iterable[Any]) -> Markup:
 
 
 def _look(cells: Sequence[Any]) -> str:
-    if any(_is_number(cell) for cell in cells):
-        return "number"
-    return "words long" if max(len(str(cell)) for cell in cells) > _LONG else "words"
+    if max((len(cell) for cell in cells if isinstance(cell, str)), default=0) > _LONG:
+        return "words long"
+    return "number" if any(_is_number(cell) for cell in cells) else "words"
 
 
 def _is_number(cell: Any) -> bool:

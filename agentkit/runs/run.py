@@ -28,6 +28,7 @@ from agentkit.runs.files import (
 )
 
 MANIFEST = "run.json"
+RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes
 SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of the manifest, each a mapping
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSIONED = (
@@ -65,23 +66,8 @@ def project_root(start: str | Path | None = None) -> Path:
 
 
 def default_folder() -> Path:
-    """Where a notebook writes when no run is named: the folder papermill writes it to, else outputs/lab."""
-    return _papermill_output_folder() or project_root() / "outputs" / "lab"
-
-
-def _papermill_output_folder() -> Path | None:
-    """Papermill tells its kernel nothing about the output path, so read it from the parent's command line."""
-    import psutil  # comes with ipykernel
-
-    try:
-        parent = psutil.Process().parent()
-        words, folder = (parent.cmdline(), parent.cwd()) if parent else ([], "")
-    except psutil.Error:
-        return None
-    notebooks = [word for word in words if word.endswith(".ipynb")]
-    if len(notebooks) < 2 or not any("papermill" in word for word in words[:4]):
-        return None
-    return (Path(folder) / notebooks[1]).resolve().parent
+    """Where a notebook writes when its recipe names no run: outputs/lab, or what papermill's plug-in named."""
+    return Path(os.environ.get(RUN_VARIABLE) or project_root() / "outputs" / "lab")
 
 
 class Run:
