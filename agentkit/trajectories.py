@@ -54,11 +54,6 @@ def needs_tools(task: Task) -> bool:
     return bool(task.tools) and task.meta.get("plan") != []
 
 
-def results_of(trajectory: Trajectory) -> list[ToolResult]:
-    """Every attempted call with its reply, in order; malformed calls have no name."""
-    return [result for turn in trajectory.turns for result in turn.results]
-
-
 def verifier_kind(task: Task) -> str:
     """The kind of a task's verifier; "" where its gold data names none."""
     return str(task.verifier.get("kind", ""))
