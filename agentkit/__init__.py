@@ -14,7 +14,7 @@ from types import ModuleType
 
 __version__ = "0.1.0"
 _HOME = {  # where each public name is defined
-    "Family": "tasks.family",
+    "Family": "tasks",
     "Group": "records",
     "Lab": "lab",
     "Score": "records",

@@ -282,11 +282,12 @@ def rescore_command(
     Args:
         out: by default rescored/PRESET.html in the run
     """
-    from agentkit.rewards.rescoring import rescore, reward_of
+    from agentkit.lab import Lab
+    from agentkit.rewards.rescoring import rescore
     from agentkit.views import plots
 
     folder = load_run(run)
-    result = rescore(folder, reward_of(folder, {"reward": reward} | _overrides(changes)), reward)
+    result = rescore(folder, Lab.of(folder).with_reward(reward=reward, **_overrides(changes)).reward, reward)
     out = out or folder.file("rescored", f"{reward}.html")
     write_bytes(out, plots.rescoring(result).to_html(include_plotlyjs=True).encode())
     write_bytes(out.with_suffix(".csv"), result.groups.to_csv(index=False).encode())

@@ -91,6 +91,21 @@ class Lab:
             path, _digest(path),
         )  # fmt: skip
 
+    @classmethod
+    def of(cls, run: Run) -> Lab:
+        """The lab that a run was made with, from the recipe in its manifest."""
+        known = Recipe.keys()
+        return cls.open({name: value for name, value in run.manifest["recipe"].items() if name in known})
+
+    def with_reward(self, **changes: Any) -> Lab:
+        """This lab under other reward keys, such as ``reward="toolrl"``; the weights of its own preset are left behind.
+
+        Raises:
+            RecipeError: a change is no recipe key or not a value of it.
+        """
+        kept = {name: value for name, value in self.recipe.used().items() if not name.startswith("reward")}
+        return replace(self, recipe=Recipe.from_mapping(kept | changes))
+
     def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Lab:
         """This lab with more families or reward components, to try out in a notebook; other processes do not
         know them.
@@ -220,6 +235,12 @@ class Lab:
             measured.append(rollout(tasks, policy, **options))
             write_trajectories(run.file("eval", f"{policy.name}{suffix}.parquet"), measured[-1])
         return measured[0], measured[1]
+
+    def rewarded(self, run: Run, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
+        """The measured trajectories of a policy with this lab's reward, which are stored in their place."""
+        scored = self.score(tasks, run.trajectories(name))
+        write_trajectories(run.file("eval", f"{name}.parquet"), scored)
+        return scored
 
     def trainer(
         self,

@@ -10,7 +10,8 @@ import pytest
 
 from agentkit import cli, rewards
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore, reward_of
+from agentkit.lab import Lab
+from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore
 from agentkit.runs import Run, RunError, write_tasks, write_trajectories
 from agentkit.runs.recipe import RecipeError
 from agentkit.views import plots
@@ -101,18 +102,17 @@ def test_the_same_task_twice_in_a_step_is_two_groups():
 
 
 def test_the_other_reward_keeps_the_runs_limits_and_leaves_its_weights_behind(run):
-    assert set(reward_of(run, {"reward": "toolrl", "reward_overlong": 1.0})) == {
+    assert set(Lab.of(run).with_reward(reward="toolrl", reward_overlong=1.0).reward) == {
         "format",
         "match",
         "overlong",
     }
     long = dataclasses.replace(trajectory("a", 0, 1.0, searched=False), completion_ids=(2,) * 64)
-    overlong, _ = reward_of(run, {"reward": "toolrl", "reward_overlong": 1.0, "overlong_buffer": 32})[
-        "overlong"
-    ]
+    other = Lab.of(run).with_reward(reward="toolrl", reward_overlong=1.0, overlong_buffer=32)
+    overlong, _ = other.reward["overlong"]
     assert overlong(TASKS[0], long) == -1.0
     with pytest.raises(RecipeError, match="toolrl"):
-        reward_of(run, {"reward": "toolr"})
+        Lab.of(run).with_reward(reward="toolr")
 
 
 def test_a_run_without_trajectories_or_without_its_tasks_says_so(run, tmp_path):

@@ -9,7 +9,7 @@ what training with the other reward would have sampled: these are the rollouts o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -17,9 +17,8 @@ from typing import Any
 import pandas as pd
 
 from agentkit.records import Group, Task, Trajectory
-from agentkit.rewards import Reward, from_recipe, score_all
+from agentkit.rewards import Reward, score_all
 from agentkit.runs import Run, RunError
-from agentkit.runs.recipe import Recipe
 from agentkit.trajectories import is_dead
 
 DIFFICULTIES = ("easy", "medium", "hard")
@@ -71,18 +70,6 @@ def _counted(groups: pd.DataFrame) -> dict[str, int]:
     return {
         name: int(value) for name, value in (found | {kind: groups[kind].sum() for kind in PAIRS}).items()
     }
-
-
-def reward_of(run: Run, changes: Mapping[str, Any]) -> Reward:
-    """The reward of a recipe that is the run's but for ``changes``; weights of the run's own reward are left
-    behind.
-
-    Raises:
-        RecipeError: a change is no recipe key or not a value of it.
-    """
-    recipe, known = run.manifest.get("recipe", {}), Recipe.keys()
-    kept = {name: value for name, value in recipe.items() if name in known and not name.startswith("reward")}
-    return from_recipe(Recipe.from_mapping(kept | dict(changes)))
 
 
 def rescore(run: Run, reward: Reward, name: str, steps: Iterable[int] | None = None) -> Rescoring:

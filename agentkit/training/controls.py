@@ -25,12 +25,6 @@ from agentkit.training.sft import demonstrations, fine_tune, right_ones, token_c
 SEED_STEP = 1_000_003  # between batches of fresh demonstrations
 
 
-def run_recipe(run: Run) -> Recipe:
-    """The recipe a run was made with, as its manifest holds it."""
-    known = Recipe.keys()
-    return Recipe.from_mapping({k: v for k, v in run.manifest["recipe"].items() if k in known})
-
-
 def grpo_tokens(run: Run, recipe: Recipe) -> int:
     """Training tokens that a run's GRPO processed. Raises RunError where it stores no trajectories."""
     if not run.steps:
@@ -57,7 +51,7 @@ def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple
     Raises:
         RunError: there is nothing to compare with, or no right answer to imitate.
     """
-    lab = replace(lab, recipe=run_recipe(run))
+    lab = replace(lab, recipe=Lab.of(run).recipe)
     recipe = lab.recipe
     budget = grpo_tokens(run, recipe)
     agent, tokenizer = load_agent(recipe.model, merge=[run.file("sft")] if recipe.sft else [])
