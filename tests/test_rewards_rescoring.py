@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from agentkit import cli, rewards
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.lab import Lab
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore
 from agentkit.runs import Run, RunError, write_tasks, write_trajectories
 from agentkit.runs.recipe import RecipeError

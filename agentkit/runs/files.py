@@ -148,32 +148,37 @@ def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
 
     Args:
         path: the file.
-        tolerant: drop a torn line with a warning, as a killed writer leaves one; otherwise any bad line is an
-            error.
+        tolerant: drop a torn line with a warning, as a killed writer leaves one; otherwise any bad line is an error.
 
     Raises:
-        RunError: the file is missing or cannot be read, or (when not tolerant) a line is not a JSON object in
-            UTF-8.
+        RunError: the file cannot be read, or (when not tolerant) a line is not a JSON object in UTF-8.
     """
-    path, rows = Path(path), []
+    rows = []
+    for number, row in _lines(Path(path)):
+        if isinstance(row, dict):
+            rows.append(row)
+        elif tolerant:
+            warnings.warn(f"{path}, line {number} is torn and was left out ({row}).", stacklevel=2)
+        else:
+            raise RunError(f"{path}, line {number} is damaged: {row}. Rebuild it, or remove that line.")
+    return rows
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict | ValueError]]:
+    """The object on each line that is not blank, with the line's number, or why there is none."""
     for number, line in enumerate(
         _read_bytes(path).split(b"\n"), start=1
-    ):  # bytes: a kill may cut inside a character
+    ):  # bytes: a kill may cut a character
         if not line.strip():
             continue
         try:
-            row = parse_json(line)
-            if not isinstance(row, dict):
-                raise ValueError(f"expected an object, found {type(row).__name__}")
+            yield number, _object(parse_json(line))
         except ValueError as error:
-            if not tolerant:
-                raise RunError(
-                    f"{path}, line {number} is damaged: {error}. Rebuild it, or remove that line."
-                ) from None
-            warnings.warn(f"{path}, line {number} is torn and was left out ({error}).", stacklevel=2)
-            continue
-        rows.append(row)
-    return rows
+            yield number, ValueError(f"it is not valid JSON ({error})")
+
+
+def _object(value: Any) -> dict | ValueError:
+    return value if isinstance(value, dict) else ValueError(f"it is {type(value).__name__}, not an object")
 
 
 def _finite(value: Any) -> Any:
@@ -196,20 +201,35 @@ def write_table(path: str | Path, table: Any) -> Path:
     return write_bytes(path, sink.getvalue().to_pybytes())
 
 
-def read_rows(path: str | Path) -> list[dict]:
-    """The rows of a .jsonl, .json or .parquet file that others wrote.
+def numbered_rows(path: str | Path) -> Iterator[tuple[int, dict | ValueError]]:
+    """The rows of a .jsonl, .json or .parquet file that others wrote, numbered from 1; a broken one as its fault.
 
     Raises:
-        RunError: the file is missing or damaged, or holds anything but objects.
+        RunError: the file as a whole is missing, damaged or of another form.
     """
     path = Path(path)
-    if not path.exists():
-        raise RunError(f"{path} does not exist. Name a .parquet, .jsonl or .json file.")
     if path.suffix == ".jsonl":
-        return read_jsonl(path, tolerant=False)
-    rows = read_json(path) if path.suffix == ".json" else _parquet_rows(path)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        yield from _lines(path)
+        return
+    if path.suffix == ".json":
+        rows = read_json(path)
+        rows = rows.get("data") if isinstance(rows, dict) else rows
+    elif path.suffix == ".parquet":
+        rows = _parquet_rows(path)
+    else:
+        raise RunError(f"{path} is no .jsonl, .json or .parquet file. Name another one.")
+    if not isinstance(rows, list):
         raise RunError(f"{path} must hold a list of objects. Name another file.")
+    yield from enumerate(map(_object, rows), start=1)
+
+
+def read_rows(path: str | Path) -> list[dict]:
+    """All rows of such a file. Raises RunError where one of them is broken, too."""
+    rows = []
+    for number, row in numbered_rows(path):
+        if isinstance(row, ValueError):
+            raise RunError(f"{path}, row {number}: {row}. Mend it, or remove it.")
+        rows.append(row)
     return rows
 
 
