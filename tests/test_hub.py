@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agentkit import Suite, Trajectory, verify
+from agentkit import Lab, Suite, Trajectory, verify
 from agentkit.cli import main
 from agentkit.records import AgentkitError, DataError, StopReason, ToolResult, Turn
 from agentkit.runs import RunError
 from agentkit.tasks.audit import audit
 from agentkit.tasks.public import hub
+from agentkit.tools.runtime import tools_of
 
 HOTPOT = {
     "id": "5a7a", "question": "Were Scott Derrickson and Ed Wood of the same nationality?", "answer": "yes",
@@ -338,3 +339,54 @@ def test_a_suite_that_fails_its_audit_is_saved_by_force_only(tmp_path, capsys):
     assert "prompt echo" in said.out and "--force" in said.err and not out.exists()
     assert main([*arguments, "--force"]) == 0 and main(["audit", str(out)]) == 1
     assert main(["audit", str(tmp_path / "none.jsonl")]) == 2
+
+
+# ---- a data set as a suite of the lab
+NOUNS = "amber beech cedar daisy elder fennel ginger hazel iris jasmine kelp laurel mint nettle olive poppy quince".split()
+
+
+def named(number: int) -> str:
+    """A name of three words that no other number has."""
+    first, rest = divmod(number, len(NOUNS))
+    return f"{NOUNS[rest]} {NOUNS[(rest * 5 + first) % len(NOUNS)]} {NOUNS[(rest * 7 + 3 * first + 1) % len(NOUNS)]}{number}"
+
+
+def rows_like(name: str, number: int) -> dict:
+    """A row of the data set's schema, about something that no other row is about."""
+    who = named(number)
+    entry = who.replace(" ", "_")
+    code = f"def {entry}(n):\n    return n + {number}"
+    match name:
+        case "gsm8k":
+            return {"question": f"{who} has {number} coins and finds 5 in {named(number + 60)}. How many?",
+                    "answer": f"{number}+5 = <<{number}+5={number + 5}>>{number + 5}\n#### {number + 5}"}  # fmt: skip
+        case "hotpotqa":
+            passages = {
+                "title": [who, "Ed Wood"],
+                "sentences": [[f"{who} was born in Paris."], ["He made films."]],
+            }
+            return HOTPOT | {"id": f"h{number}", "question": f"Where was {who} of {named(number + 60)} born?",
+                             "answer": "Paris", "context": passages}  # fmt: skip
+        case "mbpp":
+            return {"task_id": number, "text": f"Add {number} for {who} in {named(number + 60)}.", "code": code,
+                    "test_list": [f"assert {entry}(1) == {number + 1}"], "test_setup_code": ""}  # fmt: skip
+    row = agentrl("taco_code", {"inputs": [[1]], "outputs": [number + 1], "fn_name": entry}, "code", number)
+    return row | {
+        "prompt": [
+            {"role": "user", "content": f"Write {entry}(n), which adds {number} for {named(number + 60)}."}
+        ]
+    }
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "hotpotqa", "mbpp", "open_agentrl"])
+def test_sixty_rows_are_a_suite_whose_environment_has_its_tools(tmp_path, name):
+    source = write(tmp_path / "train.jsonl", *(rows_like(name, number) for number in range(60)))
+    assert main(["hub", name, "--file", str(source), "--out", str(tmp_path / "tasks.jsonl")]) == 0
+    lab = Lab.open({"tasks": str(tmp_path / "tasks.jsonl")})
+    suite = lab.suite()
+    sizes = {split: len(suite.split(split)) for split in ("train", "validation", "test")}
+    assert len(suite) == 60 and min(sizes.values()) >= 5 and sizes["train"] >= 35
+    for task in suite:
+        environment = lab.environments[task.family]()
+        assert set(task.tools) <= set(tools_of(environment))
+        environment.reset(**task.meta)
