@@ -24,6 +24,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from labs import lab_with
 
 from agentkit import nano
 from agentkit.records import Task
@@ -90,11 +91,10 @@ def make_trainer(path: Path, parts: int = 1, reward=evenness, agent=None, n_task
     from agentkit.training.grpo import AgentGRPOTrainer
 
     recipe = Recipe.from_mapping(SMALL | changes)
-    options = {"environment": Silent, "reward": {"evenness": (reward, 1.0)}}
+    lab = lab_with(recipe, Silent, {"evenness": (reward, 1.0)})
     model, tokenizer = agent or tiny_agent()
-    made = AgentGRPOTrainer(
-        model, tokenizer, tasks(n_tasks), tasks(2, "validation"), recipe, Run.create(path), **options
-    )
+    validation = tasks(2, "validation")
+    made = AgentGRPOTrainer(lab, model, tokenizer, tasks(n_tasks), validation, Run.create(path))
     made.args.gradient_accumulation_steps //= parts
     return made
 

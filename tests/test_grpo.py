@@ -6,10 +6,12 @@ import copy
 
 import pytest
 import torch
+from labs import lab_with
 from survive import SMALL as SURVIVE
 from survive import Silent, evenness, tasks, tiny_agent
 
 from agentkit.evaluation import summarize
+from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
@@ -22,9 +24,8 @@ SMALL = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "
 
 def trainer(suite, path, **changes) -> AgentGRPOTrainer:
     recipe = Recipe.from_mapping(SMALL | changes)
-    return AgentGRPOTrainer(
-        *load_agent("nano"), suite.split("train"), suite.split("validation"), recipe, Run.create(path)
-    )
+    tasks = suite.split("train"), suite.split("validation")
+    return AgentGRPOTrainer(Lab.open(recipe), *load_agent("nano"), *tasks, Run.create(path))
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +192,7 @@ def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
         {"sft": True, "sft_transcripts": 1, "sft_learning_rate": 1e-3, "sft_batch": 8, "lora_r": 4}
     )
     model, tokenizer = load_agent("nano")
-    found = demonstrations(suite.split("train")[:24], tokenizer, recipe)
+    found = demonstrations(Lab.open(recipe), suite.split("train")[:24], tokenizer)
     assert summarize(found)["success"] == 1.0
     row = sft_dataset(found)[0]
     text = tokenizer.decode([i for i, m in zip(row["input_ids"], row["assistant_masks"], strict=True) if m])
@@ -219,13 +220,11 @@ class Judging(Silent):
 def test_an_environments_own_reward_is_trained_on_beside_the_others(tmp_path):
     recipe = Recipe.from_mapping(SURVIVE | {"steps": 1})
     model, tokenizer = tiny_agent()
-    options = {"environment": {"tiny": Judging, "other": Silent}, "reward": {"evenness": (evenness, 2.0)}}
+    lab = lab_with(recipe, {"tiny": Judging, "other": Silent}, {"evenness": (evenness, 2.0)})
     with pytest.warns(
         UserWarning, match="'Judging' failed .*get_reward of Judging raised or gave no finite number"
     ):
-        made = AgentGRPOTrainer(
-            model, tokenizer, tasks(4), [], recipe, Run.create(tmp_path / "run"), **options
-        )
+        made = AgentGRPOTrainer(lab, model, tokenizer, tasks(4), [], Run.create(tmp_path / "run"))
         train(made)
     stored = made.run.trajectories(1)
     for t in stored:

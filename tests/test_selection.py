@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, read_jsonl
@@ -245,9 +246,8 @@ def trained(agent, suite, path, **changes):
     model, tokenizer = agent
     recipe = Recipe.from_mapping(SMALL | changes)
     run = Run.create(path)
-    trainer = AgentGRPOTrainer(
-        model, tokenizer, suite.split("train"), suite.split("validation")[:1], recipe, run
-    )
+    tasks, validation = suite.split("train"), suite.split("validation")[:1]
+    trainer = AgentGRPOTrainer(Lab.open(recipe), model, tokenizer, tasks, validation, run)
     seen = {}
     generate = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: seen.setdefault("batch", generate(inputs))

@@ -20,6 +20,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
+from agentkit.lab import Lab
 from agentkit.policies import EngineError, Request, guard
 from agentkit.policies.loading import load_agent
 from agentkit.policies.serve import serve_command
@@ -288,7 +289,7 @@ def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
         values | {"engine": "vllm", "learning_rate": 0.02, "max_turns": 3, "max_turn_tokens": 32}
     )
     tasks = suite.split("train"), suite.split("validation")
-    trainer = AgentGRPOTrainer(*load_agent("nano"), *tasks, recipe, Run.create(tmp_path / "run"))
+    trainer = AgentGRPOTrainer(Lab.open(recipe), *load_agent("nano"), *tasks, Run.create(tmp_path / "run"))
     train(trainer)
     rows = read_jsonl(trainer.run.file("train", "metrics.jsonl"))
     assert all(row["sync_gap"] < 1e-4 for row in rows[1:]) and len(rows) == 3

@@ -21,6 +21,7 @@ from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from agentkit import Run, Suite, nano  # noqa: E402
+from agentkit.lab import Lab  # noqa: E402
 from agentkit.policies.loading import load_agent  # noqa: E402
 from agentkit.runs.recipe import Recipe  # noqa: E402
 from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402
@@ -36,7 +37,9 @@ def make(folder: Path, engine: str, suite: Suite) -> AgentGRPOTrainer:
     )  # fmt: skip
     agent, tokenizer = load_agent("nano", merge=[folder / "sft"])
     run = Run.create(folder / engine)
-    return AgentGRPOTrainer(agent, tokenizer, suite.split("train"), suite.split("validation"), recipe, run)
+    return AgentGRPOTrainer(
+        Lab.open(recipe), agent, tokenizer, suite.split("train"), suite.split("validation"), run
+    )
 
 
 def batch(trainer: AgentGRPOTrainer) -> dict[str, torch.Tensor]:
@@ -54,9 +57,8 @@ def main(folder: Path) -> None:
     recipe = Recipe(sft_transcripts=1, sft_batch=8, sft_learning_rate=1e-3, lora_r=4, tool_cache="off")
     suite = Suite.build({"families": ["A"], "n_tasks": 40, "seed": 11})
     agent, tokenizer = load_agent("nano")
-    cold_start(
-        agent, tokenizer, demonstrations(suite.split("train"), tokenizer, recipe), recipe, folder / "sft"
-    )
+    shown = demonstrations(Lab.open(recipe), suite.split("train"), tokenizer)
+    cold_start(agent, tokenizer, shown, recipe, folder / "sft")
 
     ours, plain = make(folder, "unsloth", suite), make(folder, "transformers", suite)
     own = get_peft_model_state_dict(ours.model)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentkit.diagnostics import Watch, audit_metrics, audited
 from agentkit.evaluation import summarize
-from agentkit.lab import Lab
 from agentkit.policies.guard import sync
 from agentkit.policies.loading import make_policy
 from agentkit.policies.unsloth import adapted
@@ -49,6 +48,9 @@ from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import fresh_tasks, select
 from agentkit.training.together import check_processes, check_same, gathered, on_main_process
 from agentkit.training.update import Update
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 os.environ.setdefault(
     "TRL_EXPERIMENTAL_SILENCE", "1"

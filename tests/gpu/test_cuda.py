@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from agentkit.bench.update import GROUP, _batch, _pair
+from agentkit.lab import Lab
 from agentkit.policies import guard
 from agentkit.policies.loading import load_agent, make_policy
-from agentkit.rollouts import rollout, rollout_options
+from agentkit.rollouts import rollout
 from agentkit.runs import Run
 from agentkit.runs.recipe import Recipe
 from agentkit.training.grpo import AgentGRPOTrainer, train
@@ -42,7 +43,7 @@ def test_sampled_logprobs_are_the_models(engine, suite):
     recipe = Recipe(engine=engine, max_tokens=256, tool_cache="off")
     assert model.device.type == "cuda"
     with make_policy(model, tokenizer, "cuda", recipe) as policy:
-        for t in rollout(suite.split("train")[:4], policy, group_size=2, seed=1, **rollout_options(recipe)):
+        for t in rollout(suite.split("train")[:4], policy, **Lab.open(recipe).options(group_size=2, seed=1)):
             ids, found = (
                 list(t.prompt_ids),
                 guard.sampled_logprobs(model, list(t.prompt_ids), list(t.completion_ids), 0.7),
@@ -64,7 +65,11 @@ def test_the_update_is_stock_trls():
 
 def test_two_steps_of_grpo(suite, tmp_path):
     made = AgentGRPOTrainer(
-        *load_agent("nano"), suite.split("train"), suite.split("validation"), RECIPE, Run.create(tmp_path)
+        Lab.open(RECIPE),
+        *load_agent("nano"),
+        suite.split("train"),
+        suite.split("validation"),
+        Run.create(tmp_path),
     )
     assert train(made)["steps"] == 2 and next(made.model.parameters()).device.type == "cuda"
     assert made.run.file("adapter", "adapter_model.safetensors").exists()
