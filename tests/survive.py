@@ -24,18 +24,18 @@ import warnings
 from pathlib import Path
 
 import torch
-from labs import lab_with
 
 from agentkit import nano
+from agentkit.lab import Lab
 from agentkit.records import Task
 from agentkit.runs import Run, read_jsonl
-from agentkit.runs.recipe import Recipe
+from agentkit.tasks.family import Family
 
 KINDS = {  # name: recipe changes, and optimiser steps each batch of rollouts is split into
     "plain": ({}, 1),
     "num_iterations=2": ({"num_iterations": 2}, 1),
     "steps_per_generation=4": ({"prompts_per_step": 4, "micro_batch": 4}, 4),
-    "guards": ({"kl_target": 0.01, "patience": 90, "rollback_drop": 0.5, "save_every": 1}, 1),
+    "guards": ({"patience": 90, "save_every": 1}, 1),
 }
 SMALL = {"steps": 6, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2, "val_tasks": 2, "lora_r": 2,
          "lora_alpha": 4, "temperature": 1.0, "learning_rate": 1e-2, "beta": 0.02, "max_turns": 2, "max_turn_tokens": 6,
@@ -86,15 +86,20 @@ def tasks(n: int = 5, split: str = "train") -> list[Task]:
     return [Task(f"{split}-{i}", f"Say {i}.", str(i), "exact", family="tiny", split=split) for i in range(n)]
 
 
+def lab(reward=evenness, **changes) -> Lab:
+    """The lab of the tiny family, whose reward is evenness alone."""
+    opened = Lab.open(SMALL | {"reward": "none"} | changes)
+    return opened.extended({"tiny": Family(environment=Silent)}, {"evenness": (reward, 1.0)})
+
+
 def make_trainer(path: Path, parts: int = 1, reward=evenness, agent=None, n_tasks: int = 5, **changes):
     """A trainer on the tiny agent; each batch of rollouts is split into ``parts`` optimiser steps."""
     from agentkit.training.grpo import AgentGRPOTrainer
 
-    recipe = Recipe.from_mapping(SMALL | changes)
-    lab = lab_with(recipe, Silent, {"evenness": (reward, 1.0)})
     model, tokenizer = agent or tiny_agent()
-    validation = tasks(2, "validation")
-    made = AgentGRPOTrainer(lab, model, tokenizer, tasks(n_tasks), validation, Run.create(path))
+    made = AgentGRPOTrainer(
+        lab(reward, **changes), model, tokenizer, tasks(n_tasks), tasks(2, "validation"), Run.create(path)
+    )
     made.args.gradient_accumulation_steps //= parts
     return made
 

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from labs import lab_with
 from survive import SMALL as SURVIVE
 from survive import Silent, evenness, tasks, tiny_agent
 
@@ -15,6 +14,7 @@ from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
+from agentkit.tasks.family import Family
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations, sft_dataset
 
@@ -23,9 +23,10 @@ SMALL = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "
 
 
 def trainer(suite, path, **changes) -> AgentGRPOTrainer:
-    recipe = Recipe.from_mapping(SMALL | changes)
-    tasks = suite.split("train"), suite.split("validation")
-    return AgentGRPOTrainer(Lab.open(recipe), *load_agent("nano"), *tasks, Run.create(path))
+    lab = Lab.open(SMALL | changes)
+    return AgentGRPOTrainer(
+        lab, *load_agent("nano"), suite.split("train"), suite.split("validation"), Run.create(path)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,15 +94,17 @@ def test_without_the_mask_the_gradient_would_differ(scored):
 
 def test_the_batch_carries_the_trajectories_as_sampled(scored):
     made, batch = scored
-    assert len(made._batch) == 8
-    assert [t.task_id for t in made._batch] == [made.train_dataset[i // 4]["task_id"] for i in range(8)]
-    for i, t in enumerate(made._batch):
+    assert len(made.step.trajectories) == 8
+    assert [t.task_id for t in made.step.trajectories] == [
+        made.train_dataset[i // 4]["task_id"] for i in range(8)
+    ]
+    for i, t in enumerate(made.step.trajectories):
         length = len(t.completion_ids)
         assert batch["completion_ids"][i, :length].tolist() == list(t.completion_ids)
         assert batch["tool_mask"][i, :length].tolist() == list(t.action_mask)
         assert t.advantage == pytest.approx(batch["advantages"][i].item())
     stored = made.run.trajectories(1)
-    assert [t.completion_ids for t in stored] == [t.completion_ids for t in made._batch]
+    assert [t.completion_ids for t in stored] == [t.completion_ids for t in made.step.trajectories]
 
 
 def test_sampled_and_recomputed_logprobs_agree_on_the_batch(scored):
@@ -152,7 +155,7 @@ def test_engine_mismatch_is_weighed_on_sampled_tokens(scored):
 
 def test_rewards_are_the_additive_reward_of_the_plan(scored):
     made, _ = scored
-    for t in made._batch:
+    for t in made.step.trajectories:
         results = [r.ok for turn in t.turns for r in turn.results]
         expected = t.success + 0.1 * sum(results) / max(len(results), 1) - 0.02 * len(t.turns) * t.success
         assert t.reward == pytest.approx(expected)
@@ -218,13 +221,12 @@ class Judging(Silent):
 
 
 def test_an_environments_own_reward_is_trained_on_beside_the_others(tmp_path):
-    recipe = Recipe.from_mapping(SURVIVE | {"steps": 1})
-    model, tokenizer = tiny_agent()
-    lab = lab_with(recipe, {"tiny": Judging, "other": Silent}, {"evenness": (evenness, 2.0)})
+    families = {"tiny": Family(environment=Judging), "other": Family(environment=Silent)}
+    lab = Lab.open(SURVIVE | {"steps": 1, "reward": "none"}).extended(families, {"evenness": (evenness, 2.0)})
     with pytest.warns(
         UserWarning, match="'Judging' failed .*get_reward of Judging raised or gave no finite number"
     ):
-        made = AgentGRPOTrainer(lab, model, tokenizer, tasks(4), [], Run.create(tmp_path / "run"))
+        made = AgentGRPOTrainer(lab, *tiny_agent(), tasks(4), [], Run.create(tmp_path / "run"))
         train(made)
     stored = made.run.trajectories(1)
     for t in stored:

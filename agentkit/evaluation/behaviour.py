@@ -18,19 +18,9 @@ import numpy as np
 import pandas as pd
 
 from agentkit.evaluation import SOLVED, Samples, flatten, statistics, tables
-from agentkit.evaluation.evidence import (
-    TEXT_LIMIT,
-    call_key,
-    gave_up,
-    needs_tools,
-    plan_of,
-    results_of,
-    stands,
-    was_run,
-    writes_code,
-)
+from agentkit.evaluation.evidence import TEXT_LIMIT, gave_up, stands, was_run, writes_code
 from agentkit.records import Task, ToolResult, Trajectory
-from agentkit.trajectories import verifier_kind
+from agentkit.trajectories import call_key, needs_tools, plan_of, results_of, verifier_kind
 
 _NO_PROSE = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|<\|[^|<>]{1,40}\|>|</?think>", re.DOTALL)
 

@@ -14,20 +14,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from agentkit.evaluation import SOLVED, Samples, flatten, tables
-from agentkit.evaluation.evidence import (
-    answer_if,
-    call_key,
-    gave_up,
-    needs_tools,
-    plan_of,
-    results_of,
-    right_in_other_form,
-    stands,
-    was_run,
-    writes_code,
-)
+from agentkit.evaluation.evidence import answer_if, gave_up, right_in_other_form, stands, was_run, writes_code
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
-from agentkit.trajectories import verifier_kind
+from agentkit.trajectories import call_key, needs_tools, plan_of, results_of, verifier_kind
 
 FAILURES = {
     "engine failed": "the engine or the environment broke, not the policy",

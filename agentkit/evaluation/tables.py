@@ -66,9 +66,9 @@ def to_html(
 
 
 def _look(column: pd.Series) -> str:
-    if column.empty or column.map(_numeric).any():
-        return ""
-    return ' class="words long"' if column.map(len).max() > 40 else ' class="words"'
+    if max((len(cell) for cell in column if isinstance(cell, str)), default=0) > 40:
+        return ' class="words long"'
+    return "" if column.empty or column.map(_numeric).any() else ' class="words"'
 
 
 def _numeric(cell: object) -> bool:
