@@ -24,6 +24,7 @@ from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
+from agentkit.rollouts.tokens import exact_decode
 from agentkit.runs import cost
 from agentkit.runs.recipe import Recipe
 
@@ -80,7 +81,13 @@ def examine(
 
         update = update_seconds(model, sampled, recipe)
     found = report(
-        recipe, sampled, golden, [*chosen, *planned], reward, n_test=n_test, decode=_decode(policy)
+        recipe,
+        sampled,
+        golden,
+        [*chosen, *planned],
+        reward,
+        n_test=n_test,
+        decode=exact_decode(policy.tokenizer),
     )
     items = (*found.items, forecast(recipe, seconds, update, _longer(sampled, golden)))
     return Preflight(items, len(sampled), time.monotonic() - start), score_all(chosen, sampled, reward)
@@ -194,12 +201,6 @@ def _memory() -> str:
 def _spread(tasks: Sequence[Task], n: int) -> list[Task]:
     """At most ``n`` tasks, evenly spread over the list, so that every family and difficulty has its share."""
     return [tasks[i * len(tasks) // n] for i in range(n)] if len(tasks) > n else list(tasks)
-
-
-def _decode(policy: Policy) -> Any:
-    return lambda ids: policy.tokenizer.decode(
-        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
 
 
 __all__ = ["Item", "Preflight", "PreflightError", "Probed", "examine", "forecast", "probe", "report"]

@@ -19,7 +19,7 @@ from agentkit.evaluation.statistics import detectable_mean, success_interval
 from agentkit.preflight import chances
 from agentkit.preflight.report import Item, ids
 from agentkit.records import Trajectory
-from agentkit.rollouts.tokens import faults, xray
+from agentkit.rollouts.tokens import faults, group_faults
 
 Groups = list[list[Trajectory]]
 HOPELESS = 0.95  # share of groups without advantage above which nothing can be learnt
@@ -264,35 +264,15 @@ def masks(groups: Groups, decode: Callable[[Sequence[int]], str] | None = None) 
     """Invariants of the token record: nothing a tool wrote is trained on, lengths agree, groups are groups."""
     broken: list[tuple[str, Trajectory]] = []
     for group in groups:
-        if len({t.prompt_ids for t in group}) > 1:
-            broken.append(("a group has several prompts", group[0]))
-        if len({t.sample for t in group}) < len(group):
-            broken.append(("two rollouts of a group have the same sample number", group[0]))
-        broken += [(problem, t) for t in group if (problem := _mask_fault(t, decode))]
+        broken += [(fault, group[0]) for fault in group_faults(group)]
+        broken += [(fault, t) for t in group for fault in faults(t, decode)]
     n = sum(map(len, groups))
     if broken:
-        said = f"{len(broken)} faults in {n} trajectories: {broken[0][0]}."
+        said = f"{len(broken)} faults in {n} trajectories: {broken[0][0]}"
         advice = "Do not train on these: mend the rollout's masks and groups first."
         return Item("Masks", "red", said, advice, ids([t for _, t in broken]))
     said = f"All {n} trajectories hold: ids, mask and log-probabilities line up, only sampled tokens are trained on."
     return Item("Masks", "green", said)
-
-
-def _mask_fault(t: Trajectory, decode: Callable[[Sequence[int]], str] | None) -> str | None:
-    try:
-        found = faults(xray(t))
-    except ValueError as error:
-        return str(error)
-    if found:
-        return found[0]
-    if any(not math.isfinite(p) or p > 1e-3 for p in t.old_logprobs):
-        return "a log-probability at sampling is positive or not finite"
-    for turn in t.turns:
-        if not all(t.action_mask[slice(*turn.span)]):
-            return "a sampled token is not trained on"
-        if decode is not None and decode(t.completion_ids[slice(*turn.span)]) != turn.text:
-            return "a turn's text is not what its tokens say (retokenisation drift)"
-    return None
 
 
 # ---- is the run able to show anything?
