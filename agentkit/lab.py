@@ -27,8 +27,8 @@ from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, from_recipe, of_environments, score_all
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import Policy
-from agentkit.runs import Run, project_root, write_trajectories
-from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
+from agentkit.runs import Run, write_trajectories
+from agentkit.runs.recipe import Recipe, RecipeError, find_file, read_recipe
 from agentkit.tasks import Suite, SuiteError, public, shipped_families
 from agentkit.tasks.family import Family, with_content_id
 from agentkit.tasks.splits import assign_splits
@@ -77,7 +77,7 @@ class Lab:
         families |= public.FAMILIES
         if not recipe.lab:
             return cls(recipe, families)
-        path = resolve(recipe.lab)
+        path = find_file(recipe.lab)
         module = load_module(path)
         own = {name: _dictionary(module, name, path) for name in NAMES}
         if not any(own.values()):
@@ -137,7 +137,7 @@ class Lab:
         """
         recipe = self.recipe
         if recipe.tasks:
-            return self.adopt(Suite.load(resolve(recipe.tasks)))
+            return self.adopt(Suite.load(find_file(recipe.tasks)))
         spec = {"families": recipe.families, "n_tasks": recipe.n_tasks, "seed": recipe.suite_seed}
         return Suite.build(spec, families={name: self.families[name] for name in self._asked()})
 
@@ -306,15 +306,6 @@ class Lab:
         title = html.escape(f"{len(changed)} keys of the recipe differ from their defaults")
         folded = tables.to_html(table, "") if rows else ""
         return f"{tables.to_html(self.contents(), 'The lab')}<details><summary>{title}</summary>{folded}</details>"
-
-
-def resolve(name: str | Path) -> Path:
-    """A file that a recipe names: as it stands, in the project's folder, or in its params/."""
-    root = project_root()
-    for path in (Path(name), root / name, root / "params" / name):
-        if path.is_file():
-            return path.resolve()
-    raise RecipeError(f"there is no file {str(name)!r}, neither here nor in {root} nor in {root / 'params'}")
 
 
 def load_module(path: Path) -> ModuleType:

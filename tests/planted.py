@@ -28,12 +28,13 @@ import pandas as pd
 
 from agentkit import Suite
 from agentkit.diagnostics import stored_alarms
+from agentkit.lab import Lab
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import Reward, correctness, from_recipe
+from agentkit.rewards import Reward, correctness
 from agentkit.runs import Run, write_json
 from agentkit.runs.recipe import Recipe, read_recipe
-from agentkit.tools.corpus import Corpus
-from agentkit.tools.environments import CorpusEnvironment, environments, tool
+from agentkit.tasks.family import Family
+from agentkit.tools.environments import CorpusEnvironment, tool
 
 RECIPE = Path(__file__).resolve().parents[1] / "params" / "nano.yaml"
 SHORT = {
@@ -170,14 +171,12 @@ def start(folder: Path) -> tuple[Recipe, Suite]:
 
     recipe, run = Recipe.from_mapping(read_recipe(RECIPE) | SHORT), Run.create(folder / "start")
     if not run.file("tasks.jsonl").exists():
-        spec = {"families": recipe.families.split(","), "n_tasks": recipe.n_tasks, "seed": recipe.seed}
-        Suite.build(spec).save(run.path)
+        Lab.open(recipe).suite().save(run.path)
     suite = Suite.load(run.path)
     if not run.file("sft", "adapter_model.safetensors").exists():
         agent, tokenizer = load_agent(recipe.model)
-        cold_start(
-            agent, tokenizer, demonstrations(suite.split("train"), tokenizer, recipe), recipe, run.file("sft")
-        )
+        shown = demonstrations(Lab.open(recipe), suite.split("train"), tokenizer)
+        cold_start(agent, tokenizer, shown, recipe, run.file("sft"))
     return recipe, suite
 
 
@@ -191,11 +190,13 @@ def train_one(
 
     run, planted, trained = Run.create(folder / name.replace(" ", "-")), planted or Planted(()), [0]
     recipe = replace(recipe, seed=seed, **planted.recipe)
-    around = environments(Corpus.open(), recipe.top_k)
+    lab = Lab.open(recipe)
     if planted.environment:
-        recipe = replace(recipe, tool_cache=str(run.file("cache.sqlite")))
-        around |= dict.fromkeys(FAMILIES, partial(planted.environment, trained, recipe.top_k))
-    reward = planted.reward(from_recipe(recipe)) if planted.reward else None
+        lab = Lab.open(replace(recipe, tool_cache=str(run.file("cache.sqlite"))))
+        families = Family(environment=partial(planted.environment, trained, recipe.top_k))
+        lab = lab.extended(families=dict.fromkeys(FAMILIES, families))
+    if planted.reward:
+        lab = replace(lab, recipe=replace(lab.recipe, reward="none"), own_rewards=planted.reward(lab.reward))
     agent, tokenizer = load_agent(recipe.model, merge=[folder / "start" / "sft"])
 
     def done(row: dict[str, Any]) -> None:
@@ -204,9 +205,7 @@ def train_one(
     tasks, validation = (
         [t for t in suite.split(split) if t.family in FAMILIES] for split in ("train", "validation")
     )
-    trainer = AgentGRPOTrainer(
-        agent, tokenizer, tasks, validation, recipe, run, around, reward, on_metrics=done
-    )
+    trainer = AgentGRPOTrainer(lab, agent, tokenizer, tasks, validation, run, on_metrics=done)
     trainer.temperature = planted.at_temperature or trainer.temperature
     try:
         train(trainer)

@@ -14,7 +14,7 @@ from agentkit import Suite, rollout, verify
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.rollouts import Limits
 from agentkit.sandbox import run_python
-from agentkit.tasks import default_tools, solve
+from agentkit.tasks import solve
 from agentkit.tasks.families import code
 from agentkit.tasks.families.algorithms import ALGORITHMS
 from agentkit.tasks.families.specifications import BLOCKS, INPUTS
@@ -165,10 +165,9 @@ def test_a_near_miss_that_loops_for_ever_is_stopped():
 
 # ---- through the real tool
 def test_the_expert_solves_every_task_through_the_real_tool(codes, corpus):
-    tools = default_tools(corpus)
     assert {t.difficulty for t in codes} == {"easy", "medium", "hard"}
     for task in list(codes)[::4]:
-        solution = solve(task, tools)
+        solution = solve(task, CodeEnvironment())
         assert solution.answer == task.answer and verify(task, solution.answer).value == 1.0
         assert len(solution.calls) == len(task.meta["plan"])
         for tool, arguments, observation in solution.calls:

@@ -6,11 +6,13 @@ import dataclasses
 from itertools import cycle, islice
 
 import pytest
+from labs import lab_with
 
+from agentkit.lab import Lab
 from agentkit.records import Task
 from agentkit.runs import Run, RunError, write_trajectories
 from agentkit.runs.recipe import Recipe, RecipeError
-from agentkit.training.controls import fresh_demonstrations, grpo_tokens, run_recipe, train_control, up_to
+from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control, up_to
 from agentkit.training.sft import demonstrations, token_count
 
 RECIPE = {"sft": False, "sft_transcripts": 1, "sft_batch": 8, "sft_learning_rate": 1e-3, "lora_r": 2, "group_size": 4,
@@ -22,7 +24,7 @@ def finished(suite, tokenizer, tmp_path) -> Run:
     """A run that stores two steps of four trajectories."""
     run = Run.create(tmp_path / "run")
     run.update(recipe=RECIPE)
-    shown = demonstrations(suite.split("train")[:4], tokenizer, Recipe.from_mapping(RECIPE))
+    shown = demonstrations(lab_with(RECIPE), suite.split("train")[:4], tokenizer)
     for step in (1, 2):
         stored = [dataclasses.replace(t, step=step) for t in shown]
         write_trajectories(run.file("train", "trajectories", f"step_{step:05d}.parquet"), stored)
@@ -32,8 +34,8 @@ def finished(suite, tokenizer, tmp_path) -> Run:
 def test_tokens_are_counted_over_steps_and_iterations(finished):
     stored = finished.trajectories(1)
     assert token_count(stored) == sum(len(t.prompt_ids) + len(t.completion_ids) for t in stored)
-    assert grpo_tokens(finished, run_recipe(finished)) == 2 * token_count(stored)
-    twice = dataclasses.replace(run_recipe(finished), num_iterations=2)
+    assert grpo_tokens(finished, Lab.of(finished).recipe) == 2 * token_count(stored)
+    twice = dataclasses.replace(Lab.of(finished).recipe, num_iterations=2)
     assert grpo_tokens(finished, twice) == 4 * token_count(stored)
 
 
@@ -55,16 +57,16 @@ def test_up_to_crosses_the_line_once(finished):
 
 
 def test_fresh_demonstrations_never_end_and_differ_from_the_cold_starts(suite, tokenizer):
-    careless = Recipe.from_mapping(RECIPE | {"flaw_in_head": 0.5, "flaw_malformed": 0.3})
+    careless = lab_with(RECIPE | {"flaw_in_head": 0.5, "flaw_malformed": 0.3})
     tasks = suite.split("train")[:6]
-    found = list(islice(fresh_demonstrations(tasks, tokenizer, careless), 18))
+    found = list(islice(fresh_demonstrations(careless, tasks, tokenizer), 18))
     batches = [[t.completion_ids for t in found[i : i + 6]] for i in (0, 6, 12)]
-    batches.append([t.completion_ids for t in demonstrations(tasks, tokenizer, careless)])
+    batches.append([t.completion_ids for t in demonstrations(careless, tasks, tokenizer)])
     assert all(a != b for i, a in enumerate(batches) for b in batches[:i])
 
 
 def test_sft_on_more_data_processes_as_many_tokens_as_grpo(finished, suite):
-    trained, _, figures = train_control("sft_more", finished, suite.split("train")[:10])
+    trained, _, figures = train_control("sft_more", lab_with(RECIPE), finished, suite.split("train")[:10])
     longest = max(figures["tokens"] / figures["trajectories"] * 3, 1)
     assert figures["grpo_tokens"] <= figures["tokens"] < figures["grpo_tokens"] + longest
     assert finished.file("sft_more", "adapter_model.safetensors").exists() and not hasattr(
@@ -75,7 +77,7 @@ def test_sft_on_more_data_processes_as_many_tokens_as_grpo(finished, suite):
 def test_rejection_sampling_imitates_the_agents_own_right_answers(finished):
     """Every answer is right here, for what the agent says must not decide the test; no answer is, below."""
     tasks = [Task(word, f"Say {word}.", r"(?s).*", {"kind": "regex"}) for word in ("a", "b", "c", "d")]
-    _, _, figures = train_control("rft", finished, tasks)
+    _, _, figures = train_control("rft", lab_with(RECIPE), finished, tasks)
     assert (
         figures["tokens"] >= figures["grpo_tokens"]
         and finished.file("rft", "adapter_model.safetensors").exists()
@@ -83,6 +85,7 @@ def test_rejection_sampling_imitates_the_agents_own_right_answers(finished):
     with pytest.raises(RunError, match="nothing to imitate"):
         train_control(
             "rft",
+            lab_with(RECIPE),
             finished,
             [dataclasses.replace(task, answer="never said", verifier="exact") for task in tasks],
         )

@@ -10,22 +10,19 @@ import random
 
 import pytest
 import torch
+from labs import lab_with
 from survive import make_trainer
 
+from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.records import StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
+from agentkit.tasks.families.relabel import relabel_code, without_idle_lines
+from agentkit.tasks.family import Family
 from agentkit.training import hindsight as module
 from agentkit.training.grpo import AgentGRPOTrainer, train
-from agentkit.training.hindsight import (
-    demonstrate,
-    hindsight,
-    lesson_batch,
-    lessons,
-    relabel_code,
-    without_idle_lines,
-)
+from agentkit.training.hindsight import demonstrate, hindsight, lesson_batch, lessons
 from agentkit.training.sft import right_ones
 from agentkit.verifiers import verify
 
@@ -33,6 +30,7 @@ DOUBLE = "def f(x): return x * 2"
 TESTS = [[[n], n * 2] for n in (3, 5, 8)]
 TASK = Task("c", "Write f(x): double x.", DOUBLE, {"kind": "code", "entry": "f", "tests": TESTS, "timeout_s": 20}, "C",
             tools=("python",))  # fmt: skip
+FAMILIES = {"C": Family(relabel=relabel_code), "custom": Family(relabel=relabel_code)}
 SMALL = {"lora_r": 2, "sft_batch": 4, "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 400, "temperature": 1.0,
          "hindsight_rounds": 2, "hindsight_samples": 3, "hindsight_learning_rate": 1e-3}  # fmt: skip
 
@@ -146,26 +144,26 @@ def test_lines_without_effect_are_dropped(program, short):
 def test_lessons_are_the_shortest_of_each_outcome_from_worst_to_best():
     answers = ["def f(x): return x * 2", "def f(x): return x + x + 0", "def f(x): return x + 1",
                "def f(x): return x * 2 if x < 6 else 0", "def f(x): return 1 + x + 0", "nonsense", None]  # fmt: skip
-    found = lessons([TASK], [answered(a, sample=i) for i, a in enumerate(answers)])
+    found = lessons([TASK], [answered(a, sample=i) for i, a in enumerate(answers)], FAMILIES)
     assert [t.answer for t in found] == [answers[2], answers[3], answers[0]]
     assert [round(t.meta["closeness"], 2) for t in found] == [0.0, 0.67, 1.0]
-    assert lessons([TASK], []) == []
+    assert lessons([TASK], [], FAMILIES) == []
+    assert lessons([TASK], [answered(answers[0])], {}) == []
 
 
 def test_lessons_are_shown_by_the_expert_token_for_token(tokenizer):
-    (new,) = lessons([TASK], [answered("def f(x): return x + 1")])
-    (shown,) = demonstrate([new], tokenizer, Recipe.from_mapping({"max_turns": 4, "max_turn_tokens": 200}))
+    (new,) = lessons([TASK], [answered("def f(x): return x + 1")], FAMILIES)
+    (shown,) = demonstrate(lab_with({"max_turns": 4, "max_turn_tokens": 200}), [new], tokenizer)
     assert shown.success == 1.0 and shown.answer == "def f(x): return x + 1"
     assert len(shown.turns) == 2 and shown.turns[0].results[0].observation.strip() == "4"
-    assert demonstrate([], tokenizer, Recipe()) == []
+    assert demonstrate(lab_with({}), [], tokenizer) == []
 
 
 def test_lessons_of_a_batch_are_imitated_beside_grpos_loss(tokenizer, tmp_path):
     """The loss is the mean negative log-likelihood of what the expert wrote, whole or in micro-batches."""
     answers = ["def f(x): return x + 1", "nonsense", "def f(x): return x * 3", None]
-    batch = lesson_batch(
-        [TASK], [answered(a, sample=i) for i, a in enumerate(answers)], tokenizer, Recipe(max_turn_tokens=200)
-    )
+    lab, rollouts = lab_with({"max_turn_tokens": 200}), [answered(a, sample=i) for i, a in enumerate(answers)]
+    batch = lesson_batch(lab, [TASK], rollouts, tokenizer)
     assert batch["lesson_mask"].any(1).tolist() == [True, False, True, False]
     assert (
         batch["lesson_tokens"] == batch["lesson_scored"].sum() > 20
@@ -184,7 +182,7 @@ def test_lessons_of_a_batch_are_imitated_beside_grpos_loss(tokenizer, tmp_path):
         assert sum(float(made._lesson_loss(made.model, half)) for half in halves) == pytest.approx(
             float(expected), rel=1e-5
         )
-    none = lesson_batch([TASK], [answered(None)], tokenizer, Recipe())
+    none = lesson_batch(lab, [TASK], [answered(None)], tokenizer)
     assert none["lesson_tokens"] == 0 and float(made._lesson_loss(made.model, none)) == 0.0
 
 
@@ -235,9 +233,8 @@ def test_imitating_what_rollouts_achieved_raises_success_on_held_out_tasks(tmp_p
         lr_schedule="linear", beta=0.0, temperature=1.0, max_turns=3, max_turn_tokens=80, max_tokens=300, val_every=8,
         val_tasks=40, tool_cache="off", seed=1, save_every=0,
     )  # fmt: skip
-    made = AgentGRPOTrainer(
-        *load_agent("nano"), train_tasks, validation, recipe, Run.create(tmp_path / "run")
-    )
+    run = Run.create(tmp_path / "run")
+    made = AgentGRPOTrainer(Lab.open(recipe), *load_agent("nano"), train_tasks, validation, run)
     result = train(made)
     success = made.run.metrics.set_index("step")["val_success"].dropna()
     assert success[0] < 0.05 and result["best_val_success"] >= success[0] + 0.05
@@ -262,12 +259,17 @@ def counted(task: Task, trajectory: Trajectory) -> Task:
     )
 
 
+def relabelling(relabel) -> Lab:
+    """A lab whose family A is relabelled in another way."""
+    return lab_with(SMALL).extended(families={"A": Family(relabel=relabel)})
+
+
 def test_two_rounds_train_and_leave_their_adapters(tmp_path):
     model, tokenizer = load_agent("nano")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     run = Run.create(tmp_path / "run")
     tasks = [Task(name, f"Say nothing about {name}.", "never said", family="A") for name in ("a", "b")]
-    trained, log = hindsight(model, tokenizer, tasks, Recipe.from_mapping(SMALL), run, counted)
+    trained, log = hindsight(relabelling(counted), model, tokenizer, tasks, run)
     assert [row["round"] for row in log] == [1, 2] and read_jsonl(run.file("hindsight", "log.jsonl")) == log
     assert all(row["lessons"] > 0 and row["tokens"] > 0 and row["solved"] == 0.0 for row in log)
     after = trained.state_dict()
@@ -281,6 +283,6 @@ def test_two_rounds_train_and_leave_their_adapters(tmp_path):
 def test_it_stops_when_nothing_can_be_learnt(tmp_path):
     model, tokenizer = load_agent("nano")
     tasks = [Task("a", "Say something.", "never said", family="A")]
-    recipe, run = Recipe.from_mapping(SMALL), Run.create(tmp_path / "run")
-    same, log = hindsight(model, tokenizer, tasks, recipe, run, lambda task, trajectory: None)
+    run = Run.create(tmp_path / "run")
+    same, log = hindsight(relabelling(lambda task, trajectory: None), model, tokenizer, tasks, run)
     assert same is model and [row["lessons"] for row in log] == [0]

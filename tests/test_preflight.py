@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from agentkit.cli import main
+from agentkit.lab import Lab
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import PreflightError, examine, forecast, probe, report
 from agentkit.preflight.autopsies import AUTOPSIES
@@ -316,7 +317,7 @@ def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
     recipe = Recipe(group_size=4, model="nano")
     careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")
     found, rollouts = examine(
-        recipe, careless, suite.split("train"), n_test=len(suite.split("test")), n_tasks=8
+        Lab.open(recipe), careless, suite.split("train"), n_test=len(suite.split("test")), n_tasks=8
     )
     found.require()
     assert (

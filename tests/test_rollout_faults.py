@@ -14,11 +14,11 @@ import pytest
 from says import Says
 
 from agentkit import StopReason, Task, rollout
+from agentkit.lab import Lab
 from agentkit.policies import Flaws, ScriptedPolicy
-from agentkit.rollouts import Limits, arollout, rollout_options
+from agentkit.rollouts import Limits, arollout
 from agentkit.rollouts.calls import format_call
 from agentkit.rollouts.chat import ChatCodec
-from agentkit.runs.recipe import Recipe
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.corpus import corpus_path
 from agentkit.tools.environments import CorpusEnvironment, tool
@@ -254,13 +254,13 @@ def test_a_recipe_says_where_the_cache_lies(tokenizer, suite, tmp_path, monkeypa
     ):
         hits = []
         for _ in range(2):
-            options = rollout_options(Recipe.from_mapping(recipe))
+            options = Lab.open(recipe).options()
             hits.append(tool_metrics(rollout(tasks, policy, **options))["tool_cache_hits"])
         assert hits[0] < hits[1] == 1.0 and (tmp_path / file).exists()
-    assert rollout_options(Recipe.from_mapping({"tool_cache": "off"}))["tool_cache"] is None
+    assert Lab.open({"tool_cache": "off"}).options()["tool_cache"] is None
     (tmp_path / "b.sqlite").write_text("no cache")
     with pytest.raises(ValueError, match=r"b\.sqlite cannot be used as the cache of tools"):
-        rollout_options(Recipe.from_mapping({"tool_cache": str(tmp_path / "b.sqlite")}))
+        Lab.open({"tool_cache": str(tmp_path / "b.sqlite")}).options()
 
 
 def test_two_thousand_trajectories_at_once_with_slow_tools(tokenizer):

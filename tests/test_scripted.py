@@ -16,7 +16,7 @@ from agentkit.rollouts import Limits
 from agentkit.rollouts.calls import FORMATS
 from agentkit.rollouts.loop import LAST_TURN
 from agentkit.tasks import solve
-from agentkit.tools import calculate, search_passages
+from agentkit.tools import calculate
 from agentkit.tools.environments import CorpusEnvironment
 
 ROOMY = Limits(max_turns=20, max_turn_tokens=400, max_tokens=8_000)
@@ -61,14 +61,13 @@ def without(trajectory):
 
 # ---- no flaws
 def test_without_flaws_everything_is_solved(flawless, suite, corpus):
-    tools = {"search": partial(search_passages, corpus), "calculator": calculate}
     for task, trajectory in zip(suite, flawless, strict=True):
         assert (trajectory.task_id, trajectory.success, trajectory.stop_reason) == (
             task.id,
             1.0,
             StopReason.ANSWER,
         )
-        expected = solve(task, tools).calls
+        expected = solve(task, CorpusEnvironment(corpus)).calls
         assert [(r.name, r.arguments, r.observation) for r in calls(trajectory)] == list(expected)
         assert all(r.ok for r in calls(trajectory)) and len(trajectory.turns) == len(expected) + 1
 

@@ -413,6 +413,15 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     return {name: _beside(path, value) if name in FILES else value for name, value in values.items()}
 
 
+def find_file(name: str) -> Path:
+    """A file that a recipe names: as it stands, in the project's folder, or in its params/. Raises RecipeError."""
+    root = project_root()
+    for path in (Path(name), root / name, root / "params" / name):
+        if path.is_file():
+            return path.resolve()
+    raise RecipeError(f"there is no file {name!r}, neither here nor in {root} nor in {root / 'params'}")
+
+
 def _beside(recipe: Path, name: Any) -> Any:
     """A file that a recipe names relative to itself, as seen from the project's folder where it lies there."""
     file = (recipe.parent / str(name)).resolve()

@@ -50,7 +50,8 @@ async def _solve(task: Task, environment: object) -> Solution:
         arguments = _arguments(task, step, values)
         result = await run_call(ToolCall(step["tool"], arguments), environment)
         if not result.ok:
-            raise PlanError(f"{task.prompt!r}: {step['tool']}({arguments}): {result.observation}")
+            why = result.observation.removeprefix("Error: ")
+            raise PlanError(f"{task.prompt!r}: {step['tool']}({arguments}) failed: {why}")
         expected = step.get("expect")
         if expected is not None and not shows(step["tool"], result.observation, expected):
             raise PlanError(f"{task.prompt!r}: {arguments} does not find {expected!r}")
@@ -63,7 +64,7 @@ def _arguments(task: Task, step: dict[str, Any], values: list[str]) -> dict[str,
     try:
         return fill(step["arguments"], values)
     except (IndexError, KeyError, TypeError) as error:
-        raise PlanError(f"{task.prompt!r}: the step {step!r:.200} cannot be filled in: {error}") from None
+        raise PlanError(f"{task.prompt!r}: the step {step!r:.200} failed: {error}") from None
 
 
 def as_trajectory(task: Task, solution: Solution) -> Trajectory:

@@ -9,11 +9,9 @@ stops when it is done, and its figures tell what it took.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import cycle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent, make_policy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
@@ -21,6 +19,9 @@ from agentkit.runs import Run, RunError
 from agentkit.runs.recipe import Recipe
 from agentkit.training.hindsight import hindsight
 from agentkit.training.sft import demonstrations, fine_tune, right_ones, token_count
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 SEED_STEP = 1_000_003  # between batches of fresh demonstrations
 
@@ -40,7 +41,7 @@ def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple
     Args:
         name: "sft_more" for fresh demonstrations of the same expert, "rft" for the SFT model's own right
             answers, "hindsight" for replay on the tasks whose family can be relabelled.
-        lab: of the run.
+        lab: the one that the run was made with, ``Lab.of(run)``.
         run: with a finished GRPO training.
         tasks: those that GRPO was trained on.
 
@@ -51,7 +52,6 @@ def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple
     Raises:
         RunError: there is nothing to compare with, or no right answer to imitate.
     """
-    lab = replace(lab, recipe=Lab.of(run).recipe)
     recipe = lab.recipe
     budget = grpo_tokens(run, recipe)
     agent, tokenizer = load_agent(recipe.model, merge=[run.file("sft")] if recipe.sft else [])

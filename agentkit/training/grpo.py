@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
@@ -24,7 +24,6 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentkit.diagnostics import Watch
 from agentkit.evaluation import summarize
-from agentkit.lab import Lab
 from agentkit.policies.guard import sync
 from agentkit.policies.loading import make_policy
 from agentkit.policies.unsloth import adapted
@@ -49,6 +48,9 @@ from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import fresh_tasks, select
 from agentkit.training.together import check_processes, check_same, gathered, on_main_process
 from agentkit.training.update import Update
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 OnMetrics = Callable[[dict[str, Any]], None]
 

@@ -10,11 +10,10 @@ Leaves out how a trajectory is relabelled (tasks.families.relabel for programs).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from agentkit.lab import Lab
 from agentkit.policies.loading import make_policy
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import Task, Trajectory
@@ -23,6 +22,9 @@ from agentkit.runs import Run, append_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.tasks.family import Family
 from agentkit.training.sft import fine_tune, token_count
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 
 def lessons(

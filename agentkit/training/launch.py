@@ -15,10 +15,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentkit.lab import Lab
 from agentkit.runs import Run, RunError, read_json, write_bytes, write_json
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 JOB, LOG = ".job.json", "launch.log"  # in the run's folder
 # set for workers whose standard input ends when the process that launched them does

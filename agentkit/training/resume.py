@@ -16,7 +16,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -26,7 +26,6 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
-from agentkit.lab import Lab
 from agentkit.records import Task
 from agentkit.runs import RunError, read_json, write_json
 from agentkit.runs.recipe import Recipe
@@ -34,6 +33,9 @@ from agentkit.training import checkpoints
 from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
 from agentkit.training.common import replace_folder
 from agentkit.training.process import TrainingStopped, lock, random_states, set_random_states, signals, unlock
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 STAGE = "03_grpo"
 FINISHED = "finished.json"  # in train/, once training came to its end

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
-from agentkit.lab import Lab, resolve
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
-from agentkit.runs.recipe import Recipe, RecipeError
+from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.training.common import ProgressCallback, lora, only_own_progress, quiet_trainer, save_adapter
 from agentkit.training.transcripts import read_transcripts
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 
 class _PlainLossTrainer(SFTTrainer):
@@ -45,7 +47,7 @@ def demonstrations(
     """
     recipe = lab.recipe
     if recipe.transcripts:
-        return read_transcripts(resolve(recipe.transcripts), tokenizer, lab)
+        return read_transcripts(find_file(recipe.transcripts), tokenizer, lab)
     planned = [task for task in tasks if task.meta.get("plan") is not None]
     if not planned:
         raise RecipeError(

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentkit.exchange.conversation import Row, checked_messages, read_conversations
-from agentkit.lab import Lab
 from agentkit.records import RunError, StopReason, Trajectory, Turn
 from agentkit.rollouts.chat import ChatCodec, format_call, parse_turn
 from agentkit.runs import read_rows
 from agentkit.tools.environments import SYSTEM_PROMPT
 from agentkit.tools.runtime import tool_schemas
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 
 def read_transcripts(path: Path, tokenizer: Any, lab: Lab) -> list[Trajectory]:

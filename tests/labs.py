@@ -1,0 +1,28 @@
+"""Labs for tests: a recipe's own, with the environment or the reward that a test brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from agentkit.lab import Lab
+from agentkit.runs.recipe import Recipe
+from agentkit.tasks.family import Family
+from agentkit.tools.environments import CorpusEnvironment
+
+Factory = Callable[[], object]
+
+
+def lab_with(
+    recipe: Recipe | Mapping[str, Any],
+    environment: Factory | Mapping[str, Factory] | None = None,
+    reward: Mapping[str, tuple[Callable, float]] | None = None,
+) -> Lab:
+    """The recipe's lab, which knows the families of tests; ``environment`` is that of each, or one such by family."""
+    recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_mapping(recipe)
+    recipe = replace(recipe, reward="none") if reward is not None else recipe
+    makers = environment if isinstance(environment, Mapping) else {}
+    usual = environment if callable(environment) else CorpusEnvironment
+    families = {name: Family(environment=makers.get(name, usual)) for name in {"tiny", "custom", *makers}}
+    return Lab.open(recipe).extended(families=families, rewards=reward)
