@@ -58,13 +58,8 @@ def main(folder: Path) -> None:
     recipe = Recipe(sft_transcripts=1, sft_batch=8, sft_learning_rate=1e-3, lora_r=4, tool_cache="off")
     suite = Suite.build({"families": ["A"], "n_tasks": 40, "seed": 11})
     agent, tokenizer = load_agent("nano")
-    cold_start(
-        agent,
-        tokenizer,
-        demonstrations(Lab.open(recipe), suite.split("train"), tokenizer),
-        recipe,
-        folder / "sft",
-    )
+    shown = demonstrations(Lab.open(recipe), suite.split("train"), tokenizer)
+    cold_start(agent, tokenizer, shown, recipe, folder / "sft")
 
     ours, plain = make(folder, "unsloth", suite), make(folder, "transformers", suite)
     own = get_peft_model_state_dict(ours.model)

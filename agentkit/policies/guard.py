@@ -17,6 +17,7 @@ import torch
 
 from agentkit.records import Task
 from agentkit.rollouts.policy import EngineError, Policy, Request, Sample
+from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.tools.runtime import run_blocking
 
 PROBES, PROBE_LENGTH, PROBE_TOKENS = (
@@ -125,8 +126,9 @@ def sampled_logprobs(model: Any, prompt: list[int], completion: list[int], tempe
     model.eval()
     try:
         ids = torch.tensor([prompt + completion], device=model.device)
-        logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()  # (T, V)
+        logprobs, _ = completion_logprobs(
+            model, ids, torch.ones_like(ids), len(completion), temperature or 1.0
+        )
     finally:
         model.train(training)
-    logprobs = torch.log_softmax(logits / (temperature or 1.0), dim=-1)
-    return logprobs.gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
+    return logprobs[0].tolist()

@@ -30,7 +30,7 @@ from agentkit.policies.unsloth import adapted
 from agentkit.records import Step, Task, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import rollout
-from agentkit.rollouts.gate import check_batch
+from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.training import advantages, metrics
