@@ -1,11 +1,13 @@
-"""Public data sets as suites: rows from the hub or a local file, and GAIA, each a family with the tools that fit it.
+"""Public data sets as suites: rows from the hub or a local file, and GAIA, each a family with the tools that
+fit it.
 
 Leaves out their distribution: nothing is shipped.
 """
 
 from agentkit.tasks.families.relabel import relabel_code
 from agentkit.tasks.family import Family
-from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment
+from agentkit.tasks.public.gaia import GaiaEnvironment
+from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment
 
 _CODE = Family(environment=CodeEnvironment, relabel=relabel_code)
 FAMILIES = {  # by the data set's name, which is its tasks' family
@@ -16,5 +18,5 @@ FAMILIES = {  # by the data set's name, which is its tasks' family
     "mbpp": _CODE,
     "humaneval": _CODE,
     "open_agentrl": _CODE,
-    "GAIA": Family(environment=WorkbenchEnvironment),
+    "GAIA": Family(environment=GaiaEnvironment),
 }
