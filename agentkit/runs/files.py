@@ -21,6 +21,11 @@ from typing import Any
 from agentkit.records import RunError
 
 
+def user_cache(name: str) -> Path:
+    """A file or folder in agentkit's part of the user's cache folder; nothing is made."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / name
+
+
 def write_bytes(path: str | Path, data: bytes) -> Path:
     """Write a file atomically (temporary name, fsync, rename), readable by its owner only."""
     path = Path(path)
