@@ -13,7 +13,7 @@ from agentkit.rewards.calls import attempts, subgoals
 from agentkit.rewards.scoring import Component, Reward
 from agentkit.tasks.families.relabel import is_grid, pixel_equality
 from agentkit.trajectories import verifier_kind
-from agentkit.verifiers.judge import JudgeError, judge
+from agentkit.verifiers.judge import judge
 from agentkit.verifiers.programs import extract_code, returned
 
 TURN_PENALTY = 0.02
@@ -58,10 +58,8 @@ def judged(**options: Any) -> Component:
     def verdict(task: Task, trajectory: Trajectory) -> float | None:
         if trajectory.answer is None:
             return 0.0
-        found = judge(trajectory.answer, task.answer, **{"question": task.prompt} | options)
-        if found.value is None:
-            raise JudgeError(found.why)  # asked and not answered: not the same as a judge that does not apply
-        return found.value
+        # raises where it is asked and does not answer: not the same as a judge that does not apply
+        return judge(trajectory.answer, task.answer, **{"question": task.prompt} | options).value
 
     return verdict
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from agentkit.records import Score, Task, Trajectory
+from agentkit.records import Score, Task, Trajectory, Unscored
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
@@ -91,6 +91,8 @@ def check(
         if trajectory is not None and "trajectory" in inspect.signature(verifier).parameters:
             options["trajectory"] = trajectory
         return _as_score(kind, verifier(answer, str(gold), **options))
+    except Unscored as error:
+        return Score(None, str(error))
     except Exception as error:
         if kind in SHIPPED and isinstance(error, TypeError | ValueError):  # an option: the author's mistake
             raise ValueError(f"verifier {kind!r}: {error}") from None
@@ -130,6 +132,6 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
 
 
 __all__ = [
-    "KINDS", "MAX_ANSWER", "SHIPPED", "check", "code", "exact", "final_answer", "gaia_equal", "judge", "normalize",
-    "numeric", "parse_number", "register", "regex", "squad_normalize", "symbolic", "verify",
+    "KINDS", "MAX_ANSWER", "SHIPPED", "check", "code", "exact", "final_answer", "gaia_equal", "judge",
+    "normalize", "numeric", "parse_number", "register", "regex", "squad_normalize", "symbolic", "verify",
 ]  # fmt: skip
