@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any
 
 from agentkit.records import Score, Task, Trajectory, Unscored
+from agentkit.trajectories import results_of
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
@@ -121,7 +122,7 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
     trajectory = answer if isinstance(answer, Trajectory) else None
     if trajectory is not None:
         answer = trajectory.answer
-        used = {result.name for turn in trajectory.turns for result in turn.results if result.ok}
+        used = {result.name for result in results_of(trajectory) if result.ok}
         if unused := set(task.meta.get("required_tools", ())) - used:
             return Score(0.0, f"did not use {', '.join(sorted(unused))}, which the task requires")
     options = dict(task.verifier)

@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 from agentkit.records import Score, Unscored
-from agentkit.tools.cache import ToolCache, canonical, default_path, key_of
+from agentkit.runs.files import user_cache
+from agentkit.tools.cache import ToolCache, canonical, key_of
 from agentkit.tools.web import ReplyError, fetch
 
 # environment variables
@@ -80,7 +81,7 @@ def judge(
     url, model = url or os.environ.get(URL, ""), model or os.environ.get(MODEL, "")
     if not url or not model:
         raise Unscored(f"no judge: set {URL} and {MODEL}, or give url and model")
-    with _Judge(url, model, n, timeout_s, cache or default_path().with_name("judge.sqlite")) as judging:
+    with _Judge(url, model, n, timeout_s, cache or user_cache("judge.sqlite")) as judging:
         if not judging.accepts(answer, gold, question, rubric):
             return Score(0.0, "judged incorrect")
         if judging.accepts(answer, _decoy(question, gold, answer), question, rubric):
