@@ -16,7 +16,8 @@ from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.chat import ChatCodec
-from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment, tool_schemas
+from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.tools.runtime import tool_schemas
 from agentkit.training.prefix import token_logprobs
 
 
