@@ -1,7 +1,8 @@
 """The file tool: a workspace of small text files, one a trajectory, held in memory.
 
 Nothing touches the disk, so there is nothing outside to reach and nothing to clean up. Hand ``files`` to the
-code tool to let programs read the workspace. Leaves out folders (a name may hold slashes) and bytes.
+code tool to let programs read the workspace. What an environment puts there as bytes is an attachment, which the
+policy can read and not replace. Leaves out folders: a name may hold slashes.
 """
 
 from __future__ import annotations
@@ -18,19 +19,21 @@ class Workspace:
     """Files by name. Every refusal is a ValueError with a sentence for the policy."""
 
     def __init__(self) -> None:
-        self.files: dict[str, str] = {}
+        self.files: dict[str, str | bytes] = {}
 
     def write(self, path: str, content: str) -> str:
         """Create or replace a file; says how large it is now."""
         _check_name(path)
-        others = {name: text for name, text in self.files.items() if name != path}
+        if isinstance(self.files.get(path), bytes):
+            raise ValueError(f"{path} is the attachment; choose another name")
+        others = {name: text for name, text in self.files.items() if name != path and isinstance(text, str)}
         if len(content) > MAX_FILE:
             raise ValueError(f"the content has {len(content)} characters; the limit of a file is {MAX_FILE}")
         if len(others) >= MAX_FILES:
             raise ValueError(f"there are {MAX_FILES} files already, which is the limit; replace one")
         if sum(map(len, others.values())) + len(content) > MAX_TOTAL:
             raise ValueError(f"all files together would hold more than {MAX_TOTAL} characters")
-        for name in others:
+        for name in self.files:
             if name.startswith(f"{path}/") or path.startswith(f"{name}/"):
                 raise ValueError(f"{name!r} is in the way: a name cannot be a file and a folder")
         self.files[path] = content
@@ -43,11 +46,19 @@ class Workspace:
             raise ValueError(f"there is no file {path!r}; {self.list()}")
         if start < 0 or length < 1:
             raise ValueError("start must be at least 0 and length at least 1")
-        return self.files[path][start : start + length] or f"(nothing from character {start} on)"
+        content = self.files[path]
+        if isinstance(content, bytes):
+            if b"\0" in content[:8192]:
+                raise ValueError(f"{path} is no text; read it with a program, in whose folder it lies")
+            content = content.decode("utf-8", "replace")
+        return content[start : start + length] or f"(nothing from character {start} on)"
 
     def list(self) -> str:
         """Names and sizes, one a line."""
-        lines = [f"{name} ({len(text)} characters)" for name, text in sorted(self.files.items())]
+        lines = []
+        for name, content in sorted(self.files.items()):
+            unit = "bytes, attached" if isinstance(content, bytes) else "characters"
+            lines.append(f"{name} ({len(content)} {unit})")
         return "\n".join(lines) or "the workspace is empty"
 
 
