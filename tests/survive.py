@@ -24,6 +24,7 @@ import warnings
 from pathlib import Path
 
 import torch
+from labs import lab_with
 
 from agentkit import nano
 from agentkit.records import Task

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from labs import lab_with
 from survive import SMALL as SURVIVE
 from survive import Silent, evenness, tasks, tiny_agent
 
