@@ -113,6 +113,18 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """The batch of one optimiser step: P groups of G trajectories, group by group."""
+
+    number: int  # of the optimiser step, from 1
+    tasks: tuple[Task, ...]  # P, one a group
+    trajectories: tuple[Trajectory, ...] = ()  # P * G
+    trained: tuple[tuple[int, ...], ...] = ()  # their masks in the loss: zeros where one is left out of it
+    counts: dict[str, int] = field(default_factory=dict)  # what the selection of groups and trajectories did
+    seconds: float = 0.0  # that sampling and scoring took
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """A verifier's verdict. ``value`` None means the verifier itself failed: excluded and counted, never 0."""
 

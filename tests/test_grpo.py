@@ -93,15 +93,17 @@ def test_without_the_mask_the_gradient_would_differ(scored):
 
 def test_the_batch_carries_the_trajectories_as_sampled(scored):
     made, batch = scored
-    assert len(made._batch) == 8
-    assert [t.task_id for t in made._batch] == [made.train_dataset[i // 4]["task_id"] for i in range(8)]
-    for i, t in enumerate(made._batch):
+    assert len(made.step.trajectories) == 8
+    assert [t.task_id for t in made.step.trajectories] == [
+        made.train_dataset[i // 4]["task_id"] for i in range(8)
+    ]
+    for i, t in enumerate(made.step.trajectories):
         length = len(t.completion_ids)
         assert batch["completion_ids"][i, :length].tolist() == list(t.completion_ids)
         assert batch["tool_mask"][i, :length].tolist() == list(t.action_mask)
         assert t.advantage == pytest.approx(batch["advantages"][i].item())
     stored = made.run.trajectories(1)
-    assert [t.completion_ids for t in stored] == [t.completion_ids for t in made._batch]
+    assert [t.completion_ids for t in stored] == [t.completion_ids for t in made.step.trajectories]
 
 
 def test_sampled_and_recomputed_logprobs_agree_on_the_batch(scored):
@@ -152,7 +154,7 @@ def test_engine_mismatch_is_weighed_on_sampled_tokens(scored):
 
 def test_rewards_are_the_additive_reward_of_the_plan(scored):
     made, _ = scored
-    for t in made._batch:
+    for t in made.step.trajectories:
         results = [r.ok for turn in t.turns for r in turn.results]
         expected = t.success + 0.1 * sum(results) / max(len(results), 1) - 0.02 * len(t.turns) * t.success
         assert t.reward == pytest.approx(expected)

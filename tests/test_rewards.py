@@ -439,17 +439,6 @@ def test_noise_of_no_use_is_refused(std):
         rewards.with_noise(rewards.plan(), std)
 
 
-def test_components_are_logged_raw_and_weighted():
-    reward = rewards.plan(format_weight=0.5)
-    batch = rewards.score_all(
-        [TASK], [PERFECT, trajectory([MALFORMED], [], success=0.0), trajectory([], success=None)], reward
-    )
-    found = rewards.component_metrics(batch, reward)
-    assert found["reward/format"] == pytest.approx(1 / 3) and found["weighted/format"] == pytest.approx(1 / 6)
-    assert found["reward/correctness"] == 0.5 and found["reward_unscored"] == pytest.approx(1 / 3)
-    assert found["weighted/efficiency"] == pytest.approx(-0.04)
-
-
 def test_constant_components_are_named_with_their_value():
     reward = {
         "right": (rewards.correctness, 1.0),

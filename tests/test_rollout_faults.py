@@ -16,12 +16,13 @@ from says import Says
 from agentkit import StopReason, Task, rollout
 from agentkit.lab import Lab
 from agentkit.policies import Flaws, ScriptedPolicy
-from agentkit.rollouts import Limits, arollout, tool_metrics
+from agentkit.rollouts import Limits, arollout
 from agentkit.rollouts.calls import format_call
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.corpus import corpus_path
 from agentkit.tools.environments import CorpusEnvironment, tool
+from agentkit.training.metrics import tool_metrics
 
 TASK = Task("t", "What?", "3", "numeric")
 ROOMY = Limits(max_turn_tokens=500, max_tokens=8_000)

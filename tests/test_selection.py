@@ -219,8 +219,8 @@ def test_select_counts_what_it_did():
 
     found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "e"), roll_out, recipe)
     assert [t.task_id for t in found.trajectories][::2] == ["c", "d2", "a", "b"]
-    assert found.metrics == {"dead_groups": 0.25, "dead_groups_sampled": 0.5, "groups_replaced": 1, "groups_dropped": 0,
-                             "extra_rollouts": 4, "left_out": 0.0}  # fmt: skip
+    expected = {"dead": 1, "dead_sampled": 2, "replaced": 1, "dropped": 0, "extra": 4, "left_out": 0}
+    assert found.counts == expected
 
 
 def test_fresh_tasks_are_unused_shuffled_and_fixed_by_the_seed():

@@ -36,7 +36,6 @@ from agentkit.rewards.scoring import (
     Component,
     Product,
     Reward,
-    component_metrics,
     constant_components,
     product,
     score,
@@ -45,7 +44,7 @@ from agentkit.rewards.scoring import (
 )
 
 __all__ = [
-    "Component", "Product", "Reward", "component_metrics", "constant_components", "correctness", "dapo_overlong", "drawing",
+    "Component", "Product", "Reward", "constant_components", "correctness", "dapo_overlong", "drawing",
     "efficiency", "format_score", "from_recipe", "judged", "of_environments", "ordebug", "pixel_accuracy", "plan", "preset",
     "process", "product", "score", "score_all", "tcr", "tcr_overlong", "tcr_paper", "tool_call_bonus", "tool_call_reward",
     "toolrl", "toolrla", "with_noise",

@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
-from statistics import fmean
 
 from agentkit.records import Task, Trajectory
 
@@ -127,22 +126,6 @@ def with_noise(reward: Reward, std: float, seed: int = 0) -> Reward:
 
     noisy = {**reward, "noise": (noise, 1.0)}
     return Product(noisy) if isinstance(reward, Product) else noisy
-
-
-def component_metrics(trajectories: Sequence[Trajectory], reward: Reward) -> dict[str, float]:
-    """Means over a batch for its metrics row: ``reward/<component>`` raw and ``weighted/<component>``,
-    unscored ones left out.
-
-    Also ``reward_unscored``, the share of trajectories without a reward.
-    """
-    found = {}
-    for name, (_, weight) in reward.items():
-        values = [t.components[name] for t in trajectories if t.components.get(name) is not None]
-        found[f"reward/{name}"] = fmean(values) if values else math.nan
-        found[f"weighted/{name}"] = weight * found[f"reward/{name}"]
-    return found | {
-        "reward_unscored": sum(t.reward is None for t in trajectories) / max(len(trajectories), 1)
-    }
 
 
 def constant_components(

@@ -283,22 +283,6 @@ def _seed(seed: int, task: Task, index: int, turn: int) -> tuple[int, ...]:
     return seed, int.from_bytes(hashlib.sha256(task.id.encode()).digest()[:6]), index, turn
 
 
-def tool_metrics(batch: Sequence[Trajectory]) -> dict[str, float]:
-    """What tools did in a batch of trajectories, for a metrics row.
-
-    Returns:
-        tool_seconds: mean seconds a trajectory waited for its tools; tool_slowest_seconds: of the slowest
-            call; tool_cache_hits:
-        share of calls that the cache or another call under way answered.
-    """
-    results = [result for t in batch for turn in t.turns for result in turn.results]
-    return {
-        "tool_seconds": sum(result.seconds for result in results) / max(len(batch), 1),
-        "tool_slowest_seconds": max((result.seconds for result in results), default=0.0),
-        "tool_cache_hits": sum(result.cached for result in results) / max(len(results), 1),
-    }
-
-
 class _Bar:
     """Trajectories done, tokens a second, the share of a trajectory's time that its tools took, and cache
     hits.

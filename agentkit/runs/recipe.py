@@ -237,13 +237,7 @@ class Recipe:
     patience: int = _key(
         0, "validations without improvement before training ends early; 0 is never", 0, 100_000
     )
-    rollback_drop: float = _key(
-        0.0, "fall in validation success that brings the best adapter back; 0 is off", 0, 1
-    )
     processes: int = _key(1, "processes that train together, one a GPU", 1, 1024)
-    kl_target: float = _key(
-        0.0, "KL in nats a token that beta adapts to, from beta's value on; 0 keeps beta", 0, 100
-    )
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @classmethod
@@ -333,8 +327,6 @@ def _check_clipping(recipe: Recipe) -> None:
         raise RecipeError(
             f"dual_clip is {recipe.dual_clip:g}; it must lie above 1 + the clip range = {1 + high:g}"
         )
-    if recipe.kl_target and not recipe.beta:
-        raise RecipeError("kl_target needs a beta above 0 to start from")
 
 
 def _check_engine(recipe: Recipe) -> None:

@@ -11,29 +11,29 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from agentkit.diagnostics import Watch, audit_metrics, audited
+from agentkit.diagnostics import Watch
 from agentkit.evaluation import summarize
 from agentkit.policies.guard import sync
 from agentkit.policies.loading import make_policy
 from agentkit.policies.unsloth import adapted
-from agentkit.records import Task, Trajectory
-from agentkit.rewards import component_metrics, score_all
-from agentkit.rollouts import rollout, tool_metrics
-from agentkit.rollouts.gate import check_batch
+from agentkit.records import Step, Task, Trajectory
+from agentkit.rewards import score_all
+from agentkit.rollouts import rollout
+from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
-from agentkit.training import advantages
+from agentkit.training import advantages, metrics
 from agentkit.training.common import (
     ProgressCallback,
     lora,
@@ -52,9 +52,6 @@ from agentkit.training.update import Update
 if TYPE_CHECKING:
     from agentkit.lab import Lab
 
-os.environ.setdefault(
-    "TRL_EXPERIMENTAL_SILENCE", "1"
-)  # rollout_func is experimental; this pin was tested with it
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
@@ -62,9 +59,7 @@ def config(recipe: Recipe, out: Path) -> GRPOConfig:
     """TRL's configuration, every default that matters, or that Unsloth changes, set explicitly."""
     cuda = torch.cuda.is_available()
     check_processes(recipe)
-    rollouts = (
-        recipe.prompts_per_step * recipe.group_size // recipe.processes
-    )  # of whole groups, in each process
+    rollouts = recipe.prompts_per_step * recipe.group_size // recipe.processes  # whole groups in each process
     return GRPOConfig(
         output_dir=str(out),
         max_steps=recipe.steps,
@@ -113,6 +108,10 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         validation: tasks for validation, in the order they are used.
         run: where metrics, trajectories and the best adapter go.
         on_metrics: called with every metrics row, as for live curves.
+
+    Attributes:
+        step: the batch in the making or in use, of all processes; it travels beside TRL's batch.
+        best: the best validation success and its step.
     """
 
     def __init__(
@@ -125,33 +124,26 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         run: Run,
         on_metrics: OnMetrics = lambda row: None,
     ):
-        self.lab, recipe = lab, lab.recipe
-        self.recipe = recipe
+        recipe = lab.recipe
+        self.lab, self.recipe, self.run, self.on_metrics = lab, recipe, run, on_metrics
         self.reward = lab.reward
-        self.run = run
         self.validation = list(validation)[: recipe.val_tasks]
+        self.best: tuple[float, int] = (-1.0, 0)
+        self.step = Step(0, ())
+        self.guards = Guards(recipe)
+        self.lesson_weight = recipe.hindsight_weight
         self._options = lab.options()
-        self.on_metrics = on_metrics
-        self.best: tuple[float, int] = (-1.0, 0)  # validation success and its step
         self._tasks = {task.id: task for task in tasks}
-        self._rows: list[dict] = []
-        self._batch: list[Trajectory] = []
-        self._trained: list[
-            Sequence[int]
-        ] = []  # the batch's action masks, zeros where the loss leaves a trajectory out
-        self._sampled: list[Trajectory] = []  # of every process, until the alarms have seen them
         self._watch: Watch | None = None
+        self._measured: dict[str, float] = {}  # columns of the next metrics row
         self._mismatches = 0  # of the tool cache, so far
-        self._extra: dict[str, Any] = {}
         self._started = time.monotonic()
-        self._rollout_seconds = 0.0
-        self._gap: dict[
-            str, float
-        ] = {}  # what the last sync found, in nats, where the engine has weights of its own
-        self.guards = Guards(self, recipe)
-        unsloth = recipe.engine == "unsloth"
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # of rollout_func, tested with this pin
+        unsloth, engine = recipe.engine == "unsloth", None
+        if unsloth:
+            model, engine = adapted(model, tokenizer, recipe)
         super().__init__(
-            model=adapted(model, tokenizer, recipe) if unsloth else model,
+            model=model,
             args=config(recipe, run.file("train", "checkpoints")),
             reward_funcs=[_reward],
             train_dataset=Dataset.from_list(
@@ -162,17 +154,19 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             rollout_func=_rollout_func,
             callbacks=[ProgressCallback("GRPO"), _Validate(self), self.guards],
         )
+        self._prepare(tokenizer, engine)
+
+    def _prepare(self, tokenizer: Any, engine: Any) -> None:
+        """What needs the model as TRL has set it up: prefixes, the checkpoint to go on from, the policy."""
         only_own_progress(self)
-        if (
-            "ref" in self.model.peft_config
-        ):  # TRL's copy of an adapter that changes nothing yet: without any is the same
+        if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet
             self.model.delete_adapter("ref")
-        self.share_prefixes(recipe.share_prefixes)
-        self.lesson_weight = recipe.hindsight_weight
-        self.open_training(
-            made_with(lab, self.model, [*tasks, *self.validation], self.accelerator.num_processes)
-        )
-        self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", recipe)
+        self.share_prefixes(self.recipe.share_prefixes)
+        tasks = [*self._tasks.values(), *self.validation]
+        world = self.accelerator.num_processes
+        self.open_training(made_with(self.lab, self.model, tasks, world))
+        model = self.accelerator.unwrap_model(self.model)
+        self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine)
 
     def kept_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside weights and random states."""
@@ -183,151 +177,165 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self.best = (state["best"][0], state["best"][1])
         self.guards.restore(state["guards"])
 
+    # ---- a step: rollouts and rewards, then TRL's batch of them
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the task id beside the prompt."""
         self._signature_columns = ["prompt", "task_id"]
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict[str, Any]:
-        """Rollouts, rewards and advantages through TRL, then what only we know: sampled log-probabilities,
-        records.
+        """TRL's batch of a step, with the kit's advantages and the log-probabilities at sampling.
+
+        TRL's rows go in, already repeated, group by group. TRL asks ``_rollout_func`` for the completions,
+        which calls ``sample_groups``: ``self.step`` carries the tasks there, and the trajectories back.
         """
-        self._rows = inputs
+        tasks = tuple(self._tasks[row["task_id"]] for row in inputs[:: self.recipe.group_size])
+        self.step = Step(self.state.global_step + 1, tasks)
         output = super()._generate_and_score_completions(inputs)
-        if self.state.global_step == 0:
-            check_batch(output, self._batch, self.recipe.group_size, self.processing_class)
-        output["advantages"] = self._advantages(output["completion_ids"])
-        sampled = _padded([t.old_logprobs for t in self._batch], output["completion_ids"])
-        mismatch = self.correct_mismatch(output, sampled, self.recipe.mismatch, self.recipe.mismatch_cap)
-        told = (
-            self._bring_lessons(output)
-            | mismatch
-            | self._gap
-            | {"rollout_seconds": self._rollout_seconds}
-            | self._stale()
+        completion_ids = output["completion_ids"]
+        if self.step.number == 1:
+            check_batch(output, self.own_trajectories, self.recipe.group_size, self.processing_class)
+        output["advantages"] = self._advantages(completion_ids)
+        sampled = _padded([t.old_logprobs for t in self.own_trajectories], completion_ids)
+        if self.lesson_weight:
+            self._add_lessons(output)
+        self._measured |= self.correct_mismatch(
+            output, sampled, self.recipe.mismatch, self.recipe.mismatch_cap
         )
-        batch = gathered(self._batch)
+        self._measured |= metrics.rollout_metrics(self.step) | metrics.reward_metrics(self.step, self.reward)
         if self.accelerator.is_main_process:
-            step = self.state.global_step + 1
-            write_trajectories(self.run.file("train", "trajectories", f"step_{step:05d}.parquet"), batch)
-        told |= batch_metrics(batch) | tool_metrics(batch) | component_metrics(batch, self.reward)
-        self._extra = told | self._selection | audit_metrics(audited(self._tasks, batch))
-        self._sampled = batch
+            path = self.run.file("train", "trajectories", f"step_{self.step.number:05d}.parquet")
+            write_trajectories(path, self.step.trajectories)
         return output
 
-    def _bring_lessons(self, output: dict[str, Any]) -> dict[str, int]:
-        """Put what this process' rollouts did achieve into the batch, where it is to be imitated; how many
-        lessons.
-        """
-        if not self.lesson_weight:
-            return {}
-        found = lesson_batch(self.lab, list(self._tasks.values()), self._batch, self.processing_class)
-        output |= {name: x.to(output["completion_ids"].device) for name, x in found.items()}
-        return {"lessons": int(found["lesson_scored"].any(1).sum())}
-
-    def _stale(self) -> dict[str, int]:
-        """Replayed tool calls whose cached answer was another one, since the last step."""
-        cache = self._options.get("tool_cache")
-        total = sum(cache.mismatches.values()) if cache else 0
-        found, self._mismatches = {"cache_mismatches": total - self._mismatches}, total
-        return found
-
-    def sampled_mask(self, completion_mask: torch.Tensor) -> torch.Tensor:
-        """The action mask (B, T) of the batch just sampled, 0 on what the loss leaves out."""
-        return _padded(self._trained, completion_mask).bool()
-
-    def _advantages(self, like: torch.Tensor) -> torch.Tensor:
-        """Advantages of this process' trajectories among those of all: (B,), or (B, T) with T the columns of
-        ``like``.
-        """
-        everyone, size = gathered(self._batch), self.recipe.group_size
-        groups = [i // size for i in range(len(everyone))]
-        found = advantages.of_trajectories(self._tasks, everyone, groups, self.reward, self.recipe)
-        first = self.accelerator.process_index * len(self._batch)
-        own = found[first : first + len(self._batch)].to(like.device)
-        if own.ndim == 2:
-            own = torch.nn.functional.pad(own, (0, max(0, like.shape[1] - own.shape[1])))[:, : like.shape[1]]
-        told = [advantages.summary(row, t.action_mask) for row, t in zip(own, self._batch, strict=True)]
-        self._batch = [replace(t, advantage=a) for t, a in zip(self._batch, told, strict=True)]
-        return own
-
     def sample_groups(self) -> None:
-        """Roll out and score the batch TRL asked for: its rows are already repeated, group by group.
+        """Roll out and score the step's tasks.
 
         Fresh tasks may take the place of some (``dead_groups: replace``), and the loss may leave trajectories
         out.
         """
-        tasks = [self._tasks[row["task_id"]] for row in self._rows[:: self.recipe.group_size]]
-        start, seed = time.monotonic(), self.recipe.seed + 1_000_003 * (self.state.global_step + 1)
-        fresh = fresh_tasks(self._tasks.values(), gathered([task.id for task in tasks]), seed)
+        start, seed = time.monotonic(), self.recipe.seed + 1_000_003 * self.step.number
+        asked = self.step.tasks
+        fresh = fresh_tasks(self._tasks.values(), gathered([task.id for task in asked]), seed)
         fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
-        selected = select(tasks, fresh, lambda own, size: self._rollout(own, size, seed), self.recipe)
-        self._batch, self._selection = selected.trajectories, selected.metrics
-        self._trained = [
-            [0] * len(t.action_mask) if out else t.action_mask
-            for t, out in zip(self._batch, selected.left_out, strict=True)
-        ]
-        self.guards.scored(gathered(self._batch))
-        self._rollout_seconds = time.monotonic() - start
+        with self._policy_of_now() as gap:
+            selected = select(asked, fresh, lambda own, size: self._rollout(own, size, seed), self.recipe)
+        trajectories = selected.trajectories
+        trained = (
+            (0,) * len(t.action_mask) if out else t.action_mask
+            for t, out in zip(trajectories, selected.left_out, strict=True)
+        )
+        step = Step(
+            self.step.number,
+            tuple(self._tasks[t.task_id] for t in trajectories[:: self.recipe.group_size]),
+            tuple(trajectories),
+            tuple(trained),
+            selected.counts,
+            time.monotonic() - start,
+        )
+        self.step = metrics.joined(gathered([step]))
+        self.guards.scored(self.step.trajectories)
+        self._measured |= gap | self._cache_mismatches()
+
+    @contextmanager
+    def _policy_of_now(self) -> Iterator[dict[str, float]]:
+        """Give the policy the weights as they are; yields ``sync_gap`` where its engine has its own."""
+        model = self.accelerator.unwrap_model(self.model)
+        with merged(model):
+            gap = sync(self.policy, model, self.recipe.temperature, self.recipe.sync_threshold)
+            yield {"sync_gap": gap.mean} if gap else {}
 
     def _rollout(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[Trajectory]:
         step = self.state.global_step + 1
-        model = self.accelerator.unwrap_model(self.model)
-        with merged(model):
-            if apart := sync(self.policy, model, self.recipe.temperature, self.recipe.sync_threshold):
-                self._gap = {"sync_gap": apart.mean}
-            sampled = rollout(
-                tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options
-            )
+        sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
         return score_all(tasks, sampled, self.reward)
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Write one metrics row a step, in the kit's names, as soon as it is known."""
-        if self.recipe.report_to != "none" and "loss" in logs:
-            logs |= {name: value for name, value in self._extra.items() if math.isfinite(value)}
-        super().log(logs, start_time)
-        if "loss" not in logs:
-            return
-        row = {"step": self.state.global_step, "loss": logs["loss"], "grad_norm": float(logs["grad_norm"]),
-               "learning_rate": logs["learning_rate"]}  # fmt: skip
-        row |= {ours: logs[theirs] for theirs, ours in _METRICS.items() if theirs in logs} | self._extra
-        row["seconds"] = time.monotonic() - self._started
-        row["update_seconds"] = row["seconds"] - row.get("rollout_seconds", 0.0) - row.get("val_seconds", 0.0)
-        self._started, self._extra = time.monotonic(), {}
-        self.write_metrics(row)
+    def _cache_mismatches(self) -> dict[str, int]:
+        """Replayed tool calls whose cached answer was another one, since the last step."""
+        cache = self._options.get("tool_cache")
+        before = self._mismatches
+        self._mismatches = sum(cache.mismatches.values()) if cache else 0
+        return {"cache_mismatches": self._mismatches - before}
 
-    def write_metrics(self, row: dict[str, Any]) -> None:
-        """Append one row to train/metrics.jsonl and hand it to the live view."""
+    @property
+    def own_trajectories(self) -> tuple[Trajectory, ...]:
+        """Those of the step that this process sampled, and trains on."""
+        return self.step.trajectories[self._own]
+
+    @property
+    def _own(self) -> slice:
+        size = len(self.step.trajectories) // self.accelerator.num_processes
+        return slice(self.accelerator.process_index * size, (self.accelerator.process_index + 1) * size)
+
+    def sampled_mask(self, completion_mask: torch.Tensor) -> torch.Tensor:
+        """The action mask (B, T) of the batch just sampled, 0 on what the loss leaves out."""
+        return _padded(self.step.trained[self._own], completion_mask).bool()
+
+    def _advantages(self, like: torch.Tensor) -> torch.Tensor:
+        """Advantages of this process' trajectories among those of all, into the record too.
+
+        Returns:
+            (B,), or (B, T) with T the columns of ``like``.
+        """
+        trajectories = self.step.trajectories
+        groups = [i // self.recipe.group_size for i in range(len(trajectories))]
+        values = advantages.of_trajectories(self._tasks, trajectories, groups, self.reward, self.recipe)
+        recorded = [
+            replace(t, advantage=advantages.summary(value, t.action_mask))
+            for t, value in zip(trajectories, values, strict=True)
+        ]
+        self.step = replace(self.step, trajectories=tuple(recorded))
+        own = values[self._own].to(like.device)
+        if own.ndim == 2:
+            own = torch.nn.functional.pad(own, (0, max(0, like.shape[1] - own.shape[1])))[:, : like.shape[1]]
+        return own
+
+    def _add_lessons(self, output: dict[str, Any]) -> None:
+        """Put what this process' rollouts did achieve into the batch, where it is to be imitated."""
+        lessons = lesson_batch(self.lab, self.step.tasks, self.own_trajectories, self.processing_class)
+        output |= {name: values.to(output["completion_ids"].device) for name, values in lessons.items()}
+        self._measured["lessons"] = int(lessons["lesson_scored"].any(1).sum())
+
+    # ---- the metrics row, and validation
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Write one metrics row a step as soon as it is known."""
+        if "loss" in logs:
+            self._measured |= self.guards.metrics()
+        if self.recipe.report_to != "none" and "loss" in logs:
+            logs |= {name: value for name, value in self._measured.items() if math.isfinite(value)}
+        super().log(logs, start_time)  # puts TRL's own metrics into logs
+        if "loss" in logs:
+            self._write_row(logs, time.monotonic() - self._started)
+            self._started = time.monotonic()
+
+    def _write_row(self, logs: dict[str, Any], seconds: float | None = None) -> None:
+        """Append the metrics row of the step that ends, and show it to the alarms and the live view."""
+        number = self.state.global_step
+        row = metrics.row(number, logs, self._measured, seconds)
+        self._measured = {}
         if self.accelerator.is_main_process:
             self._watch = self._watch or Watch.over(self.run)
             append_jsonl(self.run.file("train", "metrics.jsonl"), row)
-            self._watch.add(row, self._sampled if row["step"] else ())
-            self._sampled = []
+            self._watch.add(row, self.step.trajectories if number and number == self.step.number else ())
             self.on_metrics(row)
 
-    def validate(self) -> dict[str, Any]:
-        """Success on the validation tasks, sampled as in training; the adapter is kept when none before was
-        better.
-        """
+    def validate(self) -> None:
+        """Success on the validation tasks, sampled as in training; the adapter is kept if none was better."""
         if not self.validation:
-            return {}
+            return
         start = time.monotonic()
-        found = on_main_process(
-            lambda: self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed)
-        )
-        summary = summarize(found, self.validation)
+
+        def sample() -> list[Trajectory]:
+            with self._policy_of_now():
+                return self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed)
+
+        summary = summarize(on_main_process(sample), self.validation)
         improved = summary["success"] >= self.best[0]
         if improved:
             self.best = (summary["success"], self.state.global_step)
-            kept = (
-                self.accelerator.unwrap_model(self.model),
-                self.processing_class,
-                self.run.file("adapter"),
-            )
-            on_main_process(lambda: save_adapter(*kept))
-        self.guards.validated(summary["success"], improved)
-        low, high = summary["ci95"]
-        values = {"val_success": summary["success"], "val_ci_low": low, "val_ci_high": high}
-        return values | {"val_seconds": time.monotonic() - start}
+            model, out = self.accelerator.unwrap_model(self.model), self.run.file("adapter")
+            on_main_process(lambda: save_adapter(model, self.processing_class, out))
+        self.guards.validated(improved)
+        self._measured |= metrics.validation_metrics(summary, time.monotonic() - start)
 
 
 class _Validate(TrainerCallback):
@@ -338,72 +346,47 @@ class _Validate(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:  # else training goes on from a checkpoint
-            self._trainer.write_metrics({"step": 0} | self._trainer.validate())
+            self._trainer.validate()
+            self._trainer._write_row({})
         self._trainer._started = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step % self._trainer.recipe.val_every == 0 or state.global_step == state.max_steps:
-            self._trainer._extra |= self._trainer.validate()
-
-
-_METRICS = {
-    "reward": "reward",
-    "reward_std": "reward_std",
-    "kl": "kl",
-    "entropy": "entropy",
-    "clip_ratio/region_mean": "clip_fraction",
-    "cispo_clip_ratio": "clip_fraction",
-    "frac_reward_zero_std": "dead_groups",
-}
+            self._trainer.validate()
 
 
 def _reward(rewards: list[float | None], **unused: Any) -> list[float | None]:
-    """A reward function in TRL's form: the trajectories are scored already. TRL prints what it hands over
-    where that is None.
-    """
+    """A reward function in TRL's form: the trajectories are scored already."""
     return rewards
 
 
 def _rollout_func(prompts: list, trainer: AgentGRPOTrainer) -> dict[str, list]:
     """TRL's rollout_func: one completion for each prompt it received."""
     trainer.sample_groups()
+    trajectories = trainer.own_trajectories
     return {
-        "prompt_ids": [list(t.prompt_ids) for t in trainer._batch],
-        "completion_ids": [list(t.completion_ids) for t in trainer._batch],
-        "logprobs": [list(t.old_logprobs) for t in trainer._batch],
-        "env_mask": [list(mask) for mask in trainer._trained],
-        "rewards": [t.reward for t in trainer._batch],
+        "prompt_ids": [list(t.prompt_ids) for t in trajectories],
+        "completion_ids": [list(t.completion_ids) for t in trajectories],
+        "logprobs": [list(t.old_logprobs) for t in trajectories],
+        "env_mask": [list(mask) for mask in trainer.step.trained[trainer._own]],
+        "rewards": [t.reward for t in trajectories],
     }
 
 
 def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
     """Values of completion tokens, (B, T) with zeros at the right end, beside completion ids."""
-    found = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
+    values = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
     for i, row in enumerate(rows):
-        found[i, : len(row)] = torch.tensor(row)
-    return found
-
-
-def batch_metrics(batch: Sequence[Trajectory]) -> dict[str, float]:
-    """What a batch of trajectories tells: success, turns, tool failures, lengths, unscored share."""
-    calls = [result.ok for t in batch for turn in t.turns for result in turn.results]
-    scored = [t.success for t in batch if t.success is not None]
-    return {
-        "success": float(np.mean(scored)) if scored else float("nan"),
-        "unscored": 1 - len(scored) / len(batch),
-        "turns": float(np.mean([len(t.turns) for t in batch])),
-        "tool_calls": len(calls) / len(batch),
-        "tool_failure_rate": 1 - float(np.mean(calls)) if calls else 0.0,
-        "completion_tokens": float(np.mean([len(t.completion_ids) for t in batch])),
-    }
+        values[i, : len(row)] = torch.tensor(row)
+    return values
 
 
 def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     """Run GRPO from the SFT reference; the best adapter lies in the run's adapter/ afterwards.
 
     Returns:
-        The best validation success, its step, the number of steps, and why training ended: steps, patience,
-            rollbacks or asked.
+        The best validation success, its step, the number of steps, and why training ended: steps, patience
+            or asked.
 
     Raises:
         TrainingError: a guard stopped it; a checkpoint is kept.

@@ -1,5 +1,4 @@
-"""Guards of a training: steps that are not finite, rewards that fail, KL that drifts, validation that no
-longer improves.
+"""Guards of a training: steps that are not finite, rewards that fail, validation that no longer improves.
 
 The decisions are pure functions and one small record, ``Watch``, which a checkpoint carries; ``Guards``
 applies them to a trainer. Leaves out checkpoints and signals (resume).
@@ -7,17 +6,16 @@ applies them to a trainer. Leaves out checkpoints and signals (resume).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from peft import set_peft_model_state_dict
-from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from agentkit.records import Trajectory
-from agentkit.runs import Run, RunError
+from agentkit.runs import RunError
 from agentkit.runs.recipe import Recipe
 
 MAX_SKIPPED = 3  # steps in a row that are not finite
@@ -26,8 +24,6 @@ WINDOW, MIN_UNSCORED = (
     64,
     3,
 )  # the share is taken over so many trajectories, or one batch; one or two are no pattern
-MAX_ROLLBACKS = 3
-KL_GAIN, KL_ERROR = 0.1, 0.2  # arXiv 1909.08593, section 2.2
 
 
 class TrainingError(RunError):
@@ -44,18 +40,6 @@ class Watch:
         default_factory=list
     )  # of the latest trajectories, oldest first: 1 without a reward
     since_best: int = 0  # validations since the best
-    rollbacks: int = 0
-    beta: float | None = None  # weight of the KL penalty, where it adapts
-
-
-def adapted_beta(beta: float, kl: float, target: float) -> float:
-    """The KL penalty's next weight: beta * (1 + 0.1 * clip(kl / target - 1, -0.2, 0.2)).
-
-    Source: Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593), section
-    2.2. ``kl`` is in nats a token, as TRL logs it.
-    """
-    error = min(max(kl / target - 1, -KL_ERROR), KL_ERROR)
-    return beta * (1 + KL_GAIN * error)
 
 
 def too_many_unscored(recent: Sequence[int]) -> bool:
@@ -69,17 +53,15 @@ def is_finite_step(parameters: Sequence[torch.nn.Parameter]) -> bool:
 
 
 class Guards(TrainerCallback):
-    """Applies the guards to a trainer with ``run``, ``beta``, ``best`` and ``_extra``, the row of metrics in
-    the making.
+    """Applies the guards, as a callback of the trainer.
 
     Attributes:
         watch: what is remembered; a checkpoint carries it.
-        ended: why training ended before its last step: "patience" or "rollbacks"; None otherwise.
+        ended: why training ended before its last step: "patience"; None otherwise.
         problem: why training cannot go on; raised once the step is written.
     """
 
-    def __init__(self, trainer: Any, recipe: Recipe):
-        self._trainer = trainer
+    def __init__(self, recipe: Recipe):
         self._recipe = recipe
         self.watch = Watch()
         self.ended: str | None = None
@@ -94,13 +76,18 @@ class Guards(TrainerCallback):
         self.watch = Watch(**state)
         self.watch.skipped_in_row %= MAX_SKIPPED
         self._consider_the_end()
-        if self.watch.beta is not None:
-            self._trainer.beta = self.watch.beta
+
+    def metrics(self) -> dict[str, float]:
+        """Columns of the metrics row, once a step was skipped."""
+        columns: dict[str, float] = {"skipped_steps": self.watch.skipped} if self.watch.skipped else {}
+        if self.watch.skipped_in_row:
+            columns["loss"] = math.nan  # transformers logs 0
+        return columns
 
     # ---- steps
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop gradients that are not finite: the optimiser then changes neither weights nor moments."""
-        watch, parameters = self.watch, list(self._trainer.model.parameters())
+        watch, parameters = self.watch, list(kwargs["model"].parameters())
         if is_finite_step(parameters):
             watch.skipped_in_row = 0
             return
@@ -111,10 +98,6 @@ class Guards(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop, with a checkpoint, after three steps in a row that were skipped."""
         watch = self.watch
-        if watch.skipped:
-            self._trainer._extra["skipped_steps"] = watch.skipped
-        if watch.skipped_in_row:
-            self._trainer._extra["loss"] = float("nan")  # transformers logs 0
         if watch.skipped_in_row >= MAX_SKIPPED:
             self.problem = (
                 f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite (the last is step "
@@ -124,16 +107,6 @@ class Guards(TrainerCallback):
             )
         control.should_save |= self.problem is not None
         control.should_training_stop |= self.problem is not None or self.ended is not None
-
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
-        """Let the weight of the KL penalty follow the KL of this step."""
-        kl = (logs or {}).get("kl")
-        if self._recipe.kl_target and kl is not None and kl == kl:
-            self._trainer.beta = self.watch.beta = adapted_beta(
-                self._trainer.beta, kl, self._recipe.kl_target
-            )
 
     # ---- rollouts
     def scored(self, batch: Sequence[Trajectory]) -> None:
@@ -160,31 +133,11 @@ class Guards(TrainerCallback):
             )
 
     # ---- validation
-    def validated(self, success: float, improved: bool) -> None:
-        """Take in a validation: end early without improvement, or go back to the best adapter after a
-        collapse.
-        """
-        watch, recipe = self.watch, self._recipe
-        watch.since_best = 0 if improved else watch.since_best + 1
-        best = self._trainer.best[0]
-        if recipe.rollback_drop and success < best - recipe.rollback_drop:
-            watch.rollbacks += 1
-            roll_back(
-                self._trainer.accelerator.unwrap_model(self._trainer.model),
-                self._trainer.optimizer,
-                self._trainer.run,
-            )
-            self._trainer._extra["rollbacks"] = watch.rollbacks
+    def validated(self, improved: bool) -> None:
+        """Take in a validation: end early without improvement."""
+        self.watch.since_best = 0 if improved else self.watch.since_best + 1
         self._consider_the_end()
 
     def _consider_the_end(self) -> None:
         if self._recipe.patience and self.watch.since_best >= self._recipe.patience:
             self.ended = "patience"
-        elif self.watch.rollbacks >= MAX_ROLLBACKS:
-            self.ended = "rollbacks"
-
-
-def roll_back(model: Any, optimizer: Any, run: Run) -> None:
-    """Give a model its best adapter back, and forget the optimiser's moments, which led away from it."""
-    set_peft_model_state_dict(model, load_file(run.file("adapter", "adapter_model.safetensors")))
-    optimizer.state.clear()

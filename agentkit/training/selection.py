@@ -92,13 +92,13 @@ def replace_dead(
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The trajectories of one step, group by group, which of them the loss leaves out, and what was done, for
-    the metrics.
-    """
+    """The trajectories of one step, group by group, which of them the loss leaves out, and what was done."""
 
     trajectories: list[Trajectory]
     left_out: list[bool]
-    metrics: dict[str, float]
+    counts: dict[
+        str, int
+    ]  # of groups: dead, dead_sampled, replaced, dropped; of trajectories: extra, left_out
 
 
 def select(tasks: Sequence[Task], fresh: Sequence[Task], roll_out: Roll, recipe: Recipe) -> Selected:
@@ -113,27 +113,26 @@ def select(tasks: Sequence[Task], fresh: Sequence[Task], roll_out: Roll, recipe:
     """
     cost = recipe.group_size * (2 if recipe.resample_correct else 1)
 
-    def sample(own: Sequence[Task]) -> list[Group]:
-        found = groups_of(roll_out(own, cost), cost)
-        return (
-            [resample_correct(group, recipe.group_size) for group in found]
-            if recipe.resample_correct
-            else found
-        )
+    def sample(chosen: Sequence[Task]) -> list[Group]:
+        groups = groups_of(roll_out(chosen, cost), cost)
+        if recipe.resample_correct:
+            return [resample_correct(group, recipe.group_size) for group in groups]
+        return groups
 
     groups = sample(tasks)
-    sampled_dead = sum(map(is_dead, groups))
     budget = int(recipe.extra_rollouts * len(tasks) * cost) if recipe.dead_groups == "replace" else 0
     result = replace_dead(groups, fresh, sample, budget, cost)
     out = left_out(result.groups, recipe)
     dead = sum(map(is_dead, result.groups))
-    metrics = {"dead_groups": dead / len(tasks), "dead_groups_sampled": sampled_dead / len(tasks)}
-    metrics |= {
-        "groups_replaced": result.replaced,
-        "groups_dropped": dead if recipe.dead_groups == "drop" else 0,
+    counts = {
+        "dead": dead,
+        "dead_sampled": sum(map(is_dead, groups)),
+        "replaced": result.replaced,
+        "dropped": dead if recipe.dead_groups == "drop" else 0,
+        "extra": result.extra,
+        "left_out": sum(out),
     }
-    metrics |= {"extra_rollouts": result.extra, "left_out": sum(out) / len(out)}
-    return Selected([t for group in result.groups for t in group.trajectories], out, metrics)
+    return Selected([t for group in result.groups for t in group.trajectories], out, counts)
 
 
 def left_out(groups: Sequence[Group], recipe: Recipe) -> list[bool]:

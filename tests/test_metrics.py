@@ -1,0 +1,83 @@
+"""The metrics row: what each column counts, and that no column is written that the list does not explain."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from survive import make_trainer
+
+from agentkit.records import Step, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.runs import read_jsonl
+from agentkit.training import metrics
+from agentkit.training.grpo import train
+
+TASK = Task("t", "Say 2.", "2")
+CALL = ToolResult("look", {}, "seen", True, seconds=0.5, cached=True)
+
+
+def trajectory(results=(), components=None, **changes):
+    values = {"success": 1.0, "reward": 1.0} | changes
+    return Trajectory(
+        "t", "p", 0, 0, (4,), (1, 2), (1, 1), (-1.0, -1.0), (Turn("a", (0, 2), results),), StopReason.ANSWER,
+        components=components or {}, **values,
+    )  # fmt: skip
+
+
+def test_a_step_is_counted():
+    failed = ToolResult("look", {}, "error", False, seconds=2.0)
+    batch = (trajectory((CALL, failed)), trajectory(success=None, reward=None), trajectory(success=0.0))
+    counts = {"dead": 1, "dead_sampled": 2, "extra": 4, "left_out": 1}
+    found = metrics.rollout_metrics(Step(1, (TASK, TASK), batch, counts=counts, seconds=3.0))
+    assert found == {
+        "success": 0.5, "unscored": pytest.approx(1 / 3), "turns": 1.0, "tool_calls": pytest.approx(2 / 3),
+        "tool_failure_rate": 0.5, "completion_tokens": 2.0, "rollout_seconds": 3.0,
+        "tool_seconds": pytest.approx(2.5 / 3), "tool_slowest_seconds": 2.0, "tool_cache_hits": 0.5,
+        "dead_groups": 0.5, "dead_groups_sampled": 1.0, "groups_replaced": 0, "groups_dropped": 0,
+        "extra_rollouts": 4, "left_out": pytest.approx(1 / 3),
+    }  # fmt: skip
+
+
+def test_components_are_logged_raw_and_weighted():
+    reward = {"format": (lambda task, t: None, 0.5), "silent": (lambda task, t: None, 1.0)}
+    scores = [{"format": 1.0, "silent": None}, {"format": 0.0, "silent": None}, {"format": None}]
+    batch = [trajectory(components=found, reward=found["format"]) for found in scores]
+    found = metrics.reward_metrics(Step(1, (TASK,), tuple(batch)), reward)
+    assert found["reward/format"] == 0.5 and found["weighted/format"] == 0.25
+    assert math.isnan(found["reward/silent"]) and found["reward_unscored"] == pytest.approx(1 / 3)
+
+
+def test_steps_of_several_processes_are_one():
+    one, two = (trajectory(), trajectory(reward=0.0)), (trajectory(reward=2.0), trajectory(reward=None))
+    parts = [Step(3, (TASK,), one, ((1, 1), (0, 0)), {"dead": 1, "left_out": 1}, 2.0)]
+    parts += [Step(3, (TASK,), two, ((1, 1), (1, 1)), {"dead": 1, "extra": 2}, 4.0)]
+    found = metrics.joined(parts)
+    assert found.trajectories == one + two and found.trained == ((1, 1), (0, 0), (1, 1), (1, 1))
+    assert (found.number, found.tasks, found.seconds) == (3, (TASK, TASK), 4.0)
+    assert found.counts == {"dead": 2, "left_out": 1, "extra": 2}
+
+
+def test_a_row_takes_trls_names_over_and_splits_the_seconds():
+    logs = {"loss": 0.1, "clip_ratio/region_mean": 0.2, "completions/min_length": 3.0}
+    measured = {"rollout_seconds": 1.0, "val_seconds": 2.0, "loss": math.inf}
+    assert metrics.row(7, logs, measured, 5.0) == {
+        "step": 7, "loss": math.inf, "clip_fraction": 0.2, "rollout_seconds": 1.0, "val_seconds": 2.0,
+        "seconds": 5.0, "update_seconds": 2.0,
+    }  # fmt: skip
+    assert metrics.row(0, {}, {}) == {"step": 0}
+
+
+def test_a_column_that_is_not_listed_is_an_error():
+    with pytest.raises(AssertionError, match="does not list: mystery"):
+        metrics.row(1, {}, {"mystery": 1.0, "reward/mine": 1.0})
+
+
+def test_every_column_of_a_training_is_listed_and_every_listed_one_explained(tmp_path):
+    trainer = make_trainer(tmp_path / "run", steps=1)
+    train(trainer)
+    row = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")[-1]
+    named = {name for name in row if not name.startswith(tuple(metrics.FAMILIES))}
+    assert named <= metrics.COLUMNS.keys() and {"reward/evenness", "weighted/evenness"} <= row.keys()
+    optional = {"skipped_steps", "lessons", "sync_gap", "mismatch", "mismatch_weight"}
+    assert metrics.COLUMNS.keys() - named == optional
+    assert all(len(meaning) > 10 for meaning in metrics.COLUMNS.values())
