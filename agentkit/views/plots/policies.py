@@ -107,16 +107,12 @@ def _blocks(entry: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]
 
 
 def draw_curves(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
-    """Success when k samples may be drawn: any of them right, most of them, all of them.
+    """Success when k samples may be drawn: any of them right, all of them.
 
     ``comparison`` is what evaluation.compare returned, or the content of comparison.json.
     """
     policies = _entries(comparison)
-    kinds = {
-        "pass_at_k": "pass@k: any right",
-        "maj_at_k": "maj@k: majority right",
-        "pass_hat_k": "pass^k: all right",
-    }
+    kinds = {"pass_at_k": "pass@k: any right", "pass_hat_k": "pass^k: all right"}
     if max((len(entry.get("pass_at_k") or {}) for entry in policies.values()), default=0) < 2:
         return empty("One sample a task: there is nothing to draw from", "What do more samples buy?")
     figure = make_subplots(
