@@ -30,9 +30,8 @@ RATIOS = {  # a total over tasks divided by another
     "tokens_per_solved": ("scored_tokens", "solved"),
 }
 
-Samples = (
-    Sequence[Trajectory] | Mapping[int, Sequence[Trajectory]]
-)  # of one policy; a mapping is by training seed
+# trajectories of one policy; a mapping is by training seed
+Samples = Sequence[Trajectory] | Mapping[int, Sequence[Trajectory]]
 Values = dict[str, list[list[float]]]  # by task and seed: the scored successes
 
 

@@ -1,4 +1,4 @@
-"""Measured numbers as text: cells, sentences, and tables to read and to paste in HTML, Markdown, LaTeX and CSV.
+"""Measured numbers as text: cells, sentences, and tables in HTML, Markdown, LaTeX and CSV.
 
 Cells, names and captions may come from a model or a user: each form escapes what it would take for markup,
 and CSV what a spreadsheet would take for a formula. Leaves out measuring (summary) and testing (comparison).
@@ -266,7 +266,8 @@ def draws(name: str, entry: Mapping[str, Any]) -> str:
         percent(entry[key][n]["success"])
         for key, n in (("pass_at_k", "1"), ("pass_at_k", k), ("pass_hat_k", k))
     )
-    return f"{name}: {one} with one sample; of {k} samples, {some} if any right one counts, {every} if all must be right."
+    several = f"of {k} samples, {some} if any right one counts, {every} if all must be right"
+    return f"{name}: {one} with one sample; {several}."
 
 
 def _most(entry: Mapping[str, Any]) -> str:
