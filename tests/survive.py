@@ -24,12 +24,12 @@ import warnings
 from pathlib import Path
 
 import torch
+from labs import lab_with
 
 from agentkit import nano
-from agentkit.lab import Lab
 from agentkit.records import Task
 from agentkit.runs import Run, read_jsonl
-from agentkit.tasks.family import Family
+from agentkit.runs.recipe import Recipe
 
 KINDS = {  # name: recipe changes, and optimiser steps each batch of rollouts is split into
     "plain": ({}, 1),
@@ -86,20 +86,15 @@ def tasks(n: int = 5, split: str = "train") -> list[Task]:
     return [Task(f"{split}-{i}", f"Say {i}.", str(i), "exact", family="tiny", split=split) for i in range(n)]
 
 
-def lab(reward=evenness, **changes) -> Lab:
-    """The lab of the tiny family, whose reward is evenness alone."""
-    opened = Lab.open(SMALL | {"reward": "none"} | changes)
-    return opened.extended({"tiny": Family(environment=Silent)}, {"evenness": (reward, 1.0)})
-
-
 def make_trainer(path: Path, parts: int = 1, reward=evenness, agent=None, n_tasks: int = 5, **changes):
     """A trainer on the tiny agent; each batch of rollouts is split into ``parts`` optimiser steps."""
     from agentkit.training.grpo import AgentGRPOTrainer
 
+    recipe = Recipe.from_mapping(SMALL | changes)
+    lab = lab_with(recipe, Silent, {"evenness": (reward, 1.0)})
     model, tokenizer = agent or tiny_agent()
-    made = AgentGRPOTrainer(
-        lab(reward, **changes), model, tokenizer, tasks(n_tasks), tasks(2, "validation"), Run.create(path)
-    )
+    validation = tasks(2, "validation")
+    made = AgentGRPOTrainer(lab, model, tokenizer, tasks(n_tasks), validation, Run.create(path))
     made.args.gradient_accumulation_steps //= parts
     return made
 

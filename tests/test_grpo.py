@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from labs import lab_with
 from survive import SMALL as SURVIVE
 from survive import Silent, evenness, tasks, tiny_agent
 
@@ -14,7 +15,6 @@ from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
-from agentkit.tasks.family import Family
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations, sft_dataset
 
@@ -23,10 +23,9 @@ SMALL = {"steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "
 
 
 def trainer(suite, path, **changes) -> AgentGRPOTrainer:
-    lab = Lab.open(SMALL | changes)
-    return AgentGRPOTrainer(
-        lab, *load_agent("nano"), suite.split("train"), suite.split("validation"), Run.create(path)
-    )
+    recipe = Recipe.from_mapping(SMALL | changes)
+    tasks = suite.split("train"), suite.split("validation")
+    return AgentGRPOTrainer(Lab.open(recipe), *load_agent("nano"), *tasks, Run.create(path))
 
 
 @pytest.fixture(scope="module")
@@ -221,12 +220,13 @@ class Judging(Silent):
 
 
 def test_an_environments_own_reward_is_trained_on_beside_the_others(tmp_path):
-    families = {"tiny": Family(environment=Judging), "other": Family(environment=Silent)}
-    lab = Lab.open(SURVIVE | {"steps": 1, "reward": "none"}).extended(families, {"evenness": (evenness, 2.0)})
+    recipe = Recipe.from_mapping(SURVIVE | {"steps": 1})
+    model, tokenizer = tiny_agent()
+    lab = lab_with(recipe, {"tiny": Judging, "other": Silent}, {"evenness": (evenness, 2.0)})
     with pytest.warns(
         UserWarning, match="'Judging' failed .*get_reward of Judging raised or gave no finite number"
     ):
-        made = AgentGRPOTrainer(lab, *tiny_agent(), tasks(4), [], Run.create(tmp_path / "run"))
+        made = AgentGRPOTrainer(lab, model, tokenizer, tasks(4), [], Run.create(tmp_path / "run"))
         train(made)
     stored = made.run.trajectories(1)
     for t in stored:

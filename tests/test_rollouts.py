@@ -16,8 +16,8 @@ from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.chat import ChatCodec
+from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment, tool_schemas
-from agentkit.training.prefix import token_logprobs
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_sampled_logprobs_equal_a_recomputed_forward(agent, trajectories):
     for t in trajectories:
         ids = torch.tensor([t.prompt_ids + t.completion_ids])
         with torch.no_grad():
-            found, _ = token_logprobs(
+            found, _ = completion_logprobs(
                 model, ids, torch.ones_like(ids), len(t.completion_ids), temperature=1.2
             )
         own = torch.tensor(t.action_mask, dtype=torch.bool)

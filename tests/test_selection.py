@@ -219,14 +219,8 @@ def test_select_counts_what_it_did():
 
     found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "e"), roll_out, recipe)
     assert [t.task_id for t in found.trajectories][::2] == ["c", "d2", "a", "b"]
-    assert found.counts == {
-        "dead": 1,
-        "dead_sampled": 2,
-        "replaced": 1,
-        "dropped": 0,
-        "extra": 4,
-        "left_out": 0,
-    }
+    expected = {"dead": 1, "dead_sampled": 2, "replaced": 1, "dropped": 0, "extra": 4, "left_out": 0}
+    assert found.counts == expected
 
 
 def test_fresh_tasks_are_unused_shuffled_and_fixed_by_the_seed():
@@ -250,10 +244,10 @@ def agent():
 def trained(agent, suite, path, **changes):
     """A real training step; the trainer, what it stored and its metrics row. LoRA is taken off again."""
     model, tokenizer = agent
-    lab, run = Lab.open(SMALL | changes), Run.create(path)
-    trainer = AgentGRPOTrainer(
-        lab, model, tokenizer, suite.split("train"), suite.split("validation")[:1], run
-    )
+    recipe = Recipe.from_mapping(SMALL | changes)
+    run = Run.create(path)
+    tasks, validation = suite.split("train"), suite.split("validation")[:1]
+    trainer = AgentGRPOTrainer(Lab.open(recipe), model, tokenizer, tasks, validation, run)
     seen = {}
     generate = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: seen.setdefault("batch", generate(inputs))

@@ -148,7 +148,7 @@ def test_xray_of_literals():
     assert [t.old_logprob for t in tokens] == [None, None, -0.1, -0.2, None, -0.3, -0.4]
     assert [t.logprob for t in tokens] == [None, None, -0.2, -0.1, -9, -0.3, -0.5]
     assert [t.advantage for t in tokens] == [None, None, 0.5, 0.5, None, 0.5, 0.5]
-    assert {t.entropy for t in tokens} == {None} and faults(tokens) == []
+    assert {t.entropy for t in tokens} == {None} and faults(traced()) == []
 
 
 def test_xray_takes_advantages_by_token():

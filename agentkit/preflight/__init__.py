@@ -24,6 +24,7 @@ from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
+from agentkit.rollouts.tokens import exact_decode
 from agentkit.runs import cost
 from agentkit.runs.recipe import Recipe
 from agentkit.trajectories import groups_by_task
@@ -70,7 +71,7 @@ def examine(
         from agentkit.training.timing import update_seconds  # loads torch
 
         update = update_seconds(model, sampled, recipe)
-    options = {"n_test": n_test, "decode": _decode(policy)}
+    options = {"n_test": n_test, "decode": exact_decode(policy.tokenizer)}
     preflight = report(recipe, sampled, golden, [*chosen, *planned], lab.reward, **options)
     items = (*preflight.items, forecast(recipe, seconds, update, _longer(sampled, golden)))
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
@@ -177,12 +178,6 @@ def _longer(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]) -> floa
 def _spread(tasks: Sequence[Task], n: int) -> list[Task]:
     """At most ``n`` tasks, evenly spread over the list, so that every family and difficulty has its share."""
     return [tasks[i * len(tasks) // n] for i in range(n)] if len(tasks) > n else list(tasks)
-
-
-def _decode(policy: Policy) -> Callable[[Sequence[int]], str]:
-    return lambda ids: policy.tokenizer.decode(
-        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
 
 
 __all__ = ["Item", "Preflight", "PreflightError", "Probed", "examine", "forecast", "probe", "report"]

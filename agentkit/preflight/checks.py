@@ -17,7 +17,7 @@ from agentkit.evaluation.statistics import detectable_mean, success_interval
 from agentkit.preflight import chances
 from agentkit.preflight.report import EVIDENCE, Item, ids
 from agentkit.records import Group, Trajectory
-from agentkit.rollouts.tokens import batch_faults
+from agentkit.rollouts.tokens import faults, group_faults
 from agentkit.trajectories import EQUAL, groups_by_task, is_dead, met_limit, results_of
 
 Groups = Sequence[Group]
@@ -218,15 +218,14 @@ def diversity(groups: Groups, temperature: float) -> Item:
 
 def masks(groups: Groups, decode: Callable[[Sequence[int]], str] | None = None) -> Item:
     """What the gate before each update looks at: the token record's invariants, and that groups are groups."""
-    n, faults, broken = len(members(groups)), [], []
+    n, broken = len(members(groups)), []
     for group in groups:
-        group_faults = batch_faults(group.trajectories, len(group.trajectories), decode=decode)
-        faults += group_faults
-        broken += group.trajectories if group_faults else ()
-    if faults:
-        finding = f"{len(faults)} faults in {n} trajectories: {faults[0]}"
+        broken += [(fault, group.trajectories[0]) for fault in group_faults(group.trajectories)]
+        broken += [(fault, t) for t in group.trajectories for fault in faults(t, decode)]
+    if broken:
+        finding = f"{len(broken)} faults in {n} trajectories: {broken[0][0]}"
         advice = "Do not train on these: mend the rollout's masks and groups first."
-        return Item("Masks", "red", finding, advice, ids(broken))
+        return Item("Masks", "red", finding, advice, ids([t for _, t in broken]))
     whole = "ids, mask and log-probabilities line up, only sampled tokens are trained on"
     return Item("Masks", "green", f"All {n} trajectories hold: {whole}.")
 

@@ -1,7 +1,7 @@
-"""A trajectory token by token: what was sampled, what is trained on, how likely it was then and is now.
+"""A trajectory token by token: what was sampled, what is trained on, and how likely it was then and is now.
 
-The data behind the mask X-ray, without torch: log-probabilities of now and entropies come from whoever has
-the model (``training.grpo.token_logprobs``). Leaves out: drawing (widgets).
+Also the faults that no batch may have when it is trained on, which preflight looks for and the first step refuses.
+Leaves out drawing (views) and log-probabilities that share prefixes (training.prefix).
 """
 
 from __future__ import annotations
@@ -9,13 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from agentkit.records import Trajectory
+from agentkit.runs import RunError
 
+if TYPE_CHECKING:  # who looks at stored tokens needs no torch
+    import torch
+
+ROUNDING = 1e-4  # nats that a log-probability may lie above 0
+SHOWN = 5  # faults in a message
 _UNFINISHED = "\ufffd"  # what a tokenizer gives for the first bytes of a character
 _MOST_BYTES = 4  # of one character in UTF-8, so tokens that can share one
-_ROUNDING = 1e-4  # nats that a log-probability may lie above 0
 Decode = Callable[[Sequence[int]], str]
+
+
+class BatchError(RunError):
+    """The batch to be trained on is not what was sampled; nothing has been trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +35,15 @@ class Token:
     id: int
     text: str  # "" where the character goes on in the next token
     source: str  # prompt, model (inside a turn's span) or observation (after one)
-    mask: int  # action_mask: 1 is trained on; 0 in the prompt
-    turn: int | None  # 0-based; None in the prompt
-    old_logprob: float | None  # at sampling, nats; None where mask is 0
-    logprob: float | None  # now, nats
-    advantage: float | None  # None where mask is 0
-    entropy: float | None  # of the next-token distribution it was drawn from, nats
+    mask: int = 0  # action_mask: 1 is trained on; 0 in the prompt
+    turn: int | None = None  # 0-based; None in the prompt
+    old_logprob: float | None = None  # at sampling, nats; None where mask is 0
+    logprob: float | None = None  # now, nats
+    advantage: float | None = None  # None where mask is 0
+    entropy: float | None = None  # of the next-token distribution it was drawn from, nats
 
 
+# ---- the mask X-ray
 def xray(
     trajectory: Trajectory,
     decode: Decode | None = None,
@@ -53,75 +64,121 @@ def xray(
     Raises:
         ValueError: two of the token fields differ in length, or a turn's span lies outside the completion.
     """
-    length = len(trajectory.completion_ids)
-    given = {"logprobs": logprobs, "advantages": advantages, "entropies": entropies}
-    fields = {"action_mask": trajectory.action_mask, "old_logprobs": trajectory.old_logprobs} | given
-    for name, values in fields.items():
-        if values is not None and len(values) != length:
+    t, length = trajectory, len(trajectory.completion_ids)
+    advantages = [t.advantage] * length if advantages is None else [float(x) for x in advantages]
+    logprobs = [None] * length if logprobs is None else [float(x) for x in logprobs]
+    entropies = [None] * length if entropies is None else [float(x) for x in entropies]
+    columns = {
+        "action_mask": t.action_mask,
+        "old_logprobs": t.old_logprobs,
+        "logprobs": logprobs,
+        "advantages": advantages,
+        "entropies": entropies,
+    }
+    for name, values in columns.items():
+        if len(values) != length:
             raise ValueError(
                 f"{name} has {len(values)} values for {length} completion tokens: they must line up."
             )
-    texts = token_texts([*trajectory.prompt_ids, *trajectory.completion_ids], decode)
-    start = len(trajectory.prompt_ids)
-    tokens = [
-        Token(token, text, "prompt", 0, None, None, None, None, None)
-        for token, text in zip(trajectory.prompt_ids, texts, strict=False)
-    ]
-    for i, (turn, source) in enumerate(_places(trajectory)):
-        mask = int(trajectory.action_mask[i])
-        advantage = trajectory.advantage if advantages is None else float(advantages[i])
-        tokens.append(
-            Token(
-                id=trajectory.completion_ids[i],
-                text=texts[start + i],
-                source=source,
-                mask=mask,
-                turn=turn,
-                old_logprob=float(trajectory.old_logprobs[i]) if mask else None,
-                logprob=None if logprobs is None else float(logprobs[i]),
-                advantage=advantage if mask else None,
-                entropy=None if entropies is None else float(entropies[i]),
-            )
-        )
+    texts = token_texts([*t.prompt_ids, *t.completion_ids], decode)
+    tokens = [Token(id, text, "prompt") for id, text in zip(t.prompt_ids, texts, strict=False)]
+    rows = zip(t.completion_ids, texts[len(tokens) :], _sources(t), *columns.values(), strict=True)
+    for id, text, (turn, source), mask, old, logprob, advantage, entropy in rows:
+        if mask:
+            tokens.append(Token(id, text, source, 1, turn, float(old), logprob, advantage, entropy))
+        else:
+            tokens.append(Token(id, text, source, 0, turn, None, logprob, None, entropy))
     return tokens
 
 
-def _places(trajectory: Trajectory) -> list[tuple[int | None, str]]:
+def _sources(trajectory: Trajectory) -> list[tuple[int | None, str]]:
     """Turn and source of each completion token: a turn's own tokens, then what was appended before the next."""
     length = len(trajectory.completion_ids)
-    places: list[tuple[int | None, str]] = [(None, "observation")] * length
+    sources: list[tuple[int | None, str]] = [(None, "observation")] * length
     for number, turn in enumerate(trajectory.turns):
         start, end = turn.span
         if not 0 <= start <= end <= length:
             raise ValueError(
                 f"turn {number} spans [{start}, {end}) of {length} completion tokens: the record is damaged."
             )
-        places[start:] = [(number, "model")] * (end - start) + [(number, "observation")] * (length - end)
-    return places
+        sources[start:] = [(number, "model")] * (end - start) + [(number, "observation")] * (length - end)
+    return sources
 
 
-def faults(tokens: Sequence[Token]) -> list[str]:
-    """What no trajectory may have, one sentence each: tokens trained on that no turn sampled."""
-    trained = [i for i, token in enumerate(tokens) if token.mask and token.source != "model"]
-    if not trained:
-        return []
-    shown = ", ".join(map(str, trained[:5])) + (" and more" if len(trained) > 5 else "")
-    what = "1 token is" if len(trained) == 1 else f"{len(trained)} tokens are"
-    return [f"{what} trained on that no turn sampled (position {shown}): the action mask is wrong."]
+def token_texts(ids: Sequence[int], decode: Decode | None = None) -> list[str]:
+    """The text that each id adds; together they are the decoded text, also where tokens share a character.
+
+    Each id is decoded after the one before it, because some tokenizers drop the space before a first word.
+    """
+    if decode is None:
+        return [f"#{token}" for token in ids]
+    texts: list[str] = []
+    before, start = 0, 0  # ids[before:start] is context, ids[start:] is not written out yet
+    for end in range(1, len(ids) + 1):
+        context, whole = decode(ids[before:start]), decode(ids[before:end])
+        broken = whole.endswith(_UNFINISHED)
+        if broken and end - start < _MOST_BYTES and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(whole[len(context) :])
+        before = end if broken else start  # broken bytes are no context
+        start = end
+    return texts
+
+
+# ---- faults
+def faults(trajectory: Trajectory, decode: Decode | None = None) -> list[str]:
+    """What no trajectory may have when it is trained on, one sentence each.
+
+    Token fields that do not line up, tokens trained on that no turn sampled or the reverse, log-probabilities
+    that are none; with ``decode``, which must show control tokens, turns whose tokens do not spell their text.
+    """
+    try:
+        tokens = xray(trajectory)
+    except ValueError as error:
+        return [str(error)]
+    sentences = []
+    if trained := [i for i, token in enumerate(tokens) if token.mask and token.source != "model"]:
+        positions = ", ".join(map(str, trained[:SHOWN])) + (" and more" if len(trained) > SHOWN else "")
+        what = "1 token is" if len(trained) == 1 else f"{len(trained)} tokens are"
+        sentences.append(
+            f"{what} trained on that no turn sampled (position {positions}): the action mask is wrong."
+        )
+    if untrained := sum(token.source == "model" and not token.mask for token in tokens):
+        sentences.append(f"{untrained} sampled tokens are masked out: the action mask is wrong.")
+    if not all(math.isfinite(x) and x <= ROUNDING for x in trajectory.old_logprobs):
+        sentences.append("a log-probability at sampling is not finite or above 0.")
+    for number, turn in enumerate(trajectory.turns):
+        if decode and decode(trajectory.completion_ids[slice(*turn.span)]) != turn.text:
+            sentences.append(f"turn {number}'s tokens do not spell its text: one of the two was made anew.")
+    return sentences
+
+
+def group_faults(group: Sequence[Trajectory]) -> list[str]:
+    """Why trajectories are not one group: several tasks, several prompts, or one sample twice."""
+    tasks = sorted({t.task_id for t in group})
+    if len(tasks) > 1:
+        named = ", ".join(tasks[:3])
+        return [f"trajectories of several tasks ({named}) are one group: its advantages would mix them."]
+    if len({t.prompt_ids for t in group}) > 1:
+        return [f"a group of task {tasks[0]} holds different prompts."]
+    if len({t.sample for t in group}) < len(group):
+        return [f"a group of task {tasks[0]} holds one sample twice."]
+    return []
 
 
 def batch_faults(
     trajectories: Sequence[Trajectory],
     group_size: int,
     *,
-    rows: Sequence[Sequence[int]] | None = None,
-    masks: Sequence[Sequence[int]] | None = None,
-    decode: Decode | None = None,
+    rows: Sequence[Sequence[int]],
+    masks: Sequence[Sequence[int]],
+    decode: Decode,
 ) -> list[str]:
     """What no batch may have before it is trained on, one sentence for each trajectory or group at fault.
 
-    Token fields that do not line up, tokens trained on that no turn sampled (or the reverse), ids that are
-    not those sampled (a conversation rendered and tokenised anew drifts), and groups that are not one task's.
+    Beside ``faults`` and ``group_faults``: ids that are not those sampled, as a conversation rendered and
+    tokenised anew drifts.
 
     Args:
         trajectories: the batch, group by group.
@@ -129,72 +186,95 @@ def batch_faults(
         rows: the completion ids that the update will read, one row a trajectory without padding.
         masks: the action masks that the update will use, likewise; all zeros where the loss leaves a
             trajectory out.
-        decode: ids to text, control tokens included; with it, each turn's text is compared with its tokens.
+        decode: ids to text, control tokens included.
     """
-    found = []
+    sentences = []
     for i, t in enumerate(trajectories):
         named = f"trajectory {i} (task {t.task_id}, sample {t.sample})"
-        found += [f"{named}: {fault}" for fault in _token_faults(t, decode)]
-        if rows is not None and list(rows[i]) != list(t.completion_ids):
-            found.append(f"{named}: the update reads other ids than were sampled: it was tokenised again.")
-        if masks is not None and any(masks[i]) and list(masks[i]) != list(t.action_mask):
-            found.append(f"{named}: the update uses another action mask than was sampled.")
-    return found + _group_faults(trajectories, group_size)
-
-
-def _token_faults(trajectory: Trajectory, decode: Decode | None) -> list[str]:
-    try:
-        tokens = xray(trajectory)
-    except ValueError as error:
-        return [str(error)]
-    own = tokens[len(trajectory.prompt_ids) :]
-    found = faults(tokens)
-    if untrained := sum(token.source == "model" and not token.mask for token in own):
-        found.append(f"{untrained} sampled tokens are masked out: the action mask is wrong.")
-    if not all(math.isfinite(x) and x <= _ROUNDING for x in trajectory.old_logprobs):
-        found.append("a log-probability at sampling is not finite or above 0.")
-    for number, turn in enumerate(trajectory.turns):
-        if decode and decode(trajectory.completion_ids[slice(*turn.span)]) != turn.text:
-            found.append(f"turn {number}'s tokens do not spell its text: one of the two was made anew.")
-    return found
-
-
-def _group_faults(trajectories: Sequence[Trajectory], size: int) -> list[str]:
-    found = []
-    if len(trajectories) % size:
-        found.append(f"{len(trajectories)} trajectories are no whole number of groups of {size}.")
-    for start in range(0, len(trajectories), size):
-        group, named = trajectories[start : start + size], f"group {start // size}"
-        tasks = sorted({t.task_id for t in group})
-        if len(tasks) > 1:
-            found.append(
-                f"{named} holds trajectories of several tasks ({', '.join(tasks[:3])}): its advantages would "
-                "mix them."
+        sentences += [f"{named}: {fault}" for fault in faults(t, decode)]
+        if list(rows[i]) != list(t.completion_ids):
+            sentences.append(
+                f"{named}: the update reads other ids than were sampled: it was tokenised again."
             )
-        elif len({t.prompt_ids for t in group}) > 1:
-            found.append(f"{named} (task {tasks[0]}) holds different prompts for one task.")
-        elif len({t.sample for t in group}) < len(group):
-            found.append(f"{named} (task {tasks[0]}) holds one sample twice.")
-    return found
+        if any(masks[i]) and list(masks[i]) != list(t.action_mask):
+            sentences.append(f"{named}: the update uses another action mask than was sampled.")
+    if len(trajectories) % group_size:
+        sentences.append(f"{len(trajectories)} trajectories are no whole number of groups of {group_size}.")
+    for start in range(0, len(trajectories), group_size):
+        sentences += group_faults(trajectories[start : start + group_size])
+    return sentences
 
 
-def token_texts(ids: Sequence[int], decode: Decode | None = None) -> list[str]:
-    """The text that each id adds. Together they are the decoded text, also where a character spans several
-    tokens.
+def check_batch(
+    batch: dict[str, torch.Tensor], trajectories: Sequence[Trajectory], group_size: int, tokenizer: Any
+) -> None:
+    """The gate before the first update: the batch that the loss will read is the batch that was sampled.
 
-    Each id is decoded after the one before it, because some tokenizers drop the space before a first word.
+    Args:
+        batch: TRL's, with completion_ids and completion_mask (B, T) and, where there are tool replies,
+            tool_mask (B, T).
+        trajectories: the B trajectories it was made from, group by group.
+        group_size: G.
+        tokenizer: decodes what was sampled.
+
+    Raises:
+        BatchError: naming each fault.
     """
-    if decode is None:
-        return [f"#{token}" for token in ids]
-    texts: list[str] = []
-    before, start = 0, 0  # ids[before:start] is context, ids[start:] is not shown yet
-    for end in range(1, len(ids) + 1):
-        context, whole = decode(ids[before:start]), decode(ids[before:end])
-        waiting = whole.endswith(_UNFINISHED) and end - start < _MOST_BYTES and end < len(ids)
-        texts.append("" if waiting else whole[len(context) :])
-        if not waiting:
-            before, start = (
-                end if whole.endswith(_UNFINISHED) else start,
-                end,
-            )  # broken bytes are no context
-    return texts
+    lengths = batch["completion_mask"].sum(1).tolist()
+    used = batch.get("tool_mask", batch["completion_mask"])
+    rows = [row[:n].tolist() for row, n in zip(batch["completion_ids"], lengths, strict=True)]
+    masks = [row[:n].int().tolist() for row, n in zip(used, lengths, strict=True)]
+    found = batch_faults(trajectories, group_size, rows=rows, masks=masks, decode=exact_decode(tokenizer))
+    if found:
+        more = f" (and {len(found) - SHOWN} more)" if len(found) > SHOWN else ""
+        raise BatchError("the batch must not be trained on: " + " ".join(found[:SHOWN]) + more)
+
+
+def exact_decode(tokenizer: Any) -> Decode:
+    """A tokenizer's ids to text, control tokens and spaces as they are."""
+    return lambda ids: tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+# ---- log-probabilities of given tokens
+def token_logprobs(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0, entropy: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities of tokens (...) under logits (..., V) at a temperature, in float32.
+
+    Returns:
+        Log-probabilities (...), and the entropies (...) of the distributions where asked, in nats, without
+        gradient.
+    """
+    import torch
+
+    logits = logits.float()
+    distribution = torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
+    logprobs = distribution.gather(-1, tokens[..., None]).squeeze(-1)
+    if not entropy:
+        return logprobs, None
+    with torch.no_grad():
+        return logprobs, distribution.exp().mul_(distribution).sum(-1).neg_()
+
+
+def completion_logprobs(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int, temperature: float, entropy: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Log-probabilities of the last ``keep`` tokens at a temperature, from the model's own logits.
+
+    Args:
+        model: a causal language model.
+        ids: (B, T) int64, padded on either side.
+        mask: (B, T), 1 on real tokens.
+        keep: how many trailing tokens to score, K.
+        temperature: divides the logits.
+        entropy: also return the entropy of each next-token distribution, in nats, without gradient.
+
+    Returns:
+        (B, K) log-probabilities, and (B, K) entropies or None.
+    """
+    assert ids.ndim == mask.ndim == 2 and not ids.is_floating_point()
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    out = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=keep + 1, use_cache=False
+    )
+    return token_logprobs(out.logits[:, :-1], ids[:, -keep:], temperature, entropy)

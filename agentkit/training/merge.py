@@ -19,6 +19,7 @@ from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentkit.nano import model_path
+from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.runs import Run, RunError, secure
 from agentkit.training.common import replace_folder
 
@@ -108,9 +109,9 @@ def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[to
     found = []
     with torch.inference_mode():
         for ids, mask in rows:
-            logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].float()  # (T - 1, V)
-            scores = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1)
-            found.append(scores[torch.tensor(mask[1:], dtype=torch.bool)])
+            row = torch.tensor([ids])
+            scores, _ = completion_logprobs(model, row, torch.ones_like(row), len(ids) - 1, 1.0)
+            found.append(scores[0, torch.tensor(mask[1:], dtype=torch.bool)])
     return found
 
 

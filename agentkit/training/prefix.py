@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentkit.policies.attention import allow_other_attention
+from agentkit.rollouts.tokens import completion_logprobs, token_logprobs
 
 PLAIN_ROWS = 4  # scored together
 CHUNK_ELEMENTS = 2**24  # logits that exist at a time: 64 MiB in float32
@@ -304,15 +305,8 @@ def _score(
     head: Any, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(N,) log-probabilities of tokens after hidden states (N, hidden size), and (N,) entropies or None."""
-    distribution = torch.log_softmax(head(hidden).float().div_(temperature), dim=-1)  # (N, V)
-    logprobs = distribution.gather(1, tokens[:, None]).squeeze(1)
-    return logprobs, _entropy(distribution) if entropy else None
-
-
-@torch.no_grad()
-def _entropy(distribution: torch.Tensor) -> torch.Tensor:
-    """Entropy in nats over the last dimension of log-probabilities."""
-    return distribution.exp().mul_(distribution).sum(-1).neg_()
+    logits = head(hidden).float().div_(temperature)  # (N, V), in place: several hundred MB else
+    return token_logprobs(logits, tokens, entropy=entropy)
 
 
 def _scatter(values: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
@@ -344,7 +338,7 @@ def plain_logprobs(
         used = mask[part].any(0).nonzero().flatten()
         first, last = int(used[0]), int(used[-1]) + 1
         width = last - (ids.shape[1] - keep)  # completion columns that hold a token
-        found, surprise = token_logprobs(
+        found, surprise = completion_logprobs(
             model, ids[part, first:last], mask[part, first:last], width, temperature, entropy
         )
         logprobs = logprobs.index_add(
@@ -353,29 +347,3 @@ def plain_logprobs(
         if entropy:
             entropies[part, :width] = surprise * scored[part, :width]
     return logprobs, entropies if entropy else None
-
-
-def token_logprobs(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int, temperature: float, entropy: bool = False
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities of the last ``keep`` tokens at a temperature, from the model's own logits.
-
-    Args:
-        model: a causal language model.
-        ids: (B, T) int64, padded on either side.
-        mask: (B, T), 1 on real tokens.
-        keep: how many trailing tokens to score, K.
-        temperature: divides the logits.
-        entropy: also return the entropy of each next-token distribution, in nats, without gradient.
-
-    Returns:
-        (B, K) log-probabilities, and (B, K) entropies or None.
-    """
-    assert ids.ndim == mask.ndim == 2 and ids.dtype == torch.int64
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    out = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=keep + 1, use_cache=False
-    )
-    distribution = torch.log_softmax(out.logits[:, :-1].float() / temperature, dim=-1)  # (B, K, V)
-    logprobs = distribution.gather(2, ids[:, -keep:, None]).squeeze(2)
-    return logprobs, _entropy(distribution) if entropy else None

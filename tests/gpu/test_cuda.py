@@ -43,9 +43,7 @@ def test_sampled_logprobs_are_the_models(engine, suite):
     recipe = Recipe(engine=engine, max_tokens=256, tool_cache="off")
     assert model.device.type == "cuda"
     with make_policy(model, tokenizer, "cuda", recipe) as policy:
-        for t in rollout(
-            suite.split("train")[:4], policy, group_size=2, seed=1, **Lab.open(recipe).options()
-        ):
+        for t in rollout(suite.split("train")[:4], policy, **Lab.open(recipe).options(group_size=2, seed=1)):
             ids, found = (
                 list(t.prompt_ids),
                 guard.sampled_logprobs(model, list(t.prompt_ids), list(t.completion_ids), 0.7),

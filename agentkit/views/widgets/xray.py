@@ -52,7 +52,7 @@ def mask_xray(
         "stop": trajectory.stop_reason.value,
         "answer": None if trajectory.answer is None else clip(trajectory.answer),
         "reward": number(trajectory.reward),
-        "faults": faults(tokens),
+        "faults": faults(trajectory),
         "tokens": columns,
     }
     return View("xray", "Mask X-ray", payload, height)

@@ -1,15 +1,17 @@
-"""The gate before the first update: every way a batch can be wrong is named, and a right one passes."""
+"""Token records: every way a batch can be wrong is named and a right one passes; log-probabilities."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from agentkit.policies import Flaws, ScriptedPolicy
 from agentkit.records import StopReason, Trajectory, Turn
 from agentkit.rollouts import rollout
-from agentkit.rollouts.tokens import batch_faults
+from agentkit.rollouts.tokens import batch_faults, exact_decode, token_logprobs
 
 TEXTS = {1: "a", 2: "b", 3: "<end>", 7: "seen"}
 
@@ -33,15 +35,17 @@ def batch(*changed):
     return [first, trajectory(sample=1), trajectory("u"), trajectory("u", sample=1)]
 
 
-def faults(trajectories, **options):
-    return batch_faults(trajectories, 2, decode=decode, **options)
+def faults(trajectories, rows=None, masks=None):
+    rows = rows or [t.completion_ids for t in trajectories]
+    masks = masks or [t.action_mask for t in trajectories]
+    return batch_faults(trajectories, 2, rows=rows, masks=masks, decode=decode)
 
 
 def test_a_right_batch_has_no_fault():
     good = batch()
-    rows, masks = [t.completion_ids for t in good], [t.action_mask for t in good]
-    assert faults(good, rows=rows, masks=masks) == []
-    assert faults(good, rows=rows, masks=[[0] * 7, *masks[1:]]) == [], "left out of the loss on purpose"
+    assert faults(good) == []
+    masks = [[0] * 7, *(t.action_mask for t in good[1:])]
+    assert faults(good, masks=masks) == [], "left out of the loss on purpose"
 
 
 @pytest.mark.parametrize(
@@ -56,15 +60,15 @@ def test_a_right_batch_has_no_fault():
         ("old_logprobs", (-0.1, 0.5, -0.3, 0.0, 0.0, -1.0, 0.0), "not finite or above 0"),
         ("completion_ids", (1, 1, 3, 7, 7, 2, 3), "turn 0's tokens do not spell its text"),
         ("turns", (Turn("ab<end>", (0, 3)), Turn("b<end>", (5, 9))), "turn 1 spans [5, 9) of 7"),
-        ("task_id", "v", "group 0 holds trajectories of several tasks (t, v)"),
-        ("prompt_ids", (4,), "group 0 (task t) holds different prompts"),
-        ("sample", 1, "group 0 (task t) holds one sample twice"),
+        ("task_id", "v", "trajectories of several tasks (t, v) are one group"),
+        ("prompt_ids", (4,), "a group of task t holds different prompts"),
+        ("sample", 1, "a group of task t holds one sample twice"),
     ],
 )
 def test_each_fault_is_named_with_its_place(field, value, said):
     found = faults(batch((field, value)))
     assert len(found) == 1 and said in found[0], found
-    assert "trajectory 0 (task t, sample 0)" in found[0] or "group 0" in found[0]
+    assert "trajectory 0 (task t, sample 0)" in found[0] or "group" in found[0]
 
 
 def test_ids_or_masks_that_changed_on_the_way_to_the_update_are_named():
@@ -86,5 +90,16 @@ def test_a_torn_group_is_named():
 def test_real_rollouts_pass(suite, tokenizer):
     policy = ScriptedPolicy(tokenizer, Flaws(malformed=0.3, give_up=0.2))
     found = rollout(suite.split("train")[:4], policy, group_size=3)
-    plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-    assert batch_faults(found, 3, decode=lambda ids: tokenizer.decode(ids, **plain)) == []
+    rows, masks = [t.completion_ids for t in found], [t.action_mask for t in found]
+    assert batch_faults(found, 3, rows=rows, masks=masks, decode=exact_decode(tokenizer)) == []
+
+
+def test_log_probabilities_of_given_tokens_and_entropies():
+    """Two tokens of which the first is e times as likely: 1 nat apart, half of that at temperature 2."""
+    logits = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    found, entropies = token_logprobs(logits, torch.tensor([0, 1]), entropy=True)
+    odds = 1 / (1 + math.exp(-1))
+    assert found.tolist() == pytest.approx([math.log(odds), math.log(0.5)])
+    assert entropies[1].item() == pytest.approx(math.log(2))
+    warm, nothing = token_logprobs(logits, torch.tensor([0, 1]), temperature=2.0)
+    assert warm[0].item() == pytest.approx(math.log(1 / (1 + math.exp(-0.5)))) and nothing is None
