@@ -11,7 +11,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -105,8 +105,8 @@ def _print(as_json: bool, value: Any, text: str, status: int = 0) -> int:
     return status
 
 
-def _texts(*tables: Any, index: bool = False) -> str:
-    return "\n\n".join(table.to_string(index=index, na_rep="") for table in tables)
+def _texts(*tables: Any) -> str:
+    return "\n\n".join(table.to_string(index=False, na_rep="") for table in tables)
 
 
 # ---- a run
@@ -485,23 +485,12 @@ def nano_command(
     return _print(as_json, result, str(result))
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "new": new_command,
-    "run": run_command,
-    "preflight": preflight_command,
-    "cost": cost_command,
-    "report": report_command,
-    "alarms": alarms_command,
-    "rescore": rescore_command,
-    "merge": merge_command,
-    "tasks": tasks_command,
-    "audit": audit_command,
-    "hub": hub_command,
-    "doctor": doctor_command,
-    "serve": serve_command,
-    "bench": bench_command,
-    "nano": nano_command,
-}
+_ORDER = (
+    new_command, run_command, preflight_command, cost_command, report_command, alarms_command, rescore_command,
+    merge_command, tasks_command, audit_command, hub_command, doctor_command, serve_command, bench_command,
+    nano_command,
+)  # fmt: skip
+COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}
 
 if __name__ == "__main__":
     sys.exit(main())
