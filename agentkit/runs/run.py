@@ -101,8 +101,8 @@ class Run:
             manifest[name] = manifest.get(name, {}) | values
         write_json(self.path / MANIFEST, manifest)
 
-    def begin(self, name: str, recipe: dict, inputs: Iterable[str] = ()) -> None:
-        """Mark a stage as running. Raises RunError when a file it needs is missing."""
+    def begin(self, name: str, recipe: dict, inputs: Iterable[str] = (), lab: str = "") -> None:
+        """Mark a stage as running, with the lab file's digest. Raises RunError when a file it needs is missing."""
         for needed in inputs:
             if not self.file(needed).exists():
                 writer = next(
@@ -110,7 +110,13 @@ class Run:
                 )
                 why = f"{name} needs {self.file(needed)}, which does not exist"
                 raise RunError(f"{why}. Run notebook {writer} for this run first.")
-        entry = {"status": "running", "started": _now(), "_clock": time.time(), "parameters": recipe}
+        entry = {
+            "status": "running",
+            "started": _now(),
+            "_clock": time.time(),
+            "parameters": recipe,
+            "lab": lab,
+        }
         if self.manifest["stages"].get(name, {}).get("status", "done") != "done":
             entry["interrupted"] = True  # so it goes on from where an earlier attempt was stopped
         self.update(recipe=recipe, versions=versions(), git=git_state(), stages={name: entry})
