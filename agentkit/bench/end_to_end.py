@@ -1,10 +1,11 @@
-"""End to end: wall clock of GRPO from the same SFT agent to the target on the small recipe, ours and stock TRL's.
+"""End to end: wall clock of GRPO from one SFT agent to the target on the small recipe, ours and stock TRL's.
 
-Both train one after the other from the same cold start, with the same hyperparameters, reward and validation; the
-clock runs while a step runs and stands still during validation, which is our sampling policy's for both. The peer is
-``StockTrainer`` (training.peer) with TRL's own generation and ``environment_factory``, one environment a trajectory;
-its reward is computed from the messages TRL hands over, by the same verifier and weights. Families A and B only: TRL
-gives every trajectory the same tools. Leaves out what either learns beyond the target.
+Both train one after the other from the same cold start, with the same hyperparameters, reward and validation;
+the clock runs while a step runs and stands still during validation, which is our sampling policy's for both.
+The peer is ``StockTrainer`` (training.peer) with TRL's own generation and ``environment_factory``, one
+environment a trajectory; its reward is computed from the messages TRL hands over, by the same verifier and
+weights. Families A and B only: TRL gives every trajectory the same tools. Leaves out what either learns
+beyond the target.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
         quick: two steps from the agent as it ships, one seed, seconds a step: ends within 50 seconds.
 
     Returns:
-        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``levers`` splits a step's mean seconds into
-        rollouts and the rest; ``reached`` counts the seeds that came to the target; one that did not counts with
-        the seconds after which it was stopped, so its ratio is a lower bound where only the peer was.
+        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``levers`` splits a step's mean seconds
+        into rollouts and the rest; ``reached`` counts the seeds that came to the target; one that did not
+        counts with the seconds after which it was stopped, so its ratio is a lower bound where only the peer
+        was.
     """
     runs = [_seed(seed, quick) for seed in SEEDS[: 1 if quick else None]]
     sides = {side: [run[side] for run in runs] for side in ("ours", "peer")}

@@ -1,9 +1,9 @@
 """Simulated training runs, healthy and with one planted fault, to measure the alarms on.
 
-A run is a learning curve with its noise: which tasks a step draws, who succeeds, calls, lengths, answers, metrics.
-The ranges are those that stored runs of the small agent show, drawn wider, so that no two runs have the same scale.
-A fault sets in at a drawn step and strength, suddenly or over a few steps. Leaves out policies: nothing is learnt
-here, only imitated.
+A run is a learning curve with its noise: which tasks a step draws, who succeeds, calls, lengths, answers,
+metrics. The ranges are those that stored runs of the small agent show, drawn wider, so that no two runs have
+the same scale. A fault sets in at a drawn step and strength, suddenly or over a few steps. Leaves out
+policies: nothing is learnt here, only imitated.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "stale_cache": (),
 }
 FLAT = ("zero_variance", "dominance", "stalled_learning")  # nothing is learnt from the first step on
-HALTS = ("tool_abandonment", "call_inflation", "answer_collapse", "mode_collapse", "entropy_collapse", "length_explosion",
-         "truncation", "template_collapse", "reward_hacking")  # learning stops where it sets in  # fmt: skip
+HALTS = ("tool_abandonment", "call_inflation", "answer_collapse", "mode_collapse", "entropy_collapse",
+         "length_explosion", "truncation", "template_collapse", "reward_hacking")  # fmt: skip
+# learning stops where one of HALTS sets in
 
 
 World = dict[str, Any]  # what one simulated step is drawn from; a fault changes some of it

@@ -1,9 +1,9 @@
 """When an alarm's fault is there: conditions, pure functions of the steps so far.
 
-A condition returns the numbers that its rule's sentence needs, ``value`` among them, or None. It compares the last
-WINDOW steps with the first ones or with those shortly before, because what is normal differs between tasks and
-models; where a limit is absolute, its reason stands beside it. What is not known is NaN, which is above and below
-no limit. Leaves out what is said about a fault (rules).
+A condition returns the numbers that its rule's sentence needs, ``value`` among them, or None. It compares the
+last WINDOW steps with the first ones or with those shortly before, because what is normal differs between
+tasks and models; where a limit is absolute, its reason stands beside it. What is not known is NaN, which is
+above and below no limit. Leaves out what is said about a fault (rules).
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ class Change(NamedTuple):
 
 
 def change(history: History, name: str, n: int = WINDOW, base: History | None = None) -> Change | None:
-    """How a measure's mean over ``n`` steps moved since ``base``, by default the first steps; None before there
-    are two windows of it.
-    """
+    """How a measure's mean over ``n`` steps moved since ``base`` or the start; None before two windows."""
     then, now = first(history if base is None else base, name, n), last(history, name, n)
     least = max(2, (n + 1) // 2)
     if len(history) < 2 * n or len(then) < least or len(now) < least:
@@ -101,8 +99,8 @@ def grown(
 ) -> Numbers | None:
     """A habit has grown beyond what is healthy.
 
-    Its mean is now at least ``least``, ``by`` above the mean then, ``times`` that, and ``errors`` standard errors
-    above it. Where it is ``excused``, success that rose with it makes it no fault.
+    Its mean is now at least ``least``, ``by`` above the mean then, ``times`` that, and ``errors`` standard
+    errors above it. Where it is ``excused``, success that rose with it makes it no fault.
     """
     changes = unpaid(history, measure) if excused else [change(history, measure)]
     for moved in filter(None, changes):
@@ -221,7 +219,7 @@ def stale_cache(history: History) -> Numbers | None:
 def entropy_collapse(history: History) -> Numbers | None:
     """The entropy has fallen to a fifth of what it was, tasks are left to learn, and success did not rise.
 
-    A policy that learns grows sure of itself where it is right: that fall is paid for, and healthy to a third.
+    A policy that learns grows sure of itself where it is right: that fall is paid for.
     """
     success = mean(last(history, "success"))
     fallen = [moved for moved in unpaid(history, "entropy") if moved.now <= 0.2 * moved.then]
@@ -231,7 +229,7 @@ def entropy_collapse(history: History) -> Numbers | None:
 
 
 def kl_spike(history: History) -> Numbers | None:
-    """The distance to the reference jumped, or is large. A small jump counts only where success fell with it."""
+    """The distance to the reference is large or jumped; a small jump counts where success fell with it."""
     recent = known(history[-PAST - 2 :], "kl")
     if len(recent) < 3 or not math.isfinite(history[-1]["kl"]):
         return None
@@ -265,7 +263,7 @@ def gradient_spike(history: History) -> Numbers | None:
 
 
 def engine_mismatch(history: History) -> Numbers | None:
-    """Engine and trainer disagree: bf16 differs by 0.01 to 0.03 nats on average, stale weights or caches by 1."""
+    """Engine and trainer disagree: bf16 gives 0.01 to 0.03 nats on average, stale weights or caches 1."""
     nats = last(history, "mismatch", 3)
     value = float(np.median(nats)) if len(nats) > 1 else math.nan
     return {"value": value} if value >= 0.1 else None
@@ -274,7 +272,7 @@ def engine_mismatch(history: History) -> Numbers | None:
 def overfitting(history: History) -> Numbers | None:
     """Validation fell from its best and training did not; either alone shows too late that the gap opened.
 
-    Pairs of validations are compared: one alone is luck. The best was picked for being high, hence the two limits.
+    Pairs of validations are compared: one alone is luck.
     """
     validated = [i for i, step in enumerate(history) if math.isfinite(step["val_success"])]
     if len(validated) < 4 or validated[-1] != len(history) - 1:

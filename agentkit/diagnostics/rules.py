@@ -1,8 +1,8 @@
 """Alarms: every rule as data, and what holds at the last of some steps.
 
-A rule is a condition, a severity, and what is said: usual causes and what to change. How often each is right, and
-how late, is measured on simulated runs (agentkit.bench.alarms); ``read_measured`` gives that measurement. Leaves
-out when an alarm fires (watch).
+A rule is a condition, a severity, and what is said: usual causes and what to change. How often each is right,
+and how late, is measured on simulated runs (agentkit.bench.alarms); ``read_measured`` gives that measurement.
+Leaves out when an alarm fires (watch).
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ _FORMS = (
         conditions.gradient_spike,
         "reward",
         "The gradient norm is {value:.3g}, {times:.0f} times the median of the {steps} steps before. "
-        "Clipping bounds the step's length, not its direction. Usual causes: a group with tiny spread divided "
-        "by it, an outlier reward.",
+        "Clipping bounds the step's length, not its direction. Usual causes: a group with tiny spread "
+        "divided by it, an outlier reward.",
         "Keep max_grad_norm low, do not divide by the group's spread, look at this step's groups.",
     ),
     Rule(
