@@ -31,10 +31,7 @@ Figures = dict[str, list[float]]  # by runner
 
 
 def bench_sandbox(quick: bool = False) -> dict[str, Any]:
-    """Cold and warm latency and runs a second, per tier.
-
-    Args:
-        quick: fewer repeats, to end within 50 seconds.
+    """Cold and warm latency and runs a second, per tier; ``quick`` repeats less.
 
     Returns:
         The bench JSON. ``ours`` is the strongest tier, ``peer`` plain subprocess, ``ratio`` ours / peer:

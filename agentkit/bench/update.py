@@ -38,9 +38,6 @@ FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt t
 def bench_update(quick: bool = False) -> dict[str, Any]:
     """Seconds of one update with LoRA, largest differences in log-probabilities and gradients, peak memory.
 
-    Args:
-        quick: fewer repeats, differences without LoRA on the shortest prompt only; within 50 seconds.
-
     Returns:
         The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``logp_diff`` is in nats, ``grad_diff``
         relative to the norm of the peer's gradient; ``..._full`` are those of training all weights instead of

@@ -9,7 +9,7 @@ above and below no limit. Leaves out what is said about a fault (rules).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -81,10 +81,27 @@ def unpaid(history: History, name: str) -> list[Change]:
 
 
 # ---- conditions that several rules share
-def high(history: History, measure: str, least: float) -> Numbers | None:
-    """The mean of a measure over the last steps is at least ``least``."""
-    values = last(history, measure)
-    return {"value": mean(values), "steps": len(values)} if mean(values) >= least else None
+def high(
+    history: History, measure: str, least: float, n: int = WINDOW, middle: Callable = np.mean
+) -> Numbers | None:
+    """The mean, or another ``middle``, of a measure over the last ``n`` steps is at least ``least``."""
+    values = last(history, measure, n)
+    if len(values) < (n + 1) // 2 or middle(values) < least:
+        return None
+    return {"value": float(middle(values)), "steps": len(values)}
+
+
+def risen(
+    history: History, measure: str, least: float, *, by: float = 0.0, times: float = 1.0, middle: Callable
+) -> Numbers | None:
+    """A measure is ``high`` and, once it has a past, ``by`` above ``times`` what it was at the start."""
+    numbers, start = high(history, measure, least, middle=middle), first(history, measure)
+    if numbers is None or len(start) < 3:
+        return None
+    then = float(middle(start))
+    if len(history) > 2 * START and numbers["value"] < times * then + by:
+        return None
+    return numbers | {"then": then}
 
 
 def grown(
@@ -192,23 +209,6 @@ def tool_abandonment(history: History) -> Numbers | None:
     return {"value": moved.now, "then": moved.then, "silent": float(last(history, "no_tool").mean())}
 
 
-def truncation(history: History) -> Numbers | None:
-    """A fifth of the trajectories more than at the start end at a limit."""
-    value, start = mean(last(history, "truncated")), mean(first(history, "truncated"))
-    usual = start if len(history) > 2 * START else 0.0
-    return {"value": value, "start": start} if value >= 0.2 + usual else None
-
-
-def slow_calls(history: History) -> Numbers | None:
-    """Tool calls take a second, which hurts, and four times what they took at the start."""
-    seconds, start = last(history, "call_seconds"), first(history, "call_seconds")
-    if len(seconds) < 3 or len(start) < 3:
-        return None
-    now, then = float(np.median(seconds)), float(np.median(start))
-    usual = then if len(history) > 2 * START else 0.0
-    return {"value": now, "then": then} if now >= max(1.0, 4 * usual) else None
-
-
 def stale_cache(history: History) -> Numbers | None:
     """A cached reply differs from a fresh one to the same call."""
     stale = float(np.nansum([history[-1]["cache_conflicts"], history[-1]["cache_mismatches"]]))
@@ -245,12 +245,6 @@ def kl_spike(history: History) -> Numbers | None:
     return {"value": float(now), "usual": usual} if jumped or np.median(recent[-3:]) >= 0.5 else None
 
 
-def not_finite(history: History) -> Numbers | None:
-    """Loss, gradient norm, KL or entropy of the last step is not finite."""
-    broken = history[-1]["not_finite"]
-    return {"value": broken} if broken > 0 else None
-
-
 def gradient_spike(history: History) -> Numbers | None:
     """The gradient norm jumped above the usual and the largest: batches of dead groups have small norms."""
     now, past = last(history, "grad_norm", 1), known(history[-PAST - 1 : -1], "grad_norm")
@@ -260,13 +254,6 @@ def gradient_spike(history: History) -> Numbers | None:
     if value < max(8 * usual, 3 * past.max()):
         return None
     return {"value": value, "times": value / max(usual, 1e-12), "steps": len(past)}
-
-
-def engine_mismatch(history: History) -> Numbers | None:
-    """Engine and trainer disagree: bf16 gives 0.01 to 0.03 nats on average, stale weights or caches 1."""
-    nats = last(history, "mismatch", 3)
-    value = float(np.median(nats)) if len(nats) > 1 else math.nan
-    return {"value": value} if value >= 0.1 else None
 
 
 def overfitting(history: History) -> Numbers | None:
