@@ -7,24 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentkit.records import Score
+from agentkit.records import Score, Unscored
 from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.text import exact
-from agentkit.verifiers.worker import Worker, WorkerError
+from agentkit.verifiers.worker import Worker
 
 _worker = Worker()
 
 
 def extract(answer: str, pattern: str, *, whole: bool = False) -> list[str] | Score:
-    """The different texts a pattern takes from an answer (three at most), or why it cannot be applied."""
-    try:
-        reply = _worker.ask("find", pattern, answer, whole)
-    except WorkerError as error:
-        return Score(None, str(error))
+    """The different texts a pattern takes from an answer (three at most), or a verdict."""
+    reply = _worker.ask("find", pattern, answer, whole)
     if "invalid" in reply:
-        return Score(None, f"the pattern {pattern[:80]!r} is no regular expression: {reply['invalid'][:80]}")
+        raise Unscored(f"the pattern {pattern[:80]!r} is no regular expression: {reply['invalid'][:80]}")
     if "compiled" not in reply:
-        return Score(None, f"the pattern {pattern[:80]!r} takes too long to compile")
+        raise Unscored(f"the pattern {pattern[:80]!r} takes too long to compile")
     if "found" not in reply:
         return Score(0.0, "the pattern takes too long on this answer")
     return reply["found"]
