@@ -52,11 +52,11 @@ class Comparison:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Any, place: object = "comparison.json") -> Comparison:
+    def from_json(cls, value: Any, path: object = "comparison.json") -> Comparison:
         """What ``to_json`` gave, in this version or an earlier one.
 
         Raises:
-            RunError: it cannot be shown; the message names ``place``.
+            RunError: it cannot be shown; the message names ``path``.
         """
         try:
             comparison = cls(**{field.name: value[field.name] for field in fields(cls)})
@@ -64,7 +64,7 @@ class Comparison:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"[:200]
             way_out = "Run notebook 05 for this run again."
-            raise RunError(f"{place} holds no comparison that can be shown ({why}). {way_out}") from None
+            raise RunError(f"{path} holds no comparison that can be shown ({why}). {way_out}") from None
         return comparison
 
     def table(self) -> pd.DataFrame:

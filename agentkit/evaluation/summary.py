@@ -220,9 +220,9 @@ def labels_of(values: Iterable[str], tasks: Iterable[Task] | None) -> tuple[dict
     """Family and difficulty of each measured task; both empty without tasks."""
     if tasks is None:
         return {}, {}
-    known = {task.id: task for task in tasks}
-    all_in("the trajectories", values, "the given tasks", known)
-    return {i: known[i].family for i in values}, {i: known[i].difficulty for i in values}
+    by_id = {task.id: task for task in tasks}
+    all_in("the trajectories", values, "the given tasks", by_id)
+    return {i: by_id[i].family for i in values}, {i: by_id[i].difficulty for i in values}
 
 
 def split_by(values: Mapping[str, Any], label: Mapping[str, str], order: Callable) -> dict[str, dict]:
