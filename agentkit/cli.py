@@ -27,6 +27,8 @@ from agentkit.runs.recipe import REWARDS, Recipe, read_recipe
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Errors of the user's making are one sentence and exit status 2."""
     os.umask(0o077)  # run folders are private
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # models write what a terminal cannot show
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn

@@ -12,7 +12,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -55,31 +55,22 @@ QUICK = {
 Run = Callable[[int], tuple[float, float]]  # seed -> trajectories a second, sampled tokens of one
 
 
-class SlowEnvironment(CorpusEnvironment):
-    """Search and calculator that take ``latency_s`` longer."""
-
-    latency_s = 0.0
-
-    def search(self, query: str) -> str:
-        """Search facts.
-
-        Args:
-            query: What to look up.
-        """
-        time.sleep(self.latency_s)
-        return super().search(query)
-
-    def calculator(self, expression: str) -> str:
-        """Compute arithmetic.
-
-        Args:
-            expression: The arithmetic.
-        """
-        time.sleep(self.latency_s)
-        return super().calculator(expression)
+Factory = Callable[[], CorpusEnvironment]
 
 
-Factory = Callable[[], SlowEnvironment]
+def _slow(latency_s: float, corpus: Corpus) -> Factory:
+    """Makes environments whose search and calculator take ``latency_s`` longer."""
+
+    def slow(method: Callable[..., str]) -> Callable[..., str]:
+        @wraps(method, updated=())  # without what is declared of the method, such as that it may be cached
+        def call(*arguments: Any, **named: Any) -> str:
+            time.sleep(latency_s)
+            return method(*arguments, **named)
+
+        return call
+
+    methods = {"search": slow(CorpusEnvironment.search), "calculator": slow(CorpusEnvironment.calculator)}
+    return partial(type("Environment", (CorpusEnvironment,), methods), corpus)
 
 
 def bench_rollouts(quick: bool = False) -> dict[str, Any]:
@@ -97,7 +88,7 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
     peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": _ceiling}
     cases = []
     for name, (latency, count, repeats) in (QUICK if quick else FULL).items():
-        environment = partial(type("Environment", (SlowEnvironment,), {"latency_s": latency}), corpus)
+        environment = _slow(latency, corpus)
         tasks = suite[:count]
         ours, peer = _ours(tasks, environment), peers[name.rpartition("_")[0]](tasks, environment)
         if name == "trl_tools_0ms":  # warm-up of model and tools, not counted

@@ -90,13 +90,7 @@ class Simulated:
 
 
 def simulate(fault: str | None, seed: int, steps: int = STEPS) -> Simulated:
-    """One run.
-
-    Args:
-        fault: a key of CONSEQUENCES, or None for a healthy run.
-        seed: draws everything.
-        steps: optimiser steps.
-    """
+    """One run, with a fault of CONSEQUENCES or healthy; ``seed`` draws everything."""
     if fault is not None and fault not in CONSEQUENCES:
         raise ValueError(f"there is no fault {fault!r}: use one of {', '.join(CONSEQUENCES)}")
     rng = np.random.default_rng([seed, zlib.crc32((fault or "healthy").encode())])

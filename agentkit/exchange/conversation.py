@@ -1,4 +1,4 @@
-"""A conversation in OpenAI's form and a trajectory, one made from the other; the record that makes the way back exact.
+"""Conversations in OpenAI's form from trajectories, and back; exactly, by the record that goes with them.
 
 Leaves out files and their formats (tables, inspect_log).
 """
@@ -53,13 +53,13 @@ def prompt_of(trajectory: Trajectory, tasks: Mapping[str, Task]) -> str:
     """The text of a trajectory's task. Raises DataError where the task is not given."""
     if trajectory.task_id not in tasks:
         raise DataError(
-            f"task {trajectory.task_id[:80]!r} of a trajectory is not among the tasks. Pass the suite it is from."
+            f"task {trajectory.task_id[:80]!r} of a trajectory is not among the tasks. Pass its suite."
         )
     return tasks[trajectory.task_id].prompt
 
 
 def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
-    """The conversation in OpenAI's form: user, then assistant and tool in turn; arguments of calls are JSON text."""
+    """The conversation in OpenAI's form: user, then assistant and tool in turn; arguments as JSON text."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     for number, turn in enumerate(trajectory.turns):
         parsed = parse_turn(_END.sub("", turn.text))
@@ -257,7 +257,7 @@ def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
         messages = messages.tolist()
     if not isinstance(messages, list):
         raise DataError(
-            f"{where} is {type(messages).__name__}, not a list of messages. Give [{{'role', 'content'}}, ...]."
+            f"{where} is {type(messages).__name__}, not a list of messages [{{'role', 'content'}}, ...]."
         )
     for number, message in enumerate(messages, start=1):
         role = message.get("role") if isinstance(message, dict) else None

@@ -43,7 +43,7 @@ _LIMITS = {"time": StopReason.TIME_LIMIT, "working": StopReason.TIME_LIMIT, "tok
 def write_inspect(
     path: str | Path, trajectories: Sequence[Trajectory], tasks: Iterable[Task], *, name: str = "agentkit"
 ) -> None:
-    """Write an inspect_ai log (version 2, .json) of one policy, which ``inspect view`` and ``read_eval_log`` open.
+    """Write an inspect_ai log (version 2, .json) of one policy, for ``inspect view`` and ``read_eval_log``.
 
     A task is a sample, a trajectory an epoch of it; the verdict is the score named "verifier", absent where
     not scored.
@@ -112,7 +112,7 @@ def _sample(trajectory: Trajectory, prompt: str, gold: str) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's form into inspect_ai's: calls are flat, arguments an object, a tool message names its function."""
+    """OpenAI's form into inspect_ai's: flat calls with objects, tool messages with function names."""
     theirs = {
         key: message[key] for key in ("role", "content", "tool_call_id") if message.get(key) is not None
     }
@@ -192,7 +192,7 @@ def _read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> Any:
-    """One member of an .eval archive; inspect_ai packs with Zstandard, which zipfile reads from Python 3.14 on."""
+    """One member of an .eval archive; inspect_ai packs with Zstandard, new to zipfile in Python 3.14."""
     info = archive.getinfo(name)
     if info.file_size > _MAX_MEMBER:
         raise ValueError(f"{name} is {info.file_size:,} bytes; {_MAX_MEMBER:,} is the limit")
@@ -269,6 +269,6 @@ def _grade(value: Any, where: str) -> float | None:
     grade = number(value)
     if grade is not None and not 0.0 <= grade <= 1.0:
         raise DataError(
-            f"{where}: the score {grade:g} is not in [0, 1]. Choose another scorer, or pass tasks to score it here."
+            f"{where}: the score {grade:g} is not in [0, 1]. Choose another scorer, or pass tasks."
         )
     return grade

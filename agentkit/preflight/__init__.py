@@ -124,14 +124,10 @@ def report(
 def forecast(
     recipe: Recipe, rollout_seconds: float, update_seconds: float | None = None, longer: float = 1.0
 ) -> Item:
-    """Time, memory and money of the run, from the rates of the preflight's own rollouts and its timed update.
+    """Time, memory and money of the run, from measured seconds of a trajectory's rollout and of its update.
 
-    Args:
-        recipe: the run's.
-        rollout_seconds: for a trajectory, measured.
-        update_seconds: for a trajectory, measured; None scales the rate of params/prices.yaml.
-        longer: how many times longer trajectories will be in training: an agent that learns comes to work as the
-            expert does.
+    Without the second the rate of params/prices.yaml is scaled. In training trajectories will be ``longer`` times as
+    long: an agent that learns comes to work as the expert does.
     """
     prices = cost.read_prices()
     known = prices.rates_of(recipe.model)

@@ -1,4 +1,4 @@
-"""Where tools run: in a thread, on the tools' own event loop, or in a process; waiting for them always ends in time.
+"""Where tools run: in a thread, on the tools' own event loop, or in a process; waiting always ends in time.
 
 When the time is up an async tool is cancelled and a process is killed. A thread cannot be ended: it is left
 behind, and a tool that has left MAX_HUNG behind is refused from then on. Leaves out what calls mean and what
@@ -61,7 +61,7 @@ def _refuse_hung(name: str) -> None:
 
 
 async def _within(future: Future, end: threading.Event, limit_s: float, name: str) -> Any:
-    """The result of work elsewhere. Raises TimeoutError, having cancelled what can be, or what the work raised.
+    """The result of work elsewhere. Raises what the work raised, or TimeoutError and cancels it.
 
     A result that is there when the time is up counts, so that a busy event loop makes no tool look slow.
     """
@@ -83,7 +83,7 @@ _idle: list[queue.SimpleQueue] = []  # inboxes of threads that wait for work
 
 
 async def in_thread(work: Callable[[], Any], limit_s: float, name: str = "") -> Any:
-    """What ``work`` returns, called in a daemon thread of a bounded pool. Raises TimeoutError, or what it raised.
+    """What ``work`` returns, called in a daemon thread. Raises what it raised, or TimeoutError.
 
     Not asyncio.to_thread: its few workers would be used up by hung tools, and asyncio.run would wait for them
     at the end. The time starts when one of MAX_THREADS is free, so that a thousand calls at once do not time
@@ -234,7 +234,7 @@ class _Worker:
 
 
 def _loose_modules() -> dict[str, list]:
-    """File and time of change of modules that no other process can import by name, such as a user's lab file."""
+    """File and time of change of modules that cannot be imported by name, such as a user's lab file."""
     modules = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""

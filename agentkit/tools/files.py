@@ -65,6 +65,6 @@ class Workspace:
 def _check_name(path: str) -> None:
     if not _NAME.fullmatch(path):
         raise ValueError(
-            f"{path[:60]!r} is refused: use a relative name such as notes.txt or data/a.csv; letters, digits, "
-            "'.', '_' and '-', without a leading dot, at most five levels"
+            f"{path[:60]!r} is refused: use a relative name such as notes.txt or data/a.csv; letters, "
+            "digits, '.', '_' and '-', without a leading dot, at most five levels"
         )

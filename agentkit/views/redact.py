@@ -1,4 +1,4 @@
-"""Masking secrets before anything is shown to others: keys and tokens in parameters, outputs and trajectories.
+"""Masking secrets before anything is shown to others: in parameters, outputs and trajectories.
 
 Three signs give a secret away: the name it stands under, the shape of a well-known token, and the value of an
 environment variable of this process whose name looks secret. Leaves out secrets that look like ordinary words

@@ -75,7 +75,7 @@ class CompareWidget(View):
         return [packed(self.payload | {"tasks": index, "block": BLOCK}), *map(packed, blocks)]
 
     def live(self) -> LiveCompare:
-        """An anywidget for a running kernel: notes are saved in the run, ``task_id`` is the task on screen."""
+        """An anywidget for a running kernel: it saves notes in the run; ``task_id`` is the task on screen."""
         tasks, notes = self.payload["tasks"], self.payload["notes"]
         traits = {"_esm": self.source, "data": self.data, "task_id": tasks[0]["id"], "notes": notes}
         return LiveCompare(self._run, **traits)
