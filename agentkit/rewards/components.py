@@ -13,7 +13,7 @@ from typing import Any
 from agentkit.records import Task, Trajectory
 from agentkit.rewards.calls import subgoals
 from agentkit.rewards.scoring import Component, Reward
-from agentkit.tasks.families.relabel import is_grid, pixel_equality
+from agentkit.tasks.relabel import is_grid, pixel_equality
 from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.programs import extract_code, returned

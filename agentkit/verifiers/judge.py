@@ -57,8 +57,6 @@ def judge(
     """1 when most of n verdicts on the answer are "correct" and it does not pass beside a decoy reference.
 
     Args:
-        answer: the policy's answer.
-        gold: the reference answer.
         question: what was asked.
         rubric: what makes an answer correct.
         n: how many verdicts are asked for, an odd number; more than half decide.

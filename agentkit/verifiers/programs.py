@@ -52,7 +52,7 @@ def code(
     """The share of tests a program passes, or 1 for all and 0 otherwise.
 
     Args:
-        answer: the policy's answer: a program, or text with one fenced block of code.
+        answer: a program, or text with one fenced block of code.
         gold: a reference solution, for tests written as source; it never meets the tested program.
         tests: any of ``[[arguments], expected]``, ``{"args": [..], "kwargs": {..}, "expected": ..}``,
             ``{"stdin": "..", "stdout": ".."}``, or source such as ``"assert f(1) == 2"``.
