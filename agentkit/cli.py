@@ -1,7 +1,7 @@
 """The command line: one function a command. Its signature gives the flags, its docstring the help (tyro).
 
-Each command imports what it needs when it runs, so that ``--help`` and ``doctor`` load neither torch nor pandas.
-Leaves out what the commands do: each hands over to the room that knows.
+Each command imports what it needs when it runs, so that ``--help`` and ``doctor`` load neither torch nor
+pandas. Leaves out what the commands do: each hands over to the room that knows.
 """
 
 from __future__ import annotations
@@ -312,9 +312,9 @@ def merge_command(
 
     merged = merge(load_run(run), dtype)
     text = (
-        f"{merged.path} ({merged.dtype}); over {merged.tokens} sampled tokens its log-probabilities differ from the "
-        f"adapter's by {merged.mean_difference:.2g} nats on average, {merged.max_difference:.2g} at most; the adapter "
-        f"itself moved them by {merged.adapter_effect:.2g} on average"
+        f"{merged.path} ({merged.dtype}); over {merged.tokens} sampled tokens its log-probabilities differ "
+        f"from the adapter's by {merged.mean_difference:.2g} nats on average, {merged.max_difference:.2g} at most; "
+        f"the adapter itself moved them by {merged.adapter_effect:.2g} on average"
     )
     return _print(as_json, dataclasses.asdict(merged) | {"path": str(merged.path)}, text)
 

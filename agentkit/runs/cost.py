@@ -1,8 +1,9 @@
-"""What a recipe costs before anything is spent, and what a run cost after it: device-hours, wall clock, money.
+"""What a recipe costs before anything is spent, and what a run cost after it: device-hours, wall clock,
+money.
 
-Rates (seconds of one device for a trajectory) come from params/prices.yaml or are measured on a run; phases follow
-from counting trajectories in the recipe. The wall clock on n devices assumes that each phase splits over them
-evenly. Leaves out memory, and storage or network charges of a provider.
+Rates (seconds of one device for a trajectory) come from params/prices.yaml or are measured on a run; phases
+follow from counting trajectories in the recipe. The wall clock on n devices assumes that each phase splits
+over them evenly. Leaves out memory, and storage or network charges of a provider.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def forecast(recipe: Recipe, rates: Rates) -> dict[str, float]:
 
 # ---- from a run
 def actual(run: Run, devices: int = 1) -> dict[str, float]:
-    """Device seconds that each phase of a run on ``devices`` took; phases that are not done yet are left out."""
+    """Device seconds that each phase of a run on ``devices`` took, but for phases that are not done yet."""
     stages = {name: stage["seconds"] for name, stage in run.manifest["stages"].items() if "seconds" in stage}
     spent = {PHASES[0]: stages.get("02_baseline"), PHASES[4]: stages.get("05_compare")}
     training = _training_seconds(run)

@@ -1,9 +1,10 @@
 """Family C: write a function, test it with the python tool, then submit it or say what it gives.
 
-``draft`` chains one to five blocks of specifications.py; ``draft_wide`` adds the functions of algorithms.py. The gold
-code runs here, on inputs drawn at random, to make the hidden tests; only the example in the prompt is ever seen by the
-policy. Every draft is tried against its own near misses (a parameter off by one, a step left out, two steps swapped,
-another last step): hidden tests that would let one of them pass make it no task. Leaves out running what a model wrote.
+``draft`` chains one to five blocks of specifications.py; ``draft_wide`` adds the functions of algorithms.py.
+The gold code runs here, on inputs drawn at random, to make the hidden tests; only the example in the prompt
+is ever seen by the policy. Every draft is tried against its own near misses (a parameter off by one, a step
+left out, two steps swapped, another last step): hidden tests that would let one of them pass make it no task.
+Leaves out running what a model wrote.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
 
 
 def draft_wide(corpus: Corpus, rng: random.Random) -> Task | None:
-    """``draft``, and for every fourth task a whole algorithm, tested on the inputs that a careful programmer tries."""
+    """``draft``, and for every fourth task a whole algorithm, tested on what a careful programmer tries."""
     if rng.random() < 0.75:
         return draft(corpus, rng)
     algorithm = rng.choice(ALGORITHMS)
@@ -86,7 +87,7 @@ def _function_task(
     meta: dict,
     edges: tuple = (),
 ) -> Task | None:
-    """The task to write and submit the last stage, tested stage by stage on the example, then on the edges."""
+    """The task to write and submit the last stage, tested by stages on the example, then on the edges."""
     solution = stages[-1]
     tests = _tests(solution, misses, inputs)
     examples = [x for x in inputs if x not in tests and all(_printed(stage, x) for stage in stages)]
@@ -133,7 +134,7 @@ def _call(program: Program, given: str) -> dict:
 
 
 def _tests(solution: Program, misses: Sequence[Program], inputs: list[str]) -> list[str]:
-    """Inputs that distinguish the solution from every near miss; none where they cannot, or results hardly vary."""
+    """Inputs that distinguish the solution from every near miss; none where there are no such."""
     usable = [x for x in inputs if _result(solution, x) is not None]
     if len(usable) <= TESTS:
         return []
@@ -196,7 +197,7 @@ def _off_by_one(code: str) -> list[str]:
 
 
 def evaluate(steps: Steps, value: Any) -> Any:
-    """What a chain gives for one input. Raises ValueError where a number gets too large to count up to, soon."""
+    """What a chain gives for one input. Raises ValueError where a number gets too large to count up to."""
     value = date.fromisoformat(value) if steps[0][0].takes == "date" else value
     for block, k in steps:
         largest = MAX_COUNTED if "range(" in block.code else MAX_NUMBER

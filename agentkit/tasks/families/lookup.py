@@ -1,8 +1,9 @@
 """Family A: arithmetic over looked-up facts, one to five tool calls.
 
-``draft`` makes one random task: facts, a question about them and an expression over their values. The gold answer is
-the expression over the corpus' tables, computed here; the plan in ``meta`` says which searches and which calculation
-lead there, and the suite checks that both agree. Leaves out units, percentages and false premises (wide).
+``draft`` makes one random task: facts, a question about them and an expression over their values. The gold
+answer is the expression over the corpus' tables, computed here; the plan in ``meta`` says which searches and
+which calculation lead there, and the suite checks that both agree. Leaves out units, percentages and false
+premises (wide).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from agentkit.tools import calculate
 from agentkit.tools.corpus import Corpus
 
 FAMILY = "A"
-# How a question may name each quantity. The first form is the corpus' own; the policy must map the second to it.
+# How a question may name each quantity: as the corpus does, and in words that the policy must map to that.
 WORDINGS = {
     "country.population": ("the population of {0}", "the number of people in {0}"),
     "country.area": ("the area of {0}", "the size in square km of {0}"),
@@ -54,8 +55,9 @@ OPERATIONS: dict[str, tuple[str, tuple[str, ...]]] = {  # expression, and how to
     "product": ("{0} * {1}", ("What is {0} times {1}?", "What is the product of {0} and {1}?")),
     "years": ("{0} - {1}", ("How many years lie between {1} and {0}?", "What is {0} minus {1}?")),
 }
-TEMPLATES = {"single": 3, "convert": 3, "ratio": 5, "difference": 4, "sum": 4, "product": 3, "years": 3, "compare": 4,
-             "density": 3, "change": 3, "total": 4, "mean": 3, "total4": 6, "ratio_of_sums": 6}  # fmt: skip
+TEMPLATES = {"single": 3, "convert": 3, "ratio": 5, "difference": 4, "sum": 4, "product": 3, "years": 3,
+             "compare": 4, "density": 3, "change": 3, "total": 4, "mean": 3, "total4": 6,
+             "ratio_of_sums": 6}  # with weights  # fmt: skip
 Fact = tuple[str, Entity]  # kind and entity
 
 

@@ -1,7 +1,7 @@
 """Family B: two- and three-hop questions over films, people, countries, capitals, cities and elements.
 
-A chain is a row of fact kinds: each value is the entity of the next hop. The question names the first entity only.
-Leaves out chains of four hops, distractors and false premises (wide).
+A chain is a row of fact kinds: each value is the entity of the next hop. The question names the first entity
+only. Leaves out chains of four hops, distractors and false premises (wide).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What family C's functions do: building blocks that chain, and the inputs they take. Data only.
 
 A block turns the value ``x`` into another value by one Python expression; ``{k}`` stands for its parameter.
-Its words go into the prompt, its code is the reference.
+Its words go into the prompt, its code is the reference. Leaves out how blocks are chained (code).
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ BLOCKS: tuple[Block, ...] = (
         ("digits", "replace each by its digit sum", "[sum(map(int, str(v))) for v in x]"),
         ("cap", "replace numbers above {k} by {k}", "[min(v, {k}) for v in x]", tuple(range(8, 16))),
         ("floor", "replace numbers below {k} by {k}", "[max(v, {k}) for v in x]", tuple(range(4, 12))),
-        ("differences", "take how far each item lies from the one before", "[abs(b - a) for a, b in zip(x, x[1:])]"),
+        ("differences", "take how far each item lies from the one before",
+         "[abs(b - a) for a, b in zip(x, x[1:])]"),
         ("running", "take the running sums", "[sum(x[:i + 1]) for i in range(len(x))]"),
         ("rises", "keep the items larger than the one before", "[b for a, b in zip(x, x[1:]) if b > a]"),
         ("scaled", "multiply each by its index", "[i * v for i, v in enumerate(x)]"),
@@ -104,8 +105,10 @@ BLOCKS: tuple[Block, ...] = (
         ("words_back", "reverse the order of the words", "' '.join(x.split()[::-1])"),
         ("flip", "reverse each word", "' '.join(w[::-1] for w in x.split())"),
         ("words_sorted", "sort the words", "' '.join(sorted(x.split()))"),
-        ("long", "keep the words longer than {k} letters", "' '.join(w for w in x.split() if len(w) > {k})", (3, 4, 5)),
-        ("short", "keep the words shorter than {k} letters", "' '.join(w for w in x.split() if len(w) < {k})", (4, 5, 6)),
+        ("long", "keep the words longer than {k} letters",
+         "' '.join(w for w in x.split() if len(w) > {k})", (3, 4, 5)),
+        ("short", "keep the words shorter than {k} letters",
+         "' '.join(w for w in x.split() if len(w) < {k})", (4, 5, 6)),
         ("hyphens", "join the words with hyphens", "'-'.join(x.split())"),
         ("initials", "take the first letter of each word", "''.join(w[0] for w in x.split())"),
     ),
@@ -120,7 +123,10 @@ BLOCKS: tuple[Block, ...] = (
         ("capitals", "count the upper case letters", "sum(c.isupper() for c in x)"),
         ("position", "give the index of the first lower case {k}", "x.index('{k}')", _LETTERS),
     ),
-    *_blocks("text", "numbers", ("word_lengths", "list the lengths of the words", "[len(w) for w in x.split()]")),
+    *_blocks(
+        "text", "numbers",
+        ("word_lengths", "list the lengths of the words", "[len(w) for w in x.split()]"),
+    ),
     *_blocks(
         "number", "number",
         ("plus", "add {k}", "x + {k}", _SMALL),
@@ -133,11 +139,18 @@ BLOCKS: tuple[Block, ...] = (
         ("ones", "count the ones in its binary form", "bin(x).count('1')"),
         ("divisors", "count its divisors", "sum(x % i == 0 for i in range(1, x + 1))"),
         ("triangle", "add up the numbers from 1 to it", "x * (x + 1) // 2"),
-        ("multiples_sum", "add up the multiples of {k} below it", "sum(i for i in range(x) if i % {k} == 0)", (3, 4, 5, 6, 7)),
-        ("primes", "count the primes up to it", "sum(all(i % j for j in range(2, i)) for i in range(2, x + 1))"),
-        ("odd_squares", "add up the squares of the odd numbers up to it", "sum(i * i for i in range(1, x + 1, 2))"),
+        ("multiples_sum", "add up the multiples of {k} below it",
+         "sum(i for i in range(x) if i % {k} == 0)", (3, 4, 5, 6, 7)),
+        ("primes", "count the primes up to it",
+         "sum(all(i % j for j in range(2, i)) for i in range(2, x + 1))"),
+        ("odd_squares", "add up the squares of the odd numbers up to it",
+         "sum(i * i for i in range(1, x + 1, 2))"),
     ),
-    *_blocks("number", "text", ("binary", "write it in binary", "bin(x)[2:]"), ("hex", "write it in hexadecimal", "hex(x)[2:]")),
+    *_blocks(
+        "number", "text",
+        ("binary", "write it in binary", "bin(x)[2:]"),
+        ("hex", "write it in hexadecimal", "hex(x)[2:]"),
+    ),
     *_blocks(
         "number", "numbers",
         ("digit_list", "list its digits", "[int(c) for c in str(x)]"),
@@ -166,8 +179,10 @@ BLOCKS: tuple[Block, ...] = (
     *_blocks("date", "text", ("weekday", "give the name of the weekday", "x.strftime('%A')")),
 )  # fmt: skip
 
-_WORDS = ("apple river stone cloud table green music paper light house bread salt train window garden winter silver candle "
-          "mirror forest ocean bridge letter orange summer tiger planet basket pencil rocket").split()  # fmt: skip
+_WORDS = (
+    "apple river stone cloud table green music paper light house bread salt train window garden winter "
+    "silver candle mirror forest ocean bridge letter orange summer tiger planet basket pencil rocket"
+).split()
 
 
 def _text(rng: random.Random) -> str:
