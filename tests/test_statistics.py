@@ -313,3 +313,9 @@ def test_power_over_seeds_agrees_with_simulation():
     freedom = float(np.median([st.seeds_spread(e)[1] for e in noise]))
     lift = st.detectable_seeds(error, freedom)
     assert rejected([st.seeds_p(lift + e) for e in noise]) == pytest.approx(0.8, abs=0.05)
+
+
+def test_few_odd_differences_are_never_called_significant():
+    """Four tasks have 16 flips, so no permutation test can go under 2/16, whatever Student's t would say."""
+    odd = np.array([0.31234567, 0.31334567, 0.31434561, 0.31534559]) + np.pi / 1e5
+    assert st.mean_p(odd) < 0.001 and st.sign_flip_p(odd) == pytest.approx(2 / 16)
