@@ -18,9 +18,9 @@ from agentkit.policies.loading import load_agent
 from agentkit.records import StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
+from agentkit.tasks import relabel as module
 from agentkit.tasks.family import Family
 from agentkit.tasks.relabel import relabel_code, without_idle_lines
-from agentkit.training import hindsight as module
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.hindsight import demonstrate, hindsight, lesson_batch, lessons
 from agentkit.training.sft import right_ones

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from agentkit.nano import model_path
-from agentkit.policies.guard import sync
 from agentkit.policies.server import ServerPolicy
+from agentkit.policies.sync import sync
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
 from agentkit.rollouts.policy import Policy

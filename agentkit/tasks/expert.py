@@ -1,4 +1,4 @@
-"""The scripted expert: follows a task's plan through the real tools, to validate suites and measure difficulty.
+"""The faultless expert: follows a task's plan through the real tools, to validate suites and measure difficulty.
 
 The plan is gold data; no policy ever sees it. Leaves out the expert that errs on purpose (policies/scripted.py).
 """

@@ -24,8 +24,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from agentkit.diagnostics import Watch
 from agentkit.evaluation import summarize
-from agentkit.policies.guard import sync
 from agentkit.policies.loading import make_policy
+from agentkit.policies.sync import sync
 from agentkit.policies.unsloth import adapted
 from agentkit.records import Step, Task, Trajectory
 from agentkit.rewards import score_all

@@ -15,20 +15,13 @@ from typing import Any
 
 from agentkit.records import Score, Task, Trajectory, Unscored
 from agentkit.trajectories import results_of
+from agentkit.verifiers.answer import MAX_ANSWER, MAX_CODE, final_answer
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.programs import code
 from agentkit.verifiers.symbolic import symbolic
-from agentkit.verifiers.text import (
-    MAX_ANSWER,
-    MAX_CODE,
-    exact,
-    final_answer,
-    gaia_equal,
-    normalize,
-    squad_normalize,
-)
+from agentkit.verifiers.text import exact, gaia_equal, normalize, squad_normalize
 
 Verifier = Callable[..., Score | float]  # (answer, gold, *, trajectory=None, **options)
 KINDS: dict[str, Verifier] = {

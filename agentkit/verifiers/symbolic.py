@@ -16,8 +16,9 @@ import unicodedata
 from collections.abc import Iterator
 
 from agentkit.records import Score, Unscored
+from agentkit.verifiers.answer import MAX_ANSWER
 from agentkit.verifiers.numbers import compared, is_unit, parse_number, same_unit, unit_name
-from agentkit.verifiers.text import MAX_ANSWER, normalize
+from agentkit.verifiers.text import normalize
 from agentkit.verifiers.worker import Worker
 
 _worker = Worker("algebra")
