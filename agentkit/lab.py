@@ -268,7 +268,11 @@ class Lab:
                 )
 
     def contents(self) -> pd.DataFrame:
-        """What the lab holds, a row a part: what it is, its name, and what it does."""
+        """What the lab holds, a row a part: what it is, its name, and what it does.
+
+        Where the recipe was handed no reward, as in the notebooks that use none, only the lab file's own components
+        are listed.
+        """
         rows = []
         for name in [*self._named(), *sorted(self.own_families - set(self._named()))]:
             tools = ", ".join(tools_of(self.families[name].environment())) or "no tools"
@@ -276,15 +280,10 @@ class Lab:
         rows += [
             ("verifier", name, _first_line(f), self._origin(True)) for name, f in self.own_verifiers.items()
         ]
-        for name, (component, weight) in self.reward.items():
-            rows.append(
-                (
-                    "reward",
-                    name,
-                    f"weight {weight:g}: {_first_line(component)}",
-                    self._origin(name in self.own_rewards),
-                )
-            )
+        listed = self.reward if "reward" in self.recipe.given else self.own_rewards
+        for name, (component, weight) in listed.items():
+            what = f"weight {weight:g}: {_first_line(component)}"
+            rows.append(("reward", name, what, self._origin(name in self.own_rewards)))
         return pd.DataFrame(rows, columns=["", "name", "what it is", "from"]).set_index("")
 
     def _named(self) -> list[str]:

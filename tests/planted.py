@@ -34,7 +34,8 @@ from agentkit.rewards import Reward, correctness
 from agentkit.runs import Run, write_json
 from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.tasks.family import Family
-from agentkit.tools.environments import CorpusEnvironment, tool
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.runtime import tool
 
 RECIPE = Path(__file__).resolve().parents[1] / "params" / "nano.yaml"
 SHORT = {

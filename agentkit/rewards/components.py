@@ -14,9 +14,9 @@ from typing import Any
 from agentkit.records import Task, Trajectory
 from agentkit.rewards.calls import subgoals
 from agentkit.rewards.scoring import Component, Reward
-from agentkit.tasks.families.relabel import is_grid, pixel_equality
+from agentkit.tasks.relabel import is_grid, pixel_equality
 from agentkit.trajectories import results_of, verifier_kind
-from agentkit.verifiers.judge import JudgeError, judge
+from agentkit.verifiers.judge import judge
 from agentkit.verifiers.programs import extract_code, returned
 
 TURN_PENALTY = 0.02
@@ -53,10 +53,8 @@ def judged(**options: Any) -> Component:
     def verdict(task: Task, trajectory: Trajectory) -> float | None:
         if trajectory.answer is None:
             return 0.0
-        score = judge(trajectory.answer, task.answer, **{"question": task.prompt} | options)
-        if score.value is None:
-            raise JudgeError(score.why)  # asked and not answered: not the same as a judge that does not apply
-        return score.value
+        # raises where it is asked and does not answer: not the same as a judge that does not apply
+        return judge(trajectory.answer, task.answer, **{"question": task.prompt} | options).value
 
     return verdict
 

@@ -10,13 +10,13 @@ Leaves out running what a model wrote.
 from __future__ import annotations
 
 import json
-import random
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
+from random import Random
 from types import CodeType
 from typing import Any
 
@@ -41,7 +41,7 @@ Steps = tuple[tuple[Block, Any], ...]  # blocks with their parameters
 Program = Steps | str  # a chain, or code
 
 
-def draft(corpus: Corpus, rng: random.Random) -> Task | None:
+def draft(corpus: Corpus, rng: Random) -> Task | None:
     """One random task without id, split and difficulty, or None when the draw gave an unusable one."""
     steps = _chain(rng)
     names, takes = [block.name for block, _ in steps], steps[0][0].takes
@@ -63,7 +63,7 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
     return _function_task(words, takes, stages, misses, inputs, meta)
 
 
-def draft_wide(corpus: Corpus, rng: random.Random) -> Task | None:
+def draft_wide(corpus: Corpus, rng: Random) -> Task | None:
     """``draft``, and for every fourth task a whole algorithm, tested on what a careful programmer tries."""
     if rng.random() < 0.75:
         return draft(corpus, rng)
@@ -166,7 +166,7 @@ def _differing(one: Program, other: Program, inputs: list[str]) -> int:
     return sum(_result(one, x) != _result(other, x) for x in inputs)
 
 
-def _inputs(takes: str, rng: random.Random) -> list[str]:
+def _inputs(takes: str, rng: Random) -> list[str]:
     """Different random inputs of a kind, as JSON."""
     return list(dict.fromkeys(json.dumps(INPUTS[takes][1](rng)) for _ in range(CANDIDATES)))
 
@@ -249,7 +249,7 @@ def _result(program: Program, given: str) -> str | None:
     return text if len(text) <= MAX_VALUE else None
 
 
-def _chain(rng: random.Random) -> Steps:
+def _chain(rng: Random) -> Steps:
     (kind,) = rng.choices(list(KINDS), weights=list(KINDS.values()))
     (length,) = rng.choices(list(LENGTHS), weights=list(LENGTHS.values()))
     steps: list[tuple[Block, Any]] = []
@@ -263,7 +263,7 @@ def _chain(rng: random.Random) -> Steps:
     return tuple(steps)
 
 
-def _near_misses(steps: Steps, rng: random.Random) -> Iterator[Steps]:
+def _near_misses(steps: Steps, rng: Random) -> Iterator[Steps]:
     """Chains that somebody careless might write: another parameter, a step left out, another last step."""
     for i, (block, k) in enumerate(steps):
         if isinstance(k, int):

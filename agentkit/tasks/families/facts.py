@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from functools import lru_cache
+from random import Random
 from typing import Any
 
 from agentkit.tools.corpus import PHRASES, Corpus, facts
@@ -25,7 +25,7 @@ class FactIndex:
     def __getitem__(self, kind: str) -> dict[Entity, Any]:
         return self.kinds[kind]
 
-    def draw(self, rng: random.Random, kind: str, count: int = 1) -> list[Entity]:
+    def draw(self, rng: Random, kind: str, count: int = 1) -> list[Entity]:
         """``count`` different entities that have a fact of this kind."""
         return rng.sample(self._entities[kind], count)
 

@@ -6,10 +6,10 @@ Its words go into the prompt, its code is the reference. Leaves out how blocks a
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
+from random import Random
 from typing import Any
 
 
@@ -185,21 +185,21 @@ _WORDS = (
 ).split()
 
 
-def _text(rng: random.Random) -> str:
+def _text(rng: Random) -> str:
     return " ".join(
         w.capitalize() if rng.random() < 0.3 else w for w in rng.sample(_WORDS, rng.randint(3, 4))
     )
 
 
-def _list(low: int, high: int, shortest: int = 5, longest: int = 7) -> Callable[[random.Random], list[int]]:
+def _list(low: int, high: int, shortest: int = 5, longest: int = 7) -> Callable[[Random], list[int]]:
     return lambda rng: [rng.randint(low, high) for _ in range(rng.randint(shortest, longest))]
 
 
-def _string(letters: str, shortest: int, longest: int) -> Callable[[random.Random], str]:
+def _string(letters: str, shortest: int, longest: int) -> Callable[[Random], str]:
     return lambda rng: "".join(rng.choice(letters) for _ in range(rng.randint(shortest, longest)))
 
 
-def _polish(rng: random.Random) -> str:
+def _polish(rng: Random) -> str:
     words, depth = [str(rng.randint(1, 9)), str(rng.randint(1, 9))], 2
     while depth > 1 or (len(words) < 9 and rng.random() < 0.6):
         deeper = depth < 2 or (depth < 4 and rng.random() < 0.4)
@@ -208,24 +208,24 @@ def _polish(rng: random.Random) -> str:
     return " ".join(words)
 
 
-def _pairs(rng: random.Random, widest: int) -> list[list[int]]:
+def _pairs(rng: Random, widest: int) -> list[list[int]]:
     return [
         [low, low + rng.randint(1, widest)] for low in (rng.randint(1, 9) for _ in range(rng.randint(3, 5)))
     ]
 
 
-def _matrix(rng: random.Random) -> list[list[int]]:
+def _matrix(rng: Random) -> list[list[int]]:
     width = rng.randint(2, 3)
     return [[rng.randint(0, 9) for _ in range(width)] for _ in range(rng.randint(2, 3))]
 
 
-def _alike(rng: random.Random) -> str:
+def _alike(rng: Random) -> str:
     stem = rng.choice(_WORDS)[: rng.randint(1, 4)]
     return " ".join(stem + _string("abc", 1, 3)(rng) for _ in range(3))
 
 
 # How the prompt calls an input of each kind, and how one is made.
-INPUTS: dict[str, tuple[str, Callable[[random.Random], Any]]] = {
+INPUTS: dict[str, tuple[str, Callable[[Random], Any]]] = {
     "numbers": ("a list x", _list(0, 20)),
     "text": ("a text x", _text),
     "number": ("a number x", lambda rng: rng.randint(6, 99)),

@@ -1,8 +1,8 @@
 """Runs in the sandbox, around a program under test or around its tests; sent there as source.
 
-Values cross as tagged JSON (``pack``, ``unpack``), one line a report, behind a marker that tells them from what is
-printed. Nothing here is trusted by the caller: a program may forge a report, but a report is only a value. Leaves
-out everything but the standard library, and the verdict.
+Values cross as tagged JSON (``pack``, ``unpack``), one line a report, behind a marker that tells them from
+what is printed. Nothing here is trusted by the caller: a program may forge a report, but a report is only a
+value. Leaves out everything but the standard library, and the verdict.
 """
 
 import collections
@@ -22,7 +22,7 @@ _GROUPS = {"l": list, "t": tuple, "S": set, "F": frozenset}
 
 
 def pack(value: Any, depth: int = 0) -> list:
-    """A value as tagged JSON, its underlying value where it is of a subclass, which could lie. Raises on other objects."""
+    """A value as tagged JSON; of a subclass, which could lie, what underlies it. Raises on other objects."""
     kind = type(value)
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
@@ -126,7 +126,7 @@ def _printed(setup: str, program: Any, stdin: str) -> str:
 
 
 def record(marker: str, setup: str, reference: str, entry: str, tests: list[str]) -> None:
-    """Run source tests on the reference solution; report every call they make, and "passed" for each that passes."""
+    """Run source tests on the reference; report every call they make, and "passed" for each that passes."""
     report, solution, state = reporter(marker), {"__name__": "answer"}, {"test": 0}
     sys.stdout = io.StringIO()
     exec(setup, solution)
@@ -142,7 +142,7 @@ def record(marker: str, setup: str, reference: str, entry: str, tests: list[str]
 def replay(
     marker: str, setup: str, entry: str, tests: list[str], calls: list[dict], reports: list[dict]
 ) -> None:
-    """Run source tests, their calls answered from reports of ``run``; report "passed" for each that passes."""
+    """Run source tests, calls answered from the reports of ``run``; report "passed" for each that passes."""
     report, state = reporter(marker), {"test": 0}
     answers: dict[int, collections.deque] = collections.defaultdict(collections.deque)
     sys.stdout = io.StringIO()
