@@ -102,6 +102,8 @@ class TransformersPolicy(ThreadedPolicy):
             self._clear()
 
     def _serve(self) -> None:
+        if not self._inbox:  # the model may be training again: leave its mode alone
+            return
         training = self.model.training
         self.model.eval()
         try:
