@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,12 +118,12 @@ class Lab:
             own_rewards={**self.own_rewards, **(rewards or {})},
         )
 
-    @property
+    @cached_property
     def environments(self) -> Mapping[str, Factory]:
         """One environment for each trajectory of a family; a family that is not known raises RecipeError."""
         return _Environments({name: family.environment for name, family in self.families.items()})
 
-    @property
+    @cached_property
     def reward(self) -> Reward:
         """The recipe's preset, the lab file's components, and what its environments' own ``get_reward`` gives."""
         own = {name: self.families[name].environment for name in sorted(self.own_families)}

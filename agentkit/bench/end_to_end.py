@@ -44,12 +44,12 @@ Result = dict[str, Any]  # seconds in all, steps, whether it reached the target,
 
 
 def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
-    """Seconds of training until 85 % of the validation tasks are solved; ``quick`` times two steps of one seed.
+    """Seconds of training until 85 % of validation is solved; ``quick`` times two steps of one seed.
 
     Returns:
-        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``reached`` counts the seeds that came to the
-        target; one that did not counts with the seconds after which it was stopped, so its ratio is a lower
-        bound where only the peer was.
+        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``reached`` counts the seeds that came
+        to the target; one that did not counts with the seconds after which it was stopped, so its ratio is a
+        lower bound where only the peer was.
     """
     runs = [_seed(seed, quick) for seed in SEEDS[: 1 if quick else None]]
     figures: dict[str, dict[str, list]] = {name: {} for name in ("seconds", "steps", "reached", "success")}

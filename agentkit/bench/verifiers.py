@@ -47,7 +47,7 @@ OURS: dict[str, Callable[[int], Score]] = {
 
 
 def bench_verifiers(quick: bool = False) -> dict[str, Any]:
-    """Checks a second per verifier, ratio ours / peer where there is one; case symbolic holds ``agreement``."""
+    """Checks a second per verifier; ratio ours / peer where there is one. ``quick`` checks less."""
     seconds, repeats = (0.3, 3) if quick else (2.0, 5)
     cases = {name: _case(name, ours, seconds, repeats) for name, ours in OURS.items()}
     cases["symbolic"]["agreement"] = agreement(4 if quick else 1)

@@ -94,13 +94,10 @@ def values_of(trajectories: Samples) -> Values:
     tasks = next(iter(seeds.values()), None)
     if not tasks:
         raise ValueError("there is no trajectory to measure. Roll out the policy first.")
-    for seed, others in seeds.items():
-        try:
-            same_tasks(f"seed {next(iter(seeds))}", tasks, f"seed {seed}", others)
-        except ValueError as error:
-            raise ValueError(
-                f"training seeds measured on different tasks cannot be pooled: {error}"
-            ) from None
+    first, *others = seeds
+    for seed in others:
+        refusal = "training seeds measured on different tasks cannot be pooled"
+        named(refusal, same_tasks, f"seed {first}", tasks, f"seed {seed}", seeds[seed])
     return {task: [_scores(samples[task]) for samples in seeds.values()] for task in tasks}
 
 
@@ -199,6 +196,14 @@ def _draws(values: Values) -> dict[str, Any]:
 def _chance(chance: Callable, scores: Sequence[float], k: int) -> list[float]:
     """The chance of one task and seed, once a sample: what intervals count as evidence."""
     return [chance(len(scores), sum(score > SOLVED for score in scores), k)] * len(scores)
+
+
+def named(name: str, function: Callable, *arguments: Any) -> Any:
+    """What a function gives; a ValueError is raised again with this name before its message."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def same_tasks(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import Score, Unscored
+from agentkit.runs.files import parse_json
 from agentkit.sandbox import run_python
 from agentkit.verifiers.isolated.harness import pack
 
@@ -240,7 +241,7 @@ def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple
     reports = []
     for line in result.stdout.splitlines():
         if line.startswith(marker):
-            with suppress(ValueError, RecursionError, TypeError):
-                number, message = json.loads(line.removeprefix(marker))
+            with suppress(ValueError, TypeError):
+                number, message = parse_json(line.removeprefix(marker))
                 reports.append((number, message))
     return reports
