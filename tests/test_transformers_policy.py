@@ -269,6 +269,15 @@ def test_a_second_event_loop_joins_the_batch():
     assert other.ids == first.ids[: len(other.ids)] and asyncio.run(policy.sample(request)).ids == other.ids
 
 
+def test_the_model_is_left_in_its_mode_and_alone_once_nothing_waits(monkeypatch):
+    policy = TransformersPolicy(tiny().train(), EndsAt())
+    play(policy, 6)
+    policy._thread.submit(lambda: None).result()
+    assert policy.model.training
+    monkeypatch.setattr(policy.model, "eval", lambda: pytest.fail("in the middle of an update"))
+    policy._thread.submit(policy._serve).result()
+
+
 def test_a_model_with_other_layers_is_refused_in_one_sentence():
     class Other:
         config = GptOssConfig(num_hidden_layers=2)  # every other layer has a sliding window

@@ -30,7 +30,7 @@ PREFILL_TOKENS = 8192  # in one forward pass
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One trajectory's place in the cache."""
+    """One trajectory's part of the cache."""
 
     trajectory: int = -1
     held: list[int] = field(default_factory=list)  # the tokens whose keys and values it has
@@ -71,7 +71,7 @@ class TransformersPolicy(ThreadedPolicy):
         self.deterministic = deterministic
         self._trajectories: set[int] = set()  # in flight
         self._cache = SlotCache(model, max_batch)
-        self._slots: list[_Slot] = []  # by their place in the cache
+        self._slots: list[_Slot] = []  # by their index in the cache
         self._steps = 0  # tokens decoded since requests last joined
 
     def begin(self, trajectory: int) -> None:
@@ -102,6 +102,8 @@ class TransformersPolicy(ThreadedPolicy):
             self._clear()
 
     def _serve(self) -> None:
+        if not self._inbox:  # the model may be training again: leave its mode alone
+            return
         training = self.model.training
         self.model.eval()
         try:
@@ -126,7 +128,7 @@ class TransformersPolicy(ThreadedPolicy):
         for slot in self._slots:
             if slot.request and slot.future.cancelled():
                 slot.request = None
-        return [place for place, slot in enumerate(self._slots) if slot.request]
+        return [index for index, slot in enumerate(self._slots) if slot.request]
 
     def _gather(self) -> None:
         """Wait until no request has come for a while; in deterministic mode, until all trajectories ask."""
@@ -164,64 +166,64 @@ class TransformersPolicy(ThreadedPolicy):
         slots = self._slots
         # of equal requests one is computed and copied: groups share their prompt
         first: dict[tuple[int, ...], int] = {}
-        leaders = {place: first.setdefault(tuple(slots[place].request.ids), place) for place in joining}
+        leaders = {index: first.setdefault(tuple(slots[index].request.ids), index) for index in joining}
         logits: dict[int, torch.Tensor] = {}
-        for chunk in self._chunks([place for place in joining if leaders[place] == place]):
-            new = [slots[place].request.ids[len(slots[place].held) :] for place in chunk]
+        for chunk in self._chunks([index for index in joining if leaders[index] == index]):
+            new = [slots[index].request.ids[len(slots[index].held) :] for index in chunk]
             computed = self._cache.forward(
-                self.model, new, chunk, [len(slots[place].held) for place in chunk]
+                self.model, new, chunk, [len(slots[index].held) for index in chunk]
             )
             logits |= dict(zip(chunk, computed, strict=True))
-        copies = [(leader, place) for place, leader in leaders.items() if leader != place]
+        copies = [(leader, index) for index, leader in leaders.items() if leader != index]
         for start, pairs in groupby(copies, key=lambda pair: len(slots[pair[1]].held)):
             sources, targets = zip(*pairs, strict=True)
-            self._cache.copy(sources, targets, start, max(len(slots[place].request.ids) for place in targets))
-        for place in joining:
-            slots[place].held = list(slots[place].request.ids)
+            self._cache.copy(sources, targets, start, max(len(slots[index].request.ids) for index in targets))
+        for index in joining:
+            slots[index].held = list(slots[index].request.ids)
         self._steps = 0
-        self._draw(joining, torch.stack([logits[leaders[place]] for place in joining]))
+        self._draw(joining, torch.stack([logits[leaders[index]] for index in joining]))
 
     def _claim(self, request: Request, future: Future[Sample], kept: set[int]) -> int:
-        """The place of the trajectory's slot with what it holds of the request, or of a new one."""
-        idle = [place for place, slot in enumerate(self._slots) if slot.request is None]
-        place = next((p for p in idle if self._slots[p].trajectory == request.trajectory), None)
-        if place is None:
-            place = next((p for p in idle if self._slots[p].trajectory not in kept), None)
-            if place is None and len(self._slots) < self.in_flight:
-                place = len(self._slots)
+        """The index of the trajectory's slot with what it holds of the request, or of a new one."""
+        idle = [index for index, slot in enumerate(self._slots) if slot.request is None]
+        index = next((p for p in idle if self._slots[p].trajectory == request.trajectory), None)
+        if index is None:
+            index = next((p for p in idle if self._slots[p].trajectory not in kept), None)
+            if index is None and len(self._slots) < self.in_flight:
+                index = len(self._slots)
                 self._slots.append(_Slot())
-            if place is None:
-                place = idle[0]  # a trajectory that waits for its tools makes room
-            self._slots[place] = _Slot(request.trajectory)
-        slot = self._slots[place]
+            if index is None:
+                index = idle[0]  # a trajectory that waits for its tools makes room
+            self._slots[index] = _Slot(request.trajectory)
+        slot = self._slots[index]
         if len(slot.held) >= len(request.ids) or request.ids[: len(slot.held)] != slot.held:
             slot.held = []
         slot.request, slot.future, slot.sample = request, future, Sample([], [])
         slot.draws = np.random.default_rng(request.seed).random(request.max_new_tokens).tolist()
-        return place
+        return index
 
-    def _chunks(self, places: Sequence[int]) -> list[list[int]]:
+    def _chunks(self, indices: Sequence[int]) -> list[list[int]]:
         """Places whose new tokens are computed together: like numbers of them, a bounded sum."""
-        new = {place: len(self._slots[place].request.ids) - len(self._slots[place].held) for place in places}
+        new = {index: len(self._slots[index].request.ids) - len(self._slots[index].held) for index in indices}
         chunks: list[list[int]] = [[]]
-        for place in sorted(places, key=new.__getitem__):
-            if chunks[-1] and new[place] * (len(chunks[-1]) + 1) > PREFILL_TOKENS:
+        for index in sorted(indices, key=new.__getitem__):
+            if chunks[-1] and new[index] * (len(chunks[-1]) + 1) > PREFILL_TOKENS:
                 chunks.append([])
-            chunks[-1].append(place)
+            chunks[-1].append(index)
         return chunks
 
-    def _decode(self, places: Sequence[int]) -> None:
-        rows = [self._slots[place] for place in places]
+    def _decode(self, indices: Sequence[int]) -> None:
+        rows = [self._slots[index] for index in indices]
         new = [slot.sample.ids[-1:] for slot in rows]
-        logits = self._cache.forward(self.model, new, places, [len(slot.held) for slot in rows])
+        logits = self._cache.forward(self.model, new, indices, [len(slot.held) for slot in rows])
         for slot, ids in zip(rows, new, strict=True):
             slot.held += ids
         self._steps += 1
-        self._draw(places, logits)
+        self._draw(indices, logits)
 
-    def _draw(self, places: Sequence[int], logits: torch.Tensor) -> None:
-        """Draw the next token of the slots at B places from logits (B, V); rows whose turn ends are done."""
-        rows, device = [self._slots[place] for place in places], logits.device
+    def _draw(self, indices: Sequence[int], logits: torch.Tensor) -> None:
+        """Draw the next token of the slots at B indices from logits (B, V); rows whose turn ends are done."""
+        rows, device = [self._slots[index] for index in indices], logits.device
         temperature = torch.tensor([slot.request.temperature for slot in rows], device=device)
         uniforms = [slot.draws[len(slot.sample.ids)] for slot in rows]
         tokens, logprobs = draw(
