@@ -52,10 +52,10 @@ def table(judged: Iterable[Judged]) -> pd.DataFrame:
     """Count what fired where.
 
     Returns:
-        One row an alarm: ``runs`` with its fault, ``found`` of them and ``recall``; ``false`` alarms (in a run without
-        its fault, or before it set in; what the run's fault brings with it by its nature counts neither way),
-        ``in_healthy`` of them in healthy runs, ``precision`` (right alarms among right and false ones), and the median
-        and the largest ``delay`` in steps.
+        One row an alarm: ``runs`` with its fault, ``found`` of them and ``recall``; ``false`` alarms (in a
+        run without its fault, or before it set in; what the run's fault brings with it by its nature counts
+        neither way), ``in_healthy`` of them in healthy runs, ``precision`` (right alarms among right and
+        false ones), and the median and the largest ``delay`` in steps.
     """
     counts = pd.DataFrame(
         0, index=pd.Index(list(RULES), name="alarm"), columns=["runs", "found", "false", "in_healthy"]

@@ -27,7 +27,7 @@ STABILITY = ("kl_spike", "gradient_spike", "clip_drift", "engine_mismatch", "ent
 def answers(
     metrics: pd.DataFrame, alarms: Sequence[Alarm] = (), by_kind: pd.DataFrame | None = None
 ) -> dict[str, str]:
-    """Did it learn, when, where, at what cost, what did it trade, is it hacking, is it stable, what to change.
+    """Did it learn, when, where, at what cost; what did it trade, is it hacking, stable; what to change.
 
     Args:
         metrics: train/metrics.jsonl, one row a step.

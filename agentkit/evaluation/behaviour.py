@@ -162,12 +162,12 @@ def behaviour(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Behavio
         policies: trajectories by policy name, the baseline first.
         tasks: a suite that holds at least these tasks.
     """
-    known = {task.id: task for task in tasks}
+    by_id = {task.id: task for task in tasks}
     first, *others = policies
     rates: dict[str, dict[str, dict[str, Any]]] = {}
     changes = []
     for name, measure in MEASURES.items():
-        ratios = {policy: _ratio(flatten(samples), known, measure) for policy, samples in policies.items()}
+        ratios = {policy: _ratio(flatten(samples), by_id, measure) for policy, samples in policies.items()}
         rates[name] = {policy: _rate(ratio, measure) for policy, ratio in ratios.items()}
         for other in others:
             if ratios[first] and ratios[other]:

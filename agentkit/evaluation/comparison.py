@@ -5,7 +5,7 @@ Leaves out how numbers are said in words (tables) and the formulas (statistics).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from statistics import fmean
@@ -23,6 +23,7 @@ from agentkit.evaluation.summary import (
     easy_first,
     labels_of,
     measure,
+    named,
     rate,
     rates,
     same_tasks,
@@ -52,11 +53,11 @@ class Comparison:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Any, place: object = "comparison.json") -> Comparison:
+    def from_json(cls, value: Any, path: object = "comparison.json") -> Comparison:
         """What ``to_json`` gave, in this version or an earlier one.
 
         Raises:
-            RunError: it cannot be shown; the message names ``place``.
+            RunError: it cannot be shown; the message names ``path``.
         """
         try:
             comparison = cls(**{field.name: value[field.name] for field in fields(cls)})
@@ -64,7 +65,7 @@ class Comparison:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"[:200]
             way_out = "Run notebook 05 for this run again."
-            raise RunError(f"{place} holds no comparison that can be shown ({why}). {way_out}") from None
+            raise RunError(f"{path} holds no comparison that can be shown ({why}). {way_out}") from None
         return comparison
 
     def table(self) -> pd.DataFrame:
@@ -136,15 +137,15 @@ def compare(
     if not policies:
         raise ValueError("there is no policy to compare. Pass {'sft': trajectories, 'grpo': trajectories}.")
     tasks = None if tasks is None else list(tasks)
-    values = {name: _named(name, values_of, samples) for name, samples in policies.items()}
-    entries = {name: _named(name, summarize, samples, tasks) for name, samples in policies.items()}
+    values = {name: named(name, values_of, samples) for name, samples in policies.items()}
+    entries = {name: named(name, summarize, samples, tasks) for name, samples in policies.items()}
     first = next(iter(values))
     for name in values:
         same_tasks(first, values[first], name, values[name])
     for name, samples in (greedy or {}).items():
         if name not in entries:
             raise ValueError(f"greedy trajectories of {name!r}, not among the policies {sorted(entries)}.")
-        greedy_values = _named(f"{name}, greedy", values_of, samples)
+        greedy_values = named(f"{name}, greedy", values_of, samples)
         same_tasks(name, values[name], f"{name}, greedy", greedy_values)
         entries[name]["greedy"] = measure(greedy_values)
     labels = dict(zip(BREAKDOWNS, labels_of(values[first], tasks), strict=True))
@@ -154,13 +155,6 @@ def compare(
         paired.append(paired_test(a, b, values[a], values[b], labels))
         flipped[f"{a}->{b}"] = _flips(values[a], values[b])
     return Comparison(len(values[first]), entries, with_verdicts(paired), flipped)
-
-
-def _named(name: str, function: Callable, *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
 
 
 def _same_seeds(a: str, samples_a: Samples, b: str, samples_b: Samples) -> None:

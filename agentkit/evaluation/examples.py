@@ -52,10 +52,10 @@ def examples(
         lost: how many that the first solved and the last fails.
         failing: how many that both fail.
     """
-    known = {task.id: task for task in tasks}
+    by_id = {task.id: task for task in tasks}
     first, last = list(policies)[0], list(policies)[-1]
     before, after = task_success(policies[first]), task_success(policies[last])
-    failed_before, failed_after = (_common_failures(policies[name], known) for name in (first, last))
+    failed_before, failed_after = (_common_failures(policies[name], by_id) for name in (first, last))
     rises = {i: after[i] - before[i] for i in before if i in after}
     solved = {i: (before[i] > SOLVED, after[i] > SOLVED) for i in rises}
     candidates = {
@@ -66,10 +66,10 @@ def examples(
     chosen, rows = [], {}
     for (turn, clear), count in zip(candidates.items(), (gained, lost, failing), strict=True):
         failures = failed_before if turn == "solved now" else failed_after
-        labels = {i: (known[i].family, known[i].difficulty, failures.get(i)) for i in clear}
+        labels = {i: (by_id[i].family, by_id[i].difficulty, failures.get(i)) for i in clear}
         chosen.append(_diverse(labels, clear, count))
         for i in chosen[-1]:
-            task = known[i]
+            task = by_id[i]
             rows[f"{len(rows) + 1}. {turn}"] = {
                 "task": task.prompt if len(task.prompt) <= PROMPT else task.prompt[: PROMPT - 1] + "…",
                 "category": task.family,

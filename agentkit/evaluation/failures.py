@@ -179,7 +179,7 @@ def _change(changes: Mapping[str, float], name: str, verb: str) -> str:
 
 def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures:
     """Put every failed trajectory (success of SOLVED or less) into one class and count the unscored."""
-    known = {task.id: task for task in tasks}
+    by_id = {task.id: task for task in tasks}
     counts: dict[str, dict[str, int]] = {name: dict.fromkeys(policies, 0) for name in FAILURES}
     totals, unscored = dict.fromkeys(policies, 0), dict.fromkeys(policies, 0)
     for policy, samples in policies.items():
@@ -189,5 +189,5 @@ def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures
                 continue
             totals[policy] += 1
             if t.success <= SOLVED:
-                counts[failure_class(t, known[t.task_id])][policy] += 1
+                counts[failure_class(t, by_id[t.task_id])][policy] += 1
     return Failures({name: c for name, c in counts.items() if any(c.values())}, totals, unscored)

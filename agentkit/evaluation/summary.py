@@ -94,13 +94,10 @@ def values_of(trajectories: Samples) -> Values:
     tasks = next(iter(seeds.values()), None)
     if not tasks:
         raise ValueError("there is no trajectory to measure. Roll out the policy first.")
-    for seed, others in seeds.items():
-        try:
-            same_tasks(f"seed {next(iter(seeds))}", tasks, f"seed {seed}", others)
-        except ValueError as error:
-            raise ValueError(
-                f"training seeds measured on different tasks cannot be pooled: {error}"
-            ) from None
+    first, *others = seeds
+    for seed in others:
+        refusal = "training seeds measured on different tasks cannot be pooled"
+        named(refusal, same_tasks, f"seed {first}", tasks, f"seed {seed}", seeds[seed])
     return {task: [_scores(samples[task]) for samples in seeds.values()] for task in tasks}
 
 
@@ -201,6 +198,14 @@ def _chance(chance: Callable, scores: Sequence[float], k: int) -> list[float]:
     return [chance(len(scores), sum(score > SOLVED for score in scores), k)] * len(scores)
 
 
+def named(name: str, function: Callable, *arguments: Any) -> Any:
+    """What a function gives; a ValueError is raised again with this name before its message."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
 def same_tasks(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:
     """Raises ValueError, naming the tasks, where one lacks some of the other's."""
     all_in(a, ids_a, b, ids_b)
@@ -220,9 +225,9 @@ def labels_of(values: Iterable[str], tasks: Iterable[Task] | None) -> tuple[dict
     """Family and difficulty of each measured task; both empty without tasks."""
     if tasks is None:
         return {}, {}
-    known = {task.id: task for task in tasks}
-    all_in("the trajectories", values, "the given tasks", known)
-    return {i: known[i].family for i in values}, {i: known[i].difficulty for i in values}
+    by_id = {task.id: task for task in tasks}
+    all_in("the trajectories", values, "the given tasks", by_id)
+    return {i: by_id[i].family for i in values}, {i: by_id[i].difficulty for i in values}
 
 
 def split_by(values: Mapping[str, Any], label: Mapping[str, str], order: Callable) -> dict[str, dict]:

@@ -31,9 +31,7 @@ class Imported:
     """What was read."""
 
     trajectories: list[Trajectory]
-    tasks: list[
-        Task
-    ]  # those that were given, else made from the rows, with the gold answer where they hold it
+    tasks: list[Task]  # those given, else made from the rows, with the gold answer where they hold it
     dropped: tuple[str, ...]  # what was left out or could not be known, a phrase each
 
 
@@ -42,7 +40,7 @@ class Row:
     """One row of any of the formats, as far as they agree."""
 
     where: str  # for error messages
-    messages: list[Any]  # prompt and completion
+    messages: list[dict[str, Any]]  # prompt and completion, checked
     record: str | None = None  # the whole trajectory as JSON, where we wrote the row
     gold: str = ""
     fields: dict[str, Any] = field(default_factory=dict)  # of the trajectory; None is not known
@@ -133,7 +131,7 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
 
 def _trajectory(row: Row, policy: str, dropped: Counter) -> tuple[Trajectory, str]:
     """The trajectory of one row, and its prompt; its sample is -1 where the row has none."""
-    prompt, turns, answered = _turns(checked_messages(row.messages, row.where), row.where, dropped)
+    prompt, turns, answered = _turns(row.messages, row.where, dropped)
     if row.record is not None:
         trajectory = decode_record(row.record, row.where)
         if _comparable(as_messages(trajectory, prompt)) != _comparable(row.messages):

@@ -28,6 +28,7 @@ from agentkit.exchange.conversation import (
     number,
     prompt_of,
     read_conversations,
+    utf8,
 )
 from agentkit.records import DataError, StopReason, Task, Trajectory
 from agentkit.runs import write_json
@@ -61,7 +62,7 @@ def write_inspect(
             raise DataError(
                 f"sample {sample} of task {task_id} occurs twice. Write the trajectories of one step a log."
             )
-    samples = [_sample(t, prompt_of(t, by_id), by_id[t.task_id].answer) for t in trajectories]
+    samples = [utf8(_sample(t, prompt_of(t, by_id), by_id[t.task_id].answer)) for t in trajectories]
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     ids = sorted({t.task_id for t in trajectories})
     log = {
@@ -157,7 +158,13 @@ def from_inspect(
     """
     header, samples = _read_log(Path(path))
     dropped: Counter = Counter()
-    rows = [_row(sample, f"{path}, sample {i}", scorer, dropped) for i, sample in enumerate(samples, start=1)]
+    rows = []
+    for i, sample in enumerate(samples, start=1):
+        row = _row(sample, f"{path}, sample {i}", scorer, dropped)
+        if any(message["role"] == "assistant" for message in row.messages):
+            rows.append(row)
+        else:
+            dropped["samples that ended before the model said anything"] += 1
     events = any(sample.get("events") for sample in samples)
     dropped["the transcript of events (times, usage, model calls)"] = int(events)
     model = _dict(header.get("eval")).get("model")

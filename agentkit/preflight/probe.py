@@ -1,8 +1,8 @@
 """What a reward component reads, and what moves it: found by calling it, without reading its code.
 
-A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a wrong
-answer, no answer, no tool calls, failed calls, more turns), as records that note which fields and keys it asks for
-in vain. Leaves out judging (reward_checks).
+A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a
+wrong answer, no answer, no tool calls, failed calls, more turns), as records that note which fields and keys
+it asks for in vain. Leaves out judging (reward_checks).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _NotingDict(dict):
 
 
 def _noting(record: Any, name: str, lookups: Lookups) -> Any:
-    """A record of the same class and values that notes the fields it lacks, and the keys its dictionaries lack."""
+    """The same record, noting which fields, and which keys of its dictionaries, it was asked for in vain."""
 
     class Noting(type(record)):
         __slots__ = ()

@@ -203,11 +203,6 @@ _RIGHTS = {READ: 0b1100, LIST: 0b1000, READ_WRITE: 0b0111_0001_1011_1110}
 _ON_FILES = 0b0100_0000_0000_0110
 
 
-def landlock_abi() -> int:
-    """Landlock's version in this kernel. Raises OSError where there is none."""
-    return _syscall(_CREATE_RULESET, None, 0, 1)
-
-
 def open_rules(rules: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
     """Open (path, kind) for a ``Ruleset``, as (descriptor, rights); missing paths are left out."""
     opened = []
@@ -224,7 +219,7 @@ class Ruleset:
     """What a process may reach of files, TCP, abstract sockets and signals: nothing but these rules."""
 
     def __init__(self, rules: Iterable[tuple[int, int]]):
-        abi = landlock_abi()
+        abi = _syscall(_CREATE_RULESET, None, 0, 1)  # Landlock's version in this kernel
         self.handled = max(rights for version, rights in _BY_ABI.items() if version <= abi)
         attributes = struct.pack("=QQQ", self.handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
         size = 24 if abi >= 6 else 16 if abi >= 4 else 8

@@ -30,8 +30,7 @@ MAX_THREADS = 128  # tools running in threads at once in one event loop
 MAX_HUNG = 64  # calls of one tool that may be left behind
 START_S = 60.0  # for a process to start and to load a tool
 
-Limits = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]]
-_limits: Limits = weakref.WeakKeyDictionary()
+_limits: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by event loop: semaphores by name
 
 
 def limited(name: str, limit: int | None) -> contextlib.AbstractAsyncContextManager:
@@ -40,10 +39,6 @@ def limited(name: str, limit: int | None) -> contextlib.AbstractAsyncContextMana
         return contextlib.nullcontext()
     limits = _limits.setdefault(asyncio.get_running_loop(), {})
     return limits.setdefault(name, asyncio.Semaphore(limit))
-
-
-class Refused(RuntimeError):
-    """A tool is not called, because too many earlier calls of it never ended."""
 
 
 class Failed(RuntimeError):
@@ -55,9 +50,10 @@ _hung: dict[str, set[threading.Event]] = defaultdict(set)  # by tool: the ends o
 
 
 def _refuse_hung(name: str) -> None:
+    """Raise ValueError where too many earlier calls of a tool never ended."""
     _hung[name] = {end for end in _hung[name] if not end.is_set()}
     if len(_hung[name]) >= MAX_HUNG:
-        raise Refused(f"{name.rpartition('.')[2]} is out of order: {MAX_HUNG} earlier calls still hang")
+        raise ValueError(f"{name.rpartition('.')[2]} is out of order: {MAX_HUNG} earlier calls still hang")
 
 
 async def _within(future: Future, end: threading.Event, limit_s: float, name: str) -> Any:
@@ -237,10 +233,11 @@ def _loose_modules() -> dict[str, list]:
     """File and time of change of modules that cannot be imported by name, such as a user's lab file."""
     modules = {}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
+        file = getattr(module, "__dict__", {}).get("__file__") or ""  # asks no lazy module to load itself
+        if "." in name or name == "__main__" or not file.endswith(".py"):
+            continue
         folder, stem = os.path.split(file.removesuffix(".py").removesuffix(f"{os.sep}__init__"))
-        importable = folder in sys.path and stem == name
-        if file.endswith(".py") and not importable and "." not in name and name != "__main__":
+        if folder not in sys.path or stem != name:
             with contextlib.suppress(OSError):
                 modules[name] = [file, os.stat(file).st_mtime_ns]
     return modules

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from agentkit.records import Task, ToolCall, ToolResult
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
-from agentkit.tools.execution import Failed, Refused, in_process, in_thread, limited, on_tool_loop
+from agentkit.tools.execution import Failed, in_process, in_thread, limited, on_tool_loop
 
 T = TypeVar("T")
 MAX_OBSERVATION = 100_000  # characters; the limit in tokens is the rollout's
@@ -190,7 +190,7 @@ async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limi
                     break
                 except Exception as error:
                     left_s = deadline - time.monotonic() - wait
-                    if not tries_left or left_s <= 0 or isinstance(error, ValueError | Refused):
+                    if not tries_left or left_s <= 0 or isinstance(error, ValueError):
                         raise
                 await asyncio.sleep(wait)
                 wait *= 2
@@ -262,7 +262,7 @@ def _message(error: Exception) -> str:
     """What an exception says; its type too, but for ValueError, by which tools speak to the policy."""
     try:
         message = _as_text(error)
-        if not isinstance(error, ValueError | Refused | Failed):
+        if not isinstance(error, ValueError | Failed):
             message = f"{type(error).__name__}: {message}"
     except Exception:  # its own __str__ fails
         message = ""

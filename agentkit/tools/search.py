@@ -1,10 +1,9 @@
-"""The search tool over one of several backends. A backend has ``search(query, top_k)`` and returns passages,
-best first.
+"""The search tool over a backend: anything with ``search(query, top_k)`` that gives passages, best first.
 
-Here: the embedded corpus (agentkit.tools.corpus.Corpus), a retrieval server that speaks Search-R1's protocol,
-a web search service, and a recording of any of them, so that training sees the same passages every time.
-Whatever a server does wrong becomes a ValueError with one sentence for the policy. Leaves out: crawling
-pages, and following redirects.
+Backends are the embedded corpus (agentkit.tools.corpus), the passages that come with a task, a retrieval
+server that speaks Search-R1's protocol, a web search service, and a recording of any of them, so that
+training sees the same passages every time. Whatever a server does wrong becomes a ValueError with one
+sentence for the policy. Leaves out crawling pages and following redirects.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from agentkit.records import Score, Unscored
-from agentkit.runs.files import user_cache
+from agentkit.runs.files import parse_json, user_cache
 from agentkit.tools.cache import ToolCache, canonical, key_of
 from agentkit.tools.web import ReplyError, fetch
 
@@ -57,8 +57,6 @@ def judge(
     """1 when most of n verdicts on the answer are "correct" and it does not pass beside a decoy reference.
 
     Args:
-        answer: the policy's answer.
-        gold: the reference answer.
         question: what was asked.
         rubric: what makes an answer correct.
         n: how many verdicts are asked for, an odd number; more than half decide.
@@ -168,7 +166,7 @@ def _ask(url: str, model: str, texts: str, sample: int, deadline: float) -> str:
 def _verdict(reply: bytes) -> str:
     """The verdict in a reply, "correct" or "incorrect". Raises Unscored on anything but exactly one."""
     try:
-        text = json.loads(reply)["choices"][0]["message"]["content"].strip()
+        text = parse_json(reply)["choices"][0]["message"]["content"].strip()
         pairs = json.loads(re.sub(r"\A```(?:json)?\s*|\s*```\Z", "", text), object_pairs_hook=tuple)
         ((key, verdict),) = pairs if isinstance(pairs, tuple) else ()
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):

@@ -148,8 +148,7 @@ def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.
     """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|).
 
     Args:
-        answer: the policy's answer.
-        gold: the gold answer; a unit in it counts as declared.
+        gold: a unit in it counts as declared.
         abs_tol: absolute tolerance, in ``unit``; without one the numbers must be equal.
         rel_tol: relative tolerance.
         unit: of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$", or any word.

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import Score, Unscored
+from agentkit.runs.files import parse_json
 from agentkit.sandbox import run_python
 from agentkit.verifiers.isolated.harness import pack
 
@@ -52,7 +53,7 @@ def code(
     """The share of tests a program passes, or 1 for all and 0 otherwise.
 
     Args:
-        answer: the policy's answer: a program, or text with one fenced block of code.
+        answer: a program, or text with one fenced block of code.
         gold: a reference solution, for tests written as source; it never meets the tested program.
         tests: any of ``[[arguments], expected]``, ``{"args": [..], "kwargs": {..}, "expected": ..}``,
             ``{"stdin": "..", "stdout": ".."}``, or source such as ``"assert f(1) == 2"``.
@@ -240,7 +241,7 @@ def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple
     reports = []
     for line in result.stdout.splitlines():
         if line.startswith(marker):
-            with suppress(ValueError, RecursionError, TypeError):
-                number, message = json.loads(line.removeprefix(marker))
+            with suppress(ValueError, TypeError):
+                number, message = parse_json(line.removeprefix(marker))
                 reports.append((number, message))
     return reports

@@ -75,8 +75,7 @@ def symbolic(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0
     """1 when the answer is the same mathematics as the gold answer.
 
     Args:
-        answer: the policy's answer.
-        gold: the gold answer, in LaTeX or plain notation.
+        gold: in LaTeX or plain notation.
         abs_tol: absolute tolerance for constants; without one 0.333333 is not 1/3.
         rel_tol: relative tolerance for constants.
     """

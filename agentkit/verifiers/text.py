@@ -108,8 +108,6 @@ def exact(answer: str, gold: str, *, aliases: Iterable[str] = (), rule: str = "w
     """1 when the answer equals the gold answer or one of its aliases.
 
     Args:
-        answer: the policy's answer.
-        gold: the gold answer.
         aliases: other right answers.
         rule: "words" (``normalize``), "squad" (``squad_normalize``) or "gaia" (``gaia_equal``).
 

@@ -316,8 +316,8 @@ def _trajectories(card: _Card) -> list[Markup]:
 
 def _suite(card: _Card) -> list[Markup]:
     tasks = card.run.tasks
-    families = {task.family for task in tasks}
-    parts = [card.paragraph(f"{len(tasks)} tasks of {len(families)} families.")]
+    n_families = len({task.family for task in tasks})
+    parts = [card.paragraph(f"{len(tasks)} tasks of {n_families} families.")]
     parts.append(card.figure(plots.difficulty_counts(tasks)))
     success = {name: task_success(trajectories) for name, trajectories in card.policies.items()}
     rows = []
@@ -345,14 +345,14 @@ def _cost(card: _Card) -> list[Markup]:
 
 
 def _recipe(card: _Card) -> list[Markup]:
-    used, known = redact(card.manifest["recipe"]), Recipe.keys()
+    used, keys = redact(card.manifest["recipe"]), Recipe.keys()
     rows = []
     for key, value in used.items():
         if key != "run":
-            rows.append([key, value, known[key].metadata["help"] if key in known else ""])
+            rows.append([key, value, keys[key].metadata["help"] if key in keys else ""])
     if not rows:
         return [card.missing("run.json holds no recipe.")]
-    changed = sum(key in known and value != known[key].default for key, value, _ in rows)
+    changed = sum(key in keys and value != keys[key].default for key, value, _ in rows)
     count = card.paragraph(f"{changed} of {len(rows)} keys differ from the defaults.")
     return [count, card.table(["Key", "Value", "Meaning"], rows)]
 

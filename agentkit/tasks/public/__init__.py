@@ -5,9 +5,9 @@ Leaves out their distribution: nothing is shipped.
 
 from functools import partial
 
-from agentkit.tasks.families.relabel import relabel_code
 from agentkit.tasks.family import Family
 from agentkit.tasks.public.gaia import GaiaEnvironment
+from agentkit.tasks.relabel import relabel_code
 from agentkit.tools.environments import (
     CalculatorEnvironment,
     CodeEnvironment,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkit.records import DataError, Task
-from agentkit.tasks.suite import difficulty
+from agentkit.tasks.family import difficulty
 
 Row = Mapping[str, Any]
 LEETCODE = """from typing import *

@@ -40,12 +40,9 @@ from agentkit.views.plots.training import draw_line
 WHISKERS = "whiskers: 95 % intervals over tasks"
 
 
-def success_bars(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
-    """Success of each policy overall, by category and by difficulty, with 95 % intervals.
-
-    ``comparison`` is what evaluation.compare returned, or the content of comparison.json.
-    """
-    blocks = {name: _blocks(entry) for name, entry in _entries(comparison).items()}
+def success_bars(comparison: Comparison) -> go.Figure:
+    """Success of each policy overall, by category and by difficulty, with 95 % intervals."""
+    blocks = {name: _blocks(entry) for name, entry in comparison.policies.items()}
     labels = list(dict.fromkeys(label for policy in blocks.values() for label in policy))
     ticks = []
     for label in labels:
@@ -65,10 +62,6 @@ def success_bars(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
         "showlegend": True,
     }
     return dressed(figure, "Which policy solves more?", WHISKERS, height=440, margin={"t": 105}, **look)
-
-
-def _entries(comparison: Comparison | Mapping[str, Any]) -> Mapping[str, Any]:
-    return comparison.policies if isinstance(comparison, Comparison) else comparison["policies"]
 
 
 def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dict], colour: str) -> None:
@@ -106,12 +99,9 @@ def _blocks(entry: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]
     return blocks | {("difficulty", name): block for name, block in entry["by_difficulty"].items()}
 
 
-def draw_curves(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
-    """Success when k samples may be drawn: any of them right, all of them.
-
-    ``comparison`` is what evaluation.compare returned, or the content of comparison.json.
-    """
-    policies = _entries(comparison)
+def draw_curves(comparison: Comparison) -> go.Figure:
+    """Success when k samples may be drawn: any of them right, all of them."""
+    policies = comparison.policies
     kinds = {"pass_at_k": "pass@k: any right", "pass_hat_k": "pass^k: all right"}
     if max((len(entry.get("pass_at_k") or {}) for entry in policies.values()), default=0) < 2:
         return empty("One sample a task: there is nothing to draw from", "What do more samples buy?")

@@ -109,7 +109,7 @@ def compare_trajectories(
         raise ValueError("there is no policy to show. Pass {'sft': trajectories, 'grpo': trajectories}.")
     tasks = {task.id: task for task in tasks}
     samples = {name: by_task(trajectories) for name, trajectories in policies.items()}
-    covered = {task for own in samples.values() for task in own}
+    covered = {task for policy in samples.values() for task in policy}
     unknown = sorted(covered - tasks.keys())
     if unknown:
         named = ", ".join(unknown[:5])
@@ -119,10 +119,9 @@ def compare_trajectories(
     rows = []
     for task in tasks.values():
         if task.id in covered:
-            named_alarms = [name for name, ids in (alarms or {}).items() if task.id in ids]
-            rows.append(
-                _task(task, [own.get(task.id, []) for own in samples.values()], named_alarms, max_samples)
-            )
+            trajectories = [policy.get(task.id, []) for policy in samples.values()]
+            fired = [name for name, ids in (alarms or {}).items() if task.id in ids]
+            rows.append(_task(task, trajectories, fired, max_samples))
     payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
     return CompareWidget(payload | {"notes": note_rows(run) if run else []}, height, run)
 
