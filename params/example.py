@@ -10,30 +10,31 @@ import random
 from agentkit import Family, Task, tool
 from agentkit.tools import calculate
 
-PRICES = {"apple": 3, "bread": 4, "candle": 6, "drum": 89, "egg": 2, "fork": 7, "globe": 45, "honey": 12,
-          "lamp": 38, "melon": 5, "notebook": 8, "pen": 9}  # fmt: skip
+PRICES = {"apple": 3, "bread": 14, "candle": 26, "drum": 489, "egg": 2, "fork": 17, "globe": 145, "honey": 32,
+          "iron": 71, "jar": 9, "kettle": 58, "lamp": 138, "melon": 5, "needle": 11, "oven": 620, "pencil": 8,
+          "quilt": 203, "rope": 44, "saddle": 377, "table": 250, "urn": 95, "violin": 812}  # fmt: skip
 
 
 class Shop:
-    """The environment. Put your tools here: each public method is one, and the agent reads its docstring."""
+    """The environment. Put your tools here: each public method is one, and the agent reads its docstring.
 
-    system_prompt = (
-        'Look up every price with price, compute with calculator, and end with a line "Answer: ...".'
-    )
+    The small agent has learnt to use search and calculator; a larger one takes tools of any name.
+    """
 
     def reset(self, **row) -> None:
         """Called before each trajectory with the task's fields; put the state of a new trajectory here."""
 
     @tool(pure=True, version="1")  # the same answer every time, so answers may be cached
-    def price(self, item: str) -> str:
-        """Look up a price.
+    def search(self, query: str) -> str:
+        """Search facts.
 
         Args:
-            item: What it is for.
+            query: What to look up.
         """
+        item = query.split()[-1]
         if item not in PRICES:  # an error that the agent reads
             raise ValueError(f"the shop has no {item!r}")
-        return str(PRICES[item])
+        return f"[1] The price of {item} is {PRICES[item]} euros."
 
     @tool(pure=True)
     def calculator(self, expression: str) -> str:
@@ -48,25 +49,19 @@ class Shop:
 def draft(corpus, rng: random.Random) -> Task:
     """One random task. Ask your question; the suite checks that the plan leads to the answer."""
     first, second = rng.sample(sorted(PRICES), 2)
-    a, b = rng.randint(2, 9), rng.randint(2, 9)
+    word, sign = rng.choice([("plus", "+"), ("minus", "-"), ("times", "*")])
     plan = [  # how an expert goes about it: it shows the small agent how, and says how hard the task is
-        {"tool": "price", "arguments": {"item": first}},
-        {"tool": "price", "arguments": {"item": second}},
-        {
-            "tool": "calculator",
-            "arguments": {"expression": f"{a} * {{0}} + {b} * {{1}}"},
-        },  # {0}: the first step's reply
+        {"tool": "search", "arguments": {"query": f"price of {first}"}, "expect": str(PRICES[first])},
+        {"tool": "search", "arguments": {"query": f"price of {second}"}, "expect": str(PRICES[second])},
+        {"tool": "calculator", "arguments": {"expression": f"{{0}} {sign} {{1}}"}},  # {0}: the first value
     ]
     return Task(
         id="",
-        prompt=f"What do {a} of {first} and {b} of {second} cost?",
-        answer=str(a * PRICES[first] + b * PRICES[second]),
+        prompt=f"What is the price of {first} {word} the price of {second}?",
+        answer=calculate(f"{PRICES[first]} {sign} {PRICES[second]}"),
         verifier={"kind": "euros"},
-        tools=("price", "calculator"),
-        meta={
-            "plan": plan,
-            "entities": [f"{a} {first}", f"{b} {second}"],
-        },  # no two splits share both entities
+        tools=("search", "calculator"),
+        meta={"plan": plan, "entities": [first, second]},  # no two splits share such a pair
     )
 
 

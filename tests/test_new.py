@@ -39,7 +39,7 @@ def test_a_new_lab_builds_its_suite_and_rolls_out(project, tokenizer, capsys):
     assert [t.success for t in trajectories] == [1.0] * 4
     assert all(t.components["brevity"] == 0.2 and t.reward == pytest.approx(1.04) for t in trajectories)
     called = {result.name for t in trajectories for turn in t.turns for result in turn.results}
-    assert called == {"price", "calculator"}
+    assert called == {"search", "calculator"}
 
 
 def test_the_example_is_a_lab_too(project):

@@ -1,5 +1,4 @@
-"""What a recipe costs before anything is spent, and what a run cost after it: device-hours, wall clock,
-money.
+"""What a recipe costs before anything is spent, and what a run cost: device-hours, wall clock and money.
 
 Rates (seconds of one device for a trajectory) come from params/prices.yaml or are measured on a run; phases
 follow from counting trajectories in the recipe. The wall clock on n devices assumes that each phase splits

@@ -203,8 +203,7 @@ def write_table(path: str | Path, table: Any) -> Path:
 
 
 def numbered_rows(path: str | Path) -> Iterator[tuple[int, dict | ValueError]]:
-    """The rows of a .jsonl, .json or .parquet file that others wrote, numbered from 1; a broken one as its
-    fault.
+    """Rows of a .jsonl, .json or .parquet file of others, numbered from 1; a broken one as its fault.
 
     Raises:
         RunError: the file as a whole is missing, damaged or of another form.

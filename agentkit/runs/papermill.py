@@ -1,5 +1,4 @@
-"""What papermill does with a path in outputs/: it makes the run folder, and tells the notebook that it is the
-run.
+"""What papermill does with a path in outputs/: it makes the run folder and names it to the notebook.
 
 Papermill finds it through the entry point "papermill.io" in pyproject.toml. Leaves out paths elsewhere: their
 folder must exist, and ``-p run FOLDER`` names it.

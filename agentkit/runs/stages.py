@@ -31,8 +31,7 @@ def stage_number(name: str) -> int:
 def run_stages(
     run: Run, recipe: Mapping[str, Any], first: int, last: int, *, lab: str = "", anew: bool = False
 ) -> None:
-    """Execute the notebooks that are not done with these parameters and this lab file, and all after one that
-    ran.
+    """Execute the notebooks that are not done with these parameters and lab file, and all after one that ran.
 
     Args:
         run: where they write.

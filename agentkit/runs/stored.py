@@ -1,5 +1,4 @@
-"""Trajectories and suites on disk: what was written is read back as it was, or an error says what is wrong
-with it.
+"""Trajectories and suites on disk: what was written is read back as it was, or an error says why not.
 
 Leaves out writing files safely (files) and where they lie in a run (run).
 """
@@ -16,6 +15,7 @@ from agentkit.records import RunError, StopReason, Task, ToolResult, Trajectory,
 from agentkit.runs.files import finite, parquet_rows, read_jsonl, write_jsonl, write_table
 
 SPLITS = ("train", "validation", "test")
+TEXTS = ("turns", "components")  # fields of a trajectory that are stored as JSON
 TOKENS = ("prompt_ids", "completion_ids", "action_mask", "old_logprobs")
 
 
@@ -25,20 +25,11 @@ def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> 
     import pyarrow as pa
 
     ids, text, number = pa.list_(pa.int32()), pa.string(), pa.float64()
-    columns = {"task_id": text, "policy": text, "sample": pa.int32(), "seed": pa.int64(), "prompt_ids": ids}
-    columns |= {
-        "completion_ids": ids,
-        "action_mask": pa.list_(pa.int8()),
-        "old_logprobs": pa.list_(pa.float32()),
-    }
-    columns |= {"turns": text, "stop_reason": text, "answer": text, "success": number, "why": text}
-    columns |= {
-        "components": text,
-        "reward": number,
-        "advantage": number,
-        "step": pa.int32(),
-        "sandbox": text,
-    }
+    columns = {"task_id": text, "policy": text, "sample": pa.int32(), "seed": pa.int64(), "prompt_ids": ids,
+               "completion_ids": ids, "action_mask": pa.list_(pa.int8()), "old_logprobs": pa.list_(pa.float32()),
+               "turns": text, "stop_reason": text, "answer": text, "success": number, "why": text,
+               "components": text, "reward": number, "advantage": number, "step": pa.int32(),
+               "sandbox": text}  # fmt: skip
     rows = [_trajectory_row(trajectory) for trajectory in trajectories]
     return write_table(path, pa.Table.from_pylist(rows, schema=pa.schema(columns)))
 
@@ -48,9 +39,7 @@ def read_trajectories(path: str | Path) -> list[Trajectory]:
     what, way = "trajectory file", "Run the stage that writes it again"
     rows = parquet_rows(Path(path), what, way)
     try:
-        return [
-            trajectory_from(row | {k: json.loads(row[k]) for k in ("turns", "components")}) for row in rows
-        ]
+        return [trajectory_from(row | {k: json.loads(row[k]) for k in TEXTS}) for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise RunError(f"{path} is not a {what} ({why}). {way}.") from None

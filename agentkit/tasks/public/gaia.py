@@ -1,5 +1,4 @@
-"""GAIA (Mialon et al. 2023, arXiv 2311.12983): a public benchmark of general assistants, as tasks for any
-policy.
+"""GAIA (Mialon et al. 2023, arXiv 2311.12983), a benchmark of general assistants, as tasks for any policy.
 
 The data set is gated and must not be reshared: its tasks say so (meta["share"] is False), so the run card
 shows ids and scores only; an attachment is copied into the workspace of one trajectory and vanishes with it.

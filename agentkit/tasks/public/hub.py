@@ -117,8 +117,7 @@ def _task(spec: Source, name: str, split: str, number: int, row: Any) -> Task:
 
 
 def _check(task: Task) -> None:
-    """Refuse texts of no or of great length, an answer that fails its own verifier, and tests that cannot be
-    run.
+    """Refuse endless and empty texts, answers that fail their own verifier, and tests that cannot be run.
 
     Programs are left to the audit, which runs them.
     """
