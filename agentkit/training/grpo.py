@@ -44,9 +44,9 @@ from agentkit.training.common import (
 )
 from agentkit.training.guards import Guards, TrainingError
 from agentkit.training.hindsight import lesson_batch
+from agentkit.training.processes import check_processes, check_same, gathered, on_main_process
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import fresh_tasks, select
-from agentkit.training.together import check_processes, check_same, gathered, on_main_process
 from agentkit.training.update import Update
 
 if TYPE_CHECKING:
