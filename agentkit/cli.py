@@ -108,6 +108,19 @@ def _texts(*tables: Any, index: bool = False) -> str:
 
 
 # ---- a run
+def new_command(name: Annotated[str, Positional, arg(metavar="NAME")], *, as_json: Json = False) -> int:
+    """Write params/NAME.yaml and params/NAME.py: a recipe and a lab file of your own, ready to run.
+
+    Args:
+        name: of both files
+    """
+    from agentkit.runs.new import new_lab
+
+    recipe, lab = new_lab(name)
+    text = f"{recipe}\n{lab}\nthey run as they stand: agentkit run {recipe} --run outputs/{name}"
+    return _print(as_json, {"recipe": str(recipe), "lab": str(lab)}, text)
+
+
 def run_command(
     recipe: RecipeFile,
     *,
@@ -124,7 +137,9 @@ def run_command(
         first: execute from this notebook on, even if done
         last: stop after this notebook
     """
-    values = _recipe(recipe, changes).used()
+    from agentkit.lab import Lab
+
+    lab = Lab.open(_recipe(recipe, changes))
     start = 0 if first is None else stages.stage_number(first)
     end = stages.stage_number(last)
     if start > end:
@@ -133,7 +148,7 @@ def run_command(
         raise RunError(f"run folder {str(run)[:80]!r} is refused: write it without '..'")
     folder = Run.create(Run(run).path.resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        stages.run_stages(folder, values, start, end, anew=first is not None)
+        stages.run_stages(folder, lab.recipe.used(), start, end, lab=lab.digest, anew=first is not None)
     if end < len(stages.STAGES) - 1:
         return _print(as_json, {"run": str(folder.path)}, f"run folder: {folder.path}")
     return _print_finished(folder, as_json)
@@ -469,6 +484,7 @@ def nano_command(
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "new": new_command,
     "run": run_command,
     "preflight": preflight_command,
     "cost": cost_command,

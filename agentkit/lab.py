@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import html
 import importlib.util
 import random
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 import pandas as pd
 
 from agentkit import verifiers
-from agentkit.evaluation import tables
+from agentkit.evaluation import html, tables
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, from_recipe, of_environments, score_all
 from agentkit.rollouts import Limits, rollout
@@ -303,9 +302,9 @@ class Lab:
             (name, value, keys[name].default, keys[name].metadata["help"]) for name, value in changed.items()
         ]
         table = pd.DataFrame(rows, columns=["key", "value", "default", "what it is"]).set_index("key")
-        title = html.escape(f"{len(changed)} keys of the recipe differ from their defaults")
-        folded = tables.to_html(table, "") if rows else ""
-        return f"{tables.to_html(self.contents(), 'The lab')}<details><summary>{title}</summary>{folded}</details>"
+        title = f"{len(changed)} keys of the recipe differ from their defaults"
+        folded = html.folded(title, tables.drawn(table) if rows else "")
+        return html.fragment(tables.drawn(self.contents(), "The lab"), folded)
 
 
 def load_module(path: Path) -> ModuleType:

@@ -5,11 +5,53 @@ Pure functions on records. Leaves out scoring (verifiers, rewards) and statistic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 
-from agentkit.records import Group, StopReason, Task, Trajectory
+from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory
 
 TRUNCATED = (StopReason.TOKEN_LIMIT, StopReason.TRUNCATED_TURN, StopReason.TIME_LIMIT)
+EQUAL = 1e-9  # rewards closer than this are the same
+UNKNOWN_TOOL = "Error: there is no tool "  # how the reply to a call of a tool that does not exist begins
+
+
+def results_of(trajectory: Trajectory) -> list[ToolResult]:
+    """Every attempted call with its reply, in order; malformed calls have no name."""
+    return [result for turn in trajectory.turns for result in turn.results]
+
+
+def call_key(result: ToolResult) -> tuple[str, str]:
+    """What two equal calls share: tool and arguments, whatever the order of the arguments."""
+    return result.name, json.dumps(result.arguments, sort_keys=True, default=str)
+
+
+def failure_of(result: ToolResult) -> str | None:
+    """How a call failed: "malformed", "unknown tool" or "failed"; None where it worked."""
+    if result.ok:
+        return None
+    if not result.name:
+        return "malformed"
+    return "unknown tool" if result.observation.startswith(UNKNOWN_TOOL) else "failed"
+
+
+def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+    """Trajectories by the id of their task, in order of first appearance."""
+    tasks: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        tasks.setdefault(trajectory.task_id, []).append(trajectory)
+    return tasks
+
+
+def plan_of(task: Task) -> list[dict]:
+    """The steps of a task's plan; none where it has no plan."""
+    plan = task.meta.get("plan")
+    steps = plan if isinstance(plan, list) else []
+    return [step for step in steps if isinstance(step, dict) and step.get("tool")]
+
+
+def needs_tools(task: Task) -> bool:
+    """Whether a task cannot be answered without a tool."""
+    return bool(task.tools) and task.meta.get("plan") != []
 
 
 def verifier_kind(task: Task) -> str:
@@ -28,12 +70,12 @@ def groups_of(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
 
 
 def is_dead(group: Group) -> bool:
-    """Whether a group teaches nothing: fewer than two of its trajectories are scored, or all rewards are
-    equal.
+    """Whether a group teaches nothing: fewer than two of its trajectories are scored, or all rewards are equal.
 
     With pass rate p and a reward of 0 or 1 the chance of it is p^G + (1-p)^G.
     """
-    return len({t.reward for t in group.trajectories if t.reward is not None}) < 2
+    rewards = [t.reward for t in group.trajectories if t.reward is not None]
+    return len(rewards) < 2 or max(rewards) - min(rewards) < EQUAL
 
 
 def is_void(trajectory: Trajectory) -> bool:
@@ -57,3 +99,19 @@ def is_truncated(trajectory: Trajectory) -> bool:
     does not.
     """
     return trajectory.stop_reason in TRUNCATED
+
+
+def met_limit(trajectory: Trajectory) -> bool:
+    """Whether any limit ended it: of turns, tokens or time."""
+    return trajectory.stop_reason is StopReason.TURN_LIMIT or is_truncated(trajectory)
+
+
+def trajectory_id(trajectory: Trajectory) -> str:
+    """Where a trajectory is found: step, task and sample, as in "12:A-00031#4"; without a step outside training."""
+    name = f"{trajectory.task_id}#{trajectory.sample}"
+    return name if trajectory.step is None else f"{trajectory.step}:{name}"
+
+
+def groups_by_task(trajectories: Iterable[Trajectory]) -> list[Group]:
+    """Trajectories as groups, one a task, of whatever size and in whatever order."""
+    return [Group(task, tuple(group)) for task, group in by_task(trajectories).items()]

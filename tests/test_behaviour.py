@@ -180,7 +180,8 @@ def test_failures_count_each_failed_trajectory_once_and_leave_out_the_unscored()
     ],
 )
 def test_each_measure_on_a_literal(name, trajectory, wanted):
-    assert MEASURES[name].count(trajectory, {t.id: t for t in TASKS}[trajectory.task_id]) == wanted
+    values = MEASURES[name].values(trajectory, {t.id: t for t in TASKS}[trajectory.task_id])
+    assert (sum(values), len(values)) == wanted
 
 
 def test_changes_are_over_tasks_and_corrected():
@@ -279,7 +280,6 @@ def test_a_scripted_flaw_is_found_as_what_it_is(suite, tokenizer, flaws, classes
 
 
 # ---- tables as text
-# --------------------------------------------------------------------------------------------------
 def test_pasted_tables_escape_what_would_be_markup():
     import pandas as pd
 

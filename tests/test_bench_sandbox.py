@@ -37,4 +37,4 @@ def test_runners_print_what_the_program_prints():
 
 def test_a_runner_that_fails_is_not_measured():
     with pytest.raises(ValueError, match="error"):
-        bench._tier(sandbox.current_tier().name)("1 / 0")
+        bench._confined(sandbox.current_tier().name, "1 / 0")

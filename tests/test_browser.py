@@ -84,7 +84,6 @@ def wait_for_text(locator, text):
 
 
 # ---- trajectories side by side
-# ---------------------------------------------------------------------------------------
 def test_what_a_task_shows(browser, saved):
     with opened(browser, saved(widget())) as (page, _):
         wait_for_text(page.locator("output").first, "task 1 of 3")
@@ -187,7 +186,6 @@ def test_results_fold(browser, saved):
 
 
 # ---- links and notes
-# -------------------------------------------------------------------------------------------------
 def test_a_link_opens_its_task_and_the_address_follows(browser, saved):
     file = saved(widget())
     with opened(browser, file, "#task=t2") as (page, _):
@@ -268,7 +266,6 @@ def test_a_page_without_storage_says_that_notes_are_lost(browser, framed):
 
 
 # ---- size
-# ------------------------------------------------------------------------------------------------------------
 def large(n=5000):
     """n tasks, two policies, two samples of four turns, about 400 characters a turn."""
     rng = random.Random(0)
@@ -325,7 +322,6 @@ def test_5000_tasks_load_and_page_without_lag(browser, saved, framed):
 
 
 # ---- mask X-ray
-# ------------------------------------------------------------------------------------------------------
 def test_xray_shows_masks_values_and_ids(browser, saved):
     with opened(browser, saved(VIEWS["xray"]())) as (page, _):
         tokens = page.locator(".tokens span")
@@ -387,7 +383,6 @@ def test_a_long_xray_draws_in_parts(browser, saved):
 
 
 # ---- group
-# -----------------------------------------------------------------------------------------------------------
 def test_group_tells_the_best_from_the_worst(browser, saved):
     with opened(browser, saved(VIEWS["group"]())) as (page, _):
         wait_for_text(
@@ -423,7 +418,6 @@ def test_groups_page_and_dead_ones_are_named(browser, saved):
 
 
 # ---- hostile text
-# ----------------------------------------------------------------------------------------------------
 def hostile_views(texts):
     """Every view with each text in every place a model or a user can write to: (kind, view), to be paged
     through.
@@ -554,7 +548,6 @@ def test_long_texts_stay_usable(browser, saved, kind):
 
 
 # ---- theme, width, empty states
-# --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", VIEWS)
 def test_theme_follows_the_system_or_the_notebook(browser, framed, kind):
     with opened(browser, framed(VIEWS[kind]())) as (page, _):
@@ -615,7 +608,6 @@ def test_keyboard_focus_is_seen(browser, saved, kind):
 
 
 # ---- live
-# ------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", VIEWS)
 def test_the_module_draws_the_live_view(browser, kind):
     """The same file as an ES module behind a stand-in for anywidget's model; the JupyterLab test has the real
@@ -658,7 +650,6 @@ def test_the_module_draws_the_live_view(browser, kind):
 
 
 # ---- JupyterLab
-# ------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def lab(tmp_path):
     """A JupyterLab of our own, with a notebook that shows the view live and static: (address, folder)."""

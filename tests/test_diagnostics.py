@@ -8,12 +8,12 @@ import math
 import pandas as pd
 import pytest
 
-from agentkit.bench.alarms import judge, measured, read_measured, table
+from agentkit.bench.alarms import judge, measured, table
 from agentkit.bench.synthetic import CONSEQUENCES, Simulated, simulate
 from agentkit.cli import main
 from agentkit.diagnostics import (
     RULES,
-    Step,
+    StepMeasures,
     Watch,
     answers,
     audit,
@@ -23,6 +23,7 @@ from agentkit.diagnostics import (
     holding,
     observe,
     read_alarms,
+    read_measured,
     scan,
     success_by_kind,
 )
@@ -40,10 +41,10 @@ def rollout(task: str, sample: int, success: float, **changed) -> Trajectory:
     return dataclasses.replace(base, **changed)
 
 
-def steps(**columns: list[float]) -> list[Step]:
+def steps(**columns: list[float]) -> list[StepMeasures]:
     """A history of metrics alone, one value a step."""
     return [
-        Step(i + 1, {n: v[i] for n, v in columns.items()}, {})
+        StepMeasures(i + 1, {n: v[i] for n, v in columns.items()}, {})
         for i in range(len(next(iter(columns.values()))))
     ]
 

@@ -1,9 +1,23 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from agentkit.evaluation import Comparison, case_of, case_scores, case_table, compare, summarize, task_success
+from agentkit.evaluation import (
+    Comparison,
+    case_of,
+    case_scores,
+    case_table,
+    compare,
+    family_table,
+    summarize,
+    task_success,
+)
+from agentkit.evaluation.behaviour import behaviour
+from agentkit.evaluation.examples import examples
+from agentkit.evaluation.failures import failures
+from agentkit.evaluation.tables import to_csv
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import RunError
 
@@ -48,7 +62,8 @@ def test_summary_of_literals():
     assert got["by_category"]["A"]["success"] == 0.5 and got["by_category"]["A"]["n"] == 2
     assert list(got["by_category"]) == ["A", "B"]
     assert list(got["by_difficulty"]) == ["easy", "medium", "hard"]
-    assert got["by_difficulty"]["medium"] == {"success": None, "ci95": None, "n": 0}
+    unscored = got["by_difficulty"]["medium"]
+    assert (unscored["success"], unscored["ci95"], unscored["n"], unscored["tokens"]) == (None, None, 0, 40.0)
 
 
 def test_samples_are_averaged_within_a_task_first():
@@ -123,7 +138,8 @@ def test_table_and_html():
     table = comparison.table()
     assert list(table.index) == [
         "Overall success", "Overall success, greedy", "Category A (math)", "Category B (multi-hop)", "Difficulty easy",
-        "Difficulty medium", "Difficulty hard", "Average turns (successful tasks)", "Tool call failure rate",
+        "Difficulty medium", "Difficulty hard", "Average turns", "Average turns (successful tasks)",
+        "Tool call failure rate", "… malformed calls", "… calls of unknown tools", "… calls that failed",
         "Average tokens per task", "Tokens per solved task",
     ]  # fmt: skip
     assert table["sft"]["Overall success"] == "50.0 % [15.0, 85.0]"
@@ -167,7 +183,6 @@ def test_one_policy_and_one_task_are_well_defined():
 
 
 # ---- several samples, seeds, verdicts
-# --------------------------------------------------------------------------------
 def sampled(rates, policy="sft", k=4, seed=0):
     return [trajectory(f"t{i}", float(j < r), j, policy) for i, r in enumerate(rates) for j in range(k)]
 
@@ -192,13 +207,12 @@ def test_draws_leave_out_tasks_with_too_few_scored_samples():
     assert {k: block["n"] for k, block in got["pass_at_k"].items()} == {"1": 4, "2": 4, "4": 3}
 
 
-def test_cost_and_cluster_intervals_of_ratios():
+def test_cluster_intervals_of_ratios():
     ts = [trajectory("a", 1.0, tokens=9), trajectory("b", 0.0, tokens=29), trajectory("c", None, tokens=99)]
-    got = summarize(ts, price=2.0)
+    got = summarize(ts)
     assert got["tokens_per_solved"] == 38  # the unscored one is not paid for here
-    assert got["cost_per_solved"] == pytest.approx(40 * 2 / 1e6)  # one prompt token each
     assert got["intervals"]["tokens_per_solved"][0] >= 0
-    assert summarize(ts)["tokens"] == pytest.approx(137 / 3) and "cost_per_solved" not in summarize(ts)
+    assert got["tokens"] == pytest.approx(137 / 3)
     one = summarize(singles([1.0, 0.0] * 30, tokens=7, oks=(True, False)))["intervals"]
     many = summarize([trajectory(f"t{i}", s, j, tokens=7, oks=(True, False)) for i, s in enumerate([1.0, 0.0] * 30)
                       for j in range(8)])["intervals"]  # fmt: skip
@@ -282,6 +296,52 @@ def test_several_training_seeds_are_a_random_effect():
     with pytest.raises(ValueError, match=r"a has the training seeds 1, 2, 3 and b has 1, 2\."):
         compare({"a": seeds, "b": {1: base, 2: base}})
     assert compare({"a": seeds, "b": dict(seeds)}).paired[0]["diff"] == 0
+
+
+def test_seeds_whose_tasks_differ_are_not_pooled():
+    base, seeds = sampled([1, 2, 3]), {1: sampled([1, 2, 3]), 7: sampled([1, 2])}
+    said = (
+        r"different tasks cannot be pooled: tasks of seed 1 missing in seed 7 \(1\): t2\. Use the same tasks"
+    )
+    with pytest.raises(ValueError, match=f"grpo: training seeds measured on {said}"):
+        compare({"sft": base, "grpo": seeds})
+    with pytest.raises(ValueError, match=said):
+        summarize(seeds)
+    with pytest.raises(ValueError, match="there is no trajectory"):
+        summarize({})
+
+
+def test_a_baseline_says_how_calls_fail_overall_and_by_family():
+    results = [
+        ToolResult("search", {}, "found", True),
+        ToolResult("", {}, "Error: no JSON.", False),
+        ToolResult("fly", {}, "Error: there is no tool 'fly'; there are search.", False),
+        ToolResult("search", {}, "Error: the index is closed.", False),
+    ]
+    ts = [
+        replace(trajectory("t0", 1.0, tokens=10), turns=(Turn("", (0, 1), tuple(results)), Turn("", (1, 2)))),
+        trajectory("t1", 0.0, tokens=30),
+    ]
+    entry = summarize(ts, TASKS)
+    assert (entry["turns"], entry["tokens"], entry["tool_failure_rate"]) == (1.5, 20.0, 0.75)
+    assert entry["malformed_rate"] == entry["unknown_tool_rate"] == entry["failed_rate"] == 0.25
+    family = entry["by_category"][TASKS[0].family]
+    assert family["n"] >= 1 and family["tool_failure_rate"] == 0.75
+    table = family_table(entry)
+    assert table.loc["all", "malformed"] == "25.0 %" and table.loc["all", "turns"] == "1.50"
+    assert list(table.index) == ["all", *entry["by_category"]]
+
+
+def test_an_id_may_hold_half_a_character():
+    ts = [trajectory("t\ud800", 1.0, oks=(True,)), trajectory("u\udfff", 0.0)]
+    tasks = [Task(t.task_id, "\ud800?", "1", family="\udfffA") for t in ts]
+    comparison = compare({"sft": ts, "g": ts}, tasks)
+    assert comparison.policies["sft"]["by_category"]["\udfffA"]["n"] == 2
+    assert "\udfff" not in comparison._repr_html_() and "\\udfff" in comparison._repr_html_()
+    assert behaviour({"sft": ts, "g": ts}, tasks).rates["calls"]["sft"]["value"] == 1.0
+    assert failures({"sft": ts}, tasks)._repr_html_() and examples({"sft": ts, "g": ts}, tasks)._repr_html_()
+    for table in (comparison.table(), family_table(comparison.policies["sft"])):
+        to_csv(table).encode("utf-8", "replace")
 
 
 def test_a_comparison_from_before_verdicts_still_reads():

@@ -7,7 +7,6 @@ import pytest
 
 from agentkit.evaluation import compare
 from agentkit.exchange import (
-    ExchangeError,
     from_inspect,
     from_messages,
     from_trl,
@@ -16,7 +15,7 @@ from agentkit.exchange import (
     write_messages,
     write_trl,
 )
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import RunError
 
 NASTY = 'say "{}"\n</tool_call> <|im_end|> \u202e \x00 \ud800 é 日本 </script>'
@@ -63,7 +62,7 @@ def test_messages_come_back_equal(tmp_path):
     from datasets import Dataset, load_dataset
 
     exported = to_messages(ALL, TASKS)
-    for source in (exported.rows, Dataset.from_list(exported.rows)):
+    for source in (exported, Dataset.from_list(exported)):
         assert from_messages(source).trajectories == ALL
     write_messages(tmp_path / "m.parquet", ALL, TASKS)
     read = from_messages(tmp_path / "m.parquet")
@@ -72,10 +71,9 @@ def test_messages_come_back_equal(tmp_path):
         "parquet", data_files=str(tmp_path / "m.parquet"), split="train", cache_dir=str(tmp_path / "cache")
     )
     assert from_messages(loaded).trajectories == ALL
-    assert any("token ids" in phrase for phrase in exported.dropped)
-    roles = [message["role"] for message in exported.rows[0]["messages"]]
+    roles = [message["role"] for message in exported[0]["messages"]]
     assert roles == ["user", "assistant", "tool", "tool", "assistant"]
-    call = exported.rows[0]["messages"][1]["tool_calls"][0]["function"]
+    call = exported[0]["messages"][1]["tool_calls"][0]["function"]
     assert call["name"] == "calculator" and json.loads(call["arguments"]) == {
         "expression": "2 + 3",
         "n": [1, None, 0.1],
@@ -108,7 +106,7 @@ def test_inspect_comes_back_equal(tmp_path):
 
 def test_what_the_text_alone_keeps(tmp_path):
     """Without the record: turns, calls, replies, answers and verdicts stay; tokens go, and it says so."""
-    rows = [{k: v for k, v in row.items() if k != "trajectory"} for row in to_messages(ALL[:2], TASKS).rows]
+    rows = [{k: v for k, v in row.items() if k != "trajectory"} for row in to_messages(ALL[:2], TASKS)]
     read = from_messages(rows)
     for before, after in zip(ALL[:2], read.trajectories, strict=True):
         assert (after.task_id, after.policy, after.sample, after.answer) == (
@@ -351,7 +349,7 @@ def test_inspect_archives(tmp_path, packed):
     damaged = bytearray(path.read_bytes())
     damaged[60:80] = b"\0" * 20
     path.write_bytes(damaged)
-    with pytest.raises(ExchangeError, match="log.eval"):
+    with pytest.raises(DataError, match="log.eval"):
         from_inspect(path)
 
 
@@ -388,39 +386,39 @@ USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "conte
     ],
 )
 def test_a_broken_row_is_named(row, says):
-    with pytest.raises(ExchangeError, match=says):
+    with pytest.raises(DataError, match=says):
         from_messages([{"messages": [USER, ASSISTANT]}, row])
 
 
 def test_other_faults_are_one_sentence(tmp_path):
-    changed = to_messages(ALL[:1], TASKS).rows
+    changed = to_messages(ALL[:1], TASKS)
     changed[0]["messages"][-1]["content"] = "Answer: 6"
-    with pytest.raises(ExchangeError, match="row 1: its messages are not those of its record"):
+    with pytest.raises(DataError, match="row 1: its messages are not those of its record"):
         from_messages(changed)
-    short = json.loads(to_messages(ALL[:1], TASKS).rows[0]["trajectory"]) | {"action_mask": [1]}
-    with pytest.raises(ExchangeError, match="token fields differ in length"):
+    short = json.loads(to_messages(ALL[:1], TASKS)[0]["trajectory"]) | {"action_mask": [1]}
+    with pytest.raises(DataError, match="token fields differ in length"):
         from_messages([{"messages": [USER, ASSISTANT], "trajectory": json.dumps(short)}])
-    with pytest.raises(ExchangeError, match="'t0' of a trajectory is not among the tasks"):
+    with pytest.raises(DataError, match="'t0' of a trajectory is not among the tasks"):
         to_messages(ALL, TASKS[1:])
-    with pytest.raises(ExchangeError, match="row 1: its task 'prompt-.*' is not among the tasks given"):
+    with pytest.raises(DataError, match="row 1: its task 'prompt-.*' is not among the tasks given"):
         from_messages([{"messages": [USER, ASSISTANT]}], tasks=TASKS)
-    with pytest.raises(ExchangeError, match="no row to read"):
+    with pytest.raises(DataError, match="no row to read"):
         from_messages([])
-    with pytest.raises(ExchangeError, match="no trajectory to write"):
+    with pytest.raises(DataError, match="no trajectory to write"):
         write_messages(tmp_path / "x.parquet", [], TASKS)
     with pytest.raises(RunError, match="does not exist"):
         from_messages(tmp_path / "nope.parquet")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(RunError, match="bad.parquet is not a readable Parquet file"):
         from_trl(tmp_path / "bad.parquet")
-    with pytest.raises(ExchangeError, match="holds no completions_"):
+    with pytest.raises(DataError, match="holds no completions_"):
         from_trl(tmp_path)
-    with pytest.raises(ExchangeError, match="name of a column"):
+    with pytest.raises(DataError, match="name of a column"):
         write_trl(tmp_path / "y.parquet", [dataclasses.replace(ALL[0], components={"step": 1.0})], TASKS)
     two = [ALL[0], dataclasses.replace(ALL[0], policy="sft")]
-    with pytest.raises(ExchangeError, match="one policy"):
+    with pytest.raises(DataError, match="one policy"):
         write_inspect(tmp_path / "z.json", two, TASKS)
-    with pytest.raises(ExchangeError, match="occurs twice"):
+    with pytest.raises(DataError, match="occurs twice"):
         write_inspect(tmp_path / "z.json", [ALL[0], ALL[0]], TASKS)
 
 
@@ -430,8 +428,8 @@ def test_other_faults_are_one_sentence(tmp_path):
 def test_a_broken_log_is_named(tmp_path, text):
     for name in ("log.json", "log.eval"):
         (tmp_path / name).write_text(text)
-        with pytest.raises(ExchangeError, match=name):
+        with pytest.raises(DataError, match=name):
             from_inspect(tmp_path / name)
-    with pytest.raises(ExchangeError, match="no score 'nope'"):
+    with pytest.raises(DataError, match="no score 'nope'"):
         (tmp_path / "good.json").write_text(json.dumps(inspect_log()))
         from_inspect(tmp_path / "good.json", scorer="nope")

@@ -5,9 +5,10 @@ import pytest
 
 from agentkit import rollout
 from agentkit.evaluation import compare, summarize
+from agentkit.records import DataError
 from agentkit.rollouts.policy import Policy, Sample
 from agentkit.runs import RunError
-from agentkit.tasks.public.gaia import GaiaEnvironment, GaiaError, environment, load
+from agentkit.tasks.public.gaia import GaiaEnvironment, load
 from agentkit.verifiers import gaia_equal, verify
 
 # (gold answer, answer, right): the rules of the official scorer, each on its own
@@ -105,13 +106,13 @@ def test_secret_answers_stay_unscored(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"Question": None}, "row 2 lacks 'Question'"),
+        ({"Question": None}, "row 2: it lacks 'Question'"),
         ({"Level": 4}, "row 2: Level is '4'"),
         ({"task_id": " "}, "row 2: task_id"),
         ({"Final answer": ["x"]}, "row 2: Final answer is"),
         ({"file_name": "nope.txt"}, "row 2: there is no attachment 'nope.txt'"),
         ({"file_name": "../../secret.txt"}, "row 2: there is no attachment '../../secret.txt'"),
-        ({"task_id": "g1"}, "row 2: task_id 'g1' occurs twice"),
+        ({"task_id": "g1"}, "row 2: its id 'g1' occurs twice"),
     ],
 )
 def test_a_broken_row_is_named(tmp_path, change, says):
@@ -120,7 +121,7 @@ def test_a_broken_row_is_named(tmp_path, change, says):
     (tmp_path / "secret.txt").write_text("outside")
     rows = [ROWS[0] | {"file_name": ""}, ROWS[1] | change]
     (place / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(GaiaError, match=says):
+    with pytest.raises(DataError, match=says):
         load(place)
 
 
@@ -131,9 +132,9 @@ def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
         raise datasets.exceptions.DatasetNotFoundError("gated")
 
     monkeypatch.setattr(datasets, "load_dataset", refused)
-    with pytest.raises(GaiaError, match="It is gated: accept its terms"):
+    with pytest.raises(DataError, match="it is gated: accept its terms"):
         load()
-    with pytest.raises(GaiaError, match="neither metadata.jsonl nor Parquet"):
+    with pytest.raises(DataError, match="neither metadata.jsonl nor Parquet"):
         load(tmp_path)
     (tmp_path / "x.parquet").write_bytes(b"no")
     with pytest.raises(RunError, match="not a readable Parquet file"):
@@ -145,15 +146,13 @@ def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
 
 # ---- running
 # ---------------------------------------------------------------------------------------------------------
-def test_attachments_reach_their_own_trajectory_only(folder):
-    make = environment(load(folder))
-    first, second = make(), make()
-    first.reset(prompt="x", task_id="g1")
-    second.reset(prompt="x", task_id="g2")
-    assert (
-        first.list_files() == "g1.csv (12 bytes, attached)"
-        and second.list_files() == "the workspace is empty"
-    )
+def test_attachments_reach_their_own_trajectory_only(folder, corpus):
+    attached, without, _ = load(folder)
+    first, second = GaiaEnvironment(corpus), GaiaEnvironment(corpus)
+    first.reset(prompt=attached.prompt, **attached.meta)
+    second.reset(prompt=without.prompt, **without.meta)
+    assert first.list_files() == "g1.csv (12 bytes, attached)"
+    assert second.list_files() == "the workspace is empty"
     assert first.read_file("g1.csv", 4).startswith("1,2")
     with pytest.raises(ValueError, match="no file 'g1.csv'"):
         second.read_file("g1.csv")
@@ -162,14 +161,14 @@ def test_attachments_reach_their_own_trajectory_only(folder):
     first.write_file("note.txt", "n")
     assert first.python("print(len(open('g1.csv').readlines()), open('note.txt').read())").strip() == "3 n"
     assert (folder / "2023" / "validation" / "g1.csv").read_text() == "a,b\n1,2\n3,4\n"
-    first.reset(task_id="g3")
+    first.reset(**without.meta)
     assert first.list_files() == "the workspace is empty"
 
 
-def test_binary_attachments_and_odd_names(tmp_path):
+def test_binary_attachments_and_odd_names(tmp_path, corpus):
     (tmp_path / "my file (1).xlsx").write_bytes(b"PK\0\1")
-    inside = GaiaEnvironment({"t": str(tmp_path / "my file (1).xlsx")})
-    inside.reset(task_id="t")
+    inside = GaiaEnvironment(corpus)
+    inside.reset(file=str(tmp_path / "my file (1).xlsx"))
     assert inside.list_files() == "attachment.xlsx (4 bytes, attached)"
     with pytest.raises(ValueError, match="is no text"):
         inside.read_file("attachment.xlsx")
@@ -195,9 +194,7 @@ class Reader(Policy):
 
 def test_any_policy_runs_and_levels_are_tabled(folder, tokenizer):
     tasks = load(folder)
-    found = rollout(
-        tasks, Reader(tokenizer), environment=environment(tasks, search=lambda query: "nothing"), seed=1
-    )
+    found = rollout(tasks, Reader(tokenizer), environment=GaiaEnvironment, seed=1)
     assert found[0].turns[0].results[0].observation.startswith("a,b") and found[0].turns[0].results[0].ok
     assert [t.success for t in found] == [1.0, 0.0, 1.0]
     levels = summarize(found, tasks)["by_difficulty"]

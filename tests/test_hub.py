@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from agentkit import Suite, Trajectory, verify
+from agentkit import Lab, Suite, Trajectory, verify
 from agentkit.cli import main
-from agentkit.records import StopReason, ToolResult, Turn
+from agentkit.records import AgentkitError, DataError, StopReason, ToolResult, Turn
 from agentkit.runs import RunError
 from agentkit.tasks.audit import audit
 from agentkit.tasks.public import hub
+from agentkit.tools.runtime import tools_of
 
 HOTPOT = {
     "id": "5a7a", "question": "Were Scott Derrickson and Ed Wood of the same nationality?", "answer": "yes",
@@ -176,7 +177,7 @@ def leetcode(tests: str) -> dict:
 def test_a_gold_answer_that_can_never_pass_is_a_broken_row(tmp_path, name, row, says):
     good = {"gsm8k": GSM8K, "triviaqa": TRIVIA, "hotpotqa": HOTPOT, "open_agentrl": AGENTRL[0]}[name]
     path = write(tmp_path / "rows.jsonl", good, row | {"id": "2", "question_id": "2"})
-    with pytest.raises(hub.HubError, match=f"row 2: .*{says}") as error:
+    with pytest.raises(DataError, match=f"row 2: .*{says}") as error:
         hub.load(name, path)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
     assert len(hub.load(name, path, skip_broken=True).skipped) == 1
@@ -232,14 +233,14 @@ def test_jsonl_json_parquet_and_folders_load_the_same(tmp_path):
 def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, name, content, says):
     if content is not None:
         (tmp_path / name).write_text(content)
-    with pytest.raises(hub.HubError, match=says) as error:
+    with pytest.raises(AgentkitError, match=says) as error:
         hub.load("gsm8k", tmp_path / name)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("limit", [-1, 0, "1", 1.5])
 def test_a_wrong_limit_is_one_sentence(tmp_path, limit):
-    with pytest.raises(hub.HubError, match="limit is .* at least 1"):
+    with pytest.raises(DataError, match="limit is .* at least 1"):
         hub.load("gsm8k", write(tmp_path / "train.jsonl", GSM8K), limit=limit)
 
 
@@ -249,7 +250,7 @@ def test_a_wrong_limit_is_one_sentence(tmp_path, limit):
     ids=["long", "long file", "nul", "nul file"],
 )
 def test_a_path_that_no_file_can_have_is_one_sentence(name):
-    with pytest.raises(hub.HubError, match="does not exist|is no .jsonl"):
+    with pytest.raises(RunError, match="cannot be read|is no .jsonl"):
         hub.load("gsm8k", name)
     with pytest.raises(RunError, match="cannot be read"):
         Suite.load(name)
@@ -270,7 +271,7 @@ def test_a_broken_row_is_named_or_counted(tmp_path, case):
             "humaneval": HUMANEVAL, "open_agentrl": AGENTRL[0]}[case["dataset"]]  # fmt: skip
     row = case["row"] if "row" in case else good | case["change"]
     path = write(tmp_path / "rows.jsonl", good, row)
-    with pytest.raises(hub.HubError, match=f"{path}, row 2: .*{case['says']}") as error:
+    with pytest.raises(DataError, match=f"{path}, row 2: .*{case['says']}") as error:
         hub.load(case["dataset"], path)
     assert "\n" not in str(error.value) and len(str(error.value)) < 500
     loaded = hub.load(case["dataset"], path, skip_broken=True)
@@ -298,7 +299,7 @@ def test_offline_gated_and_wrong_splits_say_what_to_do(monkeypatch, error, says)
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", fails)
-    with pytest.raises(hub.HubError, match=says):
+    with pytest.raises(DataError, match=says):
         hub.load("gsm8k")
 
 
@@ -306,14 +307,14 @@ def test_really_offline_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    with pytest.raises(hub.HubError, match="could not be loaded from the hub .* local files") as error:
+    with pytest.raises(DataError, match="could not be loaded from the hub .* local files") as error:
         hub.load("gsm8k")
     assert "\n" not in str(error.value)
 
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
-        hub.HubError, match="use one of hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval"
+        DataError, match="use one of hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval"
     ):
         hub.load("squad")
 
@@ -338,3 +339,54 @@ def test_a_suite_that_fails_its_audit_is_saved_by_force_only(tmp_path, capsys):
     assert "prompt echo" in said.out and "--force" in said.err and not out.exists()
     assert main([*arguments, "--force"]) == 0 and main(["audit", str(out)]) == 1
     assert main(["audit", str(tmp_path / "none.jsonl")]) == 2
+
+
+# ---- a data set as a suite of the lab
+NOUNS = "amber beech cedar daisy elder fennel ginger hazel iris jasmine kelp laurel mint nettle olive poppy quince".split()
+
+
+def named(number: int) -> str:
+    """A name of three words that no other number has."""
+    first, rest = divmod(number, len(NOUNS))
+    return f"{NOUNS[rest]} {NOUNS[(rest * 5 + first) % len(NOUNS)]} {NOUNS[(rest * 7 + 3 * first + 1) % len(NOUNS)]}{number}"
+
+
+def rows_like(name: str, number: int) -> dict:
+    """A row of the data set's schema, about something that no other row is about."""
+    who = named(number)
+    entry = who.replace(" ", "_")
+    code = f"def {entry}(n):\n    return n + {number}"
+    match name:
+        case "gsm8k":
+            return {"question": f"{who} has {number} coins and finds 5 in {named(number + 60)}. How many?",
+                    "answer": f"{number}+5 = <<{number}+5={number + 5}>>{number + 5}\n#### {number + 5}"}  # fmt: skip
+        case "hotpotqa":
+            passages = {
+                "title": [who, "Ed Wood"],
+                "sentences": [[f"{who} was born in Paris."], ["He made films."]],
+            }
+            return HOTPOT | {"id": f"h{number}", "question": f"Where was {who} of {named(number + 60)} born?",
+                             "answer": "Paris", "context": passages}  # fmt: skip
+        case "mbpp":
+            return {"task_id": number, "text": f"Add {number} for {who} in {named(number + 60)}.", "code": code,
+                    "test_list": [f"assert {entry}(1) == {number + 1}"], "test_setup_code": ""}  # fmt: skip
+    row = agentrl("taco_code", {"inputs": [[1]], "outputs": [number + 1], "fn_name": entry}, "code", number)
+    return row | {
+        "prompt": [
+            {"role": "user", "content": f"Write {entry}(n), which adds {number} for {named(number + 60)}."}
+        ]
+    }
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "hotpotqa", "mbpp", "open_agentrl"])
+def test_sixty_rows_are_a_suite_whose_environment_has_its_tools(tmp_path, name):
+    source = write(tmp_path / "train.jsonl", *(rows_like(name, number) for number in range(60)))
+    assert main(["hub", name, "--file", str(source), "--out", str(tmp_path / "tasks.jsonl")]) == 0
+    lab = Lab.open({"tasks": str(tmp_path / "tasks.jsonl")})
+    suite = lab.suite()
+    sizes = {split: len(suite.split(split)) for split in ("train", "validation", "test")}
+    assert len(suite) == 60 and min(sizes.values()) >= 5 and sizes["train"] >= 35
+    for task in suite:
+        environment = lab.environments[task.family]()
+        assert set(task.tools) <= set(tools_of(environment))
+        environment.reset(**task.meta)

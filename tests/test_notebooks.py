@@ -95,7 +95,7 @@ def test_a_finished_run_is_kept_and_its_table_printed_again(finished, capsys):
 
 
 @pytest.mark.slow
-def test_plain_papermill_runs_one_notebook_where_it_writes_it(finished, tmp_path):
+def test_plain_papermill_runs_one_notebook(finished, tmp_path):
     copy = tmp_path / "plain"
     shutil.copytree(finished, copy)
     shutil.rmtree(copy / "train")
@@ -108,7 +108,7 @@ def test_plain_papermill_runs_one_notebook_where_it_writes_it(finished, tmp_path
         "-f",
         "params/nano.yaml",
     ]
-    for key, value in {**TINY, "steps": 1, "preflight": "off", "seed": 3}.items():
+    for key, value in {**TINY, "run": str(copy), "steps": 1, "preflight": "off", "seed": 3}.items():
         if key not in ("n_tasks", "sft_transcripts", "test_samples"):  # of other notebooks
             words += ["-p", key, str(value)]
     child = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -98,6 +98,17 @@ def test_training_curves_of_little():
         plots.training_curves(pd.DataFrame({"step": [1], "novel": [1.0]}))
 
 
+def test_long_runs_are_thinned_and_keep_their_ends_and_validations():
+    table = pd.DataFrame({"step": range(1, 10_001), "success": np.linspace(0, 1, 10_000)})
+    table["val_success"] = table["success"].where(table["step"] % 10 == 0)
+    figure = plots.training_curves(table)
+    raw = next(t for t in figure.data if t.name == "success" and t.mode == "markers")
+    (validation,) = [t for t in figure.data if t.name.startswith("validation")]
+    assert len(raw.x) <= 800 and raw.x[-1] == 10_000 and raw.y[-1] == 1.0
+    assert 400 <= len(validation.x) <= 800 and validation.x[-1] == 10_000
+    assert "every 25th step" in figure.layout.title.subtitle.text
+
+
 def test_moving_average():
     figure = plots.curve(
         pd.DataFrame({"step": range(45), "kl": [0.0] * 22 + [3.0] + [0.0] * 22}), "kl", "Drift?", "nats"
@@ -171,7 +182,6 @@ def test_difficulty_counts():
 
 
 # ---- notebook 05
-# -----------------------------------------------------------------------------------------------------
 def test_draws_failures_and_behaviour_are_drawn_with_every_number():
     tasks = [Task(f"t{i}", "?", "x") for i in range(6)]
     before = [trajectory(f"t{i}", float(k < i % 3), k) for i in range(6) for k in range(4)]

@@ -156,11 +156,7 @@ def test_autopsy_003_an_unanchored_pattern_strikes_everything(rollouts):
     with pytest.raises(PreflightError) as refusal:
         found.require()
     said = str(refusal.value)
-    assert (
-        "faithfulness takes 20 from gold trajectories" in said
-        and "unanchored" in said
-        and WIDE.pattern in said
-    )
+    assert "faithfulness takes 20 from gold trajectories" in said and "unanchored" in said
     assert found["Groups without advantage"].light == "red"
     mended = judged(rollouts, or_debug(ANCHORED))
     assert mended["Gold trajectories"].light == "green" and mended["Groups without advantage"].light != "red"
@@ -314,16 +310,14 @@ def test_the_forecast_expects_trajectories_as_long_as_the_experts():
 
 
 def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
-    recipe = Recipe(group_size=4, model="nano")
+    lab = Lab.open(Recipe(group_size=4, model="nano"))
     careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")
-    found, rollouts = examine(
-        Lab.open(recipe), careless, suite.split("train"), n_test=len(suite.split("test")), n_tasks=8
-    )
+    found, rollouts = examine(lab, careless, suite.split("train"), n_test=len(suite.split("test")))
     found.require()
     assert (
         found["Gold trajectories"].light == "green"
         and found["Masks"].light == "green"
-        and len(rollouts) == 32
+        and len(rollouts) == 48
     )
     assert (
         found["Signal or noise"].values["repeatable"] == pytest.approx(1.0)

@@ -8,7 +8,6 @@ import asyncio
 import importlib
 import random
 import warnings
-from functools import partial
 
 import pytest
 from says import Says
@@ -78,7 +77,7 @@ class TestCodeEnvironment(EnvironmentConformance):
 
 
 class TestWorkbenchEnvironment(EnvironmentConformance):
-    factory = partial(WorkbenchEnvironment, session=True)
+    factory = WorkbenchEnvironment
     calls = [
         WRITE,
         READ,

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import tyro
 
-from agentkit import ToolCall, cli
-from agentkit.rewards import score
+from agentkit import Lab, ToolCall, cli
 from agentkit.tools.conformance import EnvironmentConformance
 from agentkit.tools.environments import tools_of
 
@@ -29,13 +28,20 @@ COMMANDS = [
 ]
 
 
-def test_the_example_of_own_tasks_tools_and_rewards_runs(corpus):
-    namespace: dict = {}
-    exec(OWN, namespace)
-    suite = namespace["suite"]
+def test_the_example_of_a_lab_file_runs(tmp_path):
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.yaml").write_text("lab: mine.py\nfamilies: remainders,B\nn_tasks: 60\n")
+    lab = Lab.open(tmp_path / "mine.yaml")
+    suite = lab.suite()
     assert len(suite) == 60 and {task.family for task in suite} == {"remainders", "B"}
-    assert set(tools_of(namespace["Environment"](corpus))) == {"search", "calculator", "shout"}
-    assert "brevity" in namespace["reward"] and callable(score)
+    assert set(tools_of(lab.environments["remainders"]())) == {"search", "calculator", "shout"}
+    assert "brevity" in lab.reward
+
+
+def test_the_files_of_the_reading_tour_are_there():
+    tour = README[README.index("## Reading tour") : README.index("## Data and licences")]
+    files = re.findall(r"`([\w/]+\.py)`", tour)
+    assert len(files) == 13 and all((ROOT / "agentkit" / file).is_file() for file in files)
 
 
 def test_the_example_of_a_declared_tool_keeps_the_protocol():

@@ -281,6 +281,15 @@ def test_the_keys_a_notebook_declares_reach_it_and_done_stages_are_kept(tmp_path
     assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
 
 
+def test_a_stage_is_not_done_with_another_lab_file(tmp_path, no_notebooks):
+    run = Run.create(tmp_path / "a")
+    run.begin("01_tasks", {"n_tasks": 60})
+    run.end("01_tasks")
+    for lab, executed in (("", 0), ("abc", 1), ("abc", 1), ("def", 2), ("", 3)):
+        stages.run_stages(run, {"n_tasks": 60}, 0, 0, lab=lab)
+        assert len(no_notebooks) == executed
+
+
 def test_a_call_from_outside_the_project_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["run", str(NANO), "--run", "a"]) == 2

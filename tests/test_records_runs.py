@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import os
 import stat
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -460,31 +463,39 @@ def test_the_project_root_is_found_from_inside(tmp_path):
     assert runs.project_root("/") == Path("/")
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["python", "-m", "papermill", "in/03.ipynb", "outputs/b/03.ipynb", "-p", "seed", "3"], "outputs/b"),
-        (["/usr/bin/papermill", "in/03.ipynb", "outputs/b/03.ipynb"], "outputs/b"),
-        (["python", "/venv/bin/papermill", "03.ipynb"], None),
-        (["jupyter", "lab", "03.ipynb", "04.ipynb"], None),
-        ([], None),
-    ],
-)
-def test_the_folder_papermill_writes_to_is_the_default(tmp_path, monkeypatch, words, expected):
-    import psutil
-
-    class Parent:
-        def cmdline(self):
-            return words
-
-        def cwd(self):
-            return str(tmp_path)
-
-        def parent(self):
-            return self
-
+def test_without_a_run_named_it_is_outputs_lab(tmp_path, monkeypatch):
     for name in ("notebooks", "params"):
         (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(psutil, "Process", Parent)
-    assert runs.default_folder() == tmp_path.resolve() / (expected or "outputs/lab")
+    monkeypatch.chdir(tmp_path / "params")
+    monkeypatch.delenv("AGENTKIT_RUN", raising=False)
+    assert runs.default_folder() == tmp_path.resolve() / "outputs" / "lab"
+
+
+def test_plain_papermill_makes_the_run_folder_and_names_it(tmp_path):
+    """Through the entry point, here as an installed project declares it; a folder elsewhere must exist."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    ((scheme, handler),) = project["entry-points"]["papermill.io"].items()
+    (tmp_path / "site" / "plugin-1.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "plugin-1.dist-info" / "entry_points.txt").write_text(
+        f"[papermill.io]\n{scheme} = {handler}\n"
+    )
+    code = "import os; open('seen', 'w').write(os.environ.get('AGENTKIT_RUN', ''))"
+    cell = {
+        "cell_type": "code",
+        "id": "a",
+        "metadata": {},
+        "outputs": [],
+        "execution_count": None,
+        "source": code,
+    }
+    kernel = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python 3"}}
+    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": [cell]}
+    (tmp_path / "n.ipynb").write_text(json.dumps(notebook))
+    command = [sys.executable, "-m", "papermill", "n.ipynb"]
+    paths = [str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]
+    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": ":".join(paths)}, "timeout": 120}
+    subprocess.run([*command, "outputs/a/n.ipynb"], check=True, capture_output=True, **options)
+    assert (tmp_path / "seen").read_text() == str(tmp_path.resolve() / "outputs" / "a")
+    assert (tmp_path / "outputs" / "a" / "n.ipynb").exists()
+    child = subprocess.run([*command, "other/n.ipynb"], capture_output=True, **options)
+    assert child.returncode != 0 and not (tmp_path / "other").exists()

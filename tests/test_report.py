@@ -13,8 +13,8 @@ from agentkit.evaluation import compare
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, append_jsonl, digest, load_run, write_json, write_tasks, write_trajectories
 from agentkit.views import card as report
-from agentkit.views.card import MAX_BYTES, render, representative, write_report
-from agentkit.views.redact import environment_secrets, is_secret_name, looks_random, redact, redact_text
+from agentkit.views.card import MAX_BYTES, render, write_report
+from agentkit.views.redact import environment_secrets, is_secret_name, redact, redact_text
 
 HOSTILE = " ".join((*SCRIPTS.values(), *CHARACTERS.values()))
 RECIPE = {
@@ -38,6 +38,23 @@ def trajectory(task_id, policy, sample, success, observation="Found it."):
         task_id, policy, sample, 0, (9,), (1, 2, 3), (1, 0, 1), (0.0,) * 3, turns, StopReason.ANSWER, "5", success, "because",
         {"correctness": success}, success,
     )  # fmt: skip
+
+
+def alarm(**fields):
+    row = {
+        "step": 1,
+        "alarm": "x",
+        "severity": "warning",
+        "value": 0.5,
+        "evidence": [],
+        "cause": "",
+        "advice": "",
+    }
+    return row | fields
+
+
+def item(**fields):
+    return {"name": "", "light": "green", "finding": "", "advice": "", "evidence": [], "values": {}} | fields
 
 
 def policies(tasks, **options):
@@ -79,14 +96,8 @@ def make_run(path, n=12, tasks=None, **options):
             run.file("train", "metrics.jsonl"),
             row | ({"val_success": 0.3 + step / 10, "val_seconds": 1.0} if step % 2 == 0 else {}),
         )
-    append_jsonl(
-        run.file("train", "alarms.jsonl"),
-        {"step": 3, "alarm": "kl_spike", "severity": "warning", "advice": "Lower the rate."},
-    )
-    write_json(
-        run.file("preflight.json"),
-        {"verdict": "go", "items": [{"item": "dead groups", "light": "green", "advice": "none"}]},
-    )
+    append_jsonl(run.file("train", "alarms.jsonl"), alarm(step=3, alarm="kl_spike", advice="Lower the rate."))
+    write_json(run.file("preflight.json"), {"light": "green", "items": [item(name="dead groups")]})
     stages = {name: {"status": "done", "seconds": 150} for name in report.STAGES}
     hashes = {"tasks.jsonl": digest(run.file("tasks.jsonl"))}
     run.update(
@@ -100,7 +111,6 @@ def make_run(path, n=12, tasks=None, **options):
 
 
 # ---- what it says
-# ----------------------------------------------------------------------------------------------------
 def test_every_part_is_there(tmp_path, capsys):
     run = make_run(tmp_path / "a")
     assert main(["report", str(run.path)]) == 0
@@ -125,7 +135,7 @@ def test_every_part_is_there(tmp_path, capsys):
     assert "Missing." not in page and not re.search(
         r"""(?:src|href)=["']?https?:""", page.split("<script>")[0]
     )
-    assert page.count("Plotly.newPlot(place") == 1 and len(page) < MAX_BYTES
+    assert page.count("Plotly.newPlot(") == 3 and len(page) < MAX_BYTES
 
 
 def test_a_changed_file_is_told(tmp_path):
@@ -194,7 +204,6 @@ def test_odd_manifests_never_stop_it(tmp_path, manifest):
 
 
 # ---- size
-# ------------------------------------------------------------------------------------------------------------
 def test_a_thousand_tasks_and_huge_observations_stay_under_the_bound(tmp_path):
     noise = base64.b64encode(os.urandom(750_000)).decode()  # a megabyte that no compression shrinks
     run = make_run(tmp_path / "a", n=1000)
@@ -204,7 +213,7 @@ def test_a_thousand_tasks_and_huge_observations_stay_under_the_bound(tmp_path):
     ]
     write_trajectories(run.file("eval", "grpo.parquet"), found["grpo"])
     for _ in range(20):
-        append_jsonl(run.file("train", "alarms.jsonl"), {"step": 1, "alarm": "x", "advice": noise})
+        append_jsonl(run.file("train", "alarms.jsonl"), alarm(advice=noise))
     path = write_report(load_run(run.path))
     assert path.stat().st_size < MAX_BYTES
     page = path.read_text()
@@ -222,15 +231,10 @@ def test_long_trainings_are_thinned(tmp_path):
     ]
     run.file("train", "metrics.jsonl").write_text("\n".join(rows) + "\n")
     page = render(load_run(run.path))
-    assert (
-        len(page) < 6_500_000
-        and "The curves draw every 10th step." in page
-        and "9999 of 4 optimiser steps" in page
-    )
+    assert len(page) < 6_500_000 and "dots: every 25th step" in page and "9999 of 4 optimiser steps" in page
 
 
 # ---- secrets
-# ---------------------------------------------------------------------------------------------------------
 SECRETS = {
     "hub": "hf_" + "AbCdEfGhIjKlMnOpQr" * 2,
     "api": "sk-proj-" + "a1B2c3D4e5F6g7H8i9J0",
@@ -268,23 +272,16 @@ def test_no_planted_secret_is_in_it(tmp_path, monkeypatch):
     )
     append_jsonl(
         run.file("train", "alarms.jsonl"),
-        {"step": 1, "alarm": SENTENCE, "advice": SENTENCE, "password": "in-a-field"},
+        alarm(alarm=SENTENCE, advice=SENTENCE, cause=SENTENCE, evidence=[SENTENCE]),
     )
-    write_json(run.file("preflight.json"), {"secret_key": "in-preflight", SENTENCE: [{"advice": SENTENCE}]})
+    items = [item(name=SENTENCE, finding=SENTENCE, advice=SENTENCE)]
+    write_json(run.file("preflight.json"), {"light": "red", "items": items})
     handed = []
     real = report.compare_trajectories
     monkeypatch.setattr(report, "compare_trajectories", lambda *a, **k: handed.append(a) or real(*a, **k))
     page = render(load_run(run.path))
     shown = page + repr(handed)
-    for secret in (
-        *SECRETS.values(),
-        "plain-looking",
-        "inner-value",
-        "in-a-field",
-        "in-preflight",
-        "MIIEpAIBAAKCAQEA",
-        "pa55w0rd",
-    ):
+    for secret in (*SECRETS.values(), "plain-looking", "inner-value", "MIIEpAIBAAKCAQEA", "pa55w0rd"):
         assert secret not in shown, secret
     assert "[masked]" in page and handed and "Let me look." in shown
     assert all(set(t.completion_ids) == {0} and not t.prompt_ids for ts in handed[0][1].values() for t in ts)
@@ -308,35 +305,16 @@ def test_harmless_names(name):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "Bearer {}",
-        "token: {}",
-        "key={}",
-        '{{"key": "{}"}}',
-        "Authorization: Basic {}",
-        "?sig={}&x=1",
-        "api-key = '{}'",
-        "secret: {}",
-    ]
+    ["MY_TOKEN={}", "export SERVICE_PASSWORD={}", "a.client_secret: {}", "pwd={}", '{{"api_key": "{}"}}']
     + [
         '{{\\"api_key\\":\\"{}\\"}}',
-        "export A_TOKEN={}",
-        "my password is {}",
+        "token: {}",
+        "Authorization: Basic {}",
         "X-Api-Key:{}",
-        "login with key {}",
-        "HF_TOKEN: {}",
         "dbPassword => {}",
     ],
 )
-def test_values_after_telling_words(text):
-    secret = "q7Zk29xWvB41mN"
-    assert secret not in redact_text(text.format(secret)) and "[masked]" in redact_text(text.format(secret))
-
-
-@pytest.mark.parametrize(
-    "text", ["MY_TOKEN={}", "export SERVICE_PASSWORD={}", "a.client_secret: {}", "password is {}", "pwd={}"]
-)
-def test_plain_values_after_sure_names(text):
+def test_values_under_secret_names(text):
     assert redact_text(text.format("swordfish7")) == text.format("[masked]")
 
 
@@ -365,11 +343,6 @@ def test_environment_values_and_quick_masking():
         {"A_PASSWORD": "p@ss word", "HOME": "somewhere", "B_TOKEN": "abc", "DB_SECRET": "much-longer-secret"}
     )
     assert found == ("much-longer-secret", "p%40ss%20word", "p@ss word")
-    assert (
-        looks_random("a1b2c3d4e5f6")
-        and not looks_random("internationalisation")
-        and not looks_random("aaaaaaaaaaaa1")
-    )
     for text in (
         "key=" * 250_000,
         "password" + " " * 10**6,
@@ -381,7 +354,6 @@ def test_environment_values_and_quick_masking():
 
 
 # ---- data that must not be shared
-# ------------------------------------------------------------------------------------
 def test_private_tasks_are_ids_and_scores_only(tmp_path):
     share = {"share": False, "source": "GAIA", "licence": "gated"}
     tasks = [
@@ -403,22 +375,10 @@ def test_private_tasks_are_ids_and_scores_only(tmp_path):
     assert (
         "private answer" not in page and "private observation" not in page and "3 tasks are not shown" in page
     )
-    assert all(f"<td>g{i}</td>" in page for i in range(3)) and "gated" in page
-
-
-def test_representative_tasks_are_chosen_by_the_rule():
-    tasks = {f"{f}{i}": Task(f"{f}{i}", "q", "a", family=f) for f in "AB" for i in range(10)}
-    turn = {i: (0.0, 1.0) for i in tasks} | {"A0": (1.0, 0.0), "B1": (0.0, 0.0), "B2": (1.0, 1.0)}
-    own = {
-        name: [trajectory(i, name, 0, turn[i][side]) for i in tasks]
-        for side, name in enumerate(("sft", "grpo"))
-    }
-    chosen, rule = representative(tasks, own, 8)
-    assert [t.id for t in chosen] == ["A1", "B0", "A2", "B3", "A0", "B1", "B2"] and rule.startswith("7 tasks")
+    assert all(f">g{i}</th>" in page for i in range(3)) and "gated" in page
 
 
 # ---- in a browser
-# ----------------------------------------------------------------------------------------------------
 def opened(browser, path, scheme="light", width=1400):
     context = browser.new_context(color_scheme=scheme, offline=True, viewport={"width": width, "height": 900})
     page, faults = context.new_page(), []
@@ -459,8 +419,10 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
         run.file("train", "metrics.jsonl"),
         {"step": 5, "reward": 1.0, f"reward/{HOSTILE}": 1.0, HOSTILE: HOSTILE},
     )
-    append_jsonl(run.file("train", "alarms.jsonl"), {"step": HOSTILE, "alarm": HOSTILE, HOSTILE: HOSTILE})
-    write_json(run.file("preflight.json"), {HOSTILE: HOSTILE, "items": [{HOSTILE: [HOSTILE]}]})
+    told = {"alarm": HOSTILE, "severity": HOSTILE, "cause": HOSTILE, "advice": HOSTILE, "evidence": [HOSTILE]}
+    append_jsonl(run.file("train", "alarms.jsonl"), alarm(step=HOSTILE, **told))
+    items = [item(name=HOSTILE, light=HOSTILE, finding=HOSTILE, advice=HOSTILE)]
+    write_json(run.file("preflight.json"), {"light": HOSTILE, "items": items})
     run.update(
         recipe={HOSTILE: HOSTILE, "model": HOSTILE, "seed": HOSTILE},
         stages={HOSTILE: {"status": HOSTILE}},

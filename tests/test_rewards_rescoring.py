@@ -59,7 +59,7 @@ def trajectory(task, sample, success, searched, step=1) -> Trajectory:
 
 @pytest.fixture
 def run(tmp_path) -> Run:
-    """Two steps: task a is dead under correctness alone and told apart by its calls; task b is the other way
+    """Two steps: task a is dead under correctness alone and distinguished by its calls; task b is the other way
     round.
     """
     made = Run.create(tmp_path / "run")
@@ -78,7 +78,7 @@ def test_dead_groups_and_ranks_of_a_run(run):
     table = result.table()
     assert list(table.index) == ["all", "easy", "hard"]
     groups = {"groups": 4, "dead before": 2, "dead now": 2, "revived": 2, "died": 2, "best changed": 0}
-    pairs = {"same order": 4, "reversed": 0, "told apart now": 4, "tied now": 4}
+    pairs = {"same order": 4, "reversed": 0, "distinguished now": 4, "tied now": 4}
     assert table.loc["all"].to_dict() == groups | pairs
     assert table.loc["easy", "revived"] == 2 and table.loc["hard", "died"] == 2
     assert (
@@ -129,7 +129,7 @@ def test_the_command_prints_the_table_and_writes_figure_and_csv(run, capsys):
     assert len(run.file("rescored", "toolrl.csv").read_text().splitlines()) == 5
     assert "plotly" in run.file("rescored", "toolrl.html").read_text()
     assert cli.main(["rescore", str(run.path), "--reward", "tool"]) == 2
-    assert "use plan, toolrl" in capsys.readouterr().err
+    assert "use plan, none, toolrl" in capsys.readouterr().err
 
 
 def test_no_torch_is_loaded():

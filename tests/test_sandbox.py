@@ -62,6 +62,9 @@ def test_a_traceback_shows_the_programs_lines_only():
     assert result.stderr.startswith("Traceback") and result.stderr.endswith(
         "ZeroDivisionError: division by zero\n"
     )
+    refused = run_python("import os\nos.system('id')").stderr
+    assert "line 2, in <module>" in refused and "zygote" not in refused
+    assert refused.endswith("PermissionError: [Errno 1] this sandbox cannot start other programs\n")
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -327,16 +330,11 @@ def test_rules_that_cannot_be_collected_ahead_stop_nobody(tier, monkeypatch, tmp
     """As where descriptors have run out for a while: programs that run go on, and the next one collects its
     own.
     """
-    source, ahead = (
-        Path(zygote.__file__).parent,
-        "                    self.ruleset = confine.Ruleset(self.opened)",
-    )
+    source, ahead = Path(zygote.__file__).parent, "    self.ruleset = confine.Ruleset(self.opened)"
     (tmp_path / "confine.py").write_text((source / "confine.py").read_text())
     text = (source / "zygote.py").read_text()
     assert text.count(ahead) == 1
-    (tmp_path / "zygote.py").write_text(
-        text.replace(ahead, "                    raise OSError(24, 'no descriptors')")
-    )
+    (tmp_path / "zygote.py").write_text(text.replace(ahead, "    raise OSError(24, 'no descriptors')"))
     monkeypatch.setattr(zygote, "__file__", str(tmp_path / "zygote.py"))
     sandbox.close()
     for _ in range(2):

@@ -16,6 +16,7 @@ from agentkit.rollouts import Limits
 from agentkit.rollouts.calls import FORMATS
 from agentkit.rollouts.loop import LAST_TURN
 from agentkit.tasks import solve
+from agentkit.tasks.expert import PlanError
 from agentkit.tools import calculate
 from agentkit.tools.environments import CorpusEnvironment
 
@@ -216,22 +217,98 @@ def test_the_wrong_operation_is_another_expression(expression):
         assert wrong != expression and calculate(wrong)
 
 
-def test_a_family_with_its_own_tool_can_be_demonstrated(tokenizer):
-    class Mirror:
-        def reset(self, **row):
-            pass
+# ---- a user's tools
+class Shop:
+    """Buying changes its state, so a call too many or a wrong one shows."""
 
-        def reverse(self, text: str) -> str:
-            """Reverse a text.
+    def reset(self, **row):
+        self.bought = []
 
-            Args:
-                text: The text.
-            """
-            return text[::-1]
+    def buy(self, item: str, count: int) -> str:
+        """Buy something.
 
-    plan = [{"tool": "reverse", "arguments": {"text": "abc"}}]
-    task = Task("m-1", "Reverse abc.", "cba", tools=("reverse",), meta={"plan": plan})
-    options = {"environment": Mirror, "group_size": 20, "limits": ROOMY}
-    assert all(t.success == 1.0 for t in rollout([task], ScriptedPolicy(tokenizer), **options))
-    slips = rollout([task], ScriptedPolicy(tokenizer, Flaws(malformed=1.0)), **options)
-    assert all(t.success == 1.0 and not calls(t)[0].ok for t in slips)
+        Args:
+            item: What.
+            count: How many.
+        """
+        self.bought.append((item, count))
+        return f"{sum(n for _, n in self.bought)} in the cart: {self.bought}"
+
+    def compute(self, text: str) -> str:
+        """Echo a text; it has the name that a slip of the calculator takes.
+
+        Args:
+            text: The text.
+        """
+        return text
+
+
+CART = "3 in the cart: [('tea', 1), ('jam', 2)]"
+BUY = [
+    {"tool": "buy", "arguments": {"item": "tea", "count": 1}},
+    {"tool": "buy", "arguments": {"item": "jam", "count": 2}},
+]
+EVERY = {name: 1.0 for name in ("skip_lookup", "wrong_operation", "in_head", "give_up")}
+
+
+@pytest.fixture(scope="module")
+def shop(tokenizer):
+    """Play a plan in the shop."""
+
+    def run(plan, answer=CART, n=20, **flaws):
+        tools = ("buy", "compute", "search", "calculator", "python")
+        task = Task("shop-1", "Buy tea and jam.", answer, tools=tools, meta={"plan": plan})
+        policy = ScriptedPolicy(tokenizer, Flaws(**flaws))
+        return rollout([task], policy, environment=Shop, group_size=n, limits=ROOMY)
+
+    return run
+
+
+@pytest.mark.parametrize("flaws", [{}, EVERY, {"malformed": 1.0}])
+def test_a_tool_of_the_users_own_is_played_as_planned(shop, flaws):
+    found = shop(BUY, **flaws)
+    assert all(t.success == 1.0 for t in found)  # no purchase too many, and nothing guessed
+    assert all([r.arguments for r in calls(t) if r.ok] == [s["arguments"] for s in BUY] for t in found)
+    assert all((len(calls(t)) == 4) == ("malformed" in flaws) for t in found)
+
+
+def test_a_step_may_carry_its_own_wrong_variants(shop):
+    wrong = [{"item": "jam", "count": 20}, {"item": "ham", "count": 2}]
+    found = shop([BUY[0], BUY[1] | {"wrong": wrong}], wrong_operation=1.0)
+    assert all(calls(t)[0].arguments == BUY[0]["arguments"] and t.success == 0.0 for t in found)
+    assert {str(calls(t)[1].arguments) for t in found} == {str(variant) for variant in wrong}
+    then = {"tool": "compute", "arguments": {"text": "I see {0}"}}
+    expecting = {"expect": "1 tea", "wrong": [{"item": "ham", "count": 5}]}
+    (wrong,) = shop([BUY[0] | expecting, then], n=1, wrong_operation=1.0)
+    assert wrong.answer == "I see 5 in the cart: [('ham', 5)]"  # what it saw, not what the plan expects
+    (right,) = shop([BUY[0] | expecting, then], n=1)
+    assert right.answer == "I see 1 tea"
+
+
+def test_names_of_shipped_tools_with_other_arguments_fail_no_flaw(shop):
+    for tool in ("search", "calculator", "python"):
+        found = shop([BUY[0], {"tool": tool, "arguments": {"x": [1, {"y": 2}]}}], **EVERY)
+        assert all(t.stop_reason is StopReason.ANSWER for t in found)
+
+
+@pytest.mark.parametrize("flaws", [{}, EVERY | {"malformed": 1.0}])
+def test_an_empty_plan_answers_at_once(shop, flaws):
+    for found in shop([], "Oslo", n=3, **flaws):
+        assert (found.answer, found.success, len(found.turns), calls(found)) == ("Oslo", 1.0, 1, [])
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        None, "buy", {"tool": "buy"}, ["buy"], [None], [[]], [{}], [{"tool": "buy"}], [{"arguments": {}}],
+        [{"tool": None, "arguments": {}}], [{"tool": ["buy"], "arguments": {}}], [{"tool": "buy", "arguments": "tea"}],
+        [{"tool": "buy", "arguments": {"item": "{0}"}}], [BUY[0], {"tool": "buy", "arguments": {"item": "{1}"}}],
+        [BUY[0] | {"wrong": "ham"}], [BUY[0] | {"wrong": 5}], [BUY[0] | {"wrong": [{"item": "{7}"}]}],
+        [{"tool": "buy", "arguments": {"item": {1, 2}}}],
+    ],
+)  # fmt: skip
+def test_a_malformed_plan_is_one_sentence(shop, plan):
+    with pytest.raises(
+        PlanError, match=r"^'Buy tea and jam.'(: step \d of the plan cannot be played| has no plan)"
+    ):
+        shop(plan, n=1, wrong_operation=1.0)

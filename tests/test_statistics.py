@@ -20,7 +20,6 @@ from agentkit.evaluation import statistics as st
 
 
 # ---- several samples of one task
-# -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("n", "c"), [(1, 0), (1, 1), (4, 0), (4, 1), (5, 3), (8, 8), (9, 2)])
 def test_draws_equal_enumeration(n, c):
     outcomes = [1] * c + [0] * (n - c)
@@ -62,7 +61,6 @@ def test_draws_are_unbiased_and_refuse_what_is_no_draw():
 
 
 # ---- equality with scipy and statsmodels
-# -----------------------------------------------------------------------------
 def test_single_samples_give_wilsons_interval():
     for solved, n in [(0, 10), (2, 3), (7, 20), (50, 50)]:
         rates = np.repeat([1.0, 0.0], [solved, n - solved])
@@ -166,7 +164,6 @@ def test_seeds_spread_equals_a_hierarchical_bootstrap_where_that_is_right():
 
 
 # ---- degenerate inputs
-# -----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("n", [1, 20])
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_equal_outcomes_do_not_claim_certainty(n, value):
@@ -183,7 +180,6 @@ def test_equal_outcomes_do_not_claim_certainty(n, value):
 def test_the_smallest_samples_are_defined():
     one = np.array([1.0])
     assert st.mean_p(one) == st.sign_flip_p(one) == 1.0
-    assert st.bootstrap_interval(one) == [1.0, 1.0]
     assert st.detectable_mean(5, 0.2) is st.detectable_mcnemar(5, 0.3) is None
     assert st.detectable_mcnemar(6, 0.0) is not None
     assert st.seeds_interval(np.full((2, 1), 0.5), low=0, high=1)[1] > 0.5
@@ -191,7 +187,6 @@ def test_the_smallest_samples_are_defined():
 
 
 # ---- simulated studies
-# -----------------------------------------------------------------------------------------------
 def outcomes(rng, studies, n, k, shape, lift=0.0):
     """Two policies' rates in many studies: samples of a task share its own success chance. Shapes (R, N) and
     the true lift.
@@ -230,14 +225,6 @@ def test_success_intervals_of_single_samples_cover(n, p):
 def test_difference_intervals_cover(n, k, shape, lift):
     before, after, truth = outcomes(np.random.default_rng(8), 2000, n, k, shape, lift)
     assert 0.93 <= covered([st.difference_interval(d, k == 1) for d in after - before], truth) <= 0.97
-
-
-@pytest.mark.parametrize("n", [20])
-def test_the_paired_bootstrap_covers(n):
-    before, after, truth = outcomes(np.random.default_rng(9), 200, n, 4, (2, 2), 0.2)
-    assert (
-        0.91 <= covered([st.bootstrap_interval(d) for d in after - before], truth) <= 0.985
-    )  # 200 studies: +- 4 points
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ processes.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
@@ -108,8 +109,8 @@ class Bench:
         return how
 
 
-def run(name, environment=None, **arguments):
-    return asyncio.run(run_call(ToolCall(name, arguments), environment or Bench()))
+def run(name, environment=None, timeout_s=10.0, **arguments):
+    return asyncio.run(run_call(ToolCall(name, arguments), environment or Bench(), timeout_s=timeout_s))
 
 
 # ---- declaring
@@ -430,6 +431,63 @@ print(asyncio.run(run_call(ToolCall("work", {}), Cell(), timeout_s=60)).observat
         [sys.executable, "-c", code], cwd=project_root(__file__), capture_output=True, text=True, timeout=120
     )
     assert child.stdout.strip() == "42", child.stderr
+
+
+LAB = """
+import dataclasses
+from agentkit.tools.runtime import tool
+from lab_helper import FACTOR
+
+class Base:
+    def reset(self, **row):
+        pass
+
+@dataclasses.dataclass
+class Stock:
+    count: int
+
+class Shop(Base):
+    def __init__(self):
+        self.stock = Stock(6)
+
+    @tool(process=True)
+    def work(self, more: int) -> str:
+        return f"{__name__} {type(self).__mro__[1].__name__} {self.stock.count * FACTOR + more + EXTRA}"
+
+EXTRA = 0
+"""
+
+
+def load_file(monkeypatch, name: str, path: Path):
+    """Load a module from a path and register it, as a user's lab file is."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_tool_of_a_lab_file_runs_in_a_process(tmp_path, monkeypatch):
+    """Its module is loaded from a path under a name that no other process can import; so is what it imports."""
+    (tmp_path / "helper.py").write_text("FACTOR = 7\n")
+    (tmp_path / "mine.py").write_text(LAB)
+    load_file(monkeypatch, "lab_helper", tmp_path / "helper.py")
+    monkeypatch.syspath_prepend(tmp_path)  # as the lab does
+    shop = load_file(monkeypatch, "agentkit_lab_mine", tmp_path / "mine.py").Shop()
+    assert run("work", shop, more=0, timeout_s=60).observation == "agentkit_lab_mine Base 42"
+    assert run("work", shop, more=1, timeout_s=60).observation == "agentkit_lab_mine Base 43"
+
+
+def test_a_lab_file_that_changed_is_loaded_anew(tmp_path, monkeypatch):
+    (tmp_path / "helper.py").write_text("FACTOR = 7\n")
+    load_file(monkeypatch, "lab_helper", tmp_path / "helper.py")
+    for number, folder in enumerate(("a", "a", "b")):
+        path = tmp_path / folder / "mine.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(LAB.replace("EXTRA = 0", f"EXTRA = {number}"))
+        os.utime(path, ns=(number, number))
+        shop = load_file(monkeypatch, "agentkit_lab_mine", path).Shop()
+        assert run("work", shop, more=0, timeout_s=60).observation.endswith(f" {42 + number}")
 
 
 def test_a_tool_that_cannot_be_sent_to_a_process_says_so():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import sandbox
-from agentkit.tools import PythonSession, Workspace, calculate, query_database, run_program, search_passages
+from agentkit.tools import Workspace, calculate, query_database, run_program, search_passages
 from agentkit.tools import files as file_tool
 
 CHARACTERS = st.text(st.characters(), max_size=60)
@@ -307,36 +307,3 @@ def test_a_program_that_fails_is_a_sentence(code, says):
     with pytest.raises(ValueError) as error:
         run_program(code, timeout_s=0.5 if "while True: pass" in code else 20)
     assert says in str(error.value) and len(str(error.value)) < 8_000
-
-
-@needs_sandbox
-def test_a_session_remembers_what_went_well():
-    session = PythonSession(timeout_s=30)
-    session.run("import random\nx = random.random()\ndef twice(a): return 2 * a\nprint('once')")
-    first = session.run("print(twice(x))")[0]
-    assert "once" not in first and session.run("print(twice(x))")[0] == first
-    with pytest.raises(ValueError, match='File "cell.py", line 2') as error:
-        session.run("y = 1\n1 / 0")
-    assert "main.py" not in str(error.value)
-    with pytest.raises(ValueError, match="NameError"):
-        session.run("print(y)")
-
-
-@needs_sandbox
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "import sys\nsys.exit(0)",
-        "'''\\\n\"\"\"'''",
-        "x = '{0} %s \\x00'",
-        "\0",
-        "\ud800",
-        "import os\nos._exit(0)",
-    ],
-)
-def test_no_cell_breaks_the_session(cell):
-    session = PythonSession(timeout_s=30)
-    session.run("a = 5")
-    with contextlib.suppress(ValueError):
-        session.run(cell)
-    assert session.run("print(a)")[0] == "5"

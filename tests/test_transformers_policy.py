@@ -256,19 +256,17 @@ def test_numbers_that_are_not_finite_stop_the_rollout_and_leave_no_trace():
     assert_same(play(policy, 4), play(TransformersPolicy(model, EndsAt()), 4))
 
 
-def test_a_second_event_loop_is_refused_instead_of_waiting_for_ever():
+def test_a_second_event_loop_joins_the_batch():
     policy = TransformersPolicy(tiny(), EndsAt())
     request = Request(TASK, 2, 0, [10, 20, 30], (0,), 4, 1.0)
 
-    async def first():
+    async def both():
         waiting = asyncio.create_task(policy.sample(Request(TASK, 1, 0, [10, 20, 30], (0,), 200, 1.0)))
         await asyncio.sleep(0)
-        with pytest.raises(RuntimeError, match="other rollouts"):
-            await asyncio.to_thread(asyncio.run, policy.sample(request))
-        return await waiting
+        return await asyncio.to_thread(asyncio.run, policy.sample(request)), await waiting
 
-    assert asyncio.run(first()).ids
-    assert asyncio.run(policy.sample(request)).ids
+    other, first = asyncio.run(both())
+    assert other.ids == first.ids[: len(other.ids)] and asyncio.run(policy.sample(request)).ids == other.ids
 
 
 def test_a_model_with_other_layers_is_refused_in_one_sentence():

@@ -33,7 +33,6 @@ def unpacked(view):
 
 
 # ---- trajectories side by side
-# ---------------------------------------------------------------------------------------
 def test_compare_payload():
     payload = widget(max_samples=2).payload
     assert payload["policies"] == ["sft", "grpo"]
@@ -105,7 +104,6 @@ def test_tasks_travel_in_blocks():
 
 
 # ---- groups
-# ----------------------------------------------------------------------------------------------------------
 def test_group_payload():
     other = trajectory("t1", 1.0, step=4, policy="grpo", reward=1.0)
     payload = group_view([*group(), other], TASKS).payload
@@ -129,7 +127,6 @@ def test_groups_of_two_steps_stay_apart():
 
 
 # ---- X-ray
-# -----------------------------------------------------------------------------------------------------------
 def traced(**changes):
     """Two prompt tokens, a turn of two, an observation of one, a turn of two."""
     fields = {
@@ -210,7 +207,6 @@ def test_widget_of_an_empty_trajectory():
 
 
 # ---- notes
-# -----------------------------------------------------------------------------------------------------------
 def note(task_id, text, second=0):
     return {"task_id": task_id, "text": text, "at": f"2026-01-01T00:00:{second:02d}.000Z"}
 
@@ -261,7 +257,6 @@ def test_a_note_that_cannot_be_saved_says_so(run):
 
 
 # ---- pages
-# -----------------------------------------------------------------------------------------------------------
 def test_pages_are_self_contained():
     for view in views():
         assert set(view._repr_mimebundle_()) == {"text/html", "text/plain"}
@@ -271,7 +266,7 @@ def test_pages_are_self_contained():
             'sandbox="allow-scripts allow-downloads"' in view.html()
             and "allow-same-origin" not in view.html()
         )
-        assert "default-src 'none'" in page
+        assert "default-src 'none'" in html.unescape(page)
         assert not re.search(r"https?://|\bimport\b[^a-z]*[\"'(]", page)
 
 

@@ -17,7 +17,7 @@ def call(environment, name, **arguments):
 
 
 def test_the_tools_work_together(corpus):
-    bench = WorkbenchEnvironment(corpus, session=True)
+    bench = WorkbenchEnvironment(corpus)
     assert call(bench, "search", query="capital of France").observation.startswith(
         "[1] The capital of France is Paris."
     )
@@ -27,8 +27,7 @@ def test_the_tools_work_together(corpus):
     )
     assert call(bench, "calculator", expression="6 * 7").observation == "42"
     assert call(bench, "write_file", path="data/n.txt", content="19").ok
-    assert call(bench, "python", code="n = int(open('data/n.txt').read())").ok
-    assert call(bench, "python", code="print(n + 1)").observation == "20"
+    assert call(bench, "python", code="print(int(open('data/n.txt').read()) + 1)").observation == "20"
     assert call(bench, "read_file", path="data/n.txt").observation == "19"
     assert call(bench, "list_files").observation == "data/n.txt (2 characters)"
 
@@ -48,13 +47,12 @@ def test_whatever_fails_is_an_observation(corpus):
 
 
 def test_trajectories_share_nothing(corpus):
-    first, second = (WorkbenchEnvironment(corpus, session=True), WorkbenchEnvironment(corpus, session=True))
+    first, second = (WorkbenchEnvironment(corpus), WorkbenchEnvironment(corpus))
     call(first, "write_file", path="a.txt", content="x"), call(first, "python", code="x = 1")
     assert call(second, "list_files").observation == "the workspace is empty"
-    assert "NameError" in call(second, "python", code="print(x)").observation
+    assert "NameError" in call(first, "python", code="print(x)").observation  # no program leaves anything
     first.reset()
     assert call(first, "list_files").observation == "the workspace is empty"
-    assert "NameError" in call(first, "python", code="print(x)").observation
 
 
 def test_every_tool_has_a_schema(corpus):

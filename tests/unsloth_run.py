@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from agentkit import Run, Suite, nano  # noqa: E402
 from agentkit.lab import Lab  # noqa: E402
 from agentkit.policies.loading import load_agent  # noqa: E402
+from agentkit.policies.vllm import VllmPolicy  # noqa: E402
 from agentkit.runs.recipe import Recipe  # noqa: E402
 from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402
 from agentkit.training.peer import as_batch, update  # noqa: E402
@@ -62,11 +63,11 @@ def main(folder: Path) -> None:
 
     ours, plain = make(folder, "unsloth", suite), make(folder, "transformers", suite)
     own = get_peft_model_state_dict(ours.model)
-    cuda = torch.cuda.is_available()
-    mark = (
-        "agentkit_engine" if cuda else "_unsloth_cpu_gradient_checkpointing"
-    )  # on a GPU: it samples with vLLM
-    found = {"loaded": hasattr(ours.model, mark), "adapters": list(ours.model.peft_config)}
+    if torch.cuda.is_available():
+        loaded = isinstance(ours.policy, VllmPolicy)
+    else:
+        loaded = hasattr(ours.model, "_unsloth_cpu_gradient_checkpointing")
+    found = {"loaded": loaded, "adapters": list(ours.model.peft_config)}
     found["same_layers"] = {n: tuple(x.shape) for n, x in own.items()} == {
         n: tuple(x.shape) for n, x in get_peft_model_state_dict(plain.model).items()
     }

@@ -1,7 +1,7 @@
 """Tasks and trajectories that the tests of the views show."""
 
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.views.widgets import CompareWidget, compare_trajectories
+from agentkit.views.widgets import compare_trajectories
 
 TASKS = [
     Task("t0", "How many people live in Peru?", "33", family="A", difficulty="easy"),
@@ -64,7 +64,7 @@ def policies():
     return {"sft": sft, "grpo": grpo}
 
 
-def widget(**options) -> CompareWidget:
+def widget(**options):
     """The two policies side by side."""
     return compare_trajectories(TASKS, policies(), **options)
 

@@ -1,23 +1,20 @@
-"""Benchmarks: this kit against its peer, in one run on one machine, reported as ratios (see docs of each)."""
+"""Benchmarks: this kit against its peer, in one run on one machine, reported as ratios.
 
-from agentkit.bench.end_to_end import bench_end_to_end
-from agentkit.bench.rollouts import bench_rollouts
-from agentkit.bench.sandbox import bench_sandbox
-from agentkit.bench.update import bench_update
-from agentkit.bench.verifiers import bench_verifiers
+Each is a module of its own that is loaded, torch and TRL with it, when it runs. Leaves out what the figures ought to
+be (docs/log.md has those that were measured).
+"""
 
-BENCHES = {
-    "rollouts": bench_rollouts,
-    "update": bench_update,
-    "sandbox": bench_sandbox,
-    "verifiers": bench_verifiers,
-    "end-to-end": bench_end_to_end,
-}
-__all__ = [
-    "BENCHES",
-    "bench_end_to_end",
-    "bench_rollouts",
-    "bench_sandbox",
-    "bench_update",
-    "bench_verifiers",
-]
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+
+def run(name: str, quick: bool = False) -> dict[str, Any]:
+    """The JSON of a benchmark; ``quick`` ends within a minute."""
+    module = name.replace("-", "_")
+    return getattr(import_module(f"agentkit.bench.{module}"), f"bench_{module}")(quick)
+
+
+NAMES = ("rollouts", "update", "sandbox", "verifiers", "end-to-end")
+BENCHES: dict[str, Callable[..., dict[str, Any]]] = {name: partial(run, name) for name in NAMES}

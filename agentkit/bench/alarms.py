@@ -12,14 +12,13 @@ import pandas as pd
 
 from agentkit.bench.synthetic import CONSEQUENCES, Simulated, simulate
 from agentkit.diagnostics.measures import observe
-from agentkit.diagnostics.rules import RULES, Alarm
+from agentkit.diagnostics.rules import MEASURED, RULES, Alarm
 from agentkit.diagnostics.watch import scan
-from agentkit.runs import read_json, write_json
+from agentkit.runs import write_json
 
 RUNS, HEALTHY = 20, 60  # simulated runs of each fault, and without any
 HELD_BACK = 1_000_000  # the first seed that no threshold was set on
 EARLY = 1  # steps before its fault at which an alarm counts as false
-STORED = Path(__file__).parent / "measured.json"
 Judged = tuple[Simulated, Sequence[Alarm]]
 
 
@@ -91,11 +90,6 @@ def table(judged: Iterable[Judged]) -> pd.DataFrame:
     return found
 
 
-def save_measured(found: pd.DataFrame) -> Path:
-    """Keep a measurement for notebook 04."""
-    return write_json(STORED, found.to_dict("records"))
-
-
-def read_measured() -> pd.DataFrame:
-    """The kept measurement."""
-    return pd.DataFrame(read_json(STORED))
+def save_measured(measurement: pd.DataFrame) -> Path:
+    """Keep a measurement for notebook 04 (diagnostics.read_measured)."""
+    return write_json(MEASURED, measurement.to_dict("records"))

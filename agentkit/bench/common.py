@@ -1,4 +1,7 @@
-"""What every benchmark reports: the machine, versions, and cases with the spread of their repeats."""
+"""What every benchmark reports: the machine, versions, and cases with the spread of their repeats.
+
+Leaves out what is measured (the benches).
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,37 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from agentkit.records import Task
 from agentkit.runs import versions
+from agentkit.tools.environments import SYSTEM_PROMPT
 
 
 def report(name: str, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The bench JSON."""
-    machine = {
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "system": platform.system(),
-    }
+    cpu = platform.processor() or platform.machine()
+    machine = {"cpu": cpu, "cores": os.cpu_count(), "system": platform.system()}
     return {"bench": name, "machine": machine, "versions": versions(), "cases": list(cases)}
+
+
+def case(
+    name: str, unit: str, ours: Sequence[float], peer: Sequence[float], inverse: bool = False, **more: Any
+) -> dict[str, Any]:
+    """One case: both sides, and ours / peer of each pair of repeats; peer / ours where ``inverse``."""
+    ratios = [b / a if inverse else a / b for a, b in zip(ours, peer, strict=True)]
+    return {
+        "case": name,
+        "unit": unit,
+        "ours": spread(ours),
+        "peer": spread(peer),
+        "ratio": spread(ratios),
+    } | more
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Smallest, median and largest."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def messages(task: Task) -> list[dict[str, str]]:
+    """A task as TRL takes it."""
+    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task.prompt}]

@@ -1,27 +1,45 @@
-"""End to end: wall clock of GRPO from the same SFT agent to the target on the small recipe, ours and stock
-TRL's.
+"""End to end: wall clock of GRPO from the same SFT agent to the target on the small recipe, ours and stock TRL's.
 
-Families A and B only: TRL gives every trajectory the same tools. Both train one after the other from the same
-cold start, with the same hyperparameters, reward and validation (training.race says what the peer is).
-Validation is not on the clock.
+Both train one after the other from the same cold start, with the same hyperparameters, reward and validation; the
+clock runs while a step runs and stands still during validation, which is our sampling policy's for both. The peer is
+``StockTrainer`` (training.peer) with TRL's own generation and ``environment_factory``, one environment a trajectory;
+its reward is computed from the messages TRL hands over, by the same verifier and weights. Families A and B only: TRL
+gives every trajectory the same tools. Leaves out what either learns beyond the target.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agentkit.bench.common import report, spread
-from agentkit.runs import project_root
+from datasets import Dataset
+from transformers import TrainerCallback
+from trl.chat_template_utils import qwen3_template
+
+from agentkit.bench.common import case, messages, report
+from agentkit.lab import Lab
+from agentkit.policies.loading import load_agent
+from agentkit.policies.transformers import TransformersPolicy
+from agentkit.records import Task
+from agentkit.rewards.components import TURN_PENALTY
+from agentkit.rollouts import rollout
+from agentkit.runs import Run, project_root
 from agentkit.runs.recipe import Recipe, read_recipe
+from agentkit.training.common import lora, merged, only_own_progress
+from agentkit.training.grpo import AgentGRPOTrainer, config
+from agentkit.training.peer import StockTrainer
+from agentkit.training.sft import cold_start, demonstrations
+from agentkit.verifiers import final_answer, verify
 
 TARGET, EVERY = 0.85, 6  # success on the validation tasks, steps between validations
 SEEDS = (1, 2, 3)
-PATIENCE = (
-    5.0  # the peer is stopped after this many times our seconds: the ratio of that seed is then at least this
-)
+PATIENCE = 5.0  # times our seconds after which the peer is stopped: its ratio is then at least this
+Result = dict[str, Any]  # seconds in all, steps, reached, success by step, mean seconds a step of rollouts
 
 
 def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
@@ -31,50 +49,130 @@ def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
         quick: two steps from the agent as it ships, one seed, seconds a step: ends within 50 seconds.
 
     Returns:
-        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``levers`` splits a step's mean seconds
-        into rollouts and the rest; ``reached`` counts the seeds that came to the target; one that did not
-        counts with the seconds after which it was stopped, so its ratio is a lower bound where only the peer
-        was.
+        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``levers`` splits a step's mean seconds into
+        rollouts and the rest; ``reached`` counts the seeds that came to the target; one that did not counts with
+        the seconds after which it was stopped, so its ratio is a lower bound where only the peer was.
     """
     runs = [_seed(seed, quick) for seed in SEEDS[: 1 if quick else None]]
-    measure = (lambda r: r["seconds"] / r["steps"]) if quick else (lambda r: r["seconds"])
-    sides = {side: [measure(run[side]) for run in runs] for side in ("ours", "peer")}
-    levers = {
-        name: {side: fmean(run[side][f"{name}_seconds"] for run in runs) for side in ("ours", "peer")}
-        for name in ("rollout", "update")
+    sides = {side: [run[side] for run in runs] for side in ("ours", "peer")}
+    seconds, levers = {}, {"rollout": {}, "update": {}}
+    for side, results in sides.items():
+        seconds[side] = [r["seconds"] / (r["steps"] if quick else 1) for r in results]
+        rollouts = fmean(r["rollouts"] for r in results)
+        levers["rollout"][side] = rollouts
+        levers["update"][side] = fmean(r["seconds"] / r["steps"] for r in results) - rollouts
+    more = {
+        name: {s: [r[name] for r in results] for s, results in sides.items()} for name in ("steps", "success")
     }
-    case = {
-        "case": "trl_env",
-        "unit": "s/step" if quick else f"s to {TARGET:.0%}",
-        **{side: spread(values) for side, values in sides.items()},
-        "ratio": spread([b / a for a, b in zip(*sides.values(), strict=True)]),
-        "levers": levers,
-        "steps": {side: [run[side]["steps"] for run in runs] for side in sides},
-        "reached": {side: sum(run[side]["reached"] for run in runs) for side in sides},
-        "success": {side: [run[side]["success"] for run in runs] for side in sides},
-    }
-    return report("end-to-end", [case])
+    more["reached"] = {side: sum(r["reached"] for r in results) for side, results in sides.items()}
+    unit = "s/step" if quick else f"s to {TARGET:.0%}"
+    timed = case("trl_env", unit, seconds["ours"], seconds["peer"], inverse=True, levers=levers, **more)
+    return report("end-to-end", [timed])
 
 
-def _seed(seed: int, quick: bool) -> dict[str, dict[str, Any]]:
-    from agentkit.bench.race import race_ours, race_trl
-    from agentkit.lab import Lab
-    from agentkit.policies.loading import load_agent
-    from agentkit.training.sft import cold_start, demonstrations
-
-    changes = {"families": "A,B", "seed": seed, "suite_seed": seed} | (
-        {"steps": 2, "n_tasks": 60, "prompts_per_step": 2} if quick else {}
-    )
-    recipe = Recipe.from_mapping(read_recipe(project_root() / "params" / "nano.yaml") | changes)
-    lab = Lab.open(recipe)
+def _seed(seed: int, quick: bool) -> dict[str, Result]:
+    changes = {"families": "A,B", "seed": seed, "suite_seed": seed}
+    if quick:
+        changes |= {"steps": 2, "n_tasks": 60, "prompts_per_step": 2}
+    lab = Lab.open(read_recipe(project_root() / "params" / "nano.yaml") | changes)
     suite = lab.suite()
     train, validation = suite.split("train"), suite.split("validation")
-    with tempfile.TemporaryDirectory() as folder:
-        adapter = Path(folder) / "sft"
+    with tempfile.TemporaryDirectory() as name:
+        folder, start = Path(name), []
         if not quick:
             agent, tokenizer = load_agent("nano")
-            cold_start(agent, tokenizer, demonstrations(lab, train, tokenizer), recipe, adapter)
-        start = [] if quick else [adapter]
-        rest = (train, validation, lab, EVERY, TARGET)
-        ours = race_ours(*load_agent("nano", start), *rest)
-        return {"ours": ours, "peer": race_trl(*load_agent("nano", start), *rest, PATIENCE * ours["seconds"])}
+            start = [folder / "sft"]
+            cold_start(agent, tokenizer, demonstrations(lab, train, tokenizer), lab.recipe, start[0])
+        run = Run.create(folder / "race")
+        ours = _race(AgentGRPOTrainer(lab, *load_agent("nano", start), train, [], run), lab, validation)
+        ours["rollouts"] = fmean(run.metrics["rollout_seconds"].dropna())
+        stock = _stock(*load_agent("nano", start), train, lab, folder / "trl")
+        peer = _race(stock, lab, validation, PATIENCE * ours["seconds"])
+        return {"ours": ours, "peer": peer | {"rollouts": fmean(stock.generation_seconds)}}
+
+
+def _race(trainer: Any, lab: Lab, validation: Sequence[Task], limit_s: float = math.inf) -> Result:
+    """Train until validation success reaches the target, or the recipe's steps or the seconds are over."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    policy = TransformersPolicy(model, trainer.processing_class, max_batch=lab.recipe.max_batch)
+
+    def validate() -> float:
+        training = model.training
+        with merged(model):
+            trajectories = rollout(validation, policy, **lab.options(seed=lab.recipe.seed))
+        model.train(training)
+        return fmean(t.success or 0.0 for t in trajectories)
+
+    clock = _Clock(validate, limit_s)
+    trainer.add_callback(clock)
+    trainer.train()
+    steps = len(clock.steps)
+    return {"seconds": sum(clock.steps), "steps": steps, "reached": clock.reached, "success": clock.success}
+
+
+class _Clock(TrainerCallback):
+    """Seconds of training, validation left out; stops the training at the target, or when its time is up."""
+
+    def __init__(self, validate: Callable[[], float], limit_s: float):
+        self._validate, self._limit_s = validate, limit_s
+        self.steps: list[float] = []  # seconds of each
+        self.success: dict[int, float] = {}  # by step
+        self.reached = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._start = time.perf_counter()  # an optimiser step begins with its rollouts
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.steps.append(time.perf_counter() - self._start)
+        late = sum(self.steps) > self._limit_s
+        if state.global_step % EVERY == 0 or state.global_step == state.max_steps or late:
+            self.success[state.global_step] = self._validate()
+            self.reached = self.success[state.global_step] >= TARGET
+            control.should_training_stop = self.reached or late
+
+
+# ---- stock TRL
+class _TimedStock(StockTrainer):
+    """Stock TRL that notes how long its generation and tools take."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.generation_seconds: list[float] = []
+
+    def _generate(self, *arguments: Any, **options: Any) -> Any:
+        start = time.perf_counter()
+        result = super()._generate(*arguments, **options)
+        self.generation_seconds.append(time.perf_counter() - start)
+        return result
+
+
+def _stock(model: Any, tokenizer: Any, tasks: Sequence[Task], lab: Lab, folder: Path) -> _TimedStock:
+    tokenizer.response_template = qwen3_template
+    args = config(lab.recipe, folder)
+    args.max_tool_calling_iterations = lab.recipe.max_turns - 1
+    by_id = {task.id: task for task in tasks}
+
+    def reward(completions: list[list[dict]], task_id: list[str], **unused: Any) -> list[float]:
+        return [_plan_reward(by_id[i], c, lab.recipe) for i, c in zip(task_id, completions, strict=True)]
+
+    trainer = _TimedStock(
+        model=model,
+        args=args,
+        reward_funcs=[reward],
+        train_dataset=Dataset.from_list([{"prompt": messages(task), "task_id": task.id} for task in tasks]),
+        processing_class=tokenizer,
+        peft_config=lora(lab.recipe),
+        environment_factory=lab.environments[tasks[0].family],
+    )
+    only_own_progress(trainer)
+    return trainer
+
+
+def _plan_reward(task: Task, completion: list[dict], recipe: Recipe) -> float:
+    """The plan's reward (rewards.plan), from the messages of a completion."""
+    turns = [str(m.get("content") or "") for m in completion if m["role"] == "assistant"]
+    replies = [str(m.get("content")) for m in completion if m["role"] == "tool"]
+    valid = sum("error" not in text[:12].lower() for text in replies) / max(len(replies), 1)
+    right = bool(turns) and verify(task, final_answer(turns[-1]) or "").value == 1.0
+    short = -TURN_PENALTY * len(turns) if right else 0.0
+    return recipe.reward_correctness * right + recipe.reward_format * valid + recipe.reward_efficiency * short

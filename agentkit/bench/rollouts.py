@@ -1,34 +1,43 @@
-"""Rollouts: the same tasks with the same small agent through our loop, through stock TRL's two tool loops,
-and bare decoding.
+"""Rollouts: the same tasks and small agent through our loop, through stock TRL's two tool loops, and bare decoding.
 
-They take turns. Cases trl_tools_* and trl_env_*: trajectories a second, the peer is TRL's GRPOTrainer, never
-changed, only configured, at tools that take 0, 50 and 500 ms. Case ceiling_50ms: sampled tokens a second, the
-peer is our own engine that decodes as many tokens in the same batch, the mean in every row, and has no tools
-to wait for. Its ``others`` say what keeps a
-rollout below that: rows of the trajectories' own lengths, and then also after as much text as tools reply. No
-tool cache is used. Leaves out scoring on TRL's side, which ours includes.
+They take turns. Cases trl_tools_* and trl_env_*: trajectories a second; the peer is TRL's GRPOTrainer, never
+changed, only configured, at tools that take 0, 50 and 500 ms. Case ceiling_50ms: sampled tokens a second; the peer
+is our own engine that decodes as many tokens in the same batch, the mean in every row, and has no tools to wait
+for. No tool cache is used. Leaves out scoring on TRL's side, which ours includes.
 """
 
 from __future__ import annotations
 
 import asyncio
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
-from agentkit.bench.common import report, spread
+from datasets import Dataset
+from transformers import set_seed
+
+import agentkit.training  # noqa: F401 - before TRL, whose warning about vLLM it silences
+from agentkit.bench.common import case, messages, report
+from agentkit.policies.loading import load_agent
+from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
+from agentkit.rollouts import Limits, rollout
+from agentkit.rollouts.policy import Request
+from agentkit.tasks import Suite
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.tools.environments import CorpusEnvironment
+
+from trl import GRPOConfig, GRPOTrainer  # isort: skip
+from trl.chat_template_utils import qwen3_template  # isort: skip
 
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
 GROUP = 8
-# case: tool latency in seconds, tasks, repeats; 64 trajectories in full. TRL waits for every call in turn, so
-# quick has fewer
+# case: tool latency in seconds, tasks, repeats; 64 trajectories in full. TRL waits for every call in turn, so quick
+# has fewer
 FULL = {
     "trl_tools_0ms": (0.0, 8, 5),
     "trl_tools_50ms": (0.05, 8, 3),
@@ -43,13 +52,7 @@ QUICK = {
     "trl_env_0ms": (0.0, 2, 1),
     "ceiling_50ms": (0.05, 4, 1),
 }
-CEILINGS = {
-    "own lengths": {},
-    "own lengths and replies": {"replies": True},
-}  # besides the mean length in every row
-Run = Callable[
-    [int], dict[str, float]
-]  # seed -> trajectories or tokens a second ("rate"), and sampled tokens a trajectory
+Run = Callable[[int], tuple[float, float]]  # seed -> trajectories a second, sampled tokens of one
 
 
 class SlowEnvironment(CorpusEnvironment):
@@ -87,118 +90,78 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
             smaller than with 64 trajectories, since TRL's wait grows with their number and ours does not.
 
     Returns:
-        The bench JSON: machine, versions, and cases with ours, peer and ratio (ours / peer; above 1 is
-            faster).
+        The bench JSON: machine, versions, and cases with ours, peer and ratio (ours / peer; above 1 is faster).
     """
-    from agentkit.tasks import Suite
-
     corpus = Corpus.open()
-    tasks = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
-    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": partial(_ceiling, mean=True)}
+    suite = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
+    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": _ceiling}
     cases = []
     for name, (latency, count, repeats) in (QUICK if quick else FULL).items():
         environment = partial(type("Environment", (SlowEnvironment,), {"latency_s": latency}), corpus)
-        peer = peers[name.rpartition("_")[0]](tasks[:count], environment)
-        ours = _ours(tasks[:count], environment, "ceiling" in name)
+        tasks = suite[:count]
+        ours, peer = _ours(tasks, environment), peers[name.rpartition("_")[0]](tasks, environment)
         if name == "trl_tools_0ms":  # warm-up of model and tools, not counted
             ours(-1)
         if name in ("trl_tools_0ms", "ceiling_50ms"):  # of the peer: the other cases know its ways by then
             peer(-1)
-        kinds = CEILINGS if "ceiling" in name else {}
-        others = {kind: _ceiling(tasks[:count], environment, **options) for kind, options in kinds.items()}
-        cases.append(_case(name, ours, peer, repeats, count * GROUP, others))
+        cases.append(_case(name, ours, peer, repeats, count * GROUP))
     return report("rollouts", cases)
 
 
-def _case(
-    name: str, ours: Run, peer: Run, repeats: int, trajectories: int, others: dict[str, Run]
-) -> dict[str, Any]:
-    pairs, rates = [], {kind: [] for kind in others}
-    for seed in range(repeats):
-        pairs.append((ours(seed), peer(seed)))
-        for kind, run in others.items():
-            rates[kind].append(run(seed)["rate"])
-    more = {"others": {kind: spread(found) for kind, found in rates.items()}} if others else {}
-    return {
-        "case": name,
-        "unit": "tokens/s" if "ceiling" in name else "trajectories/s",
-        "ours": spread([a["rate"] for a, _ in pairs]),
-        "peer": spread([b["rate"] for _, b in pairs]),
-        "ratio": spread([a["rate"] / b["rate"] for a, b in pairs]),
-        "trajectories": trajectories,
-        "tokens_per_trajectory": {
-            s: statistics.fmean(p[i]["tokens"] for p in pairs) for i, s in enumerate(("ours", "peer"))
-        },
-        **more,
-    }
+def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int) -> dict[str, Any]:
+    pairs = [(ours(seed), peer(seed)) for seed in range(repeats)]
+    in_tokens = name.startswith("ceiling")
+    rates, tokens = [], []
+    for side in zip(*pairs, strict=True):
+        rates.append([rate * sampled if in_tokens else rate for rate, sampled in side])
+        tokens.append(fmean(sampled for _, sampled in side))
+    more = {"trajectories": trajectories, "tokens_per_trajectory": {"ours": tokens[0], "peer": tokens[1]}}
+    return case(name, "tokens/s" if in_tokens else "trajectories/s", *rates, **more)
 
 
-def _ours(tasks: Sequence[Task], environment: Factory, in_tokens: bool) -> Run:
-    from agentkit.policies.loading import load_agent
-    from agentkit.policies.transformers import TransformersPolicy
-
+def _ours(tasks: Sequence[Task], environment: Factory) -> Run:
     policy = TransformersPolicy(*load_agent("nano"))
 
-    def run(seed: int) -> dict[str, float]:
+    def run(seed: int) -> tuple[float, float]:
         start = time.perf_counter()
-        found = _rollout(tasks, policy, environment, seed)
-        seconds, tokens = (time.perf_counter() - start, statistics.fmean(sum(t.action_mask) for t in found))
-        return {"rate": len(found) * (tokens if in_tokens else 1) / seconds, "tokens": tokens}
+        trajectories = _rollout(tasks, policy, environment, seed)
+        seconds = time.perf_counter() - start
+        return len(trajectories) / seconds, fmean(sum(t.action_mask) for t in trajectories)
 
     return run
 
 
 def _rollout(tasks: Sequence[Task], policy: Any, environment: Factory, seed: int) -> list[Trajectory]:
-    from agentkit.rollouts import Limits, rollout
-
     limits = Limits(max_turns=TURNS, max_turn_tokens=TURN_TOKENS, max_tokens=TURNS * TURN_TOKENS)
     options = {"environment": environment, "group_size": GROUP, "temperature": TEMPERATURE, "limits": limits}
     return rollout(tasks, policy, seed=seed + 1, **options)
 
 
-def _ceiling(tasks: Sequence[Task], environment: Factory, mean: bool = False, replies: bool = False) -> Run:
-    """Bare decoding: each row samples as many tokens as its trajectory, in one turn after its prompt.
-
-    Args:
-        tasks: those of the rollouts.
-        environment: theirs too.
-        mean: every row samples the mean number instead.
-        replies: after as much text as its tools replied, too.
-    """
-    from agentkit.policies.loading import load_agent
-    from agentkit.policies.transformers import TransformersPolicy
-    from agentkit.rollouts.policy import Request
-
+def _ceiling(tasks: Sequence[Task], environment: Factory) -> Run:
+    """Bare decoding: each row samples as many tokens as trajectories on average, in one turn after its prompt."""
     model, tokenizer = load_agent("nano")
-    found = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
-    counts = [sum(t.action_mask) for t in found]
-    if mean:
-        counts = [round(statistics.fmean(counts))] * len(found)
-    prompts = [[*t.prompt_ids, *(_replies(t) if replies else [])] for t in found]
+    trajectories = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
+    tokens = round(fmean(sum(t.action_mask) for t in trajectories))
     policy = TransformersPolicy(model, SimpleNamespace(eos_token_id=-1))  # no token ends a turn
 
     async def decode(seed: int) -> None:
-        rows = enumerate(zip(prompts, counts, strict=True), (seed + 1) * len(found))
-        requests = [Request(tasks[0], n, 0, ids, (n,), count, TEMPERATURE) for n, (ids, count) in rows]
+        numbered = enumerate(trajectories, (seed + 1) * len(trajectories))
+        requests = [Request(tasks[0], n, 0, [*t.prompt_ids], (n,), tokens, TEMPERATURE) for n, t in numbered]
         await asyncio.gather(*map(policy.sample, requests))
 
-    def run(seed: int) -> dict[str, float]:
+    def run(seed: int) -> tuple[float, float]:
         start = time.perf_counter()
         asyncio.run(decode(seed))
-        return {"rate": sum(counts) / (time.perf_counter() - start), "tokens": statistics.fmean(counts)}
+        return len(trajectories) / (time.perf_counter() - start), tokens
 
     return run
 
 
-def _replies(trajectory: Trajectory) -> list[int]:
-    pairs = zip(trajectory.completion_ids, trajectory.action_mask, strict=True)
-    return [token for token, action in pairs if not action]
-
-
+# ---- stock TRL
 def _trl_tools(tasks: Sequence[Task], environment: Factory) -> Run:
-    """Stock TRL: GRPOTrainer with ``tools``, its own generation and tool loop."""
-    around = environment()
-    trainer = _trainer(tasks, tools=[around.search, around.calculator])
+    """GRPOTrainer with ``tools``, its own generation and tool loop."""
+    tools = environment()
+    trainer = _trainer(tasks, tools=[tools.search, tools.calculator])
 
     def prepare(count: int) -> None:
         trainer._sync_tool_dicts = [{t.__name__: t for t in trainer._standalone_tools} for _ in range(count)]
@@ -207,30 +170,22 @@ def _trl_tools(tasks: Sequence[Task], environment: Factory) -> Run:
 
 
 def _trl_environments(tasks: Sequence[Task], environment: Factory) -> Run:
-    """Stock TRL: GRPOTrainer with ``environment_factory``, one environment a trajectory."""
+    """GRPOTrainer with ``environment_factory``, one environment a trajectory."""
     trainer = _trainer(tasks, environment_factory=environment)
 
     def prepare(count: int) -> None:  # as its _generate_and_score_completions does before it generates
         pool = trainer._environment_pool[None]
         pool += [environment() for _ in range(count - len(pool))]
         trainer._batch_environments, trainer.environments = [None] * count, pool[:count]
+        trainer._sync_tool_dicts = []
         for one in trainer.environments:
             one.reset()
-        trainer._sync_tool_dicts = [
-            {"search": e.search, "calculator": e.calculator} for e in trainer.environments
-        ]
+            trainer._sync_tool_dicts.append({"search": one.search, "calculator": one.calculator})
 
     return _trl(trainer, tasks, prepare)
 
 
 def _trainer(tasks: Sequence[Task], **tools: Any) -> Any:
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-    from trl.chat_template_utils import qwen3_template
-
-    import agentkit.training  # noqa: F401 - before TRL, whose warning about vLLM it silences
-    from agentkit.policies.loading import load_agent
-
     model, tokenizer = load_agent("nano")
     tokenizer.response_template = qwen3_template
     config = GRPOConfig(
@@ -248,29 +203,23 @@ def _trainer(tasks: Sequence[Task], **tools: Any) -> Any:
         model=model,
         args=config,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        train_dataset=Dataset.from_list([{"prompt": p} for p in map(_messages, tasks)]),
+        train_dataset=Dataset.from_list([{"prompt": messages(task)} for task in tasks]),
         processing_class=tokenizer,
         **tools,
     )
 
 
-def _messages(task: Task) -> list[dict[str, str]]:
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task.prompt}]
-
-
 def _trl(trainer: Any, tasks: Sequence[Task], prepare: Callable[[int], None]) -> Run:
     """TRL's generation and tool loop for the tasks' prompts, without scoring."""
-    from transformers import set_seed
 
-    def run(seed: int) -> dict[str, float]:
+    def run(seed: int) -> tuple[float, float]:
         set_seed(seed + 1)
         start = time.perf_counter()
-        prompts = [_messages(task) for task in tasks for _ in range(GROUP)]  # TRL appends to them
+        prompts = [messages(task) for task in tasks for _ in range(GROUP)]  # TRL appends to them
         prepare(len(prompts))
         trainer._async_tool_dicts = [{} for _ in prompts]
         trainer.model.train()
         masks = trainer._generate(prompts)[2]
-        seconds = time.perf_counter() - start
-        return {"rate": len(prompts) / seconds, "tokens": statistics.fmean(sum(mask) for mask in masks)}
+        return len(prompts) / (time.perf_counter() - start), fmean(sum(mask) for mask in masks)
 
     return run

@@ -1,9 +1,9 @@
 """Simulated training runs, healthy and with one planted fault, to measure the alarms on.
 
-A run is a learning curve with its noise: which tasks a step draws, who succeeds, calls, lengths, answers,
-metrics. The ranges are those that stored runs of the small agent show, drawn wider, so that no two runs have
-the same scale. A fault sets in at a drawn step and strength, suddenly or over a few steps. Leaves out:
-policies. Nothing is learnt here, only imitated.
+A run is a learning curve with its noise: which tasks a step draws, who succeeds, calls, lengths, answers, metrics.
+The ranges are those that stored runs of the small agent show, drawn wider, so that no two runs have the same scale.
+A fault sets in at a drawn step and strength, suddenly or over a few steps. Leaves out policies: nothing is learnt
+here, only imitated.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -53,29 +53,31 @@ HALTS = ("tool_abandonment", "call_inflation", "answer_collapse", "mode_collapse
          "truncation", "template_collapse", "reward_hacking")  # learning stops where it sets in  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class World:
     """What one simulated step is drawn from; a fault changes some of it."""
 
     success: float
     calls: float
     tokens: float  # of a turn
+    copied: float  # rollouts that repeat another of their group
+    seconds: float  # of a call
+    metrics: dict[str, float]
     failures: float = 0.03  # of calls
     silent: float = 0.01  # trajectories without a call
     common: float = 0.02  # trajectories that give the commonest answer
-    copied: float = 0.4  # rollouts that repeat another of their group
     template: float = 0.0  # first actions shared over tasks
     cut: float = 0.01
     stuck: float = 0.0  # groups whose rewards are equal by a fault
-    seconds: float = 0.05  # of a call
     timeouts: float = 0.0
     stale: float = 0.0  # groups in which a cached reply is old
     bonus: float = 0.0  # a component that pays for something else
+    doubt: float = 0.0  # more answers that the auditor refuses though they are accepted
+    val_drop: float = 0.0  # of success on tasks that are not trained on
+    dead: float | None = None  # value of a component that never varies
     weights: dict[str, float] = field(
         default_factory=lambda: {"correctness": 1.0, "format": 0.1, "efficiency": 1.0}
     )
-    dead: float | None = None  # value of a component that never varies
-    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,13 +111,28 @@ def simulate(fault: str | None, seed: int, steps: int = STEPS) -> Simulated:
         depth = 0.0 if fault is None or step < onset else min(1.0, (step - onset + 1) / ramp)
         world = curve.world(step if not (fault in HALTS and depth) else onset)
         if depth:
-            plant(world, fault, depth, strength, step - onset, rng)
+            world = FAULTS[fault](world, Planted(depth, strength, step - onset, rng))
         rows.append(_step(step, world, curve, rng))
     return Simulated(fault, onset, rows)
 
 
 class _Curve:
     """A healthy learning curve with scales of its own."""
+
+    SCALES = {
+        "calls": (1.2, 4.0),
+        "more_calls": (0.8, 1.5),
+        "tokens": (30, 120),
+        "entropy": (0.03, 0.8),
+        "entropy_left": (0.35, 1.2),
+        "kl": (0.003, 0.05),
+        "grad_norm": (0.02, 1.5),
+        "clip_fraction": (0, 0.04),
+        "mismatch": (0, 0.03),
+        "seconds": (0.005, 0.15),
+        "copied": (0.0, 0.55),
+        "doubt": (0.0, 0.1),  # answers that the auditor refuses though they are accepted
+    }
 
     def __init__(self, rng: np.random.Generator, fault: str | None):
         self.rng = rng
@@ -125,115 +142,144 @@ class _Curve:
         self.pace = float(rng.uniform(6, 18))
         self.spread = float(rng.uniform(0.8, 2.5))  # of tasks' difficulty, in logits
         self.tasks = rng.normal(0, self.spread, TASKS)
-        self.calls = float(rng.uniform(1.2, 4.0))
-        self.more_calls = float(rng.uniform(0.8, 1.5))
-        self.tokens = float(rng.uniform(30, 120))
-        self.entropy = float(rng.uniform(0.03, 0.8))
-        self.entropy_left = float(rng.uniform(0.35, 1.2))
-        self.kl = float(rng.uniform(0.003, 0.05))
-        self.grad = float(rng.uniform(0.02, 1.5))
-        self.clip = float(rng.uniform(0, 0.04))
-        self.mismatch = float(rng.uniform(0, 0.03))
-        self.seconds = float(rng.uniform(0.005, 0.15))
-        self.copied = float(rng.uniform(0.0, 0.55))
-        self.doubt = float(rng.uniform(0.0, 0.1))  # answers that the auditor refuses though they are accepted
-        self.every = int(rng.integers(5, 11))
+        self.scales = {name: float(rng.uniform(*bounds)) for name, bounds in self.SCALES.items()}
+        self.every = int(rng.integers(5, 11))  # steps between validations
 
     def world(self, step: int) -> World:
-        rng, done = self.rng, 1 - np.exp(-step / self.pace)
-        noise = lambda sigma: float(np.exp(rng.normal(0, sigma)))  # noqa: E731 - a factor around 1
-        success = self.start + (self.end - self.start) * done
+        rng, scales, done = self.rng, self.scales, 1 - np.exp(-step / self.pace)
+        noise = lambda sigma: float(np.exp(rng.normal(0, sigma)))  # noqa: E731 - a factor about 1
         metrics = {
-            "kl": self.kl * done * noise(0.5),
-            "entropy": self.entropy * (1 + (self.entropy_left - 1) * done) * noise(0.25),
-            "grad_norm": self.grad * noise(0.4),
-            "clip_fraction": self.clip * noise(0.4),
-            "mismatch": self.mismatch * noise(0.3),
+            "kl": scales["kl"] * done * noise(0.5),
+            "entropy": scales["entropy"] * (1 + (scales["entropy_left"] - 1) * done) * noise(0.25),
+            "grad_norm": scales["grad_norm"] * noise(0.4),
+            "clip_fraction": scales["clip_fraction"] * noise(0.4),
+            "mismatch": scales["mismatch"] * noise(0.3),
             "loss": float(rng.normal(0, 0.05)),
         }
-        calls = self.calls * (1 + (self.more_calls - 1) * done) * noise(0.08)
-        seconds = self.seconds * noise(0.3)
+        calls = scales["calls"] * (1 + (scales["more_calls"] - 1) * done) * noise(0.08)
+        seconds = scales["seconds"] * noise(0.3)
         return World(
-            success, calls, self.tokens * noise(0.06), copied=self.copied, seconds=seconds, metrics=metrics
+            success=self.start + (self.end - self.start) * done,
+            calls=calls,
+            tokens=scales["tokens"] * noise(0.06),
+            copied=scales["copied"],
+            seconds=seconds,
+            metrics=metrics,
         )
 
 
-def plant(
-    world: World, fault: str | None, depth: float, strength: float, since: int, rng: np.random.Generator
-) -> None:
-    """Change a step's world by a fault: ``depth`` 0 to 1 while it sets in, ``strength`` 0 mild to 1 strong."""
-    mix = lambda low, high: depth * (low + (high - low) * strength)  # noqa: E731 - of a mild and a strong fault
-    m = world.metrics
-    if fault == "zero_variance":
-        world.stuck = mix(0.7, 1.0)
-    elif fault == "dead_component":
-        world.dead = 0.0 if strength < 0.5 else -0.1
-    elif fault == "reward_hacking" and strength < 0.5:
-        world.bonus = mix(0.3, 1.2)
-    elif fault == "reward_hacking":
-        m["doubt"] = mix(0.1, 0.9)
-    elif fault == "dominance":
-        world.weights = {"correctness": 0.1, "format": 1.0 + 2 * strength, "efficiency": 0.1}
-        world.bonus, world.failures = 0.0, 0.3
-    elif fault == "tool_abandonment":
-        world.silent = mix(0.5, 1.0)
-        world.success *= 1 - 0.3 * depth
-    elif fault == "call_inflation":
-        world.calls *= 1 + mix(1.0, 3.0)
-    elif fault == "answer_collapse":
-        world.common = mix(0.6, 1.0)
-        world.success *= 1 - 0.6 * depth
-    elif fault == "mode_collapse":
-        world.copied = max(world.copied, mix(0.88, 1.0))
-    elif fault == "entropy_collapse":
-        m["entropy"] *= 1 - mix(0.85, 0.99)
-    elif fault == "kl_spike" and (since < 3 or strength > 0.5):
-        m["kl"] = depth * (0.2 + 1.5 * strength)
-    elif fault == "gradient_spike" and since % 7 == 0:
-        m["grad_norm"] = float("nan") if strength > 0.85 else m["grad_norm"] * (12 + 60 * strength)
-    elif fault == "clip_drift":
-        m["clip_fraction"] = mix(0.2, 0.5) * float(np.exp(rng.normal(0, 0.2)))
-    elif fault == "engine_mismatch":
-        m["mismatch"] = mix(0.15, 1.5)
-    elif fault == "length_explosion":
-        world.tokens *= 1 + mix(1.2, 4.0)
-    elif fault == "truncation":
-        world.cut = mix(0.3, 0.9)
-        world.success *= 1 - world.cut / 2
-    elif fault == "template_collapse":
-        world.template = mix(0.6, 1.0)
-    elif fault == "overfitting":
-        m["val_drop"] = min(1.0, since / 12) * (0.3 + 0.3 * strength)
-    elif fault == "slow_tools" and strength < 0.3:
-        world.timeouts = depth * (0.1 + strength)
-    elif fault == "slow_tools":
-        world.seconds = depth * (2 + 8 * strength)
-    elif fault == "stale_cache":
-        world.stale = 0.15 + 0.5 * strength
+# ---- faults
+@dataclass(frozen=True)
+class Planted:
+    """A fault at one step."""
+
+    depth: float  # 0 to 1 while it sets in
+    strength: float  # 0 mild to 1 strong
+    since: int  # steps
+    rng: np.random.Generator
+
+    def mix(self, mild: float, strong: float) -> float:
+        """Between a mild and a strong fault, as far as it has set in."""
+        return self.depth * (mild + (strong - mild) * self.strength)
 
 
+Fault = Callable[[World, Planted], World]
+
+
+def _metric(world: World, name: str, value: float) -> World:
+    return replace(world, metrics=world.metrics | {name: value})
+
+
+def _hacking(world: World, fault: Planted) -> World:
+    """Paid for something else; or answers that only the verifier likes."""
+    if fault.strength < 0.5:
+        return replace(world, bonus=fault.mix(0.3, 1.2))
+    return replace(world, doubt=fault.mix(0.1, 0.9))
+
+
+def _dominance(world: World, fault: Planted) -> World:
+    weights = {"correctness": 0.1, "format": 1.0 + 2 * fault.strength, "efficiency": 0.1}
+    return replace(world, weights=weights, failures=0.3)
+
+
+def _kl_spike(world: World, fault: Planted) -> World:
+    """Weak ones pass."""
+    passed = fault.since >= 3 and fault.strength <= 0.5
+    return world if passed else _metric(world, "kl", fault.depth * (0.2 + 1.5 * fault.strength))
+
+
+def _gradient_spike(world: World, fault: Planted) -> World:
+    if fault.since % 7:
+        return world
+    usual = world.metrics["grad_norm"]
+    return _metric(
+        world, "grad_norm", math.nan if fault.strength > 0.85 else usual * (12 + 60 * fault.strength)
+    )
+
+
+def _clip_drift(world: World, fault: Planted) -> World:
+    return _metric(world, "clip_fraction", fault.mix(0.2, 0.5) * float(np.exp(fault.rng.normal(0, 0.2))))
+
+
+def _truncation(world: World, fault: Planted) -> World:
+    cut = fault.mix(0.3, 0.9)
+    return replace(world, cut=cut, success=world.success * (1 - cut / 2))
+
+
+def _slow_tools(world: World, fault: Planted) -> World:
+    if fault.strength < 0.3:
+        return replace(world, timeouts=fault.depth * (0.1 + fault.strength))
+    return replace(world, seconds=fault.depth * (2 + 8 * fault.strength))
+
+
+FAULTS: dict[str, Fault] = {
+    "zero_variance": lambda w, f: replace(w, stuck=f.mix(0.7, 1.0)),
+    "dead_component": lambda w, f: replace(w, dead=0.0 if f.strength < 0.5 else -0.1),
+    "reward_hacking": _hacking,
+    "dominance": _dominance,
+    "tool_abandonment": lambda w, f: replace(
+        w, silent=f.mix(0.5, 1.0), success=w.success * (1 - 0.3 * f.depth)
+    ),
+    "call_inflation": lambda w, f: replace(w, calls=w.calls * (1 + f.mix(1.0, 3.0))),
+    "answer_collapse": lambda w, f: replace(
+        w, common=f.mix(0.6, 1.0), success=w.success * (1 - 0.6 * f.depth)
+    ),
+    "mode_collapse": lambda w, f: replace(w, copied=max(w.copied, f.mix(0.88, 1.0))),
+    "entropy_collapse": lambda w, f: _metric(w, "entropy", w.metrics["entropy"] * (1 - f.mix(0.85, 0.99))),
+    "kl_spike": _kl_spike,
+    "gradient_spike": _gradient_spike,
+    "clip_drift": _clip_drift,
+    "engine_mismatch": lambda w, f: _metric(w, "mismatch", f.mix(0.15, 1.5)),
+    "length_explosion": lambda w, f: replace(w, tokens=w.tokens * (1 + f.mix(1.2, 4.0))),
+    "truncation": _truncation,
+    "template_collapse": lambda w, f: replace(w, template=f.mix(0.6, 1.0)),
+    "overfitting": lambda w, f: replace(w, val_drop=min(1.0, f.since / 12) * (0.3 + 0.3 * f.strength)),
+    "stalled_learning": lambda w, f: w,
+    "slow_tools": _slow_tools,
+    "stale_cache": lambda w, f: replace(w, stale=0.15 + 0.5 * f.strength),
+}
+
+
+# ---- a step
 def _step(
     step: int, world: World, curve: _Curve, rng: np.random.Generator
 ) -> tuple[dict[str, Any], list[Trajectory]]:
     """The metrics row and the rollouts of a step; step 0 is the validation before training."""
     row: dict[str, Any] = {"step": step}
-    metrics = dict(world.metrics)
-    doubt, drop = metrics.pop("doubt", 0.0) + curve.doubt, metrics.pop("val_drop", 0.0)
     if step % curve.every == 0:
-        row |= _validation(max(0.02, world.success * (1 - drop)), rng)
+        row |= _validation(max(0.02, world.success * (1 - world.val_drop)), rng)
     if step == 0:
         return row, []
-    if drop:
-        world.success = min(0.97, world.success + 0.5 * drop)
+    if world.val_drop:
+        world = replace(world, success=min(0.97, world.success + 0.5 * world.val_drop))
     draw = random.Random(int(rng.integers(1 << 60)))  # for single numbers, which numpy draws slowly
-    trajectories = [
-        t for task in draw.sample(range(TASKS), PROMPTS) for t in _group(step, task, world, curve, draw)
-    ]
+    tasks = draw.sample(range(TASKS), PROMPTS)
+    trajectories = [t for task in tasks for t in _group(step, task, world, curve, draw)]
     rewards = np.array([t.reward for t in trajectories]).reshape(PROMPTS, -1)
     liked = int(rng.binomial(16, min(0.99, world.success)))
-    refused = int(rng.binomial(liked, min(doubt, 1.0)))
-    row |= metrics | {"reward_std": float(rewards.std(1, ddof=1).mean())}
-    row |= {
+    refused = int(rng.binomial(liked, min(world.doubt + curve.scales["doubt"], 1.0)))
+    row |= world.metrics | {
+        "reward_std": float(rewards.std(1, ddof=1).mean()),
         "audited": 16,
         "audit_success": (liked - refused) / 16,
         "audit_disagreement": refused / liked if liked else None,
@@ -242,22 +288,17 @@ def _step(
 
 
 def _validation(success: float, rng: np.random.Generator) -> dict[str, float]:
-    found = rng.binomial(VAL_TASKS, min(success, 1.0)) / VAL_TASKS
-    half = 1.96 * np.sqrt(max(found * (1 - found), 0.02) / VAL_TASKS)
-    return {
-        "val_success": float(found),
-        "val_ci_low": max(0.0, found - half),
-        "val_ci_high": min(1.0, found + half),
-    }
+    share = rng.binomial(VAL_TASKS, min(success, 1.0)) / VAL_TASKS
+    half = 1.96 * np.sqrt(max(share * (1 - share), 0.02) / VAL_TASKS)
+    low, high = max(0.0, share - half), min(1.0, share + half)
+    return {"val_success": float(share), "val_ci_low": low, "val_ci_high": high}
 
 
 def _group(step: int, task: int, world: World, curve: _Curve, rng: random.Random) -> Iterator[Trajectory]:
     """G rollouts of one task; copies repeat the first of the group."""
-    logit = (
-        math.log(world.success / (1 - world.success)) * math.sqrt(1 + 0.35 * curve.spread**2)
-        + curve.tasks[task]
-    )
-    chance, stuck, first = 1 / (1 + math.exp(-logit)), rng.random() < world.stuck, None
+    logit = math.log(world.success / (1 - world.success)) * math.sqrt(1 + 0.35 * curve.spread**2)
+    chance = 1 / (1 + math.exp(-logit - curve.tasks[task]))
+    stuck, first = rng.random() < world.stuck, None
     for sample in range(curve.group):
         odd = {name for name in ("common", "template", "silent") if rng.random() < getattr(world, name)}
         if first is not None and rng.random() < world.copied and not odd:
@@ -279,10 +320,8 @@ def _rollout(
     turns = _turns(0 if "template" in odd else task + 1, calls, world, rng)
     if len(turns) > 1 and sample == 0 and rng.random() < world.stale:
         fresh = replace(turns[0].results[0], observation="a fact", ok=True)
-        turns = (
-            replace(turns[0], results=(fresh, replace(fresh, observation="an older fact", cached=True))),
-            *turns[1:],
-        )
+        old = replace(fresh, observation="an older fact", cached=True)
+        turns = (replace(turns[0], results=(fresh, old)), *turns[1:])
     length = max(8, int(world.tokens * len(turns) * math.exp(rng.gauss(0, 0.15))))
     cut = rng.random() < world.cut
     success = float(right and not cut)
@@ -293,29 +332,27 @@ def _rollout(
         components["bonus"] = min(2.0, max(0.0, rng.gauss(world.bonus, 0.2)))
     if world.dead is not None:
         components["tool"] = world.dead
-    reward = sum(world.weights.get(name, 1.0) * value for name, value in components.items())
-    answer = "42" if "common" in odd else f"gold {task}" if success else f"guess {task} {rng.randrange(30)}"
-    stop = StopReason.TOKEN_LIMIT if cut else StopReason.ANSWER
-    ids = (rng.getrandbits(30), *IDS[: min(length, 3000)])
-    answer = None if cut else answer
+    answer = f"gold {task}" if success else None
+    if "common" in odd:
+        answer = "42"
+    elif not success:
+        answer = f"guess {task} {rng.randrange(30)}"
     return Trajectory(
-        str(task),
-        "grpo",
-        sample,
-        0,
-        (),
-        ids,
-        (),
-        (),
-        turns,
-        stop,
-        answer,
-        success,
-        "",
-        components,
-        reward,
-        None,
-        step,
+        task_id=str(task),
+        policy="grpo",
+        sample=sample,
+        seed=0,
+        prompt_ids=(),
+        completion_ids=(rng.getrandbits(30), *IDS[: min(length, 3000)]),
+        action_mask=(),
+        old_logprobs=(),
+        turns=turns,
+        stop_reason=StopReason.TOKEN_LIMIT if cut else StopReason.ANSWER,
+        answer=None if cut else answer,
+        success=success,
+        components=components,
+        reward=sum(world.weights.get(name, 1.0) * value for name, value in components.items()),
+        step=step,
     )
 
 
@@ -323,16 +360,9 @@ def _turns(entity: int, calls: int, world: World, rng: random.Random) -> tuple[T
     turns = []
     for n in range(calls):
         late = rng.random() < world.timeouts
-        ok, seconds = (
-            not late and rng.random() >= world.failures,
-            world.seconds * math.exp(rng.gauss(0, 0.3)),
-        )
-        said = "Error: search did not answer within 10 s." if late else f"fact {entity} {n}"
-        turns.append(
-            Turn(
-                f"call {entity} {n}",
-                (0, 0),
-                (ToolResult("search", {"query": f"{entity} {n}"}, said, ok, seconds),),
-            )
-        )
+        ok = not late and rng.random() >= world.failures
+        seconds = world.seconds * math.exp(rng.gauss(0, 0.3))
+        reply = "Error: search did not answer within 10 s." if late else f"fact {entity} {n}"
+        result = ToolResult("search", {"query": f"{entity} {n}"}, reply, ok, seconds)
+        turns.append(Turn(f"call {entity} {n}", (0, 0), (result,)))
     return (*turns, Turn("say", (0, 0)))

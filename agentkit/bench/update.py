@@ -1,13 +1,11 @@
-"""The update: forward and backward pass of one group's optimiser step, ours and stock TRL's, on the same
-batch.
+"""The update: forward and backward pass of one group's optimiser step, ours and stock TRL's, on the same batch.
 
-The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256
-tokens with nothing in common, so that nothing but the prompt can be shared. Each is four turns of 32 sampled
-tokens and four tool replies of 32, which
-the loss leaves out: about the proportion in the small agent's own trajectories. None is padded, which favours
-the peer. The peer is stock TRL 1.15 with the log-probabilities of TRL 1.14.2, because 1.15's own need a GPU
-kernel (agentkit.training.peer says what that is). The optimiser's own arithmetic is the same for both and left
-out. They take turns. Memory is what the process grows by at its peak, as the system sees it.
+The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256 tokens with
+nothing in common, so that nothing but the prompt can be shared. Each is four turns of 32 sampled tokens and four
+tool replies of 32, which the loss leaves out: about the proportion in the small agent's own trajectories. None is
+padded, which favours the peer. The peer is stock TRL 1.15 with the log-probabilities of TRL 1.14.2, because 1.15's
+own need a GPU kernel (agentkit.training.peer says what that is). They take turns. Memory is what the process grows
+by at its peak, as the system sees it. Leaves out the optimiser's own arithmetic, which is the same for both.
 """
 
 from __future__ import annotations
@@ -17,67 +15,61 @@ import gc
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from agentkit.bench.common import report, spread
+from agentkit.bench.common import case, report
+from agentkit.policies.loading import load_agent
+from agentkit.runs.recipe import Recipe
+from agentkit.tools.corpus import Corpus
+from agentkit.training.common import lora
+from agentkit.training.grpo import config
+from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 
 GROUP, COMPLETION, TURN = 8, 256, 32
 FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt tokens -> repeats
 
 
 def bench_update(quick: bool = False) -> dict[str, Any]:
-    """Seconds of one update with LoRA, the largest difference in log-probabilities, that of the gradients,
-    peak memory.
+    """Seconds of one update with LoRA, largest differences in log-probabilities and gradients, peak memory.
 
     Args:
-        quick: fewer repeats, and differences without LoRA on the shortest prompt only, to end within 50
-            seconds.
+        quick: fewer repeats, and differences without LoRA on the shortest prompt only, to end within 50 seconds.
 
     Returns:
         The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``logp_diff`` is in nats, ``grad_diff``
-        relative to the norm of the peer's gradient; ``..._full`` are those of training all weights instead of
-        LoRA adapters.
+        relative to the norm of the peer's gradient; ``..._full`` are those of training all weights instead of LoRA
+        adapters.
     """
     repeats = QUICK if quick else FULL
     lora, full = _pair(True), _pair(False)
     _compare(lora, _batch(lora, 64), 1)  # warm-up, not counted
     cases = []
     for prompt, count in repeats.items():
-        case = {"case": f"p{prompt}", "unit": "s/step"} | _compare(lora, _batch(lora, prompt), count)
+        figures = _compare(lora, _batch(lora, prompt), count)
         if prompt == 256 or not quick:
             other = _compare(full, _batch(full, prompt), 1)
-            case |= {f"{name}_full": other[name] for name in ("logp_diff", "grad_diff")}
-        cases.append(case)
+            figures |= {f"{name}_full": other[name] for name in ("logp_diff", "grad_diff")}
+        cases.append(case(f"p{prompt}", "s/step", *figures.pop("seconds"), inverse=True, **figures))
     return report("update", cases)
 
 
 def _pair(adapters: bool) -> tuple[Any, Any]:
     """Two trainers of the small agent: ours and the peer."""
-    from agentkit.policies.loading import load_agent
-    from agentkit.runs.recipe import Recipe
-    from agentkit.training.common import lora
-    from agentkit.training.grpo import config
-    from agentkit.training.peer import SharingTrainer, StockTrainer, make_trainer
-
     recipe = Recipe(beta=0.0, temperature=0.7, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP)
-    args = [config(recipe, Path(tempfile.mkdtemp())) for _ in range(2)]
-    kinds = zip((SharingTrainer, StockTrainer), args, strict=True)
-    ours, peer = (
-        make_trainer(kind, *load_agent("nano"), own, lora(recipe) if adapters else None)
-        for kind, own in kinds
-    )
-    return ours, peer
+    trainers = []
+    for kind in (SharingTrainer, StockTrainer):
+        args, adapter = config(recipe, Path(tempfile.mkdtemp())), lora(recipe) if adapters else None
+        trainers.append(make_trainer(kind, *load_agent("nano"), args, adapter))
+    return trainers[0], trainers[1]
 
 
 def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
     """One group on a prompt of so many tokens."""
-    from agentkit.tools.corpus import Corpus
-    from agentkit.training.peer import as_batch
-
     text = " ".join(passage for (passage,) in Corpus.open().rows("SELECT text FROM passage LIMIT 400"))
     tokens = cycle(pair[0].processing_class(text)["input_ids"])
     shared = list(islice(tokens, prompt))
@@ -88,25 +80,20 @@ def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
 
 
 def _compare(pair: tuple[Any, Any], batch: dict[str, Any], repeats: int) -> dict[str, Any]:
-    from agentkit.training.peer import logprobs, update
-
-    seconds: tuple[list[float], list[float]] = ([], [])
-    peaks, gradients = [0.0, 0.0], [None, None]
+    """Seconds, gradients, log-probabilities and peak memory of both, one update after the other."""
+    seconds, peaks, gradients = ([], []), ([], []), [None, None]
     for _ in range(repeats):
         for side, trainer in enumerate(pair):
-            gradients[side] = None
-            peak, (took, _, gradients[side]) = _peak_mb(lambda trainer=trainer: update(trainer, batch))
+            gradients[side] = None  # else it would hide growth
+            peak, (took, _, gradients[side]) = _peak_mb(partial(update, trainer, batch))
             seconds[side].append(took)
-            peaks[side] = max(peaks[side], peak)
-    found, expected = (logprobs(trainer, batch) for trainer in pair)
-    mine, theirs = gradients
+            peaks[side].append(peak)
+    ours, peer = (logprobs(trainer, batch) for trainer in pair)
     return {
-        "ours": spread(seconds[0]),
-        "peer": spread(seconds[1]),
-        "ratio": spread([b / a for a, b in zip(*seconds, strict=True)]),
-        "logp_diff": float((found - expected).abs().max()),
-        "grad_diff": float((mine - theirs).norm() / theirs.norm()),
-        "peak_mb": {"ours": round(peaks[0], 1), "peer": round(peaks[1], 1)},
+        "seconds": seconds,
+        "logp_diff": float((ours - peer).abs().max()),
+        "grad_diff": float((gradients[0] - gradients[1]).norm() / gradients[1].norm()),
+        "peak_mb": {"ours": round(max(peaks[0]), 1), "peer": round(max(peaks[1]), 1)},
     }
 
 

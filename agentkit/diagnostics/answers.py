@@ -1,13 +1,13 @@
 """The questions a training leaves, each answered in one sentence computed from what is stored.
 
-Leaves out: the held-out comparison, which alone says whether the agent became better (evaluation).
+Leaves out the held-out comparison, which alone says whether the agent became better (evaluation).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
-import numpy as np
 import pandas as pd
 
 from agentkit.diagnostics.rules import Alarm
@@ -27,47 +27,36 @@ STABILITY = ("kl_spike", "gradient_spike", "clip_drift", "engine_mismatch", "ent
 def answers(
     metrics: pd.DataFrame, alarms: Sequence[Alarm] = (), by_kind: pd.DataFrame | None = None
 ) -> dict[str, str]:
-    """Did it learn, when, where, at what cost, what did it trade, is it hacking, is it stable, what to
-    change.
+    """Did it learn, when, where, at what cost, what did it trade, is it hacking, is it stable, what to change.
 
     Args:
         metrics: train/metrics.jsonl, one row a step.
         alarms: of the run.
         by_kind: as ``success_by_kind``.
     """
+    metrics = metrics.apply(pd.to_numeric, errors="coerce")
     metrics = metrics.drop_duplicates("step", keep="last").sort_values("step")
     steps = metrics[metrics["step"] > 0]
-    found = {"Did it learn?": _learnt(metrics), "When?": _when(metrics)}
+    sentences = {"Did it learn?": _learnt(metrics), "When?": _when(metrics)}
     if by_kind is not None and len(by_kind):
+        points = (100 * by_kind["change"]).map("{:+.0f}".format)
         best, worst = by_kind["change"].idxmax(), by_kind["change"].idxmin()
-        found["On which tasks?"] = (
-            f"Most on {best} ({_points(by_kind['change'][best])} points), least on {worst} "
-            f"({_points(by_kind['change'][worst])} points)."
+        sentences["On which tasks?"] = (
+            f"Most on {best} ({points[best]} points), least on {worst} ({points[worst]} points)."
         )
     if "seconds" in steps:
-        seconds = float(steps["seconds"].sum())
-        found["At what cost?"] = (
-            f"{seconds / 60:.1f} minutes of training, {seconds / max(len(steps), 1):.1f} s a step."
-        )
-    changes = [
-        f"{_mean(steps[name].head(ENDS)):.3g} to {_mean(steps[name].tail(ENDS)):.3g} {unit}"
-        for name, unit in TRADES.items()
-        if name in steps and steps[name].notna().any()
-    ]
-    found["What did it trade?"] = (
-        f"From the first {ENDS} steps to the last: {'; '.join(changes)}."
-        if changes
-        else "Nothing was recorded."
+        minutes, each = steps["seconds"].sum() / 60, steps["seconds"].sum() / max(len(steps), 1)
+        sentences["At what cost?"] = f"{minutes:.1f} minutes of training, {each:.1f} s a step."
+    sentences["What did it trade?"] = _trades(steps)
+    sentences["Is it hacking the reward?"] = _hacking(steps, alarms)
+    unstable = [f"{a.alarm} at step {a.step}" for a in alarms if a.alarm in STABILITY][:4]
+    sentences["Is it stable?"] = (
+        f"No: {', '.join(unstable).replace('_', ' ')}." if unstable else "No alarm says otherwise."
     )
-    found["Is it hacking the reward?"] = _hacking(steps, alarms)
-    shaky = [a for a in alarms if a.alarm in STABILITY]
-    named = ", ".join(f"{a.alarm} at step {a.step}" for a in shaky[:4]).replace("_", " ")
-    found["Is it stable?"] = f"No: {named}." if shaky else "No alarm says otherwise."
-    advice = list(dict.fromkeys(a.advice for a in alarms if a.severity != "info"))
-    found["What to change?"] = (
-        " ".join(advice[:3]) if advice else "Nothing that an alarm names; compare on the held-out test."
-    )
-    return found
+    advice = list(dict.fromkeys(a.advice for a in alarms if a.severity != "info"))[:3]
+    nothing = "Nothing that an alarm names; compare on the held-out test."
+    sentences["What to change?"] = " ".join(advice) or nothing
+    return sentences
 
 
 def success_by_kind(
@@ -78,68 +67,75 @@ def success_by_kind(
     Returns:
         Indexed by kind; ``before``, ``after`` and ``change`` in success, and the tasks behind each.
     """
-    known = [[t for t in end if t.success is not None and t.task_id in tasks] for end in (early, late)]
-    ends = [task_success(found) if found else {} for found in known]
-    families = sorted({f"family {t.family}" for t in tasks.values()})
-    kinds = [
-        *families,
-        *(d for d in ("easy", "medium", "hard") if d in {t.difficulty for t in tasks.values()}),
-    ]
+    ends = []
+    for trajectories in (early, late):
+        scored = [t for t in trajectories if t.success is not None and t.task_id in tasks]
+        ends.append(task_success(scored) if scored else {})
+    kinds: dict[str, list[str]] = {
+        f"family {name}": [] for name in sorted({t.family for t in tasks.values()})
+    }
+    kinds |= {"easy": [], "medium": [], "hard": []}
+    for task in tasks.values():
+        kinds[f"family {task.family}"].append(task.id)
+        kinds.setdefault(task.difficulty, []).append(task.id)
     rows = {}
-    for kind in kinds:
-        own = [
-            [v for i, v in end.items() if kind in (f"family {tasks[i].family}", tasks[i].difficulty)]
-            for end in ends
-        ]
-        if all(own):
-            before, after = (float(np.mean(values)) for values in own)
-            rows[kind] = {
-                "before": before,
-                "after": after,
-                "change": after - before,
-                "tasks": len(own[0]) + len(own[1]),
-            }
-    found = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after", "change", "tasks"])
-    return found.astype({"tasks": int})
+    for kind, ids in kinds.items():
+        before, after = ([end[i] for i in ids if i in end] for end in ends)
+        if before and after:
+            means = {"before": fmean(before), "after": fmean(after), "change": fmean(after) - fmean(before)}
+            rows[kind] = means | {"tasks": len(before) + len(after)}
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after", "change", "tasks"])
+    return table.astype({"tasks": int})
+
+
+def _validated(metrics: pd.DataFrame) -> pd.DataFrame:
+    return metrics.dropna(subset=["val_success"]) if "val_success" in metrics else metrics.iloc[:0]
 
 
 def _learnt(metrics: pd.DataFrame) -> str:
-    seen = metrics.dropna(subset=["val_success"]) if "val_success" in metrics else metrics.iloc[:0]
-    if len(seen) < 2:
+    rows = _validated(metrics)
+    if len(rows) < 2:
         return "Unknown: there are not two validations to compare."
-    first, best = seen.iloc[0], seen.loc[seen["val_success"].idxmax()]
+    first, best = rows.iloc[0], rows.loc[rows["val_success"].idxmax()]
+    before = f"Validation success was {first['val_success']:.1%} before"
     if best["val_success"] <= first["val_success"]:
-        return f"Validation success was {first['val_success']:.1%} before, and never higher."
-    apart = best.get("val_ci_low", -1.0) > first.get("val_ci_high", 2.0)
-    sure = "their intervals lie apart" if apart else "their intervals overlap, so it may be chance"
-    return f"Validation success was {first['val_success']:.1%} before and {best['val_success']:.1%} at its best; {sure}."
+        return f"{before}, and never higher."
+    separate = best.get("val_ci_low", -1.0) > first.get("val_ci_high", 2.0)
+    sure = "their intervals lie apart" if separate else "their intervals overlap, so it may be chance"
+    return f"{before} and {best['val_success']:.1%} at its best; {sure}."
 
 
 def _when(metrics: pd.DataFrame) -> str:
-    seen = metrics.dropna(subset=["val_success"]) if "val_success" in metrics else metrics.iloc[:0]
-    if len(seen) < 2 or seen["val_success"].max() <= seen["val_success"].iloc[0]:
+    rows = _validated(metrics)
+    success = rows["val_success"] if len(rows) else pd.Series([0.0])
+    first, best = success.iloc[0], success.max()
+    if best <= first:
         return "Validation never rose above where it began."
-    first, best = seen["val_success"].iloc[0], seen["val_success"].max()
-    half, top = (
-        seen[seen["val_success"] >= (first + best) / 2].iloc[0],
-        seen.loc[seen["val_success"].idxmax()],
-    )
+    half, top = rows[success >= (first + best) / 2].iloc[0], rows.loc[success.idxmax()]
     return f"Half of the gain was there at step {int(half['step'])}, the best at step {int(top['step'])}."
 
 
+def _trades(steps: pd.DataFrame) -> str:
+    """What an agent may give up for success, or for its reward."""
+    changes = []
+    for name, unit in TRADES.items():
+        if name in steps and steps[name].notna().any():
+            early, late = steps[name].head(ENDS).mean(), steps[name].tail(ENDS).mean()
+            changes.append(f"{early:.3g} to {late:.3g} {unit}")
+    if not changes:
+        return "Nothing was recorded."
+    return f"From the first {ENDS} steps to the last: {'; '.join(changes)}."
+
+
 def _hacking(steps: pd.DataFrame, alarms: Sequence[Alarm]) -> str:
-    if any(a.alarm == "reward_hacking" for a in alarms):
-        return next(a.cause for a in alarms if a.alarm == "reward_hacking")
+    causes = [a.cause for a in alarms if a.alarm == "reward_hacking"]
+    if causes:
+        return causes[0]
     if "audit_disagreement" not in steps or not steps["audit_disagreement"].notna().any():
         return "Unknown: no trajectory was audited."
     refused = steps["audit_disagreement"]
-    early, late = f"{_mean(refused.head(ENDS)):.0%}", f"{_mean(refused.tail(ENDS)):.0%}"
-    return f"The auditor refuses {late} of the answers that the reward likes in the last {ENDS} steps, and {early} in the first."
-
-
-def _mean(values: pd.Series) -> float:
-    return float(pd.to_numeric(values, errors="coerce").mean())
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.0f}"
+    early, late = refused.head(ENDS).mean(), refused.tail(ENDS).mean()
+    return (
+        f"The auditor refuses {late:.0%} of the answers that the reward likes in the last {ENDS} steps, and "
+        f"{early:.0%} in the first."
+    )

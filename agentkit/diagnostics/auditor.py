@@ -1,11 +1,9 @@
-"""A second opinion on what the reward likes: is an answer that the verifier accepts also right for the right
-reason?
+"""A second opinion on what the reward likes: is an answer that the verifier accepts right for the right reason?
 
-The verifier compares an answer with the gold answer. The auditor looks at other things: a program runs on
-inputs the verifier never tried, beside the reference solution; any other answer must be the gold answer as a
-whole and must stand in something a tool returned. It is too strict to train on and costs time, so it sees a
-sample. Where the two drift apart the policy is gaming the verifier. An auditor of one's own is any function
-(task, trajectory) -> Score.
+The verifier compares an answer with the gold answer. The auditor looks at other things: a program runs on inputs
+the verifier never tried, beside the reference solution; any other answer must be the gold answer as a whole and
+must stand in something a tool returned. It is too strict to train on and costs time, so it sees a sample. Where the
+two drift apart the policy is gaming the verifier. Leaves out what follows from that (rules).
 """
 
 from __future__ import annotations
@@ -15,18 +13,16 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from agentkit.diagnostics.measures import trajectory_id
-from agentkit.evaluation.evidence import answer_if, needs_tools, results_of, stands
+from agentkit.evaluation.evidence import answer_if, stands
 from agentkit.records import Score, Task, Trajectory
-from agentkit.trajectories import verifier_kind
+from agentkit.trajectories import needs_tools, results_of, trajectory_id, verifier_kind
 from agentkit.verifiers import normalize, parse_number
 from agentkit.verifiers.isolated.harness import pack
 from agentkit.verifiers.programs import extract_code, run_calls
 
-Auditor = Callable[[Task, Trajectory], Score]
+Auditor = Callable[[Task, Trajectory], Score]  # any such function will do
 SAMPLE = 16  # trajectories audited in a step
 LIKED = 0.5  # success above which the reward likes an answer
 INPUTS = 12  # calls on which a program is compared with the reference
@@ -48,56 +44,53 @@ def audit(task: Task, trajectory: Trajectory) -> Score:
 
 def _whole(task: Task, answer: str) -> bool:
     """Equal to the gold answer (numbers to its last decimal, text as words), with nothing beside it."""
-    number = parse_number(task.answer)
-    if number is not None:
-        found = parse_number(answer)
+    gold = parse_number(task.answer)
+    if gold is not None:
+        number = parse_number(answer)
         decimals = len(task.answer.strip().partition(".")[2])
-        return found is not None and math.isclose(
-            found, number, rel_tol=1e-9, abs_tol=0.5001 * 10.0**-decimals * (decimals > 0)
-        )
+        tolerance = 0.5001 * 10.0**-decimals if decimals else 0.0
+        return number is not None and math.isclose(number, gold, rel_tol=1e-9, abs_tol=tolerance)
     options = task.verifier
-    aliases = [*options.get("aliases", ()), *task.meta.get("aliases", ())]
-    return normalize(answer) in {normalize(str(text)) for text in (task.answer, *aliases)}
+    accepted = [task.answer, *options.get("aliases", ()), *task.meta.get("aliases", ())]
+    return normalize(answer) in {normalize(str(text)) for text in accepted}
 
 
 def _grounded(task: Task, trajectory: Trajectory) -> bool:
     """Whether a tool returned the answer, or what the plan says the answer follows from."""
-    follows = [value for value, answer in answer_if(task).items() if answer == task.answer]
-    seen = [r.observation for r in results_of(trajectory) if r.ok]
-    return any(stands(value, text) for value in (trajectory.answer, *follows) for text in seen)
+    sources = [value for value, answer in answer_if(task).items() if answer == task.answer]
+    observations = [result.observation for result in results_of(trajectory) if result.ok]
+    return any(stands(value, text) for value in (trajectory.answer, *sources) for text in observations)
 
 
 # ---- programs
-# --------------------------------------------------------------------------------------------------------
 def _fresh_inputs(task: Task, answer: str) -> Score:
     """Run a program and the reference solution on varied inputs and compare what they give."""
     options = task.verifier
-    entry, setup = str(options.get("entry", "")), str(options.get("setup", ""))
-    known = [
-        test[0]
-        for test in options.get("tests", ())
-        if isinstance(test, Sequence) and len(test) == 2 and isinstance(test[0], list)
-    ]
+    entry, setup, tests = (
+        str(options.get("entry", "")),
+        str(options.get("setup", "")),
+        options.get("tests", ()),
+    )
+    pairs = [test for test in tests if isinstance(test, Sequence) and len(test) == 2]
+    inputs = [arguments for arguments, _ in pairs if isinstance(arguments, list)]
     reference, program = extract_code(str(task.answer), entry), extract_code(answer, entry)
-    if isinstance(reference, Score) or not entry or not known:
+    if isinstance(reference, Score) or not entry or not inputs:
         return Score(None, "there is no reference solution to compare with")
     if isinstance(program, Score):
         return program
     rng = random.Random(task.id)
-    calls = [
-        {"args": pack([_varied(value, rng) for value in rng.choice(known)]), "kwargs": pack({})}
-        for _ in range(INPUTS)
-    ]
+    varied = [[_varied(value, rng) for value in rng.choice(inputs)] for _ in range(INPUTS)]
+    calls = [{"args": pack(arguments), "kwargs": pack({})} for arguments in varied]
     expected = run_calls(reference, setup, entry, calls, CALLS_S)
-    usable = [(call, wanted) for call, wanted in zip(calls, expected, strict=True) if wanted.get("value")]
+    usable = [
+        (call, reply["value"]) for call, reply in zip(calls, expected, strict=True) if reply.get("value")
+    ]
     if len(usable) < INPUTS // 4:
         return Score(None, "the reference solution gives too little on varied inputs")
-    found = run_calls(program, setup, entry, [call for call, _ in usable], CALLS_S)
-    same = sum(got.get("value") == wanted["value"] for got, (_, wanted) in zip(found, usable, strict=True))
-    return Score(
-        float(same == len(usable)),
-        f"agrees with the reference solution on {same} of {len(usable)} inputs it was not tested on",
-    )
+    replies = run_calls(program, setup, entry, [call for call, _ in usable], CALLS_S)
+    same = sum(reply.get("value") == value for reply, (_, value) in zip(replies, usable, strict=True))
+    why = f"agrees with the reference solution on {same} of {len(usable)} inputs it was not tested on"
+    return Score(float(same == len(usable)), why)
 
 
 def _varied(value: Any, rng: random.Random) -> Any:
@@ -105,29 +98,29 @@ def _varied(value: Any, rng: random.Random) -> Any:
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):
-        return value + rng.randint(0, max(3, abs(value) // 2)) * rng.choice((-1, 1) if value < 0 else (1,))
+        signs = (-1, 1) if value < 0 else (1,)
+        return value + rng.randint(0, max(3, abs(value) // 2)) * rng.choice(signs)
     if isinstance(value, float):
         return round(value * rng.uniform(0.5, 2.0), 2)
     if isinstance(value, str):
         letters = [c for c in value if c.isalpha()]
-        return "".join(rng.choice(letters) if c.isalpha() else c for c in value) if letters else value
+        return "".join(rng.choice(letters) if c.isalpha() else c for c in value)
     if isinstance(value, list):
         items = [_varied(item, rng) for item in value for _ in range(rng.choice((1, 1, 2)))]
         return rng.sample(items, len(items))
-    return {key: _varied(item, rng) for key, item in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: _varied(item, rng) for key, item in value.items()}
+    return value
 
 
 # ---- a sample of a step
-# ----------------------------------------------------------------------------------------------
 def audited(
     tasks: Mapping[str, Task],
     trajectories: Iterable[Trajectory],
     auditor: Auditor = audit,
     sample: int | None = SAMPLE,
 ) -> list[tuple[Trajectory, Score]]:
-    """Audit a sample of trajectories: every k-th, so that all groups are in it. An auditor that raises cannot
-    tell.
-    """
+    """Audit every k-th trajectory, so that all groups are in the sample. An auditor that raises cannot tell."""
     known = [t for t in trajectories if t.task_id in tasks]
     every = max(1, len(known) // sample) if sample else 1
     return [(t, _guarded(auditor, tasks[t.task_id], t)) for t in known[::every]]
@@ -140,34 +133,31 @@ def _guarded(auditor: Auditor, task: Task, trajectory: Trajectory) -> Score:
         return Score(None, f"auditor failed: {type(error).__name__}: {error}"[:200])
 
 
-def audit_metrics(found: Sequence[tuple[Trajectory, Score]]) -> dict[str, float]:
+def audit_metrics(verdicts: Sequence[tuple[Trajectory, Score]]) -> dict[str, float]:
     """What an audit adds to a step's metrics.
 
     Returns:
         ``audit_success`` (share of audited trajectories that verifier and auditor both accept),
-        ``audit_disagreement`` (share of those the verifier accepts that the auditor refuses; NaN where it
-        accepts none), ``audited`` (how many were judged).
+        ``audit_disagreement`` (share of those the verifier accepts that the auditor refuses; NaN where it accepts
+        none), ``audited`` (how many were judged).
     """
-    judged = [
-        (t.success, score.value) for t, score in found if score.value is not None and t.success is not None
-    ]
-    liked = [value for success, value in judged if success > LIKED]
+    judged = [(t, score.value) for t, score in verdicts if score.value is not None and t.success is not None]
+    liked = [value for t, value in judged if t.success > LIKED]
+    accepted = sum(value > LIKED for value in liked)
     return {
-        "audit_success": float(np.mean([s > LIKED and v > LIKED for s, v in judged])) if judged else math.nan,
-        "audit_disagreement": float(np.mean([v <= LIKED for v in liked])) if liked else math.nan,
+        "audit_success": accepted / len(judged) if judged else math.nan,
+        "audit_disagreement": (len(liked) - accepted) / len(liked) if liked else math.nan,
         "audited": float(len(judged)),
     }
 
 
-def disagreements(found: Sequence[tuple[Trajectory, Score]], tasks: Mapping[str, Task]) -> pd.DataFrame:
+def disagreements(verdicts: Sequence[tuple[Trajectory, Score]], tasks: Mapping[str, Task]) -> pd.DataFrame:
     """Answers that the reward likes and the auditor does not, the best rewarded first."""
-    rows = [
-        {
-            "trajectory": trajectory_id(t), "reward": t.reward, "answer": t.answer, "gold": tasks[t.task_id].answer,
-            "verifier": t.why, "auditor": score.why,
-        }
-        for t, score in found
-        if score.value is not None and score.value <= LIKED and t.success is not None and t.success > LIKED
-    ]  # fmt: skip
+    rows = []
+    for t, score in verdicts:
+        refused = score.value is not None and score.value <= LIKED
+        if refused and t.success is not None and t.success > LIKED:
+            gold = tasks[t.task_id].answer
+            rows.append((trajectory_id(t), t.reward, t.answer, gold, t.why, score.why))
     table = pd.DataFrame(rows, columns=["trajectory", "reward", "answer", "gold", "verifier", "auditor"])
     return table.sort_values("reward", ascending=False, kind="stable", ignore_index=True)

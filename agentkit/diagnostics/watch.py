@@ -1,7 +1,7 @@
 """Alarms as they fire: a watch over a running training, and the alarms of a stored one.
 
-An alarm fires when its rule begins to hold, and again only after the rule has been silent for QUIET steps.
-Leaves out: the rules and what they see.
+An alarm fires when its rule begins to hold, and again only after the rule has been silent for QUIET steps. Leaves
+out the rules and what they read (rules, measures).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentkit.diagnostics.measures import Step, observe
+from agentkit.diagnostics.measures import StepMeasures, observe
 from agentkit.diagnostics.rules import Alarm, holding
 from agentkit.records import Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl, read_trajectories, write_jsonl
@@ -28,16 +28,14 @@ class Watch:
     """
 
     def __init__(self, path: Path | None = None):
-        self.history: list[Step] = []
+        self.history: list[StepMeasures] = []
         self.alarms: list[Alarm] = []
         self._path = path
         self._held: dict[str, int] = {}  # the last step at which each rule held
 
     @classmethod
     def over(cls, run: Run) -> Watch:
-        """A watch over a run's training that goes on from what is stored; alarms of steps that were cut are
-        dropped.
-        """
+        """A watch that goes on from what a run has stored; alarms of steps that were cut are dropped."""
         watch = cls()
         if run.file("train", "metrics.jsonl").exists():
             for step in read_steps(run.file("train")):
@@ -48,19 +46,16 @@ class Watch:
         return watch
 
     def add(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> list[Alarm]:
-        """Take one step and return the alarms that fire at it. A row before the first step is kept for its
-        validation.
-        """
+        """Take a step's metrics row and rollouts and return the alarms that fire at it."""
         return self.take(observe(row, trajectories))
 
-    def take(self, step: Step) -> list[Alarm]:
-        """``add`` for a step that is already observed."""
+    def take(self, step: StepMeasures) -> list[Alarm]:
+        """``add`` for a step in numbers. One before the first, which holds a validation only, raises no alarm."""
         self.history.append(step)
-        found = holding(self.history) if step.number > 0 else {}
-        fired = [
-            alarm for name, alarm in found.items() if step.number - self._held.get(name, -QUIET - 1) > QUIET
-        ]
-        self._held |= dict.fromkeys(found, step.number)
+        held = holding(self.history) if step.number > 0 else {}
+        silent_for = {name: step.number - self._held.get(name, -QUIET - 1) for name in held}
+        fired = [alarm for name, alarm in held.items() if silent_for[name] > QUIET]
+        self._held |= dict.fromkeys(held, step.number)
         self.alarms += fired
         if self._path is not None:
             for alarm in fired:
@@ -68,7 +63,7 @@ class Watch:
         return fired
 
 
-def scan(steps: Iterable[Step]) -> list[Alarm]:
+def scan(steps: Iterable[StepMeasures]) -> list[Alarm]:
     """The alarms of a whole history, in the order they fire."""
     watch = Watch()
     for step in steps:
@@ -76,16 +71,15 @@ def scan(steps: Iterable[Step]) -> list[Alarm]:
     return watch.alarms
 
 
-def read_steps(folder: Path) -> list[Step]:
-    """A stored training's steps: metrics.jsonl and trajectories/ in a run's train/."""
-    rows = {
-        row["step"]: row for row in read_jsonl(folder / "metrics.jsonl") if isinstance(row.get("step"), int)
-    }
-    files = {number: folder / "trajectories" / f"step_{number:05d}.parquet" for number in rows}
-    return [
-        observe(row, read_trajectories(files[n]) if files[n].exists() else ())
-        for n, row in sorted(rows.items())
-    ]
+def read_steps(folder: Path) -> list[StepMeasures]:
+    """A stored training in numbers: metrics.jsonl and trajectories/ of a run's train/."""
+    rows = read_jsonl(folder / "metrics.jsonl")
+    latest = {row["step"]: row for row in rows if isinstance(row.get("step"), int)}
+    steps = []
+    for number, row in sorted(latest.items()):
+        path = folder / "trajectories" / f"step_{number:05d}.parquet"
+        steps.append(observe(row, read_trajectories(path) if path.exists() else ()))
+    return steps
 
 
 def stored_alarms(run: Run) -> list[Alarm]:

@@ -8,9 +8,9 @@ Leaves out: the formulas (statistics), sampling and scoring (rollouts, verifiers
 (behaviour, failures), figures (plots) and showing trajectories (widgets).
 """
 
-from agentkit.evaluation.cases import case_of, case_scores, case_table
-from agentkit.evaluation.comparison import Comparison, compare
+from agentkit.evaluation.comparison import Comparison, case_of, case_scores, case_table, compare
 from agentkit.evaluation.summary import SOLVED, Samples, flatten, summarize, task_success
+from agentkit.evaluation.tables import family_table
 
 __all__ = [
     "SOLVED",
@@ -20,6 +20,7 @@ __all__ = [
     "case_scores",
     "case_table",
     "compare",
+    "family_table",
     "flatten",
     "summarize",
     "task_success",

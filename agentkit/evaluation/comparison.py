@@ -1,10 +1,14 @@
-"""Several policies on the same tasks: every pair tested, with a verdict, and the table."""
+"""Several policies on the same tasks: every pair tested, with a verdict, and the table.
+
+Leaves out how numbers are said in words (tables) and the formulas (statistics).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -25,14 +29,13 @@ from agentkit.evaluation.summary import (
     single_samples,
     split_by,
     summarize,
+    task_success,
     values_of,
 )
-from agentkit.evaluation.tables import percent
-from agentkit.evaluation.wording import briefly, column, paired_cells, points, sentence, tidy_rows
 from agentkit.records import Task
 from agentkit.runs import RunError
 
-CATEGORIES = {"A": "math", "B": "multi-hop", "C": "code"}  # what the families of the default suite are about
+BREAKDOWNS = {"by_category": sorted, "by_difficulty": easy_first}
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,8 @@ class Comparison:
     """Policies measured on the same tasks. ``to_json`` is comparison.json; ``from_json`` reads it back."""
 
     n_tasks: int
-    policies: dict[
-        str, dict[str, Any]
-    ]  # summarize() of each, with "greedy": {success, ci95, n} where it was measured
-    paired: list[
-        dict[str, Any]
-    ]  # for each pair (earlier, later): a, b, diff, ci95, p, test, n and what paired_test adds
+    policies: dict[str, dict[str, Any]]  # summarize() of each; "greedy": {success, ci95, n} where measured
+    paired: list[dict[str, Any]]  # each pair (earlier, later): a, b, and what paired_test and verdicts add
     flipped: dict[str, dict[str, list[str]]]  # "a->b": ids of the tasks that went to_right and to_wrong
 
     def to_json(self) -> dict[str, Any]:
@@ -54,115 +53,57 @@ class Comparison:
 
     @classmethod
     def from_json(cls, value: Any, place: object = "comparison.json") -> Comparison:
-        """What ``to_json`` gave, in this version or an earlier one. Raises RunError naming ``place`` where it
-        cannot be shown.
+        """What ``to_json`` gave, in this version or an earlier one.
+
+        Raises:
+            RunError: it cannot be shown; the message names ``place``.
         """
         try:
-            found = cls(**{field.name: value[field.name] for field in fields(cls)})
-            found.table(), found.paired_table(), found.sentences()
+            comparison = cls(**{field.name: value[field.name] for field in fields(cls)})
+            comparison.table(), comparison.paired_table(), comparison.sentences()
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"[:200]
-            raise RunError(
-                f"{place} holds no comparison that can be shown ({why}). Run notebook 05 for this run again."
-            ) from None
-        return found
+            way_out = "Run notebook 05 for this run again."
+            raise RunError(f"{place} holds no comparison that can be shown ({why}). {way_out}") from None
+        return comparison
 
     def table(self) -> pd.DataFrame:
         """One row a measure, one column a policy, as text with intervals."""
-        return pd.DataFrame({name: column(entry, self._rows()) for name, entry in self.policies.items()})
+        return tables.policy_table(self.policies)
 
     def paired_table(self) -> pd.DataFrame:
-        """One row a paired comparison: overall, then by category and by difficulty, each family with Holm's
-        correction.
-        """
+        """One row a paired comparison: overall, by category and by difficulty, each with Holm's correction."""
         rows = []
         for pair in self.paired:
-            blocks = {"all tasks": pair} | {
-                f"category {k}": v for k, v in pair.get("by_category", {}).items()
-            }
-            blocks |= {f"difficulty {k}": v for k, v in pair.get("by_difficulty", {}).items()}
-            rows += [
-                {"comparison": f"{pair['a']} → {pair['b']}", "tasks": name} | paired_cells(b)
-                for name, b in blocks.items()
-            ]
+            for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items():
+                row = {"comparison": f"{pair['a']} → {pair['b']}", "tasks": tasks}
+                rows.append(row | tables.paired_cells(block))
         return pd.DataFrame(rows)
 
     def tidy(self) -> pd.DataFrame:
-        """Every measured number as one row: policy, measure, value, low, high, n; for CSV files and further
-        work.
-        """
-        columns = ["policy", "measure", "value", "low", "high", "n"]
-        rows = [row for name, entry in self.policies.items() for row in tidy_rows(name, entry, self._rows())]
-        return pd.DataFrame(rows, columns=columns)
-
-    def _rows(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Row titles with the path of each in a policy's entry."""
-        entries = self.policies.values()
-        categories = sorted({c for e in entries for c in e["by_category"]})
-        difficulties = easy_first({d for e in entries for d in e["by_difficulty"]})
-        greedy = any("greedy" in e for e in entries)
-        k = min((max(map(int, e.get("pass_at_k") or ["1"])) for e in entries), default=1)
-        draws = [("pass@", "pass_at_k"), ("pass^", "pass_hat_k"), ("maj@", "maj_at_k")] if k > 1 else []
-        money = any(e.get("cost_per_solved") is not None for e in entries)
-        return [
-            ("Overall success", ()),
-            *([("Overall success, greedy", ("greedy",))] if greedy else []),
-            *(
-                (f"Category {c}" + (f" ({CATEGORIES[c]})" if c in CATEGORIES else ""), ("by_category", c))
-                for c in categories
-            ),
-            *((f"Difficulty {d}", ("by_difficulty", d)) for d in difficulties),
-            *((f"{title}{k}", (key, str(k))) for title, key in draws),
-            ("Average turns (successful tasks)", ("turns_solved",)),
-            ("Tool call failure rate", ("tool_failure_rate",)),
-            ("Average tokens per task", ("tokens",)),
-            ("Tokens per solved task", ("tokens_per_solved",)),
-            *([("Cost per solved task", ("cost_per_solved",))] if money else []),
-            *(
-                [("Trajectories not scored", ("unscored",))]
-                if any(e.get("unscored") for e in entries)
-                else []
-            ),
-        ]
+        """Every measured number as one row: policy, measure, value, low, high, n."""
+        rows = []
+        for policy, entry in self.policies.items():
+            for title, value, interval, n, _ in tables.figures(entry):
+                low, high = interval or (None, None)
+                rows.append([policy, title, value, low, high, n])
+        return pd.DataFrame(rows, columns=["policy", "measure", "value", "low", "high", "n"])
 
     def sentences(self) -> list[str]:
         """Each paired result in words, with its verdict."""
-        return [
-            sentence(pair, self.flipped[f"{pair['a']}->{pair['b']}"], len(self.paired))
-            for pair in self.paired
-        ]
+        n = len(self.paired)
+        return [tables.sentence(p, self.flipped[f"{p['a']}->{p['b']}"], n) for p in self.paired]
 
     def where(self, a: str, b: str) -> str:
         """For which categories and difficulties policy b differs from policy a, in one sentence."""
         pair = next((p for p in self.paired if (p["a"], p["b"]) == (a, b)), {})
-        blocks = {f"category {k}": v for k, v in pair.get("by_category", {}).items()}
-        blocks |= {f"difficulty {k}": v for k, v in pair.get("by_difficulty", {}).items()}
-        parts = [
-            f"{name} {points(block['diff'])} points ({briefly(block)})" for name, block in blocks.items()
-        ]
-        return (
-            f"{pair['a']} → {pair['b']}: {'; '.join(parts)}."
-            if parts
-            else "There is no breakdown to compare."
-        )
+        parts = [f"{tasks} {tables.briefly(block)}" for tasks, block in tables.breakdown(pair).items()]
+        return f"{a} → {b}: {'; '.join(parts)}." if parts else "There is no breakdown to compare."
 
     def draws(self) -> list[str]:
         """What sampling more than once would give, one sentence a policy."""
-        said = []
-        for name, entry in self.policies.items():
-            k = max(entry.get("pass_at_k") or ["1"], key=int)
-            if int(k) > 1 and entry["pass_at_k"][k]["n"]:
-                one, most = (
-                    entry["pass_at_k"]["1"],
-                    {key: entry[key][k] for key in ("pass_at_k", "maj_at_k", "pass_hat_k")},
-                )
-                some, majority, every = (percent(block["success"]) for block in most.values())
-                said.append(
-                    f"{name}: {percent(one['success'])} with one sample; of {k} samples, {some} if any right "
-                    "one counts, "
-                    f"{majority} by majority, {every} if all must be right."
-                )
-        return said
+        sentences = (tables.draws(name, entry) for name, entry in self.policies.items())
+        return [sentence for sentence in sentences if sentence]
 
     def _repr_html_(self) -> str:
         caption = f"{self.n_tasks} tasks; 95 % intervals over tasks in brackets"
@@ -173,8 +114,6 @@ def compare(
     policies: Mapping[str, Samples],
     tasks: Iterable[Task] | None = None,
     greedy: Mapping[str, Samples] | None = None,
-    *,
-    price: float | None = None,
 ) -> Comparison:
     """Measure policies on the same tasks and test every pair (earlier, later).
 
@@ -189,39 +128,32 @@ def compare(
             are several.
         tasks: a suite that holds at least these tasks, for the breakdowns.
         greedy: greedy trajectories by policy name, measured beside the sampled ones.
-        price: money for a million tokens, for the cost of a solved task.
 
     Raises:
-        ValueError: policies cover different tasks or different seeds, share no scored task, or have nothing
-            to measure.
+        ValueError: policies, or training seeds of one, cover different tasks; two policies have different
+            seeds, share no scored task, or have nothing to measure.
     """
     if not policies:
         raise ValueError("there is no policy to compare. Pass {'sft': trajectories, 'grpo': trajectories}.")
     tasks = None if tasks is None else list(tasks)
-    values = {name: _named(name, values_of, trajectories) for name, trajectories in policies.items()}
-    first, covered = next(iter(values.items()))
-    entries = {
-        name: _named(name, lambda t: summarize(t, tasks, price=price), t) for name, t in policies.items()
-    }
-    for name, own in values.items():
-        same_tasks(first, covered, name, own)
-    for name, trajectories in (greedy or {}).items():
+    values = {name: _named(name, values_of, samples) for name, samples in policies.items()}
+    entries = {name: _named(name, summarize, samples, tasks) for name, samples in policies.items()}
+    first = next(iter(values))
+    for name in values:
+        same_tasks(first, values[first], name, values[name])
+    for name, samples in (greedy or {}).items():
         if name not in entries:
-            raise ValueError(
-                f"greedy trajectories of {name!r}, which is not among the policies {sorted(entries)}."
-            )
-        own = _named(f"{name}, greedy", values_of, trajectories)
-        same_tasks(name, values[name], f"{name}, greedy", own)
-        entries[name] = entries[name] | {"greedy": measure(own)}
-    pairs = list(combinations(values, 2))
-    for a, b in pairs:
+            raise ValueError(f"greedy trajectories of {name!r}, not among the policies {sorted(entries)}.")
+        greedy_values = _named(f"{name}, greedy", values_of, samples)
+        same_tasks(name, values[name], f"{name}, greedy", greedy_values)
+        entries[name]["greedy"] = measure(greedy_values)
+    labels = dict(zip(BREAKDOWNS, labels_of(values[first], tasks), strict=True))
+    paired, flipped = [], {}
+    for a, b in combinations(values, 2):
         _same_seeds(a, policies[a], b, policies[b])
-    labels = dict(zip(("by_category", "by_difficulty"), labels_of(covered, tasks), strict=True))
-    paired = with_verdicts(
-        [paired_test(a, b, values[a], values[b]) | paired_by(values[a], values[b], labels) for a, b in pairs]
-    )
-    flipped = {f"{a}->{b}": _flips(values[a], values[b]) for a, b in pairs}
-    return Comparison(len(covered), entries, paired, flipped)
+        paired.append(paired_test(a, b, values[a], values[b], labels))
+        flipped[f"{a}->{b}"] = _flips(values[a], values[b])
+    return Comparison(len(values[first]), entries, with_verdicts(paired), flipped)
 
 
 def _named(name: str, function: Callable, *arguments: Any) -> Any:
@@ -232,39 +164,24 @@ def _named(name: str, function: Callable, *arguments: Any) -> Any:
 
 
 def _same_seeds(a: str, samples_a: Samples, b: str, samples_b: Samples) -> None:
-    seeds = [list(map(str, own)) if isinstance(own, Mapping) else [] for own in (samples_a, samples_b)]
+    seeds = [[str(s) for s in own] if isinstance(own, Mapping) else [] for own in (samples_a, samples_b)]
     if min(map(len, seeds)) > 1 and seeds[0] != seeds[1]:
-        raise ValueError(
-            f"{a} has the training seeds {', '.join(seeds[0])} and {b} has {', '.join(seeds[1])}. "
-            "Pass the same seeds in the same order, or one of them alone."
-        )
+        named = f"{a} has the training seeds {', '.join(seeds[0])} and {b} has {', '.join(seeds[1])}"
+        raise ValueError(f"{named}. Pass the same seeds in the same order, or one of them alone.")
 
 
-def paired_test(a: str, b: str, values_a: Values, values_b: Values) -> dict[str, Any]:
+def paired_test(
+    a: str, b: str, values_a: Values, values_b: Values, labels: Mapping[str, Mapping[str, str]] | None = None
+) -> dict[str, Any]:
     """One pair's entry of comparison.json, over the tasks that are scored for both."""
-    both = [i for i in values_a if all(values_a[i]) and all(values_b[i])]
+    both = {i: None for i in values_a if all(values_a[i]) and all(values_b[i])}
     if not both:
         raise ValueError(f"{a} and {b} share no task that is scored for both. Score more trajectories.")
-    moved = np.array([rate(values_b[i]) - rate(values_a[i]) for i in both], dtype=np.float64)
-    return {
-        "a": a,
-        "b": b,
-        **_difference(values_a, values_b, both),
-        "bootstrap_ci95": statistics.bootstrap_interval(moved),
-    }
-
-
-def paired_by(values_a: Values, values_b: Values, labels: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """The same for each category and each difficulty."""
-    both = {i: None for i in values_a if all(values_a[i]) and all(values_b[i])}
-    kinds = {"by_category": sorted, "by_difficulty": easy_first}
-    found: dict[str, Any] = {}
-    for kind, order in kinds.items():
-        groups = split_by(both, labels[kind], order) if labels[kind] else {}
-        found[kind] = {
-            name: _difference(values_a, values_b, list(own)) for name, own in groups.items() if own
-        }
-    return found
+    pair = {"a": a, "b": b, **_difference(values_a, values_b, list(both))}
+    for kind, order in BREAKDOWNS.items():
+        groups = split_by(both, (labels or {}).get(kind, {}), order)
+        pair[kind] = {name: _difference(values_a, values_b, list(ids)) for name, ids in groups.items()}
+    return pair
 
 
 def _difference(values_a: Values, values_b: Values, tasks: list[str]) -> dict[str, Any]:
@@ -273,61 +190,111 @@ def _difference(values_a: Values, values_b: Values, tasks: list[str]) -> dict[st
     before, after = rates_a.mean(axis=0), rates_b.mean(axis=0)
     differences = rates_b - rates_a  # (S, N); a policy with one seed stands beside each of the other's
     if len(differences) > 1:
-        error, freedom = statistics.seeds_spread(differences)
-        tested = {
-            "ci95": statistics.seeds_interval(differences, low=-1.0, high=1.0),
-            "p": statistics.seeds_p(differences),
-            "test": "seeds_and_tasks_t",
-            "detectable": statistics.detectable_seeds(error, freedom) if error else None,
-        }
+        tested = _several_seeds(differences)
     else:
         tested = _one_seed(before, after, single_samples(v[i] for v in (values_a, values_b) for i in tasks))
+    effect = statistics.effect_sizes(before, after)
+    return {"diff": float(differences.mean()), **tested, "n": len(tasks), "effect": effect}
+
+
+def _several_seeds(differences: np.ndarray) -> dict[str, Any]:
+    error, freedom = statistics.seeds_spread(differences)
     return {
-        "diff": float(differences.mean()),
-        **tested,
-        "n": len(tasks),
-        "effect": statistics.effect_sizes(before, after),
+        "ci95": statistics.seeds_interval(differences, low=-1.0, high=1.0),
+        "p": statistics.seeds_p(differences),
+        "test": "seeds_and_tasks_t",
+        "detectable": statistics.detectable_seeds(error, freedom) if error else None,
     }
 
 
 def _one_seed(before: np.ndarray, after: np.ndarray, single: bool) -> dict[str, Any]:
     differences, n = after - before, before.size
-    interval = statistics.difference_interval(differences, single)
+    tested = {"ci95": statistics.difference_interval(differences, single)}
+    flip_p = statistics.sign_flip_p(differences)
     if single:
-        discordant = float(np.mean(before != after))
-        tested = {"p": statistics.mcnemar_p(before, after), "test": "mcnemar_exact"}
-        tested |= {"mid_p": statistics.sign_flip_p(differences)}
-        return {"ci95": interval, **tested, "detectable": statistics.detectable_mcnemar(n, discordant)}
+        tested |= {"p": statistics.mcnemar_p(before, after), "test": "mcnemar_exact", "mid_p": flip_p}
+        return tested | {"detectable": statistics.detectable_mcnemar(n, float(np.mean(before != after)))}
     spread = float(differences.std(ddof=1)) if n > 1 else 0.0
-    tested = {"p": statistics.sign_flip_p(differences), "test": "sign_flip_permutation"}
-    return {"ci95": interval, **tested, "detectable": statistics.detectable_mean(n, spread)}
+    tested |= {"p": flip_p, "test": "sign_flip_permutation"}
+    return tested | {"detectable": statistics.detectable_mean(n, spread)}
 
 
 def with_verdicts(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Pairs with p_holm and a verdict, overall and in each breakdown."""
-    found = _judged(pairs)
-    for pair in found:
-        for kind in ("by_category", "by_difficulty"):
+    judged = _judged(pairs)
+    for pair in judged:
+        for kind in BREAKDOWNS:
             pair[kind] = dict(zip(pair[kind], _judged(list(pair[kind].values())), strict=True))
-    return found
+    return judged
 
 
 def _judged(family: list[dict[str, Any]]) -> list[dict[str, Any]]:
     corrected = statistics.holm([test["p"] for test in family])
-    return [
-        test | {"p_holm": p, "verdict": _verdict(test["diff"], p)}
-        for test, p in zip(family, corrected, strict=True)
-    ]
-
-
-def _verdict(difference: float, p: float) -> str:
-    return "no difference shown" if p >= ALPHA else "better" if difference > 0 else "worse"
+    judged = []
+    for test, p in zip(family, corrected, strict=True):
+        better = "better" if test["diff"] > 0 else "worse"
+        judged.append(test | {"p_holm": p, "verdict": better if p < ALPHA else tables.NO_DIFFERENCE})
+    return judged
 
 
 def _flips(values_a: Values, values_b: Values) -> dict[str, list[str]]:
-    both = [i for i in values_a if all(values_a[i]) and all(values_b[i])]
-    solved = {i: (rate(values_a[i]) > SOLVED, rate(values_b[i]) > SOLVED) for i in both}
-    return {
-        "to_right": [i for i, now in solved.items() if now == (False, True)],
-        "to_wrong": [i for i, now in solved.items() if now == (True, False)],
-    }
+    flips: dict[str, list[str]] = {"to_right": [], "to_wrong": []}
+    for task in values_a:
+        if all(values_a[task]) and all(values_b[task]):
+            solved = rate(values_a[task]) > SOLVED, rate(values_b[task]) > SOLVED
+            if solved[0] != solved[1]:
+                flips["to_right" if solved[1] else "to_wrong"].append(task)
+    return flips
+
+
+# ---- cases: a table of a few kinds of tasks, as model cards print them
+def case_of(task: Task) -> str:
+    """The case a task is listed under: its own meta["case"], else the shape of its plan, from no tool to a
+    full pipeline.
+    """
+    if case := task.meta.get("case"):
+        return str(case)
+    if not isinstance(plan := task.meta.get("plan"), list):
+        return f"Family {task.family}"
+    tools = {step.get("tool") for step in plan}
+    if len(plan) < 2:
+        return "One tool call" if plan else "No tools needed"
+    if len(tools) == 1:
+        return "Multi-step, one tool"
+    if len(plan) == 2:
+        return "Two tools, one call each"
+    return "Full pipeline, 4 or more calls" if len(plan) > 3 else "Multi-step, several tools"
+
+
+def case_scores(trajectories: Samples, tasks: Iterable[Task]) -> dict[str, float]:
+    """Mean success of the tasks of each case, for ``case_table``."""
+    success, cases = task_success(trajectories), {}
+    for task in tasks:
+        if task.id in success:
+            cases.setdefault(case_of(task), []).append(success[task.id])
+    return {case: fmean(own) for case, own in cases.items()}
+
+
+def case_table(scores: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
+    """Cases by policies with the average over cases, and what such a table can show: one sentence a pair of
+    policies.
+
+    The cases are the sample here, so the test is over cases. Six of them rarely show anything.
+
+    Args:
+        scores: mean score in [0, 1] by policy and case, the baseline first.
+
+    Raises:
+        ValueError: policies are scored on different cases.
+    """
+    (first, cases), *others = scores.items()
+    for name, own in others:
+        if own.keys() != cases.keys():
+            raise ValueError(
+                f"{first} and {name} are scored on different cases: {sorted(own.keys() ^ cases.keys())}."
+            )
+    rows = {case: {name: f"{own[case]:.2f}" for name, own in scores.items()} for case in cases}
+    rows["Average"] = {name: f"{fmean(own.values()):.2f}" for name, own in scores.items()}
+    values = {name: {case: [[own[case]]] for case in cases} for name, own in scores.items()}
+    pairs = with_verdicts([paired_test(a, b, values[a], values[b]) for a, b in combinations(values, 2)])
+    return tables.text_table(rows), [tables.sentence(pair, None, len(pairs), unit="cases") for pair in pairs]

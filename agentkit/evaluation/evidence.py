@@ -6,13 +6,12 @@ here guesses.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from agentkit.records import Task, ToolResult, Trajectory
-from agentkit.trajectories import verifier_kind
+from agentkit.records import Task, ToolResult
+from agentkit.trajectories import plan_of, verifier_kind
 from agentkit.verifiers import normalize, parse_number
 
 TEXT_LIMIT = 20_000  # characters of one observation or answer that are searched
@@ -25,35 +24,10 @@ _GIVING_UP = re.compile(
 )
 
 
-def results_of(t: Trajectory) -> list[ToolResult]:
-    """Every tool result, in order."""
-    return [result for turn in t.turns for result in turn.results]
-
-
-def call_key(result: ToolResult) -> tuple[str, str]:
-    """A call as written, whatever the order of its arguments."""
-    return result.name, json.dumps(result.arguments, sort_keys=True, default=str)
-
-
-def plan_of(task: Task) -> list[dict]:
-    """The steps of a task's plan; none where it has no plan."""
-    plan = task.meta.get("plan")
-    return (
-        [step for step in plan if isinstance(step, dict) and step.get("tool")]
-        if isinstance(plan, list)
-        else []
-    )
-
-
 def answer_if(task: Task) -> dict:
     """What the answer is for each value of the last step, where the task says so."""
     found = task.meta.get("answer_if")
     return found if isinstance(found, dict) else {}
-
-
-def needs_tools(task: Task) -> bool:
-    """Whether a task cannot be answered without a tool."""
-    return bool(task.tools) and task.meta.get("plan") != []
 
 
 def writes_code(task: Task) -> bool:

@@ -1,5 +1,6 @@
-"""Tasks worth reading: some that the last policy solves and the first failed, some that both fail, as
-different as possible.
+"""Tasks worth reading: some that the last policy gained, some that it lost, some that both fail.
+
+Leaves out showing them (views.widgets).
 """
 
 from __future__ import annotations
@@ -13,75 +14,86 @@ import pandas as pd
 from agentkit.evaluation import SOLVED, Samples, flatten, tables, task_success
 from agentkit.evaluation.failures import failure_class
 from agentkit.records import Task
+from agentkit.trajectories import by_task
+
+PROMPT = 90  # characters of a task's prompt in the table
 
 
 @dataclass(frozen=True)
 class Examples:
     """Tasks to read, chosen by the stated rule."""
 
-    gained: list[str]  # ids: the first policy failed, the second solves
+    gained: list[str]  # ids: the first policy failed, the last solves
+    lost: list[str]  # ids: the first policy solved, the last fails
     failing: list[str]  # ids: both fail
     rule: str
     table: pd.DataFrame  # one row a task, in this order
 
     def _repr_html_(self) -> str:
-        return tables.to_html(
-            self.table, f"{len(self.gained)} gained, {len(self.failing)} still failing", [self.rule]
-        )
+        counts = (len(self.gained), len(self.lost), len(self.failing))
+        caption = "{} gained, {} lost, {} still failing".format(*counts)
+        return tables.to_html(self.table, caption, [self.rule])
 
 
 def examples(
-    policies: Mapping[str, Samples], tasks: Iterable[Task], *, gained: int = 10, failing: int = 5
+    policies: Mapping[str, Samples],
+    tasks: Iterable[Task],
+    *,
+    gained: int = 10,
+    lost: int = 0,
+    failing: int = 5,
 ) -> Examples:
-    """Choose tasks that the first policy failed and the last solves, and some that both fail, as different as
-    possible.
+    """Choose tasks that the last policy gained, lost or still fails, each as different as possible.
 
     Args:
         policies: trajectories by policy name; the first and the last are compared.
         tasks: a suite that holds at least these tasks.
-        gained: how many of the first kind, where there are as many.
-        failing: how many of the second kind.
+        gained: how many that the first failed and the last solves, where there are as many.
+        lost: how many that the first solved and the last fails.
+        failing: how many that both fail.
     """
     known = {task.id: task for task in tasks}
-    (a, before), (b, after) = list(policies.items())[0], list(policies.items())[-1]
-    rate_a, rate_b = task_success(before), task_success(after)
-    shared = [i for i in rate_a if i in rate_b]
-    kind_a, kind_b = _common_failure(before, known), _common_failure(after, known)
-    chosen = []
-    for wanted, kinds, clear in (
-        (gained, kind_a, {i: rate_b[i] - rate_a[i] for i in shared if rate_a[i] <= SOLVED < rate_b[i]}),
-        (failing, kind_b, {i: -rate_b[i] for i in shared if max(rate_a[i], rate_b[i]) <= SOLVED}),
-    ):
-        labels = {i: (known[i].family, known[i].difficulty, kinds.get(i)) for i in clear}
-        chosen.append(_diverse(labels, clear, wanted))
-    rows = {
-        f"{number}. {'solved now' if i in chosen[0] else 'still fails'}": {
-            "task": known[i].prompt if len(known[i].prompt) <= 90 else known[i].prompt[:89] + "…",
-            "category": known[i].family,
-            "difficulty": known[i].difficulty,
-            a: f"{rate_a[i]:.0%}",
-            b: f"{rate_b[i]:.0%}",
-            "how it failed": (kind_a if i in chosen[0] else kind_b).get(i, ""),
-        }
-        for number, i in enumerate(chosen[0] + chosen[1], start=1)
+    first, last = list(policies)[0], list(policies)[-1]
+    before, after = task_success(policies[first]), task_success(policies[last])
+    failed_before, failed_after = (_common_failures(policies[name], known) for name in (first, last))
+    rises = {i: after[i] - before[i] for i in before if i in after}
+    solved = {i: (before[i] > SOLVED, after[i] > SOLVED) for i in rises}
+    candidates = {
+        "solved now": {i: rises[i] for i in rises if solved[i] == (False, True)},
+        "lost": {i: -rises[i] for i in rises if solved[i] == (True, False)},
+        "still fails": {i: -after[i] for i in rises if solved[i] == (False, False)},
     }
+    chosen, rows = [], {}
+    for (turn, clear), wanted in zip(candidates.items(), (gained, lost, failing), strict=True):
+        failures = failed_before if turn == "solved now" else failed_after
+        labels = {i: (known[i].family, known[i].difficulty, failures.get(i)) for i in clear}
+        chosen.append(_diverse(labels, clear, wanted))
+        for i in chosen[-1]:
+            task = known[i]
+            rows[f"{len(rows) + 1}. {turn}"] = {
+                "task": task.prompt if len(task.prompt) <= PROMPT else task.prompt[: PROMPT - 1] + "…",
+                "category": task.family,
+                "difficulty": task.difficulty,
+                first: f"{before[i]:.0%}",
+                last: f"{after[i]:.0%}",
+                "how it failed": failures.get(i, ""),
+            }
     rule = (
-        f"Of the tasks that {a} fails and {b} solves (more than half of the samples right), and of those "
-        "that both fail, each "
-        "next one is that whose category, difficulty and most common failure are rarest among those chosen "
-        "so far; ties go to "
-        f"the larger rise in success, for failing tasks to the lower success of {b}, then to the smaller id."
+        f"Of the tasks that {last} gained over {first} (more than half of the samples right), of those that it "
+        "lost, and of those that both fail, each next one is that whose category, difficulty and most common "
+        "failure are rarest among those chosen so far; ties go to the larger change in success, for failing "
+        f"tasks to the lower success of {last}, then to the smaller id."
     )
-    return Examples(*chosen, rule, pd.DataFrame(rows).T)
+    return Examples(*chosen, rule, tables.text_table(rows))
 
 
-def _common_failure(samples: Samples, tasks: Mapping[str, Task]) -> dict[str, str]:
+def _common_failures(samples: Samples, tasks: Mapping[str, Task]) -> dict[str, str]:
     """Each task's most common failure class."""
-    found: dict[str, Counter] = {}
-    for t in flatten(samples):
-        if t.success is not None and t.success <= SOLVED:
-            found.setdefault(t.task_id, Counter())[failure_class(t, tasks[t.task_id])] += 1
-    return {task: classes.most_common(1)[0][0] for task, classes in found.items()}
+    failed = [t for t in flatten(samples) if t.success is not None and t.success <= SOLVED]
+    common = {}
+    for i, trajectories in by_task(failed).items():
+        common[i] = Counter(failure_class(t, tasks[i]) for t in trajectories).most_common(1)[0][0]
+    return common
 
 
 def _diverse(labels: Mapping[str, tuple], clear: Mapping[str, float], wanted: int) -> list[str]:

@@ -14,20 +14,9 @@ from dataclasses import dataclass
 import pandas as pd
 
 from agentkit.evaluation import SOLVED, Samples, flatten, tables
-from agentkit.evaluation.evidence import (
-    answer_if,
-    call_key,
-    gave_up,
-    needs_tools,
-    plan_of,
-    results_of,
-    right_in_other_form,
-    stands,
-    was_run,
-    writes_code,
-)
+from agentkit.evaluation.evidence import answer_if, gave_up, right_in_other_form, stands, was_run, writes_code
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
-from agentkit.trajectories import verifier_kind
+from agentkit.trajectories import call_key, needs_tools, plan_of, results_of, verifier_kind
 
 FAILURES = {
     "engine failed": "the engine or the environment broke, not the policy",
@@ -50,6 +39,13 @@ FAILURES = {
     "wrong operands": "the later step was called without one of the facts found, a copying error for instance",
     "wrong operation": "the later step was called with all facts found and did something else with them",
     "wrong result": "the tools worked and the answer is wrong; the task has no plan that says more",
+}
+ENDED = {
+    StopReason.ERROR: "engine failed",
+    StopReason.TIME_LIMIT: "out of time",
+    StopReason.TURN_LIMIT: "out of turns",
+    StopReason.TOKEN_LIMIT: "out of tokens",
+    StopReason.TRUNCATED_TURN: "out of tokens",
 }
 
 
@@ -77,17 +73,12 @@ def failure_class(t: Trajectory, task: Task) -> str:
 
 def _ended(t: Trajectory) -> str | None:
     """A class that the stop reason alone decides."""
-    limited = {
-        StopReason.TURN_LIMIT: "out of turns",
-        StopReason.TOKEN_LIMIT: "out of tokens",
-        StopReason.TRUNCATED_TURN: "out of tokens",
-    }
-    if t.stop_reason in (StopReason.ERROR, StopReason.TIME_LIMIT):
-        return "engine failed" if t.stop_reason is StopReason.ERROR else "out of time"
-    if t.stop_reason in limited:
+    ended = ENDED.get(t.stop_reason)
+    if ended in ("out of turns", "out of tokens"):
         calls = Counter(call_key(result) for result in results_of(t) if result.name)
-        return "went in circles" if max(calls.values(), default=0) >= 3 else limited[t.stop_reason]
-    return None
+        if max(calls.values(), default=0) >= 3:
+            return "went in circles"
+    return ended
 
 
 def _program(task: Task, answer: str, results: Sequence[ToolResult]) -> str:
@@ -106,13 +97,14 @@ def _evidence(task: Task, results: Sequence[ToolResult]) -> str | None:
     missing = [step["tool"] for step in needed if not any(stands(str(step["expect"]), text) for text in seen)]
     if missing:
         planned = sum(step["tool"] in missing for step in needed)
-        made = len({call_key(r) for r in results if r.ok and r.name in missing})
-        return "lookup skipped" if made < planned else "lookup missed"
-    told = not stands(task.answer, task.prompt) and any(stands(task.answer, text) for text in seen)
+        lookups = {call_key(r) for r in results if r.ok and r.name in missing}
+        return "lookup skipped" if len(lookups) < planned else "lookup missed"
+    is_in_prompt = stands(task.answer, task.prompt)
+    was_seen = not is_in_prompt and any(stands(task.answer, text) for text in seen)
     keys = [key for key, value in answer_if(task).items() if value == task.answer]
-    if told or (seen and any(stands(key, seen[-1]) for key in keys)):
+    if was_seen or (seen and any(stands(key, seen[-1]) for key in keys)):
         return "misreported"
-    if not plan_of(task) and verifier_kind(task) == "exact" and not stands(task.answer, task.prompt):
+    if not plan_of(task) and verifier_kind(task) == "exact" and not is_in_prompt:
         return "lookup missed"
     return None
 
@@ -123,15 +115,14 @@ def _steps(task: Task, results: Sequence[ToolResult]) -> str:
         return "stopped after a failed call"
     later = {step["tool"] for step in plan_of(task) if step.get("expect") is None}
     facts = [str(step["expect"]) for step in plan_of(task) if step.get("expect") is not None]
-    arguments = [
-        json.dumps(r.arguments, ensure_ascii=False, default=str) for r in results if r.ok and r.name in later
-    ]
-    if later and not arguments:
+    calls = [r.arguments for r in results if r.ok and r.name in later]
+    if later and not calls:
         return "step skipped"
-    if later and facts:
-        used = all(any(stands(fact, text) for text in arguments) for fact in facts)
-        return "wrong operation" if used else "wrong operands"
-    return "wrong result"
+    if not (later and facts):
+        return "wrong result"
+    texts = [json.dumps(arguments, ensure_ascii=False, default=str) for arguments in calls]
+    used_all = all(any(stands(fact, text) for text in texts) for fact in facts)
+    return "wrong operation" if used_all else "wrong operands"
 
 
 @dataclass(frozen=True)
@@ -140,71 +131,67 @@ class Failures:
 
     counts: dict[
         str, dict[str, int]
-    ]  # class -> policy -> failed trajectories; classes that occur, in the order of FAILURES
+    ]  # class -> policy -> failed trajectories; those that occur, as in FAILURES
     totals: dict[str, int]  # policy -> scored trajectories
     unscored: dict[str, int]  # policy -> trajectories the verifier could not judge: in no class
 
     def table(self) -> pd.DataFrame:
         """One row a class, one column a policy: trajectories and their share of the scored ones."""
-        rows = {name: {p: self._cell(p, n) for p, n in own.items()} for name, own in self.counts.items()}
-        failed = {p: self._cell(p, sum(own[p] for own in self.counts.values())) for p in self.totals}
-        return pd.DataFrame(rows | {"all failures": failed}, index=list(self.totals)).T
+        rows = dict(self.counts)
+        rows["all failures"] = {p: sum(counts[p] for counts in self.counts.values()) for p in self.totals}
+        for name, counts in rows.items():
+            rows[name] = {policy: self._cell(policy, counts[policy]) for policy in self.totals}
+        return tables.text_table(rows)
 
     def _cell(self, policy: str, n: int) -> str:
         return f"{n} ({n / self.totals[policy]:.1%})" if self.totals[policy] else "–"
 
     def sentences(self) -> list[str]:
-        """How many failed in the most common way under each policy, and what shrank or grew most from first
-        to last.
-        """
-        said = []
+        """How many failed and how under each policy, and what shrank or grew most from first to last."""
+        sentences = []
         for policy, total in self.totals.items():
-            own = {name: counts[policy] for name, counts in self.counts.items() if counts[policy]}
-            worst = max(own, key=own.get, default=None)
-            failed = f"{policy}: {sum(own.values())} of {total} trajectories failed"
-            said.append(
-                f"{failed}, most often “{worst}” ({own[worst]}): {FAILURES[worst]}."
-                if worst
-                else f"{failed}."
-            )
+            counts = Counter({name: counts[policy] for name, counts in self.counts.items()})
+            words = f"{policy}: {counts.total()} of {total} trajectories failed"
+            for worst, n in counts.most_common(1):
+                words += f", most often “{worst}” ({n}): {FAILURES[worst]}" if n else ""
+            sentences.append(f"{words}.")
         first, last = list(self.totals)[0], list(self.totals)[-1]
-        if first != last and self.counts:
-            change = {
-                n: c[last] / max(self.totals[last], 1) - c[first] / max(self.totals[first], 1)
-                for n, c in self.counts.items()
-            }
-            ends = {"fell": min(change, key=change.get), "rose": max(change, key=change.get)}
-            moved = [f"“{n}” {how} most ({100 * change[n]:+.1f} points)" for how, n in ends.items()
-                     if (change[n] < 0) == (how == "fell") and change[n]]  # fmt: skip
-            said += [f"From {first} to {last}, {' and '.join(moved)}."] * bool(moved)
-        return said
+        changes = {name: self._share(last, c) - self._share(first, c) for name, c in self.counts.items()}
+        moved = []
+        if changes and min(changes.values()) < 0:
+            moved.append(_change(changes, min(changes, key=changes.get), "fell"))
+        if changes and max(changes.values()) > 0:
+            moved.append(_change(changes, max(changes, key=changes.get), "rose"))
+        return sentences + ([f"From {first} to {last}, {' and '.join(moved)}."] if moved else [])
+
+    def _share(self, policy: str, counts: Mapping[str, int]) -> float:
+        return counts[policy] / max(self.totals[policy], 1)
 
     def _repr_html_(self) -> str:
         rules = [f"{name}: {FAILURES[name]}." for name in self.counts]
-        notes = self.sentences() + [
-            f"{p}: {n} trajectories could not be scored and are in no class."
-            for p, n in self.unscored.items()
-            if n
-        ]
-        return tables.to_html(
-            self.table(), "Failed trajectories, and their share of all scored ones", notes, rules
-        )
+        notes = self.sentences()
+        for policy, n in self.unscored.items():
+            if n:
+                notes.append(f"{policy}: {n} trajectories could not be scored and are in no class.")
+        caption = "Failed trajectories, and their share of all scored ones"
+        return tables.to_html(self.table(), caption, notes, rules)
+
+
+def _change(changes: Mapping[str, float], name: str, verb: str) -> str:
+    return f"“{name}” {verb} most ({100 * changes[name]:+.1f} points)"
 
 
 def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures:
-    """Put every failed trajectory (success of SOLVED or less) into exactly one class; unscored ones are only
-    counted.
-    """
+    """Put every failed trajectory (success of SOLVED or less) into exactly one class and count the unscored."""
     known = {task.id: task for task in tasks}
-    scored = {name: [t for t in flatten(own) if t.success is not None] for name, own in policies.items()}
-    found = {
-        name: Counter(failure_class(t, known[t.task_id]) for t in own if t.success <= SOLVED)
-        for name, own in scored.items()
-    }
-    counts = {
-        c: {name: own[c] for name, own in found.items()}
-        for c in FAILURES
-        if any(own[c] for own in found.values())
-    }
-    unscored = {name: len(flatten(own)) - len(scored[name]) for name, own in policies.items()}
-    return Failures(counts, {name: len(own) for name, own in scored.items()}, unscored)
+    counts: dict[str, dict[str, int]] = {name: dict.fromkeys(policies, 0) for name in FAILURES}
+    totals, unscored = dict.fromkeys(policies, 0), dict.fromkeys(policies, 0)
+    for policy, samples in policies.items():
+        for t in flatten(samples):
+            if t.success is None:
+                unscored[policy] += 1
+                continue
+            totals[policy] += 1
+            if t.success <= SOLVED:
+                counts[failure_class(t, known[t.task_id])][policy] += 1
+    return Failures({name: c for name, c in counts.items() if any(c.values())}, totals, unscored)

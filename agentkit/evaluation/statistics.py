@@ -1,9 +1,8 @@
 """Estimators, intervals, tests and power for success over tasks: pure functions of arrays.
 
 The task is the cluster: every interval and test is over tasks, whatever the number of samples of each. The
-rules were chosen by simulation (tests/test_statistics.py): a percentile bootstrap over tasks covers 88 to 94
-% where a 95 % interval is asked of 15 to 30 tasks, so it is reported beside the interval and never decides.
-Leaves out records and tables (evaluation).
+rules were chosen by simulation (tests/test_statistics.py): a percentile bootstrap over tasks covers 88 to 94 %
+where a 95 % interval is asked of 15 to 30 tasks, so there is none here. Leaves out records and tables.
 """
 
 from __future__ import annotations
@@ -14,52 +13,38 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import special, stats
+from scipy.optimize import brentq
 
 ALPHA = 0.05  # level of every test; intervals are at 1 - ALPHA
 POWER = 0.8  # at which a smallest detectable effect is stated
-RESAMPLES = 9999  # of bootstrap and Monte Carlo permutation
-_SEED = 0
 _TINY = 1e-12  # differences below this are none
 _FEW = 10  # differing tasks below which a mid-p is not used
 _SMALLEST_P = sys.float_info.min  # an exact p underflows for thousands of tasks
 
 
 # ---- several samples of one task
-# -------------------------------------------------------------------------------------
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that at least one of k samples is right: 1 - C(n-c, k) / C(n, k), unbiased (Chen et al. 2021,
-    arXiv 2107.03374).
+    """Chance that at least one of k samples is right: 1 - C(n-c, k) / C(n, k), of n with c right ones.
 
-    Args:
-        n: samples of the task.
-        c: right ones among them.
-        k: samples drawn without replacement, 1 to n.
+    Unbiased (Chen et al. 2021, arXiv 2107.03374); samples are drawn without replacement.
     """
     _check_draw(n, c, k)
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def pass_hat_k(n: int, c: int, k: int) -> float:
-    """Chance that all of k samples are right, pass^k: C(c, k) / C(n, k), unbiased (Yao et al. 2024,
-    tau-bench, arXiv 2406.12045).
-
-    Arguments as in ``pass_at_k``.
-    """
+    """Chance that all of k samples are right: C(c, k) / C(n, k) (Yao et al. 2024, arXiv 2406.12045)."""
     _check_draw(n, c, k)
     return math.comb(c, k) / math.comb(n, k)
 
 
 def maj_at_k(right: int, wrong: Sequence[int], k: int, silent: int = 0) -> float:
-    """Chance that the most frequent answer of k samples is right, ties broken by lot (Wang et al. 2022, arXiv
-    2203.11171).
+    """Chance that the most frequent answer of k samples is right, ties broken by lot.
 
-    Exact over all draws of k from the n samples without replacement, hence unbiased as pass@k is.
-
-    Args:
-        right: samples with the right answer.
-        wrong: samples of each different wrong answer.
-        k: samples drawn, 1 to right + sum(wrong) + silent.
-        silent: samples without an answer; they cast no vote.
+    Self-consistency (Wang et al. 2022, arXiv 2203.11171), exact over all draws of k without replacement, hence
+    unbiased as pass@k is. ``wrong`` counts the samples of each different wrong answer; ``silent`` ones cast no
+    vote.
     """
     _check_draw(right + sum(wrong) + silent, right, k)
     chance = 0.0
@@ -67,9 +52,8 @@ def maj_at_k(right: int, wrong: Sequence[int], k: int, silent: int = 0) -> float
         # ways[t][j]: draws of j votes for wrong answers, none above ``votes``, t of them level with it
         ways = {(0, 0): 1}
         for size in wrong:
-            ways = _added(
-                ways, [(v, v == votes, math.comb(size, v)) for v in range(min(size, votes) + 1)], k - votes
-            )
+            choices = [(v, v == votes, math.comb(size, v)) for v in range(min(size, votes) + 1)]
+            ways = _added(ways, choices, k - votes)
         ways = _added(ways, [(v, False, math.comb(silent, v)) for v in range(silent + 1)], k - votes)
         wins = sum(count / (1 + ties) for (ties, drawn), count in ways.items() if drawn == k - votes)
         chance += math.comb(right, votes) * wins
@@ -78,12 +62,12 @@ def maj_at_k(right: int, wrong: Sequence[int], k: int, silent: int = 0) -> float
 
 def _added(ways: dict, choices: list[tuple[int, bool, int]], limit: int) -> dict[tuple[int, int], int]:
     """The counts of draws once one more answer has cast its votes."""
-    found: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
     for (ties, drawn), count in ways.items():
         for votes, tied, combinations in choices:
             if drawn + votes <= limit:
-                found[ties + tied, drawn + votes] += count * combinations
-    return found
+                counts[ties + tied, drawn + votes] += count * combinations
+    return counts
 
 
 def _check_draw(n: int, c: int, k: int) -> None:
@@ -92,50 +76,32 @@ def _check_draw(n: int, c: int, k: int) -> None:
 
 
 # ---- intervals
-# -------------------------------------------------------------------------------------------------------
 def success_interval(rates: np.ndarray, samples: int | None = None) -> list[float]:
-    """95 % interval of a mean success over tasks.
+    """95 % interval of a mean success over tasks; ``rates`` has shape (N,).
 
-    Wilson's interval; where rates lie between 0 and 1 with the effective sample size p (1-p) / var(mean) and
-    Student's quantile (the modified Wilson interval for clustered samples; Franco et al. 2019, J. Survey
-    Stat. Methodol. 7:334).
-
-    Args:
-        rates: success of each task in [0, 1], shape (N,).
-        samples: of all tasks together, which bounds the effective sample size; None means one right-or-wrong
-            sample a task.
+    Wilson's interval. Where rates lie between 0 and 1, ``samples`` (of all tasks together) is given and bounds
+    the effective sample size p (1-p) / var(mean), and Student's quantile is used: the modified Wilson interval
+    for clustered samples (Franco et al. 2019, J. Survey Stat. Methodol. 7:334).
     """
-    from statsmodels.stats.proportion import proportion_confint
-
     _check(rates)
     n, p = rates.size, float(rates.mean())
-    if samples is None:
-        bounds = proportion_confint(round(p * n), n, alpha=ALPHA, method="wilson")
-        return [min(max(float(bound), 0.0), 1.0) for bound in bounds]
-    variance = float(rates.var(ddof=1)) / n if n > 1 else 0.0
-    effective = min(p * (1 - p) / variance, max(samples, n)) if variance > _TINY else n
-    z2 = _student(max(n - 1, 1)) ** 2
-    centre, half = (
-        p + z2 / (2 * effective),
-        math.sqrt(z2 * (max(p * (1 - p), 0.0) / effective + z2 / (4 * effective**2))),
-    )
-    return [
-        max((centre - half) / (1 + z2 / effective), 0.0),
-        min((centre + half) / (1 + z2 / effective), 1.0),
-    ]
+    effective, z2 = float(n), _student(math.inf) ** 2
+    if samples is not None:
+        variance = float(rates.var(ddof=1)) / n if n > 1 else 0.0
+        z2 = _student(max(n - 1, 1)) ** 2
+        if variance > _TINY:
+            effective = min(p * (1 - p) / variance, max(samples, n))
+    centre = p + z2 / (2 * effective)
+    half = math.sqrt(z2 * (max(p * (1 - p), 0.0) / effective + z2 / (4 * effective**2)))
+    scale = 1 + z2 / effective
+    return [max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)]
 
 
 def mean_interval(values: np.ndarray, *, low: float, high: float) -> list[float]:
-    """95 % interval of a mean over tasks by Student's t, within [low, high].
+    """95 % interval of a mean over tasks by Student's t, within [low, high]; ``values`` has shape (N,).
 
     Where all values are equal t would claim certainty. Then the exact binomial bound on the unseen says how
-    many tasks could differ, and the interval is what the mean would be if those lay at ``low`` or at
-    ``high``.
-
-    Args:
-        values: one value a task, shape (N,).
-        low: the smallest value possible.
-        high: the largest value possible.
+    many tasks could differ, and the interval is what the mean would be if those lay at ``low`` or ``high``.
     """
     _check(values)
     n, mean = values.size, float(values.mean())
@@ -147,14 +113,10 @@ def mean_interval(values: np.ndarray, *, low: float, high: float) -> list[float]
 
 
 def difference_interval(differences: np.ndarray, single: bool) -> list[float]:
-    """95 % interval of a mean paired difference.
+    """95 % interval of a mean paired difference, of shape (N,).
 
-    For one right-or-wrong sample a task Agresti and Min's, Wald's with half a task added to each of the four
-    cells (Statistics in Medicine 24:729, 2005); otherwise Student's t over tasks.
-
-    Args:
-        differences: success of one policy minus the other's, a task, shape (N,).
-        single: every difference is -1, 0 or 1.
+    For one right-or-wrong sample a task (``single``) Agresti and Min's, Wald's with half a task added to each of
+    the four cells (Statistics in Medicine 24:729, 2005); otherwise Student's t over tasks.
     """
     if not single:
         return mean_interval(differences, low=-1.0, high=1.0)
@@ -166,39 +128,10 @@ def difference_interval(differences: np.ndarray, single: bool) -> list[float]:
     return [max(mean - half, -1.0), min(mean + half, 1.0)]
 
 
-def bootstrap_interval(values: np.ndarray) -> list[float]:
-    """95 % bootstrap interval of the mean over tasks, percentiles widened for small samples, with a fixed
-    seed.
-
-    Hesterberg's expanded percentiles (The American Statistician 69:371, 2015): the plain ones are too narrow
-    by sqrt((N-1)/N) and use normal quantiles where Student's are due.
-
-    Args:
-        values: one value a task, shape (N,).
-    """
-    from scipy import special
-
-    _check(values)
-    n = values.size
-    if n == 1 or np.ptp(values) < _TINY:
-        return [float(values.mean())] * 2
-    tail = float(special.ndtr(-math.sqrt(n / (n - 1)) * _student(n - 1)))
-    rng = np.random.default_rng(_SEED)
-    chunks = np.array_split(np.arange(RESAMPLES), max(1, RESAMPLES * n // 1_000_000))  # bounds the memory
-    means = np.concatenate([values[rng.integers(0, n, (len(chunk), n))].mean(axis=1) for chunk in chunks])
-    return [float(bound) for bound in np.quantile(means, [tail, 1 - tail])]
-
-
 def ratio_influence(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, np.ndarray]:
-    """The ratio of two totals over tasks and each task's pull on it, whose mean is 0 (Cochran 1977, section
-    6.3).
+    """The ratio of two totals over tasks, each (N,), and each task's influence on it (Cochran 1977, section 6.3).
 
-    Args:
-        numerators: such as failed calls of each task, shape (N,).
-        denominators: such as calls of each task, shape (N,); their sum is not 0.
-
-    Returns:
-        The ratio, and shape (N,): (numerator - ratio * denominator) / mean denominator.
+    The influence is (numerator - ratio * denominator) / mean denominator, whose mean is 0.
     """
     _check(numerators)
     _check(denominators)
@@ -208,30 +141,22 @@ def ratio_influence(numerators: np.ndarray, denominators: np.ndarray) -> tuple[f
 
 
 def ratio_interval(ratio: float, influence: np.ndarray, *, high: float) -> list[float] | None:
-    """95 % interval of such a ratio within [0, high]; None where one task, or equal ones without a bound, say
-    nothing of it.
-    """
+    """95 % interval of a ratio within [0, high]; None where one task, or equal ones, say nothing of it."""
     bounds = mean_interval(ratio + influence, low=0.0, high=high) if influence.size > 1 else [math.inf]
     return bounds if math.isfinite(bounds[-1]) else None
 
 
 def seeds_spread(rates: np.ndarray) -> tuple[float, float]:
-    """Standard error of the mean over seeds and tasks, both random, and its degrees of freedom.
+    """Standard error of the mean over S >= 2 seeds and N tasks, both random, and its degrees of freedom.
 
     The two-way layout without replication: var = (MS_seed + MS_task - MS_rest) / (S N), with Satterthwaite's
-    degrees of freedom. A bootstrap of seeds, then tasks, converges to the first two terms, but is too narrow
-    by sqrt((S-1)/S) in the
-    seeds: with three of them its 95 % interval covered 87 to 96 % where seeds matter.
-
-    Args:
-        rates: shape (S, N), S >= 2 seeds and N tasks.
+    degrees of freedom. A bootstrap of seeds, then tasks, converges to the first two terms, but is too narrow by
+    sqrt((S-1)/S) in the seeds: with three of them its 95 % interval covered 87 to 96 % where seeds matter.
     """
     assert rates.ndim == 2 and rates.shape[0] > 1 and rates.dtype == np.float64
     s, n = rates.shape
-    seed, task = (
-        float(rates.mean(axis=1).var(ddof=1)) / s,
-        float(rates.mean(axis=0).var(ddof=1)) / n if n > 1 else 0.0,
-    )
+    seed = float(rates.mean(axis=1).var(ddof=1)) / s
+    task = float(rates.mean(axis=0).var(ddof=1)) / n if n > 1 else 0.0
     rest = rates - rates.mean(axis=0) - rates.mean(axis=1, keepdims=True) + rates.mean()
     inner = float((rest**2).sum()) / ((s - 1) * max(n - 1, 1)) / (s * n)
     variance = max(seed + task - inner, seed, task)
@@ -240,7 +165,7 @@ def seeds_spread(rates: np.ndarray) -> tuple[float, float]:
 
 
 def seeds_interval(rates: np.ndarray, *, low: float, high: float) -> list[float]:
-    """95 % interval of the mean over seeds and tasks, within [low, high]; ``rates`` as in ``seeds_spread``."""
+    """95 % interval of the mean over seeds and tasks, shape (S, N), within [low, high]."""
     error, freedom = seeds_spread(rates)
     if error < _TINY:
         return mean_interval(rates.mean(axis=0), low=low, high=high)
@@ -249,45 +174,33 @@ def seeds_interval(rates: np.ndarray, *, low: float, high: float) -> list[float]
 
 
 # ---- tests
-# -----------------------------------------------------------------------------------------------------------
 def mcnemar_p(before: np.ndarray, after: np.ndarray) -> float:
     """Two-sided exact McNemar p of two right-or-wrong outcomes of the same tasks, each of shape (N,).
 
-    Its level is at most 5 %, and mostly 2 to 4 % where under some 200 tasks differ; ``sign_flip_p`` of the
-    differences, which is McNemar's mid-p for such outcomes, comes closer (Fagerland et al. 2013, BMC Med.
-    Res. Methodol. 13:91, recommend it).
+    Its level is mostly 2 to 4 % where under some 200 tasks differ; ``sign_flip_p`` of the differences, McNemar's
+    mid-p for such outcomes, comes closer to 5 % (Fagerland et al. 2013, BMC Med. Res. Methodol. 13:91).
     """
-    from scipy import stats
-
     assert before.shape == after.shape and before.ndim == 1
     gained, lost = int(np.sum(after > before)), int(np.sum(before > after))
     return max(float(stats.binomtest(gained, gained + lost).pvalue), _SMALLEST_P) if gained + lost else 1.0
 
 
 def sign_flip_p(differences: np.ndarray, *, mid: bool = True) -> float:
-    """Two-sided p of "the two policies are exchangeable within each task" (Fisher's randomisation test of the
-    mean).
+    """Two-sided p of "the two policies are exchangeable within each task", from differences of shape (N,).
 
-    Exact: differences of rates are whole multiples of some 1/L, so the distribution over all 2^N flips is a
-    convolution. Where there is no L up to 1000 it is Monte Carlo with scipy's permutation_test, and over
-    1,000 tasks Student's t, which by then is the same. Rates have few values, so sums often tie with the
-    observed one and the plain p rejects in 3 to 4 % of null studies; half the weight of the ties brings that
-    to 5 %.
-
-    Args:
-        differences: per-task difference of mean success, shape (N,).
-        mid: count ties by half (mid-p; Lancaster 1961, JASA 56:223) where at least 10 tasks differ; with
-            fewer its level can pass 6 %, and ties count in full.
+    Fisher's randomisation test of the mean, exact: differences of rates are whole multiples of some 1/L, so the
+    distribution over all 2^N flips is a convolution. Where there is no L up to 1000, or there are very many
+    tasks, it is Student's t, which agrees. Rates have few values, so sums often tie with the observed one and
+    the plain p rejects in 3 to 4 % of null studies. ``mid`` counts ties by half (Lancaster 1961, JASA 56:223),
+    which brings that to 5 %, where at least 10 tasks differ; with fewer its level could pass 6 %.
     """
-    from scipy import stats
-
     _check(differences)
     differing = differences[np.abs(differences) > _TINY]  # a sign flip leaves zeros alone
     if differing.size < 2:
         return 1.0
     steps = _whole_steps(differing)
     if steps is None or int(np.abs(steps).sum()) > 30_000:
-        return _monte_carlo_p(differing) if differing.size <= 1000 else mean_p(differences)
+        return mean_p(differences)
     total, observed = int(np.abs(steps).sum()), abs(int(steps.sum()))
     chances = np.ones(1)  # of the sum of the positive ones
     for step, count in zip(*np.unique(np.abs(steps), return_counts=True), strict=True):
@@ -296,9 +209,8 @@ def sign_flip_p(differences: np.ndarray, *, mid: bool = True) -> float:
         chances = np.convolve(chances, positive)
     sums = np.abs(2 * np.arange(total + 1) - total)
     ties = 0.5 if mid and differing.size >= _FEW else 1.0
-    return max(
-        min(float(chances[sums > observed].sum() + ties * chances[sums == observed].sum()), 1.0), _SMALLEST_P
-    )
+    p = float(chances[sums > observed].sum() + ties * chances[sums == observed].sum())
+    return max(min(p, 1.0), _SMALLEST_P)
 
 
 def _whole_steps(values: np.ndarray, limit: int = 1000) -> np.ndarray | None:
@@ -310,47 +222,25 @@ def _whole_steps(values: np.ndarray, limit: int = 1000) -> np.ndarray | None:
     return None
 
 
-def _monte_carlo_p(differing: np.ndarray) -> float:
-    from scipy.stats import permutation_test
-
-    test = permutation_test(
-        (differing,),
-        lambda x, axis: x.sum(axis=axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        batch=1000,
-        rng=np.random.default_rng(_SEED),
-    )
-    return float(test.pvalue)
-
-
 def mean_p(values: np.ndarray) -> float:
-    """Two-sided p of "the mean over tasks is 0" by Student's t; 1 where there is no spread and no difference."""
+    """Two-sided p of "the mean over tasks is 0" by Student's t; a sign test where there is no spread."""
     _check(values)
-    if values.size < 2:
+    n, mean = values.size, float(values.mean())
+    if n < 2:
         return 1.0
-    if np.ptp(values) < _TINY:
-        return (
-            1.0 if abs(float(values.mean())) < _TINY else max(0.5 ** (values.size - 1), _SMALLEST_P)
-        )  # a sign test
-    return _two_sided(
-        float(values.mean()), float(values.std(ddof=1)) / math.sqrt(values.size), values.size - 1
-    )
+    if np.ptp(values) >= _TINY:
+        return _two_sided(mean, float(values.std(ddof=1)) / math.sqrt(n), n - 1)
+    return 1.0 if abs(mean) < _TINY else max(0.5 ** (n - 1), _SMALLEST_P)
 
 
 def seeds_p(rates: np.ndarray) -> float:
-    """Two-sided p of "the mean over seeds and tasks is 0"; ``rates`` are differences as in ``seeds_spread``."""
+    """Two-sided p of "the mean over seeds and tasks is 0" of differences, shape (S, N)."""
     error, freedom = seeds_spread(rates)
     return mean_p(rates.mean(axis=0)) if error < _TINY else _two_sided(float(rates.mean()), error, freedom)
 
 
 def holm(pvalues: Sequence[float]) -> list[float]:
-    """Holm's adjusted p values of one family of tests (Scandinavian J. of Statistics 6:65, 1979).
-
-    statsmodels has them too, and collects the whole process' garbage in every call: 0.1 to 0.5 s beside
-    torch.
-    """
+    """Holm's adjusted p values of one family of tests (Scandinavian J. of Statistics 6:65, 1979)."""
     found = np.array(pvalues, dtype=float)  # a copy
     order = np.argsort(found)
     adjusted = np.maximum.accumulate(found[order] * np.arange(found.size, 0, -1))
@@ -359,45 +249,29 @@ def holm(pvalues: Sequence[float]) -> list[float]:
 
 
 # ---- effect sizes
-# ----------------------------------------------------------------------------------------------------
 def effect_sizes(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:
-    """Sizes of a paired difference that do not depend on the number of tasks.
+    """Sizes of a paired difference, of two shapes (N,), that do not depend on the number of tasks.
 
-    Args:
-        before: success of each task under one policy, shape (N,).
-        after: under the other, shape (N,).
-
-    Returns:
-        cohens_h: difference of the two means on the arcsine scale (0.2 small, 0.5 medium, 0.8 large; Cohen
-            1988).
-        cohens_dz: mean difference over its standard deviation; None where nothing differs between tasks.
-        odds_ratio: tasks that rose for each that fell, half a task added to both.
+    cohens_h is the difference of the means on the arcsine scale (0.2 small, 0.5 medium, 0.8 large; Cohen 1988),
+    cohens_dz the mean difference over its standard deviation (None without spread), odds_ratio the tasks that
+    rose for each that fell, half a task added to both.
     """
-    from statsmodels.stats.proportion import proportion_effectsize
-
     assert before.shape == after.shape
     difference = after - before
     spread = float(difference.std(ddof=1)) if difference.size > 1 else 0.0
     return {
-        "cohens_h": float(proportion_effectsize(float(after.mean()), float(before.mean()))),
+        "cohens_h": 2 * (math.asin(math.sqrt(after.mean())) - math.asin(math.sqrt(before.mean()))),
         "cohens_dz": float(difference.mean()) / spread if spread > _TINY else None,
         "odds_ratio": float((np.sum(difference > _TINY) + 0.5) / (np.sum(difference < -_TINY) + 0.5)),
     }
 
 
 # ---- power
-# -----------------------------------------------------------------------------------------------------------
 def mcnemar_power(n: int, difference: float, discordant: float) -> float:
     """Power of the exact McNemar test at 5 %, summed over all outcomes.
 
-    Args:
-        n: tasks.
-        difference: true difference in success, 0 to 1.
-        discordant: share of tasks on which the two policies differ; at least ``difference``, else it is
-            raised to it.
+    ``difference`` is the true one, ``discordant`` the share of the n tasks on which the policies differ.
     """
-    from scipy import stats
-
     assert n > 0 and 0 <= difference <= 1 and 0 <= discordant <= 1
     discordant = max(discordant, difference)
     if discordant == 0:
@@ -405,56 +279,32 @@ def mcnemar_power(n: int, difference: float, discordant: float) -> float:
     spread = 10 * math.sqrt(n * discordant * (1 - discordant)) + 10
     m = np.arange(max(1, math.floor(n * discordant - spread)), min(n, math.ceil(n * discordant + spread)) + 1)
     critical = stats.binom.ppf(ALPHA / 2, m, 0.5)
-    critical = np.where(
-        stats.binom.cdf(critical, m, 0.5) > ALPHA / 2, critical - 1, critical
-    )  # the last that rejects
+    critical -= stats.binom.cdf(critical, m, 0.5) > ALPHA / 2  # the last that rejects
     gain = (discordant + difference) / (2 * discordant)
     rejects = stats.binom.cdf(critical, m, gain) + stats.binom.sf(m - critical - 1, m, gain)
     return float(np.sum(stats.binom.pmf(m, n, discordant) * rejects))
 
 
 def mean_power(n: int, difference: float, spread: float) -> float:
-    """Power at 5 % of a test of a mean difference over tasks (non-central t, from statsmodels).
-
-    Args:
-        n: tasks.
-        difference: true mean difference.
-        spread: standard deviation of the differences between tasks, above 0.
-    """
-    from statsmodels.stats.power import TTestPower
-
-    return float(TTestPower().power(difference / spread, n, ALPHA))
+    """Power at 5 % of a t test of a mean difference over n tasks with this spread between them."""
+    critical, shift = _student(n - 1), difference / spread * math.sqrt(n)
+    return float(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
 
 
 def detectable_mcnemar(n: int, discordant: float) -> float | None:
-    """Smallest difference in success that exact McNemar sees with 80 % power; None where it can see none.
-
-    Args:
-        n: tasks.
-        discordant: share of tasks on which the two policies differ.
-    """
-    from scipy.optimize import brentq
-
+    """Smallest difference that exact McNemar sees with 80 % power; None where it can see none."""
     if mcnemar_power(n, 1.0, 1.0) < POWER:
         return None
     return float(brentq(lambda d: mcnemar_power(n, d, discordant) - POWER, 0.0, 1.0, xtol=1e-4))
 
 
 def detectable_mean(n: int, spread: float) -> float | None:
-    """Smallest mean difference that a test over tasks sees with 80 % power; None where it can see none.
-
-    Args:
-        n: tasks; no permutation of fewer than 6 reaches p < 0.05.
-        spread: standard deviation of the differences between tasks; 0 means that none was seen.
-    """
-    from scipy.optimize import brentq
-
+    """Smallest mean difference seen with 80 % power; None where none can be. 6 tasks are the least."""
     if n < 6 or spread < _TINY:
         return detectable_mcnemar(n, 0.0)
     largest = 8 * spread / math.sqrt(n)  # eight standard errors: power is above 99 % there even for n = 6
-    return min(
-        float(brentq(lambda d: mean_power(n, d, spread) - POWER, 0.0, largest, xtol=1e-4 * largest)), 1.0
-    )
+    seen = brentq(lambda d: mean_power(n, d, spread) - POWER, 0.0, largest, xtol=1e-4 * largest)
+    return min(float(seen), 1.0)
 
 
 def detectable_seeds(error: float, freedom: float) -> float:
@@ -464,14 +314,10 @@ def detectable_seeds(error: float, freedom: float) -> float:
 
 def _student(freedom: float, share: float = 1 - ALPHA / 2) -> float:
     """Quantile of Student's t; of the normal distribution for infinite degrees of freedom."""
-    from scipy import special
-
     return float(special.ndtri(share) if math.isinf(freedom) else special.stdtrit(freedom, share))
 
 
 def _two_sided(mean: float, error: float, freedom: float) -> float:
-    from scipy import special
-
     return max(min(2 * float(special.stdtr(freedom, -abs(mean) / error)), 1.0), _SMALLEST_P)
 
 

@@ -1,4 +1,7 @@
-"""One policy: its entry of comparison.json."""
+"""One policy: its entry of comparison.json.
+
+Leaves out comparing it with another (comparison) and the formulas (statistics).
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,20 @@ import numpy as np
 
 from agentkit.evaluation import statistics
 from agentkit.records import Task, Trajectory
+from agentkit.trajectories import by_task, failure_of, results_of
 
 SOLVED = 0.5  # a task is solved when its success rate is above this: more than half of its samples are right
 DIFFICULTIES = ("easy", "medium", "hard")
+RATIOS = {  # a total over tasks divided by another
+    "turns": ("turns", "samples"),
+    "turns_solved": ("turns_solved", "solved"),
+    "tool_failure_rate": ("failures", "calls"),
+    "malformed_rate": ("malformed", "calls"),
+    "unknown_tool_rate": ("unknown tool", "calls"),
+    "failed_rate": ("failed", "calls"),
+    "tokens": ("tokens", "samples"),
+    "tokens_per_solved": ("scored_tokens", "solved"),
+}
 
 Samples = (
     Sequence[Trajectory] | Mapping[int, Sequence[Trajectory]]
@@ -22,9 +36,7 @@ Samples = (
 Values = dict[str, list[list[float]]]  # by task and seed: the scored successes
 
 
-def summarize(
-    trajectories: Samples, tasks: Iterable[Task] | None = None, *, price: float | None = None
-) -> dict[str, Any]:
+def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dict[str, Any]:
     """Measure one policy.
 
     Args:
@@ -32,67 +44,77 @@ def summarize(
             None are left out of success and counted.
         tasks: a suite that holds at least these tasks; without it there is no breakdown by category and
             difficulty.
-        price: money for a million tokens, prompt and completion alike; gives ``cost_per_solved``.
 
     Returns:
         The policy's entry of comparison.json. A figure with nothing to measure (no tool call, no success) is
         None.
 
     Raises:
-        ValueError: there is nothing to measure, a success is outside [0, 1], or a task is not in ``tasks``.
+        ValueError: there is nothing to measure, a success is outside [0, 1], a task is not in ``tasks``, or
+            training seeds were measured on different tasks.
     """
     values, flat = values_of(trajectories), flatten(trajectories)
     if not any(any(seeds) for seeds in values.values()):
         raise ValueError(f"none of the {len(flat)} trajectories is scored. Verify them first.")
+    counts = _counts(flat)
     family, difficulty = labels_of(values, tasks)
+    samples = len(flat) / len(values)
     entry = {
         **measure(values),
-        "samples": _whole(len(flat) / len(values)),
+        "samples": int(samples) if samples.is_integer() else round(samples, 2),
         "unscored": sum(t.success is None for t in flat),
-        "by_category": _breakdown(values, family, sorted),
-        "by_difficulty": _breakdown(values, difficulty, easy_first),
-        **_ratios(flat, price),
+        "by_category": _blocks(counts, split_by(values, family, sorted)),
+        "by_difficulty": _blocks(counts, split_by(values, difficulty, easy_first)),
     }
+    ratios = {name: _ratio(name, counts.values()) for name in RATIOS}
+    entry |= {name: value for name, (value, _) in ratios.items()}
+    entry["intervals"] = {name: interval for name, (_, interval) in ratios.items()}
     if isinstance(trajectories, Mapping):
-        entry["seeds"] = {str(seed): measure(values_of(own))["success"] for seed, own in trajectories.items()}
-    return entry | _draws(trajectories)
+        seeds = {str(seed): measure(values_of(samples)) for seed, samples in trajectories.items()}
+        entry["seeds"] = {seed: block["success"] for seed, block in seeds.items()}
+    return entry | _draws(_pools(trajectories))
 
 
 def task_success(trajectories: Samples) -> dict[str, float]:
-    """Mean success of each task's scored samples (of each seed's mean, for several). A task with none is left
-    out.
-    """
+    """Mean success of each task's scored samples (of each seed's mean); a task with none is left out."""
     return {task: rate(seeds) for task, seeds in values_of(trajectories).items() if all(seeds)}
 
 
 def flatten(trajectories: Samples) -> list[Trajectory]:
     """All trajectories of a policy, of whatever training seed."""
-    return (
-        [t for own in trajectories.values() for t in own]
-        if isinstance(trajectories, Mapping)
-        else list(trajectories)
-    )
+    return [t for samples in _by_seed(trajectories).values() for t in samples]
+
+
+def _by_seed(trajectories: Samples) -> Mapping[Any, Sequence[Trajectory]]:
+    return trajectories if isinstance(trajectories, Mapping) else {"": trajectories}
 
 
 def values_of(trajectories: Samples) -> Values:
-    """Scored successes by task id, in order of first appearance, then by seed; empty lists where no sample is
-    scored.
-    """
-    by_seed = list(trajectories.values()) if isinstance(trajectories, Mapping) else [trajectories]
-    values: Values = {}
-    for seed, own in enumerate(by_seed):
-        for t in own:
-            scored = values.setdefault(t.task_id, [[] for _ in by_seed])[seed]
-            if t.success is None:
-                continue
-            if not 0.0 <= t.success <= 1.0:  # also catches NaN
-                raise ValueError(
-                    f"task {t.task_id}, sample {t.sample}: success is {t.success}, which is not in [0, 1]."
-                )
-            scored.append(float(t.success))
-    if not values:
+    """Scored successes by task id, in order of first appearance, then by seed; empty where none is scored."""
+    return {
+        task: [[float(t.success) for t in pool] for pool in pools]
+        for task, pools in _pools(trajectories).items()
+    }
+
+
+def _pools(trajectories: Samples) -> dict[str, list[list[Trajectory]]]:
+    """Scored trajectories by task, then by training seed; every seed must have met the same tasks."""
+    seeds = {seed: by_task(samples) for seed, samples in _by_seed(trajectories).items()}
+    tasks = next(iter(seeds.values()), None)
+    if not tasks:
         raise ValueError("there is no trajectory to measure. Roll out the policy first.")
-    return values
+    for seed, others in seeds.items():
+        try:
+            same_tasks(f"seed {next(iter(seeds))}", tasks, f"seed {seed}", others)
+        except ValueError as error:
+            raise ValueError(
+                f"training seeds measured on different tasks cannot be pooled: {error}"
+            ) from None
+    for t in flatten(trajectories):
+        if t.success is not None and not 0.0 <= t.success <= 1.0:  # also catches NaN
+            sample = f"task {t.task_id}, sample {t.sample}"
+            raise ValueError(f"{sample}: success is {t.success}, which is not in [0, 1].")
+    return {i: [[t for t in own[i] if t.success is not None] for own in seeds.values()] for i in tasks}
 
 
 def rate(seeds: list[list[float]]) -> float:
@@ -113,9 +135,10 @@ def measure(values: Values) -> dict[str, Any]:
     by_seed = rates(scored, scored)
     if len(by_seed) > 1:
         interval = statistics.seeds_interval(by_seed, low=0.0, high=1.0)
+    elif single_samples(scored.values()):
+        interval = statistics.success_interval(by_seed[0])
     else:
-        samples = None if single_samples(scored.values()) else sum(len(seeds[0]) for seeds in scored.values())
-        interval = statistics.success_interval(by_seed[0], samples)
+        interval = statistics.success_interval(by_seed[0], sum(len(seeds[0]) for seeds in scored.values()))
     return {"success": float(by_seed.mean()), "ci95": interval, "n": len(scored)}
 
 
@@ -124,125 +147,108 @@ def single_samples(scored: Iterable[list[list[float]]]) -> bool:
     return all(len(seeds) == 1 and len(seeds[0]) == 1 and seeds[0][0] in (0.0, 1.0) for seeds in scored)
 
 
-def _ratios(trajectories: Sequence[Trajectory], price: float | None) -> dict[str, Any]:
-    """Measures that are a total over tasks divided by another, with intervals clustered by task."""
-    counts: dict[str, Counter] = {}
-    for t in trajectories:
-        count, solved = (
-            counts.setdefault(t.task_id, Counter()),
-            t.success is not None and t.success > SOLVED,
-        )
-        calls = [result.ok for turn in t.turns for result in turn.results]
-        tokens = len(t.completion_ids)
-        count.update(samples=1, tokens=tokens, calls=len(calls), failed=calls.count(False))
-        count.update(solved=solved, turns_solved=len(t.turns) * solved)
-        if t.success is not None:
-            count.update(scored_tokens=tokens, paid=tokens + len(t.prompt_ids))
-    ratios = {
-        "turns_solved": ("turns_solved", "solved", 1.0),
-        "tool_failure_rate": ("failed", "calls", 1.0),
-        "tokens": ("tokens", "samples", 1.0),
-        "tokens_per_solved": ("scored_tokens", "solved", 1.0),
-    }
-    if price is not None:
-        ratios["cost_per_solved"] = ("paid", "solved", price / 1e6)
-    found: dict[str, Any] = {}
-    intervals: dict[str, Any] = {}
-    for name, (above, below, unit) in ratios.items():
-        numerators, denominators = (
-            np.array([c[key] for c in counts.values()], dtype=np.float64) for key in (above, below)
-        )
-        found[name], intervals[name] = None, None
-        if denominators.sum():
-            ratio, pull = statistics.ratio_influence(numerators * unit, denominators)
-            high = 1.0 if name == "tool_failure_rate" else math.inf
-            found[name], intervals[name] = ratio, statistics.ratio_interval(ratio, pull, high=high)
-    return found | {"intervals": intervals}
+def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
+    """What RATIOS divide, summed over the trajectories of each task."""
+    counts = {}
+    for task, samples in by_task(trajectories).items():
+        solved = [t for t in samples if t.success is not None and t.success > SOLVED]
+        results = [result for t in samples for result in results_of(t)]
+        count = Counter(failure_of(result) for result in results if not result.ok)
+        count["calls"], count["failures"] = len(results), count.total()
+        count["samples"], count["solved"] = len(samples), len(solved)
+        count["turns"], count["turns_solved"] = (sum(len(t.turns) for t in ts) for ts in (samples, solved))
+        count["tokens"] = sum(len(t.completion_ids) for t in samples)
+        count["scored_tokens"] = sum(len(t.completion_ids) for t in samples if t.success is not None)
+        counts[task] = count
+    return counts
 
 
-def _draws(trajectories: Samples) -> dict[str, Any]:
+def _ratio(name: str, counts: Iterable[Counter]) -> tuple[float | None, list[float] | None]:
+    """One of RATIOS with its interval, clustered by task; None where there is nothing to divide by."""
+    rows = [[count[key] for key in RATIOS[name]] for count in counts]
+    above, below = np.array(rows, dtype=np.float64).T
+    if not below.sum():
+        return None, None
+    ratio, influence = statistics.ratio_influence(above, below)
+    high = 1.0 if name.endswith("_rate") else math.inf
+    return ratio, statistics.ratio_interval(ratio, influence, high=high)
+
+
+def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict[str, dict]:
+    """Success and ratios of each group of tasks."""
+    blocks = {}
+    for name, group in groups.items():
+        ratios = {ratio: _ratio(ratio, [counts[task] for task in group])[0] for ratio in RATIOS}
+        blocks[name] = measure(group) | ratios
+    return blocks
+
+
+def _draws(pools: Mapping[str, list[list[Trajectory]]]) -> dict[str, Any]:
     """pass@k, pass^k and maj@k of each task and seed, for k = 1, 2, 4 ... up to the samples that half of the
-    tasks have.
+    scored tasks have.
 
     A task with fewer than k scored samples is left out of that k; its n says so.
     """
-    pools: dict[str, list[list[Trajectory]]] = {}
-    by_seed = list(trajectories.values()) if isinstance(trajectories, Mapping) else [trajectories]
-    for seed, own in enumerate(by_seed):
-        for t in own:
-            if t.success is not None:
-                pools.setdefault(t.task_id, [[] for _ in by_seed])[seed].append(t)
-    sizes = {task: min(map(len, seeds)) for task, seeds in pools.items()}
+    sizes = {task: min(map(len, pool)) for task, pool in pools.items() if any(pool)}
     most = sorted(sizes.values())[(len(sizes) - 1) // 2]
     ks = [k for k in (2**i for i in range(11)) if k < most] + [most] * (most > 0)
-    estimates = {"pass_at_k": _pass_at, "pass_hat_k": _pass_hat, "maj_at_k": _majority}
-    return {
-        name: {
-            str(k): measure(
-                {i: [[f(p, k)] * len(p) for p in seeds] for i, seeds in pools.items() if sizes[i] >= k}
+    draws: dict[str, dict] = {"pass_at_k": {}, "pass_hat_k": {}, "maj_at_k": {}}
+    for k in ks:
+        enough = [task for task, size in sizes.items() if size >= k]
+        chances = {task: [_chances(pool, k) for pool in pools[task]] for task in enough}
+        for name, blocks in draws.items():
+            blocks[str(k)] = measure(
+                {i: [[chance[name]] * sizes[i] for chance in chances[i]] for i in enough}
             )
-            for k in ks
-        }
-        for name, f in estimates.items()
+    return draws
+
+
+def _chances(pool: Sequence[Trajectory], k: int) -> dict[str, float]:
+    """Right answers are one answer; wrong ones are alike where their texts are, white space and case aside."""
+    n, right = len(pool), sum(t.success > SOLVED for t in pool)
+    answers = [t.answer for t in pool if t.success <= SOLVED and t.answer is not None]
+    wrong = Counter(" ".join(answer.casefold().split()) for answer in answers)
+    silent = n - right - wrong.total()
+    return {
+        "pass_at_k": statistics.pass_at_k(n, right, k),
+        "pass_hat_k": statistics.pass_hat_k(n, right, k),
+        "maj_at_k": statistics.maj_at_k(right, list(wrong.values()), k, silent),
     }
 
 
-def _pass_at(pool: Sequence[Trajectory], k: int) -> float:
-    return statistics.pass_at_k(len(pool), sum(t.success > SOLVED for t in pool), k)
+def same_tasks(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:
+    """Raises ValueError, naming the tasks, where one lacks some of the other's."""
+    all_in(a, ids_a, b, ids_b)
+    all_in(b, ids_b, a, ids_a)
 
 
-def _pass_hat(pool: Sequence[Trajectory], k: int) -> float:
-    return statistics.pass_hat_k(len(pool), sum(t.success > SOLVED for t in pool), k)
+def all_in(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:
+    """Raises ValueError, naming the tasks, where the second lacks some of the first's."""
+    missing = sorted(set(ids_a) - set(ids_b))
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        named = ", ".join(missing[:5]) + more
+        raise ValueError(f"tasks of {a} missing in {b} ({len(missing)}): {named}. Use the same tasks.")
 
 
-def _majority(pool: Sequence[Trajectory], k: int) -> float:
-    """Right answers are one answer; wrong ones are alike where their texts are, white space and case aside."""
-    wrong = Counter(
-        " ".join(t.answer.casefold().split()) for t in pool if t.success <= SOLVED and t.answer is not None
-    )
-    right = sum(t.success > SOLVED for t in pool)
-    return statistics.maj_at_k(right, list(wrong.values()), k, silent=len(pool) - right - wrong.total())
-
-
-def same_tasks(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str], both_ways: bool = True) -> None:
-    """Raises ValueError, naming the tasks, where the first lacks some of the second's or, both ways, the
-    other way round.
-    """
-    for holder, lacking, missing in [(a, b, set(ids_a) - set(ids_b)), (b, a, set(ids_b) - set(ids_a))]:
-        if missing and (both_ways or lacking == b):
-            shown = ", ".join(sorted(missing)[:5]) + (
-                f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-            )
-            raise ValueError(
-                f"tasks of {holder} missing in {lacking} ({len(missing)}): {shown}. Use the same tasks."
-            )
-
-
-def labels_of(
-    values: Mapping[str, Any], tasks: Iterable[Task] | None
-) -> tuple[dict[str, str], dict[str, str]]:
+def labels_of(values: Iterable[str], tasks: Iterable[Task] | None) -> tuple[dict[str, str], dict[str, str]]:
     """Family and difficulty of each measured task; both empty without tasks."""
     if tasks is None:
         return {}, {}
     known = {task.id: task for task in tasks}
-    same_tasks("the trajectories", values, "the given tasks", known, both_ways=False)
+    all_in("the trajectories", values, "the given tasks", known)
     return {i: known[i].family for i in values}, {i: known[i].difficulty for i in values}
 
 
-def _breakdown(values: Values, label: Mapping[str, str], order: Callable) -> dict[str, dict]:
-    return {name: measure(own) for name, own in split_by(values, label, order).items()}
-
-
 def split_by(values: Mapping[str, Any], label: Mapping[str, str], order: Callable) -> dict[str, dict]:
-    """The measured tasks of each label, in order."""
-    names = order(set(label.values()))
-    return {name: {i: v for i, v in values.items() if label[i] == name} for name in names}
+    """The measured tasks of each label, in order; nothing where there are no labels."""
+    groups: dict[str, dict] = {name: {} for name in order(set(label.values()))}
+    for task, name in label.items():
+        if task in values:
+            groups[name][task] = values[task]
+    return {name: group for name, group in groups.items() if group}
 
 
 def easy_first(names: Iterable[str]) -> list[str]:
     """Names of difficulties from easy to hard, others after them."""
     return sorted(names, key=lambda n: (DIFFICULTIES.index(n) if n in DIFFICULTIES else len(DIFFICULTIES), n))
-
-
-def _whole(number: float) -> int | float:
-    return int(number) if number == int(number) else round(number, 2)

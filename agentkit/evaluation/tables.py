@@ -1,32 +1,50 @@
-"""Tables as text to read and to paste: HTML, Markdown, LaTeX and CSV of one pandas table.
+"""Measured numbers as text: cells, sentences, and tables to read and to paste in HTML, Markdown, LaTeX and CSV.
 
 Cells, names and captions may come from a model or a user: each form escapes what it would take for markup,
-and CSV what a spreadsheet would take for a formula. Leaves out what stands in the tables (evaluation,
-behaviour).
+and CSV what a spreadsheet would take for a formula. Leaves out measuring (summary) and testing (comparison).
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from agentkit.evaluation import html
+from agentkit.evaluation.statistics import POWER
+from agentkit.evaluation.summary import easy_first
 from agentkit.runs import write_bytes
 
-CSS = """
-.agentkit-comparison {font: 14px/1.5 system-ui, sans-serif; color: inherit; overflow-x: auto}
-.agentkit-comparison table {border-collapse: collapse; margin: 0 0 .6em; font-variant-numeric: tabular-nums}
-.agentkit-comparison caption {text-align: left; padding: 0 .8em .4em 0; opacity: .75}
-.agentkit-comparison :is(th, td) {padding: .3em .9em; text-align: right; white-space: nowrap; background: none}
-.agentkit-comparison :is(th, td) {border: 0 solid rgba(128, 128, 128, .4); border-bottom-width: 1px}
-.agentkit-comparison tbody th {text-align: left !important; font-weight: normal}
-.agentkit-comparison :is(th, td).words {text-align: left !important; white-space: normal}
-.agentkit-comparison td.long {min-width: 22em}
-.agentkit-comparison p {margin: .2em 0}
-.agentkit-comparison summary {cursor: pointer; margin: .4em 0}
-"""
+CATEGORIES = {"A": "math", "B": "multi-hop", "C": "code"}  # what the families of the default suite are about
+NO_DIFFERENCE = "no difference shown"
+TESTS = {
+    "mcnemar_exact": "exact McNemar",
+    "sign_flip_permutation": "sign-flip permutation",
+    "seeds_and_tasks_t": "t test over seeds and tasks",
+}
+MEASURES = {  # key of an entry: title and format
+    "turns": ("Average turns", "{:.2f}"),
+    "turns_solved": ("Average turns (successful tasks)", "{:.2f}"),
+    "tool_failure_rate": ("Tool call failure rate", "{:.1%}"),
+    "malformed_rate": ("… malformed calls", "{:.1%}"),
+    "unknown_tool_rate": ("… calls of unknown tools", "{:.1%}"),
+    "failed_rate": ("… calls that failed", "{:.1%}"),
+    "tokens": ("Average tokens per task", "{:.0f}"),
+    "tokens_per_solved": ("Tokens per solved task", "{:.0f}"),
+}
+FAMILY_COLUMNS = {
+    "turns": "turns",
+    "tool_failure_rate": "failed calls",
+    "malformed_rate": "malformed",
+    "unknown_tool_rate": "unknown tool",
+    "failed_rate": "tool failed",
+    "tokens": "tokens",
+}
+Figure = tuple[str, float | None, list[float] | None, int, str]  # title, value, interval, tasks, format
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -43,43 +61,35 @@ def percent(share: float, interval: Sequence[float] | None = None) -> str:
     return f"{100 * share:.1f} %{bounds}"
 
 
+def text_table(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows of named cells as plain objects: a column of strings could not hold half a character."""
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    cells = [[row.get(name, "–") for name in names] for row in rows.values()]
+    index, columns = (pd.Index(list(labels), dtype=object) for labels in (rows, names))
+    return pd.DataFrame(cells, index, columns, dtype=object)
+
+
 def to_html(
     table: pd.DataFrame, caption: str = "", notes: Iterable[str] = (), rules: Iterable[str] = ()
 ) -> str:
-    """The table with its index as first column, the caption above, a paragraph for each note below, and rules
-    folded.
-    """
-    words = [_look(table[c]) for c in table.columns]
-    head = "".join(f"<th{w}>{html.escape(str(c))}</th>" for c, w in zip(table.columns, words, strict=True))
-    body = "".join(
-        f"<tr><th>{html.escape(str(row))}</th>"
-        + "".join(f"<td{w}>{html.escape(str(c))}</td>" for c, w in zip(cells, words, strict=True))
-        + "</tr>"
-        for row, cells in zip(table.index, table.to_numpy(), strict=True)
-    )
-    rows = f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody>"
-    below = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
-    folded = "".join(f"<p>{html.escape(rule)}</p>" for rule in rules)
-    below += f"<details><summary>What is counted</summary>{folded}</details>" if folded else ""
-    shown = f"<style>{CSS}</style><table><caption>{html.escape(caption)}</caption>{rows}</table>{below}"
-    return f'<div class="agentkit-comparison">{shown}</div>'
+    """The table with its index as first column, a paragraph for each note below, and rules folded."""
+    counted = html.paragraphs(rules)
+    folded = html.folded("What is counted", counted) if counted else ""
+    return html.fragment(drawn(table, caption), html.paragraphs(notes), folded)
 
 
-def _look(column: pd.Series) -> str:
-    if column.empty or column.map(_numeric).any():
-        return ""
-    return ' class="words long"' if column.map(len).max() > 40 else ' class="words"'
+def drawn(table: pd.DataFrame, caption: str = "") -> html.Markup:
+    """The table alone, as a part of something larger."""
+    return html.table(["", *table.columns], _rows(table), caption)
 
 
-def _numeric(cell: object) -> bool:
-    """Whether a cell is a number, or text that starts with one; a dash stands for a number that is missing."""
-    return not isinstance(cell, str) or cell.lstrip("+-−")[:1].isdigit() or cell.startswith("–")
+def _rows(table: pd.DataFrame) -> list[list]:
+    return [[name, *cells] for name, cells in zip(table.index, table.to_numpy(), strict=True)]
 
 
 def to_markdown(table: pd.DataFrame) -> str:
     """A pipe table with the index as first column."""
-    rows = [["", *table.columns], ["---", *["---:"] * len(table.columns)]]
-    rows += [[row, *cells] for row, cells in zip(table.index, table.to_numpy(), strict=True)]
+    rows = [["", *table.columns], ["---", *["---:"] * len(table.columns)], *_rows(table)]
     plain = [
         [_one_line(c).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for c in cells]
         for cells in rows
@@ -89,18 +99,19 @@ def to_markdown(table: pd.DataFrame) -> str:
 
 def to_latex(table: pd.DataFrame, caption: str = "", label: str = "") -> str:
     """A booktabs table with the index as first column. Needs \\usepackage{booktabs}."""
-    rows = [[row, *cells] for row, cells in zip(table.index, table.to_numpy(), strict=True)]
-    head, *body = (" & ".join(map(_tex, cells)) + r" \\" for cells in [["", *table.columns], *rows])
+    head, *body = (" & ".join(map(_tex, cells)) + r" \\" for cells in [["", *table.columns], *_rows(table)])
     inside = [rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule", head, r"\midrule", *body]
     inside += [r"\bottomrule", r"\end{tabular}"]
     above = [rf"\caption{{{_tex(caption)}}}"] * bool(caption) + [rf"\label{{{label}}}"] * bool(label)
     return "\n".join([r"\begin{table}", r"\centering", *above, *inside, r"\end{table}", ""])
 
 
-def to_csv(table: pd.DataFrame, index: bool = True) -> str:
+def to_csv(table: pd.DataFrame) -> str:
     """Comma-separated values; text that a spreadsheet would run as a formula gets a leading apostrophe."""
-    safe = table.map(_inert).rename(columns=_inert)
-    return safe.rename(index=_inert).to_csv(index=index)
+    text = io.StringIO()
+    rows = [["", *table.columns], *_rows(table)]
+    csv.writer(text, lineterminator="\n").writerows([_inert(cell) for cell in row] for row in rows)
+    return text.getvalue()
 
 
 def save(table: pd.DataFrame, stem: str | Path, caption: str = "") -> list[Path]:
@@ -111,14 +122,17 @@ def save(table: pd.DataFrame, stem: str | Path, caption: str = "") -> list[Path]
         ".tex": to_latex(table, caption, f"tab:{stem.name}"),
         ".csv": to_csv(table),
     }
-    return [
-        write_bytes(stem.with_name(stem.name + end), text.encode("utf-8", "replace"))
-        for end, text in texts.items()
-    ]
+    paths = []
+    for ending, text in texts.items():
+        path = stem.with_name(stem.name + ending)
+        paths.append(write_bytes(path, text.encode("utf-8", "replace")))
+    return paths
 
 
 def _inert(cell: object) -> object:
-    return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "@", "\t", "\r") else cell
+    if isinstance(cell, str):
+        return f"'{cell}" if cell[:1] in ("=", "@", "\t", "\r") else cell
+    return "" if pd.isna(cell) else cell
 
 
 def _one_line(cell: object) -> str:
@@ -127,3 +141,134 @@ def _one_line(cell: object) -> str:
 
 def _tex(cell: object) -> str:
     return "".join(_LATEX.get(c, c) for c in _one_line(cell))
+
+
+# ---- a policy's entry of comparison.json
+def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
+    """Every number of an entry of comparison.json, in the order of the table."""
+    blocks = {"Overall success": entry}
+    if "greedy" in entry:
+        blocks["Overall success, greedy"] = entry["greedy"]
+    for name, block in entry["by_category"].items():
+        about = f" ({CATEGORIES[name]})" if name in CATEGORIES else ""
+        blocks[f"Category {name}{about}"] = block
+    blocks |= {
+        f"Difficulty {name}": entry["by_difficulty"][name] for name in easy_first(entry["by_difficulty"])
+    }
+    k = _most(entry)
+    if k != "1":
+        titles = {"pass_at_k": "pass@", "pass_hat_k": "pass^", "maj_at_k": "maj@"}
+        blocks |= {f"{title}{k}": entry[key][k] for key, title in titles.items()}
+    for title, block in blocks.items():
+        yield title, block["success"], block["ci95"], block["n"], "{:.1%}"
+    for key, (title, form) in MEASURES.items():
+        if key in entry:
+            yield title, entry[key], (entry.get("intervals") or {}).get(key), entry["n"], form
+    if entry.get("unscored"):
+        yield "Trajectories not scored", entry["unscored"], None, entry["n"], "{:.0f}"
+
+
+def policy_table(policies: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Entries of comparison.json as text with intervals: one row a measure, one column a policy."""
+    rows: dict[str, dict[str, str]] = {}
+    for policy, entry in policies.items():
+        for title, value, interval, _, form in figures(entry):
+            rows.setdefault(title, dict.fromkeys(policies, "–"))[policy] = _cell(value, interval, form)
+    return text_table(rows)
+
+
+def family_table(entry: Mapping[str, Any]) -> pd.DataFrame:
+    """One policy's entry, overall and by family: success, turns, failed calls by kind, tokens, tasks."""
+    rows = {}
+    for name, block in {"all": entry, **entry["by_category"]}.items():
+        row = {"success": _cell(block["success"], block["ci95"], "{:.1%}")}
+        for key, title in FAMILY_COLUMNS.items():
+            row[title] = _cell(block[key], None, MEASURES[key][1])
+        rows[name] = row | {"tasks": block["n"]}
+    return text_table(rows)
+
+
+def _cell(value: float | None, interval: list[float] | None, form: str) -> str:
+    if value is None:
+        return "–"
+    if form == "{:.1%}":
+        return percent(value, interval)
+    bounds = f" [{form.format(interval[0])}, {form.format(interval[1])}]" if interval else ""
+    return form.format(value) + bounds
+
+
+def breakdown(pair: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A pair's tests by category and difficulty."""
+    blocks = {f"category {name}": block for name, block in pair.get("by_category", {}).items()}
+    return blocks | {f"difficulty {name}": block for name, block in pair.get("by_difficulty", {}).items()}
+
+
+def paired_cells(block: Mapping[str, Any]) -> dict[str, str]:
+    """A tested difference as cells of the table of pairs."""
+    detectable, (low, high) = block.get("detectable"), block["ci95"]
+    return {
+        "difference, points": f"{_points(block['diff'])} [{_points(low)}, {_points(high)}]",
+        "p": f"{block['p']:.2g}",
+        "p, Holm": f"{block.get('p_holm', block['p']):.2g}",
+        "verdict": block.get("verdict", ""),
+        "could see, points": "–" if detectable is None else f"{100 * detectable:.1f}",
+        "n": str(block["n"]),
+    }
+
+
+def _points(share: float) -> str:
+    """A share as signed percentage points."""
+    return f"{100 * share:+.1f}"
+
+
+# ---- sentences
+def briefly(block: Mapping[str, Any]) -> str:
+    """A difference with its verdict, and with what the test could have seen where it saw nothing."""
+    verdict = block["verdict"]
+    if verdict == NO_DIFFERENCE and block["detectable"] is not None:
+        verdict += f", could have seen {100 * block['detectable']:.1f}"
+    return f"{_points(block['diff'])} points ({verdict})"
+
+
+def sentence(
+    pair: Mapping[str, Any], flips: Mapping[str, list] | None, family: int, unit: str = "tasks"
+) -> str:
+    """A tested pair in words, with its verdict."""
+    test = f"{TESTS.get(pair['test'], pair['test'])}, {pair['n']} {unit}"
+    if family > 1 and "p_holm" in pair:
+        test += f"; Holm over {family} comparisons {pair['p_holm']:.2g}"
+    low, high = pair["ci95"]
+    difference = f"{_points(pair['diff'])} points [{_points(low)}, {_points(high)}]"
+    words = f"{pair['a']} → {pair['b']}: {difference}, p = {pair['p']:.2g} ({test})"
+    if flips:
+        right, wrong = len(flips["to_right"]), len(flips["to_wrong"])
+        words += f"; {right} tasks went from wrong to right, {wrong} from right to wrong"
+    return f"{words}.{_verdict(pair, unit)}"
+
+
+def _verdict(pair: Mapping[str, Any], unit: str) -> str:
+    if "verdict" not in pair:  # a comparison.json from before there were verdicts
+        return ""
+    if pair["verdict"] != NO_DIFFERENCE:
+        return f" {pair['b']} is {pair['verdict']}."
+    if pair["detectable"] is None:
+        return f" No difference shown (with {pair['n']} {unit} the test could have seen none)."
+    seen = f"{100 * pair['detectable']:.1f} points with {100 * POWER:.0f} % power"
+    return f" No difference shown (the test could have seen {seen})."
+
+
+def draws(name: str, entry: Mapping[str, Any]) -> str:
+    """What sampling more than once would give one policy; empty where it was sampled once."""
+    k = _most(entry)
+    if k == "1" or not entry["pass_at_k"][k]["n"]:
+        return ""
+    keys = ("pass_at_k", "maj_at_k", "pass_hat_k")
+    some, majority, every = (percent(entry[key][k]["success"]) for key in keys)
+    return (
+        f"{name}: {percent(entry['pass_at_k']['1']['success'])} with one sample; of {k} samples, {some} if any "
+        f"right one counts, {majority} by majority, {every} if all must be right."
+    )
+
+
+def _most(entry: Mapping[str, Any]) -> str:
+    return max(entry.get("pass_at_k") or ["1"], key=int)

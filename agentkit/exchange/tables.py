@@ -1,4 +1,7 @@
-"""Tables of conversations: ``messages`` data sets and the Parquet files of TRL's ``log_completions``."""
+"""Tables of conversations: ``messages`` data sets and the Parquet files of TRL's ``log_completions``.
+
+Leaves out columns that are neither messages, scores nor ours; those dropped are reported.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,6 @@ from typing import Any
 
 from agentkit.exchange.conversation import (
     RECORD,
-    UNSEEN,
-    ExchangeError,
-    Exported,
     Imported,
     Row,
     as_messages,
@@ -22,32 +22,29 @@ from agentkit.exchange.conversation import (
     read_conversations,
     utf8,
 )
-from agentkit.records import Task, Trajectory
+from agentkit.records import DataError, Task, Trajectory
 from agentkit.runs import read_rows, write_table
 
+_FIELDS = ("task_id", "policy", "sample", "success", "reward")  # of a trajectory, in both kinds of table
 _TRL = {"step", "prompt", "completion", "advantage"}  # columns of every table of TRL's
-_KNOWN = {"messages", "task_id", "id", "policy", "sample", "success", "reward", RECORD}
+_KNOWN = {"messages", "id", *_FIELDS, RECORD}
 
 
 # ---- Hugging Face messages
-# -------------------------------------------------------------------------------------------
-def to_messages(trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> Exported:
-    """Rows for ``datasets.Dataset.from_list``: messages in OpenAI's form, task_id, policy, sample, success,
-    reward, record.
+def to_messages(trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> list[dict[str, Any]]:
+    """Rows for ``datasets.Dataset.from_list``: messages in OpenAI's form, the trajectory's fields, its record.
 
     Arguments of tool calls are JSON text, so that their column has one type. Other readers do not see token
-    ids, masks and log-probabilities, nor the system prompt, which a trajectory holds as token ids only.
+    ids, masks, log-probabilities and times, nor the system prompt, which a trajectory holds as token ids only.
     """
-    known = {task.id: task for task in tasks}
-    rows = [{"messages": as_messages(t, prompt_of(t, known))} | _fields(t) for t in trajectories]
-    return Exported([utf8(row) for row in rows], UNSEEN)
+    by_id = {task.id: task for task in tasks}
+    rows = [{"messages": as_messages(t, prompt_of(t, by_id))} | _columns(t) for t in trajectories]
+    return [utf8(row) for row in rows]
 
 
-def write_messages(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> Exported:
+def write_messages(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> None:
     """Write ``to_messages`` as Parquet, which ``datasets.load_dataset("parquet", data_files=...)`` reads."""
-    exported = to_messages(trajectories, tasks)
-    _write_parquet(path, exported.rows)
-    return exported
+    _write_parquet(path, to_messages(trajectories, tasks))
 
 
 def from_messages(
@@ -62,56 +59,43 @@ def from_messages(
             taken as it is.
 
     Raises:
-        ExchangeError: a row is broken, or its task is not among ``tasks``; the message names the row.
+        DataError: a row is broken, or its task is not among ``tasks``; the message names the row.
     """
-    place, dropped = ("the rows" if not isinstance(source, str | Path) else str(source)), Counter()
-    rows = [
-        _row(
-            row,
-            f"{place}, row {i}",
-            checked_messages(row.get("messages"), f"{place}, row {i}: messages"),
-            "success",
-        )
-        for i, row in enumerate(_rows_of(source), start=1)
-    ]
-    return read_conversations(rows, policy, tasks, dropped)
+    name = str(source) if isinstance(source, str | Path) else "the rows"
+    rows = []
+    for i, row in enumerate(_rows_of(source), start=1):
+        where = f"{name}, row {i}"
+        messages = checked_messages(row.get("messages"), f"{where}: messages")
+        rows.append(_row(row, where, messages, "success"))
+    return read_conversations(rows, policy, tasks, Counter())
 
 
 # ---- TRL
-# -------------------------------------------------------------------------------------------------------------
-def write_trl(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> Exported:
-    """Write the table of TRL's ``log_completions``: step, prompt, completion, one column a reward component,
-    advantage.
+def write_trl(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> None:
+    """Write the table of TRL's ``log_completions``: step, prompt, completion, the reward components, advantage.
 
     More columns, as TRL's ``log_extra`` allows: task_id, policy, sample, success, reward and the record.
 
     Raises:
-        ExchangeError: a reward component has the name of one of these columns.
+        DataError: a reward component has the name of one of these columns.
     """
-    known, rows = {task.id: task for task in tasks}, []
-    for t in trajectories:
-        if clash := sorted(set(t.components) & (_TRL | _KNOWN)):
-            raise ExchangeError(
-                f"the reward component {clash[0]!r} has the name of a column of the table. Rename it."
+    by_id, rows = {task.id: task for task in tasks}, []
+    for trajectory in trajectories:
+        clashes = sorted(set(trajectory.components) & (_TRL | _KNOWN))
+        if clashes:
+            raise DataError(
+                f"the reward component {clashes[0]!r} has the name of a column of the table. Rename it."
             )
-        messages = as_messages(t, prompt_of(t, known))
-        row = {
-            "step": t.step,
-            "prompt": messages[:1],
-            "completion": messages[1:],
-            **t.components,
-            "advantage": t.advantage,
-        }
-        rows.append(utf8(row | _fields(t)))
+        prompt, *completion = as_messages(trajectory, prompt_of(trajectory, by_id))
+        row = {"step": trajectory.step, "prompt": [prompt], "completion": completion, **trajectory.components}
+        rows.append(utf8(row | {"advantage": trajectory.advantage} | _columns(trajectory)))
     _write_parquet(path, rows)
-    return Exported(rows, UNSEEN)
 
 
 def from_trl(
     path: str | Path, *, policy: str = "", tasks: Iterable[Task] = (), success: str = "success"
 ) -> Imported:
-    """Trajectories from completions_*.parquet of TRL's ``log_completions``: one file, or the folder that
-    holds them.
+    """Trajectories from completions_*.parquet of TRL's ``log_completions``: one file, or the folder that holds them.
 
     A completion that is one text, as a ``rollout_func`` leaves it, becomes one turn: TRL drops the control
     tokens that tell tool replies from what the policy wrote.
@@ -123,79 +107,76 @@ def from_trl(
         success: the reward column that says right (1) or wrong (0).
 
     Raises:
-        ExchangeError: no file, a broken row, or a task that is not among ``tasks``.
+        DataError: no file, a broken row, or a task that is not among ``tasks``.
     """
     path, dropped, rows = Path(path), Counter(), []
     files = sorted(path.glob("completions_*.parquet")) if path.is_dir() else [path]
     if not files:
-        raise ExchangeError(
+        raise DataError(
             f"{path} holds no completions_*.parquet. Name TRL's folder 'completions', or one file in it."
         )
     for file in files:
         for i, row in enumerate(_rows_of(file), start=1):
-            place = f"{file}, row {i}"
-            messages = _side(row, "prompt", "user", place, dropped) + _side(
-                row, "completion", "assistant", place, dropped
-            )
-            rewards = {
-                k: number(v)
-                for k, v in row.items()
-                if k not in _TRL | _KNOWN and isinstance(v, int | float | None)
-            }
-            for name in row.keys() - rewards.keys() - _TRL - _KNOWN:
-                dropped[f"the column {name!r}"] = 1
-            rows.append(_row(row, place, messages, success, rewards))
+            where = f"{file}, row {i}"
+            prompt = _side(row, "prompt", "user", where, dropped)
+            completion = _side(row, "completion", "assistant", where, dropped)
+            components = {}
+            for name in row.keys() - _TRL - _KNOWN:
+                if isinstance(row[name], int | float | None):
+                    components[name] = number(row[name])
+                else:
+                    dropped[f"the column {name!r}"] = 1
+            rows.append(_row(row, where, prompt + completion, success, components))
     return read_conversations(rows, policy, tasks, dropped)
 
 
-def _side(row: Mapping[str, Any], name: str, role: str, place: str, dropped: Counter) -> list[dict[str, Any]]:
+def _side(row: Mapping[str, Any], name: str, role: str, where: str, dropped: Counter) -> list[dict[str, Any]]:
+    """Prompt or completion as messages; TRL logs them as messages or as one text."""
     value = row.get(name)
     if isinstance(value, str):
         dropped["where turns end in completions that are plain text (each is one turn)"] = 1
         return [{"role": role, "content": value}]
-    return checked_messages(value, f"{place}: {name}")
+    return checked_messages(value, f"{where}: {name}")
 
 
 # ---- rows
-# ------------------------------------------------------------------------------------------------------------
-def _fields(t: Trajectory) -> dict[str, Any]:
-    names = ("task_id", "policy", "sample", "success", "reward")
-    return {name: getattr(t, name) for name in names} | {RECORD: encode_record(t)}
+def _columns(trajectory: Trajectory) -> dict[str, Any]:
+    return {name: getattr(trajectory, name) for name in _FIELDS} | {RECORD: encode_record(trajectory)}
 
 
 def _row(
-    row: Mapping[str, Any], place: str, messages: list, success: str, components: dict | None = None
+    row: Mapping[str, Any], where: str, messages: list, success: str, components: dict | None = None
 ) -> Row:
     verdict = number(row.get(success))
     if verdict is not None and not 0.0 <= verdict <= 1.0:
-        raise ExchangeError(
-            f"{place}: {success} is {verdict}, which is not in [0, 1]. Name another column, or pass tasks."
+        raise DataError(
+            f"{where}: {success} is {verdict}, which is not in [0, 1]. Name another column, or pass tasks."
         )
-    return Row(
-        place=place,
-        messages=messages,
-        record=row.get(RECORD) if isinstance(row.get(RECORD), str) else None,
-        task_id=next((str(row[k]) for k in ("task_id", "id") if row.get(k) is not None), None),
-        policy=row.get("policy") if isinstance(row.get("policy"), str) else None,
-        sample=_whole(row.get("sample")),
-        step=_whole(row.get("step")),
-        success=verdict,
-        reward=number(row.get("reward")),
-        advantage=number(row.get("advantage")),
-        components=components or {},
-    )
+    task_id = row.get("id") if row.get("task_id") is None else row["task_id"]
+    fields = {
+        "task_id": None if task_id in (None, "") else str(task_id),
+        "policy": row.get("policy") if isinstance(row.get("policy"), str) else None,
+        "sample": _whole(row.get("sample")),
+        "step": _whole(row.get("step")),
+        "success": verdict,
+        "reward": number(row.get("reward")),
+        "advantage": number(row.get("advantage")),
+        "components": components,
+    }
+    record = row.get(RECORD)
+    return Row(where, messages, record if isinstance(record, str) else None, fields=fields)
 
 
 def _whole(value: Any) -> int | None:
-    found = number(value)
-    return int(found) if found is not None and found >= 0 and found == int(found) else None
+    value = number(value)
+    return int(value) if value is not None and value >= 0 and value == int(value) else None
 
 
 def _rows_of(source: str | Path | Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     rows = read_rows(source) if isinstance(source, str | Path) else list(source)
     for i, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping):
-            raise ExchangeError(f"row {i} is {type(row).__name__}, not an object with columns. Remove it.")
+            raise DataError(f"row {i} is {type(row).__name__}, not an object with columns. Remove it.")
     return rows
 
 
@@ -203,6 +184,6 @@ def _write_parquet(path: str | Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow as pa
 
     if not rows:
-        raise ExchangeError("there is no trajectory to write. Roll out the policy first.")
+        raise DataError("there is no trajectory to write. Roll out the policy first.")
     columns = dict.fromkeys(name for row in rows for name in row)
     write_table(path, pa.table({name: [row.get(name) for row in rows] for name in columns}))

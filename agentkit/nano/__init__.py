@@ -1,8 +1,7 @@
-"""The small agent that ships: a Qwen3-architecture model of about two million parameters that knows formats,
-not facts.
+"""The small agent that ships: a Qwen3 model of about two million parameters that knows formats, not facts.
 
-It was pre-trained on transcripts about made-up worlds (world.py, pretrain.py). ``agentkit nano`` makes it
-again.
+It was pre-trained on transcripts about made-up worlds (world, pretrain); ``agentkit nano`` makes it again.
+Leaves out loading it (policies.loading).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 The transcripts are rollouts of the scripted expert through the real tools and the real rollout loop; half
 come from a flawless expert, half from experts of mixed quality, as a crawl would hold both. Loss on the
-expert's own tokens only. Everything is seeded; on two CPU cores it takes under 45 minutes.
+expert's own tokens only. Everything is seeded; on two CPU cores it takes under 45 minutes. Leaves out
+checkpoints to go on from: a new run starts over.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from agentkit.rollouts import Limits, rollout
 from agentkit.tasks import DEFAULT_FAMILIES, PlanError, shipped_families, solve
 from agentkit.tools.corpus import Corpus, facts, passage
 
+TEMPLATE = DATA / "chat_template.jinja"
 VOCABULARY = 2048
 MUON_RATE, ADAM_RATE = 2e-2, 3e-3
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 UNCUT = Limits(max_turn_tokens=2048, max_tokens=8192)  # of the expert: the first tokenizer knows only bytes
-# Digits apart, words with their leading space, and whatever lies between them, so that JSON syntax takes few
-# tokens.
+# digits one by one, words with their leading space, and what lies between them: JSON syntax takes few tokens
 _SPLIT = r"\p{N}| ?\p{L}+|(?:(?! \p{L})[^\p{L}\p{N}])+"
 MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
          "num_key_value_heads": 4, "head_dim": 48, "tie_word_embeddings": True, "max_position_embeddings": 2048,
@@ -50,18 +51,21 @@ def draft_tasks(corpus: Corpus, count: int, rng: random.Random) -> list[Task]:
     """Tasks of every family about one world, each solvable through the real tools."""
     families, tasks = shipped_families(corpus), []
     while len(tasks) < count:
-        name, task = DEFAULT_FAMILIES[len(tasks) % len(DEFAULT_FAMILIES)], None
-        while task is None:
-            task = families[name].draft(corpus, rng)
+        name = DEFAULT_FAMILIES[len(tasks) % len(DEFAULT_FAMILIES)]
+        task = families[name].draft(corpus, rng)
+        if task is None:
+            continue
         try:
-            if (
-                "search" in task.tools
-            ):  # programs were run when they were drafted; a search may find something else
+            if "search" in task.tools:  # which may find another fact; programs were run when drafted
                 solve(task, families[name].environment())
         except PlanError:
             continue
         tasks.append(dataclasses.replace(task, id=f"{name}-{len(tasks)}", family=name))
     return tasks
+
+
+def _environments(corpus: Corpus) -> dict[str, Any]:
+    return {name: family.environment for name, family in shipped_families(corpus).items()}
 
 
 def mixed_quality(rng: random.Random) -> list[Flaws]:
@@ -78,20 +82,12 @@ def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[
             rng = random.Random(f"transcripts-{number}")
             policy = ScriptedPolicy(tokenizer, mixed_quality(rng))
             tasks = draft_tasks(corpus, per_world, rng)
-            yield rollout(
-                tasks,
-                policy,
-                environment={name: f.environment for name, f in shipped_families(corpus).items()},
-                seed=number,
-                limits=UNCUT,
-            )
+            yield rollout(tasks, policy, environment=_environments(corpus), seed=number, limits=UNCUT)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer on transcripts of a few worlds, read with a tokenizer of single
-    bytes.
-    """
-    bytes_only = _wrap(_bpe([], train=False))
+    """Train the byte-level BPE tokenizer on transcripts of a few worlds, read with a tokenizer of single bytes."""
+    bytes_only = _wrap(_bpe([]))
     texts = []
     for batch in transcripts(bytes_only, range(900_000, 900_006), 250):
         texts += [bytes_only.decode(t.prompt_ids + t.completion_ids) for t in batch]
@@ -100,12 +96,11 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return _wrap(_bpe(texts))
 
 
-def _bpe(texts: Sequence[str], train: bool = True) -> Tokenizer:
+def _bpe(texts: Sequence[str]) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated")
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(MARKUP),
@@ -125,7 +120,7 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     wrapped.add_tokens(MARKUP)  # added, not special: decoding keeps them
-    wrapped.chat_template = (DATA / "chat_template.jinja").read_text(encoding="utf-8")
+    wrapped.chat_template = TEMPLATE.read_text(encoding="utf-8")
     return wrapped
 
 
@@ -144,23 +139,18 @@ def batches(
     trajectories: Sequence[Trajectory], size: int, rng: random.Random, pad: int
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Ids, labels and mask (B, T), rows of like length together, batches in random order."""
-    order = sorted(
-        range(len(trajectories)), key=lambda i: len(trajectories[i].completion_ids) + rng.random() * 30
-    )
+    order = sorted(trajectories, key=lambda t: len(t.completion_ids) + rng.random() * 30)
     groups = [order[i : i + size] for i in range(0, len(order), size)]
     rng.shuffle(groups)
     for group in groups:
-        rows = [trajectories[i] for i in group]
-        yield collate(
-            [(t.prompt_ids + t.completion_ids, (0,) * len(t.prompt_ids) + t.action_mask) for t in rows], pad
-        )
+        rows = [(t.prompt_ids + t.completion_ids, (0,) * len(t.prompt_ids) + t.action_mask) for t in group]
+        yield collate(rows, pad)
 
 
 def copy_batches(
     tokenizer: Any, steps: int, size: int = 32, count: int = 5
 ) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Ids, labels and mask of sentences about a made-up world, said twice, in two orders. Loss on the second
-    time.
+    """Ids, labels and mask of sentences about a made-up world, twice, in two orders; loss on the second time.
 
     Copying is the skill everything else rests on, and it is learnt fastest where half of all tokens are
     copies.
@@ -174,22 +164,20 @@ def copy_batches(
             rows = []
             for _ in range(size):
                 chosen = rng.sample(sentences, count)
-                first, second = (
-                    tokenizer("\n".join(x) + "\n")["input_ids"] for x in (chosen, rng.sample(chosen, count))
-                )
+                first = tokenizer("\n".join(chosen) + "\n")["input_ids"]
+                second = tokenizer("\n".join(rng.sample(chosen, count)) + "\n")["input_ids"]
                 rows.append((first + second, [0] * len(first) + [1] * len(second)))
             yield collate(rows, tokenizer.pad_token_id)
 
 
 def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], pad: int) -> tuple[torch.Tensor, ...]:
     """Ids, labels and mask (B, T) of rows (token ids, 1 where a token is trained), padded on the right."""
-    width = max(len(tokens) for tokens, _ in rows)
-    ids = torch.full((len(rows), width), pad)
+    ids = torch.full((len(rows), max(len(tokens) for tokens, _ in rows)), pad)
     labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
     for i, (tokens, trained) in enumerate(rows):
-        row, own = torch.tensor(tokens), torch.tensor(trained, dtype=torch.bool)
+        row = torch.tensor(tokens)
         ids[i, : len(row)], mask[i, : len(row)] = row, 1
-        labels[i, : len(row)][own] = row[own]
+        labels[i, : len(row)] = torch.where(torch.tensor(trained, dtype=torch.bool), row, -100)
     return ids, labels, mask
 
 
@@ -206,7 +194,7 @@ class _Training:
     losses: list[float] = field(default_factory=list)
 
     def update(self, ids: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor) -> None:
-        done = min(1.0, (time.monotonic() - self.start) / self.seconds)
+        done = min(1.0, self.elapsed / self.seconds)
         share = min(1.0, (self.step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * done))
         for optimizer, peak in self.optimizers.items():
             for group in optimizer.param_groups:
@@ -221,32 +209,30 @@ class _Training:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.step, self.tokens, self.losses = (
-            self.step + 1,
-            self.tokens + int(mask.sum()),
-            [*self.losses[-49:], loss.item()],
-        )
+        self.step, self.tokens = self.step + 1, self.tokens + int(mask.sum())
+        self.losses = [*self.losses[-49:], loss.item()]
         if self.step % 50 == 0:
-            minutes = (time.monotonic() - self.start) / 60
-            print(
-                f"step {self.step} loss {sum(self.losses) / len(self.losses):.4f} minutes {minutes:.1f}",
-                flush=True,
-            )
+            print(f"step {self.step} loss {self.loss:.4f} minutes {self.elapsed / 60:.1f}", flush=True)
 
     @property
-    def finished(self) -> bool:
-        return time.monotonic() - self.start > self.seconds
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.start
+
+    @property
+    def loss(self) -> float:
+        """Mean of the last steps."""
+        return sum(self.losses) / len(self.losses)
 
 
 def make_optimizers(model: Any) -> dict[torch.optim.Optimizer, float]:
-    """Muon for the matrices of the layers, AdamW for embeddings and norms; each with its peak learning rate."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+    """Muon for the layers' matrices, AdamW for embeddings and norms; each with its peak learning rate."""
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
     muon = torch.optim.Muon(matrices, lr=0.0, weight_decay=0.01, momentum=0.95)
-    return {
-        muon: MUON_RATE,
-        torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0): ADAM_RATE,
-    }
+    adam = torch.optim.AdamW(others, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
+    return {muon: MUON_RATE, adam: ADAM_RATE}
 
 
 def pretrain(
@@ -274,42 +260,35 @@ def pretrain(
             training.update(*batch)
         if number % 10 == 9:
             save(model, tokenizer, out, {"unfinished": True, "steps": training.step, "seed": seed})
-        if training.finished:
+        if training.elapsed > training.seconds:
             break
-    loss = sum(training.losses) / len(training.losses)
     report = {
         "seed": seed,
         "minutes": minutes,
         "steps": training.step,
         "tokens": training.tokens,
-        "loss": loss,
+        "loss": training.loss,
+        "greedy_success_unseen_world": greedy_success(model, tokenizer),
     }
-    report |= {"greedy_success_unseen_world": greedy_success(model, tokenizer)}
     save(model, tokenizer, out, report)
     return report
 
 
-def greedy_success(model: Any, tokenizer: Any, tasks: int = 200) -> float:
+def greedy_success(model: Any, tokenizer: Any, count: int = 200) -> float:
     """Share of tasks of an unseen world that greedy rollouts solve."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(make_world(Path(folder) / "unseen.sqlite", 1_000_000))
-        drafted = draft_tasks(corpus, tasks, random.Random("unseen"))
+        tasks = draft_tasks(corpus, count, random.Random("unseen"))
         policy = TransformersPolicy(model, tokenizer)
-        found = rollout(
-            drafted,
-            policy,
-            environment={name: f.environment for name, f in shipped_families(corpus).items()},
-            temperature=0.0,
-        )
-    return sum(t.success or 0.0 for t in found) / len(found)
+        trajectories = rollout(tasks, policy, environment=_environments(corpus), temperature=0.0)
+    return sum(t.success or 0.0 for t in trajectories) / len(trajectories)
 
 
 def save(model: Any, tokenizer: Any, out: Path, report: dict) -> None:
     """Write weights in half precision, tokenizer, template and report."""
-    template = DATA / "chat_template.jinja"
     out.mkdir(parents=True, exist_ok=True)
     copy.deepcopy(model).to(torch.float16).save_pretrained(out)
     tokenizer.save_pretrained(out)
-    if template.parent != out:
-        shutil.copy(template, out)
+    if TEMPLATE.parent != out:
+        shutil.copy(TEMPLATE, out)
     (out / "pretraining.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -1,33 +1,29 @@
 """Made-up worlds: names and numbers that resemble the corpus in form only. Nothing in them is true.
 
-A world is a corpus file with the same tables, so the same families, tools and expert work on it.
+A world is a corpus file with the same tables, so the same families, tools and expert work on it. Leaves out
+sense: a film may be older than its director.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
-from agentkit.tools.corpus import build
+from agentkit.tools.corpus import TABLES, build
 
 _FRAGMENTS = (
     "a al am an ar as at ba bar be bel ben ber bi bo bor bra bri bru bu ca can car ce cel cen cha che chi "
-    "cho ci cla co con "
-    "cor cra cri cro cu da dal dan dar de del den der di din do don dor dra dre du e ed el en er es et fa "
-    "fal fe fer fi fin "
-    "fla fo for fra fu ga gal gan gar ge gen ger gi gla go gon gor gra gre gri gu ha hal ham han har he hel "
-    "hen her hi ho "
-    "hol hor hu i ia ic ie il im in ing ir is it ja jan je jo ju ka kal kan kar ke kel ken ker ki kin ko kon "
-    "kor kra ku la "
-    "lan lar las le len ler les li lin lis lo lon lor lu ma mal man mar mas me mel men mer mi mil min mo mon "
-    "mor mu na nan "
-    "nar ne nel nen ner ni nin no nor nu o ol on or os ou pa pal pan par pe pel pen per pi pin po pol por "
-    "pra pre pri pro "
-    "qua que qui ra ran ras re ren res ri rin ris ro ron ros ru sa sal san sar se sel sen ser sha she shi "
-    "sho si sin so sol "
-    "son sor sta ste sti sto stra su ta tal tan tar te tel ten ter tha the thi ti tin to ton tor tra tre tri "
-    "tro tu u ul un "
-    "ur us va val van ver vi vin vo vor wa wal wan we wel wer wi win wo wood ya ye yo za zan ze zi zo "
+    "cho ci cla co con cor cra cri cro cu da dal dan dar de del den der di din do don dor dra dre du e ed "
+    "el en er es et fa fal fe fer fi fin fla fo for fra fu ga gal gan gar ge gen ger gi gla go gon gor "
+    "gra gre gri gu ha hal ham han har he hel hen her hi ho hol hor hu i ia ic ie il im in ing ir is it "
+    "ja jan je jo ju ka kal kan kar ke kel ken ker ki kin ko kon kor kra ku la lan lar las le len ler les "
+    "li lin lis lo lon lor lu ma mal man mar mas me mel men mer mi mil min mo mon mor mu na nan nar ne "
+    "nel nen ner ni nin no nor nu o ol on or os ou pa pal pan par pe pel pen per pi pin po pol por pra "
+    "pre pri pro qua que qui ra ran ras re ren res ri rin ris ro ron ros ru sa sal san sar se sel sen ser "
+    "sha she shi sho si sin so sol son sor sta ste sti sto stra su ta tal tan tar te tel ten ter tha the "
+    "thi ti tin to ton tor tra tre tri tro tu u ul un ur us va val van ver vi vin vo vor wa wal wan we "
+    "wel wer wi win wo wood ya ye yo za zan ze zi zo"
 ).split()
 _ACCENTED = "àáâãäåçèéêëíîïñóôöøúüāēīōūăćčęğıłńřśşšţźżžạảấầậắếềễệịọốồộớủứừ"
 _LETTERS = 4 * "abcdefghijklmnopqrstuvwxyzaeioaeionrst" + _ACCENTED
@@ -53,9 +49,7 @@ COUNTRIES, CITIES, ELEMENTS, FILMS = 60, 150, 60, 220
 
 
 def word(rng: random.Random, parts: int | None = None) -> str:
-    """One made-up capitalised word: fragments as they occur in many languages, or now and then any letters at
-    all.
-    """
+    """One made-up capitalised word: fragments as many languages have them, or now and then any letters."""
     if rng.random() < 0.12:
         text = "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 8)))
     else:
@@ -74,10 +68,8 @@ def place(rng: random.Random) -> str:
 def person(rng: random.Random) -> str:
     """A made-up person: two or three words, sometimes an initial."""
     first = word(rng, 2) if rng.random() < 0.9 else f"{rng.choice('ABCDEFGHJKLMNPRSTW')}."
-    middle = rng.choices(
-        [[], [f"{rng.choice('ABCDEFGHJKLMNPRSTW')}."], [rng.choice(["de", "van", "von", "Mc", "O'"])]],
-        [10, 1, 2],
-    )[0]
+    initial, particle = f"{rng.choice('ABCDEFGHJKLMNPRSTW')}.", rng.choice(["de", "van", "von", "Mc", "O'"])
+    middle = rng.choices([[], [initial], [particle]], [10, 1, 2])[0]
     return " ".join([first, *middle, word(rng, rng.choice([1, 2, 3]))])
 
 
@@ -96,11 +88,15 @@ def title(rng: random.Random) -> str:
     return " ".join(words)
 
 
-def _distinct(make, rng: random.Random, count: int) -> list[str]:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        found.setdefault(make(rng))
-    return list(found)
+def _distinct(make: Callable[[random.Random], str], rng: random.Random, count: int) -> list[str]:
+    names: dict[str, None] = {}
+    while len(names) < count:
+        names.setdefault(make(rng))
+    return list(names)
+
+
+def _element(rng: random.Random) -> str:
+    return word(rng, rng.choice([2, 3])) + rng.choice(["", "ium", "on"])
 
 
 def _size(rng: random.Random, low: float, high: float) -> int:
@@ -112,50 +108,28 @@ def make_world(path: str | Path, seed: int) -> Path:
     rng = random.Random(f"world-{seed}")
     countries, cities = _distinct(place, rng, COUNTRIES), _distinct(place, rng, CITIES)
     currencies = [word(rng) for _ in range(25)]
-    country_rows = [
-        (
-            name,
-            f"{i:02d}",
-            cities[i],
-            _size(rng, 2.5, 9.2),
-            _size(rng, 0.8, 7.2),
-            rng.choice(currencies),
-            rng.choice(_CONTINENTS),
-        )
-        for i, name in enumerate(countries)
-    ]
-    neighbours = [
-        (c, o)
-        for c in countries
-        for o in rng.sample([x for x in countries if x != c], rng.choice([1, 1, 2, 3]))
-    ]
-    city_rows = [
-        (n, countries[i] if i < COUNTRIES else rng.choice(countries), _size(rng, 4.7, 7.4))
-        for i, n in enumerate(cities)
-    ]
+    tables: dict[str, list[tuple]] = {name: [] for name in TABLES}
+    for i, name in enumerate(countries):
+        people, area = _size(rng, 2.5, 9.2), _size(rng, 0.8, 7.2)
+        currency, continent = rng.choice(currencies), rng.choice(_CONTINENTS)
+        tables["country"].append((name, f"{i:02d}", cities[i], people, area, currency, continent))
+    for name in countries:
+        others = [other for other in countries if other != name]
+        tables["neighbour"] += [(name, other) for other in rng.sample(others, rng.choice([1, 1, 2, 3]))]
+    for i, name in enumerate(cities):
+        country = countries[i] if i < COUNTRIES else rng.choice(countries)
+        tables["city"].append((name, country, _size(rng, 4.7, 7.4)))
     finders = _distinct(person, rng, ELEMENTS)
-    elements = [
-        (
-            name,
-            name[: rng.choice([1, 2])].capitalize(),
-            i + 1,
-            round(rng.uniform(1, 300), 3),
-            rng.randint(1600, 2020),
-            finders[i],
-        )
-        for i, name in enumerate(
-            _distinct(lambda r: word(r, r.choice([2, 3])) + r.choice(["", "ium", "on"]), rng, ELEMENTS)
-        )
-    ]
+    for i, name in enumerate(_distinct(_element, rng, ELEMENTS)):
+        symbol = name[: rng.choice([1, 2])].capitalize()
+        weight, year = round(rng.uniform(1, 300), 3), rng.randint(1600, 2020)
+        tables["element"].append((name, symbol, i + 1, weight, year, finders[i]))
     directors = _distinct(person, rng, FILMS // 3)
-    films = [
-        (name, rng.randint(1920, 2020), rng.randint(40, 240), rng.choice(directors), rng.choice(countries))
-        for name in _distinct(title, rng, FILMS)
-    ]
-    indicators = [
-        (c, y, round(rng.uniform(25, 90), 1), round(10 ** rng.uniform(2.3, 5), 1))
-        for c in countries
-        for y in rng.sample(range(1950, 2020), 3)
-    ]
-    return build(path, {"country": country_rows, "neighbour": neighbours, "city": city_rows, "element": elements,
-                        "film": films, "indicator": indicators})  # fmt: skip
+    for name in _distinct(title, rng, FILMS):
+        year, minutes = rng.randint(1920, 2020), rng.randint(40, 240)
+        tables["film"].append((name, year, minutes, rng.choice(directors), rng.choice(countries)))
+    for name in countries:
+        for year in rng.sample(range(1950, 2020), 3):
+            life, income = round(rng.uniform(25, 90), 1), round(10 ** rng.uniform(2.3, 5), 1)
+            tables["indicator"].append((name, year, life, income))
+    return build(path, tables)

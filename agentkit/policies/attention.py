@@ -1,13 +1,12 @@
-"""Attention in transformers that one call of a model may bring along, where every other call stays plain
-SDPA.
+"""Attention that one call of a transformers model may bring along; every other call stays plain SDPA.
 
 Rollouts attend to keys and values where they lie (policies.slots), and the update computes shared prefixes
-once (training.shared_prefix); both do so on the same model, which therefore keeps one implementation.
+once (training.prefix); both do so on the same model, which therefore keeps one implementation. Leaves out
+what is brought along.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +18,15 @@ ATTENTION = "agentkit"
 
 
 def attention(
-    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
-    attend: Callable[..., tuple[torch.Tensor, None]] | None = None, **options: Any,
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attention_mask: torch.Tensor | None, attend: Any = None, **options: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention in transformers' form: what the model was called with as ``attend``, else SDPA.
+    """Attention in transformers' form: the function that the model was called with as ``attend``, else SDPA.
 
     Args:
         module: the attention layer.
-        query: (B, heads, W, head size); key and value (B, key-value heads, K, head size).
+        query: (B, heads, W, head size).
+        key: (B, key-value heads, K, head size); so is value.
         attention_mask: of four dimensions, or None.
         attend: takes the same arguments and returns the same.
         options: as transformers passes them (scaling, dropout).
@@ -37,23 +37,17 @@ def attention(
     return (attend or sdpa_attention_forward)(module, query, key, value, attention_mask, **options)
 
 
-AttentionInterface.register(ATTENTION, attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-
-
 def allow_other_attention(model: Any) -> str | None:
-    """Let calls of a model bring their own attention.
-
-    Args:
-        model: a transformers model, with or without PEFT adapters. Saved, it is as before.
+    """Let calls of a model, with or without PEFT adapters, bring their own attention. Saved, it is as before.
 
     Returns:
         None, or why this model cannot; it is then as it was.
     """
     before = model.config.get_text_config()._attn_implementation
-    if before == ATTENTION:
-        return None
-    if before != "sdpa":
+    if before not in ("sdpa", ATTENTION):
         return f"its attention is {before!r}, not 'sdpa'"
-    model.set_attn_implementation(ATTENTION)
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    if before == "sdpa":
+        model.set_attn_implementation(ATTENTION)
     return None

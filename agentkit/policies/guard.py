@@ -2,34 +2,38 @@
 
 A stale prefix cache, weights loaded into the wrong place and log-probabilities of another kind all leave an
 engine that answers without complaint; the run would learn from samples of another policy. Comparing a few
-log-probabilities tells.
+log-probabilities tells. Leaves out how weights get there, which is each policy's ``sync``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from agentkit.records import Task
-from agentkit.rollouts.policy import EngineError, Policy, Request
+from agentkit.rollouts.policy import EngineError, Policy, Request, Sample
 from agentkit.rollouts.tokens import completion_logprobs
+from agentkit.tools.runtime import run_blocking
 
 PROBES, PROBE_LENGTH, PROBE_TOKENS = (
     4,
     320,
     12,
-)  # prompts, tokens in each (more than two of vLLM's blocks), tokens sampled
+)  # prompts, tokens in each (over two of vLLM's blocks), sampled
 THRESHOLDS = {
     torch.float32: 1e-3,
     torch.bfloat16: 0.05,
     torch.float16: 0.05,
-}  # mean, nats; rounding alone stays far below
-TEXT = "The lighthouse keeper counted 1,024 waves, wrote the number down and asked: what is 7 times 13, and who lives in Oslo? "
+}  # mean, nats; rounding stays below
+TEXT = (
+    "The lighthouse keeper counted 1,024 waves, wrote the number down and asked: what is 7 times 13, and who "
+    "lives in Oslo? "
+)
 _TASK = Task("sync-probe", "", "")
 
 
@@ -47,11 +51,7 @@ class Gap:
 
 
 def gap(engine: Sequence[Sequence[float]], trainer: Sequence[Sequence[float]]) -> Gap:
-    """Compare log-probabilities row by row.
-
-    Args:
-        engine: B rows of T log-probabilities, as the engine gave them; rows may differ in T.
-        trainer: the same tokens' by the trainer.
+    """Compare B rows of log-probabilities of the same tokens; rows may differ in length.
 
     Raises:
         ValueError: the rows do not line up, or hold no token.
@@ -60,9 +60,8 @@ def gap(engine: Sequence[Sequence[float]], trainer: Sequence[Sequence[float]]) -
         raise ValueError(
             "engine and trainer must give one log-probability for each of the same tokens, and one at least"
         )
-    pairs = [(a, b) for rows in zip(engine, trainer, strict=True) for a, b in zip(*rows, strict=True)]
-    apart = (torch.tensor(pairs, dtype=torch.float64) * torch.tensor([1.0, -1.0])).sum(1).abs()  # (tokens,)
-    return Gap(float(apart.mean()), float(apart.max()), len(pairs))
+    differences = np.abs(np.concatenate(engine) - np.concatenate(trainer))  # (tokens,)
+    return Gap(float(differences.mean()), float(differences.max()), len(differences))
 
 
 def probe_prompts(tokenizer: Any) -> list[list[int]]:
@@ -94,30 +93,24 @@ def sync(policy: Policy, model: Any, temperature: float, threshold: float = 0.0)
         return None
     policy.sync(model)
     probes = probe_prompts(policy.tokenizer)
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own event loop may be running in this one
-        samples = thread.submit(asyncio.run, _probe(policy, probes, temperature)).result()
-    trainer = [
-        sampled_logprobs(model, list(ids), sample.ids, temperature)
-        for ids, sample in zip(probes, samples, strict=True)
-    ]
-    found = gap([sample.logprobs for sample in samples], trainer)
+    samples = run_blocking(_probe(policy, probes, temperature))
+    pairs = zip(probes, samples, strict=True)
+    trainer = [sampled_logprobs(model, ids, sample.ids, temperature) for ids, sample in pairs]
+    result = gap([sample.logprobs for sample in samples], trainer)
     threshold = threshold or THRESHOLDS[model.dtype]
-    if not found.mean <= threshold:
+    if not result.mean <= threshold:
         raise SyncError(
-            f"after the weights were handed over, engine and trainer differ by {found.mean:.2g} nats a token "
-            "(largest"
-            f" {found.largest:.2g}, over {found.tokens} tokens; the limit is {threshold:g}): the engine "
-            "serves other weights,"
-            " keeps a stale prefix cache, or gives log-probabilities of another kind (start servers with "
-            "agentkit serve)."
-            " The run stops before it learns from them"
+            f"after the weights were handed over, engine and trainer differ by {result.mean:.2g} nats a token "
+            f"(largest {result.largest:.2g}, over {result.tokens} tokens; the limit is {threshold:g}): the "
+            "engine serves other weights, keeps a stale prefix cache, or gives log-probabilities of another "
+            "kind (start servers with agentkit serve). The run stops before it learns from them"
         )
-    return found
+    return result
 
 
-async def _probe(policy: Policy, probes: Sequence[Sequence[int]], temperature: float) -> list[Any]:
+async def _probe(policy: Policy, probes: Sequence[list[int]], temperature: float) -> list[Sample]:
     requests = [
-        Request(_TASK, -2 - i, 0, list(ids), (i,), PROBE_TOKENS, temperature) for i, ids in enumerate(probes)
+        Request(_TASK, -2 - i, 0, ids, (i,), PROBE_TOKENS, temperature) for i, ids in enumerate(probes)
     ]
     try:
         return await asyncio.gather(*map(policy.sample, requests))
@@ -128,9 +121,7 @@ async def _probe(policy: Policy, probes: Sequence[Sequence[int]], temperature: f
 
 @torch.no_grad()
 def sampled_logprobs(model: Any, prompt: list[int], completion: list[int], temperature: float) -> list[float]:
-    """The model's log-probabilities of a completion's T tokens after a prompt, at a temperature (1 where it
-    is 0).
-    """
+    """The model's log-probabilities of T tokens after a prompt, at a temperature (1 where it is 0)."""
     training = model.training
     model.eval()
     try:

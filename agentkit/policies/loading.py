@@ -1,4 +1,7 @@
-"""Loading models, LoRA adapters merged into them, and the policies that sample from them."""
+"""Loading models, LoRA adapters merged into them, and the policies that sample from them.
+
+Leaves out what Unsloth loads (unsloth.py) and servers that run elsewhere (serve.py).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def load_agent(model: str, merge: Sequence[str | Path] = ()) -> tuple[Any, Any]:
 
     Args:
         model: "nano", a folder or a hub name.
-        merge: adapter folders merged in, in order; folders that do not exist are left out by the caller.
+        merge: adapter folders merged in, in order.
 
     Raises:
         FileNotFoundError: the model or an adapter cannot be loaded; the message says what to do.
@@ -54,16 +57,20 @@ def longest(model: Any, recipe: Recipe) -> int:
     return min(model.config.get_text_config().max_position_embeddings, recipe.max_tokens + PROMPT_ROOM)
 
 
-def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe) -> Policy:
-    """The policy that samples from a loaded model on the recipe's engine; ``name`` is recorded in its
-    trajectories.
+def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: Any = None) -> Policy:
+    """The policy that samples from a loaded model on the recipe's engine. Close it, or use it in a ``with``.
 
-    An engine apart from the model is given its weights and must then compute the same (``guard.sync``). Close
-    the policy, or use it in a ``with`` statement, to give back what the engine holds.
+    An engine with weights of its own is given the model's and must then compute the same (``guard.sync``).
+
+    Args:
+        model: of transformers, a PEFT model included.
+        tokenizer: its tokenizer.
+        name: recorded in trajectories.
+        recipe: the engine and its settings.
+        engine: vLLM's that reads the model's own weights, where Unsloth loaded it (``unsloth.adapted``).
 
     Raises:
-        EngineError: the engine is not installed, does not answer or computes something else; the message says
-            what to do.
+        EngineError: the engine is not installed, does not answer or computes something else.
     """
     lora = recipe.weight_sync == "lora"
     if recipe.engine == "transformers" or (recipe.engine == "unsloth" and not torch.cuda.is_available()):
@@ -71,14 +78,8 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe) -> Policy
     if recipe.engine == "server":
         policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora)
     else:
-        share, engine = (
-            recipe.engine_memory,
-            getattr(model, "agentkit_engine", None),
-        )  # Unsloth's, where it loaded the model
-        length = longest(model, recipe)
-        policy = VllmPolicy(
-            model, tokenizer, name, lora=lora, max_length=length, memory_share=share, engine=engine
-        )
+        memory = {"max_length": longest(model, recipe), "memory_share": recipe.engine_memory}
+        policy = VllmPolicy(model, tokenizer, name, lora=lora, engine=engine, **memory)
     try:
         sync(policy, model, recipe.temperature, recipe.sync_threshold)
     except BaseException:

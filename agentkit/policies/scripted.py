@@ -1,7 +1,8 @@
 """The scripted policy: an expert with stated flaw rates that plays its plan through the real tools.
 
 It needs no model. Its transcripts are the demonstrations of the SFT cold start, and it drives tests and
-examples.
+examples. A flaw strikes where it makes sense: on the shipped tools, and on any step of a plan that lists
+``wrong`` variants of its arguments. Leaves out solving without flaws, which is tasks/expert.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from agentkit.records import Task, ToolResult
 from agentkit.rollouts.chat import format_call
 from agentkit.rollouts.policy import Policy, Request, Sample
-from agentkit.tasks.expert import answer_of, fill
+from agentkit.tasks.expert import PlanError, answer_of, fill
 
 Script = Generator[str, tuple[ToolResult, ...], None]
 
@@ -24,14 +25,10 @@ Script = Generator[str, tuple[ToolResult, ...], None]
 class Flaws:
     """How often the demonstrating expert errs; each rate is a probability per occasion."""
 
-    skip_lookup: float = 0.0  # per lookup after the first: makes a value up, or stops a hop short
-    wrong_operation: float = (
-        0.0  # per calculation: adds where it should divide, and the like; per function: nearly right code
-    )
-    in_head: float = (
-        0.0  # per calculation: states a result without the calculator; per function: submits it untested
-    )
-    give_up: float = 0.0  # per lookup after the first: says that it could not find out
+    skip_lookup: float = 0.0  # per search after the first: makes a value up, or stops a hop short
+    wrong_operation: float = 0.0  # per calculation, function or step with wrong variants: plays a wrong one
+    in_head: float = 0.0  # per calculation: states a result without it; per function: submits it untested
+    give_up: float = 0.0  # per search after the first: says that it could not find out
     malformed: float = 0.0  # per call: writes it wrong first, reads the error, and repeats it
 
     def __post_init__(self) -> None:
@@ -73,57 +70,89 @@ class ScriptedPolicy(Policy):
 
 
 def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str) -> Script:
-    """One trajectory of the flawed expert: yields each turn's text and is sent the results of its calls."""
-    say = partial(_say, tool_format=tool_format)
-    chain = all(step["tool"] == "search" for step in task.meta["plan"])
+    """One trajectory of the flawed expert: yields each turn's text and is sent the results of its calls.
+
+    Raises:
+        PlanError: the task's plan cannot be played; the message names the step.
+    """
+    plan = _plan(task, tool_format)
+    answer = partial(_answer, tool_format=tool_format)
+    bug = None  # the nearly right code that this trajectory tests and submits
+    if _near_misses(task) and rng.random() < flaws.wrong_operation:
+        bug = rng.choice(_near_misses(task))
     values: list[str] = []
-    mistake = (
-        rng.choice(task.meta["near_misses"])
-        if _writes_code(task) and rng.random() < flaws.wrong_operation
-        else None
-    )
-    for number, step in enumerate(task.meta["plan"]):
-        arguments = dict(step["arguments"])
-        if step["tool"] == "python":
-            if number == 0 and rng.random() < flaws.in_head:
-                yield say(_guess(task, rng))
-                return
-            if mistake is not None:
-                arguments["code"] = arguments["code"].replace(task.meta["solution"], mistake)
-        elif step["tool"] == "search":
-            if number > 0 and rng.random() < flaws.give_up:
-                yield say("I could not find this.")
-                return
-            if number > 0 and rng.random() < flaws.skip_lookup:
-                if chain:
-                    break
-                values.append(_made_up(str(step.get("expect", "")), rng))
-                continue
-        elif rng.random() < flaws.in_head:
-            yield say(_guess(task, rng))
+    for number, step in enumerate(plan):
+        arguments, flaw = step["arguments"], _flaw(task, step, number == 0, flaws, rng)
+        if flaw == "in_head":
+            yield answer(_guess(task, rng))
             return
-        elif rng.random() < flaws.wrong_operation:
-            arguments["expression"] = _wrong(arguments["expression"], rng)
+        if flaw == "give_up":
+            yield answer("I could not find this.")
+            return
+        if flaw == "skip_lookup":
+            if all(other["tool"] == "search" for other in plan):
+                break
+            values.append(_made_up(str(step.get("expect", "")), rng))
+            continue
+        if flaw == "wrong_operation":
+            arguments = _wrong_arguments(step, rng)
+        elif bug is not None and "code" in arguments:
+            arguments = arguments | {"code": arguments["code"].replace(task.meta["solution"], bug)}
         arguments = fill(arguments, values)
         if rng.random() < flaws.malformed:
-            yield _slip(step["tool"], arguments, rng, tool_format)
-        (result,) = yield format_call(step["tool"], arguments, tool_format)
-        values.append(
-            step.get("expect", result.observation) if mistake is None else result.observation.strip()
-        )
+            yield _slip(task, step["tool"], arguments, rng, tool_format)
+        result, *_ = yield format_call(step["tool"], arguments, tool_format)
+        observed = result.observation.strip()
+        values.append(str(step.get("expect", observed)) if flaw is None and bug is None else observed)
         if not result.ok:
             break
-    yield say(mistake if mistake is not None and "answer_if" in task.meta else answer_of(task, values[-1]))
+    if bug is not None and "answer_if" in task.meta:
+        yield answer(bug)
+    else:
+        yield answer(answer_of(task, values[-1]) if values else task.answer)
 
 
-def _writes_code(task: Task) -> bool:
-    return bool(task.meta.get("near_misses"))
+def _plan(task: Task, tool_format: str) -> list[dict]:
+    """The task's plan, every call of which can be written; an empty one answers at once."""
+    plan = task.meta.get("plan")
+    if not isinstance(plan, list | tuple):
+        raise PlanError(f"{task.prompt!r} has no plan: meta['plan'] lists the calls that lead to the answer")
+    for number, step in enumerate(plan):
+        try:
+            for arguments in (step["arguments"], *step.get("wrong", ())):
+                format_call("" + step["tool"], fill(arguments, [""] * number), tool_format)
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+            raise PlanError(
+                f"{task.prompt!r}: step {number + 1} of the plan cannot be played: {step!r:.200} "
+                f"({type(error).__name__}: {error}). A step is {{'tool': name, 'arguments': {{..}}}}, with "
+                "'expect' (a text) and 'wrong' (a list of arguments) if wanted; {0} is the first step's value"
+            ) from None
+    return list(plan)
 
 
-def _say(answer: str, tool_format: str) -> str:
-    """The final turn's text. Code of several lines is fenced, since the line after "Answer:" holds one line
-    only.
-    """
+def _flaw(task: Task, step: dict, first: bool, flaws: Flaws, rng: random.Random) -> str | None:
+    """The flaw that strikes a step, of those that make sense there."""
+    if step["tool"] == "search" and not first:
+        if rng.random() < flaws.give_up:
+            return "give_up"
+        if rng.random() < flaws.skip_lookup:
+            return "skip_lookup"
+    computes = step["tool"] == "calculator" or (step["tool"] == "python" and first)
+    if computes and _can_guess(task) and rng.random() < flaws.in_head:
+        return "in_head"
+    calculates = step["tool"] == "calculator" and "expression" in step["arguments"]
+    if (calculates or step.get("wrong")) and rng.random() < flaws.wrong_operation:
+        return "wrong_operation"
+    return None
+
+
+def _near_misses(task: Task) -> list[str]:
+    """Code that is nearly the task's solution; none where the task gives none."""
+    return task.meta.get("near_misses", []) if "solution" in task.meta else []
+
+
+def _answer(answer: str, tool_format: str) -> str:
+    """The final turn's text. Several lines of code are fenced: what follows "Answer:" is one line only."""
     if tool_format == "search_r1":
         return f"<answer> {answer} </answer>"
     return f"```python\n{answer}\n```" if "\n" in answer else f"Answer: {answer}"
@@ -135,15 +164,27 @@ def _made_up(value: str, rng: random.Random) -> str:
     return str(rng.randint(10, 99) * 10 ** max(0, digits - 2))
 
 
+def _can_guess(task: Task) -> bool:
+    """Whether a wrong answer can be stated that looks like a right one."""
+    number = task.answer.lstrip("-").replace(".", "", 1)
+    return number.isdecimal() or bool(task.meta.get("answer_if"))
+
+
 def _guess(task: Task, rng: random.Random) -> str:
-    """The answer somebody states without calculating: any of the names or codes it may be, or a number of the
-    right size.
-    """
-    if "answer_if" in task.meta and _writes_code(task):
-        return rng.choice([task.answer, *task.meta["near_misses"]])
-    if "answer_if" in task.meta:
-        return rng.choice(list(task.meta["answer_if"].values()))
-    return _made_up(task.answer.lstrip("-"), rng)
+    """What is answered without calculating: a name or code that it may be, or a number of the right size."""
+    answers = task.meta.get("answer_if")
+    if not answers:
+        return _made_up(task.answer.lstrip("-"), rng)
+    if _near_misses(task):
+        return rng.choice([task.answer, *_near_misses(task)])
+    return rng.choice(list(answers.values()))
+
+
+def _wrong_arguments(step: dict, rng: random.Random) -> dict:
+    """One of the step's wrong variants; where it has none, a calculation with another operation."""
+    if step.get("wrong"):
+        return rng.choice(step["wrong"])
+    return step["arguments"] | {"expression": _wrong(step["arguments"]["expression"], rng)}
 
 
 def _wrong(expression: str, rng: random.Random) -> str:
@@ -157,15 +198,13 @@ def _wrong(expression: str, rng: random.Random) -> str:
     return expression.replace(present, rng.choice([op for op in operations if op != present]))
 
 
-def _slip(name: str, arguments: dict, rng: random.Random, tool_format: str) -> str:
-    """A call gone wrong: a tool that does not exist, where the format can name one, or an end that is
-    missing.
-    """
+def _slip(task: Task, name: str, arguments: dict, rng: random.Random, tool_format: str) -> str:
+    """A call gone wrong: a tool that does not exist, where the format can name one, or no proper end."""
     if rng.random() < 0.5 and tool_format != "search_r1":
-        return format_call(
-            {"search": "lookup", "calculator": "compute"}.get(name, f"my_{name}"), arguments, tool_format
-        )
-    text = format_call(name, arguments, tool_format)
-    for whole, cut in (('"}}', '"}'), ("</function>", ""), ("</search>", "")):
-        text = text.replace(whole, cut)
-    return text
+        wrong_name = {"search": "lookup", "calculator": "compute"}.get(name, f"my_{name}")
+        while wrong_name in task.tools:
+            wrong_name = f"my_{wrong_name}"
+        return format_call(wrong_name, arguments, tool_format)
+    end = {"qwen3_coder": "</function>", "search_r1": "</search>"}.get(tool_format, "}")
+    before, _, after = format_call(name, arguments, tool_format).rpartition(end)
+    return before + after

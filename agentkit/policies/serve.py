@@ -1,7 +1,6 @@
-"""The command that serves a model for the server policy: vLLM's own server with what the policy needs
-switched on.
+"""The command that serves a model for the server policy: vLLM's own server with what the policy needs.
 
-Leaves out: starting and watching several replicas, which is a process manager's work.
+Leaves out starting and watching several replicas, which is a process manager's work.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from agentkit.policies.weights import HeadPadding, save_weights
 from agentkit.rollouts.policy import EngineError
 
 SERVED = "agentkit"  # what the server calls the model
-CPU_SERVER = CPU_ENVIRONMENT | {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0"
-}  # its worker is no process of its own: less memory
 
 
 def serve_command(
@@ -38,8 +34,7 @@ def serve_command(
 
     Args:
         model: "nano", a folder or a hub name.
-        folder: where the model is written if it cannot be served as it lies: with adapters merged in, or
-            padded for a CPU.
+        folder: where the model is written if it cannot be served as it lies: merged, or padded for a CPU.
         merge: adapter folders merged in.
         host: address to listen on.
         port: port to listen on.
@@ -53,44 +48,39 @@ def serve_command(
     if importlib.util.find_spec("vllm") is None:
         raise EngineError(missing())
     loaded, tokenizer = load_agent(model, merge)
-    cpu = not torch.cuda.is_available()
-    padding = HeadPadding.needed(loaded.config) if cpu else None
+    padding = None if torch.cuda.is_available() else HeadPadding.needed(loaded.config)
     source = loaded.config._name_or_path
     if merge or padding:
         save_weights(loaded, folder, padding)
         tokenizer.save_pretrained(folder)
         source = str(folder)
-    command = [
-        sys.executable,
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        source,
-        "--served-model-name",
-        SERVED,
-    ]
-    command += ["--host", host, "--port", str(port), "--dtype", str(loaded.dtype).removeprefix("torch.")]
-    command += [
-        "--logprobs-mode",
-        "processed_logprobs",
-        "--generation-config",
-        "vllm",
-        "--worker-extension-cls",
-        EXTENSION,
-    ]
-    command += ["--gpu-memory-utilization", str(memory_share)] + (
-        ["--enforce-eager", "--no-enable-chunked-prefill"] if cpu else []
-    )
-    command += ["--max-model-len", str(max_length)] if max_length else []
-    command += (
-        ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(lora_rank(max_lora_rank))]
-        if max_lora_rank
-        else []
-    )
-    environment = (CPU_SERVER if cpu else {}) | {"VLLM_NO_USAGE_STATS": "1"} | dict(os.environ)
-    environment |= {"VLLM_SERVER_DEV_MODE": "1"}  # the ways to load weights and to drop the prefix cache
+    options = {"model": source, "host": host, "port": port, "dtype": str(loaded.dtype).removeprefix("torch.")}
+    options |= {"gpu-memory-utilization": memory_share}
+    if max_length:
+        options["max-model-len"] = max_length
     if max_lora_rank:
+        options |= {"max-loras": 1, "max-lora-rank": lora_rank(max_lora_rank)}
+    return _command(options), _environment(takes_adapters=max_lora_rank > 0)
+
+
+def _command(options: dict[str, object]) -> list[str]:
+    options |= {"served-model-name": SERVED, "worker-extension-cls": EXTENSION}
+    options |= {"logprobs-mode": "processed_logprobs", "generation-config": "vllm"}
+    switches = [] if torch.cuda.is_available() else ["--enforce-eager", "--no-enable-chunked-prefill"]
+    switches += ["--enable-lora"] if "max-lora-rank" in options else []
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *switches]
+
+
+def _environment(takes_adapters: bool) -> dict[str, str]:
+    """This process' own, and what opens the ways to load weights and to drop the prefix cache."""
+    environment = {"VLLM_NO_USAGE_STATS": "1"}
+    if not torch.cuda.is_available():  # its worker is no process of its own: less memory
+        environment |= CPU_ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment |= os.environ
+    environment["VLLM_SERVER_DEV_MODE"] = "1"
+    if takes_adapters:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if key := os.environ.get(API_KEY):
         environment["VLLM_API_KEY"] = key
-    return command, environment
+    return environment

@@ -1,11 +1,10 @@
-"""The server policy: turns sampled by vLLM servers over their OpenAI-compatible completions, token ids in and
-out.
+"""The server policy: turns sampled by vLLM servers over their completions, token ids in and out.
 
 Several replicas of one model share the load: a request goes to the one with the least in flight, with some
 preference for the one that served the trajectory's last turn and still has its keys and values. A replica
 that fails is left out and its requests go to another; since a request carries its own seed, the sample stays
 the same. A replica that comes back is used again after the next ``sync``, which brings it the weights it
-missed. ``serve.py`` starts servers that fit.
+missed. Leaves out starting the servers (serve.py).
 """
 
 from __future__ import annotations
@@ -30,13 +29,8 @@ from agentkit.policies.weights import HeadPadding, save_lora, save_weights
 from agentkit.rollouts.policy import EngineError, Policy, Request, Sample, seed_number
 
 API_KEY = "AGENTKIT_API_KEY"  # the environment variable; a key belongs into no recipe
-LOYALTY = (
-    4  # requests more in flight that a replica may have and still get the next turn of a trajectory it served
-)
-HEALTH_S, HEALTH_MISSES = (
-    5.0,
-    3,
-)  # a busy replica is asked so often, and given up after so many unanswered questions
+LOYALTY = 4  # requests more in flight that a replica may have and still get its trajectory's next turn
+HEALTH_S, HEALTH_MISSES = 5.0, 3  # a busy replica is asked so often, and given up after so many silences
 CONNECT_S = 10.0
 
 
@@ -97,9 +91,7 @@ class ServerPolicy(Policy):
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             trust_env=False,  # no proxy between an engine and its trainer
         )
-        self._loop = (
-            asyncio.new_event_loop()
-        )  # one for all rollouts, so that connections stay open between them
+        self._loop = asyncio.new_event_loop()  # one for all rollouts: connections stay open between them
         self._thread = threading.Thread(target=self._loop.run_forever, name="server-policy", daemon=True)
         self._thread.start()
         try:
@@ -121,10 +113,9 @@ class ServerPolicy(Policy):
         self._last.pop(trajectory, None)
 
     def sync(self, model: Any) -> None:
-        """Write the model's weights to a folder, have every replica that answers load them, and drop what it
-        had cached.
+        """Have every replica that answers load the model's weights, and drop what it had cached.
 
-        The folder lies in the temporary directory (TMPDIR), which the servers must be able to read.
+        They go through a folder in the temporary directory (TMPDIR), which the servers must be able to read.
 
         Raises:
             EngineError: a replica cannot load them, or none answers.
@@ -150,7 +141,6 @@ class ServerPolicy(Policy):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ---- in the policy's own event loop
-    # ----------------------------------------------------------------------------------
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
@@ -160,34 +150,30 @@ class ServerPolicy(Policy):
 
     async def _meet(self) -> None:
         """Ask every replica which model it serves."""
-        found = await asyncio.gather(
-            *(self._model(replica) for replica in self._replicas), return_exceptions=True
-        )
-        for replica, model in zip(self._replicas, found, strict=True):
-            if isinstance(model, BaseException):
+        for replica in self._replicas:
+            try:
+                replica.model = await self._served(replica)
+            except (_ReplicaError, EngineError) as error:
                 raise EngineError(
-                    f"the server {replica.url} in server_urls: {model}. Start it (agentkit serve) or leave "
-                    "it out"
-                )
-            replica.model = model
+                    f"the server {replica.url} in server_urls: {error}. Start it (agentkit serve) or leave it "
+                    "out"
+                ) from None
         served = sorted({replica.model for replica in self._replicas})
         if len(served) > 1:
             raise EngineError(
-                f"the servers in server_urls serve different models ({', '.join(served)}): let all serve the "
-                "same"
+                f"the servers in server_urls serve different models ({', '.join(served)}): let all serve one"
             )
 
-    async def _model(self, replica: _Replica) -> str:
+    async def _served(self, replica: _Replica) -> str:
         reply = await self._ask(replica, "GET", "/v1/models", timeout=CONNECT_S)
         try:
-            models = [str(model["id"]) for model in reply.json()["data"]]
+            return str(reply.json()["data"][0]["id"])
+        except IndexError:
+            raise _ReplicaError("serves no model") from None
         except (ValueError, KeyError, TypeError):
             raise _ReplicaError(
                 "its answer to /v1/models is not that of an OpenAI-compatible server"
             ) from None
-        if not models:
-            raise _ReplicaError("serves no model")
-        return models[0]
 
     async def _ask(self, replica: _Replica, method: str, path: str, **options: Any) -> httpx.Response:
         """One exchange with a replica.
@@ -219,10 +205,8 @@ class ServerPolicy(Policy):
                 return await task
             except _ReplicaError as error:
                 self._leave_out(replica, str(error))
-            except asyncio.CancelledError:
-                if (
-                    not replica.why or asyncio.current_task().cancelling()
-                ):  # nobody waits for this turn any more
+            except asyncio.CancelledError:  # by _leave_out, or because nobody waits for this turn any more
+                if not replica.why or asyncio.current_task().cancelling():
                     raise
             finally:
                 task.cancel()
@@ -267,7 +251,7 @@ class ServerPolicy(Policy):
             "seed": seed_number(request.seed),
             "logprobs": 0,  # the sampled token's alone
             "stop_token_ids": [self.tokenizer.eos_token_id],
-            "ignore_eos": True,  # the tokenizer's own end token ends a turn and no other, as in all engines
+            "ignore_eos": True,  # the tokenizer's end token ends a turn and no other, as in all engines
             "skip_special_tokens": False,
             "return_token_ids": True,
         }
@@ -275,51 +259,43 @@ class ServerPolicy(Policy):
         return _sample(reply, request, replica.url)
 
     async def _head_size(self) -> int:
-        """Of the served model, whose heads ``agentkit serve`` pads on a CPU; an adapter has to be padded
-        alike.
-        """
+        """Of the served model, which ``agentkit serve`` pads on a CPU: an adapter has to be padded alike."""
         for replica in self._replicas:
             with suppress(_ReplicaError):
-                reply = await self._ask(
-                    replica, "POST", "/collective_rpc", json={"method": "agentkit_head_size"}
-                )
+                reply = await self._worker(replica, "agentkit_head_size")
                 return reply.json()["results"][0][0]
         raise EngineError(
             "no server in server_urls says how its model is built: start them with agentkit serve"
         )
 
+    async def _worker(self, replica: _Replica, method: str, *arguments: str) -> httpx.Response:
+        """Call a method of vllm_worker.WeightSync."""
+        body = {"method": method, "args": arguments}
+        return await self._ask(replica, "POST", "/collective_rpc", json=body)
+
     async def _deliver(self, folder: Path, lora: bool) -> None:
         """New weights for every replica, also for one left out that answers again."""
-        found = await asyncio.gather(
-            *(self._load(replica, folder, lora) for replica in self._replicas), return_exceptions=True
-        )
-        for replica, error in zip(self._replicas, found, strict=True):
-            if isinstance(error, _ReplicaError):
+
+        async def deliver(replica: _Replica) -> None:
+            try:
+                await self._load(replica, folder, lora)
+            except _ReplicaError as error:
                 self._leave_out(replica, str(error))
-            elif isinstance(error, BaseException):
-                raise error
             else:
                 replica.why, replica.misses = "", 0
+
+        await asyncio.gather(*map(deliver, self._replicas))
         self._choose(-1)  # one at least
 
     async def _load(self, replica: _Replica, folder: Path, lora: bool) -> None:
         if lora:
-            await self._ask(
-                replica,
-                "POST",
-                "/v1/load_lora_adapter",
-                json={"lora_name": folder.name, "lora_path": str(folder)},
-            )
+            adapter = {"lora_name": folder.name, "lora_path": str(folder)}
+            await self._ask(replica, "POST", "/v1/load_lora_adapter", json=adapter)
             if replica.model.startswith("weights-"):
                 await self._ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": replica.model})
             replica.model = folder.name
         else:
-            await self._ask(
-                replica,
-                "POST",
-                "/collective_rpc",
-                json={"method": "agentkit_take_folder", "args": [str(folder)]},
-            )
+            await self._worker(replica, "agentkit_take_folder", str(folder))
         reply = await self._ask(replica, "POST", "/reset_prefix_cache")
         if reply.json().get("success") is not True:
             raise EngineError(
@@ -327,18 +303,15 @@ class ServerPolicy(Policy):
             )
 
     async def _watch(self) -> None:
-        """Ask replicas with work after their health; one that stays silent is left out long before a turn's
-        time-out.
-        """
+        """Leave a busy replica out that falls silent, long before a turn's time-out."""
         while True:
             await asyncio.sleep(HEALTH_S)
             busy = [replica for replica in self._replicas if replica.running and not replica.why]
             for replica, well in zip(busy, await asyncio.gather(*map(self._well, busy)), strict=True):
                 replica.misses = 0 if well else replica.misses + 1
                 if replica.misses >= HEALTH_MISSES:
-                    self._leave_out(
-                        replica, f"it was asked after its health {HEALTH_MISSES} times and did not answer"
-                    )
+                    why = f"it was asked after its health {HEALTH_MISSES} times and did not answer"
+                    self._leave_out(replica, why)
 
     async def _well(self, replica: _Replica) -> bool:
         with suppress(_ReplicaError, EngineError):
@@ -351,10 +324,10 @@ def _sample(reply: httpx.Response, request: Request, url: str) -> Sample:
     """The turn in a server's reply, checked: what a server says is not trusted to be whole."""
     try:
         choice = reply.json()["choices"][0]
-        ids, logprobs, reason = (
+        reason, ids, logprobs = (
+            choice["finish_reason"],
             choice["token_ids"],
             choice["logprobs"]["token_logprobs"],
-            choice["finish_reason"],
         )
     except (ValueError, KeyError, IndexError, TypeError):
         raise EngineError(
@@ -363,18 +336,15 @@ def _sample(reply: httpx.Response, request: Request, url: str) -> Sample:
         ) from None
     if reason not in ("stop", "length"):  # abort: the server is shutting down
         raise _ReplicaError(f"it ended a request for the reason {reason!r}")
-    whole = (
+    sound = (
         isinstance(ids, list)
         and isinstance(logprobs, list)
         and len(ids) == len(logprobs) <= request.max_new_tokens
+        and all(type(i) is int for i in ids)
+        and all(type(x) is float and math.isfinite(x) for x in logprobs)
     )
-    if (
-        not whole
-        or not all(type(i) is int for i in ids)
-        or not all(type(x) is float and math.isfinite(x) for x in logprobs)
-    ):
+    if not sound:
         raise EngineError(
-            f"{url} returned {str(ids)[:80]} with log-probabilities {str(logprobs)[:80]}: not one number a "
-            "token"
+            f"{url} returned {str(ids)[:80]} with log-probabilities {str(logprobs)[:80]}: not one a token"
         )
     return Sample(ids, logprobs)

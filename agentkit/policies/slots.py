@@ -2,7 +2,7 @@
 
 Earlier turns stay where they are: a forward pass is given only each row's new tokens, with the slot and the
 position they belong to. Rows that decode attend to their slots where these lie, one call for each run of
-neighbouring slots.
+neighbouring slots. Leaves out layers that do not attend to every earlier token, and evicting anything.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class SlotCache(Cache):
         if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
             raise ValueError(
                 f"the transformers policy cannot keep the cache of a {config.model_type} model, whose layers "
-                "do not all attend"
-                " to every earlier token; serve it with vLLM instead"
+                "do not all attend to every earlier token; serve it with vLLM instead"
             )
         super().__init__(layers=[_SlotLayer(most) for _ in range(config.num_hidden_layers)])
         why = allow_other_attention(model)
@@ -69,40 +68,34 @@ class SlotCache(Cache):
         ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])  # padded on the left
         lead = torch.tensor([n - (width - len(row)) for n, row in zip(held, rows, strict=True)])
         positions = lead[:, None] + torch.arange(width)  # (B, W), below held on padding
-        more = {}
-        if width == 1 and self._in_place:
-            target = _InPlace(slots, positions, held, model.device)
-            seen, more = (
-                torch.ones(len(rows), 1, 1, dtype=torch.bool),
-                {"attend": target.attend},
-            )  # which has masks of its own
-        else:
-            target = _Target(slots, positions, held, model.device)
-            seen = torch.arange(target.width) <= positions[:, :, None].clamp(min=0)  # (B, W, K)
-        mask = seen[:, None].to(model.device)
-        if self._adds_masks:
-            mask = (
-                torch.zeros(mask.shape, device=model.device)
-                .masked_fill_(~mask, torch.finfo(model.dtype).min)
-                .to(model.dtype)
-            )
+        in_place = width == 1 and self._in_place
+        target = (_InPlace if in_place else _Target)(slots, positions, held, model.device)
         for layer in self.layers:
             layer.target = target
         out = model(
             ids.to(model.device),
-            attention_mask=mask,
+            attention_mask=self._mask(model, positions, 1 if in_place else target.width),
             position_ids=positions.clamp(min=0).to(model.device),
             past_key_values=self,
             use_cache=True,
             logits_to_keep=1,
-            **more,
+            **({"attend": target.attend} if in_place else {}),
         )
-        if more and target.attended < len(
-            self.layers
-        ):  # this model does not hand on what it is called with, or the cache's
+        if in_place and target.attended < len(self.layers):
+            # this model does not hand on what it is called with, or not the cache's keys and values
             self._in_place = False
             return self.forward(model, rows, slots, held)
         return out.logits[:, -1].float()
+
+    def _mask(self, model: Any, positions: torch.Tensor, keys: int) -> torch.Tensor:
+        """What each of the rows' tokens sees, (B, 1, W, K); attention in place has masks of its own."""
+        seen = torch.arange(keys) <= positions[:, None, :, None].clamp(min=0)
+        mask = seen.to(model.device)
+        if not self._adds_masks:
+            return mask
+        return torch.zeros(mask.shape, dtype=model.dtype, device=model.device).masked_fill_(
+            ~mask, torch.finfo(model.dtype).min
+        )
 
     @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int], start: int, stop: int) -> None:
@@ -123,9 +116,8 @@ class _Target:
     """What one forward pass writes where, and what its rows attend to: the same in all layers."""
 
     def __init__(self, slots: Sequence[int], positions: torch.Tensor, held: Sequence[int], device: Any):
-        rows, columns = (positions >= torch.tensor(held)[:, None]).nonzero(
-            as_tuple=True
-        )  # real tokens, not padding
+        real = positions >= torch.tensor(held)[:, None]  # tokens, not padding
+        rows, columns = real.nonzero(as_tuple=True)
         self.new = rows.to(device), columns.to(device)
         self.slots = torch.tensor(slots, device=device)
         self.places = self.slots[self.new[0]], positions[rows, columns].to(device)
@@ -133,9 +125,8 @@ class _Target:
 
     def attended_to(self, layer: _SlotLayer, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Copies of the rows' keys and values, (B, H, K, D)."""
-        return tuple(
-            store[:, :, : self.width].index_select(0, self.slots) for store in (layer.keys, layer.values)
-        )
+        stores = (layer.keys, layer.values)
+        return tuple(store[:, :, : self.width].index_select(0, self.slots) for store in stores)
 
 
 class _InPlace(_Target):
@@ -147,9 +138,9 @@ class _InPlace(_Target):
         self.runs = []  # rows, slots, width, and which keys are seen (n, 1, 1, width)
         for _, run in groupby(enumerate(slots), key=lambda row: row[1] - row[0]):
             rows, places = zip(*run, strict=True)
-            at = positions[rows[0] : rows[-1] + 1]
-            width = int(at.max()) + 1
-            seen = (torch.arange(width) <= at)[:, None, None].to(device)
+            last = positions[rows[0] : rows[-1] + 1]
+            width = int(last.max()) + 1
+            seen = (torch.arange(width) <= last)[:, None, None].to(device)
             self.runs.append((slice(rows[0], rows[-1] + 1), slice(places[0], places[-1] + 1), width, seen))
 
     def attended_to(self, layer: _SlotLayer, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -158,26 +149,25 @@ class _InPlace(_Target):
         return new
 
     def attend(
-        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *unused: Any,
-        scaling: float | None = None, **also_unused: Any,
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        mask: torch.Tensor | None = None, scaling: float | None = None, **unused: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
         """Takes what agentkit.policies.attention takes."""
         if (
             key is not self.given[0] or value is not self.given[1]
-        ):  # made from what the cache holds; not counted
+        ):  # made from these by the model: not counted
             return sdpa_attention_forward(module, query, key, value, None, scaling=scaling)
         self.attended += 1
         keys, values = self.layer.keys, self.layer.values
-        folded = query.reshape(
-            len(query), keys.shape[1], -1, query.shape[-1]
-        )  # heads that share keys, as so many queries
-        found = [
+        # heads that share keys, as so many queries
+        folded = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
+        attended = [
             scaled_dot_product_attention(
                 folded[rows], keys[slots, :, :width], values[slots, :, :width], seen, scale=scaling
             )
             for rows, slots, width, seen in self.runs
         ]
-        return torch.cat(found).reshape(len(query), 1, -1, values.shape[-1]), None
+        return torch.cat(attended).reshape(len(query), 1, -1, values.shape[-1]), None
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -230,14 +220,14 @@ class _SlotLayer(CacheLayerMixin):
 
 
 def _grown(store: torch.Tensor, slots: int, length: int, most: int) -> torch.Tensor:
-    """The store with room for so many slots and positions; a quarter more than asked for, so that it seldom
-    grows.
-    """
-    have_slots, heads, have_length, size = store.shape
-    if slots <= have_slots and length <= have_length:
+    """The store with room for so many slots and positions, and a quarter more, so that it seldom grows."""
+    old_slots, heads, old_length, size = store.shape
+    if slots > old_slots:
+        slots = min(slots + slots // 4, most)
+    if length > old_length:
+        length += length // 4
+    if slots <= old_slots and length <= old_length:
         return store
-    shape = [have_slots if slots <= have_slots else min(slots + slots // 4, most), heads]
-    shape += [have_length if length <= have_length else length + length // 4, size]
-    found = store.new_zeros(shape)
-    found[:have_slots, :, :have_length] = store
-    return found
+    grown = store.new_zeros(max(slots, old_slots), heads, max(length, old_length), size)
+    grown[:old_slots, :, :old_length] = store
+    return grown

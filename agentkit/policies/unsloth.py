@@ -13,27 +13,14 @@ import importlib.util
 import os
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from agentkit.rollouts.policy import EngineError
+from agentkit.runs import user_cache
 from agentkit.runs.recipe import Recipe
 
 LATER = ("trl", "transformers", "peft")
-MISSING = (
-    "Unsloth is not installed here: pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see the "
-    "README for what it "
-    "needs on a GPU), or use engine: transformers"
-)
-LINEAR = [
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-]  # all linear layers, for its fused kernels
+LINEAR = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()  # all, for its fused kernels
 
 
 def import_first(engine: str) -> None:
@@ -45,43 +32,68 @@ def import_first(engine: str) -> None:
     if engine != "unsloth" or "unsloth" in sys.modules:
         return
     if importlib.util.find_spec("unsloth") is None:
-        raise EngineError(MISSING)
+        raise EngineError(
+            "Unsloth is not installed here: pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 "
+            "(docs/guide.md says what it needs on a GPU), or use engine: transformers"
+        )
     if early := [name for name in LATER if name in sys.modules]:
         raise EngineError(
             f"engine: unsloth needs Unsloth to be imported before {', '.join(LATER)}, and this process has "
-            "imported "
-            f"{', '.join(early)} already: start a fresh one (in a notebook: restart the kernel) and begin "
-            "with\n"
+            f"imported {', '.join(early)} already: start a fresh one (in a notebook: restart the kernel) and "
+            "begin with\n"
             "    from agentkit.policies.unsloth import import_first\n    import_first('unsloth')"
         )
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / "unsloth"
+    cache = user_cache("unsloth")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))  # else a folder in the working directory
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     import unsloth  # noqa: F401
 
 
-def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> Any:
-    """The same model loaded by Unsloth, with a new LoRA adapter.
+def return_logits() -> None:
+    """Have models return logits again: Unsloth's trainer code switches them to hidden states as it goes."""
+    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"
 
-    Its weights go through a folder, because they may be merged from several, are quantised as they are read,
-    and are read by vLLM too. The tokenizer stays the one to use: Unsloth's own may have other special tokens.
+
+def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> tuple[Any, Any]:
+    """The same model loaded by Unsloth, with a new LoRA adapter, and on a GPU vLLM's engine for its weights.
+
+    The weights go through a folder, because they may be merged from several, are quantised as they are read,
+    and are read by vLLM too. The tokenizer stays the one to use: Unsloth's may have other special tokens.
 
     Args:
         model: of transformers, without adapters; it is moved off the GPU.
         tokenizer: its tokenizer.
         recipe: LoRA, 4-bit weights or not, longest trajectory, share of the GPU's memory for vLLM.
-
-    Returns:
-        The PEFT model; on a GPU with vLLM's engine as ``agentkit_engine``.
     """
     import_first("unsloth")
     import torch
     from unsloth import FastLanguageModel
 
+    cuda = torch.cuda.is_available()
+    loaded = _load(model, tokenizer, recipe, cuda)
+    engine = vars(loaded).pop("vllm_engine", None)  # under that name TRL's trainer would sample with it
+    name = model.name_or_path  # and not the folder, which is gone
+    loaded.name_or_path = loaded.config._name_or_path = name
+    peft = FastLanguageModel.get_peft_model(
+        loaded,
+        r=recipe.lora_r,
+        target_modules=LINEAR,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=0.0,
+        bias="none",
+        use_gradient_checkpointing="unsloth" if cuda else False,
+        random_state=recipe.seed,
+    )
+    return peft, engine and engine.llm_engine
+
+
+def _load(model: Any, tokenizer: Any, recipe: Recipe, cuda: bool) -> Any:
+    """The model as Unsloth loads it, from a folder that is gone afterwards."""
+    from unsloth import FastLanguageModel
+
     from agentkit.policies.loading import longest
     from agentkit.policies.vllm import lora_rank
 
-    cuda = torch.cuda.is_available()
     with tempfile.TemporaryDirectory(prefix="agentkit-unsloth-") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -99,20 +111,4 @@ def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> Any:
         raise EngineError(
             "load_in_4bit: Unsloth has loaded 16-bit weights instead; install bitsandbytes, or leave it out"
         )
-    if engine := vars(loaded).pop(
-        "vllm_engine", None
-    ):  # under that name it makes TRL's trainer sample by itself
-        loaded.agentkit_engine = engine.llm_engine
-    loaded.name_or_path = loaded.config._name_or_path = (
-        model.name_or_path
-    )  # and not the folder, which is gone
-    return FastLanguageModel.get_peft_model(
-        loaded,
-        r=recipe.lora_r,
-        target_modules=LINEAR,
-        lora_alpha=recipe.lora_alpha,
-        lora_dropout=0.0,
-        bias="none",
-        use_gradient_checkpointing="unsloth" if cuda else False,
-        random_state=recipe.seed,
-    )
+    return loaded

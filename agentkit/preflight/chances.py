@@ -1,24 +1,24 @@
-"""The arithmetic of groups: how many will have no advantage, how large they should be, and how much of it is
-noise.
+"""The arithmetic of groups: how many will have no advantage, how large they should be, how much of it is noise.
+
+Leaves out trajectories: it works on counts and rewards.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 GROUP_SIZES = (4, 8, 12, 16, 24, 32)
-# expected share of dead groups at which a group size is called useful: at least every second group teaches
-USEFUL = 0.5
+USEFUL = 0.5  # expected share of dead groups at which a group size is useful: at least every second teaches
 
 
 def fit_beta(right: Sequence[int], n: Sequence[int]) -> tuple[float, float]:
     """The beta distribution of tasks' chances of success, by maximum likelihood of the beta-binomial.
 
-    A few rollouts a task make plug-in shares p = k/n pile up at 0 and 1, which overstates dead groups; the
-    fitted distribution does not.
+    A few rollouts a task make plug-in shares p = k/n pile up at 0 and 1, which overstates dead groups; the fitted
+    distribution does not.
 
     Args:
         right: (P,) right rollouts of each task.
@@ -31,25 +31,21 @@ def fit_beta(right: Sequence[int], n: Sequence[int]) -> tuple[float, float]:
     from scipy.special import betaln
 
     k, m = np.asarray(right, dtype=float), np.asarray(n, dtype=float)
-    assert (
-        k.ndim == 1 and k.shape == m.shape and len(k) and (m >= 1).all() and (k >= 0).all() and (k <= m).all()
-    )
+    assert k.ndim == 1 and k.shape == m.shape and len(k)
+    assert (m >= 1).all() and (k >= 0).all() and (k <= m).all()
 
     def loss(logs: np.ndarray) -> float:
         a, b = np.exp(logs)
-        prior = 0.5 * float(
-            ((logs - np.log(0.5)) / 2.0) ** 2 @ np.ones(2)
-        )  # weak: keeps all-right and all-wrong samples finite
-        return float(-(betaln(k + a, m - k + b) - betaln(a, b)).sum()) + prior
+        prior = ((logs - math.log(0.5)) ** 2).sum() / 8  # weak: keeps all-right and all-wrong samples finite
+        return float(prior - (betaln(k + a, m - k + b) - betaln(a, b)).sum())
 
     bounds = [(math.log(0.02), math.log(500.0))] * 2
-    found = minimize(loss, np.log([0.5, 0.5]), bounds=bounds, method="L-BFGS-B")
-    return float(np.exp(found.x[0])), float(np.exp(found.x[1]))
+    best = minimize(loss, np.log([0.5, 0.5]), bounds=bounds, method="L-BFGS-B")
+    return float(np.exp(best.x[0])), float(np.exp(best.x[1]))
 
 
 def dead_share(a: float, b: float, group_size: int) -> float:
-    """Expected share of groups that are all right or all wrong, E[p^G + (1-p)^G] for p of a beta
-    distribution.
+    """Expected share of groups that are all right or all wrong, E[p^G + (1-p)^G] for p of a beta distribution.
 
     For one p this is DAPO's condition 0 < #correct < G (arXiv 2503.14476); the mean over p is a ratio of beta
     functions.
@@ -61,10 +57,8 @@ def dead_share(a: float, b: float, group_size: int) -> float:
 
 
 def smallest_useful(a: float, b: float, largest: int = GROUP_SIZES[-1]) -> int | None:
-    """The smallest group size from 2 to ``largest`` of which at most every second group is expected dead;
-    None if none is.
-    """
-    return next((g for g in range(2, largest + 1) if dead_share(a, b, g) <= USEFUL), None)
+    """The smallest group size up to ``largest`` of which at most every second group is expected dead, or None."""
+    return next((size for size in range(2, largest + 1) if dead_share(a, b, size) <= USEFUL), None)
 
 
 def advantages(rewards: np.ndarray) -> np.ndarray:
@@ -81,21 +75,15 @@ def repeatable(scorings: np.ndarray) -> float | None:
         scorings: (S, P, G) rewards of the same trajectories, scored S times.
 
     Returns:
-        1 for a reward that depends on the trajectory only, 0 for noise; None where no scoring gives any
-        advantage. It is the mean product of the advantages of two scorings over their mean square (an
-        intraclass correlation about zero).
+        1 for a reward that depends on the trajectory only, 0 for noise; None where no scoring gives any advantage.
+        It is the mean product of the advantages of two scorings over their mean square (an intraclass correlation
+        about zero).
     """
     assert scorings.ndim == 3 and len(scorings) > 1
-    found = np.stack([advantages(rewards) for rewards in scorings]).reshape(len(scorings), -1)  # (S, P * G)
-    square = float((found**2).mean())
+    s = len(scorings)
+    values = np.stack([advantages(rewards) for rewards in scorings]).reshape(s, -1)  # (S, P * G)
+    square = float((values**2).mean())
     if square < 1e-12:
         return None
-    s = len(found)
-    products = (found.sum(0) ** 2 - (found**2).sum(0)) / (s * (s - 1))
+    products = (values.sum(0) ** 2 - (values**2).sum(0)) / (s * (s - 1))
     return float(min(1.0, max(0.0, products.mean() / square)))
-
-
-def by_task(right: Mapping[str, Sequence[float]]) -> tuple[list[int], list[int]]:
-    """Right rollouts and rollouts of each task, from each task's verdicts; above one half is right."""
-    scored = [values for values in right.values() if len(values)]
-    return [sum(v > 0.5 for v in values) for values in scored], [len(values) for values in scored]

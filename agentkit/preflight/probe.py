@@ -1,107 +1,95 @@
-"""What a reward component reads, and what moves it: found by trying, without reading its documentation.
+"""What a reward component reads, and what moves it: found by calling it, without reading its code.
 
-A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a
-wrong answer, no answer, no tool calls, failed calls, more turns), through records that note which fields and
-keys it asks for in vain; and the patterns its code holds are tried on texts they should not match. Leaves
-out: judging (checks).
+A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a wrong
+answer, no answer, no tool calls, failed calls, more turns), as records that note which fields and keys it asks for
+in vain. Leaves out judging (reward_checks).
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from agentkit.records import StopReason, Task, Trajectory
 from agentkit.rewards import Component
 
-UNRELATED = "The weather was fine and nobody said anything about it."
-_META = re.compile(r"[\\^$.|?*+()\[\]{}]")
-
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What was found about one component."""
+    """What was observed of one component."""
 
     missing: tuple[str, ...]  # fields and keys it asked for that no record holds
     failures: tuple[str, ...]  # what it raised
     moved_by: tuple[str, ...]  # names of the changes that changed its value
-    patterns: tuple[str, ...]  # patterns in its code that match even unrelated text
 
 
 def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Probed:
-    """Try a component on gold trajectories and their variants.
+    """Call a component on gold trajectories and their variants.
 
     Args:
         component: (task, trajectory) -> float | None; it may raise.
         gold: some tasks with trajectories that solve them.
     """
-    missing, failures, moved, present = [], [], [], set()
+    lookups, failures, moved_by = _Lookups([], set()), [], []
     for task, trajectory in gold:
         values = {}
-        for name, changed in variants(trajectory):
-            asked, held = _lookups(
-                component, task, changed
-            )  # a branch may be taken by wrong trajectories only
-            missing += asked
-            present |= held
+        for name, variant in variants(trajectory):
+            noted = _noting(task, "task", lookups), _noting(variant, "trajectory", lookups)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    values[name] = component(task, changed)
+                    values[name] = component(*noted)
             except Exception as error:  # the component is the user's
                 failures.append(f"{type(error).__name__}: {error}"[:160])
-        moved += [name for name, value in values.items() if value != values.get("gold", value)]
-    never = tuple(dict.fromkeys(name for name in missing if name not in present))
-    texts = [t.text for _, trajectory in gold for t in trajectory.turns]
-    return Probed(
-        never, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved)), tuple(careless(component, texts))
-    )
+        moved_by += [name for name, value in values.items() if value != values.get("gold", value)]
+    missing = [name for name in lookups.missing if name not in lookups.present]
+    return Probed(_unique(missing), _unique(failures), _unique(moved_by))
+
+
+def _unique(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
 
 
 def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
-    """The trajectory and changed ones, each with a name. Tokens are kept, so that lengths change only where
-    said.
-    """
-    quiet = tuple(replace(turn, results=()) for turn in trajectory.turns)
+    """The trajectory and changed ones, each with a name; the number of tokens changes only in the last."""
+    silent = tuple(replace(turn, results=()) for turn in trajectory.turns)
+    wrong = replace(trajectory, answer="no such thing", success=0.0)
+    yield "gold", trajectory
+    yield "a wrong answer", wrong
+    yield "no answer", replace(wrong, answer=None, stop_reason=StopReason.TURN_LIMIT)
+    yield "no tool calls", replace(trajectory, turns=silent)
+    yield "a wrong answer without tool calls", replace(wrong, turns=silent)
     failed = tuple(
         replace(t, results=tuple(replace(r, ok=False, observation="Error: it failed.") for r in t.results))
         for t in trajectory.turns
     )
-    yield "gold", trajectory
-    yield "a wrong answer", replace(trajectory, answer="no such thing", success=0.0)
-    yield ("no answer", replace(trajectory, answer=None, success=0.0, stop_reason=StopReason.TURN_LIMIT))
-    yield "no tool calls", replace(trajectory, turns=quiet)
-    yield (
-        "a wrong answer without tool calls",
-        replace(trajectory, answer="no such thing", success=0.0, turns=quiet),
-    )
     yield "failed calls", replace(trajectory, turns=failed)
-    longer = {
-        name: getattr(trajectory, name) * 200 for name in ("completion_ids", "action_mask", "old_logprobs")
-    }
-    yield "many more tokens", replace(trajectory, turns=trajectory.turns * 5, **longer)
+    tokens = {n: getattr(trajectory, n) * 200 for n in ("completion_ids", "action_mask", "old_logprobs")}
+    yield "many more tokens", replace(trajectory, turns=trajectory.turns * 5, **tokens)
 
 
-# ---- what it asks for
-# ------------------------------------------------------------------------------------------------
-class _Noting(dict):
-    """A dictionary that notes the keys it was asked for and lacks."""
+# ---- records that note what they are asked for
+@dataclass(frozen=True, slots=True)
+class _Lookups:
+    missing: list[str]  # asked for in vain, at least once
+    present: set[str]  # held by some record
 
-    def __init__(self, values: Mapping, place: str, missing: list[str], present: set[str]):
+
+class _NotingDict(dict):
+    """A dictionary that notes the keys it was asked for."""
+
+    def __init__(self, values: Mapping, path: str, lookups: _Lookups):
         super().__init__(values)
-        self._place, self._missing, self._present = place, missing, present
+        self._path, self._lookups = path, lookups
 
     def _note(self, key: Any) -> None:
-        name = f"{self._place}[{key!r}]"
+        name = f"{self._path}[{key!r}]"
         if dict.__contains__(self, key):
-            self._present.add(name)
+            self._lookups.present.add(name)
         else:
-            self._missing.append(name)
+            self._lookups.missing.append(name)
 
     def __getitem__(self, key: Any) -> Any:
         self._note(key)
@@ -116,98 +104,19 @@ class _Noting(dict):
         return super().__contains__(key)
 
 
-class _Record:
-    """Stands for a record and notes the fields it was asked for and lacks."""
+def _noting(record: Any, name: str, lookups: _Lookups) -> Any:
+    """A record of the same class and values that notes the fields it lacks, and the keys its dictionaries lack."""
 
-    def __init__(self, record: Any, place: str, missing: list[str], present: set[str]):
-        own = {f.name: getattr(record, f.name) for f in fields(record)}
-        wrapped = {
-            n: _Noting(v, f"{place}.{n}", missing, present) if isinstance(v, dict) else v
-            for n, v in own.items()
-        }
-        self.__dict__.update(wrapped, _probe=(place, missing))
+    class Noting(type(record)):
+        __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
-        place, missing = self.__dict__["_probe"]
-        if not name.startswith("__"):
-            missing.append(f"{place}.{name}")
-        raise AttributeError(f"{place} has no field {name!r}")
+        def __getattr__(self, field: str) -> Any:
+            if not field.startswith("__"):
+                lookups.missing.append(f"{name}.{field}")
+            raise AttributeError(f"{name} has no field {field!r}")
 
-
-def _lookups(component: Component, task: Task, trajectory: Trajectory) -> tuple[list[str], set[str]]:
-    """Fields and keys a component asked for in vain, and those it found."""
-    missing: list[str] = []
-    present: set[str] = set()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            component(
-                _Record(task, "task", missing, present), _Record(trajectory, "trajectory", missing, present)
-            )  # type: ignore[arg-type]
-    except Exception:  # it may check types; what it asked for until then counts
-        return missing, present
-    return missing, present
-
-
-# ---- patterns
-# --------------------------------------------------------------------------------------------------------
-def careless(component: Component, texts: Sequence[str]) -> list[str]:
-    """Patterns in a component's code that are found in every one of these texts and in an unrelated one."""
-    found = []
-    for pattern in dict.fromkeys(_patterns(component)):
-        if texts and all(pattern.search(text) for text in [*texts[:50], UNRELATED]):
-            found.append(pattern.pattern if isinstance(pattern.pattern, str) else repr(pattern.pattern))
-    return found
-
-
-def _patterns(function: Any, depth: int = 2) -> Iterator[re.Pattern]:
-    """Compiled patterns a function can reach, and text constants it may compile: its own and those of its
-    helpers.
-    """
-    function = inspect.unwrap(getattr(function, "func", function))
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    codes = list(_codes(code))
-    names, constants = (
-        {n for c in codes for n in c.co_names},
-        [value for c in codes for value in c.co_consts],
-    )
-    cells = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-    reached = [value for name, value in function.__globals__.items() if name in names]
-    for value in _flat([*cells, *reached]):
-        if isinstance(value, re.Pattern) and isinstance(value.pattern, str):
-            yield value
-        elif isinstance(value, types.FunctionType) and depth and value.__module__ == function.__module__:
-            yield from _patterns(value, depth - 1)
-    if re in reached or {"search", "findall", "match", "finditer"} & names:
-        for text in (
-            c for c in _flat(constants) if isinstance(c, str) and _META.search(c) and c != function.__doc__
-        ):
-            try:
-                yield re.compile(text)
-            except (re.error, OverflowError, RecursionError):
-                continue
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code and that of the generators and lambdas in it."""
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _codes(inner)
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
-
-
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, tuple | list | frozenset | set):
-            yield from _flat(value)
-        else:
-            yield value
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    for field, value in values.items():
+        if isinstance(value, dict):
+            values[field] = _NotingDict(value, f"{name}.{field}", lookups)
+    return Noting(**values)

@@ -1,55 +1,70 @@
 """Rewards that compare the calls a trajectory made with the calls its task needs: ToolRL and ToolRLA.
 
-The needed calls are the task's plan (gold data that no policy sees), with earlier results filled in. A task
-without a plan is not scored by these.
+The needed calls are the task's plan (gold data that no policy sees), with earlier results filled in. Leaves
+out tasks without a plan: these components do not apply to them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 
 from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory
 from agentkit.tasks.expert import fill, shows
 from agentkit.tools import calculate
+from agentkit.trajectories import results_of
 
 COMPLIANCE_PENALTY = -10.0
+OfCalls = Callable[[list[ToolCall], Trajectory], float]  # of the plan's calls and a trajectory
 
 
-def attempts(trajectory: Trajectory) -> list[ToolResult]:
-    """Every attempted call, malformed ones (whose name is empty) included."""
-    return [result for turn in trajectory.turns for result in turn.results]
-
-
-def calls(trajectory: Trajectory) -> list[ToolCall]:
+def calls_of(trajectory: Trajectory) -> list[ToolCall]:
     """The calls that could be parsed, in order."""
-    return [ToolCall(result.name, result.arguments) for result in attempts(trajectory) if result.name]
+    return [ToolCall(result.name, result.arguments) for result in results_of(trajectory) if result.name]
 
 
 def gold_calls(task: Task) -> list[ToolCall] | None:
     """The calls of the task's plan with earlier values filled in; None for a task without a plan."""
     if "plan" not in task.meta:
         return None
-    found, values = [], []
+    calls: list[ToolCall] = []
+    values: list[str] = []
     for step in task.meta["plan"]:
-        arguments = fill(step["arguments"], values)
-        found.append(ToolCall(step["tool"], arguments))
-        computed = calculate(arguments["expression"]) if step["tool"] == "calculator" else ""
-        values.append(step.get("expect", computed))
-    return found
+        call = ToolCall(step["tool"], fill(step["arguments"], values))
+        calls.append(call)
+        values.append(step.get("expect", _computed(call)))
+    return calls
+
+
+def _computed(call: ToolCall) -> str:
+    """What the calculator gives for a call of it; "" for any other call."""
+    if call.name != "calculator" or "expression" not in call.arguments:
+        return ""
+    return calculate(call.arguments["expression"])
+
+
+def against_plan(component: OfCalls) -> Callable[[Task, Trajectory], float | None]:
+    """A component (task, trajectory) that gets the plan's calls in place of the task; None without a plan."""
+
+    @wraps(component)
+    def scored(task: Task, trajectory: Trajectory) -> float | None:
+        gold = gold_calls(task)
+        return None if gold is None else component(gold, trajectory)
+
+    return scored
 
 
 def subgoals(task: Task, trajectory: Trajectory) -> list[int] | None:
-    """How many steps of the plan each turn reached first, by an observation that shows the expected value;
-    one number a turn.
+    """How many steps of the plan each turn reached first, one number a turn; None for a task without a plan.
 
-    A step is reached by a call of its tool; steps that expect nothing (calculations, whose value follows) by
-    the filled-in call itself. None for a task without a plan.
+    A step is reached by a call of its tool whose observation shows the expected value; one that expects
+    nothing (a calculation, whose value follows) by the filled-in call itself.
     """
     gold = gold_calls(task)
     if gold is None:
         return None
-    left = list(zip(gold, [step.get("expect") for step in task.meta["plan"]], strict=True))
+    left = [(call, step.get("expect")) for call, step in zip(gold, task.meta["plan"], strict=True)]
     reached = []
     for turn in trajectory.turns:
         before = len(left)
@@ -63,21 +78,19 @@ def subgoals(task: Task, trajectory: Trajectory) -> list[int] | None:
 def _reaches(result: ToolResult, call: ToolCall, expected: str | None) -> bool:
     if result.name != call.name:
         return False
-    if expected is None:
-        same = result.arguments == call.arguments
-        return same or (
-            call.name == "calculator"
-            and result.observation.strip() == calculate(call.arguments["expression"])
-        )
-    return shows(call.name, result.observation, expected)
+    if expected is not None:
+        return shows(call.name, result.observation, expected)
+    if result.arguments == call.arguments:
+        return True
+    return call.name == "calculator" and result.observation.strip() == _computed(call)
 
 
-# ---- ToolRL
-# ----------------------------------------------------------------------------------------------------------
+# ---- ToolRL (arXiv 2504.13958)
 def match(a: Sequence[str], b: Sequence[str]) -> float:
     """Multiset overlap |A and B| / (|A| + |B| - |A and B|); 1 for two empty ones."""
     common = (Counter(a) & Counter(b)).total()
-    return common / union if (union := len(a) + len(b) - common) else 1.0
+    union = len(a) + len(b) - common
+    return common / union if union else 1.0
 
 
 def best_matches(
@@ -88,20 +101,20 @@ def best_matches(
     Choices fall in the order of the gold calls, as in ToolRL; one that agrees in nothing but the name is made
     last of all.
     """
-    unused, found = list(called), [None] * len(gold)
+    unused = list(called)
+    best: list[ToolCall | None] = [None] * len(gold)
     for least in (1e-9, 0.0):
         for i, call in enumerate(gold):
             same = [c for c in unused if c.name == call.name and _agreement(c, call) >= least]
-            if found[i] is None and same:
-                found[i] = max(same, key=lambda c: _agreement(c, call))
-                unused = [c for c in unused if c is not found[i]]
-    return list(zip(gold, found, strict=True))
+            if best[i] is None and same:
+                best[i] = max(same, key=lambda c: _agreement(c, call))
+                unused = [c for c in unused if c is not best[i]]
+    return list(zip(gold, best, strict=True))
 
 
 def _equal_values(call: ToolCall, gold: ToolCall) -> int:
-    return sum(
-        name in call.arguments and call.arguments[name] == value for name, value in gold.arguments.items()
-    )
+    given = call.arguments
+    return sum(name in given and given[name] == value for name, value in gold.arguments.items())
 
 
 def _agreement(call: ToolCall, gold: ToolCall) -> float:
@@ -109,7 +122,7 @@ def _agreement(call: ToolCall, gold: ToolCall) -> float:
 
 
 def toolrl_match(called: Sequence[ToolCall], gold: Sequence[ToolCall]) -> float:
-    """R_correct of ToolRL in [-3, 3] (arXiv 2504.13958): 6 * score / max - 3.
+    """R_correct of ToolRL in [-3, 3]: 6 * score / max - 3.
 
     score = match(tool names) + for each gold call the best unused call of its name: match(parameter names) +
     number of exactly equal values; max = 1 + sum over gold calls of (1 + number of parameters).
@@ -119,68 +132,55 @@ def toolrl_match(called: Sequence[ToolCall], gold: Sequence[ToolCall]) -> float:
     return 6 * total / (1 + sum(1 + len(call.arguments) for call in gold)) - 3
 
 
-def toolrl_correctness(task: Task, trajectory: Trajectory) -> float | None:
+@against_plan
+def toolrl_correctness(gold: list[ToolCall], trajectory: Trajectory) -> float:
     """``toolrl_match`` of the trajectory's calls against the plan's."""
-    gold = gold_calls(task)
-    return None if gold is None else toolrl_match(calls(trajectory), gold)
+    return toolrl_match(calls_of(trajectory), gold)
 
 
 def whole_format(task: Task, trajectory: Trajectory) -> float | None:
-    """R_format of ToolRL and R_fmt of ToolRLA, in {0, 1}: every call could be parsed, and the trajectory
-    ended with an answer.
-    """
-    parsed = all(result.name for result in attempts(trajectory))
+    """R_format of ToolRL, R_fmt of ToolRLA: 1 when all calls could be parsed and an answer ended it, or 0."""
+    parsed = all(result.name for result in results_of(trajectory))
     return float(parsed and trajectory.stop_reason is StopReason.ANSWER and trajectory.answer is not None)
 
 
 # ---- ToolRLA (arXiv 2603.01620)
-# --------------------------------------------------------------------------------------
 def tool_names(task: Task, trajectory: Trajectory) -> float | None:
-    """S_name of ToolRLA: 0 when any called tool is invented (the task does not list it and it did not run),
-    else 1.
-    """
-    return float(not any(r.name and not r.ok and r.name not in task.tools for r in attempts(trajectory)))
+    """S_name of ToolRLA: 0 when a called tool is invented (not the task's, and did not run), else 1."""
+    failed = {result.name for result in results_of(trajectory) if result.name and not result.ok}
+    return float(failed <= set(task.tools))
 
 
-def completeness(task: Task, trajectory: Trajectory) -> float | None:
-    """S_comp of ToolRLA: |invoked and required| / |required|, as multisets of tool names; 1 where nothing is
-    required.
-    """
-    gold = gold_calls(task)
-    if gold is None:
-        return None
-    invoked, required = Counter(c.name for c in calls(trajectory)), Counter(c.name for c in gold)
+@against_plan
+def completeness(gold: list[ToolCall], trajectory: Trajectory) -> float:
+    """S_comp of ToolRLA: |invoked and required| / |required|, multisets of names; 1 with none required."""
+    invoked, required = Counter(c.name for c in calls_of(trajectory)), Counter(c.name for c in gold)
     return (invoked & required).total() / len(gold) if gold else 1.0
 
 
-def argument_accuracy(task: Task, trajectory: Trajectory) -> float | None:
-    """S_acc of ToolRLA in [0, 1]: share of exactly equal parameter values over the required calls that were
-    made.
+@against_plan
+def argument_accuracy(gold: list[ToolCall], trajectory: Trajectory) -> float:
+    """S_acc of ToolRLA: share of exactly equal parameter values over the required calls that were made.
 
     Calls left out count in S_comp alone. 1 where the calls made have no parameters.
     """
-    gold = gold_calls(task)
-    if gold is None:
-        return None
-    pairs = [(best, call) for call, best in best_matches(calls(trajectory), gold) if best]
+    pairs = [(best, call) for call, best in best_matches(calls_of(trajectory), gold) if best]
     expected = sum(len(call.arguments) for _, call in pairs)
     return sum(_equal_values(best, call) for best, call in pairs) / expected if expected else 1.0
 
 
-def plan_efficiency(task: Task, trajectory: Trajectory) -> float | None:
+@against_plan
+def plan_efficiency(gold: list[ToolCall], trajectory: Trajectory) -> float:
     """R_eff of ToolRLA: max(0, 1 - (|tau| - |tau*|) / |tau*|), lengths in tool calls, tau* the plan.
 
     As published it exceeds 1 for a trajectory shorter than the plan: what a left-out call loses in S_comp it
     wins here. Without a required call it is 1 for no call and 0 otherwise.
     """
-    gold = gold_calls(task)
-    if gold is None:
-        return None
-    length = len(attempts(trajectory))
+    length = len(results_of(trajectory))
     return max(0.0, 1 - (length - len(gold)) / len(gold)) if gold else float(length == 0)
 
 
 def compliance(task: Task, trajectory: Trajectory) -> float | None:
-    """R_cpl of ToolRLA in {-10, 0}: -10 when a tool in the task's ``meta["forbidden_tools"]`` was called."""
+    """R_cpl of ToolRLA: -10 when a tool in the task's ``meta["forbidden_tools"]`` was called, else 0."""
     forbidden = set(task.meta.get("forbidden_tools", ()))
-    return COMPLIANCE_PENALTY if any(c.name in forbidden for c in calls(trajectory)) else 0.0
+    return COMPLIANCE_PENALTY if any(c.name in forbidden for c in calls_of(trajectory)) else 0.0

@@ -1,5 +1,7 @@
-"""Components that read the verdict, the lengths and the tool calls of a trajectory. Each names the source of
-its formula.
+"""Components that read a trajectory's verdict, lengths and calls, each with the source of its formula.
+
+Leaves out those that compare calls with the task's plan (calls.py) and repairs of linear programs
+(repairs.py).
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from agentkit.records import Task, Trajectory
-from agentkit.rewards.calls import attempts, subgoals
+from agentkit.rewards.calls import subgoals
 from agentkit.rewards.scoring import Component, Reward
 from agentkit.tasks.families.relabel import is_grid, pixel_equality
-from agentkit.trajectories import verifier_kind
+from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers.judge import JudgeError, judge
 from agentkit.verifiers.programs import extract_code, returned
 
@@ -26,42 +28,34 @@ def correctness(task: Task, trajectory: Trajectory) -> float | None:
 
 
 def format_score(task: Task, trajectory: Trajectory) -> float | None:
-    """Share of attempted tool calls that were valid and ran; 0 where none was attempted ("RLVR for Agents",
-    phase 2).
-    """
-    results = attempts(trajectory)
+    """Share of attempted calls that were valid and ran; 0 where there was none ("RLVR for Agents")."""
+    results = results_of(trajectory)
     return sum(result.ok for result in results) / max(len(results), 1)
 
 
 def efficiency(task: Task, trajectory: Trajectory) -> float | None:
-    """-0.02 a turn for a correct trajectory, 0 otherwise: a fast wrong answer earns nothing ("RLVR for
-    Agents", phase 2).
-    """
+    """-0.02 a turn when correct, else 0: a fast wrong answer earns nothing ("RLVR for Agents")."""
     if trajectory.success is None:
         return None
     return -TURN_PENALTY * len(trajectory.turns) if trajectory.success == 1.0 else 0.0
 
 
 def process(task: Task, trajectory: Trajectory) -> float | None:
-    """Share of the plan's steps, the subgoals, whose value some observation showed, in [0, 1]; None without a
-    plan.
-    """
+    """Share of the plan's steps, the subgoals, whose value some observation showed; None without a plan."""
     reached = subgoals(task, trajectory)
     return None if reached is None else sum(reached) / max(len(task.meta["plan"]), 1)
 
 
 def judged(**options: Any) -> Component:
-    """A model's verdict on the answer, 1 or 0; None where the judge gave none. Options are those of
-    ``verifiers.judge``.
-    """
+    """A model's verdict on the answer, 1 or 0; None where it gave none. Options are ``verifiers.judge``'s."""
 
     def verdict(task: Task, trajectory: Trajectory) -> float | None:
         if trajectory.answer is None:
             return 0.0
-        found = judge(trajectory.answer, task.answer, **{"question": task.prompt} | options)
-        if found.value is None:
-            raise JudgeError(found.why)  # asked and not answered: not the same as a judge that does not apply
-        return found.value
+        score = judge(trajectory.answer, task.answer, **{"question": task.prompt} | options)
+        if score.value is None:
+            raise JudgeError(score.why)  # asked and not answered: not the same as a judge that does not apply
+        return score.value
 
     return verdict
 
@@ -70,17 +64,15 @@ def of_environments(environment: Callable[[], object] | Mapping[str, Callable[[]
     """What environments with ``get_reward`` give, with weight 1 under their class names, as in TRL.
 
     The rollout has asked them: here it is read off the trajectory. It does not apply to trajectories of
-    another environment.
-
-    Args:
-        environment: makes one environment; or one such for each family.
+    another environment. ``environment`` makes one, or is a mapping of families to such.
     """
-    makers = environment.values() if isinstance(environment, Mapping) else [environment]
-    owners = [type(made) for made in (make() for make in makers) if hasattr(made, "get_reward")]
-    return {owner.__name__: (_given(owner.__name__), 1.0) for owner in owners}
+    factories = environment.values() if isinstance(environment, Mapping) else [environment]
+    kinds = [type(factory()) for factory in factories]
+    names = [kind.__name__ for kind in kinds if hasattr(kind, "get_reward")]
+    return {name: (_own_reward(name), 1.0) for name in names}
 
 
-def _given(name: str) -> Component:
+def _own_reward(name: str) -> Component:
     def given(task: Task, trajectory: Trajectory) -> float | None:
         if name in trajectory.components and trajectory.components[name] is None:
             raise ValueError(f"get_reward of {name} raised or gave no finite number")
@@ -90,15 +82,12 @@ def _given(name: str) -> Component:
 
 
 # ---- tool-call reward
-# ------------------------------------------------------------------------------------------------
 def outcome(task: Task, trajectory: Trajectory) -> float | None:
-    """The score of Open-AgentRL: 1 right, -1 wrong; for code the share of tests passed, and -1 where there is
-    no code.
-    """
+    """The score of Open-AgentRL: 1 right, -1 wrong; for code the share of tests passed, -1 without code."""
     if trajectory.success is None or trajectory.success > 0:
         return trajectory.success
-    code = verifier_kind(task) == "code"
-    return 0.0 if code and trajectory.answer and isinstance(extract_code(trajectory.answer), str) else -1.0
+    writes_code = verifier_kind(task) == "code" and trajectory.answer
+    return 0.0 if writes_code and isinstance(extract_code(trajectory.answer), str) else -1.0
 
 
 def tool_call_bonus(task: Task, trajectory: Trajectory) -> float | None:
@@ -108,7 +97,7 @@ def tool_call_bonus(task: Task, trajectory: Trajectory) -> float | None:
     """
     if trajectory.success is None:
         return None
-    bonus = TOOL_BONUS * min(len(attempts(trajectory)), MAX_ROUNDS)
+    bonus = TOOL_BONUS * min(len(results_of(trajectory)), MAX_ROUNDS)
     return (1.0 if trajectory.success == 1.0 else -1.0) + bonus
 
 
@@ -126,7 +115,6 @@ def tool_call_reward(task: Task, trajectory: Trajectory) -> float | None:
 
 
 # ---- length
-# ----------------------------------------------------------------------------------------------------------
 def dapo_overlong(max_tokens: int = 20_480, buffer: int = 4_096) -> Component:
     """Soft overlong punishment of DAPO (arXiv 2503.14476, eq. 13), in [-1, 0].
 
@@ -160,22 +148,16 @@ def _check_buffer(max_tokens: int, buffer: int) -> None:
 
 
 # ---- drawing
-# ---------------------------------------------------------------------------------------------------------
 def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
-    """Mean pixel equality of what the answer's program draws and the target, over the task's tests, in [0,
-    1].
+    """Mean pixel equality of what the answer's program draws and the targets of the task's tests, in [0, 1].
 
-    0 on an exception, a time-out or a wrong shape (arc25, iterations 4 to 6). The task's verifier is of kind
-    code, and each of
-    its tests expects a grid: a list of rows. None for any other task.
+    0 on an exception, a time-out or a wrong shape (arc25, iterations 4 to 6). None unless the task's
+    verifier is of kind code and each of its tests expects a grid: a list of rows.
     """
     verifier = task.verifier
     targets = [test[1] for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
     if not targets or not all(map(is_grid, targets)):
         return None
-    drawn = returned(trajectory.answer or "", [test[0] for test in verifier["tests"]], **_running(verifier))
+    options = {name: verifier[name] for name in ("entry", "setup", "timeout_s") if name in verifier}
+    drawn = returned(trajectory.answer or "", [test[0] for test in verifier["tests"]], **options)
     return fmean(map(pixel_equality, drawn, targets))
-
-
-def _running(verifier: dict) -> dict:
-    return {name: verifier[name] for name in ("entry", "setup", "timeout_s") if name in verifier}

@@ -1,28 +1,41 @@
 """Rewards of OR-debug (arXiv 2601.21008): repairing an infeasible linear program from its irreducible
 infeasible subset (IIS).
 
-The actions are tools: get_iis(), drop_constraint(name), relax_constraint(name, amount), submit(); upper case
-does as well.
-Everything is read from parsed calls and their replies, never by a pattern over prose: in the published run an
-unanchored pattern took 20 from almost every text, so that each rollout had 20 - 1 + 10 - 20 = 9.0 where a
-perfect one has 29. A task gives ``meta["constraints"]``, all names, and ``meta["iis"]``, those in conflict; a
-task without them is not scored.
+The actions are tools, in lower or upper case: get_iis(), drop_constraint(name), relax_constraint(name,
+amount), submit(). Everything is read from parsed calls and their replies, never by a pattern over prose: in
+the published run an unanchored pattern took 20 from almost every text, so that each rollout had 20 - 1 + 10
+- 20 = 9.0 where a perfect one has 29. A task gives ``meta["constraints"]``, all names, and ``meta["iis"]``,
+those in conflict; a task without them is not scored. Leaves out the solver, which stands behind the user's
+tools.
 """
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from agentkit.records import Task, ToolResult, Trajectory
-from agentkit.rewards.calls import attempts
+from agentkit.runs import parse_json
+from agentkit.trajectories import results_of
 
 REPAIRS = ("drop_constraint", "relax_constraint")
+OfRepair = Callable[[Task, Trajectory], float]
+
+
+def of_problem(component: OfRepair) -> Callable[[Task, Trajectory], float | None]:
+    """A component that is None for tasks without a problem to repair."""
+
+    @wraps(component)
+    def scored(task: Task, trajectory: Trajectory) -> float | None:
+        return component(task, trajectory) if {"constraints", "iis"} <= task.meta.keys() else None
+
+    return scored
 
 
 def _named(trajectory: Trajectory, *names: str) -> list[ToolResult]:
-    return [r for r in attempts(trajectory) if r.name.lower() in names]
+    return [result for result in results_of(trajectory) if result.name.lower() in names]
 
 
 def _valid(task: Task, call: ToolResult) -> bool:
@@ -32,98 +45,79 @@ def _valid(task: Task, call: ToolResult) -> bool:
     return fits and call.arguments.get("name") in task.meta["constraints"]
 
 
-def _has_problem(task: Task) -> bool:
-    return {"constraints", "iis"} <= task.meta.keys()
-
-
 # ---- without a solver (the seed's GRPO v1)
-# ---------------------------------------------------------------------------
-def repair(task: Task, trajectory: Trajectory) -> float | None:
+@of_problem
+def repair(task: Task, trajectory: Trajectory) -> float:
     """+20 for a valid targeted repair, +5 for only asking for the IIS, else 0."""
-    if not _has_problem(task):
-        return None
-    tried = _named(trajectory, *REPAIRS)
-    return (
-        20.0
-        if any(_valid(task, r) for r in tried)
-        else 5.0
-        if not tried and _named(trajectory, "get_iis")
-        else 0.0
-    )
+    repairs = _named(trajectory, *REPAIRS)
+    if any(_valid(task, call) for call in repairs):
+        return 20.0
+    return 5.0 if not repairs and _named(trajectory, "get_iis") else 0.0
 
 
-def step(task: Task, trajectory: Trajectory) -> float | None:
+@of_problem
+def step(task: Task, trajectory: Trajectory) -> float:
     """-1 for each attempted call, and for a trajectory without one."""
-    return -1.0 * max(len(attempts(trajectory)), 1) if _has_problem(task) else None
+    return -1.0 * max(len(results_of(trajectory)), 1)
 
 
-def target(task: Task, trajectory: Trajectory) -> float | None:
+@of_problem
+def target(task: Task, trajectory: Trajectory) -> float:
     """+10 when there is a valid repair and each one is of a constraint in the IIS."""
-    if not _has_problem(task):
-        return None
-    targets = [r.arguments["name"] for r in _named(trajectory, *REPAIRS) if _valid(task, r)]
-    return 10.0 if targets and set(targets) <= set(task.meta["iis"]) else 0.0
+    targets = {call.arguments["name"] for call in _named(trajectory, *REPAIRS) if _valid(task, call)}
+    return 10.0 if targets and targets <= set(task.meta["iis"]) else 0.0
 
 
-def faithfulness(task: Task, trajectory: Trajectory) -> float | None:
+@of_problem
+def faithfulness(task: Task, trajectory: Trajectory) -> float:
     """-20 when a repair names a constraint that the problem does not have."""
-    if not _has_problem(task):
-        return None
-    names = [r.arguments.get("name") for r in _named(trajectory, *REPAIRS)]
+    names = [call.arguments.get("name") for call in _named(trajectory, *REPAIRS)]
     return -20.0 if any(name not in task.meta["constraints"] for name in names) else 0.0
 
 
 # ---- with a solver behind the tools
-# ----------------------------------------------------------------------------------
 def _reply(result: ToolResult) -> Any:
     try:
-        return json.loads(result.observation)
-    except (ValueError, RecursionError):
+        return parse_json(result.observation)
+    except ValueError:
         return None
 
 
-def solved(task: Task, trajectory: Trajectory) -> float | None:
-    """+100 when the submitted model is optimal, else -50: infeasible, a syntax error, or nothing submitted.
-
-    The last submit() replies with a JSON object whose "status" is "optimal" or something else.
-    """
+def _last_submit(trajectory: Trajectory) -> dict:
+    """The JSON object that the last submit() replied; empty where there is none."""
     submitted = _named(trajectory, "submit")
     reply = _reply(submitted[-1]) if submitted else None
-    if not _has_problem(task):
-        return None
-    return 100.0 if isinstance(reply, dict) and reply.get("status") == "optimal" else -50.0
+    return reply if isinstance(reply, dict) else {}
 
 
-def iis_shrinks(task: Task, trajectory: Trajectory) -> float | None:
-    """+10 each time get_iis() replies with a shorter JSON list than before; the first is compared with the
-    task's own.
-    """
-    if not _has_problem(task):
-        return None
-    lists = [
-        task.meta["iis"],
-        *(found for r in _named(trajectory, "get_iis") if isinstance(found := _reply(r), list)),
-    ]
-    return 10.0 * sum(len(b) < len(a) for a, b in zip(lists, lists[1:], strict=False))
+@of_problem
+def solved(task: Task, trajectory: Trajectory) -> float:
+    """+100 when the last submit() replies {"status": "optimal"}, else -50: also where there is none."""
+    return 100.0 if _last_submit(trajectory).get("status") == "optimal" else -50.0
 
 
-def contradiction(task: Task, trajectory: Trajectory) -> float | None:
-    """-20 for each repair of a constraint that the IIS shown last does not hold."""
-    if not _has_problem(task):
-        return None
-    shown, count = None, 0
+@of_problem
+def preserved(task: Task, trajectory: Trajectory) -> float:
+    """+5 when the last submit() replies that the model's meaning was preserved: "preserved": true."""
+    return 5.0 if _last_submit(trajectory).get("preserved") is True else 0.0
+
+
+@of_problem
+def iis_shrinks(task: Task, trajectory: Trajectory) -> float:
+    """+10 each time get_iis() replies with a shorter list than before; the first, than the task's own."""
+    replies = [_reply(result) for result in _named(trajectory, "get_iis")]
+    lists = [task.meta["iis"], *(reply for reply in replies if isinstance(reply, list))]
+    return 10.0 * sum(len(after) < len(before) for before, after in zip(lists, lists[1:], strict=False))
+
+
+@of_problem
+def contradiction(task: Task, trajectory: Trajectory) -> float:
+    """-20 for each repair of a constraint that the IIS replied last does not hold."""
+    iis, contradictions = None, 0
     for result in _named(trajectory, "get_iis", *REPAIRS):
         if result.name.lower() == "get_iis":
-            shown = found if isinstance(found := _reply(result), list) else shown
-        else:
-            count += shown is not None and result.arguments.get("name") not in shown
-    return -20.0 * count
-
-
-def preserved(task: Task, trajectory: Trajectory) -> float | None:
-    """+5 when the last submit() replies that the model's meaning was preserved: "preserved": true."""
-    submitted = _named(trajectory, "submit")
-    reply = _reply(submitted[-1]) if submitted else None
-    if not _has_problem(task):
-        return None
-    return 5.0 if isinstance(reply, dict) and reply.get("preserved") is True else 0.0
+            reply = _reply(result)
+            iis = reply if isinstance(reply, list) else iis
+        elif iis is not None and result.arguments.get("name") not in iis:
+            contradictions += 1
+    return -20.0 * contradictions

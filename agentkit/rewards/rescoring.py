@@ -1,9 +1,8 @@
-"""Stored trajectories under another reward, without a model: which ranks change, and which groups would teach
-something.
+"""Stored trajectories under another reward: which ranks change, and which groups would teach something.
 
-Advantages only compare the rewards of a group, so what a reward does is which of two trajectories it prefers.
-Says nothing about
-what training with the other reward would have sampled: these are the rollouts of the reward that was used.
+Advantages only compare the rewards of a group, so what a reward does is which of two trajectories it
+prefers. Leaves out what training with the other reward would have sampled: these are the rollouts of the
+reward used.
 """
 
 from __future__ import annotations
@@ -22,54 +21,44 @@ from agentkit.runs import Run, RunError
 from agentkit.trajectories import is_dead
 
 DIFFICULTIES = ("easy", "medium", "hard")
-PAIRS = ("same order", "reversed", "told apart now", "tied now")
+PAIRS = ("same order", "reversed", "distinguished now", "tied now")
 
 
 @dataclass(frozen=True, slots=True)
 class Rescoring:
-    """One row a group: step, task, whether it was and is dead, how its pairs of trajectories changed, whether
-    its best did.
-    """
+    """One row a group: was and is it dead, how did its pairs of trajectories change, did its best."""
 
     reward: str
     groups: pd.DataFrame
 
     def table(self) -> pd.DataFrame:
-        """The whole and each difficulty: groups, dead before and now, revived, died, changed best, and pairs
-        by what changed.
-        """
-        own = self.groups
-        parts = {"all": own} | {
-            name: own[own["difficulty"] == name] for name in DIFFICULTIES if name in set(own["difficulty"])
-        }
-        return pd.DataFrame({name: _counted(part) for name, part in parts.items()}).T
+        """Counts over all groups and those of each difficulty."""
+        rows = {"all": _counts(self.groups)}
+        for name in DIFFICULTIES:
+            part = self.groups[self.groups["difficulty"] == name]
+            if len(part):
+                rows[name] = _counts(part)
+        return pd.DataFrame(rows).T
 
     def sentences(self) -> list[str]:
         """What changed, in words."""
-        n = _counted(self.groups)
+        n = _counts(self.groups)
         pairs = sum(n[kind] for kind in PAIRS)
         return [
             f"Under {self.reward}, {n['dead now']} of {n['groups']} groups are dead instead of "
-            f"{n['dead before']}: "
-            f"{n['revived']} would teach something again and {n['died']} no longer.",
+            f"{n['dead before']}: {n['revived']} would teach something again and {n['died']} no longer.",
             f"{pairs - n['same order']} of {pairs} pairs of trajectories stand differently: {n['reversed']} "
-            "reversed, "
-            f"{n['told apart now']} told apart now, {n['tied now']} tied now. In {n['best changed']} groups "
-            "another is best.",
+            f"reversed, {n['distinguished now']} distinguished now, {n['tied now']} tied now. In "
+            f"{n['best changed']} groups another is best.",
         ]
 
 
-def _counted(groups: pd.DataFrame) -> dict[str, int]:
+def _counts(groups: pd.DataFrame) -> dict[str, int]:
     before, now = groups["dead before"].astype(bool), groups["dead now"].astype(bool)
-    found = {"groups": len(groups), "dead before": before.sum(), "dead now": now.sum()}
-    found |= {
-        "revived": (before & ~now).sum(),
-        "died": (~before & now).sum(),
-        "best changed": groups["best changed"].sum(),
-    }
-    return {
-        name: int(value) for name, value in (found | {kind: groups[kind].sum() for kind in PAIRS}).items()
-    }
+    counts = {"groups": len(groups), "dead before": before.sum(), "dead now": now.sum()}
+    counts |= {"revived": (before & ~now).sum(), "died": (~before & now).sum()}
+    counts |= groups[["best changed", *PAIRS]].sum().to_dict()
+    return {name: int(value) for name, value in counts.items()}
 
 
 def rescore(run: Run, reward: Reward, name: str, steps: Iterable[int] | None = None) -> Rescoring:
@@ -103,51 +92,58 @@ def compare_step(stored: Sequence[Trajectory], tasks: Iterable[Task], reward: Re
         )
     rows = []
     for before in _groups(stored):
-        now = Group(before.task_id, tuple(score_all([by_id[before.task_id]], before.trajectories, reward)))
-        row = {
-            "step": before.trajectories[0].step,
-            "task": before.task_id,
-            "difficulty": by_id[before.task_id].difficulty,
-        }
+        task = by_id[before.task_id]
+        now = Group(task.id, tuple(score_all([task], before.trajectories, reward)))
+        row = {"step": before.trajectories[0].step, "task": task.id, "difficulty": task.difficulty}
         row |= {"dead before": is_dead(before), "dead now": is_dead(now)}
-        rows.append(
-            row | changes([t.reward for t in before.trajectories], [t.reward for t in now.trajectories])
-        )
+        row |= changes([t.reward for t in before.trajectories], [t.reward for t in now.trajectories])
+        rows.append(row)
     return rows
 
 
 def changes(before: Sequence[float | None], now: Sequence[float | None]) -> dict[str, Any]:
-    """How a group's ranks differ between two rewards: pairs by kind, over those scored by both, and whether
-    the best differs.
+    """How a group's ranks differ between two rewards: pairs by kind, over those scored by both, and its best.
 
-    The best differs where no trajectory that was best still is.
+    The best changed where no trajectory that was best still is.
     """
     scored = [(a, b) for a, b in zip(before, now, strict=True) if a is not None and b is not None]
-    found = dict.fromkeys(PAIRS, 0)
-    for (a, b), (c, d) in combinations(scored, 2):
-        old, new = (0 if math.isclose(x, y, abs_tol=1e-9) else (x > y) - (x < y) for x, y in ((a, c), (b, d)))
-        kind = (
-            "same order"
-            if old == new
-            else "told apart now"
-            if not old
-            else "tied now"
-            if not new
-            else "reversed"
-        )
-        found[kind] += 1
-    best = [
-        {i for i, rewards in enumerate(scored) if rewards[k] == max(r[k] for r in scored)} for k in (0, 1)
-    ]
-    return found | {"best changed": bool(scored) and best[0].isdisjoint(best[1])}
+    result: dict[str, Any] = dict.fromkeys(PAIRS, 0)
+    for (before_a, now_a), (before_b, now_b) in combinations(scored, 2):
+        result[_change(_order(before_a, before_b), _order(now_a, now_b))] += 1
+    return result | {"best changed": bool(scored) and _best(scored, 0).isdisjoint(_best(scored, 1))}
+
+
+def _order(x: float, y: float) -> int:
+    """1 where x is larger, -1 where y is, 0 where they are equal but for rounding."""
+    if math.isclose(x, y, abs_tol=1e-9):
+        return 0
+    return 1 if x > y else -1
+
+
+def _change(before: int, now: int) -> str:
+    """What became of a pair, from its two orders."""
+    match before, now:
+        case 0, 0:
+            return "same order"
+        case 0, _:
+            return "distinguished now"
+        case _, 0:
+            return "tied now"
+    return "same order" if before == now else "reversed"
+
+
+def _best(scored: Sequence[tuple[float, float]], which: int) -> set[int]:
+    """The trajectories with the highest of their two rewards that is meant."""
+    highest = max(rewards[which] for rewards in scored)
+    return {i for i, rewards in enumerate(scored) if rewards[which] == highest}
 
 
 def _groups(stored: Sequence[Trajectory]) -> list[Group]:
     """Consecutive trajectories of one task; a sample number that does not rise begins another group."""
-    found: list[list[Trajectory]] = []
+    groups: list[list[Trajectory]] = []
     for t in stored:
-        if found and t.task_id == found[-1][-1].task_id and t.sample > found[-1][-1].sample:
-            found[-1].append(t)
+        if groups and t.task_id == groups[-1][-1].task_id and t.sample > groups[-1][-1].sample:
+            groups[-1].append(t)
         else:
-            found.append([t])
-    return [Group(own[0].task_id, tuple(own)) for own in found]
+            groups.append([t])
+    return [Group(members[0].task_id, tuple(members)) for members in groups]

@@ -1,14 +1,13 @@
 """Tool calls out of a turn's text, in the four ways models write them, and how each is written.
 
-hermes       Hermes and Qwen: ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``
-qwen3_coder  Qwen3-Coder:
-``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`` llama3       Llama 3.1
-and later: the whole turn is ``{"name": .., "parameters": {..}}``, several of them separated by ";" search_r1
-Search-R1 (Jin et al. 2025, arXiv 2503.09516): ``<search>query</search>`` or ``<answer>text</answer>``
+- hermes: Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>`` - qwen3_coder:
+``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`` - llama3: Llama 3.1
+and later, the whole turn is ``{"name": .., "parameters": {..}}``, several separated by ";" - search_r1:
+arXiv 2503.09516, ``<search>query</search>`` or ``<answer>text</answer>``
 
-What a model wrote is hostile: every text gives calls, and one sentence for each malformed one, in time linear
-in its length. Calls in ``<think>`` do not count, a thought ends at ``</think>`` or with the text, and code
-fences mean nothing.
+What a model wrote is hostile: every text gives calls, and one sentence for each malformed one, in time
+linear in its length. Calls in ``<think>`` do not count, a thought ends at ``</think>`` or with the text,
+and code fences mean nothing. Leaves out running the calls (tools) and their tokens (chat.py).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from agentkit.records import ParsedTurn, ToolCall
@@ -36,6 +36,12 @@ NEITHER = (
 )
 
 
+def check_format(format: str) -> None:
+    """Raises ValueError for a format that is none of FORMATS."""
+    if format not in FORMATS:
+        raise ValueError(f"unknown tool-call format {format!r}: use one of {', '.join(map(repr, FORMATS))}")
+
+
 def parse_turn(text: str, format: str = "hermes", tools: Sequence[Mapping[str, Any]] = ()) -> ParsedTurn:
     """Read the tool calls out of one turn's text, the end token already removed.
 
@@ -51,8 +57,7 @@ def parse_turn(text: str, format: str = "hermes", tools: Sequence[Mapping[str, A
     Raises:
         ValueError: unknown format.
     """
-    if format not in FORMATS:
-        raise ValueError(f"unknown tool-call format {format!r}: use one of {', '.join(map(repr, FORMATS))}")
+    check_format(format)
     if format == "llama3":
         return _llama3(text)
     if format == "search_r1":
@@ -62,14 +67,18 @@ def parse_turn(text: str, format: str = "hermes", tools: Sequence[Mapping[str, A
     while mark := _MARK.search(text, position):
         prose.append(text[position : mark.start()])
         if mark[0] == _THINK:
-            position = _after_thought(text, mark.end())
+            position = _after(_THOUGHT, text, mark.end())
             continue
         if len(calls) + len(errors) >= MAX_CALLS:
             errors.append(_TOO_MANY)
             position = len(text)
             break
-        call, position = _tagged(text, mark.end(), types)
-        (calls if isinstance(call, ToolCall) else errors).append(call)
+        try:
+            call, position = _tagged(text, mark.end(), types)
+            calls.append(call)
+        except (ValueError, RecursionError) as error:
+            errors.append(_malformed(error))
+            position = _resume(text, mark.end())
     prose.append(text[position:])
     return ParsedTurn("".join(prose).strip(), tuple(calls), tuple(errors))
 
@@ -84,18 +93,14 @@ def format_call(name: str, arguments: dict[str, Any], format: str = "hermes") ->
         return f"{_OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{_CLOSE}"
     if format == "llama3":
         return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
-    if (
-        format == "search_r1"
-        and name == "search"
-        and isinstance(arguments.get("query"), str)
-        and len(arguments) == 1
-    ):
-        return f"<search> {arguments['query']} </search>"
+    query = arguments.get("query")
+    if format == "search_r1" and name == "search" and isinstance(query, str) and len(arguments) == 1:
+        return f"<search> {query} </search>"
     if format == "qwen3_coder":
-        told = {
-            n: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False) for n, v in arguments.items()
-        }
-        parameters = "".join(f"<parameter={n}>\n{v}\n</parameter>\n" for n, v in told.items())
+        parameters = ""
+        for key, value in arguments.items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            parameters += f"<parameter={key}>\n{text}\n</parameter>\n"
         return f"{_OPEN}\n<function={name}>\n{parameters}</function>\n{_CLOSE}"
     raise ValueError(
         f"the format {format!r} cannot say a call of {name!r} with {', '.join(arguments) or 'no arguments'}"
@@ -103,9 +108,7 @@ def format_call(name: str, arguments: dict[str, Any], format: str = "hermes") ->
 
 
 def detect_format(chat_template: str | None) -> str:
-    """The format of the models that a chat template was written for; hermes where nothing tells. Never
-    search_r1.
-    """
+    """The format of the models that a chat template was written for: hermes where nothing tells."""
     template = chat_template or ""
     if "<function=" in template:
         return "qwen3_coder"
@@ -114,46 +117,39 @@ def detect_format(chat_template: str | None) -> str:
     return "hermes"
 
 
-def _after_thought(text: str, start: int) -> int:
-    close = text.find(_THOUGHT, start)
-    return len(text) if close < 0 else close + len(_THOUGHT)
+def _after(end: str, text: str, start: int) -> int:
+    """Behind the next end of a thought or call, or of the text."""
+    close = text.find(end, start)
+    return len(text) if close < 0 else close + len(end)
 
 
-def _tagged(text: str, start: int, types: dict[str, dict] | None) -> tuple[ToolCall | str, int]:
-    """One call from just after its <tool_call>: the call or what is wrong with it, and where to go on."""
+def _tagged(text: str, start: int, types: dict[str, dict] | None) -> tuple[ToolCall, int]:
+    """One call from just after its <tool_call>, and where it ends. Raises ValueError for a malformed one."""
     begin = _SPACE.match(text, start).end()
-    try:
-        if types is None:
-            value, end = _DECODER.raw_decode(text, begin)
-            close = _SPACE.match(text, end).end()
-            if not text.startswith(_CLOSE, close):
-                raise ValueError(
-                    f"expected {_CLOSE} after the JSON object"
-                    if close < len(text)
-                    else f"{_CLOSE} is missing"
-                )
-            return _checked_call(value, "arguments"), close + len(_CLOSE)
+    if types is not None:
         name, arguments, end = _function(text, begin)
-        return _checked_call(
-            {"name": name, "arguments": _typed(arguments, types.get(name, {}))}, "arguments"
-        ), end
-    except (ValueError, RecursionError) as error:
-        return f"malformed tool call: {_said(error)}", _resume(text, start)
+        return _checked_call({"name": name, "arguments": _typed(arguments, types.get(name, {}))}), end
+    value, end = _DECODER.raw_decode(text, begin)
+    close = _SPACE.match(text, end).end()
+    if not text.startswith(_CLOSE, close):
+        more = close < len(text)
+        raise ValueError(f"expected {_CLOSE} after the JSON object" if more else f"{_CLOSE} is missing")
+    return _checked_call(value), close + len(_CLOSE)
 
 
 def _resume(text: str, start: int) -> int:
     """Where reading goes on after a malformed call: behind its end, or at the next call."""
-    close, again = text.find(_CLOSE, start), text.find(_OPEN, start)
-    end = len(text) if close < 0 else close + len(_CLOSE)
+    again = text.find(_OPEN, start)
+    end = _after(_CLOSE, text, start)
     return min(end, again) if again >= 0 else end
 
 
-def _said(error: Exception) -> str:
-    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:200]
+def _malformed(error: Exception) -> str:
+    message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:200]
+    return f"malformed tool call: {message}"
 
 
 # ---- qwen3_coder
-# -----------------------------------------------------------------------------------------------------
 _SPACE = re.compile(r"\s*")
 _FUNCTION = re.compile(r"<function=([^<>\n]{1,200})>")
 _PARAMETER = re.compile(r"\s*<parameter=([^<>\n]{1,200})>")
@@ -202,34 +198,27 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def _typed(arguments: dict[str, str], types: dict[str, Any]) -> dict[str, Any]:
-    """Texts as what the schema says they are; one that is no such thing stays a text, and the call's check
-    says so.
-    """
-    found: dict[str, Any] = {}
+    """Texts as what the schema says they are; one that is no such thing stays a text."""
+    typed: dict[str, Any] = dict(arguments)
     for name, text in arguments.items():
         word = text.strip()
         if "string" in types.get(name, "string"):  # a name, or a list of them
-            found[name] = text
-        elif word.lower() in _WORDS:
-            found[name] = _WORDS[word.lower()]
+            continue
+        if word.lower() in _WORDS:
+            typed[name] = _WORDS[word.lower()]
         else:
-            try:
-                found[name] = _DECODER.decode(word)
-            except (ValueError, RecursionError):
-                found[name] = text
-    return found
+            with suppress(ValueError, RecursionError):
+                typed[name] = _DECODER.decode(word)
+    return typed
 
 
 # ---- llama3
-# ----------------------------------------------------------------------------------------------------------
 _TAG = "<|python_tag|>"
 _OBJECT = re.compile(r"""\{\s*["']""")  # as a call begins; {1, 2} does not
 
 
 def _llama3(text: str) -> ParsedTurn:
-    """A turn that begins with an object, or with <|python_tag|>, is calls from there to its end; any other
-    turn is prose.
-    """
+    """A turn that begins with an object or with <|python_tag|> is calls to its end; any other is prose."""
     start = _LEADING_THOUGHTS.match(text).end()
     tagged = text.startswith(_TAG, start)
     position = _SPACE.match(text, start + len(_TAG)).end() if tagged else start
@@ -250,7 +239,7 @@ def _llama3(text: str) -> ParsedTurn:
             if text.startswith(";", position):
                 position = _SPACE.match(text, position + 1).end()
         except (ValueError, RecursionError) as error:
-            errors.append(f"malformed tool call: {_said(error)}")
+            errors.append(_malformed(error))
             break  # nothing tells where the next call would begin
     return ParsedTurn("", tuple(calls), tuple(errors))
 
@@ -260,7 +249,6 @@ def _without_thoughts(text: str) -> str:
 
 
 # ---- search_r1
-# -------------------------------------------------------------------------------------------------------
 _ACTION = re.compile(r"<(search|answer)>")
 
 
@@ -270,24 +258,21 @@ def _search_r1(text: str) -> ParsedTurn:
     action = _ACTION.search(text)
     if not action:
         return ParsedTurn(text, (), (NEITHER,))
-    close = text.find(f"</{action[1]}>", action.end())
-    if close < 0:
-        return ParsedTurn(
-            text[: action.start()].strip(), (), (f"malformed tool call: </{action[1]}> is missing",)
-        )
-    inside = text[action.end() : close].strip()
-    if action[1] == "answer":
-        return ParsedTurn(inside)
+    before, tag = text[: action.start()].strip(), action[1]
+    inside, close, _ = text[action.end() :].partition(f"</{tag}>")
     try:
-        call = _checked_call({"name": "search", "arguments": {"query": inside}}, "arguments")
+        if not close:
+            raise ValueError(f"</{tag}> is missing")
+        if tag == "answer":
+            return ParsedTurn(inside.strip())
+        call = _checked_call({"name": "search", "arguments": {"query": inside.strip()}})
     except ValueError as error:
-        return ParsedTurn(text[: action.start()].strip(), (), (f"malformed tool call: {_said(error)}",))
-    return ParsedTurn(text[: action.start()].strip(), (call,))
+        return ParsedTurn(before, (), (_malformed(error),))
+    return ParsedTurn(before, (call,))
 
 
 # ---- JSON
-# ------------------------------------------------------------------------------------------------------------
-def _checked_call(value: Any, key: str) -> ToolCall:
+def _checked_call(value: Any, key: str = "arguments") -> ToolCall:
     """A call from its object, whose arguments lie under ``key`` ("parameters": or under "arguments")."""
     if not isinstance(value, dict):
         raise ValueError("a tool call must be a JSON object")
@@ -301,32 +286,24 @@ def _checked_call(value: Any, key: str) -> ToolCall:
         raise ValueError(f'"{key}" must be an object')
     if _deeper(arguments, MAX_DEPTH):
         raise ValueError(f"the arguments nest deeper than {MAX_DEPTH} levels")
-    json.dumps([name, arguments], ensure_ascii=False).encode(
-        "utf-8"
-    )  # lone surrogates raise here, as a ValueError
+    json.dumps([name, arguments], ensure_ascii=False).encode()  # lone surrogates raise a ValueError
     return ToolCall(name, arguments)
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects nest deeper: parsers read that, but records are copied and written by
-    recursion.
-    """
-    inside = [value]  # what the JSON module makes: no subclasses; empty ones hold nothing
+    """Whether lists and objects nest deeper: parsers read that, but records are copied by recursion."""
+    level = [value]  # the lists and objects there, as the JSON module makes them; empty ones hold nothing
     for _ in range(levels):
-        inside = [
-            x
-            for v in inside
-            for x in (v.values() if type(v) is dict else v)
-            if x and (type(x) is list or type(x) is dict)
-        ]
-    return any(inside)
+        members = [x for v in level for x in (v.values() if type(v) is dict else v)]
+        level = [x for x in members if x and type(x) in (list, dict)]
+    return any(level)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return members
 
 
 def _no_constant(name: str) -> None:
@@ -340,7 +317,7 @@ def _finite_float(text: str) -> float:
 
 
 class _Decoder(json.JSONDecoder):
-    """Of a bounded number of lists and objects, which take far longer to make than text does."""
+    """Strict, with a bounded number of lists and objects, which take far longer to make than text does."""
 
     def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
         """As its parent, which ``decode`` uses as well."""

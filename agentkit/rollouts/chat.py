@@ -1,20 +1,20 @@
-"""Chat template in, token ids out: prompts, tool replies, and the end of a turn, for one tokenizer and one
-call format.
+"""Chat template in, token ids out: prompts, tool replies and the end of a turn, for one tokenizer and format.
 
 Tokens are the truth: what the policy sampled is kept as ids, and observations are appended as ids, never by
 rendering and tokenising the conversation again. Text from tools can never become a control token: every
-string that the tokenizer would read as an added token is broken up before it is encoded. Reading calls is in
-agentkit.rollouts.calls.
+string that the tokenizer would read as an added token is broken up before it is encoded. Leaves out reading
+and writing calls (calls.py).
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
 from agentkit.records import ParsedTurn
-from agentkit.rollouts.calls import FORMATS, MAX_CALLS, detect_format, format_call, parse_turn
+from agentkit.rollouts.calls import FORMATS, MAX_CALLS, check_format, detect_format, format_call, parse_turn
 
 __all__ = ["FORMATS", "MAX_CALLS", "ChatCodec", "detect_format", "format_call", "parse_turn"]
 
@@ -24,37 +24,25 @@ _SENTINEL = "OBSERVATION-{}-HERE"
 # Search-R1's own prompt (its data/nq_search processing); the question follows it
 SEARCH_R1_PROMPT = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you "
-    "get new "
-    "information. After reasoning, if you find you lack some knowledge, you can call a search engine by "
-    "<search> query "
-    "</search> and it will return the top searched results between <information> and </information>. You can "
-    "search as many "
-    "times as your want. If you find no further external knowledge needed, you can directly provide the "
-    "answer inside "
-    "<answer> and </answer>, without detailed illustrations. For example, <answer> Beijing </answer>."
+    "get new information. After reasoning, if you find you lack some knowledge, you can call a search engine "
+    "by <search> query </search> and it will return the top searched results between <information> and "
+    "</information>. You can search as many times as your want. If you find no further external knowledge "
+    "needed, you can directly provide the answer inside <answer> and </answer>, without detailed "
+    "illustrations. For example, <answer> Beijing </answer>."
 )
 _SEARCH_R1_END = re.compile("</search>|</answer>")
 _RESPONSE = ("<tool_response>", "</tool_response>")
 _TAGS = {  # what frames a text and may be plain text to a tokenizer, as <tool_response> is to Qwen2.5's
     "hermes": _RESPONSE,
     "qwen3_coder": _RESPONSE,
-    "search_r1": (
-        "<information>",
-        "</information>",
-        "<search>",
-        "</search>",
-        "<answer>",
-        "</answer>",
-        "<think>",
-        "</think>",
+    "search_r1": tuple(
+        f"<{end}{tag}>" for tag in "information search answer think".split() for end in ("", "/")
     ),
 }
 
 
 def _is_control(token: Any) -> bool:
-    """Whether an added token steers the chat. Runs of spaces and plain words or characters, added as
-    vocabulary, do not.
-    """
+    """Whether an added token steers the chat; runs of spaces and plain words, added as vocabulary, do not."""
     content = token.content.strip()
     return bool(content) and (token.special or not content.isalnum())
 
@@ -76,19 +64,13 @@ class ChatCodec:
     def __init__(self, tokenizer: Any, system_prompt: str, tools: Sequence[dict], format: str | None = None):
         self.tokenizer = tokenizer
         self.format = format or detect_format(getattr(tokenizer, "chat_template", None))
-        if self.format not in FORMATS:
-            raise ValueError(
-                f"unknown tool-call format {self.format!r}: use one of {', '.join(map(repr, FORMATS))}"
-            )
-        tagged = self.format == "search_r1"
-        self.system_prompt = SEARCH_R1_PROMPT if tagged else system_prompt
+        check_format(self.format)
+        self.system_prompt = SEARCH_R1_PROMPT if self.format == "search_r1" else system_prompt
         self.tools = list(tools)
         control = {i: t.content.strip() for i, t in tokenizer.added_tokens_decoder.items() if _is_control(t)}
         self.control_ids = frozenset(control)
-        broken = {*control.values(), *_TAGS.get(self.format, ())}
-        self._control = re.compile(
-            "|".join(re.escape(t) for t in sorted(broken, key=len, reverse=True)) or r"(?!)"
-        )
+        broken = sorted({*control.values(), *_TAGS.get(self.format, ())}, key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, broken)) or r"(?!)")
         self.end_id = tokenizer.eos_token_id
         self._frames: dict[int, list[list[int]]] = {}
 
@@ -107,14 +89,14 @@ class ChatCodec:
         themselves are encoded apart from it, with control tokens made inert.
         """
         if self.format == "search_r1":
-            return self._encode(
-                "".join(f"\n\n<information>{self.inert(text)}</information>\n\n" for text in observations)
-            )
-        if len(observations) not in self._frames:
-            self._frames[len(observations)] = self._frame(len(observations))
-        frame = self._frames[len(observations)]
-        ids = list(frame[0])
-        for text, after in zip(observations, frame[1:], strict=True):
+            replies = [f"\n\n<information>{self.inert(text)}</information>\n\n" for text in observations]
+            return self._encode("".join(replies))
+        count = len(observations)
+        if count not in self._frames:
+            self._frames[count] = self._frame(count)
+        first, *others = self._frames[count]
+        ids = list(first)
+        for text, after in zip(observations, others, strict=True):
             ids += self.text_ids(text)
             ids += after
         return ids
@@ -128,26 +110,20 @@ class ChatCodec:
         """How many of the sampled ids make up a whole turn; None where it has not ended.
 
         A turn ends with the end token. Search-R1's ends behind </search> or </answer> as well, and what an
-        engine sampled after
-        that is left out: the tokens before it were drawn without it.
+        engine sampled after that is left out: the tokens before it were drawn without it.
         """
         if self.format == "search_r1" and (tag := _SEARCH_R1_END.search(self.decode(ids))):
-            low, high = 0, len(ids)
-            while low < high:  # the shortest prefix whose text holds the tag
-                middle = (low + high) // 2
-                low, high = (
-                    (low, middle) if len(self.decode(ids[:middle])) >= tag.end() else (middle + 1, high)
-                )
-            return low
+            # the shortest prefix whose text holds the tag
+            lengths = range(len(ids))
+            return bisect_left(lengths, tag.end(), key=lambda n: len(self.decode(ids[:n])))
         return len(ids) if ids and ids[-1] == self.end_id else None
 
     def shorten(self, text: str, limit: int) -> str:
-        """A tool's reply of at most ``limit`` tokens, with a mark where it was cut and how much is missing."""
+        """A tool's reply of at most ``limit`` tokens; a mark says where it was cut and how much is missing."""
         if len(text.encode("utf-8", "replace")) <= limit:  # no token is shorter than a byte
             return text
-        text = (
-            text[: 16 * limit] if (large := len(text) > 16 * limit) else text
-        )  # no tokenizer is asked to read megabytes
+        large = len(text) > 16 * limit
+        text = text[: 16 * limit]  # no tokenizer is asked to read megabytes
         ids = self.text_ids(text)
         if len(ids) <= limit and not large:
             return text
@@ -156,7 +132,8 @@ class ChatCodec:
         while keep > 0:
             mark = CUT.format(f"at least {len(ids) - keep}" if large else len(ids) - keep)
             short = self.decode(ids[:keep]).rstrip("\ufffd") + mark
-            if (over := len(self.text_ids(short)) - limit) <= 0:
+            over = len(self.text_ids(short)) - limit
+            if over <= 0:
                 return short
             keep -= over
         return self.decode(ids[:limit]).rstrip("\ufffd")
@@ -169,7 +146,7 @@ class ChatCodec:
         """Text with every added-token and framing string broken by a space, and lone surrogates replaced.
 
         Repeated until nothing is left, since breaking one string may complete another. A control token that
-        the tokenizer's own normaliser makes of other characters, such as full-width ones, is left out.
+        the tokenizer makes of other characters, such as full-width ones, is left out.
         """
         text = text.encode("utf-8", "replace").decode()
         while True:
@@ -192,16 +169,14 @@ class ChatCodec:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _frame(self, count: int) -> list[list[int]]:
-        """Template text around ``count`` tool replies, as ids: before the first, between, and after the last."""
+        """Ids of the template's text before the first of ``count`` replies, between them, and after the last."""
         base = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "turn"}]
         replies = [{"role": "tool", "content": _SENTINEL.format(i)} for i in range(count)]
         before, after = self._render(base), self._render(base + replies, add_generation_prompt=True)
         end = self.tokenizer.eos_token
         if not after.startswith(before) or end not in before:
             raise ValueError(
-                "the chat template rewrites earlier turns when tool replies follow; use a prefix-preserving "
-                "one"
+                "the chat template rewrites earlier turns when tool replies follow: use one that does not"
             )
         tail = before[before.rindex(end) + len(end) :] + after[len(before) :]
-        pieces = re.split("|".join(re.escape(_SENTINEL.format(i)) for i in range(count)), tail)
-        return [self._encode(piece) for piece in pieces]
+        return [self._encode(piece) for piece in re.split(_SENTINEL.format(r"\d+"), tail)]

@@ -1,4 +1,4 @@
-"""What a policy is asked and what it returns."""
+"""What a policy is asked and what it returns. Leaves out the engines (policies)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Policy(ABC):
         """A trajectory has ended, however it did: what is kept for it can go."""
 
     def sync(self, model: Any) -> None:  # noqa: B027
-        """Take over the weights of the model being trained, and forget what was computed with the old ones."""
+        """Take over the trained model's weights, and forget what was computed with the old ones."""
 
     def close(self) -> None:  # noqa: B027
         """Give back what the engine holds; the policy samples no more."""

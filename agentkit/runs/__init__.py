@@ -1,30 +1,24 @@
-"""A run: its folder and manifest, the files in it, the recipe it came from and the notebooks that make it, in
-order.
+"""A run: its folder and manifest, the files in it, the recipe it came from and the notebooks that make it.
 
 Leaves out what the files mean: evaluation, diagnostics and views read them.
 """
 
+from agentkit.records import RunError
 from agentkit.runs.files import (
-    SPLITS,
-    RunError,
     append_jsonl,
     cut_jsonl,
     digest,
     encode_json,
+    numbered_rows,
     parse_json,
     read_json,
     read_jsonl,
     read_rows,
-    read_tasks,
-    read_trajectories,
-    task_problem,
-    trajectory_from,
+    user_cache,
     write_bytes,
     write_json,
     write_jsonl,
     write_table,
-    write_tasks,
-    write_trajectories,
 )
 from agentkit.runs.run import (
     Run,
@@ -36,34 +30,19 @@ from agentkit.runs.run import (
     secure,
     versions,
 )
+from agentkit.runs.stored import (
+    SPLITS,
+    read_tasks,
+    read_trajectories,
+    task_problem,
+    trajectory_from,
+    write_tasks,
+    write_trajectories,
+)
 
 __all__ = [
-    "SPLITS",
-    "Run",
-    "RunError",
-    "append_jsonl",
-    "check_name",
-    "cut_jsonl",
-    "default_folder",
-    "digest",
-    "encode_json",
-    "git_state",
-    "load_run",
-    "parse_json",
-    "project_root",
-    "read_json",
-    "read_jsonl",
-    "read_rows",
-    "read_tasks",
-    "read_trajectories",
-    "secure",
-    "task_problem",
-    "trajectory_from",
-    "versions",
-    "write_bytes",
-    "write_json",
-    "write_jsonl",
-    "write_table",
-    "write_tasks",
-    "write_trajectories",
-]
+    "SPLITS", "Run", "RunError", "append_jsonl", "check_name", "cut_jsonl", "default_folder", "digest", "encode_json",
+    "git_state", "load_run", "numbered_rows", "parse_json", "project_root", "read_json", "read_jsonl", "read_rows",
+    "read_tasks", "read_trajectories", "secure", "task_problem", "trajectory_from", "user_cache", "versions", "write_bytes",
+    "write_json", "write_jsonl", "write_table", "write_tasks", "write_trajectories",
+]  # fmt: skip

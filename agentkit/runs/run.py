@@ -1,6 +1,6 @@
 """A run's folder: where it lies, its manifest, and what lies in it.
 
-Leaves out: what the files mean (evaluation, diagnostics) and how notebooks are executed (stages).
+Leaves out what the files mean (evaluation, diagnostics) and how notebooks are executed (stages).
 """
 
 from __future__ import annotations
@@ -16,42 +16,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from agentkit.records import Task, Trajectory
-from agentkit.runs.files import (
-    RunError,
-    digest,
-    read_json,
-    read_jsonl,
-    read_tasks,
-    read_trajectories,
-    write_json,
-)
+from agentkit.records import RunError, Task, Trajectory
+from agentkit.runs.files import digest, read_json, read_jsonl, write_json
+from agentkit.runs.stored import read_tasks, read_trajectories
 
 MANIFEST = "run.json"
+RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes
 SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of the manifest, each a mapping
+WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline", "adapter": "03_grpo",
+           "train": "03_grpo", "eval": "05_compare"}  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_VERSIONED = (
-    "agentkit",
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "datasets",
-    "accelerate",
-    "plotly",
-    "papermill",
-)
+_VERSIONED = "agentkit torch transformers trl peft datasets accelerate plotly papermill".split()
 
 
 def check_name(name: str) -> str:
-    """Return a run name, or raise RunError: letters, digits, dot, dash and underscore, at most 100, no
-    leading dot.
-    """
+    """Return a run name, or raise RunError where it might not be one folder or file everywhere."""
     if not _NAME.fullmatch(name):
-        raise RunError(
-            f"run name {name[:40]!r} is refused: use letters, digits, '.', '_' and '-', at most 100 "
-            "characters."
-        )
+        rule = "use letters, digits, '.', '_' and '-', at most 100 characters"
+        raise RunError(f"run name {name[:40]!r} is refused: {rule}.")
     return name
 
 
@@ -65,23 +47,8 @@ def project_root(start: str | Path | None = None) -> Path:
 
 
 def default_folder() -> Path:
-    """Where a notebook writes when no run is named: the folder papermill writes it to, else outputs/lab."""
-    return _papermill_output_folder() or project_root() / "outputs" / "lab"
-
-
-def _papermill_output_folder() -> Path | None:
-    """Papermill tells its kernel nothing about the output path, so read it from the parent's command line."""
-    import psutil  # comes with ipykernel
-
-    try:
-        parent = psutil.Process().parent()
-        words, folder = (parent.cmdline(), parent.cwd()) if parent else ([], "")
-    except psutil.Error:
-        return None
-    notebooks = [word for word in words if word.endswith(".ipynb")]
-    if len(notebooks) < 2 or not any("papermill" in word for word in words[:4]):
-        return None
-    return (Path(folder) / notebooks[1]).resolve().parent
+    """Where a notebook writes when its recipe names no run: outputs/lab, or what papermill's plug-in named."""
+    return Path(os.environ.get(RUN_VARIABLE) or project_root() / "outputs" / "lab")
 
 
 class Run:
@@ -91,9 +58,8 @@ class Run:
         self.path = Path(path)
         for part in self.path.parts[:-1]:
             if "\0" in part or len(part.encode("utf-8", "replace")) > 255:
-                raise RunError(
-                    f"run folder {str(path)[:80]!r} is refused: no file system holds the name {part[:40]!r}."
-                )
+                why = f"no file system holds the name {part[:40]!r}"
+                raise RunError(f"run folder {str(path)[:80]!r} is refused: {why}.")
         check_name(self.path.name)
 
     @classmethod
@@ -104,9 +70,8 @@ class Run:
             run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             run.path.chmod(0o700)
         except OSError as error:
-            raise RunError(
-                f"{run.path} cannot be made a run folder ({error.strerror}). Choose another folder."
-            ) from None
+            why = f"{run.path} cannot be made a run folder ({error.strerror})"
+            raise RunError(f"{why}. Choose another folder.") from None
         if not (run.path / MANIFEST).exists():
             write_json(run.path / MANIFEST, {"created": _now()} | {name: {} for name in SECTIONS})
         return run
@@ -118,18 +83,16 @@ class Run:
     @property
     def manifest(self) -> dict:
         """run.json: recipe as used, versions, git state, data hashes, stage status and timings."""
-        found, path = read_json(self.path / MANIFEST), self.path / MANIFEST
-        sections = [found.setdefault(name, {}) for name in SECTIONS] if isinstance(found, dict) else [None]
-        if all(isinstance(section, dict) for section in sections):
-            entries = found["stages"].values()
-            if all(
-                isinstance(entry, dict) and isinstance(entry.get("parameters", {}), dict) for entry in entries
-            ):
-                return found
-        raise RunError(
-            f"{path} is no run manifest: a part of it is of the wrong type. Move it away and run the stages "
-            "again."
+        manifest, path = read_json(self.path / MANIFEST), self.path / MANIFEST
+        sound = isinstance(manifest, dict) and all(
+            isinstance(manifest.setdefault(name, {}), dict) for name in SECTIONS
         )
+        stages = manifest["stages"].values() if sound else [None]
+        for stage in stages:
+            if not isinstance(stage, dict) or not isinstance(stage.get("parameters", {}), dict):
+                why = f"{path} is no run manifest: a part of it is of the wrong type"
+                raise RunError(f"{why}. Move it away and run the stages again.")
+        return manifest
 
     def update(self, **sections: dict) -> None:
         """Merge sections into run.json, one level deep."""
@@ -142,7 +105,11 @@ class Run:
         """Mark a stage as running. Raises RunError when a file it needs is missing."""
         for needed in inputs:
             if not self.file(needed).exists():
-                raise RunError(f"{name} needs {self.file(needed)}, which does not exist. {_producer(needed)}")
+                writer = next(
+                    (w for prefix, w in WRITERS.items() if needed.startswith(prefix)), "that writes it"
+                )
+                why = f"{name} needs {self.file(needed)}, which does not exist"
+                raise RunError(f"{why}. Run notebook {writer} for this run first.")
         entry = {"status": "running", "started": _now(), "_clock": time.time(), "parameters": recipe}
         if self.manifest["stages"].get(name, {}).get("status", "done") != "done":
             entry["interrupted"] = True  # so it goes on from where an earlier attempt was stopped
@@ -151,16 +118,12 @@ class Run:
     def end(self, name: str, status: str = "done", **extra: Any) -> None:
         """Mark a stage as done (or failed), with its seconds, and make every file of the run private."""
         stage = dict(self.manifest["stages"].get(name, {}))
-        started = stage.pop("_clock", time.time())
+        seconds = round(time.time() - stage.pop("_clock", time.time()), 1)
+        hashed = [f for f in ("tasks.jsonl", "adapter/adapter_model.safetensors") if self.file(f).exists()]
         self.update(
-            stages={name: stage | {"status": status, "seconds": round(time.time() - started, 1)} | extra}
+            stages={name: stage | {"status": status, "seconds": seconds} | extra},
+            hashes={file: digest(self.file(file)) for file in hashed},
         )
-        hashes = {
-            f: digest(self.file(f))
-            for f in ("tasks.jsonl", "adapter/adapter_model.safetensors")
-            if self.file(f).exists()
-        }
-        self.update(hashes=hashes)
         secure(self.path)
 
     @cached_property
@@ -184,10 +147,9 @@ class Run:
     @property
     def steps(self) -> list[int]:
         """Training steps whose trajectories are stored."""
-        stems = (
-            p.stem.removeprefix("step_") for p in self.file("train", "trajectories").glob("step_*.parquet")
-        )
-        return sorted(int(stem) for stem in stems if stem.isdecimal())
+        files = self.file("train", "trajectories").glob("step_*.parquet")
+        numbers = [file.stem.removeprefix("step_") for file in files]
+        return sorted(int(number) for number in numbers if number.isdecimal())
 
     @property
     def comparison(self) -> dict:
@@ -199,9 +161,8 @@ def load_run(path: str | Path) -> Run:
     """Open a finished or running run. Raises RunError when there is none at ``path``."""
     run = Run(path)
     if not (run.path / MANIFEST).exists():
-        raise RunError(
-            f"there is no run at {run.path} (no {MANIFEST}). Start one with notebook 01 or 'agentkit run'."
-        )
+        why = f"there is no run at {run.path} (no {MANIFEST})"
+        raise RunError(f"{why}. Start one with notebook 01 or 'agentkit run'.")
     return run
 
 
@@ -216,45 +177,26 @@ def secure(folder: str | Path) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and the packages that shape a result; absent ones are left out."""
-    found = {"python": sys.version.split()[0]}
+    installed = {"python": sys.version.split()[0]}
     for name in _VERSIONED:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def git_state() -> dict[str, Any]:
     """Commit and whether the tree was dirty, or nothing outside a git checkout."""
-    root = project_root()
+    options = {"cwd": project_root(), "capture_output": True, "text": True, "timeout": 10}
     try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10
-        )
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, timeout=10
-        )
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options)
+        status = subprocess.run(["git", "status", "--porcelain"], **options)
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    return (
-        {"commit": commit.stdout.strip(), "dirty": bool(dirty.stdout.strip())}
-        if commit.returncode == 0
-        else {}
-    )
-
-
-def _producer(needed: str) -> str:
-    notebook = {
-        "tasks.jsonl": "01_tasks",
-        "baseline.json": "02_baseline",
-        "sft": "02_baseline",
-        "adapter": "03_grpo",
-    }
-    for prefix, name in (notebook | {"train": "03_grpo", "eval": "05_compare"}).items():
-        if needed.startswith(prefix):
-            return f"Run notebook {name} for this run first."
-    return "Run the notebook that writes it first."
+    if commit.returncode != 0:
+        return {}
+    return {"commit": commit.stdout.strip(), "dirty": bool(status.stdout.strip())}
 
 
 def _now() -> str:

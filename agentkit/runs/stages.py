@@ -1,52 +1,65 @@
 """Notebooks 01 to 05 executed in order with a recipe, into a run folder; finished ones are kept.
 
-Each notebook is handed the recipe's keys that its parameters cell declares. Leaves out what the notebooks do.
+Each notebook is handed the recipe's keys of its stage. Leaves out what the notebooks do.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentkit.runs import Run, RunError, project_root, secure
-from agentkit.runs.recipe import RecipeError
+from agentkit.records import RecipeError, RunError
+from agentkit.runs.recipe import Recipe
+from agentkit.runs.run import Run, project_root, secure
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 SHUTDOWN_S = 30.0  # for a kernel to write its checkpoint when this process is told to end
 
 
 def stage_number(name: str) -> int:
-    """The place in STAGES of "03" or "03_grpo". Raises RecipeError where there is no such notebook."""
+    """The index in STAGES of "03" or "03_grpo". Raises RecipeError where there is no such notebook."""
     matches = [i for i, stage in enumerate(STAGES) if stage == name or stage.startswith(f"{name}_")]
     if len(matches) != 1:
         raise RecipeError(f"there is no notebook {name[:40]!r}; there are {', '.join(s[:2] for s in STAGES)}")
     return matches[0]
 
 
-def run_stages(run: Run, recipe: Mapping[str, Any], first: int, last: int, *, anew: bool = False) -> None:
-    """Execute the notebooks from ``first`` to ``last`` that are not done with these parameters, and all after
-    one that ran.
+def run_stages(
+    run: Run, recipe: Mapping[str, Any], first: int, last: int, *, lab: str = "", anew: bool = False
+) -> None:
+    """Execute the notebooks that are not done with these parameters and this lab file, and all after one that ran.
 
     Args:
         run: where they write.
         recipe: its keys, checked.
-        first: place in STAGES of the first one.
+        first: index in STAGES of the first one.
         last: of the last one, which is executed too.
+        lab: the lab file's digest.
         anew: also those that are done.
 
     Raises:
         RunError: a notebook stopped; it is kept as far as it came.
     """
     for stage in STAGES[first : last + 1]:
-        parameters = _parameters(stage, recipe)
-        if not anew and _is_done(run, stage, parameters):
+        keys = [name for name in Recipe.keys_of(stage) if name in recipe and name != "run"]
+        parameters = {name: recipe[name] for name in keys}
+        if not anew and _is_done(run, stage, parameters, lab):
             print(f"{stage}: done, kept")
             continue
         anew = True  # the later ones build on what this one writes
         execute(stage, run, parameters)
+        if lab:
+            run.update(stages={stage: run.manifest["stages"].get(stage, {}) | {"lab": lab}})
+
+
+def _is_done(run: Run, stage: str, parameters: Mapping[str, Any], lab: str) -> bool:
+    entry = run.manifest["stages"].get(stage, {})
+    same = parameters.items() <= entry.get("parameters", {}).items() and entry.get("lab", "") == lab
+    return same and entry.get("status") == "done"
 
 
 def _notebook(stage: str) -> Path:
@@ -56,26 +69,8 @@ def _notebook(stage: str) -> Path:
     return path
 
 
-def _parameters(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe's keys that this notebook declares, but for the folder, which the caller names."""
-    import papermill
-
-    return {
-        name: recipe[name]
-        for name in papermill.inspect_notebook(str(_notebook(stage)))
-        if name in recipe and name != "run"
-    }
-
-
-def _is_done(run: Run, stage: str, parameters: Mapping[str, Any]) -> bool:
-    entry = run.manifest["stages"].get(stage, {})
-    return entry.get("status") == "done" and parameters.items() <= entry.get("parameters", {}).items()
-
-
 def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
-    """One notebook through papermill. Raises RunError with the error of a failing cell; the notebook so far
-    is kept.
-    """
+    """One notebook through papermill. Raises RunError with a failing cell's error; the notebook so far is kept."""
     import nbformat
     import papermill
     from nbformat.sign import NotebookNotary
@@ -84,6 +79,9 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
 
     start, out = time.monotonic(), run.file(f"{stage}.ipynb")
     print(f"{stage}: running", flush=True)
+    logging.getLogger("papermill").setLevel(
+        logging.ERROR
+    )  # it warns of keys that the parameters cell does not list
     try:
         papermill.execute_notebook(
             str(_notebook(stage)),
@@ -92,9 +90,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             kernel_name="python3",
             cwd=str(project_root()),
             progress_bar=sys.stderr.isatty(),
-            extra_arguments=[
-                "--IPKernelApp.log_level=ERROR"
-            ],  # not a warning a notebook about how the kernel is reached
+            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # no warning of how the kernel is reached
             config=Config({"KernelManager": {"shutdown_wait_time": SHUTDOWN_S}}),
         )
     except PapermillExecutionError as error:
@@ -104,7 +100,5 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
         raise RunError(f"{stage} stopped: {why} (see {out})") from None
     finally:
         secure(run.path)
-    NotebookNotary().sign(
-        nbformat.read(out, as_version=4)
-    )  # made here and now, so JupyterLab may show its widgets
+    NotebookNotary().sign(nbformat.read(out, as_version=4))  # so that JupyterLab may show its widgets
     print(f"{stage}: done in {time.monotonic() - start:.0f} s", flush=True)

@@ -1,5 +1,6 @@
-"""Canaries: small attacks that must fail before a tier is trusted. Each yields (code, limits, judge of the
-result).
+"""Canaries: small attacks that must fail before a tier is trusted.
+
+Each yields (code, limits, fault of the result or None). Leaves out what takes long: the tests' hostile programs.
 """
 
 from __future__ import annotations
@@ -69,38 +70,33 @@ def breakout() -> Iterator[Canary]:
     with (
         tempfile.TemporaryDirectory(prefix="agentkit-canary-") as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix_socket,
     ):
         secret, unix = os.path.join(folder, "secret"), os.path.join(folder, "socket")
         with open(secret, "w") as file:
             file.write("secret")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as target:
-            target.bind(unix)
-            targets = {"secret": secret, "folder": folder, "unix": unix, "pid": os.getpid()}
-            try:
-                yield _ATTEMPTS.format(**targets, port=server.getsockname()[1]), {}, _nothing_escaped
-            finally:
-                with contextlib.suppress(FileNotFoundError):  # there only where it got out
-                    os.remove(f"/dev/shm/agentkit-canary-{os.getpid()}")
+        unix_socket.bind(unix)
+        targets = {"secret": secret, "folder": folder, "unix": unix, "pid": os.getpid()}
+        try:
+            yield _ATTEMPTS.format(**targets, port=server.getsockname()[1]), {}, _what_escaped
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # there only where it got out
+                os.remove(f"/dev/shm/agentkit-canary-{os.getpid()}")
 
 
-def _nothing_escaped(result: Any) -> str | None:
-    return (
-        None
-        if (result.status, result.stdout) == ("ok", "escaped: none\n")
-        else f"{result.status}: {result.stdout}{result.stderr}".strip()
-    )
+def _what_escaped(result: Any) -> str | None:
+    if (result.status, result.stdout) == ("ok", "escaped: none\n"):
+        return None
+    return f"{result.status}: {result.stdout}{result.stderr}".strip()
 
 
-def _ends(code: str, status: str, **limits: Any) -> Callable:
-    @contextlib.contextmanager
-    def canary() -> Iterator[Canary]:
-        yield (
-            code,
-            limits,
-            lambda found: None if found.status == status else f"{code!r} ended {found.status}, not {status}",
-        )
+def _ends(code: str, status: str, **limits: Any) -> Callable[[], contextlib.AbstractContextManager[Canary]]:
+    """A canary whose program must end with a status."""
 
-    return canary
+    def fault_of(result: Any) -> str | None:
+        return None if result.status == status else f"{code!r} ended {result.status}, not {status}"
+
+    return lambda: contextlib.nullcontext((code, limits, fault_of))
 
 
 loop = _ends(

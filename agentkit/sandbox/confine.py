@@ -1,10 +1,9 @@
-"""Linux confinement through ctypes: namespaces, Landlock, a seccomp allow-list, resource limits. No
-privilege, no binary.
+"""Linux confinement through ctypes: namespaces, Landlock, a seccomp allow-list, resource limits.
 
-Loaded by the zygote only, before any untrusted code. Every function raises OSError where the kernel refuses,
-so that a missing layer is noticed and never skipped. Sources: man 2 seccomp, man 7 landlock, man 7
-user_namespaces, man 2 pivot_root; system call numbers from the kernel's unistd headers (x86_64 and the
-generic table that aarch64 uses).
+Loaded by the zygote only, before any untrusted code; needs no privilege and no binary. Every function raises
+OSError where the kernel refuses, so that a missing layer is noticed and never skipped. Leaves out everything
+but Linux on x86_64 and aarch64. Sources: man 2 seccomp, man 7 landlock, man 7 user_namespaces, man 2 pivot_root;
+system call numbers from the kernel's unistd headers (x86_64 and the generic table that aarch64 uses).
 """
 
 from __future__ import annotations
@@ -20,59 +19,60 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def _syscall(number: int, *arguments: int | bytes | ctypes.Array | None) -> int:
-    """One system call. Raises OSError with the kernel's reason."""
-    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    found = _libc.syscall(ctypes.c_long(number), *words)
-    if found < 0:
+def _checked(result: int, what: str) -> int:
+    """What a C function gave. Raises OSError with the kernel's reason where that is negative."""
+    if result < 0:
         code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return found
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+    return result
+
+
+def _syscall(number: int, *arguments: int | bytes | ctypes.Array | None) -> int:
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return _checked(_libc.syscall(ctypes.c_long(number), *words), f"system call {number}")
 
 
 # ---- seccomp
-# ---------------------------------------------------------------------------------------------------------
-ARCHITECTURES = {
-    "x86_64": (0, 0xC000003E),
-    "aarch64": (1, 0xC00000B7),
-}  # column in the tables below, AUDIT_ARCH
+# architecture -> its column in the tables below, AUDIT_ARCH
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 # name, x86_64, aarch64; "-" where the architecture has none
 _ALLOWED = """
-read 0 63,write 1 64,readv 19 65,writev 20 66,pread64 17 67,pwrite64 18 68,preadv 295 69,pwritev 296 70,lseek 8 62,close 3 57,
-close_range 436 436,dup 32 23,dup2 33 -,dup3 292 24,pipe 22 -,pipe2 293 59,flock 73 32,open 2 -,openat 257 56,creat 85 -,
-stat 4 -,lstat 6 -,fstat 5 80,newfstatat 262 79,statx 332 291,access 21 -,faccessat 269 48,faccessat2 439 439,readlink 89 -,
-readlinkat 267 78,getdents 78 -,getdents64 217 61,getcwd 79 17,chdir 80 49,fchdir 81 50,statfs 137 43,fstatfs 138 44,
-ftruncate 77 46,fallocate 285 47,fsync 74 82,fdatasync 75 83,fadvise64 221 223,sendfile 40 71,copy_file_range 326 285,
-mkdir 83 -,mkdirat 258 34,rmdir 84 -,unlink 87 -,unlinkat 263 35,rename 82 -,renameat 264 38,renameat2 316 276,symlink 88 -,
-symlinkat 266 36,umask 95 166,mmap 9 222,munmap 11 215,mremap 25 216,mprotect 10 226,madvise 28 233,brk 12 214,msync 26 227,
-membarrier 324 283,futex 202 98,set_robust_list 273 99,set_tid_address 218 96,rseq 334 293,sched_yield 24 124,
-sched_getaffinity 204 123,sched_getparam 143 121,sched_getscheduler 145 120,sched_get_priority_max 146 125,
-sched_get_priority_min 147 126,getpriority 140 141,getrandom 318 278,getcpu 309 168,exit 60 93,exit_group 231 94,wait4 61 260,
-waitid 247 95,restart_syscall 219 128,rt_sigaction 13 134,rt_sigprocmask 14 135,rt_sigreturn 15 139,rt_sigpending 127 136,
-rt_sigsuspend 130 133,rt_sigtimedwait 128 137,sigaltstack 131 132,pause 34 -,alarm 37 -,setitimer 38 103,getitimer 36 102,
-timer_create 222 107,timer_settime 223 110,timer_gettime 224 108,timer_delete 226 111,timer_getoverrun 225 109,
-timerfd_create 283 85,timerfd_settime 286 86,timerfd_gettime 287 87,eventfd2 290 19,signalfd4 289 74,nanosleep 35 101,
-clock_nanosleep 230 115,clock_gettime 228 113,clock_getres 229 114,gettimeofday 96 169,time 201 -,times 100 153,poll 7 -,
-ppoll 271 73,select 23 -,pselect6 270 72,epoll_create 213 -,epoll_create1 291 20,epoll_ctl 233 21,epoll_wait 232 -,
-epoll_pwait 281 22,getpid 39 172,getppid 110 173,gettid 186 178,getuid 102 174,geteuid 107 175,getgid 104 176,getegid 108 177,
-getgroups 115 158,getresuid 118 148,getresgid 120 150,getpgrp 111 -,getpgid 121 155,getsid 124 156,uname 63 160,sysinfo 99 179,
-getrusage 98 165,getrlimit 97 163,arch_prctl 158 -,recvfrom 45 207,shutdown 48 210,getsockopt 55 209,setsockopt 54 208,
-getsockname 51 204,getpeername 52 205
+read 0 63,write 1 64,readv 19 65,writev 20 66,pread64 17 67,pwrite64 18 68,preadv 295 69,pwritev 296 70,
+lseek 8 62,close 3 57,close_range 436 436,dup 32 23,dup2 33 -,dup3 292 24,pipe 22 -,pipe2 293 59,flock 73 32,
+open 2 -,openat 257 56,creat 85 -,stat 4 -,lstat 6 -,fstat 5 80,newfstatat 262 79,statx 332 291,access 21 -,
+faccessat 269 48,faccessat2 439 439,readlink 89 -,readlinkat 267 78,getdents 78 -,getdents64 217 61,
+getcwd 79 17,chdir 80 49,fchdir 81 50,statfs 137 43,fstatfs 138 44,ftruncate 77 46,fallocate 285 47,
+fsync 74 82,fdatasync 75 83,fadvise64 221 223,sendfile 40 71,copy_file_range 326 285,mkdir 83 -,
+mkdirat 258 34,rmdir 84 -,unlink 87 -,unlinkat 263 35,rename 82 -,renameat 264 38,renameat2 316 276,
+symlink 88 -,symlinkat 266 36,umask 95 166,mmap 9 222,munmap 11 215,mremap 25 216,mprotect 10 226,
+madvise 28 233,brk 12 214,msync 26 227,membarrier 324 283,futex 202 98,set_robust_list 273 99,
+set_tid_address 218 96,rseq 334 293,sched_yield 24 124,sched_getaffinity 204 123,sched_getparam 143 121,
+sched_getscheduler 145 120,sched_get_priority_max 146 125,sched_get_priority_min 147 126,getpriority 140 141,
+getrandom 318 278,getcpu 309 168,exit 60 93,exit_group 231 94,wait4 61 260,waitid 247 95,
+restart_syscall 219 128,rt_sigaction 13 134,rt_sigprocmask 14 135,rt_sigreturn 15 139,rt_sigpending 127 136,
+rt_sigsuspend 130 133,rt_sigtimedwait 128 137,sigaltstack 131 132,pause 34 -,alarm 37 -,setitimer 38 103,
+getitimer 36 102,timer_create 222 107,timer_settime 223 110,timer_gettime 224 108,timer_delete 226 111,
+timer_getoverrun 225 109,timerfd_create 283 85,timerfd_settime 286 86,timerfd_gettime 287 87,eventfd2 290 19,
+signalfd4 289 74,nanosleep 35 101,clock_nanosleep 230 115,clock_gettime 228 113,clock_getres 229 114,
+gettimeofday 96 169,time 201 -,times 100 153,poll 7 -,ppoll 271 73,select 23 -,pselect6 270 72,
+epoll_create 213 -,epoll_create1 291 20,epoll_ctl 233 21,epoll_wait 232 -,epoll_pwait 281 22,getpid 39 172,
+getppid 110 173,gettid 186 178,getuid 102 174,geteuid 107 175,getgid 104 176,getegid 108 177,
+getgroups 115 158,getresuid 118 148,getresgid 120 150,getpgrp 111 -,getpgid 121 155,getsid 124 156,
+uname 63 160,sysinfo 99 179,getrusage 98 165,getrlimit 97 163,arch_prctl 158 -,recvfrom 45 207,
+shutdown 48 210,getsockopt 55 209,setsockopt 54 208,getsockname 51 204,getpeername 52 205
 """
-# answered with success and not done: Landlock does not rule over modes and times, and shutil.copy should
-# still work
-_PRETENDED = (
-    "chmod 90 -,fchmod 91 52,fchmodat 268 53,utime 132 -,utimes 235 -,utimensat 280 88,futimesat 261 -"
-)
+# answered with success and not done: Landlock does not rule over modes and times, and shutil.copy should work
+_PRETENDED = """
+chmod 90 -,fchmod 91 52,fchmodat 268 53,utime 132 -,utimes 235 -,utimensat 280 88,futimesat 261 -
+"""
 # extended attributes: answered as a file system without them does
-_ABSENT = (
-    "getxattr 191 8,lgetxattr 192 9,fgetxattr 193 10,listxattr 194 11,llistxattr 195 12,flistxattr 196 13"
-)
-_CHECKED = (
-    "clone 56 220,clone3 435 435,kill 62 129,tkill 200 130,tgkill 234 131,prlimit64 302 261,prctl 157 "
-    "167,ioctl 16 29,"
-    "fcntl 72 25,socketpair 53 199,sendto 44 206"
-)
+_ABSENT = """
+getxattr 191 8,lgetxattr 192 9,fgetxattr 193 10,listxattr 194 11,llistxattr 195 12,flistxattr 196 13
+"""
+_CHECKED = """
+clone 56 220,clone3 435 435,kill 62 129,tkill 200 130,tgkill 234 131,prlimit64 302 261,prctl 157 167,
+ioctl 16 29,fcntl 72 25,socketpair 53 199,sendto 44 206
+"""
 _CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020080  # every CLONE_NEW* flag
 _PRCTL = (15, 16, 3, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_SET_VMA
 _IOCTL = (
@@ -83,21 +83,7 @@ _IOCTL = (
     0x5450,
     0x5451,
 )  # TCGETS TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
-_FCNTL = (
-    0,
-    1,
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    36,
-    37,
-    38,
-    1030,
-    1032,
-)  # descriptors, flags and locks; no owner, signal, lease, pipe size
+_FCNTL = (*range(8), 36, 37, 38, 1030, 1032)  # descriptors, flags, locks; no owner, signal, lease, pipe size
 _NEWEST = 440  # numbers from here on are unknown to this table: ENOSYS lets the C library fall back
 _EPERM, _ENOSYS, _ENOTSUP = 1, 38, 95
 _LOAD, _JEQ, _JGT, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
@@ -128,12 +114,12 @@ def _one_of(index: int, values: Iterable[int]) -> list[_Instruction]:
 def _dispatch(ranges: list[tuple[int, int, list[_Instruction]]]) -> list[_Instruction]:
     """Rules by ranges of numbers (first, last, rules), in ascending order; EPERM outside of them.
 
-    A binary search: the kernel walks the program for every number when it is installed, once a call of the
-    sandbox.
+    A binary search: when a program is installed, once a call, the kernel follows it for every number.
     """
     if len(ranges) > 1:
-        left, right = (_dispatch(half) for half in (ranges[: len(ranges) // 2], ranges[len(ranges) // 2 :]))
-        return [(_JGE, len(left), 0, ranges[len(ranges) // 2][0]), *left, *right]
+        middle = len(ranges) // 2
+        left, right = _dispatch(ranges[:middle]), _dispatch(ranges[middle:])
+        return [(_JGE, len(left), 0, ranges[middle][0]), *left, *right]
     ((first, last, rules),) = ranges
     return [(_JGE, 0, len(rules) + 1, first), (_JGT, len(rules), 0, last), *rules, _DENY]
 
@@ -141,82 +127,67 @@ def _dispatch(ranges: list[tuple[int, int, list[_Instruction]]]) -> list[_Instru
 def _merged(rules: dict[int, list[_Instruction]]) -> list[tuple[int, int, list[_Instruction]]]:
     """Neighbouring numbers with the same rules as one range."""
     ranges: list[tuple[int, int, list[_Instruction]]] = []
-    for number, found in sorted(rules.items()):
-        if ranges and ranges[-1][1:] == (number - 1, found):
-            ranges[-1] = (ranges[-1][0], number, found)
+    for number, instructions in sorted(rules.items()):
+        if ranges and ranges[-1][1:] == (number - 1, instructions):
+            ranges[-1] = (ranges[-1][0], number, instructions)
         else:
-            ranges.append((number, number, found))
+            ranges.append((number, number, instructions))
     return ranges
 
 
+def _rules(column: int) -> dict[int, list[_Instruction]]:
+    """What is done about each system call of an architecture, by number."""
+    rules = dict.fromkeys(_numbers(_ALLOWED, column).values(), [_PASS])
+    rules |= dict.fromkeys(_numbers(_PRETENDED, column).values(), [(_RET, 0, 0, _ERRNO)])
+    rules |= dict.fromkeys(_numbers(_ABSENT, column).values(), [(_RET, 0, 0, _ERRNO | _ENOTSUP)])
+    threads_only = [_argument(0), (_JSET, 2, 0, _CLONE_NEW), (_JSET, 0, 1, _CLONE_THREAD), _PASS, _DENY]
+    # AF_UNIX, SOCK_STREAM: asyncio's own wake-up pipe
+    stream = [_argument(0), (_JEQ, 0, 3, 1), _argument(1), (_AND, 0, 0, 0xF), (_JEQ, 1, 0, 1), _DENY, _PASS]
+    no_address = [_argument(4), (_JEQ, 0, 2, 0), _argument(4, high=True), (_JEQ, 1, 0, 0), _DENY, _PASS]
+    checked = {
+        "clone": threads_only,
+        "clone3": _UNKNOWN,
+        "prlimit64": _one_of(0, [0]),
+        "prctl": _one_of(0, _PRCTL),
+        "ioctl": _one_of(1, _IOCTL),
+        "fcntl": _one_of(1, _FCNTL),
+        "socketpair": stream,
+        "sendto": no_address,
+    }
+    numbers = _numbers(_CHECKED, column)
+    return rules | {numbers[name]: instructions for name, instructions in checked.items()}
+
+
 class Filter:
-    """The seccomp program: an allow-list; no exec, fork, sockets, signals to others, mounts, keys, tracing or
-    io_uring.
-    """
+    """The seccomp program, an allow-list: no exec, fork, sockets, signals to others, mounts, keys or tracing."""
 
     def __init__(self) -> None:
         machine = platform.machine()
         if machine not in ARCHITECTURES:
             raise OSError(_ENOSYS, f"no table of system calls for {machine}")
         column, audit = ARCHITECTURES[machine]
-        checked = _numbers(_CHECKED, column)
-        rules = dict.fromkeys(_numbers(_ALLOWED, column).values(), [_PASS])
-        rules |= dict.fromkeys(_numbers(_PRETENDED, column).values(), [(_RET, 0, 0, _ERRNO)])
-        rules |= dict.fromkeys(_numbers(_ABSENT, column).values(), [(_RET, 0, 0, _ERRNO | _ENOTSUP)])
-        rules[checked["clone3"]] = _UNKNOWN
-        rules[checked["clone"]] = [
-            _argument(0),
-            (_JSET, 2, 0, _CLONE_NEW),
-            (_JSET, 0, 1, _CLONE_THREAD),
-            _PASS,
-            _DENY,
-        ]
-        rules[checked["prlimit64"]] = _one_of(0, [0])
-        rules[checked["prctl"]] = _one_of(0, _PRCTL)
-        rules[checked["ioctl"]] = _one_of(1, _IOCTL)
-        rules[checked["fcntl"]] = _one_of(1, _FCNTL)
-        stream = [
-            _argument(0),
-            (_JEQ, 0, 3, 1),
-            _argument(1),
-            (_AND, 0, 0, 0xF),
-            (_JEQ, 1, 0, 1),
-            _DENY,
-            _PASS,
-        ]
-        rules[checked["socketpair"]] = stream  # AF_UNIX, SOCK_STREAM: asyncio's own wake-up pipe
-        nowhere = [_argument(4), (_JEQ, 0, 2, 0), _argument(4, high=True), (_JEQ, 1, 0, 0), _DENY, _PASS]
-        rules[checked["sendto"]] = nowhere
-        program: list[_Instruction] = [
-            (_LOAD, 0, 0, 4),
-            (_JEQ, 1, 0, audit),
-            (_RET, 0, 0, _KILL),
-            (_LOAD, 0, 0, 0),
-        ]
-        own = _one_of(0, [0])
-        self._own = []  # where the process' own number goes
+        program = [(_LOAD, 0, 0, 4), (_JEQ, 1, 0, audit), (_RET, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+        to_itself = _one_of(0, [0])
+        self._pid_offsets = []  # where this process' own number goes
         for name in ("kill", "tkill", "tgkill"):
-            program += [(_JEQ, 0, len(own), checked[name]), *own]
-            self._own.append(8 * (len(program) - len(own) + 1) + 4)
-        program += _dispatch([*_merged(rules), (_NEWEST, 0xFFFFFFFF, _UNKNOWN)])
+            program += [(_JEQ, 0, len(to_itself), _numbers(_CHECKED, column)[name]), *to_itself]
+            self._pid_offsets.append(8 * (len(program) - len(to_itself) + 1) + 4)
+        program += _dispatch([*_merged(_rules(column)), (_NEWEST, 0xFFFFFFFF, _UNKNOWN)])
         code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
         self._code = ctypes.create_string_buffer(code, len(code))
-        self._header = ctypes.create_string_buffer(
-            struct.pack("@HP", len(program), ctypes.addressof(self._code))
-        )
+        header = struct.pack("@HP", len(program), ctypes.addressof(self._code))
+        self._header = ctypes.create_string_buffer(header)
 
     def install(self) -> None:
         """Confine this process from here on; signals reach itself only. Needs no_new_privs."""
-        for place in self._own:
-            struct.pack_into("=I", self._code, place, os.getpid())
+        for offset in self._pid_offsets:
+            struct.pack_into("=I", self._code, offset, os.getpid())
         none = ctypes.c_ulong(0)
-        _checked(
-            _libc.prctl(22, ctypes.c_ulong(2), self._header, none, none), "seccomp"
-        )  # PR_SET_SECCOMP, MODE_FILTER
+        # PR_SET_SECCOMP, MODE_FILTER
+        _checked(_libc.prctl(22, ctypes.c_ulong(2), self._header, none, none), "seccomp")
 
 
 # ---- Landlock
-# --------------------------------------------------------------------------------------------------------
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _BY_ABI = {
     1: (1 << 13) - 1,
@@ -237,9 +208,7 @@ def landlock_abi() -> int:
 
 
 def open_rules(rules: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
-    """Open what (path, READ | READ_WRITE | LIST) names, for a ``Ruleset``: (descriptor, rights). Missing
-    paths are left out.
-    """
+    """Open (path, kind) for a ``Ruleset``, as (descriptor, rights); missing paths are left out."""
     opened = []
     for path, kind in rules:
         try:
@@ -251,9 +220,7 @@ def open_rules(rules: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
 
 
 class Ruleset:
-    """What a process may reach: files, TCP where the kernel can, abstract sockets, signals; nothing but these
-    rules.
-    """
+    """What a process may reach of files, TCP, abstract sockets and signals: nothing but these rules."""
 
     def __init__(self, rules: Iterable[tuple[int, int]]):
         abi = landlock_abi()
@@ -278,63 +245,39 @@ class Ruleset:
 
 
 # ---- namespaces
-# ------------------------------------------------------------------------------------------------------
-_NEWNS, _NEWIPC, _NEWUTS, _NEWUSER, _NEWPID, _NEWNET = (
-    0x20000,
-    0x8000000,
-    0x4000000,
-    0x10000000,
-    0x20000000,
-    0x40000000,
-)
+_NEWNS, _NEWIPC, _NEWUTS = 0x20000, 0x8000000, 0x4000000
+_NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 0x1000, 0x4000, 0x40000
 _MOUNT_SETATTR = 442
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 NOBODY = 1000  # the user that programs see
 
 
-def _checked(result: int, what: str) -> None:
-    if result:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
-
-
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    found = _libc.mount(
-        source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
-    )
-    _checked(found, f"mount {target}")
+    names = source.encode(), target.encode(), kind.encode()
+    _checked(_libc.mount(*names, ctypes.c_ulong(flags), options.encode()), f"mount {target}")
 
 
 def enter_namespaces() -> None:
-    """New user, mount, network, IPC and host-name namespaces for this process; it keeps its rights in there
-    only.
-
-    The next process that it forks is the first of a new process tree.
-    """
+    """New user, mount, network, IPC, host-name namespaces, and a new process tree for what this process forks."""
     uid, gid = os.geteuid(), os.getegid()
     _checked(_libc.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC | _NEWUTS | _NEWPID), "unshare")
-    for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{NOBODY} {uid} 1"),
-        ("gid_map", f"{NOBODY} {gid} 1"),
-    ):
+    maps = {"setgroups": "deny", "uid_map": f"{NOBODY} {uid} 1", "gid_map": f"{NOBODY} {gid} 1"}
+    for name, text in maps.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
 
 
 def change_root(
-    root: str, scratch: str, shown: Iterable[str], hidden: Iterable[str], shown_again: Iterable[str]
+    root: str, scratch: str, visible: Iterable[str], hidden: Iterable[str], visible_again: Iterable[str]
 ) -> None:
-    """Make an empty file system with read-only views of ``shown``, covers over ``hidden``, and ``scratch``
-    this process' root.
-    """
+    """Make an empty file system with read-only views of ``visible`` less ``hidden`` this process' root."""
     _mount("tmpfs", root, "tmpfs", _MS_NOSUID, "mode=755,size=1m")
 
     def show(path: str) -> None:
         target = root + path
-        if not os.path.lexists(path) or os.path.lexists(target) and path not in shown_again:
+        if not os.path.lexists(path) or os.path.lexists(target) and path not in visible_again:
             return
         os.makedirs(os.path.dirname(target), exist_ok=True)
         if os.path.islink(path):
@@ -346,26 +289,24 @@ def change_root(
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
         _mount(path, target, "", _MS_BIND | _MS_REC)
 
-    for path in shown:
+    for path in visible:
         show(path)
     for path in hidden:
         if os.path.isdir(root + path):
             _mount("tmpfs", root + path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
-    for path in shown_again:
+    for path in visible_again:
         show(path)
     os.makedirs(root + scratch, exist_ok=True)
-    _syscall(
-        _MOUNT_SETATTR, -100, root.encode(), 0x8000, struct.pack("=QQQQ", 1 | 2, 0, 0, 0), 32
-    )  # read-only, nosuid
+    read_only_nosuid = struct.pack("=QQQQ", 1 | 2, 0, 0, 0)
+    _syscall(_MOUNT_SETATTR, -100, root.encode(), 0x8000, read_only_nosuid, 32)
     os.chdir(root)
     _syscall(_PIVOT_ROOT[platform.machine()], b".", b".")
     _checked(_libc.umount2(b".", 2), "umount")  # MNT_DETACH: the old root goes
     os.chdir("/")
 
 
-def fork_apart(tree: int) -> int:
-    """Fork a process that is the first of a tree of its own; ``tree`` is /proc/self/ns/pid of this process,
-    opened.
+def fork_tree(tree: int) -> int:
+    """Fork the first process of a tree of its own; ``tree`` is this process' /proc/self/ns/pid, opened.
 
     Raises OSError where nothing was forked, RuntimeError where this process could not go on forking.
     """
@@ -382,25 +323,17 @@ def fork_apart(tree: int) -> int:
 def enter_call(scratch: str, scratch_bytes: int, scratch_files: int) -> None:
     """For one call: an empty, bounded folder that goes with this process."""
     _checked(_libc.unshare(_NEWNS), "unshare")
-    _mount(
-        "tmpfs",
-        scratch,
-        "tmpfs",
-        _MS_NOSUID | _MS_NODEV,
-        f"size={scratch_bytes},nr_inodes={scratch_files},mode=700",
-    )
+    options = f"size={scratch_bytes},nr_inodes={scratch_files},mode=700"
+    _mount("tmpfs", scratch, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
 
 
 # ---- memory
-# ----------------------------------------------------------------------------------------------------------
 _HUGE = 2 * 2**20  # bytes of a huge page, with pages of 4 KiB
 _COLLAPSE = 25  # MADV_COLLAPSE, from Linux 6.1 on
 
 
 def join_pages() -> None:
-    """Put this process' own memory into huge pages where that is possible, so that a fork copies a pointer
-    for 512 pages.
-    """
+    """Put this process' memory into huge pages where possible: a fork then copies one pointer for 512."""
     with open("/proc/self/maps") as maps:
         rows = [line.split() for line in maps]
     for span, access, *rest in rows:
@@ -412,7 +345,6 @@ def join_pages() -> None:
 
 
 # ---- limits and rights
-# -----------------------------------------------------------------------------------------------
 def gain_nothing() -> None:
     """From here on neither this process nor one that it forks gains a right, as by a set-user-ID program."""
     none = ctypes.c_ulong(0)
@@ -431,9 +363,7 @@ def drop_rights() -> None:
 
 
 def limit(address_space: int, spare: int, cpu_s: int, file_bytes: int, open_files: int) -> None:
-    """Resource limits, for good; the process may claim ``spare`` bytes of address space on top, to report
-    what went wrong.
-    """
+    """Resource limits, for good; ``spare`` bytes of address space may be claimed later, to report an error."""
     resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space + spare))
     limits = {"CPU": cpu_s, "FSIZE": file_bytes, "NOFILE": open_files, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0}
     for name, value in limits.items():

@@ -1,14 +1,12 @@
-"""The zygote: a clean process that forks one confined process per call and bounds it. Run as a script; see
-agentkit.sandbox.
+"""The zygote: a clean process that forks one confined process per call and bounds it.
 
     trainer --control socket--> zygote --fork--> program (confined), one a call
 
-The zygote holds no data: a call's code comes in a file of its own, which only its program reads, and what the
-program writes goes through pipes to the trainer. The zygote watches the clock, threads and files, kills, and
-says how it ended. When the trainer ends, the control socket closes and the zygote ends, and every program
-with it.
-Standard library only, and nothing of agentkit: whatever is imported here is what untrusted code finds in its
-memory.
+Run as a script; see agentkit.sandbox. The zygote holds no data: a call's code comes in a file of its own, which
+only its program reads, and what the program writes goes through pipes to the trainer. The zygote watches the
+clock, threads and files, kills, and says how it ended. When the trainer ends, the control socket closes and
+the zygote ends, and every program with it. Leaves out all of agentkit but its neighbour confine: what is
+imported here is what untrusted code finds in its memory.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ import atexit
 import gc
 import importlib.machinery
 import io
+import itertools
 import json
 import linecache
 import marshal
@@ -56,7 +55,7 @@ NAME = "main.py"  # what tracebacks call the program
 
 
 class Installed:
-    """Finds the installed packages that programs may import; every other one is as if it were not installed."""
+    """Finds the installed packages that programs may import; the others are as if they were not there."""
 
     def __init__(self, names: list[str], folders: list[str]):
         self.names, self.folders = names, folders
@@ -69,26 +68,17 @@ class Installed:
 
 
 # ---- the zygote
-# ------------------------------------------------------------------------------------------------------
 def serve(control: socket.socket, settings: dict) -> None:
-    """Set up the tier, say so, then run a program for every request that arrives, until the trainer is gone."""
-    for number in (
-        signal.SIGCHLD,
-        signal.SIGPIPE,
-    ):  # the trainer may ignore the first, Python ignores the second
-        signal.signal(number, signal.SIG_DFL)
+    """Set up the tier, say so, then run a program for every request, until the trainer is gone."""
+    private = settings["tier"] == "A"
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the trainer may ignore it
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # programs get a limit of their own
-    if settings["tier"] == "A":
+    if private:
         confine.enter_namespaces()
         _go_on_as_child()  # before it grows: its memory is copied to every program
-    threading.stack_size(1 << 20)
-    sys.path[:] = settings["path"]
-    sys.meta_path.append(Installed(settings["names"], settings["sites"]))
-    for name in settings["preload"]:
-        importlib.import_module(name)
-        with suppress(Exception):  # another version's; it then costs the programs time, nothing more
-            exec(_FIRST_USE.get(name, ""), {})
+    _load_packages(settings)
     _open_streams()
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
@@ -97,24 +87,25 @@ def serve(control: socket.socket, settings: dict) -> None:
         settings["mapped"] = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
     gc.collect()
     confine.join_pages()
-    if settings["tier"] == "A":
-        confine.change_root(*(settings[name] for name in ("base", "scratch", "shown", "hidden", "packages")))
-        rules = [("/", confine.READ), ("/dev/null", confine.READ_WRITE)]
+    if private:
+        confine.change_root(
+            *(settings[name] for name in ("base", "scratch", "visible", "hidden", "packages"))
+        )
+        rules = [("/", confine.READ)]
     else:
-        rules = [*map(tuple, settings["rules"]), ("/dev/null", confine.READ_WRITE)]
+        rules = [tuple(rule) for rule in settings["rules"]]
     confine.gain_nothing()
-    supervisor = Supervisor(control, settings, confine.open_rules(rules), proc)
+    opened = confine.open_rules([*rules, ("/dev/null", confine.READ_WRITE)])
+    supervisor = Supervisor(control, settings, opened, proc)
     gc.freeze()  # keeps the collector from touching, and so copying, every page in every fork
     control.sendall(b"ready")
     supervisor.work()
-    if settings["tier"] != "A":
+    if not private:
         remove_tree(settings["base"])
 
 
 def _go_on_as_child() -> None:
-    """Return as the first process of the new process tree, which takes the tree with it; this process ends
-    after it.
-    """
+    """Return as the first process of the new process tree, which takes the tree with it."""
     child = os.fork()
     if child:
         os.closerange(3, 1 << 20)
@@ -123,12 +114,24 @@ def _go_on_as_child() -> None:
     confine.die_with_parent()
 
 
+def _load_packages(settings: dict) -> None:
+    threading.stack_size(1 << 20)
+    sys.path[:] = settings["path"]
+    sys.meta_path.append(Installed(settings["names"], settings["sites"]))
+    for name in settings["preload"]:
+        importlib.import_module(name)
+        with suppress(Exception):  # another version's; it then costs the programs time, nothing more
+            exec(_FIRST_USE.get(name, ""), {})
+
+
 # What a package computes, imports and keeps on first use is done here once, not in every program.
 _FIRST_USE = {
     "sympy": """
-from sympy import Eq, Integer, Matrix, Symbol, expand, exp, factor, integrate, latex, limit, pi, simplify, sin, solve, sqrt
+from sympy import Eq, Integer, Matrix, Symbol, expand, exp, factor, integrate, latex, limit, pi, simplify, sin
+from sympy import solve, sqrt
 x = Symbol("x")
-str(Integer(2) ** 10 + sqrt(8)), latex(x**2 / 2), pi.evalf(20), factor(expand((x + 1) ** 2)), Matrix([[1, 2], [3, 4]]).inv()
+str(Integer(2) ** 10 + sqrt(8)), latex(x**2 / 2), pi.evalf(20), factor(expand((x + 1) ** 2))
+Matrix([[1, 2], [3, 4]]).inv()
 solve(Eq(x**2 - 2, 0), x), simplify(sin(x) ** 2 + x / x), integrate(x * exp(x), x), limit(sin(x) / x, x, 0)
 """
 }
@@ -146,11 +149,8 @@ def _open_streams() -> None:
 
 
 # ---- the calls
-# -------------------------------------------------------------------------------------------------------
 class Call:
     """One program: its process, the socket of its caller, and the bound that it broke, if any."""
-
-    __slots__ = ("broke", "connection", "deadline", "looked", "pidfd", "process", "scratch", "start", "why")
 
     def __init__(self, process: int, connection: socket.socket, timeout_s: float, scratch: str, start: float):
         self.process, self.connection, self.scratch = process, connection, scratch
@@ -164,24 +164,18 @@ class Call:
             self.broke, self.why = broke, why
         os.kill(self.process, signal.SIGKILL)  # not waited for yet, so the number is still its own
 
-    def reply(self) -> None:
+    def finish(self) -> None:
         """Tell the caller how the program ended."""
         _, status = os.waitpid(self.process, 0)
         os.close(self.pidfd)
-        seconds = time.monotonic() - self.start
-        tell(
-            self.connection,
-            broke=self.broke,
-            why=self.why,
-            seconds=seconds,
-            exit=os.waitstatus_to_exitcode(status),
-        )
+        code, seconds = os.waitstatus_to_exitcode(status), time.monotonic() - self.start
+        reply(self.connection, broke=self.broke, why=self.why, seconds=seconds, exit=code)
 
 
-def tell(connection: socket.socket, **found: str | float) -> None:
+def reply(connection: socket.socket, **message: str | float) -> None:
     """Send a caller a message; it reads the first."""
     with suppress(OSError), connection:  # it may be gone
-        connection.send(json.dumps(found).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 class Supervisor:
@@ -190,49 +184,28 @@ class Supervisor:
     def __init__(self, control: socket.socket, settings: dict, opened: list, proc: int):
         self.control, self.settings, self.opened, self.proc = control, settings, opened, proc
         self.process, self.private = os.getpid(), settings["tier"] == "A"
-        self.filter, self.ruleset = confine.Filter(), None
+        self.filter = confine.Filter()
+        self.ruleset: confine.Ruleset | None = None  # for the next program
         self.tree = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) if self.private else -1
         self.calls: dict[int, Call] = {}  # by pidfd
         self.callers: dict[int, Call] = {}  # by the caller's socket, as long as the caller is there
+        self.next_look = 0.0
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
 
     def work(self) -> None:
         """Until the trainer is gone."""
-        look = 0.0  # when to look at the next program
         while True:
-            now = time.monotonic()
-            for call in self._running():
-                if now >= call.deadline:
-                    call.stop("timeout", "the time limit was reached")
-            if now >= look and (running := self._running()):
-                call = min(
-                    running, key=lambda call: call.looked
-                )  # one at a time: what a program left may take long to count
-                if excess := self._excess(call):
-                    call.stop("killed", excess)
-                call.looked = time.monotonic()
-                look = call.looked + max(WATCH_S / len(running), call.looked - now)
-            wait = min((call.deadline for call in self._running()), default=None)
-            timeout = None if wait is None else 1000 * max(0, min(wait, look) - time.monotonic()) + 1
-            events = dict(self.poll.poll(timeout if self.ruleset else 1))
-            if (
-                not events and not self.ruleset
-            ):  # for the next program; later than at once, which would hold up the last one
-                with suppress(
-                    OSError
-                ):  # without descriptors, say: the next program is refused, the others go on
+            self._stop_late_ones()
+            self._look_at_one()
+            events = dict(self.poll.poll(self._patience()))
+            if not events and not self.ruleset:  # not at once, which would hold up the last program
+                with suppress(OSError):  # without descriptors, say: only the next program is refused
                     self.ruleset = confine.Ruleset(self.opened)  # hundreds of rules in tier B
-            asked = events.pop(
-                self.control.fileno(), None
-            )  # last: it may open descriptors that were just closed
+            request = events.pop(self.control.fileno(), None)
             for handle in events:
-                if handle in self.calls:
-                    self._end(self.calls.pop(handle))
-                elif handle in self.callers:
-                    self.poll.unregister(handle)
-                    self.callers.pop(handle).stop("stopped", "the caller wants no more")
-            if asked and not self._start():
+                self._handle(handle)
+            if request and not self._start():  # last: it may open descriptors that were just closed
                 break
         for call in self.calls.values():
             os.kill(call.process, signal.SIGKILL)
@@ -241,79 +214,101 @@ class Supervisor:
     def _running(self) -> list[Call]:
         return [call for call in self.calls.values() if not call.broke]
 
-    def _start(self) -> bool:
-        """Take a request and fork its program. False when the trainer is gone."""
-        message, handles, _, _ = socket.recv_fds(self.control, 4096, 4)
-        if not message:
-            return False
-        start, (timeout_s,), scratch = (
-            time.monotonic(),
-            struct.unpack("d", message[:8]),
-            message[8:].decode(),
-        )
-        scratch = scratch or self.settings["scratch"]
-        caller, asked, stdout, stderr = handles
-        connection = socket.socket(fileno=caller)
-        try:
-            self.ruleset = self.ruleset or confine.Ruleset(self.opened)
-            child = confine.fork_apart(self.tree) if self.private else os.fork()
-        except OSError as error:
-            tell(connection, broke="refused", why=f"no process could be started: {error.strerror}")
-            child = -1
-        if child == 0:
-            try:
-                os.dup2(stdout, 1)
-                os.dup2(stderr, 2)
-                run_confined(self, scratch, asked)
-            except BaseException as error:  # the confinement failed: the program has not started
-                tell(connection, broke="refused", why=f"it could not be closed: {error!r}")
-            finally:
-                os._exit(1)
-        for handle in (asked, stdout, stderr):
-            os.close(handle)
-        if child > 0:
-            self.ruleset.close()
-            self.ruleset = None
-            call = Call(child, connection, timeout_s, scratch, start)
-            self.calls[call.pidfd] = self.callers[caller] = call
-            self.poll.register(call.pidfd, select.POLLIN)
-            self.poll.register(caller, select.POLLRDHUP)
-        return True
+    def _stop_late_ones(self) -> None:
+        now = time.monotonic()
+        for call in self._running():
+            if now >= call.deadline:
+                call.stop("timeout", "the time limit was reached")
 
-    def _end(self, call: Call) -> None:
-        """A program has ended."""
-        self.poll.unregister(call.pidfd)
-        if self.callers.pop(call.connection.fileno(), None):
-            self.poll.unregister(call.connection)
-        call.reply()
+    def _look_at_one(self) -> None:
+        """Count threads and files of one program: what a program left may take long to count."""
+        now, running = time.monotonic(), self._running()
+        if not running or now < self.next_look:
+            return
+        call = min(running, key=lambda call: call.looked)
+        if excess := self._excess(call):
+            call.stop("killed", excess)
+        call.looked = time.monotonic()
+        self.next_look = call.looked + max(WATCH_S / len(running), call.looked - now)
 
     def _excess(self, call: Call) -> str:
         """Which bound the program broke, or nothing."""
         with suppress(OSError, ValueError):  # it has just ended
             if self._threads(call) > MAX_THREADS:
                 return f"more than {MAX_THREADS} threads"
-        if not self.private and not within(call.scratch, MAX_FILES, MAX_DISK):
-            return f"more than {MAX_FILES} files, {MAX_DISK >> 20} MiB of files or {MAX_LEVELS} levels of folders"
-        return ""
+        if self.private or within(call.scratch, MAX_FILES, MAX_DISK):
+            return ""
+        return f"more than {MAX_FILES} files, {MAX_DISK >> 20} MiB or {MAX_LEVELS} levels of folders"
 
     def _threads(self, call: Call) -> int:
         """Raises OSError or ValueError for a process that has ended."""
         with open(os.open(f"self/fdinfo/{call.pidfd}", os.O_RDONLY, dir_fd=self.proc)) as file:
-            number = (
-                file.read().split("Pid:")[1].split()[0]
-            )  # in /proc, whose process tree may be another one
-        return os.stat(f"{number}/task", dir_fd=self.proc).st_nlink - 2
+            pid = file.read().split("Pid:")[1].split()[0]  # in /proc, whose process tree may be another one
+        return os.stat(f"{pid}/task", dir_fd=self.proc).st_nlink - 2
+
+    def _patience(self) -> float | None:
+        """Milliseconds until there is something to do unasked; None for ever."""
+        if not self.ruleset:
+            return 1
+        deadlines = [call.deadline for call in self._running()]
+        if not deadlines:
+            return None
+        return 1000 * max(0.0, min(*deadlines, self.next_look) - time.monotonic()) + 1
+
+    def _handle(self, handle: int) -> None:
+        """A program has ended, or its caller has gone."""
+        if handle in self.calls:
+            call = self.calls.pop(handle)
+            self.poll.unregister(handle)
+            if self.callers.pop(call.connection.fileno(), None):
+                self.poll.unregister(call.connection)
+            call.finish()
+        elif handle in self.callers:
+            self.poll.unregister(handle)
+            self.callers.pop(handle).stop("stopped", "the caller wants no more")
+
+    def _start(self) -> bool:
+        """Take a request and fork its program. False when the trainer is gone."""
+        message, handles, _, _ = socket.recv_fds(self.control, 4096, 4)
+        if not message:
+            return False
+        start, scratch = time.monotonic(), message[8:].decode() or self.settings["scratch"]
+        caller, program, stdout, stderr = handles
+        connection = socket.socket(fileno=caller)
+        try:
+            self.ruleset = self.ruleset or confine.Ruleset(self.opened)
+            child = confine.fork_tree(self.tree) if self.private else os.fork()
+        except OSError as error:
+            reply(connection, broke="refused", why=f"no process could be started: {error.strerror}")
+            child = -1
+        if child == 0:
+            try:
+                os.dup2(stdout, 1)
+                os.dup2(stderr, 2)
+                run_confined(self, scratch, program)
+            except BaseException as error:  # the confinement failed: the program has not started
+                reply(connection, broke="refused", why=f"it could not be closed: {error!r}")
+            finally:
+                os._exit(1)
+        for handle in (program, stdout, stderr):
+            os.close(handle)
+        if child > 0:
+            self.ruleset.close()
+            self.ruleset = None
+            call = Call(child, connection, struct.unpack("d", message[:8])[0], scratch, start)
+            self.calls[call.pidfd] = self.callers[caller] = call
+            self.poll.register(call.pidfd, select.POLLIN)
+            self.poll.register(caller, select.POLLRDHUP)
+        return True
 
 
 # ---- the program
-# -----------------------------------------------------------------------------------------------------
-def run_confined(supervisor: Supervisor, scratch: str, asked: int) -> None:
+def run_confined(supervisor: Supervisor, scratch: str, program: int) -> None:
     """In the program's process: confine it, then run the code as ``python main.py`` would, and exit."""
-    # a scheduling group of its own, where the kernel makes one a session: its threads weigh as one
-    os.setsid()
+    os.setsid()  # a scheduling group of its own, where a session makes one: its threads weigh as one
     if supervisor.private:
         confine.enter_call(scratch, MAX_DISK, MAX_FILES)
-    with io.FileIO(asked) as file:
+    with io.FileIO(program) as file:
         request = marshal.loads(file.readall())
     stdin = os.memfd_create("stdin")
     os.write(stdin, request["stdin"].encode("utf-8", "surrogatepass"))
@@ -326,7 +321,10 @@ def run_confined(supervisor: Supervisor, scratch: str, asked: int) -> None:
     confine.die_with_parent()
     if not supervisor.private and os.getppid() != supervisor.process:  # it died before that
         os._exit(1)
-    _write_files(request["files"])
+    for name, content in request["files"].items():
+        os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+        with open(name, "wb") as file:
+            file.write(content)
     confine.limit(
         supervisor.settings["mapped"] + request["memory_bytes"],
         SPARE,
@@ -338,13 +336,6 @@ def run_confined(supervisor: Supervisor, scratch: str, asked: int) -> None:
     os.closerange(3, 1 << 20)  # the last step that can fail: until here the caller is told
     os.environ["HOME"] = os.environ["TMPDIR"] = scratch
     _run(request["code"], scratch)
-
-
-def _write_files(files: dict[str, bytes]) -> None:
-    for name, content in files.items():
-        os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
-        with open(name, "wb") as file:
-            file.write(content)
 
 
 def _run(code: str, scratch: str) -> None:
@@ -360,7 +351,7 @@ def _run(code: str, scratch: str) -> None:
     linecache.cache[NAME] = (len(code), None, [line[:MAX_LINE] for line in code.splitlines(True)], NAME)
     status = 1
     try:
-        status = _status_of(lambda: exec(compile(code, NAME, "exec", dont_inherit=True), main.__dict__), main)
+        status = _execute(code, main.__dict__)
         threading._shutdown()
         atexit._run_exitfuncs()
     finally:
@@ -370,19 +361,17 @@ def _run(code: str, scratch: str) -> None:
         leave(status)
 
 
-def _status_of(work, main: types.ModuleType) -> int:
-    """Run, report an exception as Python does, and return the exit status."""
+def _execute(code: str, scope: dict) -> int:
+    """Run the program, report an exception as Python does, and return the exit status."""
     try:
-        work()
+        exec(compile(code, NAME, "exec", dont_inherit=True), scope)
     except SystemExit as leaving:
         if leaving.code is None or isinstance(leaving.code, int):
             return (leaving.code or 0) & 0xFF
         print(leaving.code, file=sys.stderr)
         return 1
     except MemoryError as error:
-        import resource
-
-        main.__dict__.clear()  # what filled the memory
+        scope.clear()  # what filled the memory
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         _report(error)
@@ -397,42 +386,43 @@ def _report(error: BaseException) -> None:
     try:
         if isinstance(error, SyntaxError) and error.text and len(error.text) > MAX_LINE:
             error.text, error.offset = error.text[:MAX_LINE], None
-        ours = sum(
-            1 for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == __file__
-        )
-        trace = error.__traceback__
-        for _ in range(ours):
-            trace = trace.tb_next if trace else None
-        traceback.print_exception(type(error), error, trace)
+        traceback.print_exception(type(error), error, _of_the_program(error.__traceback__))
     except BaseException:  # the exception's own methods fail, or memory is short
         with suppress(BaseException):
             os.write(2, f"{type(error).__name__}\n".encode())
 
 
+def _of_the_program(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without this file's frames."""
+    frames = []
+    while trace:
+        if trace.tb_frame.f_code.co_filename != __file__:
+            frames.append(trace)
+        trace = trace.tb_next
+    for frame, following in itertools.pairwise([*frames, None]):
+        frame.tb_next = following
+    return frames[0] if frames else None
+
+
+_START, _NETWORK = "start other programs", "use the network"
 _REFUSED = {
-    "os.system": "start other programs", "subprocess.Popen": "start other programs", "os.exec": "start other programs",
-    "os.posix_spawn": "start other programs", "os.spawn": "start other programs", "os.fork": "fork", "os.forkpty": "fork",
-    "socket.connect": "use the network", "socket.bind": "use the network", "socket.getaddrinfo": "use the network",
-    "socket.gethostbyname": "use the network",
-}  # fmt: skip
+    **dict.fromkeys("os.system subprocess.Popen os.exec os.posix_spawn os.spawn".split(), _START),
+    **dict.fromkeys("os.fork os.forkpty".split(), "fork"),
+    **dict.fromkeys("socket.connect socket.bind socket.getaddrinfo socket.gethostbyname".split(), _NETWORK),
+}
 
 
 def _explain(event: str, arguments: tuple) -> None:
     """A sentence instead of a bare "Operation not permitted". The kernel refuses these anyway."""
-    what = _REFUSED.get(event)
-    if what:
-        raise PermissionError(1, f"this sandbox cannot {what}")
+    if event in _REFUSED:
+        raise PermissionError(1, f"this sandbox cannot {_REFUSED[event]}")
 
 
 # ---- files
-# -----------------------------------------------------------------------------------------------------------
 # Untrusted code fills these folders, perhaps while they are read: every step goes from an open folder to a
 # name in it.
 def within(folder: str, files: int, size: int) -> bool:
-    """Whether a folder holds at most so many entries and bytes, in at most MAX_LEVELS levels.
-
-    What cannot be looked into counts as too much.
-    """
+    """Whether a folder holds at most so many entries, bytes and levels; not where it cannot be read."""
     left = [files, size]
 
     def fits(name: str, parent: int | None, levels: int) -> bool:
@@ -441,14 +431,13 @@ def within(folder: str, files: int, size: int) -> bool:
             with os.scandir(handle) as entries:
                 for entry in entries:
                     with suppress(FileNotFoundError):  # it went while we looked; the next look finds the rest
-                        found = entry.stat(follow_symlinks=False)
+                        status = entry.stat(follow_symlinks=False)
                         left[0] -= 1
-                        left[1] -= 512 * found.st_blocks
-                        if (
-                            min(left) < 0
-                            or stat.S_ISDIR(found.st_mode)
-                            and not (levels and fits(entry.name, handle, levels - 1))
-                        ):
+                        left[1] -= 512 * status.st_blocks
+                        if min(left) < 0:
+                            return False
+                        deeper = stat.S_ISDIR(status.st_mode)
+                        if deeper and not (levels and fits(entry.name, handle, levels - 1)):
                             return False
         finally:
             os.close(handle)
@@ -463,21 +452,14 @@ def within(folder: str, files: int, size: int) -> bool:
 
 
 def remove_tree(folder: str) -> None:
-    """Remove a folder that untrusted code filled: no link is followed, no depth and no mode gets in the way."""
+    """Remove a folder that untrusted code filled: no link is followed, no depth and no mode is in the way."""
     for _ in range(100 * MAX_FILES):  # each pass takes one level away
         with suppress(OSError), _opened(folder) as top:
             for name in os.listdir(top):
                 try:
                     os.unlink(name, dir_fd=top)
                 except IsADirectoryError:
-                    with _opened(name, top) as inner:
-                        for each in os.listdir(inner):
-                            with (
-                                suppress(OSError),
-                                _opened(each, inner),
-                            ):  # a folder moves only when it may be written
-                                pass
-                            os.rename(each, os.urandom(12).hex(), src_dir_fd=inner, dst_dir_fd=top)
+                    _lift(name, top)
                     os.rmdir(name, dir_fd=top)
         with suppress(OSError):
             os.rmdir(folder)
@@ -485,15 +467,24 @@ def remove_tree(folder: str) -> None:
             return
 
 
+def _lift(name: str, top: int) -> None:
+    """Move what a folder in ``top`` holds into ``top``."""
+    with _opened(name, top) as folder:
+        for entry in os.listdir(folder):
+            with suppress(OSError), _opened(entry, folder):  # a folder moves only when it may be written
+                pass
+            os.rename(entry, os.urandom(12).hex(), src_dir_fd=folder, dst_dir_fd=top)
+
+
 @contextmanager
 def _opened(name: str, parent: int | None = None) -> Iterator[int]:
     """A folder's descriptor, made readable and writable for its owner; a link is refused."""
-    named = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    path = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     try:
-        os.chmod(f"/proc/self/fd/{named}", 0o700)
-        handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=named)
+        os.chmod(f"/proc/self/fd/{path}", 0o700)
+        handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=path)
     finally:
-        os.close(named)
+        os.close(path)
     try:
         yield handle
     finally:

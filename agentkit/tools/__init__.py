@@ -1,15 +1,16 @@
-"""Tools: plain typed functions with a Google docstring. Bad arguments raise ValueError with a sentence for
-the policy.
+"""Tools: plain typed functions with a Google docstring; what a policy must mend is a ValueError with a sentence.
+
+Leaves out how they are declared and called (runtime) and what offers them to a policy (environments).
 """
 
 from agentkit.tools.calculator import calculate
 from agentkit.tools.database import query_database
 from agentkit.tools.files import Workspace
-from agentkit.tools.python import PythonSession, run_program
-from agentkit.tools.search import Recording, RetrievalServer, WebSearch, search_passages
+from agentkit.tools.python import run_program
+from agentkit.tools.search import Passages, Recording, RetrievalServer, WebSearch, search_passages
 
 __all__ = [
-    "PythonSession",
+    "Passages",
     "Recording",
     "RetrievalServer",
     "WebSearch",

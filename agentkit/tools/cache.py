@@ -1,7 +1,6 @@
-"""An exact cache of what pure tools answered: one SQLite file, kept across runs, shared by processes, with
-single flight.
+"""An exact cache of answers: one SQLite file, kept across runs, shared by processes, with single flight.
 
-An answer is found by the tool's name, its version and the canonical arguments, and by nothing else. Failures
+An answer is found by the tool's name, its version and the canonical arguments, and by nothing else; failures
 are never kept. Every so many hits the tool is asked again, and a different answer is a loud warning that
 names the tool. Leaves out: expiry (raise a tool's version, or remove the file), stateful tools, and single
 flight between processes.
@@ -18,9 +17,11 @@ import sqlite3
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from agentkit.runs import user_cache
 
 MAX_MB = 2_000  # of the file; after that nothing more is kept
 BATCH = 100  # answers written in one transaction
@@ -33,14 +34,12 @@ class StaleCacheWarning(UserWarning):
 
 
 def default_path() -> Path:
-    """The cache file in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / "tools.sqlite"
+    """The file of the tools' answers in the user's cache folder."""
+    return user_cache("tools.sqlite")
 
 
 def canonical(arguments: dict[str, Any]) -> str:
-    """Arguments as ASCII JSON with sorted keys: equal texts are equal arguments. Raises ValueError for what
-    JSON cannot say.
-    """
+    """Arguments as ASCII JSON with sorted keys: equal texts are equal arguments. ValueError: JSON cannot say them."""
     return json.dumps(arguments, sort_keys=True, allow_nan=False)
 
 
@@ -50,7 +49,7 @@ def key_of(tool: str, version: str, arguments: str) -> bytes:
 
 
 class ToolCache:
-    """Answers by call.
+    """Answers by call: ``answer`` asks a tool where it must; ``find`` and ``keep`` are for other askers.
 
     Args:
         path: the file, made where it is missing (folder 0700, file 0600); None keeps answers in memory.
@@ -60,19 +59,19 @@ class ToolCache:
         hits, mismatches: counts by tool, since this cache was opened.
 
     Raises:
-        ValueError: the file is no tool cache, or cannot be made or read.
+        ValueError: the file holds no cache of answers, or cannot be made or read.
     """
 
     def __init__(self, path: str | Path | None = None, *, replay_every: int = 50):
         self.path, self.replay_every = path and Path(path), replay_every
         self.hits, self.mismatches = Counter[str](), Counter[str]()
         self._lock = threading.Lock()
-        self._new: dict[bytes, tuple[str, str]] = {}  # not yet written
+        self._new: dict[bytes, tuple[str, str]] = {}  # tool and answer, not yet written
         self._flights: dict[tuple[int, bytes], _Flight] = {}
         self._broken = False
         try:
             if self.path and not self.path.exists():
-                _make(self.path)
+                _create(self.path)
             self._file = sqlite3.connect(
                 self.path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
@@ -80,9 +79,9 @@ class ToolCache:
             if self.path:
                 self.path.chmod(0o600)
         except (OSError, sqlite3.Error) as error:
-            way_out = "remove it, name another file (recipe key tool_cache), or switch the cache off (tool_cache: 'off')"
             raise ValueError(
-                f"{self.path} cannot be used as the cache of tools ({error}): {way_out}"
+                f"{self.path} cannot be used as the cache of tools ({error}): remove it, name another file "
+                "(recipe key tool_cache), or switch the cache off (tool_cache: 'off')"
             ) from None
 
     def __enter__(self) -> ToolCache:
@@ -111,43 +110,40 @@ class ToolCache:
             if self.hits[tool] % self.replay_every == 0:
                 return await self._replay(tool, key, text, work)
             return (text, True), True
-        place = (id(asyncio.get_running_loop()), key)
-        flight = self._flights.get(place)
+        flight_key = (id(asyncio.get_running_loop()), key)
+        flight = self._flights.get(flight_key)
         first = flight is None
         if first:
-            flight = self._flights[place] = _Flight(asyncio.ensure_future(self._ask(tool, key, work)))
+            flight = self._flights[flight_key] = _Flight(asyncio.ensure_future(self._ask(tool, key, work)))
         flight.waiting += 1
         try:
             outcome = await asyncio.shield(flight.task)
         finally:
             flight.waiting -= 1
             if not flight.waiting:
-                self._flights.pop(place, None)
+                self._flights.pop(flight_key, None)
                 flight.task.cancel()
         shared = not first and outcome[1]
         self.hits[tool] += shared
         return outcome, shared
 
     async def _ask(self, tool: str, key: bytes, work: Callable[[], Awaitable[Outcome]]) -> Outcome:
-        outcome = await work()
-        if outcome[1]:
-            self.keep(tool, key, outcome[0])
-        return outcome
+        text, ok = await work()
+        if ok:
+            self.keep(tool, key, text)
+        return text, ok
 
     async def _replay(
         self, tool: str, key: bytes, text: str, work: Callable[[], Awaitable[Outcome]]
     ) -> tuple[Outcome, bool]:
-        """Ask the tool again: the same answer proves the cache right; the tool's new answer is kept and
-        given.
-        """
+        """Ask the tool again: the same answer proves the cache right; another one is kept, given and warned of."""
         again, ok = await work()
         if not ok or again == text:
             return (text, True), True
         self.mismatches[tool] += 1
         warnings.warn(
             f"the tool {tool} is declared pure and gave another answer to the same arguments: cached "
-            f"{text[:80]!r}, now "
-            f"{again[:80]!r}; raise its version, mend it, or declare it pure=False",
+            f"{text[:80]!r}, now {again[:80]!r}; raise its version, mend it, or declare it pure=False",
             StaleCacheWarning,
             stacklevel=2,
         )
@@ -158,7 +154,9 @@ class ToolCache:
         """A kept answer."""
         if key in self._new:
             return self._new[key][1]
-        rows = self._do("SELECT text FROM answer WHERE key = ?", key)
+        rows = []
+        with self._transaction() as file:
+            rows = file.execute("SELECT text FROM answer WHERE key = ?", (key,)).fetchall()
         with contextlib.suppress(UnicodeError):  # a damaged row is no answer
             return rows[0][0].decode("utf-8", "surrogatepass") if rows else None
 
@@ -171,36 +169,28 @@ class ToolCache:
 
     def flush(self) -> None:
         """Write what is new. A file that cannot be written costs a warning, never a run."""
-        rows = [
-            (key, tool, text.encode("utf-8", "surrogatepass"))
-            for key, (tool, text) in list(self._new.items())
-        ]
-        if rows and self._do("INSERT OR REPLACE INTO answer VALUES (?, ?, ?)", many=rows) is not None:
-            for key, *_ in rows:
+        new = list(self._new.items())
+        if not new:
+            return
+        rows = [(key, tool, text.encode("utf-8", "surrogatepass")) for key, (tool, text) in new]
+        with self._transaction() as file:
+            file.execute("BEGIN IMMEDIATE")
+            file.executemany("INSERT OR REPLACE INTO answer VALUES (?, ?, ?)", rows)
+            file.execute("COMMIT")
+            for key, _ in new:
                 self._new.pop(key, None)
 
-    def _do(self, statement: str, *values: Any, many: list[tuple] | None = None) -> list[tuple] | None:
-        """Rows, or None where the file failed."""
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """The file, for one thread at a time; where it fails, the rest of the block is skipped."""
         try:
-            with self._lock:
-                if many is None:
-                    return self._file.execute(statement, values).fetchall()
-                self._file.execute("BEGIN IMMEDIATE")
-                try:
-                    self._file.executemany(statement, many)
-                    self._file.execute("COMMIT")
-                except BaseException:
-                    with contextlib.suppress(sqlite3.Error):
-                        self._file.execute("ROLLBACK")
-                    raise
-                return []
+            with self._lock, self._file:  # which rolls back
+                yield self._file
         except sqlite3.Error as error:
             if "locked" not in str(error) and not self._broken:
                 self._broken = True
-                warnings.warn(
-                    f"the cache of tools {self.path} failed ({error}); the run goes on", stacklevel=3
-                )
-            return None
+                message = f"the cache of tools {self.path} failed ({error}); the run goes on"
+                warnings.warn(message, stacklevel=4)
 
 
 class _Flight:
@@ -215,17 +205,13 @@ def _set_up(file: sqlite3.Connection) -> None:
         "CREATE TABLE IF NOT EXISTS answer (key BLOB PRIMARY KEY, tool TEXT NOT NULL, text BLOB NOT NULL)"
     )
     file.execute("SELECT key, tool, text FROM answer LIMIT 1").fetchone()
-    file.execute(
-        "PRAGMA synchronous = NORMAL"
-    )  # a power cut may lose the last answers, which can be asked again
+    file.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last answers: they are asked again
     (page,) = file.execute("PRAGMA page_size").fetchone()
     file.execute(f"PRAGMA max_page_count = {MAX_MB * 2**20 // page}")
 
 
-def _make(path: Path) -> None:
-    """A new file in WAL mode, under a temporary name first: switching modes while others write would stop
-    them.
-    """
+def _create(path: Path) -> None:
+    """A new file in WAL mode, under a temporary name first: switching modes while others write would stop them."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

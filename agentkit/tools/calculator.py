@@ -18,14 +18,7 @@ MAX_DIGITS = 400  # second argument of round
 MAX_DEPTH = 50  # nested operations
 
 Number = int | float
-_BINARY: dict[type, Callable] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
-_COMPARE: dict[type, Callable] = {
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}  # fmt: skip
+_PARSING = threading.Lock()  # CPython 3.11's ast counts its recursion depth for all threads together
 
 
 def _round(value: Number, digits: int | None = None) -> Number:
@@ -34,16 +27,19 @@ def _round(value: Number, digits: int | None = None) -> Number:
     return round(value, digits)
 
 
+def _power(base: Number, exponent: Number) -> Number:
+    if abs(exponent) > 1_000 or (isinstance(base, int) and base.bit_length() * abs(exponent) > MAX_BITS):
+        raise ValueError("that power is too large")
+    return base**exponent
+
+
+_OPERATORS: dict[type, Callable] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Eq: operator.eq,
+    ast.NotEq: operator.ne, ast.Pow: _power,
+}  # fmt: skip
 FUNCTIONS: dict[str, Callable] = {"round": _round, "abs": abs, "min": min, "max": max, "sqrt": math.sqrt}
-
-
-_PARSING = threading.Lock()
-
-
-def _parse(expression: str) -> ast.Expression:
-    """One expression at a time: CPython 3.11's ast counts its recursion depth for all threads together."""
-    with _PARSING:
-        return ast.parse(expression, mode="eval")
 
 
 def calculate(expression: str) -> str:
@@ -55,7 +51,8 @@ def calculate(expression: str) -> str:
     if len(expression) > MAX_EXPRESSION:
         raise ValueError(f"the expression has {len(expression)} characters; the limit is {MAX_EXPRESSION}")
     try:
-        tree = _parse(expression.strip())
+        with _PARSING:
+            tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # ValueError: NUL and lone surrogates
         raise ValueError(f"{expression[:60]!r} is not an arithmetic expression") from None
     try:
@@ -64,10 +61,13 @@ def calculate(expression: str) -> str:
         raise ValueError("division by zero") from None
     except (OverflowError, TypeError) as error:
         raise ValueError(f"cannot compute that: {error}") from None
-    return str(value).lower() if isinstance(value, bool) else str(_plain(value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(_plain(value))
 
 
 def _evaluate(node: ast.expr, depth: int) -> Number | bool:
+    """The value of a node of the syntax tree; every intermediate result is bounded."""
     if depth > MAX_DEPTH:
         raise ValueError(f"the expression nests deeper than {MAX_DEPTH} operations")
     match node:
@@ -75,34 +75,25 @@ def _evaluate(node: ast.expr, depth: int) -> Number | bool:
             raise ValueError("only numbers are allowed")
         case ast.Constant(value=int() | float() as number):
             return _bounded(number)
-        case ast.BinOp(left=left, op=ast.Pow(), right=right):
-            return _power(_evaluate(left, depth + 1), _evaluate(right, depth + 1))
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _bounded(_BINARY[type(op)](_evaluate(left, depth + 1), _evaluate(right, depth + 1)))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_evaluate(operand, depth + 1)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _evaluate(operand, depth + 1)
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
-            return _COMPARE[type(op)](_evaluate(left, depth + 1), _evaluate(right, depth + 1))
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
-            return _bounded(FUNCTIONS[name](*(_evaluate(a, depth + 1) for a in arguments)))
+        case (
+            ast.BinOp(op=op, left=left, right=right) | ast.Compare(ops=[op], left=left, comparators=[right])
+        ) if type(op) in _OPERATORS:
+            operands = [left, right]
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
+            operands = [operand]
+        case ast.Call(func=ast.Name(id=name), args=operands, keywords=[]) if name in FUNCTIONS:
+            return _bounded(FUNCTIONS[name](*(_evaluate(operand, depth + 1) for operand in operands)))
         case ast.Call(func=ast.Name(id=name)):
             raise ValueError(f"unknown function {name!r}; there are {', '.join(FUNCTIONS)}")
         case ast.Name(id=name):
             raise ValueError(f"{name!r} is not a number; look the value up first")
-    raise ValueError(
-        f"{type(node).__name__} is not allowed; use numbers, + - * / // % ** and {', '.join(FUNCTIONS)}"
-    )
+        case _:
+            kind, names = type(node).__name__, ", ".join(FUNCTIONS)
+            raise ValueError(f"{kind} is not allowed; use numbers, + - * / // % ** and {names}")
+    return _bounded(_OPERATORS[type(op)](*(_evaluate(operand, depth + 1) for operand in operands)))
 
 
-def _power(base: Number, exponent: Number) -> Number:
-    if abs(exponent) > 1_000 or (isinstance(base, int) and base.bit_length() * abs(exponent) > MAX_BITS):
-        raise ValueError("that power is too large")
-    return _bounded(base**exponent)
-
-
-def _bounded(value: Number) -> Number:
+def _bounded(value: Number | bool) -> Number | bool:
     if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
         raise ValueError("the result is not a finite real number")
     if isinstance(value, int) and value.bit_length() > MAX_BITS:

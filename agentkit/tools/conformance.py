@@ -20,6 +20,7 @@ from agentkit.records import ToolCall, ToolResult
 from agentkit.tools.runtime import ToolSpec, call_method, run_call, tool_schemas, tools_of
 
 ROW = {"prompt": [{"role": "user", "content": "Why?"}], "task_id": "t", "answer": "because"}
+NO_TOOLS = [ToolCall(name, {}) for name in ("no_such_tool", "reset", "get_reward", "__init__")]
 
 
 class EnvironmentConformance:
@@ -40,14 +41,14 @@ class EnvironmentConformance:
     def fresh(self) -> object:
         """A new environment after its reset."""
         environment = type(self).factory()
-        self.reset(environment)
+        self.call(environment.reset, self.row)
         return environment
 
-    def reset(self, environment: object) -> Any:
-        """What its reset gives."""
-        return asyncio.run(call_method(environment.reset, self.row, self.timeout_s))
+    def call(self, method: Callable, arguments: dict[str, Any]) -> Any:
+        """What reset or get_reward gives."""
+        return asyncio.run(call_method(method, arguments, self.timeout_s))
 
-    def replies(self, environment: object, calls: Sequence[ToolCall]) -> list[ToolResult]:
+    def results(self, environment: object, calls: Sequence[ToolCall]) -> list[ToolResult]:
         """The results of calls, one after another."""
 
         async def work() -> list[ToolResult]:
@@ -55,14 +56,17 @@ class EnvironmentConformance:
 
         return asyncio.run(work())
 
+    def observations(self, environment: object, calls: Sequence[ToolCall]) -> list[str]:
+        """What the policy is shown after calls, one after another."""
+        return [result.observation for result in self.results(environment, calls)]
+
     def test_reset_takes_a_row_and_gives_text_or_nothing(self) -> None:
-        parameters = inspect.signature(type(self).factory().reset).parameters.values()
-        assert any(p.kind is p.VAR_KEYWORD for p in parameters), (
-            "reset needs **row: TRL hands it every column of the data set"
-        )
-        assert isinstance(self.reset(type(self).factory()), str | None), (
-            "reset gives text for the question, or None"
-        )
+        environment = type(self).factory()
+        parameters = inspect.signature(environment.reset).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        assert takes_all, "reset needs **row: TRL hands it every column of the data set"
+        text = self.call(environment.reset, self.row)
+        assert isinstance(text, str | None), "reset gives text for the question, or None"
 
     def test_every_tool_has_a_schema(self) -> None:
         environment = self.fresh()
@@ -72,62 +76,47 @@ class EnvironmentConformance:
         for name, schema in schemas.items():
             json.dumps(schema)
             assert schema["description"].strip(), f"{name} has no description"
-            for argument, told in schema["parameters"]["properties"].items():
-                assert told.get("description"), f"{name}: the docstring does not describe {argument}"
+            for argument, properties in schema["parameters"]["properties"].items():
+                assert properties.get("description"), f"{name}: the docstring does not describe {argument}"
 
     def test_the_given_calls_go_well_and_answer_alike_after_a_reset(self) -> None:
         environment = self.fresh()
-        first = self.replies(environment, self.calls)
+        first = self.results(environment, self.calls)
         assert all(result.ok for result in first), [result.observation for result in first if not result.ok]
-        self.reset(environment)
-        again = self.replies(environment, self.calls)
-        assert [r.observation for r in again] == [r.observation for r in first], (
-            "reset leaves something behind"
-        )
+        self.call(environment.reset, self.row)
+        again = self.observations(environment, self.calls)
+        assert again == [result.observation for result in first], "reset leaves something behind"
 
     def test_environments_share_nothing(self) -> None:
-        expected = [result.observation for result in self.replies(self.fresh(), self.calls)]
+        alone = self.observations(self.fresh(), self.calls)
         one, other = self.fresh(), self.fresh()
-        found = [self.replies(environment, [call]) for call in self.calls for environment in (one, other)]
-        assert [result.observation for (result,) in found] == [text for text in expected for _ in range(2)]
+        for call, expected in zip(self.calls, alone, strict=True):
+            assert self.observations(one, [call]) + self.observations(other, [call]) == [expected] * 2
 
     def test_pure_tools_are_pure(self) -> None:
         environment = self.fresh()
         tools = tools_of(environment)
         for call in self.calls:
             if getattr(tools[call.name], "tool_spec", ToolSpec()).pure:
-                alone, used = (
-                    self.replies(self.fresh(), [call]),
-                    self.replies(environment, [call, *self.calls, call]),
-                )
-                texts = {alone[0].observation, used[0].observation, used[-1].observation}
-                assert len(texts) == 1, (
-                    f"{call.name} is declared pure, and answers {call.arguments} in {len(texts)} ways"
-                )
+                alone = self.observations(self.fresh(), [call])
+                first, *_, last = self.observations(environment, [call, *self.calls, call])
+                message = f"{call.name} is declared pure, and answers {call.arguments} in more ways than one"
+                assert alone == [first] == [last], message
 
     def test_bad_calls_are_told_what_to_mend(self) -> None:
-        environment = self.fresh()
-        kinds = {
-            n: {p.kind for p in inspect.signature(tool).parameters.values()}
-            for n, tool in tools_of(environment).items()
-        }
-        names = [name for name, found in kinds.items() if inspect.Parameter.VAR_KEYWORD not in found]
-        bad = [
-            ToolCall("no_such_tool", {}),
-            ToolCall("reset", {}),
-            ToolCall("get_reward", {}),
-            ToolCall("__init__", {}),
-        ]
-        bad += [ToolCall(name, {"no_such_argument": 1}) for name in names]
-        for result in self.replies(environment, bad):
-            assert not result.ok and result.observation.startswith("Error: "), (
-                f"{result.name}: {result.observation[:80]}"
-            )
+        environment, bad = self.fresh(), list(NO_TOOLS)
+        for name, tool in tools_of(environment).items():
+            kinds = {parameter.kind for parameter in inspect.signature(tool).parameters.values()}
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                bad.append(ToolCall(name, {"no_such_argument": 1}))
+        for result in self.results(environment, bad):
+            message = f"{result.name}: {result.observation[:80]}"
+            assert not result.ok and result.observation.startswith("Error: "), message
 
     def test_the_reward_is_a_finite_number(self) -> None:
         environment = self.fresh()
         if hasattr(environment, "get_reward"):
             for calls in ((), self.calls):
-                self.replies(environment, calls)
-                value = asyncio.run(call_method(environment.get_reward, {}, self.timeout_s))
+                self.results(environment, calls)
+                value = self.call(environment.get_reward, {})
                 assert value is None or math.isfinite(value), f"get_reward gives {value!r}"

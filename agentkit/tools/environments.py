@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.tools import (
-    PythonSession,
+    Passages,
     RetrievalServer,
     Workspace,
     calculate,
@@ -38,8 +38,10 @@ __all__ = [
     "CODE_PROMPT",
     "MAX_OBSERVATION",
     "SYSTEM_PROMPT",
+    "CalculatorEnvironment",
     "CodeEnvironment",
     "CorpusEnvironment",
+    "PassagesEnvironment",
     "ToolSpec",
     "WorkbenchEnvironment",
     "check_call",
@@ -56,6 +58,8 @@ SYSTEM_PROMPT = (
     'and end with a line "Answer: ...".'
 )
 CODE_PROMPT = 'Write the code, test it with python, and end with a line "Answer: ...".'
+PASSAGES_PROMPT = 'Look up every fact with search, and end with a line "Answer: ...".'
+CALCULATOR_PROMPT = 'Solve the problem, compute with calculator, and end with a line "Answer: ...".'
 
 
 @functools.lru_cache(maxsize=64)
@@ -75,16 +79,35 @@ def _search_version(environment: CorpusEnvironment) -> str | None:
     return None
 
 
-class CorpusEnvironment:
+class _Calculates:
+    """The calculator, for the environments that have one."""
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to reset: arithmetic is pure."""
+
+    @tool(pure=True)
+    def calculator(self, expression: str) -> str:
+        """Compute arithmetic.
+
+        Args:
+            expression: The arithmetic.
+        """
+        return calculate(expression)
+
+
+class CalculatorEnvironment(_Calculates):
+    """A calculator and nothing else, for problems that state all their facts, such as GSM8K's."""
+
+    system_prompt = CALCULATOR_PROMPT
+
+
+class CorpusEnvironment(_Calculates):
     """Search over the embedded corpus and a calculator."""
 
     def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
         self._corpus = corpus or Corpus.open()
         self._backend = backend or self._corpus
         self._top_k = top_k
-
-    def reset(self, **row: Any) -> None:
-        """Nothing to reset: both tools are pure."""
 
     @tool(pure=True, version=_search_version)
     def search(self, query: str) -> str:
@@ -95,14 +118,31 @@ class CorpusEnvironment:
         """
         return search_passages(self._backend, query, self._top_k)
 
-    @tool(pure=True)
-    def calculator(self, expression: str) -> str:
-        """Compute arithmetic.
+
+class PassagesEnvironment:
+    """Search over the passages that come with the task, as in HotpotQA and 2WikiMultiHopQA.
+
+    Args:
+        top_k: passages of a search.
+    """
+
+    system_prompt = PASSAGES_PROMPT
+
+    def __init__(self, top_k: int = 3):
+        self._top_k, self._passages = top_k, Passages()
+
+    def reset(self, passages: Any = None, **row: Any) -> None:
+        """The task's passages: texts, or objects with a text and a title. Raises ValueError for anything else."""
+        self._passages = Passages(passages)
+
+    @tool(pure=True, version=lambda environment: None)  # quicker searched than looked up
+    def search(self, query: str) -> str:
+        """Search the passages.
 
         Args:
-            expression: The arithmetic.
+            query: What to look up.
         """
-        return calculate(expression)
+        return search_passages(self._passages, query, self._top_k)
 
 
 class CodeEnvironment:
@@ -123,8 +163,7 @@ class CodeEnvironment:
 
 
 class WorkbenchEnvironment(CorpusEnvironment):
-    """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and a workspace of
-    files.
+    """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and a workspace of files.
 
     Programs see the workspace's files. One environment serves one trajectory.
 
@@ -132,24 +171,15 @@ class WorkbenchEnvironment(CorpusEnvironment):
         corpus: what sql reads, and search where no backend is given; by default the shipped one.
         top_k: passages of a search.
         backend: what search asks instead: a RetrievalServer, a WebSearch, or a Recording of one.
-        session: whether programs remember what earlier ones defined.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus | None = None,
-        top_k: int = 3,
-        *,
-        backend: Backend | None = None,
-        session: bool = False,
-    ):
+    def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
         super().__init__(corpus, top_k, backend=backend)
-        self._keeps = session
-        self.reset()
+        self._workspace = Workspace()
 
     def reset(self, **row: Any) -> None:
-        """An empty workspace and a new interpreter."""
-        self._workspace, self._session = Workspace(), PythonSession() if self._keeps else None
+        """An empty workspace."""
+        self._workspace = Workspace()
 
     @tool(pure=True, version=lambda environment: _file_version(environment._corpus.path), max_concurrent=8)
     def sql(self, query: str) -> str:
@@ -166,8 +196,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
         Args:
             code: The program.
         """
-        run = self._session.run if self._session else run_program
-        return run(code, files=self._workspace.files)[0]
+        return run_program(code, files=self._workspace.files)[0]
 
     def write_file(self, path: str, content: str) -> str:
         """Write a file.

@@ -1,8 +1,8 @@
-"""Where tools run: in a thread, on the tools' own event loop, or in a process; waiting for them always ends
-in time.
+"""Where tools run: in a thread, on the tools' own event loop, or in a process; waiting for them always ends in time.
 
 When the time is up an async tool is cancelled and a process is killed. A thread cannot be ended: it is left
-behind, and a tool that has left MAX_HUNG behind is refused from then on.
+behind, and a tool that has left MAX_HUNG behind is refused from then on. Leaves out what calls mean and what
+the policy is shown (agentkit.tools.runtime).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import json
 import os
 import queue
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,16 @@ MAX_THREADS = 128  # tools running in threads at once in one event loop
 MAX_HUNG = 64  # calls of one tool that may be left behind
 START_S = 60.0  # for a process to start and to load a tool
 
-_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]] = (
-    weakref.WeakKeyDictionary()
-)
+Limits = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]]
+_limits: Limits = weakref.WeakKeyDictionary()
 
 
-def place(name: str, limit: int | None) -> contextlib.AbstractAsyncContextManager:
-    """One of ``limit`` places that a tool has, in one event loop; "" stands for all threads."""
+def limited(name: str, limit: int | None) -> contextlib.AbstractAsyncContextManager:
+    """At most ``limit`` at once under one name in one event loop; "" stands for all threads."""
     if limit is None:
         return contextlib.nullcontext()
-    gates = _gates.setdefault(asyncio.get_running_loop(), {})
-    return gates.setdefault(name, asyncio.Semaphore(limit))
+    limits = _limits.setdefault(asyncio.get_running_loop(), {})
+    return limits.setdefault(name, asyncio.Semaphore(limit))
 
 
 class Refused(RuntimeError):
@@ -52,7 +51,6 @@ class Failed(RuntimeError):
 
 
 # ---- calls that may never end
-# ----------------------------------------------------------------------------------------
 _hung: dict[str, set[threading.Event]] = defaultdict(set)  # by tool: the ends of calls that were left behind
 
 
@@ -62,9 +60,8 @@ def _refuse_hung(name: str) -> None:
         raise Refused(f"{name.rpartition('.')[2]} is out of order: {MAX_HUNG} earlier calls still hang")
 
 
-async def _within(future: Any, end: threading.Event, limit_s: float, name: str) -> Any:
-    """The result of work elsewhere. Raises TimeoutError, having cancelled what can be, or what the work
-    raised.
+async def _within(future: Future, end: threading.Event, limit_s: float, name: str) -> Any:
+    """The result of work elsewhere. Raises TimeoutError, having cancelled what can be, or what the work raised.
 
     A result that is there when the time is up counts, so that a busy event loop makes no tool look slow.
     """
@@ -81,61 +78,52 @@ async def _within(future: Any, end: threading.Event, limit_s: float, name: str) 
             waiting.exception()  # has been seen
 
 
-async def in_thread(work: Callable[[], Any], timeout_s: float, name: str = "") -> Any:
-    """What ``work`` returns, called in a daemon thread of a bounded pool. Raises TimeoutError, or what
-    ``work`` raised.
+# ---- tools in threads
+_idle: list[queue.SimpleQueue] = []  # inboxes of threads that wait for work
+
+
+async def in_thread(work: Callable[[], Any], limit_s: float, name: str = "") -> Any:
+    """What ``work`` returns, called in a daemon thread of a bounded pool. Raises TimeoutError, or what it raised.
 
     Not asyncio.to_thread: its few workers would be used up by hung tools, and asyncio.run would wait for them
-    at the end. The time starts when one of MAX_THREADS places is free, so that a thousand calls at once do
-    not time each other out.
+    at the end. The time starts when one of MAX_THREADS is free, so that a thousand calls at once do not time
+    each other out.
     """
-    async with place("", MAX_THREADS):
+    async with limited("", MAX_THREADS):
         if name:
             _refuse_hung(name)
         future, end = Future(), threading.Event()
         future.set_running_or_notify_cancel()
-        _submit(functools.partial(_fulfil, work, future, end))
-        return await _within(future, end, timeout_s, name)
-
-
-def _fulfil(work: Callable[[], Any], future: Any, end: threading.Event) -> None:
-    value, raised = None, None
-    try:
-        value = work()
-    except StopIteration as error:  # which no future can hold
-        raised = RuntimeError(f"the tool raised {type(error).__name__}")
-    except Exception as error:
-        raised = error
-    except BaseException as error:  # such as SystemExit, which would end the event loop
-        raised = RuntimeError(f"the tool raised {type(error).__name__}")
-    if raised is None:
-        future.set_result(value)
-    else:
-        future.set_exception(raised)
-    end.set()
-
-
-_idle: list[queue.SimpleQueue] = []  # inboxes of threads that wait for work
-
-
-def _submit(job: Callable[[], None]) -> None:
-    """Hand a job to an idle thread, or to a new one; a thread that hangs is never idle again."""
-    try:
-        inbox = _idle.pop()
-    except IndexError:
-        inbox = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(inbox,), name="tool", daemon=True).start()
-    inbox.put(job)
+        try:
+            inbox = _idle.pop()
+        except IndexError:
+            inbox = queue.SimpleQueue()
+            threading.Thread(target=_serve, args=(inbox,), name="tool", daemon=True).start()
+        inbox.put(functools.partial(_fulfil, work, future, end))
+        return await _within(future, end, limit_s, name)
 
 
 def _serve(inbox: queue.SimpleQueue) -> None:
+    """Do one job after another; a thread that hangs is never idle again."""
     while True:
         inbox.get()()
         _idle.append(inbox)
 
 
+def _fulfil(work: Callable[[], Any], future: Future, end: threading.Event) -> None:
+    try:
+        value = work()
+    except BaseException as error:
+        if not isinstance(error, Exception) or isinstance(error, StopIteration):
+            # SystemExit would end the event loop, and StopIteration is what no future can hold
+            error = RuntimeError(f"the tool raised {type(error).__name__}")
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+    end.set()
+
+
 # ---- async tools
-# -----------------------------------------------------------------------------------------------------
 _tool_loop: asyncio.AbstractEventLoop | None = None
 _loop_lock = threading.Lock()
 
@@ -183,11 +171,11 @@ async def _abandon_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
     if not alive.done():
         alive.cancel()
         with _loop_lock:
-            _tool_loop = None if _tool_loop is loop else _tool_loop
+            if _tool_loop is loop:
+                _tool_loop = None
 
 
 # ---- tools in processes
-# ----------------------------------------------------------------------------------------------
 _workers: list[_Worker] = []  # idle ones
 
 
@@ -195,17 +183,16 @@ async def in_process(work: Callable[[], Any], limit_s: float) -> Any:
     """Call ``work`` in another process, which is killed with all it started when the time is up."""
     worker = _workers.pop() if _workers else _Worker()
     try:
-        await in_thread(functools.partial(worker.load, work), START_S)
-        text = await in_thread(worker.run, limit_s)
-    except Failed as error:
-        if worker.process.poll() is None:
-            _workers.append(worker)
-        raise (ValueError if error.args[1:] else Failed)(error.args[0]) from None
+        reply = await in_thread(functools.partial(worker.load, work), START_S)
+        if "error" not in reply:
+            reply = await in_thread(worker.reply, limit_s)
     except BaseException:
         worker.kill()
         raise
     _workers.append(worker)
-    return text
+    if "error" in reply:
+        raise (ValueError if reply["final"] else Failed)(reply["error"])
+    return reply["text"]
 
 
 class _Worker:
@@ -213,37 +200,30 @@ class _Worker:
 
     def __init__(self) -> None:
         command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
+        self.pipe, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, start_new_session=True)
         atexit.register(self.kill)
 
-    def load(self, work: Callable[[], Any]) -> None:
-        """Send a call and wait until it is ready to run. Raises ValueError where it cannot be sent."""
+    def load(self, work: Callable[[], Any]) -> dict:
+        """Send a call; the process replies when it is ready to run it."""
         import dill
 
         try:
-            frames = [json.dumps(sys.path).encode(), dill.dumps(work, recurse=True)]
+            call = dill.dumps(work, recurse=True)
         except Exception as error:
-            raise ValueError(f"the tool cannot run in a process of its own: {error}") from None
-        with contextlib.suppress(BrokenPipeError):  # then there is no reply either
-            for frame in frames:
-                self.process.stdin.write(struct.pack("!Q", len(frame)) + frame)
-            self.process.stdin.flush()
-        self._reply()
+            return {"error": f"the tool cannot run in a process of its own: {error}", "final": True}
+        with contextlib.suppress(OSError):  # then there is no reply either
+            self.pipe.send_bytes(json.dumps([sys.path, _loose_modules()]).encode())
+            self.pipe.send_bytes(call)
+        return self.reply()
 
-    def run(self) -> str | None:
-        """The call's result as text."""
-        return self._reply().get("text")
-
-    def _reply(self) -> dict:
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"its process ended with status {self.process.wait()}")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise Failed(reply["error"], *(["final"] if reply["final"] else []))
-        return reply
+    def reply(self) -> dict:
+        """What the process says next: "ready", a text, or an error and whether it is meant for the policy."""
+        try:
+            return json.loads(self.pipe.recv_bytes())
+        except (EOFError, OSError):
+            raise RuntimeError(f"its process ended with status {self.process.wait()}") from None
 
     def kill(self) -> None:
         """End the process and everything it started."""
@@ -251,6 +231,19 @@ class _Worker:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         atexit.unregister(self.kill)
+
+
+def _loose_modules() -> dict[str, list]:
+    """File and time of change of modules that no other process can import by name, such as a user's lab file."""
+    modules = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        folder, stem = os.path.split(file.removesuffix(".py").removesuffix(f"{os.sep}__init__"))
+        importable = folder in sys.path and stem == name
+        if file.endswith(".py") and not importable and "." not in name and name != "__main__":
+            with contextlib.suppress(OSError):
+                modules[name] = [file, os.stat(file).st_mtime_ns]
+    return modules
 
 
 def _forget() -> None:

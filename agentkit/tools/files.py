@@ -1,7 +1,8 @@
 """The file tool: a workspace of small text files, one a trajectory, held in memory.
 
-Nothing touches the disk, so there is nothing outside to reach, no link to follow and nothing to clean up.
-Hand ``files`` to the code tool to let programs read the workspace.
+Nothing touches the disk, so there is nothing outside to reach and nothing to clean up. Hand ``files`` to the
+code tool to let programs read the workspace. What an environment puts there as bytes is an attachment, which the
+policy can read and not replace. Leaves out folders: a name may hold slashes.
 """
 
 from __future__ import annotations
@@ -18,41 +19,52 @@ class Workspace:
     """Files by name. Every refusal is a ValueError with a sentence for the policy."""
 
     def __init__(self) -> None:
-        self.files: dict[str, str] = {}
+        self.files: dict[str, str | bytes] = {}
 
     def write(self, path: str, content: str) -> str:
         """Create or replace a file; says how large it is now."""
-        self._check(path)
-        rest = {name: text for name, text in self.files.items() if name != path}
+        _check_name(path)
+        if isinstance(self.files.get(path), bytes):
+            raise ValueError(f"{path} is the attachment; choose another name")
+        others = {name: text for name, text in self.files.items() if name != path and isinstance(text, str)}
         if len(content) > MAX_FILE:
             raise ValueError(f"the content has {len(content)} characters; the limit of a file is {MAX_FILE}")
-        if len(rest) >= MAX_FILES:
+        if len(others) >= MAX_FILES:
             raise ValueError(f"there are {MAX_FILES} files already, which is the limit; replace one")
-        if sum(map(len, rest.values())) + len(content) > MAX_TOTAL:
+        if sum(map(len, others.values())) + len(content) > MAX_TOTAL:
             raise ValueError(f"all files together would hold more than {MAX_TOTAL} characters")
-        if clash := next((n for n in rest if n.startswith(f"{path}/") or path.startswith(f"{n}/")), None):
-            raise ValueError(f"{clash!r} is in the way: a name cannot be a file and a folder")
+        for name in self.files:
+            if name.startswith(f"{path}/") or path.startswith(f"{name}/"):
+                raise ValueError(f"{name!r} is in the way: a name cannot be a file and a folder")
         self.files[path] = content
         return f"Wrote {len(content)} characters to {path}."
 
     def read(self, path: str, start: int = 0, length: int = 2_000) -> str:
         """A piece of a file, from character ``start`` on."""
-        self._check(path)
+        _check_name(path)
         if path not in self.files:
             raise ValueError(f"there is no file {path!r}; {self.list()}")
         if start < 0 or length < 1:
             raise ValueError("start must be at least 0 and length at least 1")
-        return self.files[path][start : start + length] or f"(nothing from character {start} on)"
+        content = self.files[path]
+        if isinstance(content, bytes):
+            if b"\0" in content[:8192]:
+                raise ValueError(f"{path} is no text; read it with a program, in whose folder it lies")
+            content = content.decode("utf-8", "replace")
+        return content[start : start + length] or f"(nothing from character {start} on)"
 
     def list(self) -> str:
         """Names and sizes, one a line."""
-        lines = [f"{name} ({len(text)} characters)" for name, text in sorted(self.files.items())]
+        lines = []
+        for name, content in sorted(self.files.items()):
+            unit = "bytes, attached" if isinstance(content, bytes) else "characters"
+            lines.append(f"{name} ({len(content)} {unit})")
         return "\n".join(lines) or "the workspace is empty"
 
-    def _check(self, path: str) -> None:
-        if not _NAME.fullmatch(path):
-            raise ValueError(
-                f"{path[:60]!r} is refused: use a relative name such as notes.txt or data/a.csv; letters, "
-                "digits, '.', '_' "
-                "and '-', without a leading dot, at most five levels"
-            )
+
+def _check_name(path: str) -> None:
+    if not _NAME.fullmatch(path):
+        raise ValueError(
+            f"{path[:60]!r} is refused: use a relative name such as notes.txt or data/a.csv; letters, digits, "
+            "'.', '_' and '-', without a leading dot, at most five levels"
+        )

@@ -2,8 +2,8 @@
 
 ``@tool(...)`` on a method says what the runtime may rely on; a method without it is a plain tool that is run
 in a thread, or on the tools' own event loop where it is ``async``. Whatever goes wrong (unknown name, bad
-arguments, exceptions, time-outs) becomes an observation that tells the policy what to mend. How the work is
-done and ended is in agentkit.tools.execution.
+arguments, exceptions, time-outs) becomes an observation that tells the policy what to mend. Leaves out where
+the work is done and how it is ended (agentkit.tools.execution).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import time
 import typing
 import warnings
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import CodeType
@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from agentkit.records import Task, ToolCall, ToolResult
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
-from agentkit.tools.execution import Failed, Refused, in_process, in_thread, on_tool_loop, place
+from agentkit.tools.execution import Failed, Refused, in_process, in_thread, limited, on_tool_loop
 
 T = TypeVar("T")
 MAX_OBSERVATION = 100_000  # characters; the limit in tokens is the rollout's
@@ -41,24 +41,19 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 # ---- declaring
-# -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolSpec:
     """What a tool's author declares."""
 
-    pure: bool = (
-        False  # same arguments, same answer, no effect: answers are cached and shared by calls under way
-    )
-    version: str | Callable[[Any], str | None] = (
-        ""  # what answers depend on beside arguments and the tool's own code, or a
-    )
-    # function of the environment that says it; None: this environment's answers are not cached
-    process: bool = (
-        False  # run in a process of its own, on a copy of the environment, killed when the time is up
-    )
-    max_concurrent: int | None = (
-        None  # calls at once in one event loop; None: one a core for processes, else no limit
-    )
+    # same arguments, same answer, no effect: answers are cached and shared by calls under way
+    pure: bool = False
+    # what answers depend on beside arguments and the tool's own code, or a function of the environment that
+    # says it; None: this environment's answers are not cached
+    version: str | Callable[[Any], str | None] = ""
+    # run in a process of its own, on a copy of the environment, killed when the time is up
+    process: bool = False
+    # calls at once in one event loop; None: one a core for processes, else no limit
+    max_concurrent: int | None = None
     retries: int = 0  # more tries after an exception other than ValueError, within the same time limit
     backoff_s: float = 0.5  # before the first of them; twice as long before each one after it
     timeout_s: float | None = None  # wall clock of a call; None: the rollout's
@@ -143,15 +138,14 @@ def _read_signature(function: Callable) -> tuple[Mapping[str, inspect.Parameter]
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return not isinstance(hint, type) or isinstance(value, hint)
+    if not isinstance(hint, type):
+        return True
+    if hint in (int, float) and isinstance(value, bool):  # which Python counts among the integers
+        return False
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 # ---- calling
-# ---------------------------------------------------------------------------------------------------------
 async def run_call(
     call: ToolCall, environment: object, *, timeout_s: float = 10.0, cache: ToolCache | None = None
 ) -> ToolResult:
@@ -161,103 +155,66 @@ async def run_call(
         call: the tool's name and arguments.
         environment: its public methods are the tools.
         timeout_s: wall clock, where the tool declares none; it starts when the call does, not while it waits
-            for a place.
+            for its turn among ``max_concurrent``.
         cache: answers of tools declared pure; None asks every time.
     """
     start, cached = time.perf_counter(), False
     tools = tools_of(environment)
-    problem = check_call(call, tools)
-    if problem is None:
-        method = tools[call.name]
-        spec = getattr(method, "tool_spec", ToolSpec())
-        arguments, key = _cacheable(method, spec, environment, call.arguments)
-        work = functools.partial(_outcome, method, spec, arguments, spec.timeout_s or timeout_s)
-        if key is None or cache is None:
-            observation, ok = await work()
-        else:
-            (observation, ok), cached = await cache.answer(_name(method), key, work)
+    if problem := check_call(call, tools):
+        return malformed(problem, call)
+    method = tools[call.name]
+    spec = getattr(method, "tool_spec", ToolSpec())
+    arguments, key = _cacheable(method, spec, environment, call.arguments)
+    ask = functools.partial(_ask, method, spec, arguments, spec.timeout_s or timeout_s)
+    if key is None or cache is None:
+        observation, ok = await ask()
     else:
-        observation, ok = f"Error: {problem}.", False
+        (observation, ok), cached = await cache.answer(_name(method), key, ask)
     return ToolResult(call.name, call.arguments, observation, ok, time.perf_counter() - start, cached)
 
 
-def malformed(problem: str) -> ToolResult:
-    """The result shown for a call that could not be parsed."""
-    return ToolResult("", {}, f"Error: {problem}.", ok=False)
+def malformed(problem: str, call: ToolCall = ToolCall("", {})) -> ToolResult:  # noqa: B008 - frozen
+    """The result shown for a call that could not be parsed, or that fits no tool."""
+    return ToolResult(call.name, call.arguments, f"Error: {problem}.", ok=False)
 
 
-def _cacheable(
-    method: Callable, spec: ToolSpec, environment: object, arguments: dict
-) -> tuple[dict, bytes | None]:
-    """A pure tool's arguments in canonical order, cached or not, so that an answer depends on its key alone;
-    and the key.
-    """
-    if not spec.pure:
-        return arguments, None
+async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Outcome:
+    """Call a tool, as often as it may be tried; what the policy is shown. Never raises for what the tool does."""
+    left_s, wait = limit_s, spec.backoff_s
     try:
-        text = canonical(arguments)
-        version = spec.version(environment) if callable(spec.version) else spec.version
-    except Exception as error:  # arguments that no parser gives, or a version that cannot be told
-        warnings.warn(f"answers of {_name(method)} are not cached: {_described(error)}", stacklevel=2)
-        return arguments, None
-    key = (
-        None
-        if version is None
-        else key_of(_name(method), f"{version} {_code(getattr(method, '__func__', method))}", text)
-    )
-    return json.loads(text), key
-
-
-def _name(method: Callable) -> str:
-    return f"{method.__module__}.{method.__qualname__}"
-
-
-@functools.lru_cache(maxsize=1024)
-def _code(function: Callable) -> str:
-    """A tool's own code as text that is the same in every process: a tool rewritten in a notebook cell is
-    another tool.
-    """
-
-    def parts(constant: Any) -> Any:
-        if isinstance(constant, CodeType):
-            return [constant.co_code, constant.co_names, *map(parts, constant.co_consts)]
-        return sorted(map(repr, constant)) if isinstance(constant, frozenset) else repr(constant)
-
-    told = [parts(function.__code__), function.__defaults__, function.__kwdefaults__]
-    return hashlib.sha256(repr(told).encode("utf-8", "backslashreplace")).hexdigest()
-
-
-async def _outcome(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Outcome:
-    """What the policy is shown; it never raises for what the tool does."""
-    name, problem = method.__name__, None
-    try:
-        async with place(_name(method), spec.max_concurrent or (os.cpu_count() if spec.process else None)):
-            value = await _tries(method, spec, arguments, limit_s)
-            observation = (
-                value if type(value) is str else await in_thread(functools.partial(_text, value), limit_s)
-            )
+        async with limited(_name(method), spec.max_concurrent or (os.cpu_count() if spec.process else None)):
+            deadline = time.monotonic() + limit_s
+            for tries_left in range(spec.retries, -1, -1):
+                try:
+                    value = await _run(method, spec, arguments, left_s)
+                    break
+                except Exception as error:
+                    left_s = deadline - time.monotonic() - wait
+                    if not tries_left or left_s <= 0 or isinstance(error, ValueError | Refused):
+                        raise
+                await asyncio.sleep(wait)
+                wait *= 2
+            if type(value) is not str:
+                value = await in_thread(functools.partial(_as_text, value), limit_s)
+            return _cut(value), True
     except TimeoutError:
-        problem = f"{name} did not answer within {limit_s:g} s"
+        problem = f"{method.__name__} did not answer within {limit_s:g} s"
     except Exception as error:  # a tool is somebody else's code: nothing it raises may end the run
-        problem = _described(error)
-    if problem is not None:
-        observation = f"Error: {problem}."
-    if len(observation) > MAX_OBSERVATION:
-        observation = observation[:MAX_OBSERVATION] + " [cut]"
-    return observation, problem is None
+        problem = _message(error)
+    return _cut(f"Error: {problem}."), False
 
 
-async def _tries(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Any:
-    deadline, wait = time.monotonic() + limit_s, spec.backoff_s
-    for left in range(spec.retries, -1, -1):
-        try:
-            return await _once(method, spec, arguments, limit_s)
-        except Exception as error:
-            limit_s = deadline - time.monotonic() - wait
-            if not left or limit_s <= 0 or isinstance(error, ValueError | Refused):
-                raise
-        await asyncio.sleep(wait)
-        wait *= 2
+def _run(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Awaitable[Any]:
+    """The call itself, where its kind of tool runs."""
+    work, name = functools.partial(method, **arguments), _name(method)
+    if inspect.iscoroutinefunction(method):
+        return on_tool_loop(work, limit_s, name)
+    return in_process(work, limit_s) if spec.process else in_thread(work, limit_s, name)
+
+
+async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: float) -> Any:
+    """Call reset or get_reward as a tool is called. Raises TimeoutError, or whatever the method raises."""
+    return await _run(method, ToolSpec(), arguments, timeout_s)
 
 
 async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
@@ -292,38 +249,58 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         return thread.submit(asyncio.run, coroutine).result()
 
 
-async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: float) -> Any:
-    """Call reset or get_reward as a tool is called: in a thread, or on the tools' event loop where it is
-    async.
-
-    Raises:
-        TimeoutError: it did not answer in time; otherwise whatever it raised.
-    """
-    return await _once(method, ToolSpec(), arguments, timeout_s)
-
-
-async def _once(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Any:
-    work = functools.partial(method, **arguments)
-    if inspect.iscoroutinefunction(method):
-        return await on_tool_loop(work, limit_s, _name(method))
-    if spec.process:
-        return await in_process(work, limit_s)
-    return await in_thread(work, limit_s, _name(method))
-
-
-def _text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """What a tool returned, as plain text: a subclass of str may have methods of its own."""
     return str.__str__(value if isinstance(value, str) else str(value))
 
 
-def _described(error: Exception) -> str:
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_OBSERVATION else text[:MAX_OBSERVATION] + " [cut]"
+
+
+def _message(error: Exception) -> str:
     """What an exception says; its type too, except for ValueError, which tools raise to speak to the policy."""
     try:
-        said = (
-            f"{error}"
-            if isinstance(error, ValueError | Refused | Failed)
-            else f"{type(error).__name__}: {error}"
-        )
-        return said or type(error).__name__
+        message = str(error)
+        if not isinstance(error, ValueError | Refused | Failed):
+            message = f"{type(error).__name__}: {message}"
     except Exception:  # its own __str__ fails
-        return type(error).__name__
+        message = ""
+    return message or type(error).__name__
+
+
+# ---- what an answer is kept by
+def _cacheable(
+    method: Callable, spec: ToolSpec, environment: object, arguments: dict
+) -> tuple[dict, bytes | None]:
+    """A pure tool's arguments in canonical order, cached or not, so that an answer depends on its key; and the key."""
+    if not spec.pure:
+        return arguments, None
+    try:
+        text = canonical(arguments)
+        version = spec.version(environment) if callable(spec.version) else spec.version
+    except Exception as error:  # arguments that no parser gives, or a version that cannot be told
+        warnings.warn(f"answers of {_name(method)} are not cached: {_message(error)}", stacklevel=2)
+        return arguments, None
+    key = None
+    if version is not None:
+        code = _code(getattr(method, "__func__", method))
+        key = key_of(_name(method), f"{version} {code}", text)
+    return json.loads(text), key
+
+
+def _name(method: Callable) -> str:
+    return f"{method.__module__}.{method.__qualname__}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _code(function: Callable) -> str:
+    """A tool's own code, alike in every process: a tool rewritten in a notebook cell is another tool."""
+
+    def parts(constant: Any) -> Any:
+        if isinstance(constant, CodeType):
+            return [constant.co_code, constant.co_names, *map(parts, constant.co_consts)]
+        return sorted(map(repr, constant)) if isinstance(constant, frozenset) else repr(constant)
+
+    code = [parts(function.__code__), function.__defaults__, function.__kwdefaults__]
+    return hashlib.sha256(repr(code).encode("utf-8", "backslashreplace")).hexdigest()

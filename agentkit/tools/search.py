@@ -13,18 +13,21 @@ import html
 import json
 import os
 import re
+import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
 from agentkit.runs import append_jsonl, read_jsonl
+from agentkit.tools.corpus import PASSAGES, ranked
 from agentkit.tools.web import ReplyError, fetch
 
 MAX_QUERY = 500  # characters
-MAX_PASSAGE = 1_000  # characters
+MAX_PASSAGE = 1_000  # characters of what a server gives
+MAX_PASSAGES = 1_000  # of one task
 MAX_BODY = 2**20  # bytes of a server's reply
 BRAVE = "https://api.search.brave.com/res/v1/web/search"
 _TAG = re.compile(r"<[^<>]{0,200}>")
@@ -53,31 +56,69 @@ def search_passages(backend: Backend, query: str, top_k: int = 3) -> str:
     return "\n".join(f"[{number}] {text}" for number, text in enumerate(passages, start=1))
 
 
-class RetrievalServer:
-    """A server that speaks Search-R1's protocol: POST /retrieve {"queries": [..], "topk": k, "return_scores": true}.
+class Passages:
+    """The passages that come with a task, found as those of the corpus are.
 
-    Its reply is {"result": [[{"document": {"contents": "title\\ntext"}, "score": 1.0}, ..]]}, one list a query (Jin et al.
-    2025, arXiv 2503.09516, search_r1/search/retrieval_server.py); documents without scores are read too.
+    Args:
+        passages: texts, or objects with a ``text`` and a ``title``.
+
+    Raises:
+        ValueError: they are something else, or more than MAX_PASSAGES.
+    """
+
+    def __init__(self, passages: Any = ()):
+        if not isinstance(passages, list | tuple) or len(passages) > MAX_PASSAGES:
+            raise ValueError(
+                f"a task's passages (here {type(passages).__name__}) must be a list of at most {MAX_PASSAGES} texts, "
+                "or objects with text and title"
+            )
+        self._texts = [_passage(passage, number) for number, passage in enumerate(passages, start=1)]
+
+    def search(self, query: str, top_k: int) -> list[str]:
+        """At most ``top_k`` passages for a query, best first."""
+        with closing(sqlite3.connect(":memory:")) as connection:  # one a search: calls come from any thread
+            connection.execute(PASSAGES)
+            connection.executemany("INSERT INTO passage (text) VALUES (?)", [(text,) for text in self._texts])
+            return ranked(connection, query, top_k)
+
+
+def _passage(passage: Any, number: int) -> str:
+    """A task's passage as one line that SQLite can store."""
+    title, text = "", passage
+    if isinstance(passage, dict):
+        title, text = passage.get("title") or "", passage.get("text")
+    if not isinstance(title, str) or not isinstance(text, str):
+        raise ValueError(
+            f"passage {number} is {str(passage)[:60]!r}: it must be a text, or have text and title"
+        )
+    line = f"{title}: {text}" if title else text
+    return " ".join(line.encode("utf-8", "replace").decode().split())
+
+
+class RetrievalServer:
+    """A server that speaks Search-R1's protocol (Jin et al. 2025, arXiv 2503.09516).
+
+    POST /retrieve {"queries": [..], "topk": k, "return_scores": true} gives, one list a query,
+    {"result": [[{"document": {"contents": "title\\ntext"}, "score": 1.0}, ..]]}; without scores the documents alone.
     """
 
     def __init__(self, url: str, timeout_s: float = 8.0):
-        self.url, self.timeout_s = (f"{url.rstrip('/').removesuffix('/retrieve')}/retrieve", timeout_s)
+        self.url = f"{url.rstrip('/').removesuffix('/retrieve')}/retrieve"
+        self.timeout_s = timeout_s
 
     def search(self, query: str, top_k: int) -> list[str]:
         """At most ``top_k`` passages; raises ValueError where the server fails."""
         body = {"queries": [query], "topk": top_k, "return_scores": True}
-        found = _request("POST", self.url, self.timeout_s, json=body)
+        reply = _request("POST", self.url, self.timeout_s, json=body)
         try:
-            documents = [row.get("document", row) for row in found["result"][0]]
+            documents = [row.get("document", row) for row in reply["result"][0]]
             return [_line(document["contents"]) for document in documents[:top_k]]
         except (KeyError, IndexError, TypeError, AttributeError):
             raise ValueError("the search server's reply has not the form of Search-R1's protocol") from None
 
 
 class WebSearch:
-    """Brave's web search API, with the key from the environment variable BRAVE_API_KEY. The key is in no
-    message or log.
-    """
+    """Brave's web search API, with the key from BRAVE_API_KEY. The key is in no message or log."""
 
     def __init__(self, url: str = BRAVE, timeout_s: float = 8.0):
         self.url, self.timeout_s = url, timeout_s
@@ -86,11 +127,10 @@ class WebSearch:
     def search(self, query: str, top_k: int) -> list[str]:
         """Title, address and snippet of at most ``top_k`` pages; raises ValueError where the service fails."""
         headers = {"X-Subscription-Token": self._key(), "Accept": "application/json"}
-        found = _request(
-            "GET", self.url, self.timeout_s, params={"q": query, "count": top_k}, headers=headers
-        )
+        parameters = {"q": query, "count": top_k}
+        reply = _request("GET", self.url, self.timeout_s, params=parameters, headers=headers)
         try:
-            pages = found.get("web", {}).get("results", [])[:top_k]
+            pages = reply.get("web", {}).get("results", [])[:top_k]
             return [
                 _line(f"{page['title']} ({page['url']}): {page.get('description', '')}") for page in pages
             ]
@@ -119,14 +159,12 @@ class Recording:
         if backend is None and not self.path.exists():
             raise ValueError(f"there is no recording at {self.path}: record one first, with a backend")
         self._known: dict[tuple[str, int], list[str]] = {}
-        for number, row in enumerate(read_jsonl(self.path) if self.path.exists() else [], start=1):
-            match row:
-                case {"query": str(query), "top_k": int(top_k), "passages": [*passages]} if _all_text(
-                    passages
-                ):
-                    self._known.setdefault((query, top_k), passages)
-                case _:
-                    raise ValueError(f"{self.path} is no recording (entry {number}): record it again")
+        rows = read_jsonl(self.path) if self.path.exists() else []
+        for number, row in enumerate(rows, start=1):
+            query, top_k, passages = row.get("query"), row.get("top_k"), row.get("passages")
+            if not isinstance(query, str) or not isinstance(top_k, int) or not _is_texts(passages):
+                raise ValueError(f"{self.path} is no recording (entry {number}): record it again")
+            self._known.setdefault((query, top_k), passages)
 
     def search(self, query: str, top_k: int) -> list[str]:
         """The recorded passages, or the backend's, which are recorded. A failure is not recorded."""
@@ -135,61 +173,59 @@ class Recording:
             if self.backend is None:
                 raise ValueError(f"the recording holds no answer to {query[:60]!r}")
             passages = self.backend.search(query, top_k)
-            if not isinstance(passages, list | tuple) or not _all_text(passages):
+            if not _is_texts(passages):
                 raise ValueError(f"the search backend gave {type(passages).__name__}, not a list of passages")
-            with self._lock:  # two that ask at once: the first answer is the one that is kept and given
+            with self._lock:  # of two that ask at once, the first answer is kept and given
                 if key not in self._known:
                     self._known[key] = list(passages)
-                    self._record({"query": query, "top_k": top_k, "passages": self._known[key]})
+                    self._append({"query": query, "top_k": top_k, "passages": self._known[key]})
         return list(self._known[key])
 
-    def _record(self, row: dict[str, Any]) -> None:
+    def _append(self, row: dict[str, Any]) -> None:
         try:
             append_jsonl(self.path, row)
         except OSError as error:  # the search worked: the user is told, and the policy goes on
-            warnings.warn(
-                f"{self.path} records no more ({error}): later runs will not see all of these passages",
-                stacklevel=3,
-            )
+            message = f"{self.path} records no more ({error}): later runs will not see all of these passages"
+            warnings.warn(message, stacklevel=3)
 
 
-def _all_text(passages: Sequence[object]) -> bool:
-    return all(isinstance(passage, str) for passage in passages)
-
-
-def _request(method: str, url: str, timeout_s: float, **options: Any) -> Any:
-    """JSON from a server, in bounded time and size; one more try where it was busy or unreachable."""
-    deadline = time.monotonic() + timeout_s
-    problem = _attempt(method, url, deadline, options)
-    if isinstance(problem, _Busy) and time.monotonic() < deadline - timeout_s / 2:
-        problem = _attempt(method, url, deadline, options)
-    if isinstance(problem, ValueError):
-        raise problem
-    return problem
+def _is_texts(passages: object) -> bool:
+    return isinstance(passages, list | tuple) and all(isinstance(passage, str) for passage in passages)
 
 
 class _Busy(ValueError):
     """A failure that may be over at the next try."""
 
 
-def _attempt(method: str, url: str, deadline: float, options: dict[str, Any]) -> Any:
-    """Parsed JSON, or the ValueError to raise. Its text is ours, so that no header or key can be in it."""
+def _request(method: str, url: str, timeout_s: float, **options: Any) -> Any:
+    """JSON from a server, in bounded time and size; one more try where it was busy or unreachable."""
+    deadline = time.monotonic() + timeout_s
+    for last in (False, True):
+        try:
+            return _ask(method, url, deadline, options)
+        except _Busy:
+            if last or time.monotonic() > deadline - timeout_s / 2:
+                raise
+
+
+def _ask(method: str, url: str, deadline: float, options: dict[str, Any]) -> Any:
+    """Parsed JSON. Raises ValueError, whose text is ours, so that no header or key can be in it."""
+    left_s = max(0.1, deadline - time.monotonic())
     try:
-        status, body = fetch(
-            method, url, timeout_s=max(0.1, deadline - time.monotonic()), most=MAX_BODY, **options
-        )
-        if status != 200:
-            kind = _Busy if status in (429, 500, 502, 503, 504) else ValueError
-            return kind(f"the search server answered with status {status}")
-        return json.loads(body)
+        status, body = fetch(method, url, timeout_s=left_s, most=MAX_BODY, **options)
     except TimeoutError:
-        return ValueError("the search server did not answer in time")
+        raise ValueError("the search server did not answer in time") from None
     except ConnectionError:
-        return _Busy("the search server cannot be reached")
+        raise _Busy("the search server cannot be reached") from None
     except ReplyError as error:
-        return ValueError(f"the search server's reply {error}")
+        raise ValueError(f"the search server's reply {error}") from None
+    if status != 200:
+        kind = _Busy if status in (429, 500, 502, 503, 504) else ValueError
+        raise kind(f"the search server answered with status {status}")
+    try:
+        return json.loads(body)
     except (ValueError, RecursionError):
-        return ValueError("the search server's reply is not JSON")
+        raise ValueError("the search server's reply is not JSON") from None
 
 
 def _line(text: str) -> str:

@@ -1,14 +1,15 @@
-"""One request to a server that may be slow, broken or hostile: bounded in wall clock, size and memory."""
+"""One request to a server that may be slow, broken or hostile: bounded in wall clock, size and memory.
+
+Leaves out redirects, unpacking (a few kilobytes can hold gigabytes), and ending the look-up of a name early.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any
 
-LATE_S = 1.0  # for a request that has to be given up, as while a name is looked up
+from agentkit.tools.runtime import run_blocking
 
 
 class ReplyError(RuntimeError):
@@ -17,8 +18,6 @@ class ReplyError(RuntimeError):
 
 def fetch(method: str, url: str, *, timeout_s: float, most: int, **options: Any) -> tuple[int, bytes]:
     """Status and body of a server's reply; the body of a status other than 200 is not read.
-
-    Redirects are not followed, and no reply is unpacked: a few kilobytes can hold gigabytes.
 
     Args:
         method: GET or POST.
@@ -32,21 +31,10 @@ def fetch(method: str, url: str, *, timeout_s: float, most: int, **options: Any)
         ConnectionError: there was no connection or no reply in HTTP; the message names no header.
         ReplyError: the body is too large or packed.
     """
-    done: Future[tuple[int, bytes]] = Future()
-
-    async def ask() -> None:
-        try:
-            async with asyncio.timeout(timeout_s):
-                found = await _ask(method, url, most, options)
-            done.set_result(found)
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=lambda: asyncio.run(ask()), name="fetch", daemon=True).start()
-    return done.result(timeout_s + LATE_S)
+    return run_blocking(asyncio.wait_for(_fetch(method, url, most, options), timeout_s))
 
 
-async def _ask(method: str, url: str, most: int, options: dict[str, Any]) -> tuple[int, bytes]:
+async def _fetch(method: str, url: str, most: int, options: dict[str, Any]) -> tuple[int, bytes]:
     import httpx
 
     headers = {"Accept-Encoding": "identity"} | options.pop("headers", {})

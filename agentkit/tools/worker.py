@@ -1,52 +1,73 @@
-"""The process in which tools declared ``process=True`` run: one call after another, until it is killed or its
-parent is gone.
+"""The process in which tools declared ``process=True`` run: one call after another, until it is killed.
 
 Started as a script, so that it imports nothing of agentkit unless a tool does. It guards a run against tools
-that hang, crash or leak; it confines nothing: what a model wrote belongs into the sandbox.
+that hang, crash or leak, and ends with its parent. Leaves out confinement: what a model wrote belongs into
+the sandbox.
 """
 
+import importlib.util
 import json
 import os
 import queue
 import signal
-import struct
 import sys
 import threading
+from multiprocessing.connection import Connection
+
+
+class LooseModules:
+    """Finds, after all other finders, what the parent loaded from a file that no name leads to."""
+
+    files: dict = {}  # by name: file and time of change
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        file, _ = cls.files.get(name, (None, None))
+        return file and importlib.util.spec_from_file_location(name, file)
+
+    @classmethod
+    def update(cls, files: dict) -> None:
+        """What the parent has now; a module that is another or has changed is loaded anew."""
+        for name, file in cls.files.items():
+            if files.get(name) != file:
+                sys.modules.pop(name, None)
+        cls.files = files
 
 
 def main() -> None:
-    """Read (import path, call) pairs from stdin; for each write "ready", run it, and write what came of it."""
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a tool prints is no reply
+    """Take calls from stdin, a socket; for each reply "ready", run it, and reply what came of it."""
+    pipe = Connection(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what a tool reads is no call
     calls: queue.SimpleQueue = queue.SimpleQueue()
-    threading.Thread(target=read, args=(os.fdopen(os.dup(0), "rb"), calls), daemon=True).start()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    threading.Thread(target=read, args=(pipe, calls), daemon=True).start()
+    sys.meta_path.append(LooseModules)
     while True:
-        path, pickled = calls.get()
-        sys.path[:] = json.loads(path)
+        modules, pickled = calls.get()
+        sys.path[:], files = json.loads(modules)
+        LooseModules.update(files)
         try:
             import dill
 
             work = dill.loads(pickled)
         except Exception as error:
-            write(
-                replies,
-                {"error": f"the tool cannot be loaded in a process of its own: {error}", "final": True},
-            )
+            message = f"the tool cannot be loaded in a process of its own: {error}"
+            reply(pipe, {"error": message, "final": True})
             continue
-        write(replies, {"ready": True})
-        write(replies, outcome(work))
+        reply(pipe, {"ready": True})
+        reply(pipe, outcome(work))
 
 
-def read(stdin, calls: queue.SimpleQueue) -> None:
+def read(pipe: Connection, calls: queue.SimpleQueue) -> None:
     """Hand on what arrives; when the parent is gone, end with everything the tool started."""
     while True:
-        frames = [
-            stdin.read(struct.unpack("!Q", size)[0]) for _ in range(2) if len(size := stdin.read(8)) == 8
-        ]
-        if len(frames) < 2:
+        try:
+            calls.put((pipe.recv_bytes(), pipe.recv_bytes()))
+        except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)
-        calls.put(frames)
+
+
+def reply(pipe: Connection, message: dict) -> None:
+    pipe.send_bytes(json.dumps(message).encode())
 
 
 def outcome(work) -> dict:
@@ -55,17 +76,11 @@ def outcome(work) -> dict:
         return {"text": str(work())}
     except BaseException as error:
         try:
-            said = str(error)
+            message = str(error)
         except Exception:
-            said = ""
+            message = ""
         final = isinstance(error, ValueError)
-        return {"error": said if final else f"{type(error).__name__}: {said}", "final": final}
-
-
-def write(replies, reply: dict) -> None:
-    """One line of JSON."""
-    replies.write(json.dumps(reply).encode() + b"\n")
-    replies.flush()
+        return {"error": message if final else f"{type(error).__name__}: {message}", "final": final}
 
 
 if __name__ == "__main__":

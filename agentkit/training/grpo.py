@@ -139,9 +139,11 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self._mismatches = 0  # of the tool cache, so far
         self._started = time.monotonic()
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # of rollout_func, tested with this pin
-        unsloth = recipe.engine == "unsloth"
+        unsloth, engine = recipe.engine == "unsloth", None
+        if unsloth:
+            model, engine = adapted(model, tokenizer, recipe)
         super().__init__(
-            model=adapted(model, tokenizer, recipe) if unsloth else model,
+            model=model,
             args=config(recipe, run.file("train", "checkpoints")),
             reward_funcs=[_reward],
             train_dataset=Dataset.from_list(
@@ -152,9 +154,9 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             rollout_func=_rollout_func,
             callbacks=[ProgressCallback("GRPO"), _Validate(self), self.guards],
         )
-        self._prepare(tokenizer)
+        self._prepare(tokenizer, engine)
 
-    def _prepare(self, tokenizer: Any) -> None:
+    def _prepare(self, tokenizer: Any, engine: Any) -> None:
         """What needs the model as TRL has set it up: prefixes, the checkpoint to go on from, the policy."""
         only_own_progress(self)
         if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet
@@ -163,7 +165,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         tasks = [*self._tasks.values(), *self.validation]
         world = self.accelerator.num_processes
         self.open_training(made_with(self.lab, self.model, tasks, world))
-        self.policy = make_policy(self.accelerator.unwrap_model(self.model), tokenizer, "grpo", self.recipe)
+        model = self.accelerator.unwrap_model(self.model)
+        self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine)
 
     def kept_state(self) -> dict[str, Any]:
         """What a checkpoint keeps beside weights and random states."""

@@ -1,9 +1,10 @@
 """Answers as numbers, with tolerance and units.
 
-One rule for units, percent and currency: they count only where the task declares them, by its ``unit`` option
-or in its gold answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in
-front cannot mislead, unless another currency is declared; "0.05 m" is 5 where the unit is cm (converted by
-Pint); "5 km" never is. Numbers are exact fractions, so that neighbours beyond a float's digits stay apart.
+One rule for units, percent and currency: they count only where the task declares them, by its ``unit`` option or
+in its gold answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in front
+cannot mislead, unless another currency is declared; "0.05 m" is 5 where the unit is cm (converted by Pint);
+"5 km" never is. Numbers are exact fractions, so neighbours beyond a float's digits differ. Leaves out numbers in
+words and in other bases.
 """
 
 from __future__ import annotations
@@ -24,26 +25,28 @@ _NUMBER = re.compile(
     r"\s*(?P<unit>[^\d\s].{0,40})?"
 )
 _FRACTION = re.compile(r"([-+]?\d{1,15}) ?/ ?(\d{1,15})")
-_UNIT = re.compile(
-    r"[^\W\d_]{1,20}(?:\^-?\d)?(?: ?[*/ ] ?[^\W\d_]{1,20}(?:\^-?\d)?){0,4}"
-)  # no powers of powers: bounded work
+# no powers of powers: bounded work
+_UNIT = re.compile(r"[^\W\d_]{1,20}(?:\^-?\d)?(?: ?[*/ ] ?[^\W\d_]{1,20}(?:\^-?\d)?){0,4}")
 _POWER = re.compile(r"(?<=[^\W\d_])[²³]")  # of a unit: m², not 10²
 _LARGEST = Fraction(sys.float_info.max)
 _SPELLINGS = dict.fromkeys(("percent", "per cent", "percentage", "pct"), "%")
 _SPELLINGS |= dict.fromkeys(("°", "circ", "deg", "degree"), "degree")
-_CURRENCIES = {"$": ("dollar", "dollars", "usd"), "€": ("euro", "euros", "eur"), "£": ("pound", "pounds", "gbp"),
-               "¥": ("yen", "jpy")}  # fmt: skip
+_CURRENCIES = {
+    "$": ("dollar", "dollars", "usd"),
+    "€": ("euro", "euros", "eur"),
+    "£": ("pound", "pounds", "gbp"),
+    "¥": ("yen", "jpy"),
+}
 
 
 def parse_number(text: str, unit: str = "") -> Fraction | None:
     """The one number a text consists of, exactly, in the declared unit, or None.
 
-    Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to
-    it, may stand around it, and a fraction of two whole numbers is one; anything else, a second number or a
-    unit of another kind included, makes it None.
+    Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to it,
+    may be with it, and a fraction of two whole numbers is one; anything else makes it None.
     """
-    found = _read(text, unit)
-    return found[0] if found else None
+    number = _read(text, unit)
+    return number[0] if number else None
 
 
 def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
@@ -51,20 +54,20 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     unit, parts = unit_name(unit), _parts(text)
     if parts is None:
         return None
-    value, currency, found_unit = parts
+    value, currency, its_unit = parts
     declared = _currency(unit)
     if currency and declared and currency != declared:
         return None
-    if not found_unit or same_unit(found_unit, unit) or (declared and _currency(found_unit) == declared):
+    if not its_unit or same_unit(its_unit, unit) or (declared and _currency(its_unit) == declared):
         return value, False
-    converted = _converted(value, found_unit, unit)
+    converted = _converted(value, its_unit, unit)
     return None if converted is None else (converted, True)
 
 
 def _parts(text: str) -> tuple[Fraction, str, str] | None:
     """Value, currency sign and unit of a text that is one number, or None."""
     text = _POWER.sub(_caret, text)
-    if any(unicodedata.category(c) == "No" for c in text):  # NFKC would read 10² as 102
+    if any(unicodedata.category(character) == "No" for character in text):  # NFKC would read 10² as 102
         return None
     text = unicodedata.normalize("NFKC", text).replace("−", "-").strip().rstrip(".").strip()
     if (fraction := _FRACTION.fullmatch(text)) and int(fraction[2]):
@@ -77,10 +80,9 @@ def _parts(text: str) -> tuple[Fraction, str, str] | None:
     return (value, match["currency"], unit_name(match["unit"] or "")) if abs(value) <= _LARGEST else None
 
 
+# ---- units
 def unit_name(text: str) -> str:
-    """One spelling of a unit: % for percent, degree for °, m^2 for m²; any other stays, without the full stop
-    behind it.
-    """
+    """One spelling of a unit: % for percent, degree for °, m^2 for m²; others without the full stop behind."""
     text = _POWER.sub(_caret, text).strip().rstrip(".")
     return _SPELLINGS.get(text.casefold().removesuffix("s"), text)
 
@@ -89,12 +91,14 @@ def _caret(power: re.Match) -> str:
     return "^" + unicodedata.normalize("NFKC", power[0])
 
 
-def same_unit(found: str, unit: str) -> bool:
+def same_unit(unit: str, other: str) -> bool:
     """Whether two names mean one unit: to Pint where it knows both, else whatever the case and a plural s."""
-    known = _pint_unit(found), _pint_unit(unit)
-    return found == unit or (
-        known[0] == known[1] if None not in known else _singular(found) == _singular(unit)
-    )
+    if unit == other:
+        return True
+    known, other_known = _pint_unit(unit), _pint_unit(other)
+    if known is None or other_known is None:
+        return _singular(unit) == _singular(other)
+    return known == other_known
 
 
 def _singular(unit: str) -> str:
@@ -106,13 +110,13 @@ def _currency(unit: str) -> str:
     return next((sign for sign, names in _CURRENCIES.items() if unit == sign or unit.casefold() in names), "")
 
 
-def _converted(value: Fraction, found: str, wanted: str) -> Fraction | None:
+def _converted(value: Fraction, unit: str, target: str) -> Fraction | None:
     """A value in another unit of the same dimension; None where either is no unit or they do not convert."""
-    source, target = _pint_unit(found), _pint_unit(wanted)
-    if source is None or target is None:
+    source, wanted = _pint_unit(unit), _pint_unit(target)
+    if source is None or wanted is None:
         return None
     try:
-        return Fraction(float(_registry().Quantity(float(value), source).to(target).magnitude))
+        return Fraction(float(_registry().Quantity(float(value), source).to(wanted).magnitude))
     except Exception:  # of different dimensions, or out of range
         return None
 
@@ -138,43 +142,43 @@ def _registry() -> Any:
     return pint.UnitRegistry(cache_folder=None)
 
 
+# ---- comparing
 def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.0, unit: str = "") -> Score:
-    """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|): equal unless a
-    tolerance is declared.
+    """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|).
 
     Args:
         answer: the policy's answer.
         gold: the gold answer; a unit in it counts as declared.
-        abs_tol: absolute tolerance, in ``unit``.
+        abs_tol: absolute tolerance, in ``unit``; without one the numbers must be equal.
         rel_tol: relative tolerance.
-        unit: the unit of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$" or "USD",
-            or any word.
+        unit: of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$" or "USD", or any word.
     """
     if answer.strip().strip("+-").casefold() == "nan":
         return Score(0.0, "NaN equals nothing")
     unit = unit or _gold_unit(str(gold))
-    wanted, found = _read(str(gold), unit), _read(answer, unit)
+    wanted, given = _read(str(gold), unit), _read(answer, unit)
+    in_unit = f" in {unit}" if unit else ""
     if wanted is None:
-        return Score(None, f"the gold answer {gold!r} is not a number" + (f" in {unit}" if unit else ""))
-    if found is None:
-        return Score(0.0, f"{answer[:80]!r} is not one number" + (f" in {unit}" if unit else ""))
-    rounding = 1e-12 if found[1] or wanted[1] else 0.0  # of the conversion
-    return compared(found[0], wanted[0], abs_tol, max(rel_tol, rounding))
+        return Score(None, f"the gold answer {gold!r} is not a number{in_unit}")
+    if given is None:
+        return Score(0.0, f"{answer[:80]!r} is not one number{in_unit}")
+    rounding = 1e-12 if given[1] or wanted[1] else 0.0  # of the conversion
+    return compared(given[0], wanted[0], abs_tol, max(rel_tol, rounding))
 
 
-def compared(found: Fraction, wanted: Fraction, abs_tol: float, rel_tol: float) -> Score:
+def compared(given: Fraction, wanted: Fraction, abs_tol: float, rel_tol: float) -> Score:
     """Exactly equal, or within a declared tolerance."""
-    if abs(found - wanted) <= max(_written(abs_tol), _written(rel_tol) * abs(wanted)):
+    if abs(given - wanted) <= max(_as_written(abs_tol), _as_written(rel_tol) * abs(wanted)):
         return Score(1.0, "within tolerance")
-    return Score(0.0, f"{_shown(found)} is not {_shown(wanted)}")
+    return Score(0.0, f"{_readable(given)} is not {_readable(wanted)}")
 
 
-def _shown(value: Fraction) -> str:
+def _readable(value: Fraction) -> str:
     return f"{value}"[:40] if value.denominator == 1 else f"{float(value):.12g}"
 
 
-def _written(tolerance: float) -> Fraction:
-    """A tolerance as it is written: 0.3, not the float just below it."""
+def _as_written(tolerance: float) -> Fraction:
+    """0.3, not the float just below it."""
     return Fraction(str(max(tolerance, 0.0)))
 
 

@@ -1,5 +1,6 @@
-"""Answers taken out of a text by a regular expression, in a process that can be killed: pattern and text may
-be hostile.
+"""Answers taken out of a text by a regular expression, in a process that can be killed.
+
+Pattern and text may be hostile. Leaves out patterns in anything but Python's own notation.
 """
 
 from __future__ import annotations
@@ -15,21 +16,18 @@ _worker = Worker()
 
 
 def extract(answer: str, pattern: str, *, whole: bool = False) -> list[str] | Score:
-    """The different texts a pattern takes from an answer (three at most), or the verdict where it cannot be
-    applied.
-    """
+    """The different texts a pattern takes from an answer (three at most), or why it cannot be applied."""
     try:
-        messages = _worker.ask("find", pattern, answer, whole)
+        reply = _worker.ask("find", pattern, answer, whole)
     except WorkerError as error:
         return Score(None, str(error))
-    found = {key: value for message in messages for key, value in message.items()}
-    if "invalid" in found:
-        return Score(None, f"the pattern {pattern[:80]!r} is no regular expression: {found['invalid'][:80]}")
-    if "compiled" not in found:
+    if "invalid" in reply:
+        return Score(None, f"the pattern {pattern[:80]!r} is no regular expression: {reply['invalid'][:80]}")
+    if "compiled" not in reply:
         return Score(None, f"the pattern {pattern[:80]!r} takes too long to compile")
-    if "found" not in found:
+    if "found" not in reply:
         return Score(0.0, "the pattern takes too long on this answer")
-    return found["found"]
+    return reply["found"]
 
 
 def regex(
@@ -39,10 +37,9 @@ def regex(
 
     Args:
         answer: the policy's answer.
-        gold: the gold answer. Without ``pattern`` it is itself a regular expression, which the whole answer
-            must match.
-        pattern: its first group, or its whole match where it has none, is the answer. Two different ones are
-            a hedge: wrong.
+        gold: the gold answer; without ``pattern`` a regular expression that the whole answer must match.
+        pattern: its first group, or its whole match where it has none, is the answer; two different ones are
+            a hedge.
         then: how the two are compared: "exact" or "numeric".
         **options: of that verifier.
 
@@ -51,18 +48,16 @@ def regex(
     """
     if then not in _THEN:
         raise ValueError(f"regex cannot go on with {then!r}: use {' or '.join(_THEN)}")
-    found = extract(answer, gold if pattern is None else pattern, whole=pattern is None)
-    if isinstance(found, Score):
-        return found
+    texts = extract(answer, gold if pattern is None else pattern, whole=pattern is None)
+    if isinstance(texts, Score):
+        return texts
     if pattern is None:
-        return Score(1.0, "matches") if found else Score(0.0, f"{answer[:80]!r} does not match {gold[:80]!r}")
-    if len(found) != 1:
-        return Score(
-            0.0, f"{len(found)} different answers: {found}" if found else f"nothing matches {pattern[:80]!r}"
-        )
-    if not found[0].strip():
-        return Score(0.0, "no answer")
-    return _THEN[then](found[0], gold, **options)
+        return Score(1.0, "matches") if texts else Score(0.0, f"{answer[:80]!r} does not match {gold[:80]!r}")
+    if not texts:
+        return Score(0.0, f"nothing matches {pattern[:80]!r}")
+    if len(texts) > 1:
+        return Score(0.0, f"{len(texts)} different answers: {texts}")
+    return _THEN[then](texts[0], gold, **options) if texts[0].strip() else Score(0.0, "no answer")
 
 
 _THEN = {"exact": exact, "numeric": numeric}

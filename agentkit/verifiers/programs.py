@@ -1,20 +1,16 @@
-"""Answers as Python programs, tested in the sandbox without the tested code ever meeting what it is tested
-for.
+"""Answers as Python programs, tested in the sandbox without the tested code ever meeting what it is tested for.
 
-The program runs in one sandbox, gets arguments or standard input, and sends back plain values; they are
-compared outside. Tests
-written as source run in another sandbox: first around the reference solution, to record which calls they
-make, then with those calls answered by what the program under test gave. So a program that exits early,
-prints a success marker, patches builtins, walks frames or returns objects that claim to be equal to
-everything changes nothing but its own values.
-Leaves out: functions that change their arguments in place, and tests that look at more than what a call
-returns.
+The program runs in one sandbox, gets arguments or standard input, and sends back plain values; they are compared
+outside. Tests written as source run in another sandbox: first around the reference solution, to record which
+calls they make, then with those calls answered by what the program under test gave. So a program that exits
+early, prints a success marker, patches builtins, walks frames or returns objects that claim to be equal to
+everything changes nothing but its own values. Leaves out: functions that change their arguments in place, and
+tests that look at more than what a call returns.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import math
 import re
@@ -22,6 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -35,13 +32,15 @@ MEMORY_MB = 512
 # of a time limit; where an empty program takes longer, a time-out says nothing about the program tested
 BUSY_SHARE = 0.25
 RECORD_S = 10.0  # for a reference solution and its tests, once a task
+NOTHING = object()  # equal to no value
 _HARNESS = Path(__file__).with_name("isolated").joinpath("harness.py").read_text(encoding="utf-8")
 _BLOCK = re.compile(r"```[ \t]*(?:[Pp]y(?:thon)?3?)?[ \t]*\n(.*?)```", re.DOTALL)
+_ANSWER = re.compile(r"\A\s*(?:final )?answer[:：]\s*\n", re.IGNORECASE)
 _parsing = threading.Lock()  # CPython 3.11 counts the parser's recursion depth for all threads together
 
 
-class TestsError(ValueError):
-    """The tests themselves are of no use: the task's author must mend them. The message says why."""
+class Unscored(RuntimeError):
+    """Nothing is known about the program: useless tests, no sandbox, or no time for it. The message says which."""
 
 
 def code(
@@ -58,12 +57,10 @@ def code(
 
     Args:
         answer: the policy's answer: a program, or text with one fenced block of code.
-        gold: a reference solution. Needed for tests written as source; it never enters the tested program's
-            sandbox.
+        gold: a reference solution, for tests written as source; it never meets the tested program.
         tests: any of ``[[arguments], expected]``, ``{"args": [..], "kwargs": {..}, "expected": ..}``,
             ``{"stdin": "..", "stdout": ".."}``, or source such as ``"assert f(1) == 2"``.
-        entry: the expression that is called, such as "f" or "Solution().f"; in source tests it is also named
-            ``candidate``.
+        entry: the expression that is called, such as "f" or "Solution().f"; ``candidate`` in source tests.
         setup: source that comes before the program and the source tests, such as imports.
         partial: give the share passed instead of all or nothing.
         timeout_s: wall clock for all tests together, seconds; a test that was not reached counts as failed.
@@ -73,42 +70,31 @@ def code(
         return program
     try:
         if not isinstance(tests, list | tuple) or not 0 < len(tests) <= MAX_TESTS:
-            raise TestsError(f"a code task needs a list of 1 to {MAX_TESTS} tests")
+            raise Unscored(f"a code task needs a list of 1 to {MAX_TESTS} tests")
         if all(isinstance(test, str) for test in tests):
-            calls = _recorded(tuple(tests), entry, setup, gold)
-            deadline = time.monotonic() + timeout_s
-            found = run_calls(program, setup, entry, calls, timeout_s)
-            passed = _replay(
-                tests, entry, setup, calls, found, max(timeout_s / 2, deadline - time.monotonic())
-            )
+            passed = _passed_source(program, gold, tuple(tests), entry, setup, timeout_s)
         else:
             cases = [_case(test, entry) for test in tests]
-            found = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
-            passed = sum(_fits(f, wanted) for f, (_, wanted) in zip(found, cases, strict=True))
-    except TestsError as error:
-        return Score(None, str(error))
-    except _Unscored as error:
+            reports = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
+            passed = sum(
+                _fits(report, expected) for report, (_, expected) in zip(reports, cases, strict=True)
+            )
+    except Unscored as error:
         return Score(None, str(error))
     value = passed / len(tests) if partial else float(passed == len(tests))
     return Score(value, f"{passed} of {len(tests)} tests passed")
 
 
 def extract_code(answer: str, entry: str = "") -> str | Score:
-    """The one program in an answer: its fenced block, the only block that defines ``entry``, or the whole
-    text.
-    """
-    blocks = list(dict.fromkeys(_BLOCK.findall(answer))) or [
-        re.sub(r"\A\s*(?:final )?answer[:：]\s*\n", "", answer, flags=re.I)
-    ]
+    """The one program in an answer: its fenced block, the only one that defines ``entry``, or the whole text."""
+    blocks = list(dict.fromkeys(_BLOCK.findall(answer))) or [_ANSWER.sub("", answer)]
     if len(blocks) > 1:
         name = re.escape(re.split(r"\W", entry)[0])
-        blocks = [b for b in blocks if re.search(rf"^(?:def|class)\s+{name}\b|^{name}\s*=", b, re.MULTILINE)]
+        defines = re.compile(rf"^(?:def|class)\s+{name}\b|^{name}\s*=", re.MULTILINE)
+        blocks = [block for block in blocks if defines.search(block)]
         if len(blocks) != 1:
             return Score(0.0, "several blocks of code and not one that is the answer")
-    with (
-        contextlib.suppress(RecursionError, MemoryError, ValueError, SystemError),
-        _parsing,
-    ):  # the sandbox will tell
+    with suppress(RecursionError, MemoryError, ValueError, SystemError), _parsing:  # the sandbox will tell
         try:
             ast.parse(blocks[0])
         except SyntaxError as error:
@@ -119,122 +105,128 @@ def extract_code(answer: str, entry: str = "") -> str | Score:
 def returned(
     answer: str, arguments: Sequence[list], *, entry: str, setup: str = "", timeout_s: float = 1.0
 ) -> list[Any]:
-    """What the program in an answer returns for each list of arguments, as JSON values; ``NOTHING`` where it
-    failed.
+    """What the program in an answer returns for each list of arguments, as JSON values; ``NOTHING`` where it failed.
 
-    Args:
-        answer: a program, or text with one fenced block of code.
-        arguments: those of each call.
-        entry: the expression that is called.
-        setup: source that comes before the program.
-        timeout_s: wall clock for all calls together, seconds; a call that was not reached has failed.
-
-    Raises:
-        RuntimeError: there is no sandbox here, or no time for it: nothing is known about the program.
+    ``timeout_s`` is for all calls together; a call that was not reached has failed. Raises Unscored.
     """
     program = extract_code(answer, entry)
     if isinstance(program, Score):
         return [NOTHING] * len(arguments)
     calls = [{"args": pack(given), "kwargs": pack({})} for given in arguments]
-    found = run_calls(program, setup, entry, calls, timeout_s)
-    return [_plain(f["value"]) if "value" in f else NOTHING for f in found]
+    reports = run_calls(program, setup, entry, calls, timeout_s)
+    return [_plain(report["value"]) if "value" in report else NOTHING for report in reports]
 
 
-# ---- what is called and how results are judged
-# -----------------------------------------------------------------------
-class _Unscored(RuntimeError):
-    """There is no sandbox here, or no time for it: nothing is known about the program."""
-
-
+# ---- tests with values
 def _case(test: Any, entry: str) -> tuple[dict, Any]:
+    """A test as the call it makes and the report that passes."""
     if isinstance(test, list) and len(test) == 2 and isinstance(test[0], list):
         test = {"args": test[0], "expected": test[1]}
     if isinstance(test, dict) and isinstance(test.get("stdin"), str) and isinstance(test.get("stdout"), str):
         return {"stdin": test["stdin"]}, {"stdout": test["stdout"]}
     if not isinstance(test, dict) or "expected" not in test or not isinstance(test.get("args", []), list):
-        raise TestsError(
-            f"a test is {str(test)[:80]!r}; give [[arguments], expected], stdin and stdout, or only source"
-        )
+        kinds = "[[arguments], expected], stdin and stdout, or only source"
+        raise Unscored(f"a test is {str(test)[:80]!r}; give {kinds}")
     if not entry:
-        raise TestsError("tests with arguments need entry, the function they call")
+        raise Unscored("tests with arguments need entry, the function they call")
     kwargs = test.get("kwargs", {})
     if not isinstance(kwargs, dict):
-        raise TestsError("kwargs of a test must be an object")
+        raise Unscored("kwargs of a test must be an object")
     return {"args": pack(test.get("args", [])), "kwargs": pack(kwargs)}, {"value": test["expected"]}
 
 
-def _fits(found: dict, wanted: dict) -> bool:
-    if "stdout" in wanted:
-        lines = [
-            [line.rstrip() for line in text.rstrip().splitlines()]
-            for text in (found.get("stdout", ""), wanted["stdout"])
-        ]
-        return "stdout" in found and lines[0] == lines[1]
-    return "value" in found and _same(_plain(found["value"]), wanted["value"])
+def _fits(report: dict, expected: dict) -> bool:
+    if "stdout" in expected:
+        return "stdout" in report and _lines(report["stdout"]) == _lines(expected["stdout"])
+    return "value" in report and _same(_plain(report["value"]), expected["value"])
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    """Equal as JSON values: numbers within 1e-9, NaN never, true and 1 apart."""
-    if isinstance(wanted, bool | str | None) or isinstance(found, bool):
-        return type(found) is type(wanted) and found == wanted
-    if isinstance(wanted, float | int):
-        if not isinstance(found, float | int):
-            return False
-        if isinstance(wanted, int) and isinstance(found, int):
-            return found == wanted
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+def _same(value: Any, gold: Any) -> bool:
+    """Equal as JSON values: numbers within 1e-9, NaN never, true is not 1."""
+    if isinstance(gold, bool | str | None) or isinstance(value, bool):
+        return type(value) is type(gold) and value == gold
+    if isinstance(gold, int) and isinstance(value, int):
+        return value == gold
+    if isinstance(gold, float | int):
         try:
-            return math.isclose(found, wanted, rel_tol=1e-9, abs_tol=1e-12)
+            return isinstance(value, float | int) and math.isclose(value, gold, rel_tol=1e-9, abs_tol=1e-12)
         except OverflowError:
             return False
-    if isinstance(wanted, list):
-        return isinstance(found, list) and len(found) == len(wanted) and all(map(_same, found, wanted))
-    return (
-        isinstance(found, dict)
-        and found.keys() == wanted.keys()
-        and all(_same(found[k], wanted[k]) for k in wanted)
-    )
+    if isinstance(gold, list):
+        return isinstance(value, list) and len(value) == len(gold) and all(map(_same, value, gold))
+    if not isinstance(value, dict) or value.keys() != gold.keys():
+        return False
+    return all(_same(value[key], gold[key]) for key in gold)
 
 
 def _plain(packed: Any) -> Any:
-    """A packed value as JSON would hold it: tuples as lists, keys as text. What JSON does not have is equal
-    to nothing.
-    """
-    try:
-        kind, content = packed
-        if kind in ("l", "t"):
-            return [_plain(item) for item in content]
-        if kind == "d":
-            return {_key(_plain(k)): _plain(v) for k, v in content}
-        if kind == "v":
-            return content if content is None or isinstance(content, bool | str) else NOTHING
-        return int(content, 16) if kind == "i" else float.fromhex(content) if kind == "f" else NOTHING
-    except Exception:  # a forged report
-        return NOTHING
+    """A packed value as JSON would hold it: tuples as lists, keys as text; NOTHING for what JSON does not have."""
+    with suppress(Exception):  # a forged report
+        match packed:
+            case ["l" | "t", content]:
+                return [_plain(item) for item in content]
+            case ["d", content]:
+                return {_key(_plain(key)): _plain(value) for key, value in content}
+            case ["i", content]:
+                return int(content, 16)
+            case ["f", content]:
+                return float.fromhex(content)
+            case ["v", None | bool() | str() as content]:
+                return content
+    return NOTHING
 
 
 def _key(value: Any) -> Any:
     """A dictionary's key as JSON writes it."""
-    return (
-        next(iter(json.loads(json.dumps({value: 0}))))
-        if isinstance(value, int | float | str | None)
-        else NOTHING
-    )
+    if not isinstance(value, int | float | str | None):
+        return NOTHING
+    return next(iter(json.loads(json.dumps({value: 0}))))
 
 
-NOTHING = object()  # equal to no value
+# ---- tests written as source
+def _passed_source(
+    program: str, gold: str, tests: tuple[str, ...], entry: str, setup: str, timeout_s: float
+) -> int:
+    """How many tests pass when their calls are answered by what the program under test gave."""
+    calls = _recorded(tests, entry, setup, gold)
+    deadline = time.monotonic() + timeout_s
+    reports = run_calls(program, setup, entry, calls, timeout_s)
+    if not any(reports):
+        return 0
+    left = max(timeout_s / 2, deadline - time.monotonic())
+    replayed = _in_sandbox("replay", (setup, entry, tests, calls, reports), left)
+    return len({number for number, message in replayed if message == "passed"})
+
+
+@lru_cache(maxsize=4096)
+def _recorded(tests: tuple[str, ...], entry: str, setup: str, gold: str) -> tuple[dict, ...]:
+    """The calls that tests make on the reference solution, each with the number of its test."""
+    if not entry or not gold.strip():
+        raise Unscored("tests written as source need entry and a reference solution as the gold answer")
+    reference = extract_code(gold, entry)
+    if isinstance(reference, Score):
+        raise Unscored(f"the reference solution is {reference.why}")
+    recorded = _in_sandbox("record", (setup, reference, entry, tests), RECORD_S)
+    passed = {number for number, message in recorded if message == "passed"}
+    calls = tuple(message for _, message in recorded if isinstance(message, dict))
+    if len(passed) < len(tests) or not calls:
+        outcome = f"{len(passed)} of its {len(tests)} tests in {len(calls)} calls"
+        raise Unscored(f"the reference solution passes {outcome}")
+    return calls
 
 
 # ---- running
-# ---------------------------------------------------------------------------------------------------------
 def run_calls(program: str, setup: str, entry: str, calls: Sequence[dict], timeout_s: float) -> list[dict]:
-    """Run a program's calls in one sandbox: for each {"value": packed}, {"stdout": text} or {} where it
-    failed.
-    """
-    found: list[dict] = [{} for _ in calls]
+    """Run calls in one sandbox: for each {"value": packed}, {"stdout": text}, or {} where it failed."""
+    reports: list[dict] = [{} for _ in calls]
     for number, message in _in_sandbox("run", (setup, program, entry, list(calls)), timeout_s):
-        if isinstance(number, int) and 0 <= number < len(found) and isinstance(message, dict):
-            found[number] = message
-    return found
+        if isinstance(number, int) and 0 <= number < len(reports) and isinstance(message, dict):
+            reports[number] = message
+    return reports
 
 
 def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple[Any, Any]]:
@@ -243,44 +235,15 @@ def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple
     source = f"{_HARNESS}\n{function}({marker!r}, *json.loads({json.dumps(arguments)!r}))\n"
     result = run_python(source, timeout_s=timeout_s, memory_mb=MEMORY_MB)
     if result.status == "refused":
-        raise _Unscored(f"the sandbox refused: {result.stderr.strip()[:200]}")
-    if (
-        result.status == "timeout"
-        and run_python("pass", timeout_s=timeout_s).seconds > timeout_s * BUSY_SHARE
-    ):
-        raise _Unscored(f"the machine is too busy: {timeout_s:g} s were not enough")
-    pairs = []
+        raise Unscored(f"the sandbox refused: {result.stderr.strip()[:200]}")
+    if result.status == "timeout":
+        seconds = run_python("pass", timeout_s=timeout_s).seconds
+        if seconds > timeout_s * BUSY_SHARE:
+            raise Unscored(f"the machine is too busy: {timeout_s:g} s were not enough")
+    reports = []
     for line in result.stdout.splitlines():
         if line.startswith(marker):
-            with contextlib.suppress(ValueError, RecursionError, TypeError):
-                number, message = json.loads(line[len(marker) :])
-                pairs.append((number, message))
-    return pairs
-
-
-@lru_cache(maxsize=4096)
-def _recorded(tests: tuple[str, ...], entry: str, setup: str, gold: str) -> tuple[dict, ...]:
-    """The calls that source tests make on the reference solution, each with the number of its test."""
-    if not entry or not gold.strip():
-        raise TestsError("tests written as source need entry and a reference solution as the gold answer")
-    reference = extract_code(gold, entry)
-    if isinstance(reference, Score):
-        raise TestsError(f"the reference solution is {reference.why}")
-    pairs = _in_sandbox("record", (setup, reference, entry, tests), RECORD_S)
-    passed = {number for number, message in pairs if message == "passed"}
-    calls = tuple(message for _, message in pairs if isinstance(message, dict))
-    if len(passed) < len(tests) or not calls:
-        raise TestsError(
-            f"the reference solution passes {len(passed)} of its {len(tests)} tests in {len(calls)} calls"
-        )
-    return calls
-
-
-def _replay(
-    tests: Sequence[str], entry: str, setup: str, calls: Sequence[dict], found: list[dict], timeout_s: float
-) -> int:
-    """How many source tests pass when their calls are answered by what the program under test gave."""
-    if not any(found):
-        return 0
-    pairs = _in_sandbox("replay", (setup, entry, tests, calls, found), timeout_s)
-    return len({number for number, message in pairs if message == "passed"})
+            with suppress(ValueError, RecursionError, TypeError):
+                number, message = json.loads(line.removeprefix(marker))
+                reports.append((number, message))
+    return reports

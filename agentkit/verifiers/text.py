@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from agentkit.records import Score
 
@@ -20,16 +20,15 @@ _ANSWER_LINE = re.compile(
 )
 _CODE = re.compile(r"(?:async )?def \w+\(|class \w+\W|import \w|from [\w.]+ import |@\w")
 _SIGN = re.compile(r"(?<![\w.])[-±<>≤≥≠](?=[\d.$€£¥])|(?<=\w)(?:[+#]+|-)(?!\w)|(?<=\d)[²³¹⁰⁴-⁹]+")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 FENCE = "```"
 
 
 def final_answer(text: str) -> str | None:
-    """The answer a final turn gives: its last "Answer: ..." line, else the whole text; None when that is
-    empty or huge.
+    """The answer of a final turn: its last "Answer: ..." line, else all of it; None when that is empty or huge.
 
-    A turn that holds a code block is one answer as a whole: a comment in code may look like an answer line.
-    Code that starts on the answer line goes on to the end. Reasoning that ends in a box may be as long as
-    code.
+    A turn that holds a code block is one answer as a whole: a comment in code may look like an answer line. Code
+    that starts on the answer line goes on to the end. Reasoning that ends in a box may be as long as code.
     """
     if len(text) > 100 * MAX_ANSWER:
         return None
@@ -45,23 +44,25 @@ def final_answer(text: str) -> str | None:
 
 
 def normalize(text: str) -> str:
-    """SQuAD's normalisation with accents folded and punctuation read as a space, so that "well-known" is two
-    words.
+    """Lower case, no punctuation, no accents, no articles, single spaces.
 
-    Lower case, no punctuation, no articles, single spaces.
+    SQuAD's normalisation but for the accents, and "well-known" is two words.
     """
-    folded = "".join(
-        c for c in unicodedata.normalize("NFKD", text).casefold() if not unicodedata.combining(c)
-    )
-    words = "".join(" " if unicodedata.category(c)[0] in "PS" else c for c in folded).split()
-    return " ".join(word for word in words if word not in _ARTICLES) or " ".join(
-        words
-    )  # "A" is a name where it stands alone
+    folded = unicodedata.normalize("NFKD", text).casefold()
+    spaced = ""
+    for character in folded:
+        if unicodedata.category(character)[0] in "PS":
+            spaced += " "
+        elif not unicodedata.combining(character):
+            spaced += character
+    words = spaced.split()
+    # "A" is a name where it stands alone
+    return " ".join(word for word in words if word not in _ARTICLES) or " ".join(words)
 
 
 def squad_normalize(text: str) -> str:
-    """SQuAD's own (Rajpurkar et al. 2016; Search-R1 uses it): lower case, ASCII punctuation and articles out."""
-    bare = "".join(c for c in text.lower() if c not in string.punctuation)
+    """SQuAD's (Rajpurkar et al. 2016; Search-R1 uses it): lower case, no ASCII punctuation, no articles."""
+    bare = text.lower().translate(_NO_PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
@@ -76,15 +77,15 @@ def gaia_equal(answer: str | None, gold: str) -> bool:
     if _float(gold) is not None:
         return _gaia_number(answer) == _float(gold)
     if "," in gold or ";" in gold:
-        wanted, found = (re.split("[,;]", text) for text in (gold, answer))
-        return len(wanted) == len(found) and all(map(_gaia_element, found, wanted))
-    return _bare(answer, string.punctuation) == _bare(gold, string.punctuation)
+        elements, gold_elements = (re.split("[,;]", text) for text in (answer, gold))
+        return len(elements) == len(gold_elements) and all(map(_gaia_element, elements, gold_elements))
+    return _bare(answer).translate(_NO_PUNCTUATION) == _bare(gold).translate(_NO_PUNCTUATION)
 
 
-def _gaia_element(found: str, wanted: str) -> bool:
-    return (
-        _gaia_number(found) == _float(wanted) if _float(wanted) is not None else _bare(found) == _bare(wanted)
-    )
+def _gaia_element(element: str, gold: str) -> bool:
+    if _float(gold) is not None:
+        return _gaia_number(element) == _float(gold)
+    return _bare(element) == _bare(gold)
 
 
 def _gaia_number(text: str) -> float:
@@ -99,8 +100,8 @@ def _float(text: str) -> float | None:
         return None
 
 
-def _bare(text: str, punctuation: str = "") -> str:
-    return re.sub(r"\s", "", text).lower().translate(str.maketrans("", "", punctuation))
+def _bare(text: str) -> str:
+    return re.sub(r"\s", "", text).lower()
 
 
 def exact(answer: str, gold: str, *, aliases: Iterable[str] = (), rule: str = "words") -> Score:
@@ -115,30 +116,30 @@ def exact(answer: str, gold: str, *, aliases: Iterable[str] = (), rule: str = "w
     Raises:
         ValueError: another rule.
     """
-    aliases = [aliases] if isinstance(aliases, str) else list(aliases)
-    if rule == "gaia":
-        wanted = [g for g in (gold, *aliases) if _bare(g)]
-        right = any(gaia_equal(answer, g) for g in wanted)
-    elif rule in _RULES:
-        alike = _RULES[rule]
-        wanted = [g for g in (gold, *aliases) if alike(g)]
-        right = any(
-            alike(answer) == alike(g) and (rule == "squad" or _signs(answer) == _signs(g)) for g in wanted
-        )
-    else:
-        raise ValueError(f"unknown rule {rule!r} for exact: use words, squad or gaia")
-    if not wanted:
+    if rule not in _RULES:
+        raise ValueError(f"unknown rule {rule!r} for exact: use {', '.join(_RULES)}")
+    normal, equal = _RULES[rule]
+    golds = [gold, *([aliases] if isinstance(aliases, str) else aliases)]
+    golds = [text for text in golds if normal(text)]
+    if not golds:
         return Score(None, f"the gold answer {gold!r} is empty once normalised")
-    return (
-        Score(1.0, "equal") if right else Score(0.0, f"{answer.strip()[:80]!r} is not {gold.strip()[:80]!r}")
-    )
+    if any(equal(answer, text) for text in golds):
+        return Score(1.0, "equal")
+    return Score(0.0, f"{answer.strip()[:80]!r} is not {gold.strip()[:80]!r}")
+
+
+def _same_words(answer: str, gold: str) -> bool:
+    return normalize(answer) == normalize(gold) and _signs(answer) == _signs(gold)
 
 
 def _signs(text: str) -> list[str]:
-    """What normalising drops of a word and changes its meaning: the minus of -5, the ends of C++ and A-, the
-    power of 10².
-    """
+    """What normalising drops and matters: the minus of -5, the ends of C++ and A-, the power of 10²."""
     return _SIGN.findall(text.replace("−", "-"))
 
 
-_RULES = {"words": normalize, "squad": squad_normalize}
+# how a rule normalises, and when two texts are equal to it
+_RULES: dict[str, tuple[Callable[[str], str], Callable[[str, str], bool]]] = {
+    "words": (normalize, _same_words),
+    "squad": (squad_normalize, lambda answer, gold: squad_normalize(answer) == squad_normalize(gold)),
+    "gaia": (_bare, gaia_equal),
+}

@@ -1,15 +1,14 @@
 """Checks that may never end, in a process that can be killed: the calling side.
 
-One server process (``agentkit/verifiers/isolated``) loads SymPy once and forks a child a connection. Every
-caller, on any thread, borrows a child for one request; a child that is too slow is killed and the next one
-costs a fork, not a start-up.
-Needs fork and descriptor passing: Linux, macOS, WSL2.
+One server process (agentkit/verifiers/isolated) loads what the checks need once and forks a child a connection.
+Every caller, on any thread, borrows a child for one request; a child that is too slow is killed and the next one
+costs a fork, not a start-up. Needs fork and descriptor passing: Linux, macOS, WSL2. Leaves out confinement: the
+checks are ours, only what they check may be hostile.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import signal
@@ -19,7 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,7 @@ import psutil
 
 TIMEOUT_S = 1.8  # of one request, on the wall
 START_S = 120.0  # of the server, on a busy machine
-# a request that got less processor time than this before its time-out is the machine's fault, not the
-# answer's
+# less processor time than this before the time-out is the machine's fault, not the answer's
 BUSY_S = 0.3
 _SCRIPT = Path(__file__).with_name("isolated")
 
@@ -37,37 +36,28 @@ class WorkerError(RuntimeError):
     """The worker could not be started, or got no processor time: nothing is known about the request."""
 
 
-@dataclass
 class _Child:
-    connection: socket.socket
-    pid: int
-    received: bytearray = field(default_factory=bytearray)
+    """A process that checks, at the other end of a connection."""
+
+    def __init__(self, pid: int, descriptor: int):
+        self.pid, self.connection = pid, Connection(descriptor)
 
     def message(self, deadline: float) -> dict | None:
         """The next message; None when the child is gone. Raises TimeoutError."""
-        while len(self.received) < 4 or len(self.received) < 4 + struct.unpack("!I", self.received[:4])[0]:
-            left = deadline - time.monotonic()
-            if left <= 0:
+        try:
+            if not self.connection.poll(max(0.0, deadline - time.monotonic())):
                 raise TimeoutError
-            self.connection.settimeout(left)
-            try:
-                data = self.connection.recv(65_536)
-            except ConnectionError:
-                return None
-            if not data:
-                return None
-            self.received += data
-        size = 4 + struct.unpack("!I", self.received[:4])[0]
-        found, self.received = json.loads(self.received[4:size]), self.received[size:]
-        return found
+            return json.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            return None
 
     def kill(self) -> float:
         """End the child; the processor seconds it had used."""
         used = 0.0
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             times = psutil.Process(self.pid).cpu_times()
             used = times.user + times.system
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self.connection.close()
         return used
@@ -78,7 +68,6 @@ class Worker:
 
     def __init__(self, *modules: str):
         self._modules = modules
-        self._lock = threading.Lock()
         self._reset()
         os.register_at_fork(after_in_child=self._reset)  # a forked trainer must not share connections
         atexit.register(self.close)
@@ -89,49 +78,46 @@ class Worker:
         self._idle: list[_Child] = []
         self._lock = threading.Lock()
 
-    def ask(self, check: str, *arguments: Any, timeout_s: float = TIMEOUT_S) -> list[dict]:
-        """The messages a check gave. The last one is {"end": True}; where it is missing the check was
-        stopped.
+    def ask(self, check: str, *arguments: Any, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+        """A check's messages as one; "end" is in it unless the check was stopped.
 
         Raises:
             WorkerError: the server does not start, or the machine is too busy: the check hardly ran before
                 its time was up.
         """
         child = self._borrow()
-        request = json.dumps([check, arguments]).encode()
-        deadline, messages = time.monotonic() + timeout_s, []
+        deadline, reply = time.monotonic() + timeout_s, {}
         try:
-            child.connection.settimeout(timeout_s)
-            child.connection.sendall(struct.pack("!I", len(request)) + request)
-            while (message := child.message(deadline)) is not None:
-                messages.append(message)
-                if "end" in message:
-                    with self._lock:
-                        self._idle.append(child)
-                    return messages
-            child.kill()
+            child.connection.send_bytes(json.dumps([check, arguments]).encode())
+            while "end" not in reply:
+                message = child.message(deadline)
+                if message is None:
+                    child.kill()
+                    return reply
+                reply |= message
         except TimeoutError:
             if child.kill() < BUSY_S:
-                raise WorkerError(
-                    f"the machine is too busy: {timeout_s:g} s were not enough for this check"
-                ) from None
+                why = f"the machine is too busy: {timeout_s:g} s were not enough for this check"
+                raise WorkerError(why) from None
+            return reply
         except BaseException:
             child.kill()
             raise
-        return messages
+        with self._lock:
+            self._idle.append(child)
+        return reply
 
     def _borrow(self) -> _Child:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
+            with suppress(OSError, struct.error):
+                return self._fork()
+            self._stop()  # the server died: once more with a new one
             try:
                 return self._fork()
-            except (OSError, struct.error):  # the server died: once more with a new one
-                self._stop()
-                try:
-                    return self._fork()
-                except (OSError, struct.error) as error:
-                    raise WorkerError(f"the verifiers' worker does not start: {error}") from None
+            except (OSError, struct.error) as error:
+                raise WorkerError(f"the verifiers' worker does not start: {error}") from None
 
     def _fork(self) -> _Child:
         if self._control is None:
@@ -139,7 +125,8 @@ class Worker:
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-        return _Child(ours, struct.unpack("!I", self._control.recv(4, socket.MSG_WAITALL))[0])
+        (pid,) = struct.unpack("!I", self._control.recv(4, socket.MSG_WAITALL))
+        return _Child(pid, ours.detach())
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()

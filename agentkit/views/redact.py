@@ -1,18 +1,14 @@
-"""Masking secrets before anything is shown to others: keys and tokens in parameters, outputs and
-trajectories.
+"""Masking secrets before anything is shown to others: keys and tokens in parameters, outputs and trajectories.
 
-Four signs give a secret away: the name of the key it stands under, the shape of a well-known token, a value
-right after a word such as "password=" or "Bearer", and the value of an environment variable of this process
-whose name looks secret.
-Leaves out: secrets that look like ordinary words and stand under no telling name, which no program can find.
+Three signs give a secret away: the name it stands under, the shape of a well-known token, and the value of an
+environment variable of this process whose name looks secret. Leaves out secrets that look like ordinary words
+and stand under no telling name, which no program can find.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
@@ -45,36 +41,21 @@ _SHAPES = re.compile(
       | SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,} | AGE-SECRET-KEY-[A-Z0-9]{20,}
       | eyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*                                    # JSON web token
     )
+    | (?<=[Bb]earer[ ])(?=[^\s"']{0,400}\d)[A-Za-z0-9._~+/=-]{12,400}                                # of a request's header
     | (?<=://)[^\s/:@'"<>]{0,200}:[^\s/@'"<>]{1,200}(?=@)                                          # user:password@host
     """,
     re.VERBOSE | re.DOTALL,
 )
-_JOIN = r"""\\?["'`]?\s{0,3}(?P<join>[:=]|=>|\bis\b)\s{0,3}\\?["'`]?(?:(?:bearer|basic|token)\s{1,3})?"""
-_VALUE = r"""(?P<value>[^\s"'`,;&<>()\[\]{}\\]{%d,400})"""
-# after these words any value is a secret; after those of the second kind only one that looks random
-_SURE = re.compile(
-    r"(?i)(?:password|passwd|passphrase|pwd|secret|(?:api|access|private)[ _-]?key|(?:auth|access)[ _-]?token)"
-    + _JOIN
-    + _VALUE % 4
-)
-_PERHAPS = re.compile(
-    r"(?i)(?:(?:token|key|auth|authorization|credentials?|cookie|sig|signature|pat)"
-    + _JOIN
-    + r"|\b(?:bearer|basic|token|key)\s{1,3})"
-    + _VALUE % 12
-)
-# any name that looks secret, as in MY_TOKEN=value
+# a name and its value in text: MY_TOKEN=value, "api_key": "value", client_secret: value
 _ASSIGNED = re.compile(
-    r"(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{2,80})" + _JOIN.replace(r"|\bis\b", "") + _VALUE % 4
+    r"""(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{2,80})\\?["'`]?\s{0,3}(?:=>|[:=])\s{0,3}\\?["'`]?(?:(?:[Bb]earer|[Bb]asic)\s)?"""
+    r"""(?P<value>[^\s"'`,;&<>()\[\]{}\\]{4,400})"""
 )
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a key, a parameter or an environment variable of this name holds a secret: api_key, HF_TOKEN,
-    dbPassword.
-    """
-    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)
-    words = [word.lower() for word in words]
+    """Whether something of this name is a secret: api_key, HF_TOKEN, dbPassword."""
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)]
     if not words:
         return False
     if _ALWAYS & set(words):
@@ -85,75 +66,41 @@ def is_secret_name(name: str) -> bool:
     return words[-1] in _LAST and before not in _HARMLESS
 
 
-def looks_random(text: str) -> bool:
-    """Whether text looks like a generated token: 12 characters or more, letters with digits, many different
-    ones.
-
-    Shannon entropy of at least 2.5 bits a character; English words run together have no digits, numbers no
-    letters.
-    """
-    if len(text) < 12 or not re.search(r"\d", text) or not re.search(r"[A-Za-z]", text):
-        return False
-    counts = Counter(text)
-    return -sum(n / len(text) * math.log2(n / len(text)) for n in counts.values()) >= 2.5
-
-
 def environment_secrets(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Values of the environment variables whose names look secret, longest first; those under 6 characters
-    are no secrets.
-    """
+    """Values of variables whose names look secret, longest first; those under 6 characters are no secrets."""
     environment = os.environ if environment is None else environment
     values = {value for name, value in environment.items() if is_secret_name(name) and len(value) >= 6}
     return tuple(sorted(values | {quote(value, safe="") for value in values}, key=lambda v: (-len(v), v)))
 
 
 def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """Text with every secret replaced by "[masked]".
-
-    Args:
-        text: anything, of any length; the time is linear in it.
-        secrets: exact strings to mask too, as ``environment_secrets`` gives them.
-    """
+    """Text of any length with every secret, and those of ``secrets``, masked; the time is linear in it."""
     for secret in secrets:
         text = text.replace(secret, MASK)
-    text = _SHAPES.sub(MASK, text)
-    text = _SURE.sub(
-        lambda m: m[0] if m["join"].lower() == "is" and m["value"].isalpha() else _masked_value(m), text
-    )
-    text = _ASSIGNED.sub(lambda m: _masked_value(m) if is_secret_name(m["name"]) and _sure(m) else m[0], text)
-    return _PERHAPS.sub(lambda m: _masked_value(m) if looks_random(m["value"]) else m[0], text)
+    return _ASSIGNED.sub(_masked, _SHAPES.sub(MASK, text))
 
 
-def _sure(match: re.Match) -> bool:
-    """Whether an assignment to a secret name is one: "token: a word" may be prose."""
-    return (
-        match["join"] != ":"
-        or bool(re.search(r"[_.-]|[a-z][A-Z]", match["name"]))
-        or looks_random(match["value"])
-    )
-
-
-def _masked_value(match: re.Match) -> str:
+def _masked(match: re.Match) -> str:
+    if not is_secret_name(match["name"]):
+        return match[0]
     return match[0][: match.start("value") - match.start()] + MASK
 
 
 def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
-    """The same JSON-like value with every secret replaced: in texts, and whole values under names that look
-    secret.
-    """
+    """The same JSON-like value, masked in its texts and, whole, where a name looks secret."""
     secrets = tuple(secrets)
     if isinstance(value, str):
         return redact_text(value, secrets)
     if isinstance(value, Mapping):
-        return {redact_text(str(k), secrets): _redact_entry(str(k), v, secrets) for k, v in value.items()}
+        return {redact_text(str(name), secrets): _entry(str(name), v, secrets) for name, v in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(redact(item, secrets) for item in value)
     return value
 
 
-def _redact_entry(name: str, value: Any, secrets: tuple[str, ...]) -> Any:
+def _entry(name: str, value: Any, secrets: tuple[str, ...]) -> Any:
     if value in (None, "", 0) or isinstance(value, bool | float):
         return value
-    named = is_secret_name(name) and not isinstance(value, Mapping)
-    key = isinstance(value, str) and name.lower().endswith(("key", "signature")) and looks_random(value)
-    return MASK if named or key else redact(value, secrets)
+    if is_secret_name(name) and not isinstance(value, Mapping):
+        return MASK
+    return redact(value, secrets)

@@ -1,9 +1,9 @@
 """Family C: write a function, test it with the python tool, then submit it or say what it gives.
 
-``draft`` chains one to five blocks of specifications.py; ``draft_wide`` adds the functions of algorithms.py.
-The gold code runs here, on inputs drawn at random, to make the hidden tests; only the example in the prompt
-is ever seen by the policy. Every draft is tried against its own near misses (a parameter off by one, a step
-left out, two steps swapped, another last step): hidden tests that would let one of them pass make it no task.
+``draft`` chains one to five blocks of specifications.py; ``draft_wide`` adds the functions of algorithms.py. The gold
+code runs here, on inputs drawn at random, to make the hidden tests; only the example in the prompt is ever seen by the
+policy. Every draft is tried against its own near misses (a parameter off by one, a step left out, two steps swapped,
+another last step): hidden tests that would let one of them pass make it no task. Leaves out running what a model wrote.
 """
 
 from __future__ import annotations
@@ -48,41 +48,33 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
         return None
     inputs = _inputs(takes, rng)
     swapped = list(_swaps(steps))
-    # steps that may stand in either order would make two tasks out of one function: only one order is asked
-    # for
-    if any(_same(steps, m, inputs) for m in swapped):
+    # steps that may stand in either order would make two tasks of one function: only one order is asked for
+    if any(_differing(steps, other, inputs) == 0 for other in swapped):
         if names != sorted(names):
             return None
         swapped = []
     misses = [*dict.fromkeys(_near_misses(steps, rng)), *swapped] or [IDENTITY]
     words = ", then ".join(_filled(block.words, k) for block, k in steps)
     meta = {"template": f"{takes} {len(steps)}", "entities": ["code:" + "+".join(sorted(names))]}
-    stages = [steps[: i + 1] for i in range(len(steps))]
     if steps[-1][0].gives == "number" and rng.random() < 0.4:
-        return _question(words, takes, steps, misses, inputs, meta)
+        return _question(words, steps, misses, inputs, meta)
+    stages = [steps[: i + 1] for i in range(len(steps))]
     return _function_task(words, takes, stages, misses, inputs, meta)
 
 
 def draft_wide(corpus: Corpus, rng: random.Random) -> Task | None:
-    """``draft``, and for every fourth task a whole algorithm, tested on the inputs that a careful programmer
-    tries.
-    """
+    """``draft``, and for every fourth task a whole algorithm, tested on the inputs that a careful programmer tries."""
     if rng.random() < 0.75:
         return draft(corpus, rng)
     algorithm = rng.choice(ALGORITHMS)
     k = rng.choice(algorithm.values) if algorithm.values else None
     solution = lines(algorithm, k)
     inputs = _inputs(algorithm.takes, rng)
-    misses = [
-        m
-        for m in _off_by_one(solution)
-        if sum(_result(m, x) != _result(solution, x) for x in inputs) >= TELLING
-    ]
+    misses = [code for code in _off_by_one(solution) if _differing(code, solution, inputs) >= TELLING]
     misses += [lines(algorithm, other) for other in algorithm.values if other != k] or [IDENTITY]
     meta = {"template": "algorithm", "entities": [f"code:{algorithm.name}"]}
-    return _function_task(
-        _filled(algorithm.words, k), algorithm.takes, [solution], misses, inputs, meta, algorithm.edges
-    )
+    words = _filled(algorithm.words, k)
+    return _function_task(words, algorithm.takes, [solution], misses, inputs, meta, algorithm.edges)
 
 
 def _function_task(
@@ -97,33 +89,36 @@ def _function_task(
     """The task to write and submit the last stage, tested stage by stage on the example, then on the edges."""
     solution = stages[-1]
     tests = _tests(solution, misses, inputs)
-    shown = [x for x in inputs if x not in tests and all(_printed(s, x) for s in stages)] if tests else []
-    if not shown:
+    examples = [x for x in inputs if x not in tests and all(_printed(stage, x) for stage in stages)]
+    if not tests or not examples:
         return None
-    example = max(shown[:8], key=lambda x: sum(_result(m, x) != _result(solution, x) for m in misses))
+    example = max(examples[:8], key=lambda x: sum(_differing(miss, solution, [x]) for miss in misses))
     plan = [_call(stage, example) for stage in stages]
-    plan += [_call(solution, json.dumps(v)) for v in edges if _printed(solution, json.dumps(v))]
-    prompt = f"Write f(x) for {INPUTS[takes][0]}: {words}. Example: f({_value(example)!r}) is {_gives(solution, example)!r}."
-    verifier = {"kind": "code", "entry": "f", "tests": [[[_value(x)], _gives(solution, x)] for x in tests]}
+    for edge in map(json.dumps, edges):
+        if _printed(solution, edge):
+            plan.append(_call(solution, edge))
+    asked = f"Write f(x) for {INPUTS[takes][0]}: {words}."
+    prompt = f"{asked} Example: f({json.loads(example)!r}) is {_gives(solution, example)!r}."
+    verifier = {
+        "kind": "code",
+        "entry": "f",
+        "tests": [[[json.loads(x)], _gives(solution, x)] for x in tests],
+    }
     meta |= {"plan": plan, "answer_if": {plan[-1]["expect"]: source(solution)}, **_gold(solution, misses)}
     return Task("", prompt, source(solution), verifier, FAMILY, tools=("python",), meta=meta)
 
 
 def _question(
-    words: str, takes: str, solution: Steps, misses: Sequence[Program], inputs: list[str], meta: dict
+    words: str, solution: Steps, misses: Sequence[Program], inputs: list[str], meta: dict
 ) -> Task | None:
     """The task to say what a function gives for one input: a number."""
-    usable = [
-        x
-        for x in inputs
-        if _printed(solution, x) and all(_result(m, x) != _result(solution, x) for m in misses)
-    ]
-    if not usable:
-        return None
-    prompt = f"Take x = {_value(usable[0])!r}: {words}. What is the result?"
-    meta |= {"plan": [_call(solution, usable[0])], **_gold(solution, misses)}
-    meta["template"] += " question"
-    return Task("", prompt, str(_gives(solution, usable[0])), "numeric", FAMILY, tools=("python",), meta=meta)
+    for x in inputs:
+        if _printed(solution, x) and all(_differing(miss, solution, [x]) for miss in misses):
+            prompt = f"Take x = {json.loads(x)!r}: {words}. What is the result?"
+            meta |= {"template": f"{meta['template']} question", "plan": [_call(solution, x)]}
+            meta |= _gold(solution, misses)
+            return Task("", prompt, str(_gives(solution, x)), "numeric", FAMILY, tools=("python",), meta=meta)
+    return None
 
 
 def _gold(solution: Program, misses: Sequence[Program]) -> dict:
@@ -133,18 +128,18 @@ def _gold(solution: Program, misses: Sequence[Program]) -> dict:
 
 def _call(program: Program, given: str) -> dict:
     """A python step of a plan: define the function, print what it gives."""
-    code = f"{source(program)}\nprint(f({_value(given)!r}))"
+    code = f"{source(program)}\nprint(f({json.loads(given)!r}))"
     return {"tool": "python", "arguments": {"code": code}, "expect": _printed(program, given)}
 
 
 def _tests(solution: Program, misses: Sequence[Program], inputs: list[str]) -> list[str]:
-    """Inputs that tell the solution from every near miss; none where some near miss is no miss or results
-    hardly vary.
-    """
+    """Inputs that distinguish the solution from every near miss; none where they cannot, or results hardly vary."""
     usable = [x for x in inputs if _result(solution, x) is not None]
+    if len(usable) <= TESTS:
+        return []
     chosen: dict[str, None] = {}
-    for wrong in misses if len(usable) > TESTS else []:
-        telling = [x for x in usable if _result(wrong, x) != _result(solution, x)]
+    for wrong in misses:
+        telling = [x for x in usable if _differing(wrong, solution, [x])]
         if len(telling) < TELLING:
             return []
         if chosen.keys().isdisjoint(telling):
@@ -162,15 +157,12 @@ def _printed(program: Program, given: str) -> str:
 
 
 def _gives(program: Program, given: str) -> Any:
-    return _value(str(_result(program, given)))
+    return json.loads(str(_result(program, given)))
 
 
-def _value(given: str) -> Any:
-    return json.loads(given)
-
-
-def _same(one: Program, other: Program, inputs: list[str]) -> bool:
-    return all(_result(one, x) == _result(other, x) for x in inputs)
+def _differing(one: Program, other: Program, inputs: list[str]) -> int:
+    """On how many inputs two programs differ."""
+    return sum(_result(one, x) != _result(other, x) for x in inputs)
 
 
 def _inputs(takes: str, rng: random.Random) -> list[str]:
@@ -204,15 +196,11 @@ def _off_by_one(code: str) -> list[str]:
 
 
 def evaluate(steps: Steps, value: Any) -> Any:
-    """What a chain gives for one input, step by step.
-
-    Raises:
-        ValueError: a number gets so large that counting up to it would take long.  Others as the blocks raise
-            them.
-    """
+    """What a chain gives for one input. Raises ValueError where a number gets too large to count up to, soon."""
     value = date.fromisoformat(value) if steps[0][0].takes == "date" else value
     for block, k in steps:
-        if block.takes == "number" and abs(value) > (MAX_COUNTED if "range(" in block.code else MAX_NUMBER):
+        largest = MAX_COUNTED if "range(" in block.code else MAX_NUMBER
+        if block.takes == "number" and abs(value) > largest:
             raise ValueError(f"{value} is too large")
         value = eval(_compiled(_filled(block.code, k)), {"x": value, "date": date, "timedelta": timedelta})
     return str(value) if steps[-1][0].gives == "date" else value
@@ -252,10 +240,9 @@ def _bounded(function: Callable, value: Any) -> Any:
 @lru_cache(maxsize=4096)
 def _result(program: Program, given: str) -> str | None:
     """What a program gives, as JSON, or None where it fails, gives too much or needs too long."""
+    value = json.loads(given)
     try:
-        text = json.dumps(
-            run(program, _value(given)) if isinstance(program, str) else evaluate(program, _value(given))
-        )
+        text = json.dumps(run(program, value) if isinstance(program, str) else evaluate(program, value))
     except Exception:  # a near miss may do anything
         return None
     return text if len(text) <= MAX_VALUE else None
@@ -266,12 +253,10 @@ def _chain(rng: random.Random) -> Steps:
     (length,) = rng.choices(list(LENGTHS), weights=list(LENGTHS.values()))
     steps: list[tuple[Block, Any]] = []
     for position in range(length):
-        gives = rng.choice(sorted({b.gives for b in BLOCKS if b.takes == kind}))
-        if (
-            position < length - 1 and rng.random() < 0.7
-        ):  # most steps keep the kind: long chains stay about one thing
-            gives = kind
-        block = rng.choice([b for b in BLOCKS if (b.takes, b.gives) == (kind, gives)])
+        gives = rng.choice(sorted({block.gives for block in BLOCKS if block.takes == kind}))
+        if position < length - 1 and rng.random() < 0.7:
+            gives = kind  # most steps keep the kind: long chains stay about one thing
+        block = rng.choice([block for block in BLOCKS if (block.takes, block.gives) == (kind, gives)])
         steps.append((block, rng.choice(block.values) if block.values else None))
         kind = gives
     return tuple(steps)
@@ -280,13 +265,12 @@ def _chain(rng: random.Random) -> Steps:
 def _near_misses(steps: Steps, rng: random.Random) -> Iterator[Steps]:
     """Chains that somebody careless might write: another parameter, a step left out, another last step."""
     for i, (block, k) in enumerate(steps):
-        others = (
-            [k - 1, k + 1]
-            if isinstance(k, int)
-            else rng.sample([v for v in block.values if v != k], 2)
-            if k
-            else []
-        )
+        if isinstance(k, int):
+            others = [k - 1, k + 1]
+        elif k:
+            others = rng.sample([value for value in block.values if value != k], 2)
+        else:
+            others = []
         yield from (_with(steps, i, (block, other)) for other in others)
         if block.takes == block.gives and len(steps) > 1:
             yield _with(steps, i)
@@ -299,6 +283,7 @@ def _near_misses(steps: Steps, rng: random.Random) -> Iterator[Steps]:
 
 
 def _swaps(steps: Steps) -> Iterator[Steps]:
+    """The chain with two neighbours swapped, where both keep the kind."""
     for i, ((a, _), (b, _)) in enumerate(zip(steps, steps[1:], strict=False)):
         if a.takes == a.gives == b.takes == b.gives:
             yield (*steps[:i], steps[i + 1], steps[i], *steps[i + 2 :])

@@ -1,7 +1,7 @@
 """Family B: two- and three-hop questions over films, people, countries, capitals, cities and elements.
 
-A chain is a row of fact kinds: each value is the entity of the next hop. The question names the first entity
-only.
+A chain is a row of fact kinds: each value is the entity of the next hop. The question names the first entity only.
+Leaves out chains of four hops, distractors and false premises (wide).
 """
 
 from __future__ import annotations
@@ -62,31 +62,31 @@ CHAINS: dict[tuple[str, ...], tuple[str, ...]] = {
 }
 
 
+_KIND_OF_VALUE = {"capital": "city", "country": "country", "neighbour": "country", "director": "director",
+                  "first_film": "film", "element": "element"}  # fmt: skip
+_UNITS = {"city.population": "people", "film.runtime": "minutes"}
+
+
 def draft(
     corpus: Corpus, rng: random.Random, chains: dict[tuple[str, ...], tuple[str, ...]] = CHAINS
 ) -> Task | None:
     """One random task without id, split and difficulty, or None when the chain breaks off."""
     index = fact_index(corpus)
     kinds = rng.choice(list(chains))
-    start = _start(index, rng, kinds[0])
-    entity, steps, tags = start, [], [tag(kinds[0], start)]
+    start = entity = _start(index, rng, kinds[0])
+    plan, tags = [], [tag(kinds[0], start)]
     for kind in kinds:
         if entity not in index[kind]:
             return None
-        steps.append(lookup_step(index, kind, entity))
+        plan.append(lookup_step(index, kind, entity))
         entity = (index[kind][entity],)
         tags.append(tag(_KIND_OF_VALUE.get(kind.split(".")[1], kind), entity))
     if len(set(tags[:-1])) < len(tags[:-1]) or str(entity[0]) == str(start[0]):
         return None  # a chain that returns to where it began asks nothing
     value = entity[0]
     verifier = "exact" if isinstance(value, str) else {"kind": "numeric", "unit": _UNITS.get(kinds[-1], "")}
-    meta = {"template": " > ".join(kinds), "entities": tags[: len(kinds)], "plan": steps}
+    meta = {"template": " > ".join(kinds), "entities": tags[: len(kinds)], "plan": plan}
     return Task("", rng.choice(chains[kinds]).format(*start), str(value), verifier, FAMILY, meta=meta)
-
-
-_KIND_OF_VALUE = {"capital": "city", "country": "country", "neighbour": "country", "director": "director",
-                  "first_film": "film", "element": "element"}  # fmt: skip
-_UNITS = {"city.population": "people", "film.runtime": "minutes"}
 
 
 def _start(index: FactIndex, rng: random.Random, kind: str) -> tuple:
@@ -94,6 +94,5 @@ def _start(index: FactIndex, rng: random.Random, kind: str) -> tuple:
     draws = index.draw(rng, kind, min(12, len(index[kind])))
     if kind not in ("film.country", "city.country"):
         return draws[0]
-    countries = sorted({index[kind][d] for d in draws})
-    wanted = rng.choice(countries)
-    return next(d for d in draws if index[kind][d] == wanted)
+    wanted = rng.choice(sorted({index[kind][entity] for entity in draws}))
+    return next(entity for entity in draws if index[kind][entity] == wanted)

@@ -1,8 +1,8 @@
-"""More kinds of questions for families A and B: units, percentages, ages, longer chains, distractors, false
-premises.
+"""More questions for families A and B: units, percentages, ages, longer chains, distractors, false premises.
 
-``lookup_draft`` and ``multihop_draft`` mix them half and half with the plain templates. A question whose
-premise may be false says how to answer then, whether it is or not, so that the wording gives nothing away.
+``lookup_draft`` and ``multihop_draft`` mix them half and half with the plain templates. A question whose premise may be
+false says how to answer then, whether it is or not, so that the wording gives nothing away. Leaves out the plain
+templates themselves (lookup, multihop).
 """
 
 from __future__ import annotations
@@ -67,39 +67,41 @@ CHAINS: dict[tuple[str, ...], tuple[str, ...]] = {
         "How many people live in the capital of the only neighbour of the country of the city {0}?",
     ),
 }
+DISTRACTORS = ("country.population", "country.area", "film.runtime", "element.weight", "city.population")
+DIRECTED = (
+    ("film.year", "In which year did {1} release the film {0}?"),
+    ("film.runtime", "How many minutes does the film {0} by {1} run?"),
+)
 
 
 def lookup_draft(corpus: Corpus, rng: random.Random) -> Task | None:
-    """One random task of family A without id, split and difficulty, or None when the draw gave an unusable
-    one.
-    """
+    """One random task of family A without id, split and difficulty, or None when the draw gave an unusable one."""
     index = fact_index(corpus)
-    kinds = (_units, _percentage, _growth, _share, _largest, _age, _span, _premise, _distracted)
-    return rng.choice(kinds)(index, rng, corpus) if rng.random() < 0.5 else lookup.draft(corpus, rng)
+    if rng.random() < 0.5:
+        kinds = (_units, _percentage, _growth, _share, _largest, _age, _span, _premise, _distracted)
+        return rng.choice(kinds)(index, rng, corpus)
+    return lookup.draft(corpus, rng)
 
 
 def multihop_draft(corpus: Corpus, rng: random.Random) -> Task | None:
-    """One random task of family B without id, split and difficulty, or None when the draw gave an unusable
-    one.
-    """
-    index, kind = fact_index(corpus), rng.random()
+    """One random task of family B without id, split and difficulty, or None when the draw gave an unusable one."""
+    kind = rng.random()
     if kind < 0.5:
         return multihop.draft(corpus, rng)
     if kind < 0.75:
         return multihop.draft(corpus, rng, CHAINS)
-    return rng.choice((_capitals, _director, _distracted_chain))(index, rng, corpus)
+    return rng.choice((_capitals, _director, _distracted_chain))(fact_index(corpus), rng, corpus)
 
 
 def _units(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     kind, question, expression = rng.choice(UNITS)
     (entity,) = index.draw(rng, kind)
-    prompt = question.format(*entity)
-    return computed("units", prompt, index, [(kind, entity)], expression)
+    return computed("units", question.format(*entity), index, [(kind, entity)], expression)
 
 
 def _percentage(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     kind = rng.choice(["country.population", "country.area", "city.population", "film.runtime"])
-    whole, part = sorted(index.draw(rng, kind, 2), key=lambda e: -index[kind][e])
+    whole, part = sorted(index.draw(rng, kind, 2), key=lambda entity: -index[kind][entity])
     wording = lookup.WORDINGS[kind][0]
     prompt = f"What percentage of {wording.format(*whole)} is {wording.format(*part)}?"
     return computed("percentage", prompt, index, [(kind, part), (kind, whole)], "100 * {0} / {1}")
@@ -107,53 +109,46 @@ def _percentage(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | 
 
 def _growth(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     kind = "indicator.gdp_per_head"
-    (later,) = index.draw(rng, kind)
-    years = [year for year in range(1952, later[1], 5) if (later[0], year) in index[kind]]
+    ((country, year),) = index.draw(rng, kind)
+    years = [earlier for earlier in range(1952, year, 5) if (country, earlier) in index[kind]]
     if not years:
         return None
-    earlier = (later[0], rng.choice(years))
-    prompt = (
-        f"By what percentage did the income per head in {later[0]} change from {earlier[1]} to {later[1]}?"
-    )
-    tags = [f"indicator:{later[0]}", str(later[1]), str(earlier[1])]
-    return computed(
-        "growth", prompt, index, [(kind, later), (kind, earlier)], "100 * ({0} - {1}) / {1}", tags
-    )
+    earlier = rng.choice(years)
+    prompt = f"By what percentage did the income per head in {country} change from {earlier} to {year}?"
+    facts = [(kind, (country, year)), (kind, (country, earlier))]
+    tags = [f"indicator:{country}", str(year), str(earlier)]
+    return computed("growth", prompt, index, facts, "100 * ({0} - {1}) / {1}", tags)
 
 
 def _share(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     entities = index.draw(rng, "country.population", 3)
-    a, b, c = (e[0] for e in entities)
+    a, b, c = (entity[0] for entity in entities)
     prompt = f"What percentage of the total population of {a}, {b} and {c} lives in {a}?"
-    facts = [("country.population", e) for e in entities]
+    facts = [("country.population", entity) for entity in entities]
     return computed("share", prompt, index, facts, "100 * {0} / ({0} + {1} + {2})")
 
 
 def _largest(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     kind, (word, choose) = rng.choice(list(LARGEST)), rng.choice([("most", max), ("fewest", min)])
     entities = index.draw(rng, kind, 3)
-    values = {index[kind][e]: e[0] for e in entities}
-    if len(values) < 3:
+    names = {index[kind][entity]: entity[0] for entity in entities}
+    if len(names) < 3:
         return None
-    steps = [lookup_step(index, kind, e) for e in entities] + [
-        calculation(f"{choose.__name__}({{0}}, {{1}}, {{2}})")
-    ]
-    meta = {"template": "largest", "entities": [tag(kind, e) for e in entities], "plan": steps,
-            "answer_if": {str(value): name for value, name in values.items()}}  # fmt: skip
-    prompt = LARGEST[kind].format(word, *(e[0] for e in entities))
-    return Task("", prompt, values[choose(values)], "exact", lookup.FAMILY, meta=meta)
+    plan = [lookup_step(index, kind, entity) for entity in entities]
+    plan.append(calculation(f"{choose.__name__}({{0}}, {{1}}, {{2}})"))
+    meta = {"template": "largest", "entities": [tag(kind, entity) for entity in entities], "plan": plan,
+            "answer_if": {str(value): name for value, name in names.items()}}  # fmt: skip
+    prompt = LARGEST[kind].format(word, *names.values())
+    return Task("", prompt, names[choose(names)], "exact", lookup.FAMILY, meta=meta)
 
 
 def _age(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     (film,) = index.draw(rng, "film.year")
-    released, years = index["film.year"][film], rng.randint(3, 60)
+    years = rng.randint(3, 60)
+    then = index["film.year"][film] + years
+    prompt, expression = f"In which year was the film {film[0]} {years} years old?", f"{{0}} + {years}"
     if rng.random() < 0.5:
-        prompt, expression = (
-            f"How old was the film {film[0]} in {released + years}?",
-            f"{released + years} - {{0}}",
-        )
-    else:
-        prompt, expression = (f"In which year was the film {film[0]} {years} years old?", f"{{0}} + {years}")
+        prompt, expression = f"How old was the film {film[0]} in {then}?", f"{then} - {{0}}"
     return computed("age", prompt, index, [("film.year", film)], expression)
 
 
@@ -162,9 +157,8 @@ def _span(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     if index["film.year"][film] <= index["element.discovered"][element]:
         return None
     prompt = f"How many years after the discovery of {element[0]} was the film {film[0]} released?"
-    return computed(
-        "span", prompt, index, [("film.year", film), ("element.discovered", element)], "{0} - {1}"
-    )
+    facts = [("film.year", film), ("element.discovered", element)]
+    return computed("span", prompt, index, facts, "{0} - {1}")
 
 
 def _premise(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
@@ -173,11 +167,15 @@ def _premise(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | Non
     first, second = index.draw(rng, kind, 2)
     prompt = PREMISES[kind].format(first[0], second[0]) + _SAY_SO
     task = computed("premise", prompt, index, [(kind, first), (kind, second)], "{0} - {1}")
-    if task is None or not task.answer.startswith("-"):
-        return task if task and task.answer != "0" else None
-    return dataclasses.replace(
-        task, answer=FALSE, verifier=_VERDICT, meta=task.meta | {"answer_if": {task.answer: FALSE}}
-    )
+    if task is None or task.answer == "0":
+        return None
+    return _with_false_premise(task) if task.answer.startswith("-") else task
+
+
+def _with_false_premise(task: Task) -> Task:
+    """A task whose difference is negative: its question assumes something wrong."""
+    meta = task.meta | {"answer_if": {task.answer: FALSE}}
+    return dataclasses.replace(task, answer=FALSE, verifier=_VERDICT, meta=meta)
 
 
 def _distracted(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
@@ -189,19 +187,14 @@ def _distracted_chain(index: FactIndex, rng: random.Random, corpus: Corpus) -> T
 
 
 def _with_distractor(index: FactIndex, rng: random.Random, task: Task | None) -> Task | None:
-    """The task after a true sentence that has nothing to do with it. Its entities stay: both versions go to
-    one split.
-    """
-    kind = rng.choice(
-        ["country.population", "country.area", "film.runtime", "element.weight", "city.population"]
-    )
+    """The task after a true sentence that has nothing to do with it; its entities stay, so both go to one split."""
+    kind = rng.choice(list(DISTRACTORS))
     (entity,) = index.draw(rng, kind)
     if task is None or str(entity[0]) in task.prompt or str(entity[0]) == task.answer:
         return None
+    prompt = f"{passage(kind, entity, index[kind][entity])} {task.prompt}"
     meta = task.meta | {"template": f"{task.meta['template']} distractor"}
-    return dataclasses.replace(
-        task, prompt=f"{passage(kind, entity, index[kind][entity])} {task.prompt}", meta=meta
-    )
+    return dataclasses.replace(task, prompt=prompt, meta=meta)
 
 
 def _capitals(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
@@ -210,29 +203,27 @@ def _capitals(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | No
     capitals = [(index["country.capital"][country],) for country in (first, second)]
     if any(capital not in index["city.population"] for capital in capitals) or capitals[0] == capitals[1]:
         return None
-    pairs = zip((first, second), capitals, strict=True)
-    hops = [(("country.capital", country), ("city.population", capital)) for country, capital in pairs]
-    steps = [lookup_step(index, kind, entity) for hop in hops for kind, entity in hop]
+    plan = []
+    for country, capital in zip((first, second), capitals, strict=True):
+        plan += [
+            lookup_step(index, "country.capital", country),
+            lookup_step(index, "city.population", capital),
+        ]
     a, b = (index["city.population"][capital] for capital in capitals)
     meta = {"template": "capitals", "entities": [tag("country", first), tag("country", second)]}
     if rng.random() < 0.5:
         meta |= {
-            "plan": [*steps, calculation("{1} > {3}")],
+            "plan": [*plan, calculation("{1} > {3}")],
             "answer_if": {"true": first[0], "false": second[0]},
         }
         prompt = f"Whose capital has more people, that of {first[0]} or that of {second[0]}?"
         return Task("", prompt, first[0] if a > b else second[0], "exact", multihop.FAMILY, meta=meta)
-    prompt = (
-        f"How many more people live in the capital of {first[0]} than in the capital of {second[0]}?{_SAY_SO}"
-    )
-    meta |= {"plan": [*steps, calculation("{1} - {3}")]}
-    if a > b:
-        return Task("", prompt, str(a - b), "numeric", multihop.FAMILY, meta=meta)
-    return (
-        Task("", prompt, FALSE, _VERDICT, multihop.FAMILY, meta=meta | {"answer_if": {str(a - b): FALSE}})
-        if a < b
-        else None
-    )
+    prompt = f"How many more people live in the capital of {first[0]} than in the capital of {second[0]}?"
+    meta["plan"] = [*plan, calculation("{1} - {3}")]
+    task = Task("", prompt + _SAY_SO, str(a - b), "numeric", multihop.FAMILY, meta=meta)
+    if a == b:
+        return None
+    return _with_false_premise(task) if a < b else task
 
 
 def _director(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
@@ -243,13 +234,12 @@ def _director(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | No
     named = director if right else index["film.director"][other]
     if not right and named == director:
         return None
-    kind, question = rng.choice([("film.year", "In which year did {1} release the film {0}?"),
-                                 ("film.runtime", "How many minutes does the film {0} by {1} run?")])  # fmt: skip
-    steps = [lookup_step(index, "film.director", film)]
+    kind, question = rng.choice(DIRECTED)
+    plan = [lookup_step(index, "film.director", film)]
     meta = {"template": "director", "entities": [tag("film", film), f"director:{named}"]}
     prompt = question.format(film[0], named) + _SAY_SO
     if right:
-        meta |= {"plan": [*steps, lookup_step(index, kind, film)]}
+        meta["plan"] = [*plan, lookup_step(index, kind, film)]
         return Task("", prompt, str(index[kind][film]), "numeric", multihop.FAMILY, meta=meta)
-    meta |= {"plan": steps, "answer_if": {director: FALSE}}
+    meta |= {"plan": plan, "answer_if": {director: FALSE}}
     return Task("", prompt, FALSE, _VERDICT, multihop.FAMILY, meta=meta)

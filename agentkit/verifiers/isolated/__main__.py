@@ -1,9 +1,9 @@
 """The killable side of the verifiers, started by agentkit.verifiers.worker as a script of its own.
 
 Loads what the checks need once, then forks a child for every socket handed to it. A child serves requests one
-after another: JSON with a 4-byte length in front, both ways. Each request runs under kernel timers whose
-default action ends the child, so neither a busy C function nor a thread can outlive them; the caller sees the
-connection close. Imports nothing of agentkit.
+after another, JSON over a Connection. Each request runs under kernel timers whose default action ends the child,
+so neither a busy C function nor a thread can outlive them; the caller sees the connection close. Leaves out all
+of agentkit but its neighbours.
 """
 
 import gc
@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 CPU_S = 0.8  # processor seconds of one request
@@ -24,9 +25,7 @@ MEMORY = 3 << 30  # bytes of address space
 
 
 def find(pattern: str, text: str, whole: bool) -> Iterator[dict[str, Any]]:
-    """The texts that a regular expression takes from a text: its first group where it has one, else the whole
-    match.
-    """
+    """The texts that a regular expression takes from a text: its first group, or else the whole match."""
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
@@ -36,35 +35,28 @@ def find(pattern: str, text: str, whole: bool) -> Iterator[dict[str, Any]]:
     if whole:
         yield {"found": [text] if compiled.fullmatch(text) else []}
         return
-    matches = (m.group(1 if compiled.groups else 0) for m in compiled.finditer(text))
-    yield {"found": list(dict.fromkeys(m for m in matches if m is not None))[:3]}
+    group = 1 if compiled.groups else 0
+    matches = (match.group(group) for match in compiled.finditer(text))
+    yield {"found": list(dict.fromkeys(match for match in matches if match is not None))[:3]}
 
 
-def serve(connection: socket.socket, checks: dict[str, Callable[..., Iterator[dict]]]) -> None:
-    """Answer requests until the other side closes. Every check yields its messages, the last one being its
-    verdict.
-    """
-    stream = connection.makefile("rwb")
-    while header := stream.read(4):
-        name, arguments = json.loads(stream.read(struct.unpack("!I", header)[0]))
+def serve(connection: Connection, checks: dict[str, Callable[..., Iterator[dict]]]) -> None:
+    """Answer requests until the other side closes. Every check yields messages, the last one being its verdict."""
+    while True:
+        name, arguments = json.loads(connection.recv_bytes())
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.setitimer(signal.ITIMER_REAL, WALL_S)
         try:
             for message in checks[name](*arguments):
-                _send(stream, message)
+                connection.send_bytes(json.dumps(message).encode())
+            last = {"end": True}
         except (MemoryError, RecursionError) as error:
-            _send(stream, {"failed": type(error).__name__})
+            last = {"failed": type(error).__name__, "end": True}
         except Exception as error:  # whatever a library raises on hostile text is a verdict, not a crash
-            _send(stream, {"failed": f"{type(error).__name__}: {error}"[:200]})
+            last = {"failed": f"{type(error).__name__}: {error}"[:200], "end": True}
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(stream, {"end": True})
-
-
-def _send(stream: Any, message: dict) -> None:
-    data = json.dumps(message).encode()
-    stream.write(struct.pack("!I", len(data)) + data)
-    stream.flush()
+        connection.send_bytes(json.dumps(last).encode())
 
 
 def main() -> None:
@@ -91,8 +83,8 @@ def main() -> None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             sys.setrecursionlimit(3_000)
             try:
-                serve(socket.socket(fileno=descriptors[0]), checks)
-            finally:
+                serve(Connection(descriptors[0]), checks)
+            finally:  # the caller has closed the connection
                 os._exit(0)
         os.close(descriptors[0])
         control.sendall(struct.pack("!I", pid))

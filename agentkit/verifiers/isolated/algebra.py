@@ -2,9 +2,9 @@
 
 math-verify reads the LaTeX and compares structures (sets, tuples, intervals, relations, matrices). Its
 comparison of values rounds absolutely, so 1/2004! passes for 1/2006!; here constants must agree to 50 digits
-relative to their size, or be within the declared tolerance, and expressions must agree at points drawn at
-random (Schwartz 1980, Zippel 1979), which takes milliseconds where ``simplify`` takes seconds. Decimals are
-exact: 0.333333 is not 1/3. Runs only in a killable child.
+relative to their size, or be within the declared tolerance, and expressions must agree at points drawn at random
+(Schwartz 1980, Zippel 1979), which takes milliseconds where ``simplify`` takes seconds. Decimals are exact:
+0.333333 is not 1/3. Runs only in a killable child. Leaves out what is around an expression (symbolic.py).
 """
 
 import random
@@ -23,6 +23,7 @@ DIGITS = 60
 POINTS = 6
 _NORMAL = replace(LatexExtractionConfig().normalization_config, units=False)  # would read 2m as 2
 _LATEX = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=_NORMAL)]
+_MATRIX = (sympy.MatrixBase, sympy.MatrixExpr)
 _tolerance = {"absolute": 0.0, "relative": 0.0}
 warnings.simplefilter("ignore")
 
@@ -30,12 +31,13 @@ warnings.simplefilter("ignore")
 @lru_cache(maxsize=512)
 def read(text: str) -> Any:
     """The SymPy object a LaTeX expression stands for, decimals as fractions; None where it is none."""
-    found = parse(f"${text}$", _LATEX, fallback_mode="no_fallback", parsing_timeout=None)
-    if not found or not isinstance(found[0], sympy.Basic | sympy.MatrixBase):
+    parsed = parse(f"${text}$", _LATEX, fallback_mode="no_fallback", parsing_timeout=None)
+    if not parsed or not isinstance(parsed[0], sympy.Basic | sympy.MatrixBase):
         return None
-    floats = found[0].atoms(sympy.Float)
-    found = found[0].xreplace({f: sympy.Rational(str(f)) for f in floats}) if floats else found[0]
-    return None if found.has(sympy.nan, sympy.zoo) else found
+    expression = parsed[0]
+    if floats := expression.atoms(sympy.Float):
+        expression = expression.xreplace({f: sympy.Rational(str(f)) for f in floats})
+    return None if expression.has(sympy.nan, sympy.zoo) else expression
 
 
 def _value(expression: Any) -> Any:
@@ -44,56 +46,59 @@ def _value(expression: Any) -> Any:
     return value if value.is_number and value.is_finite and value.is_comparable is not None else None
 
 
-def _close(found: Any, wanted: Any, absolute: Any, relative: Any) -> bool:
-    return bool(abs(found - wanted) <= max(absolute, relative * abs(wanted)))
+def _close(a: Any, b: Any, absolute: Any, relative: Any) -> bool:
+    return bool(abs(a - b) <= max(absolute, relative * abs(b)))
 
 
-def same_constant(wanted: Any, found: Any) -> bool:
+def same_constant(gold: Any, answer: Any) -> bool:
     """Equal exactly, to 50 digits, or within the declared tolerance."""
-    wanted, found = wanted.doit(), found.doit()
-    if wanted == found:
-        return wanted is not sympy.zoo and wanted is not sympy.nan
+    gold, answer = gold.doit(), answer.doit()
+    if gold == answer:
+        return gold is not sympy.zoo and gold is not sympy.nan
     absolute, relative = (sympy.Rational(str(_tolerance[n])) for n in ("absolute", "relative"))
-    if wanted.is_Rational and found.is_Rational:
-        return _close(found, wanted, absolute, relative)
-    a, b = _value(wanted), _value(found)
+    if gold.is_Rational and answer.is_Rational:
+        return _close(answer, gold, absolute, relative)
+    a, b = _value(gold), _value(answer)
     if a is None or b is None:
         return False
     return _close(b, a, absolute, max(relative, sympy.Rational(1, 10**50)))
 
 
-def same_expression(wanted: Any, found: Any) -> bool:
-    """Equal at every random point where both have a value, and at three of them at least."""
-    names = sorted({s.name for e in (wanted, found) for s in e.free_symbols})
+def _values_at_points(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
+    """Values of two expressions at POINTS random points, the same ones for the same names of symbols."""
+    names = sorted({symbol.name for e in (first, second) for symbol in e.free_symbols})
     draw = random.Random(" ".join(names))
-    agreed = 0
     for _ in range(POINTS):
-        at = {
-            name: sympy.Rational(draw.randint(-9_999, 9_999), 1_000 + draw.randint(1, 999)) for name in names
-        }
-        a, b = (_value(e.subs({s: at[s.name] for s in e.free_symbols}).doit()) for e in (wanted, found))
+        numbers = [(draw.randint(-9_999, 9_999), 1_000 + draw.randint(1, 999)) for _ in names]
+        point = {name: sympy.Rational(*number) for name, number in zip(names, numbers, strict=True)}
+        yield tuple(
+            _value(e.subs({symbol: point[symbol.name] for symbol in e.free_symbols}).doit())
+            for e in (first, second)
+        )
+
+
+def same_expression(gold: Any, answer: Any) -> bool:
+    """Equal at every random point where both have a value, and at three of them at least."""
+    agreed = 0
+    for a, b in _values_at_points(gold, answer):
         if (a is None) != (b is None):
             return False
         if a is not None:
             if not _close(b, a, sympy.Rational(1, 10**45), sympy.Rational(1, 10**45)):
                 return False
             agreed += 1
-    return agreed >= 3 or (agreed == 0 and sympy.expand(wanted - found) == 0)
+    return agreed >= 3 or (agreed == 0 and sympy.expand(gold - answer) == 0)
 
 
 def _numeric_eq(gold: Any, answer: Any, *_: Any) -> bool:
     """In place of math-verify's: both are numbers, expressions, or matrices of those."""
-    if isinstance(gold, sympy.MatrixBase | sympy.MatrixExpr) or isinstance(
-        answer, sympy.MatrixBase | sympy.MatrixExpr
-    ):
+    if isinstance(gold, _MATRIX) or isinstance(answer, _MATRIX):
         gold, answer = grader.safe_sympy_doit(gold), grader.safe_sympy_doit(answer)
         both = isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase)
         return both and gold.shape == answer.shape and all(map(_numeric_eq, gold.flat(), answer.flat()))
-    return (
-        same_expression(gold, answer)
-        if gold.free_symbols | answer.free_symbols
-        else same_constant(gold, answer)
-    )
+    if gold.free_symbols | answer.free_symbols:
+        return same_expression(gold, answer)
+    return same_constant(gold, answer)
 
 
 def _same_equation(gold: Any, answer: Any) -> bool:
@@ -102,18 +107,15 @@ def _same_equation(gold: Any, answer: Any) -> bool:
     return _numeric_eq(a, b) or _numeric_eq(a, -b) or _proportional(a, b)
 
 
-def _proportional(a: Any, b: Any) -> bool:
-    names = sorted({s.name for s in a.free_symbols})
-    if not names or names != sorted({s.name for s in b.free_symbols}):
+def _proportional(first: Any, second: Any) -> bool:
+    names, other_names = ({symbol.name for symbol in e.free_symbols} for e in (first, second))
+    if not names or names != other_names:
         return False
-    draw, ratios = random.Random(" ".join(names)), []
-    for _ in range(POINTS):
-        at = {
-            name: sympy.Rational(draw.randint(-9_999, 9_999), 1_000 + draw.randint(1, 999)) for name in names
-        }
-        x, y = (_value(e.subs({s: at[s.name] for s in e.free_symbols}).doit()) for e in (a, b))
-        if x is not None and y is not None and not x.is_zero and not y.is_zero:
-            ratios.append(y / x)
+    ratios = [
+        b / a
+        for a, b in _values_at_points(first, second)
+        if a is not None and b is not None and not a.is_zero and not b.is_zero
+    ]
     return len(ratios) >= 3 and all(_close(r, ratios[0], 0, sympy.Rational(1, 10**40)) for r in ratios)
 
 
@@ -133,46 +135,32 @@ def equal(gold: Any, answer: Any) -> bool:
 
 
 def compare(gold: str, answer: str, absolute: float, relative: float) -> Iterator[dict[str, Any]]:
-    """Yields {"gold": readable?} first, so that a killed request tells whose fault it was, then {"equal":
-    verdict}.
-    """
+    """{"gold": readable?} comes first, so that a killed request tells whose fault it was; then {"equal": ..}."""
     _tolerance.update(absolute=absolute, relative=relative)
     wanted = read(gold)
     yield {"gold": wanted is not None}
     if wanted is None:
         return
-    found = read(answer)
-    if found is None:
+    given = read(answer)
+    if given is None:
         yield {"equal": False, "why": "not readable as mathematics"}
     else:
-        yield {"equal": gold == answer or bool(equal(wanted, found))}
+        yield {"equal": gold == answer or bool(equal(wanted, given))}
+
+
+_FIRST_PAIRS = (
+    (r"\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), (r"\sqrt{2}+\pi", "3"), ("(1,2)", "[1,2]"), ("x=2", "2=x"),
+    (r"\{1,2\}", r"\{2,1\}"), ("x<3", "3>x"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "10!"), (r"\sin(x)", r"\log(x)"),
+    ("0<f(x)<1", "(0,1)"), (r"-2 \le x \le 7", r"x \in [-2,7]"), (r"(0,1)\cup(2,3]", "x=1,y=2"),
+    (r"\sum_{k=1}^{3} k", "6"),
+)  # fmt: skip
 
 
 def warm_up() -> None:
     """Load what the first checks would otherwise load, and fill the parser's tables."""
-    parser.latex2sympy = partial(
-        parser.latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False)
-    )
+    config = ConversionConfig(lowercase_symbols=False)
+    parser.latex2sympy = partial(parser.latex2sympy, conversion_config=config)
     grader.sympy_numeric_eq = _numeric_eq
     grader.sympy_symbolic_eq = lambda gold, answer: False  # decided by _numeric_eq already
-    pairs = [
-        (r"\frac{1}{2}", "0.5"),
-        ("x^2+2x+1", "(x+1)^2"),
-        (r"\sqrt{2}+\pi", "3"),
-        ("(1,2)", "[1,2]"),
-        ("x=2", "2=x"),
-    ]
-    pairs += [
-        (r"\{1,2\}", r"\{2,1\}"),
-        ("x<3", "3>x"),
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", "10!"),
-        (r"\sin(x)", r"\log(x)"),
-    ]
-    pairs += [
-        ("0<f(x)<1", "(0,1)"),
-        (r"-2 \le x \le 7", r"x \in [-2,7]"),
-        (r"(0,1)\cup(2,3]", "x=1,y=2"),
-        (r"\sum_{k=1}^{3} k", "6"),
-    ]
-    for pair in pairs:
+    for pair in _FIRST_PAIRS:
         list(compare(*pair, 0.0, 0.0))

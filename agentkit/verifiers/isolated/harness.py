@@ -1,9 +1,8 @@
-"""Runs in the sandbox, around a program under test or around its tests; sent there as source. Standard
-library only.
+"""Runs in the sandbox, around a program under test or around its tests; sent there as source.
 
-Values cross as tagged JSON (``pack``, ``unpack``), one line a report, behind a marker that tells them from
-what is printed.
-Nothing here is trusted by the caller: a program may forge a report, but a report is only a value.
+Values cross as tagged JSON (``pack``, ``unpack``), one line a report, behind a marker that tells them from what is
+printed. Nothing here is trusted by the caller: a program may forge a report, but a report is only a value. Leaves
+out everything but the standard library, and the verdict.
 """
 
 import collections
@@ -19,13 +18,11 @@ from typing import Any
 
 MAX_DEPTH = 60
 MAX_ITEMS = 10_000  # of an iterator
-_GROUPS = (("l", list), ("t", tuple), ("S", set), ("F", frozenset))
+_GROUPS = {"l": list, "t": tuple, "S": set, "F": frozenset}
 
 
 def pack(value: Any, depth: int = 0) -> list:
-    """A value as tagged JSON. The underlying value counts: a subclass cannot lie about itself. Raises on
-    other objects.
-    """
+    """A value as tagged JSON, its underlying value where it is of a subclass, which could lie. Raises on other objects."""
     kind = type(value)
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
@@ -41,7 +38,7 @@ def pack(value: Any, depth: int = 0) -> list:
         return ["c", [float.hex(value.real), float.hex(value.imag)]]
     if issubclass(kind, bytes | bytearray):
         return ["y", bytes(value).hex()]
-    for tag, group in _GROUPS:
+    for tag, group in _GROUPS.items():
         if issubclass(kind, group):
             return [tag, [pack(item, depth + 1) for item in group.__iter__(value)]]
     if issubclass(kind, dict):
@@ -57,26 +54,27 @@ def pack(value: Any, depth: int = 0) -> list:
 
 def unpack(packed: list) -> Any:
     """The value that ``pack`` was given."""
-    tag, content = packed
-    if tag == "v":
-        return content
-    if tag == "i":
-        return int(content, 16)
-    if tag == "f":
-        return float.fromhex(content)
-    if tag == "c":
-        return complex(*map(float.fromhex, content))
-    if tag == "y":
-        return bytes.fromhex(content)
-    if tag == "d":
-        return {unpack(k): unpack(v) for k, v in content}
-    return {"l": list, "t": tuple, "S": set, "F": frozenset, "it": iter}[tag](
-        [unpack(item) for item in content]
-    )
+    match packed:
+        case ["v", content]:
+            return content
+        case ["i", content]:
+            return int(content, 16)
+        case ["f", content]:
+            return float.fromhex(content)
+        case ["c", [real, imaginary]]:
+            return complex(float.fromhex(real), float.fromhex(imaginary))
+        case ["y", content]:
+            return bytes.fromhex(content)
+        case ["d", pairs]:
+            return {unpack(key): unpack(value) for key, value in pairs}
+        case ["it", items]:
+            return iter([unpack(item) for item in items])
+        case [tag, items]:
+            return _GROUPS[tag](unpack(item) for item in items)
 
 
 def reporter(marker: str) -> Callable[[int, Any], None]:
-    """A function that writes numbered messages to the real standard output, whatever becomes of sys.stdout."""
+    """A function that writes numbered messages to standard output, whatever becomes of sys.stdout."""
     descriptor, write, dumps = os.dup(1), os.write, json.dumps
 
     def report(number: int, message: Any) -> None:
@@ -88,9 +86,7 @@ def reporter(marker: str) -> Callable[[int, Any], None]:
 
 
 def run(marker: str, setup: str, program: str, entry: str, calls: list[dict]) -> None:
-    """Make calls on a program: of ``entry`` with packed arguments, or of the whole program with standard
-    input.
-    """
+    """Make calls on a program: of ``entry`` with packed arguments, or of all of it with standard input."""
     report, takes_stdin = reporter(marker), "stdin" in calls[0]
     compiled, scope = compile(program, "answer.py", "exec"), {"__name__": "answer"}
     sys.stdout = io.StringIO()
@@ -109,7 +105,7 @@ def run(marker: str, setup: str, program: str, entry: str, calls: list[dict]) ->
 
 
 def _printed(setup: str, program: Any, stdin: str) -> str:
-    """What a program prints, run as a script with this standard input (descriptor 0 as well)."""
+    """What a program prints, run as a script with this standard input, descriptor 0 included."""
     with open("stdin.txt", "w", encoding="utf-8") as file:
         file.write(stdin)
     descriptor = os.open("stdin.txt", os.O_RDONLY)
@@ -117,9 +113,8 @@ def _printed(setup: str, program: Any, stdin: str) -> str:
         os.dup2(descriptor, 0)
         os.close(descriptor)
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
-    sys.stdout = printed = io.TextIOWrapper(
-        io.BytesIO(), encoding="utf-8", errors="replace", write_through=True
-    )
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True)
+    sys.stdout = printed
     scope = {"__name__": "__main__"}
     exec(setup, scope)
     try:
@@ -131,9 +126,7 @@ def _printed(setup: str, program: Any, stdin: str) -> str:
 
 
 def record(marker: str, setup: str, reference: str, entry: str, tests: list[str]) -> None:
-    """Run source tests on the reference solution and report every call they make, then "passed" for each that
-    passes.
-    """
+    """Run source tests on the reference solution; report every call they make, and "passed" for each that passes."""
     report, solution, state = reporter(marker), {"__name__": "answer"}, {"test": 0}
     sys.stdout = io.StringIO()
     exec(setup, solution)
@@ -147,14 +140,13 @@ def record(marker: str, setup: str, reference: str, entry: str, tests: list[str]
 
 
 def replay(
-    marker: str, setup: str, entry: str, tests: list[str], calls: list[dict], found: list[dict]
+    marker: str, setup: str, entry: str, tests: list[str], calls: list[dict], reports: list[dict]
 ) -> None:
-    """Run source tests with their calls answered by recorded results, and report "passed" for each that
-    passes.
-    """
-    report, state, answers = (reporter(marker), {"test": 0}, collections.defaultdict(collections.deque))
+    """Run source tests, their calls answered from reports of ``run``; report "passed" for each that passes."""
+    report, state = reporter(marker), {"test": 0}
+    answers: dict[int, collections.deque] = collections.defaultdict(collections.deque)
     sys.stdout = io.StringIO()
-    for call, answer in zip(calls, found, strict=True):
+    for call, answer in zip(calls, reports, strict=True):
         answers[call["test"]].append((call, answer))
 
     def candidate(*args: Any, **kwargs: Any) -> Any:

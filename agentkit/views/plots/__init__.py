@@ -1,6 +1,6 @@
 """Tables in, plotly figures out, in one look that reads on light and on dark pages.
 
-Every function returns a figure and shows nothing. Leaves out: computing what is drawn (evaluation,
+Every function returns a figure and shows nothing. Leaves out computing what is drawn (evaluation,
 diagnostics), and reading files (runs).
 """
 
@@ -13,11 +13,11 @@ from agentkit.views.plots.policies import (
     reward_histogram,
     success_bars,
 )
-from agentkit.views.plots.style import COLOURS, INK, SAME
+from agentkit.views.plots.style import COLOURS, INK, SAME, embedded
 from agentkit.views.plots.suite import difficulty_counts
 from agentkit.views.plots.training import PANELS, curve, training_curves
 
 __all__ = [
-    "COLOURS", "INK", "PANELS", "SAME", "behaviour_dots", "curve", "difficulty_counts", "draw_curves", "failure_bars",
+    "COLOURS", "INK", "PANELS", "SAME", "behaviour_dots", "curve", "difficulty_counts", "draw_curves", "embedded", "failure_bars",
     "paired_scatter", "rescoring", "reward_histogram", "success_bars", "training_curves",
 ]  # fmt: skip

@@ -1,8 +1,10 @@
-"""Policies beside each other: success, samples, failures, behaviour, rewards, what moved, and other rewards."""
+"""Policies beside each other: success, samples, failures, behaviour, rewards, what moved, and other rewards.
+
+Leaves out every number drawn (evaluation, rewards.rescoring).
+"""
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,6 +32,7 @@ from agentkit.views.plots.style import (
     counted,
     dressed,
     empty,
+    escaped,
     whiskers,
 )  # fmt: skip
 from agentkit.views.plots.training import draw_line
@@ -40,27 +43,32 @@ WHISKERS = "whiskers: 95 % intervals over tasks"
 def success_bars(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
     """Success of each policy overall, by category and by difficulty, with 95 % intervals.
 
-    Args:
-        comparison: what evaluation.compare returned, or the content of comparison.json.
+    ``comparison`` is what evaluation.compare returned, or the content of comparison.json.
     """
-    policies = (comparison.to_json() if isinstance(comparison, Comparison) else comparison)["policies"]
-    sampled = "sampled" if any("greedy" in entry for entry in policies.values()) else "all tasks"
-    blocks = {name: _blocks(entry, sampled) for name, entry in policies.items()}
+    blocks = {name: _blocks(entry) for name, entry in _entries(comparison).items()}
     labels = list(dict.fromkeys(label for own in blocks.values() for label in own))
-    numbers = {
-        label: sorted({own[label]["n"] for own in blocks.values() if label in own}) for label in labels
-    }
-    ticks = [f"{html.escape(label[1])}<br>n = {'–'.join(str(n) for n in numbers[label])}" for label in labels]
-    groups = [html.escape(group) for group, _ in labels]
+    ticks = []
+    for label in labels:
+        numbers = sorted({str(own[label]["n"]) for own in blocks.values() if label in own}, key=int)
+        ticks.append(f"{escaped(label[1])}<br>n = {'–'.join(numbers)}")
+    groups = [escaped(group) for group, _ in labels]
     figure = go.Figure()
     for i, (name, own) in enumerate(blocks.items()):
         cells = [own.get(label, {"success": None, "ci95": None, "n": 0}) for label in labels]
         _draw_bars(figure, name, [groups, ticks], cells, COLOURS[i % len(COLOURS)])
     figure.update_yaxes(title_text="success (share of tasks)", tickformat=".0%", range=[0, 1.1], dtick=0.2)
-    gaps = {"barmode": "group", "bargap": 0.25, "scattermode": "group", "scattergap": 0.25}
-    return dressed(
-        figure, "Which policy solves more?", WHISKERS, height=440, margin={"t": 105}, showlegend=True, **gaps
-    )
+    look = {
+        "barmode": "group",
+        "bargap": 0.25,
+        "scattermode": "group",
+        "scattergap": 0.25,
+        "showlegend": True,
+    }
+    return dressed(figure, "Which policy solves more?", WHISKERS, height=440, margin={"t": 105}, **look)
+
+
+def _entries(comparison: Comparison | Mapping[str, Any]) -> Mapping[str, Any]:
+    return comparison.policies if isinstance(comparison, Comparison) else comparison["policies"]
 
 
 def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dict], colour: str) -> None:
@@ -69,7 +77,7 @@ def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dic
     figure.add_bar(
         x=x,
         y=value,
-        name=html.escape(name),
+        name=escaped(name),
         offsetgroup=name,
         marker={"color": colour, "opacity": 0.5},
         error_y=whiskers(value, low, high, color=colour),
@@ -89,23 +97,21 @@ def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dic
     )
 
 
-def _blocks(entry: Mapping[str, Any], sampled: str) -> dict[tuple[str, str], dict]:
+def _blocks(entry: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
     """(group, label) -> {success, ci95, n}, in the order they are drawn."""
-    blocks = {("overall", sampled): dict(entry)}
+    blocks = {("overall", "sampled"): entry}
     if "greedy" in entry:
         blocks["overall", "greedy"] = entry["greedy"]
-    for group, key in (("category", "by_category"), ("difficulty", "by_difficulty")):
-        blocks |= {(group, label): block for label, block in entry[key].items()}
-    return blocks
+    blocks |= {("category", name): block for name, block in entry["by_category"].items()}
+    return blocks | {("difficulty", name): block for name, block in entry["by_difficulty"].items()}
 
 
 def draw_curves(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
     """Success when k samples may be drawn: any of them right, most of them, all of them.
 
-    Args:
-        comparison: what evaluation.compare returned, or the content of comparison.json.
+    ``comparison`` is what evaluation.compare returned, or the content of comparison.json.
     """
-    policies = (comparison.to_json() if isinstance(comparison, Comparison) else comparison)["policies"]
+    policies = _entries(comparison)
     kinds = {
         "pass_at_k": "pass@k: any right",
         "maj_at_k": "maj@k: majority right",
@@ -126,7 +132,7 @@ def draw_curves(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
                 y=value,
                 error_y=whiskers(value, low, high),
                 mode="lines+markers",
-                name=html.escape(name),
+                name=escaped(name),
                 legendgroup=name,
                 showlegend=column == 1,
                 marker={"color": COLOURS[i % len(COLOURS)], "size": 7},
@@ -144,15 +150,18 @@ def failure_bars(failures: Failures) -> go.Figure:
     """How often each way to fail occurs, policy beside policy, the most frequent on top."""
     if not failures.counts:
         return empty("No trajectory failed", "How does it fail?")
-    order = sorted(failures.counts, key=lambda c: -sum(_share(failures, c, p) for p in failures.totals))
+    shares = {}
+    for name, counts in failures.counts.items():
+        shares[name] = {policy: counts[policy] / max(1, n) for policy, n in failures.totals.items()}
+    order = sorted(shares, key=lambda name: -sum(shares[name].values()))
     figure = go.Figure()
-    for i, policy in enumerate(failures.totals):
-        counts = [failures.counts[c][policy] for c in order]
+    for i, (policy, total) in enumerate(failures.totals.items()):
+        counts = [failures.counts[name][policy] for name in order]
         figure.add_bar(
             y=order,
-            x=[_share(failures, c, policy) for c in order],
+            x=[shares[name][policy] for name in order],
             orientation="h",
-            name=f"{html.escape(policy)} ({sum(counts)} of {failures.totals[policy]} failed)",
+            name=f"{escaped(policy)} ({sum(counts)} of {total} failed)",
             text=counts,
             textposition="outside",
             cliponaxis=False,
@@ -161,23 +170,16 @@ def failure_bars(failures: Failures) -> go.Figure:
         )
     figure.update_xaxes(title_text="share of scored trajectories", tickformat=".0%", showgrid=True)
     figure.update_yaxes(showgrid=False, autorange="reversed")
+    look = {"barmode": "group", "bargap": 0.25, "showlegend": True}
     height = 170 + len(order) * (18 * len(failures.totals) + 12)
-    note = "numbers: trajectories; each is in one class"
-    dressed(figure, "How does it fail?", note, barmode="group", bargap=0.25, height=height, showlegend=True)
+    dressed(figure, "How does it fail?", "numbers: trajectories; each is in one class", height=height, **look)
     return figure.update_layout(LONG_LABELS)
-
-
-def _share(failures: Failures, name: str, policy: str) -> float:
-    return failures.counts[name][policy] / max(1, failures.totals[policy])
 
 
 def behaviour_dots(behaviour: Behaviour) -> go.Figure:
     """What each policy does, as a share of the occasions to do it, with 95 % intervals."""
-    names = [
-        n
-        for n, own in behaviour.rates.items()
-        if MEASURES[n].share and any(r["occasions"] for r in own.values())
-    ][::-1]
+    shares = {name: rates for name, rates in behaviour.rates.items() if MEASURES[name].share}
+    names = [n for n, rates in shares.items() if any(rate["occasions"] for rate in rates.values())][::-1]
     if not names:
         return empty("There was no occasion for any behaviour", "What does it do differently?")
     policies = list(behaviour.rates[names[0]])
@@ -191,7 +193,7 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
             y=np.arange(len(names)) + 0.28 * ((len(policies) - 1) / 2 - i),
             error_x=whiskers(value, low, high),
             mode="markers",
-            name=html.escape(policy),
+            name=escaped(policy),
             marker={"color": COLOURS[i % len(COLOURS)], "size": 9},
             customdata=[
                 f"{MEASURES[n].title}: {r['occasions']} occasions" for n, r in zip(names, rates, strict=True)
@@ -208,16 +210,12 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
 
 
 def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> go.Figure:
-    """What moved: the success rate of each task under two policies, as bubbles that count the tasks.
-
-    Args:
-        before: trajectories of the first policy.
-        after: trajectories of the second policy, on the same tasks.
-    """
+    """What moved: the success rate of each task under two policies, as bubbles that count the tasks."""
     names = before[0].policy, after[0].policy
     spots, groups = _moves(task_success(before), task_success(after))
     figure = go.Figure()
     largest = max((len(ids) for ids in spots.values()), default=1)
+    area = {"sizemode": "area", "sizeref": 2 * largest / 60**2, "sizemin": 5}
     for (title, points), colour in zip(groups.items(), (GAIN, LOSS, SAME), strict=True):
         count = [len(spots[p]) for p in points]
         figure.add_scatter(
@@ -227,22 +225,15 @@ def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) ->
             mode="markers+text",
             text=[str(n) if n > 0.04 * largest else "" for n in count],
             textfont={"color": "white", "size": 12},
-            marker={
-                "color": colour,
-                "size": count,
-                "sizemode": "area",
-                "sizeref": 2 * largest / 60**2,
-                "sizemin": 5,
-            }
-            | {"opacity": 0.9, "line": {"width": 0}},
+            marker={"color": colour, "opacity": 0.9, "line": {"width": 0}, "size": count, **area},
             customdata=[_some(spots[p]) for p in points],
             hovertemplate="%{x:.0%} → %{y:.0%}<br>%{customdata}",
             cliponaxis=False,
         )
-    _draw_guides(figure)
+    figure.update_layout(shapes=[guide | {"type": "line", "layer": "below"} for guide in _GUIDES])
     rate = {"tickformat": ".0%", "dtick": 0.25, "range": [-0.12, 1.12], "showgrid": False}
-    figure.update_xaxes(title_text=f"{html.escape(names[0])}: success rate of the task", **rate)
-    figure.update_yaxes(title_text=f"{html.escape(names[1])}: success rate of the task", **rate)
+    figure.update_xaxes(title_text=f"{escaped(names[0])}: success rate of the task", **rate)
+    figure.update_yaxes(title_text=f"{escaped(names[1])}: success rate of the task", **rate)
     legend = {"itemsizing": "constant", "orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"}
     question = f"Which tasks moved from {names[0]} to {names[1]}?"
     note = "area and number: tasks with these two rates"
@@ -258,25 +249,22 @@ def _moves(
         spots[round(before[task], 3), round(after[task], 3)].append(task)
     groups: dict[str, list[tuple[float, float]]] = {"wrong → right": [], "right → wrong": [], "same side": []}
     for x, y in sorted(spots):
-        side = (x > SOLVED) - (y > SOLVED)
-        groups["same side" if side == 0 else "right → wrong" if side > 0 else "wrong → right"].append((x, y))
+        turn = {(False, True): "wrong → right", (True, False): "right → wrong"}
+        groups[turn.get((x > SOLVED, y > SOLVED), "same side")].append((x, y))
     return spots, groups
 
 
-def _draw_guides(figure: go.Figure) -> None:
-    """The diagonal of no change, and the lines at which a task counts as solved."""
-    for x0, y0, x1, y1, dash in [
-        (0, 0, 1, 1, "dot"),
-        (0.5, -0.12, 0.5, 1.12, "solid"),
-        (-0.12, 0.5, 1.12, 0.5, "solid"),
-    ]:
-        line = {"color": INK if dash == "dot" else GRID, "width": 1 if dash == "dot" else 2, "dash": dash}
-        figure.add_shape(type="line", x0=x0, y0=y0, x1=x1, y1=y1, line=line, layer="below")
+# the diagonal of no change, and the lines at which a task counts as solved
+_GUIDES = [
+    {"x0": 0, "y0": 0, "x1": 1, "y1": 1, "line": {"color": INK, "width": 1, "dash": "dot"}},
+    {"x0": 0.5, "y0": -0.12, "x1": 0.5, "y1": 1.12, "line": {"color": GRID, "width": 2}},
+    {"x0": -0.12, "y0": 0.5, "x1": 1.12, "y1": 0.5, "line": {"color": GRID, "width": 2}},
+]
 
 
 def _some(ids: Sequence[str], limit: int = 8) -> str:
     rest = f"<br>and {len(ids) - limit} more" if len(ids) > limit else ""
-    return "<br>".join(html.escape(i) for i in sorted(ids)[:limit]) + rest
+    return "<br>".join(escaped(i) for i in sorted(ids)[:limit]) + rest
 
 
 def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
@@ -293,7 +281,7 @@ def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
         figure.add_bar(
             x=(edges[:-1] + edges[1:]) / 2,
             y=counts / max(1, counts.sum()),
-            name=f"{html.escape(name)} (n = {len(own)}{f', {left_out} not scored' if left_out else ''})",
+            name=f"{escaped(name)} (n = {len(own)}{f', {left_out} not scored' if left_out else ''})",
             marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
             customdata=[
                 f"{a:.2f} to {b:.2f}: {n}" for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
@@ -308,10 +296,8 @@ def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
 
 
 def rescoring(result: Rescoring) -> go.Figure:
-    """The same rollouts under another reward: dead groups by step, and how pairs of trajectories of a group
-    changed.
-    """
-    question = f"What would the reward {result.reward} have told apart?"
+    """The same rollouts under another reward: dead groups by step, and how pairs in a group changed."""
+    question = f"What would the reward {result.reward} have distinguished?"
     if result.groups.empty:
         return empty("No group is stored", question)
     titles = ("Groups that teach nothing", "Pairs of trajectories")

@@ -1,12 +1,17 @@
-"""The look that every figure shares: one that reads on light and on dark pages, with a question for a title."""
+"""The look that every figure shares: it reads on light and on dark pages and has a question for a title.
+
+Leaves out the page around a figure (evaluation/style.css).
+"""
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+import plotly.io
+
+from agentkit.evaluation.html import Markup, safe
 
 # Ink has a contrast of at least 4:1 and colours of 3:1, on white and on JupyterLab's dark page.
 INK, GRID = "#757c88", "rgba(128,128,128,0.22)"
@@ -54,11 +59,16 @@ LONG_LABELS |= {
 }
 
 
+def escaped(text: Any) -> str:
+    """Text for a figure, where plotly would take some of it for markup."""
+    return str(safe(text))
+
+
 def dressed(figure: go.Figure, question: str, note: str = "", **layout: Any) -> go.Figure:
     """The figure in the shared look, titled with its question; a note on how to read it stands below the
     title.
     """
-    title = {"text": html.escape(question)} | ({"subtitle": {"text": html.escape(note)}} if note else {})
+    title = {"text": escaped(question)} | ({"subtitle": {"text": escaped(note)}} if note else {})
     figure.update_annotations(font={"size": 14})  # titles of panels
     figure.update_layout(template=TEMPLATE, title=title, **layout)
     return figure
@@ -73,6 +83,15 @@ def empty(message: str, question: str = "") -> go.Figure:
     figure.update_xaxes(visible=False)
     figure.update_yaxes(visible=False)
     return figure
+
+
+def embedded(figure: Any, *, with_library: bool) -> Markup:
+    """A figure, or its JSON, for a page; the first on a page brings plotly's library, so that it works offline."""
+    config = {"displaylogo": False, "responsive": True}
+    drawn = plotly.io.to_html(
+        figure, config, full_html=False, include_plotlyjs=with_library, validate=False, include_mathjax=False
+    )
+    return Markup(f'<div class="plot">{drawn}</div>')
 
 
 def whiskers(value: Any, low: Any, high: Any, **look: Any) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""What is in a suite."""
+"""What is in a suite. Leaves out whether it is any good (tasks.audit)."""
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -10,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from agentkit.records import Task
-from agentkit.views.plots.style import BESIDE_TITLE, COLOURS, counted, dressed, empty
+from agentkit.views.plots.style import BESIDE_TITLE, COLOURS, counted, dressed, empty, escaped
 
 
 def difficulty_counts(tasks: Iterable[Task]) -> go.Figure:
@@ -21,18 +20,18 @@ def difficulty_counts(tasks: Iterable[Task]) -> go.Figure:
     splits = _ordered({s for s, _, _ in counts}, ("train", "validation", "test"))
     difficulties = _ordered({d for _, _, d in counts}, ("easy", "medium", "hard"))
     sizes = {s: sum(n for (own, _, _), n in counts.items() if own == s) for s in splits}
-    titles = [f"{html.escape(s)} ({counted(sizes[s])})" for s in splits]
+    titles = [f"{escaped(s)} ({counted(sizes[s])})" for s in splits]
     figure = make_subplots(1, len(splits), subplot_titles=titles, horizontal_spacing=0.07)
     for i, family in enumerate(sorted({f for _, f, _ in counts})):
         for column, split in enumerate(splits, start=1):
             heights = [counts[split, family, d] for d in difficulties]
             figure.add_bar(
-                x=[html.escape(d) for d in difficulties],
+                x=[escaped(d) for d in difficulties],
                 y=heights,
                 text=[n or "" for n in heights],
                 textposition="outside",
                 cliponaxis=False,
-                name=html.escape(f"category {family}" if len(family) == 1 else family),
+                name=escaped(f"category {family}" if len(family) == 1 else family),
                 legendgroup=family,
                 showlegend=column == 1,
                 marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},

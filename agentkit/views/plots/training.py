@@ -1,16 +1,17 @@
-"""Metrics of a training as curves, one question a figure."""
+"""Metrics of a training as curves, one question a figure. Leaves out what they mean (diagnostics)."""
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from agentkit.views.plots.style import BELOW, COLOURS, dressed, empty, whiskers
+from agentkit.views.plots.style import BELOW, COLOURS, dressed, empty, escaped, whiskers
 
+POINTS = 400  # of one curve; more would not be seen and make a browser slow
 PANEL_WIDTH, PANEL_HEIGHT = 3, 215  # panels a row; pixels a row of panels
 
 # column, panel title, unit; a unit that starts with "share" is drawn in percent
@@ -39,6 +40,8 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
     if metrics.empty:
         return empty("No optimiser step is recorded yet")
     metrics = _by_step(metrics)
+    every = -(-len(metrics) // POINTS)
+    metrics = _thinned(metrics, every)
     panels = [panel for panel in PANELS if _has(metrics, panel[0])]
     if not panels:
         raise ValueError(
@@ -56,7 +59,8 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
         if i + PANEL_WIDTH >= len(panels):
             figure.update_xaxes(title_text="optimiser step", **place)
     window = _window(len(metrics))
-    note = f"lines: mean of {window} steps; dots: each step" if window > 1 else "one dot a step"
+    dots = f"every {every}th step" if every > 1 else "each step"
+    note = f"lines: mean of {window * every} steps; dots: {dots}" if window > 1 else "one dot a step"
     return dressed(figure, "What did training do?", note, height=PANEL_HEIGHT * rows + 150, **BELOW)
 
 
@@ -106,7 +110,7 @@ def draw_line(
     """A light moving average over the raw points."""
     rows = metrics[["step", column]].dropna()
     window = _window(len(rows))
-    name = html.escape(column.removeprefix("reward/").replace("_", " "))
+    name = escaped(column.removeprefix("reward/").replace("_", " "))
     shared = {"x": rows["step"], "legendgroup": column, "name": name, "hovertemplate": "step %{x}: %{y:.4g}"}
     marker = {"color": colour, "size": 4, "opacity": 0.35 if window > 1 else 1.0}
     figure.add_scatter(y=rows[column], mode="markers", marker=marker, showlegend=False, **shared, **place)
@@ -141,7 +145,7 @@ def _style_axes(
     figure: go.Figure, metrics: pd.DataFrame, columns: Sequence[str], unit: str, **place: int
 ) -> None:
     largest = max(float(metrics[column].max()) for column in columns)
-    figure.update_yaxes(title_text=html.escape(unit), **place)
+    figure.update_yaxes(title_text=escaped(unit), **place)
     if unit.startswith("share"):
         bound = (
             [0, 1.03] if largest > 0.5 else [0, 0.05] if largest == 0 else None
@@ -162,6 +166,15 @@ def _by_step(metrics: pd.DataFrame) -> pd.DataFrame:
 
 def _has(table: pd.DataFrame, column: str) -> bool:
     return column in table and bool(pd.to_numeric(table[column], errors="coerce").notna().any())
+
+
+def _thinned(metrics: pd.DataFrame, every: int) -> pd.DataFrame:
+    """The last row and every nth before it, with the latest POINTS rows that hold a validation."""
+    kept = np.arange(len(metrics))[::-1] % every == 0
+    if "val_success" in metrics:
+        validated = metrics["val_success"].notna()
+        kept |= (validated & (validated[::-1].cumsum() <= POINTS)).to_numpy()
+    return metrics[kept]
 
 
 def _window(n: int) -> int:

@@ -1,23 +1,12 @@
-"""Seeing trajectories: small interactive views that also work in an executed notebook opened as a file,
-offline.
+"""Seeing trajectories: small interactive views that also work offline, in an executed notebook opened as a file.
 
 Every view has ``page`` (a whole HTML document), ``html()`` (a fragment for another page), ``save(path)`` and
-``live()`` (an anywidget with a kernel behind it).
+``live()`` (an anywidget with a kernel behind it). Leaves out figures (plots).
 """
 
-from agentkit.views.widgets.compare import CompareWidget, compare_trajectories
-from agentkit.views.widgets.group import GroupWidget, group_view
-from agentkit.views.widgets.notes import read_notes
+from agentkit.views.widgets.compare import compare_trajectories, read_notes
+from agentkit.views.widgets.group import group_view
 from agentkit.views.widgets.view import View
-from agentkit.views.widgets.xray import XrayWidget, mask_xray
+from agentkit.views.widgets.xray import mask_xray
 
-__all__ = [
-    "CompareWidget",
-    "GroupWidget",
-    "View",
-    "XrayWidget",
-    "compare_trajectories",
-    "group_view",
-    "mask_xray",
-    "read_notes",
-]
+__all__ = ["View", "compare_trajectories", "group_view", "mask_xray", "read_notes"]

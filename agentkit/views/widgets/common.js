@@ -1,16 +1,11 @@
 // What the views share; each view's own file follows it in one module.
+// Colours come from the style sheet that all of agentkit shares (evaluation/style.css).
 // Everything in a payload is data: it reaches the page through textContent and setAttribute("aria-label") only.
 
 const STYLE = `
-.ak {--bg:var(--jp-layout-color0,#fff); --ink:var(--jp-content-font-color0,#1f2328); --soft:#59636e;
-  --panel:color-mix(in srgb,var(--ink) 5%,var(--bg)); --line:var(--jp-border-color1,#d1d9e0); --accent:#0969da;
-  --good:#1a7f37; --bad:#c4232e; --mark:#fff0b3; --edge:#b27d00; --cool:31 111 235; --warm:217 95 2; --most:.6;
-  color-scheme:light; box-sizing:border-box; height:100%; max-height:100vh; overflow:auto; color:var(--ink);
-  background:var(--bg); font:14px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
-.ak[data-theme=dark] {--bg:var(--jp-layout-color0,#111417); --ink:var(--jp-content-font-color0,#e6e9ee); --soft:#a3adba;
-  --panel:color-mix(in srgb,var(--ink) 7%,var(--bg)); --line:var(--jp-border-color1,#3a424c); --accent:#6cb0ff;
-  --good:#4cc262; --bad:#ff8078; --mark:#4a3c0c; --edge:#d9a514; --cool:88 166 255; --warm:255 159 67; --most:.42;
-  color-scheme:dark}
+.ak {--mark:light-dark(#fff0b3,#4a3c0c); --edge:light-dark(#b27d00,#d9a514); --cool:31 111 235; --warm:217 95 2; --most:.6;
+  box-sizing:border-box; height:100%; max-height:100vh; overflow:auto; color:var(--ink); background:var(--bg)}
+.ak[data-theme=dark] {--cool:88 166 255; --warm:255 159 67; --most:.42}
 .ak *, .ak *::before {box-sizing:border-box}
 .ak .bar {position:sticky; top:0; left:0; z-index:2; display:flex; flex-wrap:wrap; gap:6px 8px; align-items:center;
   padding:8px 12px; background:var(--bg); border-bottom:1px solid var(--line)}

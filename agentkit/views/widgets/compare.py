@@ -1,6 +1,6 @@
 """Trajectories side by side, task by task, turn by turn, with filters, deep links (#task=ID) and notes.
 
-Leaves out: measuring (evaluation) and reading trajectories (runs).
+Leaves out measuring (evaluation) and reading trajectories (runs).
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import traitlets
 
 from agentkit.evaluation import SOLVED, task_success
 from agentkit.records import Task, Trajectory
-from agentkit.runs import Run
-from agentkit.views.widgets.notes import FILE, add_notes, is_note, note_rows
-from agentkit.views.widgets.payload import alarms as own_alarms
-from agentkit.views.widgets.payload import number, task_fields, trajectory_fields
-from agentkit.views.widgets.view import LiveView, View, packed
+from agentkit.runs import Run, append_jsonl, read_jsonl
+from agentkit.trajectories import by_task, results_of
+from agentkit.views.widgets.view import LiveView, View, number, packed, task_fields, trajectory_fields
 
 BLOCK = 20  # tasks that a browser unpacks together
+NOTES = (
+    "notes.jsonl"  # in the run: a line for each change, the newest of a task counts; empty text takes it back
+)
+NOTE_FIELDS = ("task_id", "text", "at")
+NOTE_LIMIT = 20_000  # characters
 _INDEX = ("id", "family", "difficulty", "solved", "alarms")  # what the filters need of every task
 
 
@@ -30,9 +33,7 @@ class LiveCompare(LiveView):
     """The comparison with a kernel behind it; notes go into the run as they are written."""
 
     task_id = traitlets.Unicode("").tag(sync=True)  # the task on screen, readable and settable
-    notes = traitlets.List().tag(
-        sync=True
-    )  # rows as in notes.jsonl; the whole list, so that a busy kernel misses none
+    notes = traitlets.List().tag(sync=True)  # rows of notes.jsonl, all of them: a busy kernel misses none
     status = traitlets.Unicode("").tag(sync=True)  # what became of the last note
 
     def __init__(self, run: Run | None, **traits: Any):
@@ -49,22 +50,20 @@ class LiveCompare(LiveView):
             self.status = "not saved: no run was given, so export the notes"
             return
         try:
-            add_notes(self._run, new)
+            for row in new:  # one write a note loses nothing when two notebooks have the same run open
+                append_jsonl(self._run.file(NOTES), {name: row[name] for name in NOTE_FIELDS})
         except OSError as error:
-            self.status = f"not saved: {self._run.file(FILE)} cannot be written ({error.strerror})"
+            self.status = f"not saved: {self._run.file(NOTES)} cannot be written ({error.strerror})"
             return
         self._saved |= {row["task_id"]: row for row in new}
-        self.status = f"saved in {self._run.path.name}/{FILE} at {time.strftime('%H:%M:%S')}"
+        self.status = f"saved in {self._run.path.name}/{NOTES} at {time.strftime('%H:%M:%S')}"
 
 
 class CompareWidget(View):
     """Trajectories side by side: static by itself, ``live()`` with a kernel."""
 
-    name = "compare"
-    title = "Trajectories side by side"
-
     def __init__(self, payload: dict[str, Any], height: int, run: Run | None = None):
-        super().__init__(payload, height)
+        super().__init__("compare", "Trajectories side by side", payload, height)
         self._run = run
 
     @cached_property
@@ -77,13 +76,9 @@ class CompareWidget(View):
 
     def live(self) -> LiveCompare:
         """An anywidget for a running kernel: notes are saved in the run, ``task_id`` is the task on screen."""
-        first = self.payload["tasks"][0]["id"]
-        return LiveCompare(
-            self._run, _esm=self.source, data=self.data, task_id=first, notes=self.payload["notes"]
-        )
-
-    def __repr__(self) -> str:
-        return f"CompareWidget({len(self.payload['tasks'])} tasks, policies {', '.join(self.payload['policies'])})"
+        tasks, notes = self.payload["tasks"], self.payload["notes"]
+        traits = {"_esm": self.source, "data": self.data, "task_id": tasks[0]["id"], "notes": notes}
+        return LiveCompare(self._run, **traits)
 
 
 def compare_trajectories(
@@ -112,46 +107,63 @@ def compare_trajectories(
     """
     if not policies:
         raise ValueError("there is no policy to show. Pass {'sft': trajectories, 'grpo': trajectories}.")
-    tasks = list(tasks)
-    by_task: dict[str, dict[str, list[Trajectory]]] = {}
-    for name, trajectories in policies.items():
-        for trajectory in trajectories:
-            by_task.setdefault(trajectory.task_id, {}).setdefault(name, []).append(trajectory)
-    unknown = sorted(by_task.keys() - {task.id for task in tasks})
+    tasks = {task.id: task for task in tasks}
+    samples = {name: by_task(trajectories) for name, trajectories in policies.items()}
+    covered = {task for own in samples.values() for task in own}
+    unknown = sorted(covered - tasks.keys())
     if unknown:
-        raise ValueError(
-            f"the tasks lack {len(unknown)} that trajectories are about: {', '.join(unknown[:5])}."
-        )
-    if not by_task:
+        named = ", ".join(unknown[:5])
+        raise ValueError(f"the tasks lack {len(unknown)} that trajectories are about: {named}.")
+    if not covered:
         raise ValueError("there is no trajectory to show. Roll out the policies first.")
-    rates = {
-        name: task_success(trajectories) if trajectories else {} for name, trajectories in policies.items()
-    }
-    given = {name: set(ids) for name, ids in (alarms or {}).items()}
-    rows = [_task(task, by_task[task.id], rates, given, max_samples) for task in tasks if task.id in by_task]
+    rows = []
+    for task in tasks.values():
+        if task.id in covered:
+            named_alarms = [name for name, ids in (alarms or {}).items() if task.id in ids]
+            rows.append(
+                _task(task, [own.get(task.id, []) for own in samples.values()], named_alarms, max_samples)
+            )
     payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
     return CompareWidget(payload | {"notes": note_rows(run) if run else []}, height, run)
 
 
 def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> str:
     """What a browser keeps notes under: the same for the same tasks and policies of the same run."""
-    known = [run.path.name if run else "", policies, [row["id"] for row in rows]]
-    return hashlib.sha256(json.dumps(known).encode("ascii")).hexdigest()[:16]
+    names = [run.path.name if run else "", policies, [row["id"] for row in rows]]
+    return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:16]
 
 
-def _task(
-    task: Task,
-    own: dict[str, list[Trajectory]],
-    rates: dict[str, dict[str, float]],
-    alarms: dict[str, set[str]],
-    limit: int,
-) -> dict[str, Any]:
+def _task(task: Task, policies: list[list[Trajectory]], alarms: list[str], limit: int) -> dict[str, Any]:
     columns, solved = [], []
-    for name, known in rates.items():
-        samples, rate = sorted(own.get(name, []), key=lambda t: t.sample), known.get(task.id)
-        kept = [trajectory_fields(t) for t in samples[:limit]]
+    for samples in policies:
+        rate = task_success(samples).get(task.id) if samples else None
         solved.append(None if rate is None else rate > SOLVED)
-        columns.append({"rate": number(rate), "count": len(samples), "samples": kept})
-    found = own_alarms([t for samples in own.values() for t in samples])
-    found += [name for name, ids in alarms.items() if task.id in ids]
-    return task_fields(task) | {"columns": columns, "solved": solved, "alarms": list(dict.fromkeys(found))}
+        fields = [trajectory_fields(t) for t in sorted(samples, key=lambda t: t.sample)[:limit]]
+        columns.append({"rate": number(rate), "count": len(samples), "samples": fields})
+    trajectories = [t for samples in policies for t in samples]
+    marks = {
+        "not scored": any(t.success is None for t in trajectories),
+        "no answer": any(t.answer is None for t in trajectories),
+        "failed call": any(not result.ok for t in trajectories for result in results_of(t)),
+    }
+    names = dict.fromkeys([*(name for name, holds in marks.items() if holds), *alarms])
+    return task_fields(task) | {"columns": columns, "solved": solved, "alarms": list(names)}
+
+
+# ---- notes
+def read_notes(run: Run) -> dict[str, str]:
+    """The run's notes by task id."""
+    return {row["task_id"]: row["text"] for row in note_rows(run) if row["text"]}
+
+
+def note_rows(run: Run) -> list[dict[str, str]]:
+    """The newest row of each task: task_id, text, at (ISO 8601, UTC). Lines of another form are left out."""
+    path = run.file(NOTES)
+    rows = [row for row in read_jsonl(path) if is_note(row)] if path.exists() else []
+    return list({row["task_id"]: row for row in sorted(rows, key=lambda row: row["at"])}.values())
+
+
+def is_note(row: Any) -> bool:
+    """Whether a JSON value is a note."""
+    values = [row.get(name) for name in NOTE_FIELDS] if isinstance(row, dict) else [None]
+    return all(isinstance(value, str) and len(value) <= NOTE_LIMIT for value in values)

@@ -1,7 +1,6 @@
-"""The G rollouts of one training task at one step: rewards, advantages, and what tells the best from the
-worst.
+"""The G rollouts of one task at one step: rewards, advantages, and what distinguishes the best from the worst.
 
-Leaves out: estimating advantages (advantages) and reading trajectories (runs).
+Leaves out estimating advantages (advantages) and reading trajectories (runs).
 """
 
 from __future__ import annotations
@@ -11,23 +10,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from agentkit.records import Task, Trajectory
-from agentkit.views.widgets.payload import number, task_fields, trajectory_fields
-from agentkit.views.widgets.view import View
+from agentkit.trajectories import results_of
+from agentkit.views.widgets.view import View, number, task_fields, trajectory_fields
 
 
-class GroupWidget(View):
-    """Groups of rollouts, one at a time: static by itself, ``live()`` with a kernel."""
-
-    name = "group"
-    title = "Rollouts of one task"
-
-    def __repr__(self) -> str:
-        return f"GroupWidget({len(self.payload['groups'])} groups)"
-
-
-def group_view(
-    trajectories: Sequence[Trajectory], tasks: Iterable[Task] = (), *, height: int = 720
-) -> GroupWidget:
+def group_view(trajectories: Sequence[Trajectory], tasks: Iterable[Task] = (), *, height: int = 720) -> View:
     """Look at groups of rollouts, as of one training step: ``group_view(run.trajectories(step), run.tasks)``.
 
     Trajectories of one task, step and policy make a group. The best has the highest reward, the worst the
@@ -42,33 +29,29 @@ def group_view(
         ValueError: there is no trajectory.
     """
     if not trajectories:
-        raise ValueError(
-            "there is no trajectory to show. Pass those of a training step, as run.trajectories(step) gives "
-            "them."
-        )
-    known = {task.id: task for task in tasks}
+        hint = "Pass those of a training step, as run.trajectories(step) gives them."
+        raise ValueError(f"there is no trajectory to show. {hint}")
+    tasks = {task.id: task for task in tasks}
     groups: dict[tuple, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        groups.setdefault((trajectory.task_id, trajectory.step, trajectory.policy), []).append(trajectory)
-    return GroupWidget(
-        {"groups": [_group(own, known.get(own[0].task_id)) for own in groups.values()]}, height
-    )
+    for t in trajectories:
+        groups.setdefault((t.task_id, t.step, t.policy), []).append(t)
+    fields = [_group(group, tasks.get(task_id)) for (task_id, *_), group in groups.items()]
+    return View("group", "Rollouts of one task", {"groups": fields}, height)
 
 
-def _group(own: list[Trajectory], task: Task | None) -> dict[str, Any]:
-    own = sorted(own, key=lambda t: t.sample)
-    rewards = [t.reward for t in own if number(t.reward) is not None]
-    fields = task_fields(task) if task else {"id": own[0].task_id}
+def _group(group: list[Trajectory], task: Task | None) -> dict[str, Any]:
+    first = group[0]
+    rewards = [t.reward for t in group if number(t.reward) is not None]
+    fields = task_fields(task) if task else {"id": first.task_id}
     return fields | {
-        "step": own[0].step,
-        "policy": own[0].policy,
+        "step": first.step,
+        "policy": first.policy,
         "mean": number(fmean(rewards), 9) if rewards else None,
         "std": number(stdev(rewards), 9) if len(rewards) > 1 else None,
-        "rollouts": [_rollout(t) for t in own],
+        "rollouts": [_rollout(t) for t in sorted(group, key=lambda t: t.sample)],
     }
 
 
 def _rollout(trajectory: Trajectory) -> dict[str, Any]:
-    results = [result for turn in trajectory.turns for result in turn.results]
-    counts = {"calls": len(results), "failed": sum(not result.ok for result in results)}
-    return trajectory_fields(trajectory) | counts
+    calls = [result.ok for result in results_of(trajectory)]
+    return trajectory_fields(trajectory) | {"calls": len(calls), "failed": calls.count(False)}

@@ -1,37 +1,38 @@
-"""What every view shares: one document that needs neither network nor kernel, the frame that holds it, the
-live widget.
+"""What every view shares: a document that needs neither network nor kernel, its frame, and the live widget.
 
 A view is a payload (JSON) and a JavaScript module (common.js and its own file) that draws the static page and
 the live anywidget alike. The payload travels gzipped, in base64, so nothing in it can end the element that
 holds it; on the page it is text only, never markup. A long one travels in blocks, each read when it is looked
 at. In a notebook the page lies in a sandboxed frame that reaches neither the notebook nor the network; a
-small script beside the frame (relay.js) tells it theme, address and stored notes. Leaves out: what the
-payloads hold (payload, compare, xray, group).
+small script beside the frame (relay.js) tells it theme, address and stored notes. Leaves out what
+each view shows of its records (compare, xray, group).
 """
 
 from __future__ import annotations
 
 import base64
 import gzip
-import html
 import json
+import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import anywidget
 import traitlets
 
+from agentkit.evaluation import SOLVED, html
+from agentkit.records import Task, ToolResult, Trajectory, Turn
 from agentkit.runs import write_bytes
 
 _FOLDER = Path(__file__).parent
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>html, body {{margin: 0; height: 100%}}</style></head><body><noscript>This view needs JavaScript.</noscript>
-<script type="text/plain" id="payload">{data}</script><script type="module">{source}
-start();</script></body></html>"""
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'"
+)
+_FILL = "html, body.agentkit {margin: 0; padding: 0; max-width: none; height: 100%}"
+
+TEXT_LIMIT = 4000  # characters of one observation, call or turn that are kept
 
 
 def _file(name: str) -> str:
@@ -47,23 +48,16 @@ class LiveView(anywidget.AnyWidget):
     """The same view with a kernel behind it. It does not survive the kernel."""
 
     _esm = traitlets.Unicode().tag(sync=True)
+    _css = html.style()
     data = traitlets.List(traitlets.Bytes()).tag(sync=True)  # as in View.data
 
 
 class View:
-    """What a notebook shows: a self-contained static view. ``live()`` gives the one that talks to the kernel.
+    """What a notebook shows: a self-contained static view. ``live()`` gives the one that talks to the kernel."""
 
-    Args:
-        payload: what the view shows, as JSON values. Numbers must be finite.
-        height: of the frame in a notebook or report, in pixels.
-    """
-
-    name: ClassVar[str]  # of its JavaScript file
-    title: ClassVar[str]
-
-    def __init__(self, payload: dict[str, Any], height: int):
-        self.payload = payload
-        self.height = height
+    def __init__(self, name: str, title: str, payload: dict[str, Any], height: int):
+        self.name, self.title = name, title  # of its JavaScript file; of the page
+        self.payload, self.height = payload, height  # JSON values with finite numbers; pixels of the frame
 
     @cached_property
     def data(self) -> list[bytes]:
@@ -79,7 +73,10 @@ class View:
     def page(self) -> str:
         """A complete HTML document that needs neither network nor kernel."""
         data = "\n".join(base64.b64encode(block).decode("ascii") for block in self.data)
-        return _PAGE.format(policy=_POLICY, title=html.escape(self.title), data=data, source=self.source)
+        payload = html.element("script", html.Markup(data), type="text/plain", id="payload")
+        module = html.element("script", html.Markup(f"{self.source}\nstart();"), type="module")
+        hint = html.element("noscript", "This view needs JavaScript.")
+        return html.page(self.title, hint, payload, module, policy=_POLICY, look=_FILL)
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file, readable by its owner only."""
@@ -87,15 +84,68 @@ class View:
 
     def html(self) -> str:
         """The page as a fragment for another page: a sandboxed frame and the script that talks to it."""
-        style = f"width: 100%; height: {self.height}px; border: 0; display: block"
-        # shown where frames are cut out
-        hint = f"{self.title}: trust this notebook to see them (jupyter trust FILE)."
-        frame = f'<iframe sandbox="allow-scripts allow-downloads" title="{html.escape(self.title)}" style="{style}"'
-        return f'<div>{frame} srcdoc="{html.escape(self.page)}">{hint}</iframe><script>{_file("relay.js")}</script></div>'
+        frame = html.element(
+            "iframe",
+            f"{self.title}: trust this notebook to see them (jupyter trust FILE).",  # where frames are cut out
+            sandbox="allow-scripts allow-downloads",
+            title=self.title,
+            style=f"width: 100%; height: {self.height}px; border: 0; display: block",
+            srcdoc=self.page,
+        )
+        return html.element("div", frame, html.element("script", html.Markup(_file("relay.js"))))
 
     def live(self) -> LiveView:
         """An anywidget for a running kernel."""
         return LiveView(_esm=self.source, data=self.data)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"text/html": self.html(), "text/plain": repr(self)}
+        return {"text/html": self.html(), "text/plain": self.title}
+
+
+# ---- records as the JSON that views show: long texts cut with a mark, numbers finite or None
+def task_fields(task: Task) -> dict[str, str]:
+    """What a view says about a task."""
+    fields = {"id": task.id, "family": task.family, "difficulty": task.difficulty}
+    return fields | {"prompt": clip(task.prompt), "answer": clip(task.answer)}
+
+
+def trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
+    """What a view says about a trajectory, turn by turn."""
+    turns = [_turn(turn, None) for turn in trajectory.turns[:-1]]
+    turns += [_turn(turn, trajectory.answer) for turn in trajectory.turns[-1:]]
+    return {
+        "sample": trajectory.sample,
+        "turns": turns,
+        "stop": trajectory.stop_reason.value,
+        "answer": None if trajectory.answer is None else clip(trajectory.answer),
+        "right": None if trajectory.success is None else trajectory.success > SOLVED,
+        "why": clip(trajectory.why),
+        "reward": number(trajectory.reward),
+        "advantage": number(trajectory.advantage),
+        "components": [[name, number(value)] for name, value in trajectory.components.items()],
+        "tokens": len(trajectory.completion_ids),
+    }
+
+
+def _turn(turn: Turn, answer: str | None) -> dict[str, Any]:
+    """A turn and its actions, by which turns differ: the calls it made, else its answer, else its text."""
+    calls = [clip(_call(result)) for result in turn.results]
+    words = turn.text.strip() if answer is None else f"answer: {answer}"
+    results = [[clip(result.observation), result.ok] for result in turn.results]
+    return {"text": clip(turn.text), "actions": calls or [clip(words)], "results": results}
+
+
+def _call(result: ToolResult) -> str:
+    arguments = json.dumps(result.arguments, ensure_ascii=False, sort_keys=True, default=str)
+    return f"{result.name or 'malformed call'} {arguments if result.arguments else ''}".rstrip()
+
+
+def clip(text: str, limit: int = TEXT_LIMIT) -> str:
+    """The text, or its beginning and how much was left out."""
+    rest = len(text) - limit
+    return text if rest <= 0 else f"{text[:limit]} … ({rest} more characters)"
+
+
+def number(value: float | None, places: int = 4) -> float | None:
+    """The value, rounded; None where it is missing, infinite or NaN."""
+    return None if value is None or not math.isfinite(value) else round(float(value), places)

@@ -1,7 +1,6 @@
-"""One trajectory token by token, in colour: what was sampled, how likely it was and is, and what it is pushed
-by.
+"""One trajectory token by token, in colour: what was sampled, how likely it was and is, what pushes it.
 
-Leaves out: the data (agentkit.rollouts.tokens) and computing log-probabilities (training).
+Leaves out the data (agentkit.rollouts.tokens) and computing log-probabilities (training).
 """
 
 from __future__ import annotations
@@ -11,22 +10,11 @@ from typing import Any
 
 from agentkit.records import Trajectory
 from agentkit.rollouts.tokens import Decode, faults, xray
-from agentkit.views.widgets.payload import clip, number
-from agentkit.views.widgets.view import View
+from agentkit.views.widgets.view import View, clip, number
 
 TOKEN_LIMIT = 200  # characters of one token's text
 _EXACT = ("id", "source", "mask", "turn")
 _MEASURED = ("old_logprob", "logprob", "advantage", "entropy")
-
-
-class XrayWidget(View):
-    """A trajectory's tokens: static by itself, ``live()`` with a kernel."""
-
-    name = "xray"
-    title = "Mask X-ray"
-
-    def __repr__(self) -> str:
-        return f"XrayWidget(task {self.payload['task']}, {len(self.payload['tokens']['id'])} tokens)"
 
 
 def mask_xray(
@@ -37,7 +25,7 @@ def mask_xray(
     advantages: Sequence[float] | None = None,
     entropies: Sequence[float] | None = None,
     height: int = 560,
-) -> XrayWidget:
+) -> View:
     """See a trajectory token by token.
 
     Args:
@@ -67,4 +55,4 @@ def mask_xray(
         "faults": faults(trajectory),
         "tokens": columns,
     }
-    return XrayWidget(payload, height)
+    return View("xray", "Mask X-ray", payload, height)

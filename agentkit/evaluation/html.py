@@ -1,0 +1,102 @@
+"""HTML for notebooks and pages: every text is escaped here, and one style sheet serves light and dark pages.
+
+Text may come from a model or a user and is never markup: characters that act or hide, and halves of
+characters, are spelled out. Leaves out what draws itself: figures (plotly) and the widgets' JavaScript, which
+take the style sheet only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+# control characters, marks of reading direction, invisible ones and lone surrogates
+_UNSEEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+_LONG = 40  # characters from which a cell may wrap
+
+
+@cache
+def style() -> str:
+    """The style sheet that everything shares."""
+    return Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+
+
+def safe(value: Any) -> Markup:
+    """A value as HTML: its text escaped, odd characters spelled out as \\u202e; Markup stays as it is."""
+    if isinstance(value, Markup):
+        return value
+    return escape(_UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", str(value)))
+
+
+def element(tag: str, *children: Any, **attributes: Any) -> Markup:
+    """An element; ``class_`` is its class. Children and attributes that are not Markup are escaped."""
+    named = "".join(f' {name.rstrip("_")}="{safe(value)}"' for name, value in attributes.items())
+    return Markup(f"<{tag}{named}>{joined(children)}</{tag}>")
+
+
+def joined(parts: Iterable[Any]) -> Markup:
+    """Parts one after the other."""
+    return Markup("".join(safe(part) for part in parts))
+
+
+def fragment(*children: Any) -> Markup:
+    """What a notebook's cell shows: the style sheet and the children."""
+    return element("div", element("style", Markup(style())), *children, class_="agentkit")
+
+
+def page(title: str, *children: Any, policy: str = "", look: str = "") -> str:
+    """A whole document that UTF-8 can hold, with a content security policy and more style."""
+    guard = f'<meta http-equiv="Content-Security-Policy" content="{safe(policy)}">' if policy else ""
+    head = (
+        f'<meta charset="utf-8">{guard}<meta name="viewport" content="width=device-width, initial-scale=1">'
+    )
+    head += f"{element('title', title)}<style>{style()}{look}</style>"
+    body = element("body", *children, class_="agentkit")
+    document = f'<!doctype html><html lang="en"><head>{head}</head>{body}</html>'
+    return document.encode("utf-8", "replace").decode()
+
+
+def table(columns: Sequence[Any], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
+    """A table whose first column names the rows. Columns of numbers are set right, columns of words left."""
+    rows = list(rows)
+    looks = [_look(cells) for cells in zip(*rows, strict=True)] or ["words"] * len(columns)
+    head = (element("th", name, class_=look) for name, look in zip(columns, looks, strict=True))
+    body = [_row(cells, looks) for cells in rows]
+    above = element("caption", caption) if caption else ""
+    inside = (above, element("thead", element("tr", *head)), element("tbody", *body))
+    return element("div", element("table", *inside), class_="scroll")
+
+
+def _row(cells: Sequence[Any], looks: Sequence[str]) -> Markup:
+    first, *others = zip(cells, looks, strict=True)
+    named = element("th", first[0], class_=first[1], scope="row")
+    return element("tr", named, *(element("td", cell, class_=look) for cell, look in others))
+
+
+def folded(summary: Any, *children: Any, is_open: bool = False) -> Markup:
+    """Content that opens when its summary is pressed."""
+    attributes = {"open": ""} if is_open else {}
+    return element("details", element("summary", summary), *children, **attributes)
+
+
+def paragraphs(texts: Iterable[Any]) -> Markup:
+    """A paragraph for each text."""
+    return joined(element("p", text) for text in texts)
+
+
+def _look(cells: Sequence[Any]) -> str:
+    if max((len(cell) for cell in cells if isinstance(cell, str)), default=0) > _LONG:
+        return "words long"
+    return "number" if any(_is_number(cell) for cell in cells) else "words"
+
+
+def _is_number(cell: Any) -> bool:
+    """Whether a cell is a number, or text that starts with one; a dash stands for a number that is missing."""
+    return not isinstance(cell, str) or cell.lstrip("+-−")[:1].isdigit() or cell.startswith("–")

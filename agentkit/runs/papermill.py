@@ -1,0 +1,28 @@
+"""What papermill does with a path in outputs/: it makes the run folder, and tells the notebook that it is the run.
+
+Papermill finds it through the entry point "papermill.io" in pyproject.toml. Leaves out paths elsewhere: their folder
+must exist, and ``-p run FOLDER`` names it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from papermill.iorw import LocalHandler
+
+from agentkit.runs.run import RUN_VARIABLE
+
+
+class OutputsHandler(LocalHandler):
+    """Papermill's own handler of files, for notebooks executed into a run folder."""
+
+    def write(self, text: str, path: str) -> None:
+        """Write the notebook. Papermill does so before it starts the kernel, which inherits the variable."""
+        folder = Path(path).resolve().parent
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.environ[RUN_VARIABLE] = str(folder)
+        super().write(text, path)
+
+
+HANDLER = OutputsHandler()

@@ -1,0 +1,72 @@
+"""What programs in tiers A and B may read: the interpreter, its libraries and PACKAGES.
+
+Leaves out every other installed package, which is as if it were not there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from functools import lru_cache
+from importlib.util import find_spec
+
+PACKAGES = ("numpy", "sympy", "mpmath", "scipy", "pandas", "networkx", "dateutil", "pytz", "tzdata", "six")
+PRELOADED = ("numpy", "sympy")  # imported once, in a zygote of their own, for the programs that name them
+LIBRARIES = ("/usr/lib", "/lib", "/usr/lib64", "/lib64", f"{sys.base_prefix}/lib")
+DATA = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/usr/share/locale")
+DEVICES = ("/dev/urandom", "/dev/random", "/dev/zero", "/dev/null")
+
+
+def preloaded(code: str) -> tuple[str, ...]:
+    """The packages worth having ready for a program: none, or all of PRELOADED where it names one."""
+    return _installed() if any(name in code for name in PRELOADED) else ()
+
+
+@lru_cache(maxsize=1)
+def _installed() -> tuple[str, ...]:
+    return tuple(name for name in PRELOADED if find_spec(name))
+
+
+@lru_cache(maxsize=1)
+def zygote_settings() -> dict:
+    """Paths to show and to hide, Landlock's rules for them, and where modules are looked for."""
+    paths = sysconfig.get_paths()
+    stdlib = os.path.realpath(paths["stdlib"])
+    sites = sorted({os.path.realpath(paths[key]) for key in ("purelib", "platlib")})
+    hidden = [*sites, f"{stdlib}/site-packages", f"{stdlib}/dist-packages", "/usr/lib/python3/dist-packages"]
+    entries = [os.path.join(site, entry) for site in sites for entry in sorted(os.listdir(site))]
+    packages = [path for path in entries if _is_package(os.path.basename(path))]
+    visible = [*filter(os.path.exists, LIBRARIES), stdlib, *DATA, *DEVICES]
+    rules = [rule for root in (*visible, *sites, *packages) for rule in _rules(root, hidden, packages)]
+    beside_stdlib = [p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib))]
+    # where Python itself lies in /tmp, an empty /tmp would hide it
+    in_tmp = any(path.startswith("/tmp/") for path in (*visible, *packages))
+    return {
+        "visible": visible,
+        "hidden": hidden,
+        "packages": packages,
+        "rules": list(dict.fromkeys(rules)),
+        "scratch": "/scratch" if in_tmp else "/tmp",
+        "path": [path for path in beside_stdlib if os.path.realpath(path) not in hidden],
+        "names": PACKAGES,
+        "sites": sites,
+    }
+
+
+def _is_package(entry: str) -> bool:
+    return entry.removesuffix(".py").removesuffix(".libs") in PACKAGES
+
+
+def _rules(root: str, hidden: list[str], packages: list[str]) -> list[tuple[str, str]]:
+    """Landlock rules for reading a path: whole where nothing in it is hidden, else child by child."""
+    root = os.path.realpath(root)
+    if root in hidden:
+        return [(root, "list")]
+    hides = any(path.startswith(f"{root}/") and os.path.exists(path) for path in hidden)
+    if root in packages or not hides:
+        return [(root, "read")]
+    rules = [(root, "list")]
+    for entry in sorted(os.listdir(root)):
+        rules += _rules(os.path.join(root, entry), hidden, packages)
+    return rules

@@ -1,0 +1,242 @@
+"""Rows of public data sets as tasks, each with the verifier that its answers need.
+
+Leaves out reading and checking them (hub), and rows whose tests cannot be run without files or a network.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentkit.records import DataError, Task
+from agentkit.tasks.suite import difficulty
+
+Row = Mapping[str, Any]
+LEETCODE = "from typing import *\nfrom collections import *\nfrom math import *\nimport heapq, bisect, itertools, functools, re"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a data set lies and how its rows become tasks."""
+
+    path: str  # on the hub
+    config: str | None
+    split: str  # read where none is asked for
+    licence: str
+    convert: Callable[
+        [Row], Task
+    ]  # without family and split; raises DataError, or anything for another schema
+
+
+def text_of(row: Row, *names: str) -> str:
+    """The first of these fields that the row has, which must be text."""
+    for name in names:
+        if row.get(name) is not None:
+            if not isinstance(row[name], str):
+                raise DataError(f"{name} is {type(row[name]).__name__}, not text")
+            return row[name]
+    raise DataError(f"it lacks {' or '.join(repr(name) for name in names)}")
+
+
+def _texts(row: Row, name: str) -> list[str]:
+    value = row.get(name)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise DataError(f"{name} is not a list of texts")
+    return value
+
+
+# ---- questions
+def _multihop(row: Row) -> Task:
+    """HotpotQA, 2WikiMultiHopQA: ``context`` is {title, sentences} or a list of [title, sentences] pairs."""
+    context = row.get("context") or []
+    if not isinstance(context, list):
+        context = zip(context["title"], context["sentences"], strict=True)
+    passages = [f"{title}: {''.join(sentences)}" for title, sentences in context]
+    facts = row.get("supporting_facts") or []
+    titles = facts["title"] if isinstance(facts, Mapping) else [fact[0] for fact in facts]
+    evidence = list(dict.fromkeys(titles))
+    return Task(
+        text_of(row, "id", "_id"),
+        text_of(row, "question"),
+        text_of(row, "answer"),
+        {"kind": "exact", "rule": "squad"},
+        difficulty=difficulty(max(1, len(evidence))),
+        tools=("search",),
+        meta={"template": str(row.get("type", "")), "passages": passages, "evidence": evidence},
+    )
+
+
+def _trivia(row: Row) -> Task:
+    """TriviaQA: ``answer`` has ``value`` and ``aliases``."""
+    answer = row["answer"]
+    if not isinstance(answer, Mapping):
+        raise DataError("answer is not an object with value and aliases")
+    verifier = {"kind": "exact", "rule": "squad", "aliases": _texts(answer, "aliases")}
+    question, value = text_of(row, "question"), text_of(answer, "value")
+    return Task(text_of(row, "question_id"), question, value, verifier, tools=("search",))
+
+
+def _gsm8k(row: Row) -> Task:
+    """GSM8K: ``answer`` ends in "#### number". The calculator must be used (meta["required_tools"])."""
+    solution, mark, number = text_of(row, "answer").rpartition("####")
+    if not mark:
+        raise DataError("its answer has no '#### number'")
+    question = text_of(row, "question").strip()
+    return Task(
+        "",
+        f"{question}\nUse the calculator for every computation. The answer is one number.",
+        re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", number.strip()),  # commas between thousands
+        "numeric",
+        difficulty=difficulty(max(1, len(re.findall(r"<<[^<>]*>>", solution)))),
+        tools=("calculator",),
+        meta={"required_tools": ["calculator"], "solution": solution.strip()},
+    )
+
+
+# ---- programs
+def _mbpp(row: Row) -> Task:
+    """MBPP, full or sanitized: ``text`` or ``prompt``, ``code``, ``test_list`` and imports for the tests."""
+    code, tests = text_of(row, "code").replace("\r\n", "\n"), _texts(row, "test_list")
+    entry = _called(code, tests)
+    imports = row.get("test_imports") or row.get("test_setup_code") or ""
+    setup = "\n".join(imports) if isinstance(imports, list) else str(imports)
+    prompt = f"{text_of(row, 'text', 'prompt').strip()}\nWrite Python. It must pass: {tests[0]}"
+    verifier = {"kind": "code", "entry": entry, "tests": tests, "setup": setup}
+    return Task(str(row["task_id"]), prompt, code, verifier, tools=("python",))
+
+
+def _called(code: str, tests: list[str]) -> str:
+    """The one function of the code that the tests call."""
+    defined = {n.name for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+    calls = [node.func for test in tests for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
+    names = {function.id for function in calls if isinstance(function, ast.Name)} & defined
+    if len(names) != 1:
+        raise DataError(f"its tests call {len(names)} functions of its code, not one")
+    return names.pop()
+
+
+def _humaneval(row: Row) -> Task:
+    """HumanEval: ``prompt`` (helpers, signature, docstring), ``canonical_solution``, ``test``, ``entry_point``."""
+    prompt, entry = text_of(row, "prompt"), text_of(row, "entry_point")
+    helpers, mark, _ = prompt.partition(f"def {entry}(")
+    if not mark:
+        raise DataError(f"its prompt does not define {entry[:60]!r}")
+    tests = [f"{text_of(row, 'test')}\ncheck(candidate)\n"]
+    verifier = {"kind": "code", "entry": entry, "tests": tests, "setup": helpers}
+    gold = prompt + text_of(row, "canonical_solution")
+    question = f"Complete this Python function.\n{prompt}"
+    return Task(text_of(row, "task_id"), question, gold, verifier, tools=("python",))
+
+
+def _agentrl(row: Row) -> Task:
+    """Open-AgentRL (arXiv 2510.11701): ``data_source``, ``prompt``, ``ability``, ``reward_model.ground_truth``."""
+    users = [message for message in row["prompt"] if message.get("role") == "user"]
+    question = "\n".join(text_of(message, "content") for message in users)
+    truth, source = text_of(row["reward_model"], "ground_truth"), text_of(row, "data_source")
+    extra = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
+    name = "" if extra.get("index") is None else f"{source}-{extra['index']}"
+    task = Task(name, question, truth, "symbolic", tools=("python",), meta={"template": source})
+    if "code" in source or str(row.get("ability", "")).lower() in ("code", "coding"):
+        return replace(task, answer="", verifier={"kind": "code"} | _code_tests(truth))
+    if choice := re.fullmatch(r"\(?([A-Z])\)?", truth.strip()):
+        return replace(task, answer=choice[1], verifier="exact")
+    return task
+
+
+def _code_tests(truth: str) -> dict[str, Any]:
+    """The tests of APPS and TACO ({inputs, outputs, fn_name}), of a list of {input, output}, or LeetCode's asserts."""
+    try:
+        cases = json.loads(truth)
+    except ValueError:
+        return _asserts(truth)
+    if isinstance(cases, Mapping) and isinstance(cases.get("functional"), str):
+        return _asserts(cases["functional"])
+    if isinstance(cases, list):
+        cases = {"inputs": [case["input"] for case in cases], "outputs": [case["output"] for case in cases]}
+    inputs, outputs, name = cases["inputs"], cases["outputs"], cases.get("fn_name")
+    if not inputs or len(inputs) != len(outputs):
+        raise DataError(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
+    if not name:
+        pairs = zip(inputs, outputs, strict=True)
+        return {"tests": [{"stdin": _lines(given), "stdout": _lines(gives)} for given, gives in pairs]}
+    if not isinstance(name, str) or not name.isidentifier():
+        raise DataError(f"fn_name is {name!r:.60}, not the name of a function")
+    return {"tests": _function_tests(inputs, outputs), "entry": name, "setup": LEETCODE}
+
+
+def _function_tests(inputs: list[Any], outputs: list[Any]) -> list[list[Any]]:
+    """Pairs of arguments and result. APPS wraps every result in a list; arguments may be text, JSON a line."""
+    arguments = [i if isinstance(i, list) else [json.loads(line) for line in i.splitlines()] for i in inputs]
+    encoded = isinstance(inputs[0], str)
+    results = [json.loads(o) if encoded and isinstance(o, str) else o for o in outputs]
+    if all(isinstance(result, list) and len(result) == 1 for result in results):
+        results = [result[0] for result in results]
+    return [list(pair) for pair in zip(arguments, results, strict=True)]
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    if not isinstance(value, str):
+        raise DataError(f"standard input or output is {type(value).__name__}, not text")
+    return value
+
+
+def _asserts(source: str) -> dict[str, Any]:
+    """Asserts ``candidate(...) == literal`` as arguments and expected values; other tests need a reference."""
+    tests, names = [], set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Assert(test=ast.Compare(left=ast.Call() as call, ops=[ast.Eq()], comparators=[value])):
+                tests.append(_assert(call, value))
+                names.add(ast.unparse(call.func))
+            case ast.Assert():
+                raise _needs_reference()
+    if not tests or len(names) != 1:
+        raise DataError(f"its tests hold {len(tests)} asserts on {len(names)} functions")
+    (entry,) = names
+    return {
+        "tests": tests,
+        "entry": entry if entry != "candidate" else _entry_point(source),
+        "setup": LEETCODE,
+    }
+
+
+def _assert(call: ast.Call, value: ast.expr) -> dict[str, Any]:
+    if not all(keyword.arg for keyword in call.keywords):
+        raise _needs_reference()
+    named = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+    return {"args": [_literal(node) for node in call.args], "kwargs": named, "expected": _literal(value)}
+
+
+def _needs_reference() -> DataError:
+    return DataError(
+        "it has a test other than 'assert candidate(...) == value', which needs a reference solution"
+    )
+
+
+def _entry_point(source: str) -> str:
+    """What ``candidate`` is: the argument of a final ``check(...)``."""
+    checked = re.findall(r"^check\((.+)\)\s*$", source, re.MULTILINE)
+    if not checked or checked[-1] == "candidate":
+        raise DataError("its tests call candidate and do not say what that is")
+    return checked[-1]
+
+
+def _literal(node: ast.AST) -> Any:
+    return json.loads(json.dumps(ast.literal_eval(node), allow_nan=False))
+
+
+SOURCES: dict[str, Source] = {
+    "hotpotqa": Source("hotpotqa/hotpot_qa", "distractor", "train", "CC BY-SA 4.0", _multihop),
+    "2wikimultihopqa": Source("framolfese/2WikiMultihopQA", None, "train", "Apache-2.0", _multihop),
+    "triviaqa": Source("mandarjoshi/trivia_qa", "rc.nocontext", "train", "see the data set's page", _trivia),
+    "gsm8k": Source("openai/gsm8k", "main", "train", "MIT", _gsm8k),
+    "mbpp": Source("google-research-datasets/mbpp", "full", "train", "CC BY 4.0", _mbpp),
+    "humaneval": Source("openai/openai_humaneval", None, "test", "MIT", _humaneval),
+    "open_agentrl": Source("y-ohtani/open_agentrl_grpo_2k", None, "train", "Apache-2.0", _agentrl),
+}

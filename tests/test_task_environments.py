@@ -1,0 +1,138 @@
+"""The environments of public data sets: search over what a task brings with it, and a calculator alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from says import Says
+
+from agentkit import Task, ToolCall, rollout
+from agentkit.rollouts import Limits
+from agentkit.rollouts.calls import format_call
+from agentkit.tools.conformance import ROW, EnvironmentConformance
+from agentkit.tools.environments import CalculatorEnvironment, PassagesEnvironment, run_call, tools_of
+from agentkit.tools.search import MAX_PASSAGES
+
+PASSAGES = [
+    {"title": "Lake Vättern", "text": "Vättern is the second largest lake\nof Sweden."},
+    "Jönköping: a city at the southern end of Vättern.",
+    {"title": "", "text": "Its mayor is Ann <b>Berg</b> & Co."},
+    {"title": None, "text": "Malmö lies far away."},
+]
+
+
+class TestPassagesEnvironment(EnvironmentConformance):
+    factory, row = PassagesEnvironment, ROW | {"passages": PASSAGES}
+    calls = [ToolCall("search", {"query": "city at Vättern"}), ToolCall("search", {"query": "mayor"})]
+
+
+class TestCalculatorEnvironment(EnvironmentConformance):
+    factory = CalculatorEnvironment
+    calls = [ToolCall("calculator", {"expression": "48 / 2 + 48"})]
+
+
+def search(environment, query):
+    return asyncio.run(run_call(ToolCall("search", {"query": query}), environment))
+
+
+def test_the_best_passages_are_found_with_their_titles():
+    environment = PassagesEnvironment(top_k=2)
+    environment.reset(passages=PASSAGES, question="ignored")
+    assert search(environment, "second largest lake").observation == (
+        "[1] Lake Vättern: Vättern is the second largest lake of Sweden."
+    )
+    assert search(environment, "VATTERN").observation.count("\n") == 1  # two of the two, accents aside
+    assert search(environment, "mayor").observation == "[1] Its mayor is Ann <b>Berg</b> & Co."
+    assert search(environment, "xyzzy").observation == "No passage matches. Try other words."
+    refused = search(environment, " ")
+    assert (refused.ok, refused.observation) == (False, "Error: the query is empty; say what to look for.")
+
+
+def test_a_task_sees_its_own_passages_only():
+    first, second = PassagesEnvironment(), PassagesEnvironment()
+    first.reset(passages=["one fish"]), second.reset(passages=["two fish"])
+    assert search(first, "fish").observation == "[1] one fish"
+    assert search(second, "fish").observation == "[1] two fish"
+    first.reset(passages=["no bird"])
+    assert search(first, "fish").observation.startswith("No passage")
+
+
+@pytest.mark.parametrize(
+    ("passages", "says"),
+    [
+        (None, r"\(here NoneType\) must be a list of at most 1000 texts, or objects with text and title"),
+        ("one text", "here str"),
+        ({"title": ["a"], "text": ["b"]}, "here dict"),
+        (5, "here int"),
+        (["fine", 5], "passage 2 is '5'"),
+        ([None], "passage 1 is 'None'"),
+        ([["title", ["sentence"]]], "passage 1 is"),
+        ([{"title": "only"}], "passage 1 is"),
+        ([{"text": 5}], "passage 1 is"),
+        ([{"title": 5, "text": "t"}], "passage 1 is"),
+        (["x"] * (MAX_PASSAGES + 1), "at most 1000"),
+    ],
+)
+def test_a_row_without_usable_passages_is_a_sentence(passages, says):
+    with pytest.raises(ValueError, match=says):
+        PassagesEnvironment().reset(**({} if passages is None else {"passages": passages}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\ud800b fish",
+        "a\0fish fish",
+        "fish " * 50_000,
+        "'; DROP TABLE passage; -- fish",
+        '"fish" NEAR(',
+        "\u202efish",
+    ],
+)
+def test_hostile_passages_are_text(text):
+    environment = PassagesEnvironment()
+    environment.reset(passages=[text, {"title": text, "text": text}, "", " \n"])
+    found = search(environment, "fish")
+    assert found.ok and found.observation.startswith("[1] ")
+    found.observation.encode()
+
+
+@given(st.lists(st.text(max_size=20), max_size=4), st.text(max_size=20))
+def test_any_query_over_any_texts_answers(passages, query):
+    environment = PassagesEnvironment(top_k=2)
+    environment.reset(passages=passages)
+    found = search(environment, query)
+    assert found.ok == bool(query.strip()) and found.observation.count("\n") <= 1
+
+
+def test_threads_share_an_environment():
+    environment, found = PassagesEnvironment(), []
+    environment.reset(passages=PASSAGES)
+    threads = [threading.Thread(target=lambda: found.append(environment.search("mayor"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert set(found) == {"[1] Its mayor is Ann <b>Berg</b> & Co."} and len(found) == 8
+
+
+def test_a_policy_meets_them_in_a_rollout(tokenizer):
+    limits = Limits(max_tokens=4_000, max_turn_tokens=500)
+    task = Task("t", "Who is the mayor?", "Ann Berg", meta={"passages": PASSAGES})
+    policy = Says(tokenizer, format_call("search", {"query": "mayor"}), "Answer: Ann Berg")
+    (found,) = rollout([task], policy, environment=PassagesEnvironment, limits=limits)
+    assert found.turns[0].results[0].observation.startswith("[1] Its mayor is") and found.success == 1.0
+    assert "Look up every fact with search" in policy.asked[0] and "calculator" not in policy.asked[0]
+    sums = Says(tokenizer, format_call("calculator", {"expression": "48 + 24"}), "Answer: 72")
+    (found,) = rollout(
+        [Task("t", "48 + 24?", "72", "numeric")], sums, environment=CalculatorEnvironment, limits=limits
+    )
+    assert found.turns[0].results[0].observation == "72" and found.success == 1.0
+    assert list(tools_of(CalculatorEnvironment())) == ["calculator"] and '"search"' not in json.dumps(
+        sums.asked
+    )
