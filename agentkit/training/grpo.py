@@ -34,14 +34,7 @@ from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.training import advantages, metrics
-from agentkit.training.common import (
-    ProgressCallback,
-    lora,
-    merged,
-    only_own_progress,
-    quiet_trainer,
-    save_adapter,
-)
+from agentkit.training.common import Progress, lora, merged, only_own_progress, quiet_trainer, save_adapter
 from agentkit.training.guards import Guards, TrainingError
 from agentkit.training.hindsight import lesson_batch
 from agentkit.training.processes import check_processes, check_same, gathered, on_main_process
@@ -152,7 +145,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             processing_class=tokenizer,
             peft_config=None if unsloth else lora(recipe),
             rollout_func=_rollout_func,
-            callbacks=[ProgressCallback("GRPO"), _Validate(self), self.guards],
+            callbacks=[Progress("GRPO"), _Validate(self), self.guards],
         )
         self._prepare(tokenizer, engine)
 
