@@ -28,8 +28,9 @@ from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import Run, write_trajectories
 from agentkit.runs.recipe import Recipe, RecipeError, find_file, read_recipe
-from agentkit.tasks import Suite, SuiteError, public, shipped_families
+from agentkit.tasks import Suite, SuiteError, shipped_families
 from agentkit.tasks.family import Family, with_content_id
+from agentkit.tasks.public import public_families
 from agentkit.tasks.splits import assign_splits
 from agentkit.tasks.suite import family_names
 from agentkit.tools.cache import ToolCache, default_path
@@ -73,7 +74,7 @@ class Lab:
         if not isinstance(recipe, Recipe):
             recipe = Recipe.from_mapping(recipe)
         families = shipped_families(Corpus.open(), recipe.top_k, recipe.variety)
-        families |= public.FAMILIES
+        families |= public_families(recipe.top_k)
         if not recipe.lab:
             return cls(recipe, families)
         path = find_file(recipe.lab)
@@ -84,7 +85,6 @@ class Lab:
                 f"{path} defines none of {', '.join(NAMES)}: give at least one of these dictionaries"
             )
         _check_own(own, path)
-        verifiers.register(own["verifiers"])
         return cls(
             recipe, families | own["families"], frozenset(own["families"]), own["verifiers"], own["rewards"],
             path, _digest(path),
@@ -339,7 +339,7 @@ def _dictionary(module: ModuleType, name: str, path: Path) -> dict[str, Any]:
 
 
 def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
-    """Raise RecipeError for a part of a lab file that is not what its dictionary is for."""
+    """Register the verifiers; raise RecipeError for a part of a lab file that is not what its dictionary is for."""
     for name, family in own["families"].items():
         if not isinstance(family, Family):
             raise RecipeError(
@@ -354,9 +354,10 @@ def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
     for name, pair in own["rewards"].items():
         if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0])):
             raise RecipeError(f"{path}: rewards[{name!r}] must be (function, weight)")
-    for name, verifier in own["verifiers"].items():
-        if not callable(verifier):
-            raise RecipeError(f"{path}: verifiers[{name!r}] must be a function of (answer, gold)")
+    try:
+        verifiers.register(own["verifiers"])
+    except ValueError as error:
+        raise RecipeError(f"{path}: {error}") from None
 
 
 def _digest(path: Path) -> str:

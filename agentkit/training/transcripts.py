@@ -53,9 +53,7 @@ def _codec(row: Mapping[str, Any], tokenizer: Any, lab: Lab, place: str) -> Chat
 def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory:
     """The row as a trajectory: 1 in the mask on what the assistant wrote, 0 on what tools replied."""
     messages = checked_messages(row["messages"], place)
-    (conversation,) = read_conversations(
-        [Row(place=place, messages=messages)], "transcripts", [], Counter()
-    ).trajectories
+    (conversation,) = read_conversations([Row(place, messages)], "transcripts", [], Counter()).trajectories
     prompt = "\n\n".join(str(m["content"]) for m in messages if m["role"] == "user")
     ids: list[int] = []
     mask: list[int] = []

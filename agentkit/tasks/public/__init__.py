@@ -1,7 +1,9 @@
-"""Public data sets as suites: rows from the hub or a local file, and GAIA, each with the tools that fit it.
+"""Public data sets as suites: rows from the hub or a local file, and GAIA, each a family with the tools that fit it.
 
 Leaves out their distribution: nothing is shipped.
 """
+
+from functools import partial
 
 from agentkit.tasks.families.relabel import relabel_code
 from agentkit.tasks.family import Family
@@ -13,14 +15,18 @@ from agentkit.tools.environments import (
     WorkbenchEnvironment,
 )
 
-_CODE = Family(environment=CodeEnvironment, relabel=relabel_code)
-FAMILIES = {  # by the data set's name, which is its tasks' family
-    "gsm8k": Family(environment=CalculatorEnvironment),
-    "hotpotqa": Family(environment=PassagesEnvironment),
-    "2wikimultihopqa": Family(environment=PassagesEnvironment),
-    "triviaqa": Family(environment=CorpusEnvironment),
-    "mbpp": _CODE,
-    "humaneval": _CODE,
-    "open_agentrl": _CODE,
-    "GAIA": Family(environment=WorkbenchEnvironment),
-}
+
+def public_families(top_k: int = 3) -> dict[str, Family]:
+    """Families by the data set's name; they draft nothing, since their tasks come from a file or the hub."""
+    passages = Family(environment=partial(PassagesEnvironment, top_k))
+    code = Family(environment=CodeEnvironment, relabel=relabel_code)
+    return {
+        "gsm8k": Family(environment=CalculatorEnvironment),
+        "hotpotqa": passages,
+        "2wikimultihopqa": passages,
+        "triviaqa": Family(environment=CorpusEnvironment),
+        "mbpp": code,
+        "humaneval": code,
+        "open_agentrl": code,
+        "GAIA": Family(environment=WorkbenchEnvironment),
+    }

@@ -1,0 +1,313 @@
+"""The lab: a user's own families, verifiers and rewards in one place, and the same lab wherever it is opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+
+import pytest
+from transformers import AutoTokenizer
+
+from agentkit import Family, Lab, Suite, Task, nano
+from agentkit.exchange.conversation import as_messages
+from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.records import DataError, RecipeError, RunError, SuiteError
+from agentkit.runs import Run, write_tasks
+from agentkit.runs.recipe import Recipe, read_recipe
+from agentkit.tasks.family import with_content_id
+
+MINE = '''
+from agentkit import Family, Score, Task
+import beside
+
+class Box:
+    """Remembers what was put into it: state that one trajectory must not see of another."""
+
+    def reset(self, start=0, **row):
+        self.total, self.calls = start, 0
+
+    def put(self, amount: int) -> str:
+        """Put coins in.
+
+        Args:
+            amount: How many.
+        """
+        self.total, self.calls = self.total + amount, self.calls + 1
+        return str(self.total)
+
+    def get_reward(self) -> float:
+        return -0.1 * self.calls
+
+
+def draft(corpus, rng):
+    start, a, b = rng.randint(1, 99), rng.randint(1, 99), rng.randint(1, 99)
+    plan = [{"tool": "put", "arguments": {"amount": n}} for n in (a, b)]
+    prompt = f"The box holds {start}. Put in {a}, then {b}. How many are in it?"
+    meta = {"plan": plan, "start": start, "entities": [f"{start}/{a}/{b}"]}
+    return Task("", prompt, str(start + a + b), "counted", tools=("put",), meta=meta)
+
+
+def counted(answer, gold, *, trajectory=None):
+    used = [r.name for turn in trajectory.turns for r in turn.results] if trajectory else []
+    return Score(float(answer.strip() == gold and used.count("put") >= 2), "right, and by two calls of put")
+
+
+families = {"boxes": Family(draft, environment=Box)}
+verifiers = {"counted": counted}
+rewards = {"brevity": (lambda task, trajectory: -len(trajectory.turns), beside.WEIGHT)}
+'''
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "beside.py").write_text("WEIGHT = 0.5\n")
+    path = tmp_path / "mine.yaml"
+    path.write_text("lab: mine.py\nfamilies: boxes\nn_tasks: 20\nsuite_seed: 3\ntool_cache: 'off'\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(nano.DATA)
+
+
+# ---- what is of one's own
+def test_a_lab_file_beside_its_recipe_brings_tasks_tools_verifier_and_rewards(recipe, tokenizer, tmp_path):
+    lab = Lab.open(recipe)
+    suite = lab.suite()
+    assert {(t.family, t.difficulty) for t in suite} == {("boxes", "easy")} and len(suite) == 20
+    expert = ScriptedPolicy(tokenizer, name="expert")
+    for t in lab.rollout(suite.tasks[:6], expert, group_size=2):
+        assert t.success == 1.0 and [r.name for turn in t.turns for r in turn.results] == ["put", "put"]
+        assert t.components["brevity"] == -3 and t.components["Box"] == pytest.approx(-0.2)
+        assert t.reward == pytest.approx(1 + 0.1 - 0.06 - 1.5 - 0.2)
+    lazy = ScriptedPolicy(tokenizer, Flaws(malformed=1.0), name="lazy")
+    assert all(t.success == 1.0 for t in lab.rollout(suite.tasks[:3], lazy)), "a malformed call comes first"
+    run = Run.create(tmp_path / "run")
+    suite.save(run.path)
+    again = Lab.open(Recipe.from_mapping(read_recipe(recipe)))
+    assert [t.id for t in again.load(run)] == [t.id for t in suite] and again.digest == lab.digest
+    assert all(row["passed"] for row in again.load(run).audit())
+
+
+def test_what_a_verifier_sees_decides_and_not_the_answer_alone(recipe):
+    lab = Lab.open(recipe)
+    task = lab.suite().tasks[0]
+    from agentkit import verify
+    from agentkit.tasks.expert import as_trajectory, solve
+
+    solved = as_trajectory(task, solve(task, lab.environments["boxes"]()))
+    assert verify(task, solved).value == 1.0
+    assert verify(task, dataclasses.replace(solved, turns=solved.turns[1:])).value == 0.0
+
+
+def test_the_digest_knows_the_file_and_what_it_imports_from_beside_it(recipe, tmp_path):
+    digests = [Lab.open(recipe).digest]
+    for name in ("mine.py", "beside.py"):
+        with (tmp_path / name).open("a") as file:
+            file.write("# changed\n")
+        digests.append(Lab.open(recipe).digest)
+    assert len(set(digests)) == 3
+
+
+def test_it_shows_what_it_holds_and_which_keys_differ(recipe):
+    lab = Lab.open(recipe)
+    rows = lab.contents().reset_index()
+    mine = rows[rows["from"] == "mine.py"]["name"].tolist()
+    assert mine == ["boxes", "counted", "brevity"]
+    assert "put" in rows.set_index("name").loc["boxes", "what it is"]
+    html = lab._repr_html_()
+    assert "<details" in html and "n_tasks" in html and "learning_rate" not in html
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x = 1\n", "defines none of families, verifiers, rewards"),
+        ("families = [1]\n", "families must be a dictionary"),
+        ("families = {'a': 3}\n", r"families\['a'\] is of type int; give a Family"),
+        ("from agentkit import Family\nfamilies = {'a': Family(environment=lambda: 1 / 0)}\n", "cannot be made"),
+        ("rewards = {'a': len}\n", r"rewards\['a'\] must be \(function, weight\)"),
+        ("verifiers = {'a': 3}\n", "the verifier 'a' cannot be called"),
+        ("verifiers = {'exact': len}\n", "exact"),
+        ("import nowhere_at_all\n", "line 1: ModuleNotFoundError"),
+        ("x = 1\ny = (\n", "line 2: SyntaxError"),
+        ("x = 1\n\nraise RuntimeError('why')\n", "line 3: RuntimeError: why"),
+    ],
+)  # fmt: skip
+def test_a_broken_lab_file_gets_a_sentence(tmp_path, text, says):
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=says):
+        Lab.open({"lab": str(path)})
+
+
+def test_a_lab_file_that_is_not_there_or_no_python(tmp_path):
+    with pytest.raises(RecipeError, match="there is no file 'mine.py'"):
+        Lab.open({"lab": "mine.py"})
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(RecipeError, match=r"must end in \.py"):
+        Lab.open({"lab": str(tmp_path / "mine.txt")})
+
+
+def test_an_unknown_family_is_an_error_and_never_a_default_environment(tokenizer):
+    lab = Lab.open({})
+    with pytest.raises(RecipeError, match="no family 'shop'.*A, B, C"):
+        lab.rollout([Task("a", "p?", "1", family="shop")], ScriptedPolicy(tokenizer))
+    with pytest.raises(SuiteError, match="unknown task family 'shop': use .*gsm8k"):
+        Lab.open({"families": "A,shop"}).suite()
+
+
+def test_a_reward_may_start_from_nothing_but_not_stay_so(recipe):
+    lab = Lab.open(read_recipe(recipe) | {"reward": "none"})
+    assert set(lab.reward) == {"brevity", "Box"}
+    with pytest.raises(RecipeError, match="reward none starts from nothing"):
+        Lab.open({"reward": "none"}).reward  # noqa: B018 - the property raises
+
+
+# ---- given tasks
+def given(n: int, split: str = "train", family: str = "gsm8k") -> list[Task]:
+    return [Task(f"{split}-{i}", f"{split}: how much is {i} and {i}?", str(2 * i), "numeric", family, split=split,
+                 meta={"entities": [f"{split}{i}"]}) for i in range(1, n + 1)]  # fmt: skip
+
+
+def test_given_tasks_are_split_where_they_are_not_and_keep_their_splits_where_they_are(tmp_path):
+    path = write_tasks(tmp_path / "tasks.jsonl", given(60, "test"))
+    suite = Lab.open({"tasks": str(path)}).suite()
+    sizes = {name: len(suite.split(name)) for name in ("train", "validation", "test")}
+    assert sizes == {"train": 42, "validation": 9, "test": 9}
+    write_tasks(path, [*given(50), *given(10, "test")])
+    suite = Lab.open({"tasks": str(path)}).suite()
+    sizes = {name: len(suite.split(name)) for name in ("train", "validation", "test")}
+    assert sizes == {"train": 40, "validation": 10, "test": 10}
+    assert {t.prompt for t in suite.split("test")} == {t.prompt for t in given(10, "test")}
+    again = Lab.open({"tasks": str(path)}).suite()
+    assert [(t.id, t.split) for t in again] == [(t.id, t.split) for t in suite]
+
+
+def test_given_tasks_of_a_family_nobody_knows_or_given_twice_are_refused(tmp_path):
+    path = write_tasks(tmp_path / "tasks.jsonl", given(3, family="riddles"))
+    with pytest.raises(SuiteError, match="family 'riddles', which is not known"):
+        Lab.open({"tasks": str(path)}).suite()
+    twice = [dataclasses.replace(t, id=f"{t.id}-{n}") for t in given(3) for n in (1, 2)]
+    with pytest.raises(SuiteError, match="two of the tasks are the same"):
+        Lab.open({"tasks": str(write_tasks(path, twice))}).suite()
+
+
+def test_equal_ids_mean_equal_tasks_in_any_suite():
+    task = given(1)[0]
+    same = dataclasses.replace(task, id="other", split="test", difficulty="hard")
+    assert with_content_id(task).id == with_content_id(same).id
+    changed = [
+        dataclasses.replace(task, **change)
+        for change in (
+            {"prompt": "?"},
+            {"answer": "3"},
+            {"verifier": "exact"},
+            {"family": "A"},
+            {"meta": {}},
+            {"tools": ()},
+        )
+    ]
+    assert len({with_content_id(t).id for t in [task, *changed]}) == 7
+    few, many = (Suite.build({"families": ["A"], "n_tasks": n, "seed": 1}) for n in (20, 40))
+    assert {t.id: t.prompt for t in few}.items() <= {t.id: t.prompt for t in many}.items()
+
+
+def test_training_tasks_of_a_difficulty():
+    lab = Lab.open({"families": "A", "n_tasks": 60, "train_difficulty": "easy, hard"})
+    suite = lab.suite()
+    assert {t.difficulty for t in lab.train_tasks(suite)} == {"easy", "hard"}
+    assert {t.difficulty for t in suite.split("test")} >= {"medium"}, "the test stays whole"
+    with pytest.raises(RecipeError, match="set train_difficulty anew"):
+        Lab.open({"train_difficulty": "impossible"}).train_tasks(suite)
+
+
+# ---- measuring, and rewards afterwards
+def test_a_measurement_holds_verdicts_and_another_reward_repeats_none(recipe, tokenizer, tmp_path):
+    lab, run = Lab.open(recipe), Run.create(tmp_path / "run")
+    tasks = lab.suite().split("test")
+    sampled, greedy = lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
+    assert len(sampled) == 4 * len(tasks) and len(greedy) == len(tasks)
+    assert all(t.reward is None and t.success == 1.0 for t in run.trajectories("sft"))
+    rewarded = lab.rewarded(run, "sft", tasks)
+    assert [t.reward for t in rewarded] == [t.reward for t in run.trajectories("sft")]
+    other = lab.with_reward(reward="none").rewarded(run, "sft", tasks)
+    assert (
+        other[0].reward == pytest.approx(0.5 * -3 - 0.2)
+        and other[0].completion_ids == sampled[0].completion_ids
+    )
+
+
+# ---- transcripts
+def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, tmp_path):
+    from agentkit.training.sft import demonstrations
+    from agentkit.training.transcripts import read_transcripts
+
+    lab = Lab.open({"families": "A,B", "n_tasks": 40, "tool_cache": "off"})
+    suite = lab.suite()
+    rollouts = lab.rollout(suite.tasks[:8], ScriptedPolicy(tokenizer, Flaws(malformed=0.3)))
+    prompts = {t.id: t.prompt for t in suite}
+    path = tmp_path / "messages.jsonl"
+    whole = [t for t in rollouts if all(r.ok for turn in t.turns for r in turn.results)]
+    rows = [{"messages": as_messages(t, prompts[t.task_id])} for t in whole]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for t, again in zip(whole, read_transcripts(path, tokenizer, lab), strict=True):
+        assert again.prompt_ids == t.prompt_ids and again.completion_ids == t.completion_ids
+        assert again.action_mask == t.action_mask and [x.span for x in again.turns] == [
+            x.span for x in t.turns
+        ]
+    named = dataclasses.replace(lab, recipe=dataclasses.replace(lab.recipe, transcripts=str(path)))
+    assert len(demonstrations(named, suite.split("train"), tokenizer)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"text": "hi"}, "row 1 has no list of messages"),
+        ({"messages": "hi"}, "row 1 has no list of messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "row 1.*role 'wizard'"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "no assistant message"),
+        (
+            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": 7}]},
+            "content must be text",
+        ),
+        ({"messages": [], "tools": "search"}, "tools must be a list of JSON schemas"),
+        ({"messages": [], "family": "riddles"}, "no family 'riddles'"),
+    ],
+)
+def test_broken_transcripts_name_the_row(tokenizer, tmp_path, row, says):
+    from agentkit.training.transcripts import read_transcripts
+
+    path = tmp_path / "messages.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises((DataError, RunError, RecipeError), match=says):
+        read_transcripts(path, tokenizer, Lab.open({}))
+
+
+def test_tasks_without_plans_need_transcripts_for_a_cold_start(tokenizer):
+    from agentkit.training.sft import demonstrations
+
+    with pytest.raises(RecipeError, match="set transcripts to a messages data set, or sft: false"):
+        demonstrations(Lab.open({"sft": True}), given(3), tokenizer)
+
+
+# ---- in a notebook
+def test_an_extended_lab_is_for_this_notebook_only(recipe):
+    lab = Lab.open(recipe)
+    lab.check_for_children()
+    source = textwrap.dedent(
+        """
+        def brevity(task, trajectory):
+            return 0.0
+        """
+    )
+    cell = {"__name__": "__main__"}
+    exec(source, cell)
+    with pytest.raises(RecipeError, match="brevity is defined in a notebook cell"):
+        lab.extended(rewards={"brevity": (cell["brevity"], 1.0)}).check_for_children()
+    with pytest.raises(RecipeError, match="shop is defined in a notebook cell"):
+        Shop = type("Shop", (), {"__module__": "__main__"})
+        lab.extended(families={"shop": Family(environment=Shop)}).check_for_children()
