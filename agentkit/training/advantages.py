@@ -1,9 +1,9 @@
-"""Advantages: how much better a trajectory, or a turn of it, was than others of its group. Pure functions on tensors.
+"""Advantages: how much better a trajectory, or a turn of it, was than others of its group.
 
-``estimate`` is the one way in; ``of_trajectories`` gathers what an estimator needs from a batch. Rewards that
-are NaN (None) are not scored: they enter no mean and no spread, and their advantage is 0. So is that of a group
-of one, or of equal rewards. Dimensions: B trajectories, K reward components, T completion tokens, N turns.
-Leaves out which groups are trained on (selection).
+Pure functions on tensors. ``estimate`` is the one way in; ``of_trajectories`` gathers what an estimator needs
+from a batch. Rewards that are NaN (None) are not scored: they enter no mean and no spread, and their advantage
+is 0. So is that of a group of one, or of equal rewards. Dimensions: B trajectories, K reward components,
+T completion tokens, N turns. Leaves out which groups are trained on (selection).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
-    """RLOO (arXiv 2402.14740): r - mean of the others = G / (G - 1) * (r - mean), G the scored rewards. (B,)"""
+    """RLOO (arXiv 2402.14740): r - mean of the others = G / (G - 1) * (r - mean), G scored ones. (B,)"""
     size = _counts(rewards, groups)
     return _centered(rewards, groups) * size / (size - 1).clamp(min=1)
 
@@ -94,7 +94,7 @@ def batch_std(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def reinforce_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
-    """REINFORCE++ in its baseline form (arXiv 2501.03262): r - group mean, then whitened over the batch. (B,)"""
+    """REINFORCE++ as a baseline (arXiv 2501.03262): r - group mean, whitened over the batch. (B,)"""
     return _whitened(_centered(rewards, groups), rewards)
 
 
@@ -150,7 +150,7 @@ def turn(
     length: int,
     lam: float = 1.0,
 ) -> Tensor:
-    """MT-GRPO (arXiv 2505.11821): a turn's tokens have A_T + lam * A_O, A_O the trajectory's advantage. (B, T)
+    """MT-GRPO (arXiv 2505.11821): a turn's tokens have A_T + lam * A_O, A_O the outcome's. (B, T)
 
     A_T is the turn's own reward normalised among the turns of the same number in the group. A turn without a
     reward of its own, such as the answer, has A_O alone.
@@ -266,7 +266,7 @@ def summary(advantage: Tensor, action_mask: Sequence[int]) -> float:
 
 
 def turn_rewards(task: Task, trajectory: Trajectory) -> list[float | None]:
-    """For each turn with calls, the share that ran, plus 1 for each subgoal it reached first; None for others."""
+    """For each turn with calls, the share that ran, plus 1 a subgoal it reached first; None for others."""
     reached = subgoals(task, trajectory) or [0] * len(trajectory.turns)
     return [
         sum(r.ok for r in turn.results) / len(turn.results) + new if turn.results else None

@@ -161,15 +161,6 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         model = self.accelerator.unwrap_model(self.model)
         self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine)
 
-    def kept_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside weights and random states."""
-        return {"best": list(self.best), "guards": self.guards.state()}
-
-    def restore_state(self, state: dict[str, Any]) -> None:
-        """Put back what ``kept_state`` gave."""
-        self.best = (state["best"][0], state["best"][1])
-        self.guards.restore(state["guards"])
-
     # ---- a step: rollouts and rewards, then TRL's batch of them
     def _set_signature_columns_if_needed(self) -> None:
         """Keep the task id beside the prompt."""
@@ -210,8 +201,10 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         asked = self.step.tasks
         fresh = fresh_tasks(self._tasks.values(), gathered([task.id for task in asked]), seed)
         fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
-        with self._policy_of_now() as gap:
-            selected = select(asked, fresh, lambda own, size: self._rollout(own, size, seed), self.recipe)
+        with self._synced() as gap:
+            selected = select(
+                asked, fresh, lambda chosen, size: self._rollout(chosen, size, seed), self.recipe
+            )
         trajectories = selected.trajectories
         trained = (
             (0,) * len(t.action_mask) if out else t.action_mask
@@ -230,7 +223,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self._measured |= gap | self._cache_mismatches()
 
     @contextmanager
-    def _policy_of_now(self) -> Iterator[dict[str, float]]:
+    def _synced(self) -> Iterator[dict[str, float]]:
         """Give the policy the weights as they are; yields ``sync_gap`` where its engine has its own."""
         model = self.accelerator.unwrap_model(self.model)
         with merged(model):
@@ -277,10 +270,11 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             for t, value in zip(trajectories, values, strict=True)
         ]
         self.step = replace(self.step, trajectories=tuple(recorded))
-        own = values[self._own].to(like.device)
-        if own.ndim == 2:
-            own = torch.nn.functional.pad(own, (0, max(0, like.shape[1] - own.shape[1])))[:, : like.shape[1]]
-        return own
+        values = values[self._own].to(like.device)
+        if values.ndim == 1:
+            return values
+        missing = max(0, like.shape[1] - values.shape[1])
+        return torch.nn.functional.pad(values, (0, missing))[:, : like.shape[1]]
 
     def _add_lessons(self, output: dict[str, Any]) -> None:
         """Put what this process' rollouts did achieve into the batch, where it is to be imitated."""
@@ -318,7 +312,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         start = time.monotonic()
 
         def sample() -> list[Trajectory]:
-            with self._policy_of_now():
+            with self._synced():
                 return self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed)
 
         summary = summarize(on_main_process(sample), self.validation)

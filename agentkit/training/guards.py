@@ -25,7 +25,7 @@ MIN_UNSCORED = 3  # one or two are no pattern
 
 
 class TrainingError(RunError):
-    """Training cannot go on. A checkpoint of the last finished step is kept; the message says what to change."""
+    """Training cannot go on. A checkpoint of the last step is kept; the message says what to change."""
 
 
 @dataclass(slots=True)
@@ -99,8 +99,8 @@ class Guards(TrainerCallback):
         if self.watch.skipped_in_row >= MAX_SKIPPED:
             self.problem = (
                 f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite (the last is step "
-                f"{state.global_step}); they were skipped. Lower learning_rate or look for infinite rewards, then "
-                "run this again: it goes on from here."
+                f"{state.global_step}); they were skipped. Lower learning_rate or look for infinite rewards, "
+                "then run this again: it goes on from here."
             )
         control.should_save |= self.problem is not None
         control.should_training_stop |= self.problem is not None or self.ended is not None
@@ -124,8 +124,8 @@ class Guards(TrainerCallback):
                 reasons |= {t.why} if t.success is None and t.why else set()
         raise TrainingError(
             f"{sum(latest) / len(latest):.0%} of the latest trajectories have no reward, more than "
-            f"{MAX_UNSCORED:.0%}: a verifier or a reward component raises or gives values that are not finite "
-            f"({'; '.join(sorted(reasons))[:200]}). Mend it, then run this again."
+            f"{MAX_UNSCORED:.0%}: a verifier or a reward component raises or gives values that are not "
+            f"finite ({'; '.join(sorted(reasons))[:200]}). Mend it, then run this again."
         )
 
     # ---- validation

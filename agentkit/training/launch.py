@@ -1,7 +1,7 @@
-"""Training in several processes, one a GPU: a notebook starts them as a child, watches it and stops it cleanly.
+"""Training in several processes, one a GPU: started by a notebook as a child, watched and stopped cleanly.
 
-``python -m torch.distributed.run ... -m agentkit.training.launch RUN`` is one of them; each opens the recipe's
-lab itself, so that nothing has to be pickled. Leaves out machines beyond this one, and training itself (grpo).
+``python -m torch.distributed.run ... -m agentkit.training.launch RUN`` is one of them; each opens the
+recipe's lab itself, so that nothing has to be pickled. Leaves out other machines, and training itself (grpo).
 """
 
 from __future__ import annotations

@@ -75,9 +75,9 @@ def merge(run: Run, dtype: str | None = None) -> Merged:
     if not mean <= TOLERANCE[kept]:  # NaN is refused too
         shutil.rmtree(new)
         raise RunError(
-            f"the merged model is not kept: its log-probabilities differ from the adapter's by {mean:.2g} nats a "
-            f"token on average ({largest:.2g} at most), more than {TOLERANCE[kept]:g}; merge with another "
-            "--dtype, such as float32."
+            f"the merged model is not kept: its log-probabilities differ from the adapter's by {mean:.2g} "
+            f"nats a token on average ({largest:.2g} at most), more than {TOLERANCE[kept]:g}; merge with "
+            "another --dtype, such as float32."
         )
     replace_folder(new, merged)
     secure(merged)
@@ -110,7 +110,7 @@ def _differences(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> 
 
 
 def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:
-    """Token ids and masks of a few trajectories: of the evaluated policy if there are any, else of the last step."""
+    """Token ids and masks of a few trajectories: of the evaluated policy, else of the last step."""
     trajectories = []
     if run.file("eval", "grpo.parquet").exists():
         trajectories = run.trajectories("grpo")

@@ -38,7 +38,7 @@ PROBE_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A prefix tree of B sequences, packed into one row of N tokens: each adds the tokens that no earlier one has."""
+    """A prefix tree of B sequences, packed into one row of N tokens, each distinct prefix once."""
 
     ids: np.ndarray  # (N,) int64
     positions: np.ndarray  # (N,) int64, of each token in its sequences
@@ -51,16 +51,16 @@ class Tree:
 def build_tree(rows: Sequence[Sequence[int]]) -> Tree:
     """The prefix tree of B sequences of token ids, none of them empty.
 
-    In lexicographic order the longest prefix that a sequence shares with any before it is the one it shares with
-    the last. Four rows, in that order, with what each adds:
+    In lexicographic order the longest prefix that a sequence shares with any before it is the one it shares
+    with the last. Four rows, in that order, with what each adds:
 
         row 2: 5 2          5 2    a run of 2, at 0 1 of the packed row
         row 0: 5 6 7 8      6 7 8  a run of 3, at 2 3 4; leaves row 2's path after the 5
         row 3: 5 6 7 8      nothing: its nodes are row 0's, 0 2 3 4
         row 1: 5 6 7 9 9    9 9    a run of 2, at 5 6; leaves row 0's path after the 7
 
-    The packed row is 5 | 2 | 6 7 | 8 | 9 9, cut where runs begin and where paths part. Its pieces have 1, 1, 2, 1
-    and 2 tokens, and the paths of the three runs are the pieces 0 1, 0 2 3 and 0 2 4.
+    The packed row is 5 | 2 | 6 7 | 8 | 9 9, cut where runs begin and where paths part. Its pieces have 1, 1,
+    2, 1 and 2 tokens, and the paths of the three runs are the pieces 0 1, 0 2 3 and 0 2 4.
     """
     assert rows and all(len(row) for row in rows)
     arrays = [np.asarray(row, dtype=np.int64) for row in rows]
@@ -101,9 +101,9 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 class _Layout:
-    """What attention needs of a tree, on the model's device: sizes, paths, and a causal mask for each run.
+    """What attention needs of a tree, on the model's device: sizes, paths, a causal mask for each run.
 
-    A run that is a whole sequence needs no mask; runs of one shape, as completions of one length, share theirs.
+    A run that is a whole sequence needs no mask; runs of one shape share theirs.
     """
 
     def __init__(self, tree: Tree, device: torch.device):
@@ -120,10 +120,10 @@ class _Layout:
 
 
 def tree_attention(
-    tree: _Layout, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *unused: Any,
-    **options: Any,
+    tree: _Layout, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    *unused: Any, **options: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention along the paths of a tree; arguments as agentkit.policies.attention's, over one packed row."""
+    """Attention along the paths of a tree; arguments as agentkit.policies.attention's."""
     keys, values = key.split(tree.pieces, dim=2), value.split(tree.pieces, dim=2)
     outputs = []
     for q, path, mask in zip(query.split(tree.runs, dim=2), tree.paths, tree.masks, strict=True):
@@ -134,10 +134,10 @@ def tree_attention(
 
 
 def prepare(model: Any) -> str | None:
-    """Give a causal language model the attention that can share prefixes; all other calls are SDPA as before.
+    """Give a causal language model the attention that can share prefixes; other calls are SDPA as before.
 
-    It stays, because gradient checkpointing runs layers again during the backward pass. The model is then asked
-    for log-probabilities of three short sequences both ways.
+    It stays, because gradient checkpointing runs layers again during the backward pass. The model is then
+    asked for log-probabilities of three short sequences both ways.
 
     Args:
         model: a transformers model, with or without PEFT adapters.
@@ -211,7 +211,7 @@ def shared_logprobs(
         return zeros, zeros.clone() if entropy else None
     rows, targets = _used(ids, mask, scored)
     tree = build_tree(rows)
-    # a node stands for its token and all before it, so each distinct node is scored once, from the node before
+    # a node stands for its token and all before it: each distinct one is scored once, from the node before
     nodes = np.concatenate([path[at] for path, at in zip(tree.nodes, targets, strict=True)])
     parents = np.concatenate([path[at - 1] for path, at in zip(tree.nodes, targets, strict=True)])
     distinct, first, back = np.unique(nodes, return_index=True, return_inverse=True)
@@ -232,7 +232,7 @@ def _check(ids: torch.Tensor, mask: torch.Tensor, scored: torch.Tensor) -> None:
 def _used(
     ids: torch.Tensor, mask: torch.Tensor, scored: torch.Tensor
 ) -> tuple[list[list[int]], list[np.ndarray]]:
-    """For each row with scored tokens: its real tokens up to the last scored one, and where the scored ones are."""
+    """For each row with scored tokens: its real tokens up to the last scored one, and where those are."""
     context = ids.shape[1] - scored.shape[1]
     ids, mask, scored = (x.cpu().numpy() for x in (ids, mask.bool(), scored))
     wanted = np.pad(scored, ((0, 0), (context, 0)))
@@ -247,7 +247,7 @@ def _used(
 
 
 def _hidden_states(model: Any, ids: torch.Tensor, positions: torch.Tensor, tree: _Layout) -> torch.Tensor:
-    """(N, hidden size): what the output layer reads. The model's own forward runs, for wrappers to see the call."""
+    """(N, hidden size): what the output layer reads, by the model's own forward, so that wrappers see it."""
     outputs: list[torch.Tensor] = []
     decoder = _unwrapped(model).get_decoder()
     hook = decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))
@@ -269,7 +269,7 @@ def _unwrapped(model: Any) -> Any:
 def _chunked(
     head: Any, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``_score`` in chunks of about ``CHUNK_ELEMENTS`` logits; several are computed again in the backward pass."""
+    """``_score`` in chunks of ``CHUNK_ELEMENTS`` logits; several are computed again going backward."""
     size = max(1, CHUNK_ELEMENTS // head.weight.shape[0])
     score = partial(_score, head)
     if len(hidden) > size and torch.is_grad_enabled():
@@ -300,7 +300,7 @@ def plain_logprobs(
     temperature: float,
     entropy: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As ``shared_logprobs``, row by row on any causal language model; rows of like length go together, unpadded."""
+    """As ``shared_logprobs``, on any causal language model; rows of like length go together, unpadded."""
     _check(ids, mask, scored)
     keep = scored.shape[1]
     rows = scored.any(1).nonzero().flatten()

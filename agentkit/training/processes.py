@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class TrainingStopped(KeyboardInterrupt):
-    """Training was asked to stop. No Exception, so that no guard around user code takes it for an error there."""
+    """Training was asked to stop. No Exception: a guard around user code must not take it for an error."""
 
 
 # ---- one process
@@ -112,7 +112,7 @@ def unlock(run: Run) -> None:
 
 # ---- several
 def check_processes(recipe: Recipe) -> None:
-    """Raise RunError where another number of processes runs than the recipe says: batches would differ in size."""
+    """Raise RunError where another number of processes runs than the recipe says: batches would differ."""
     running = PartialState(cpu=not torch.cuda.is_available()).num_processes
     if running != recipe.processes:
         raise RunError(

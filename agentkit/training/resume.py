@@ -1,10 +1,10 @@
-"""Training that survives a kill: what a checkpoint holds, when one is written, and how training goes on from it.
+"""Training that survives a kill: what a checkpoint holds, when one is written, and how training goes on.
 
 ``Resumable`` goes in front of TRL's GRPOTrainer. transformers' Trainer saves and restores the optimiser, the
 schedule, the random states and the data position; added here is what it leaves out: whole checkpoints only
 (checkpoints), the batch of rollouts in use, the order of later epochs, the best adapter, the kit's own
 counters, and the position in metrics.jsonl. A checkpoint of the last finished step is also written when
-training is interrupted, by Ctrl-C, SIGTERM or an error. Leaves out how a checkpoint becomes whole (checkpoints).
+training is interrupted, by Ctrl-C, SIGTERM or an error. Leaves out how a checkpoint becomes whole.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _sketch(model: Any) -> Iterator[str]:
 
 
 class Resumable:
-    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best``, ``guards``, ``kept_state()``, ``restore_state()``.
+    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best`` and ``guards``.
 
     Attributes:
         resume_from: the checkpoint that training goes on from; None where it starts anew.
@@ -217,7 +217,7 @@ class Resumable:
         self._save_optimizer_and_scheduler(str(new))
         state = dataclasses.replace(self.state, log_history=[])  # which metrics.jsonl holds
         state.save_to_json(str(new / "trainer_state.json"))
-        write_json(new / "state.json", self.kept_state())
+        write_json(new / "state.json", {"best": list(self.best), "guards": self.guards.state()})
         best = self.run.file("adapter")
         if self.best[0] >= 0 and best.exists():
             shutil.copytree(best, new / "best")
@@ -238,7 +238,7 @@ class Resumable:
         return self._sampler
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Restore what transformers does not: rollouts in use, the order of tasks in this epoch, our counters."""
+        """Restore what transformers does not: rollouts in use, the order of this epoch, our counters."""
         epochs, batches = super()._init_training_state(*args, **kwargs)
         self._step = self.state.global_step * self.args.gradient_accumulation_steps
         if self.resume_from is None:
@@ -247,8 +247,13 @@ class Resumable:
             torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
         rollouts = self.resume_from / f"rollouts_{self.accelerator.process_index}.pt"
         self._buffered_inputs = _load(rollouts, self.args.device) if rollouts.exists() else None
-        self.restore_state(read_json(self.resume_from / "state.json"))
+        self._restore_counters()
         return epochs, batches
+
+    def _restore_counters(self) -> None:
+        kept = read_json(self.resume_from / "state.json")
+        self.best = tuple(kept["best"])
+        self.guards.restore(kept["guards"])
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
@@ -264,7 +269,7 @@ class Resumable:
         return bool(self.accelerator.reduce(torch.tensor(float(flag), device=self.accelerator.device)) > 0)
 
     def train(self) -> None:
-        """Train from the checkpoint that was found, or from the beginning; interrupted, it leaves a checkpoint."""
+        """Train from the checkpoint that was found, or anew; interrupted, it leaves a checkpoint."""
         try:
             if self.resume_from and self._was_over():
                 return
@@ -281,7 +286,7 @@ class Resumable:
     def _was_over(self) -> bool:
         """Restore a training that was killed after its last step; transformers would train one more."""
         self.state = TrainerState.load_from_json(str(self.resume_from / "trainer_state.json"))
-        self.restore_state(read_json(self.resume_from / "state.json"))
+        self._restore_counters()
         if self.state.global_step < self.args.max_steps and not self.guards.ended:
             return False
         self._load_from_checkpoint(str(self.resume_from))
@@ -326,7 +331,7 @@ class Resumable:
         return from_main(words)[0]
 
     def mark_finished(self, result: dict[str, Any]) -> None:
-        """Training came to its end: the next one starts anew, unless the stage is interrupted before its end."""
+        """Training came to its end: the next starts anew, unless the stage is interrupted before its end."""
         if self.accelerator.is_main_process:
             write_json(self.run.file("train", FINISHED), {"result": result, "made_with": self._fingerprint})
 

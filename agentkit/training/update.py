@@ -2,9 +2,9 @@
 
 ``Update`` goes in front of TRL's GRPOTrainer and keeps its loss. TRL shuffles the sequences of a batch before
 it splits it into micro-batches; here they stay in the order sampled, so that a group's prompt is shared
-(prefix). Log-probabilities are computed only where the loss reads them. Trajectories without advantage are not
-computed where their part of loss and gradient is exactly zero; they still count in every denominator. Leaves
-out the loss itself, and what a batch holds (grpo).
+(prefix). Log-probabilities are computed only where the loss reads them. Trajectories without advantage are
+not computed where their part of loss and gradient is exactly zero; they still count in every denominator.
+Leaves out the loss itself, and what a batch holds (grpo).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Update:
         return completion_mask
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """TRL's, without its shuffle of sequences; which tasks are sampled together is random all the same."""
+        """TRL's, without its shuffle of sequences; which tasks come together is random all the same."""
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
         parts = self.args.steps_per_generation
@@ -67,9 +67,9 @@ class Update:
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """TRL's loss, computed only on the tokens that move it.
 
-        The trick: TRL's loss calls back ``_get_per_token_logps_and_entropies``, whose arguments cannot say which
-        tokens matter; ``_only`` lays that aside for it. Elsewhere new and old log-probabilities are 0, so their
-        ratio is 1, and TRL's own mask and zero advantages take the rest out.
+        The trick: TRL's loss calls back ``_get_per_token_logps_and_entropies``, whose arguments cannot say
+        which tokens matter; ``_only`` lays that aside for it. Elsewhere new and old log-probabilities are 0,
+        so their ratio is 1, and TRL's own mask and zero advantages take the rest out.
         """
         scored = _loss_mask(inputs)
         if self.beta == 0 and not self._entropy_bonus_enabled and self.top_entropy_quantile == 1:
@@ -84,7 +84,7 @@ class Update:
         return loss + self.lesson_weight * self._lesson_loss(model, inputs) if self.lesson_weight else loss
 
     def _lesson_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """This micro-batch's part of the mean negative log-likelihood of the lessons' tokens, nats (hindsight)."""
+        """This micro-batch's part of the lessons' mean negative log-likelihood, nats a token."""
         scored = inputs["lesson_scored"][:, 1:].bool()
         if not scored.any():
             return torch.zeros((), device=scored.device)
@@ -109,7 +109,7 @@ class Update:
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int,
         batch_size: int | None = None, compute_entropy: bool = False, **unused: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # fmt: skip
-        """Log-probabilities (B, T) of the last T tokens at the sampling temperature, and entropies where asked.
+        """Log-probabilities (B, T) of the last T tokens at the sampling temperature, entropies where asked.
 
         Where the loss does not look they are 0 and the mean entropy of the other tokens, which leaves TRL's
         mean as it is.
@@ -120,17 +120,17 @@ class Update:
         size = batch_size or len(input_ids)
         parts = zip(input_ids.split(size), attention_mask.split(size), scored.split(size), strict=True)
         with self.accelerator.autocast():
-            found = [self._score(model, *part, self.temperature, compute_entropy) for part in parts]
-        logprobs = torch.cat([values for values, _ in found])
+            parts = [self._score(model, *part, self.temperature, compute_entropy) for part in parts]
+        logprobs = torch.cat([values for values, _ in parts])
         if not compute_entropy:
             return logprobs, None, None
-        entropies = torch.cat([values for _, values in found])
+        entropies = torch.cat([values for _, values in parts])
         return logprobs, entropies.where(scored, entropies[scored].mean()), None
 
     def correct_mismatch(
         self, output: dict[str, Any], sampled: torch.Tensor, mode: str, cap: float
     ) -> dict[str, float]:
-        """Say what the old policy was, and weigh tokens whose engine saw another probability than the trainer.
+        """Say what the old policy was, and weigh tokens where engine and trainer disagree.
 
         TRL multiplies a token's loss by such a weight for vLLM only. As no weight is negative, multiplying
         its advantage is the same in every loss used here, and leaves the KL term alone.
