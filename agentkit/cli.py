@@ -1,7 +1,7 @@
 """The command line: one function a command. Its signature gives the flags, its docstring the help (tyro).
 
-Each command imports what it needs when it runs, so that ``--help`` and ``doctor`` load neither torch nor pandas.
-Leaves out what the commands do: each hands over to the room that knows.
+Each command imports what it needs when it runs, so that ``--help`` and ``doctor`` load neither torch nor
+pandas. Leaves out what the commands do: each hands over to the room that knows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import dataclasses
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +27,8 @@ from agentkit.runs.recipe import REWARDS, Recipe, read_recipe
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Errors of the user's making are one sentence and exit status 2."""
     os.umask(0o077)  # run folders are private
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # models write what a terminal cannot show
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
@@ -103,8 +105,8 @@ def _print(as_json: bool, value: Any, text: str, status: int = 0) -> int:
     return status
 
 
-def _texts(*tables: Any, index: bool = False) -> str:
-    return "\n\n".join(table.to_string(index=index, na_rep="") for table in tables)
+def _texts(*tables: Any) -> str:
+    return "\n\n".join(table.to_string(index=False, na_rep="") for table in tables)
 
 
 # ---- a run
@@ -193,7 +195,6 @@ def cost_command(
     *,
     run: OptionalRun = None,
     gpus: Count = 4,
-    run_gpus: Count = 1,
     prices: OptionalFile = None,
     changes: Changes = (),
     as_json: Json = False,
@@ -203,7 +204,6 @@ def cost_command(
     Args:
         run: a run to measure the rates on, and to compare the forecast with
         gpus: GPUs to spread the phases over
-        run_gpus: GPUs that --run ran on
         prices: by default params/prices.yaml
     """
     from agentkit.runs import cost
@@ -212,8 +212,8 @@ def cost_command(
     rates, compared = listed.rates_of(values.model), []
     if run is not None:
         folder = load_run(run)
-        rates = cost.measured_rates(folder, run_gpus)
-        compared = [cost.against_table(folder, listed, run_gpus)]
+        rates = cost.measured_rates(folder)
+        compared = [cost.against_table(folder, listed)]
     seconds = cost.forecast(values, rates)
     tables = [*compared, cost.phase_table(seconds, gpus), cost.money_table(seconds, listed)]
     money = {name: sum(seconds.values()) / 3600 * price for name, price in listed.providers.items()}
@@ -312,9 +312,9 @@ def merge_command(
 
     merged = merge(load_run(run), dtype)
     text = (
-        f"{merged.path} ({merged.dtype}); over {merged.tokens} sampled tokens its log-probabilities differ from the "
-        f"adapter's by {merged.mean_difference:.2g} nats on average, {merged.max_difference:.2g} at most; the adapter "
-        f"itself moved them by {merged.adapter_effect:.2g} on average"
+        f"{merged.path} ({merged.dtype}); over {merged.tokens} sampled tokens its log-probabilities differ "
+        f"from the adapter's by {merged.mean_difference:.2g} nats on average, {merged.max_difference:.2g} at "
+        f"most; the adapter itself moved them by {merged.adapter_effect:.2g} on average"
     )
     return _print(as_json, dataclasses.asdict(merged) | {"path": str(merged.path)}, text)
 
@@ -483,23 +483,12 @@ def nano_command(
     return _print(as_json, result, str(result))
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "new": new_command,
-    "run": run_command,
-    "preflight": preflight_command,
-    "cost": cost_command,
-    "report": report_command,
-    "alarms": alarms_command,
-    "rescore": rescore_command,
-    "merge": merge_command,
-    "tasks": tasks_command,
-    "audit": audit_command,
-    "hub": hub_command,
-    "doctor": doctor_command,
-    "serve": serve_command,
-    "bench": bench_command,
-    "nano": nano_command,
-}
+_ORDER = (
+    new_command, run_command, preflight_command, cost_command, report_command, alarms_command,
+    rescore_command, merge_command, tasks_command, audit_command, hub_command, doctor_command, serve_command,
+    bench_command, nano_command,
+)  # fmt: skip
+COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}
 
 if __name__ == "__main__":
     sys.exit(main())

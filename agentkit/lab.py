@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,12 +118,12 @@ class Lab:
             own_rewards={**self.own_rewards, **(rewards or {})},
         )
 
-    @property
+    @cached_property
     def environments(self) -> Mapping[str, Factory]:
         """One environment for each trajectory of a family; a family that is not known raises RecipeError."""
         return _Environments({name: family.environment for name, family in self.families.items()})
 
-    @property
+    @cached_property
     def reward(self) -> Reward:
         """The recipe's preset, the lab file's components, and what its environments' own ``get_reward`` gives."""
         own = {name: self.families[name].environment for name in sorted(self.own_families)}
@@ -268,7 +269,11 @@ class Lab:
                 )
 
     def contents(self) -> pd.DataFrame:
-        """What the lab holds, a row a part: what it is, its name, and what it does."""
+        """What the lab holds, a row a part: what it is, its name, and what it does.
+
+        Where the recipe was handed no reward, as in the notebooks that use none, only the lab file's own components
+        are listed.
+        """
         rows = []
         for name in [*self._named(), *sorted(self.own_families - set(self._named()))]:
             tools = ", ".join(tools_of(self.families[name].environment())) or "no tools"
@@ -276,15 +281,10 @@ class Lab:
         rows += [
             ("verifier", name, _first_line(f), self._origin(True)) for name, f in self.own_verifiers.items()
         ]
-        for name, (component, weight) in self.reward.items():
-            rows.append(
-                (
-                    "reward",
-                    name,
-                    f"weight {weight:g}: {_first_line(component)}",
-                    self._origin(name in self.own_rewards),
-                )
-            )
+        listed = self.reward if "reward" in self.recipe.given else self.own_rewards
+        for name, (component, weight) in listed.items():
+            what = f"weight {weight:g}: {_first_line(component)}"
+            rows.append(("reward", name, what, self._origin(name in self.own_rewards)))
         return pd.DataFrame(rows, columns=["", "name", "what it is", "from"]).set_index("")
 
     def _named(self) -> list[str]:

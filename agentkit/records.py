@@ -162,3 +162,7 @@ class TrainingError(AgentkitError, RuntimeError):
 
 class SandboxError(AgentkitError, RuntimeError):
     """The sandbox does not work here."""
+
+
+class Unscored(RuntimeError):
+    """A verifier cannot judge an answer: nothing is known about it. The message says why."""

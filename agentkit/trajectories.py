@@ -1,6 +1,6 @@
 """Facts about trajectories and groups, each computed here and nowhere else.
 
-Pure functions on records. Leaves out scoring (verifiers, rewards) and statistics over many tasks (evaluation).
+Pure functions on records. Leaves out scoring (verifiers, rewards) and statistics over tasks (evaluation).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def groups_of(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
 
 
 def is_dead(group: Group) -> bool:
-    """Whether a group teaches nothing: fewer than two of its trajectories are scored, or all rewards are equal.
+    """Whether a group teaches nothing: fewer than two rewards, or all of them equal.
 
     With pass rate p and a reward of 0 or 1 the chance of it is p^G + (1-p)^G.
     """
@@ -107,7 +107,7 @@ def met_limit(trajectory: Trajectory) -> bool:
 
 
 def trajectory_id(trajectory: Trajectory) -> str:
-    """Where a trajectory is found: step, task and sample, as in "12:A-00031#4"; without a step outside training."""
+    """Where a trajectory is found: step (in training), task and sample, as in "12:A-00031#4"."""
     name = f"{trajectory.task_id}#{trajectory.sample}"
     return name if trajectory.step is None else f"{trajectory.step}:{name}"
 

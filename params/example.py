@@ -10,12 +10,12 @@ import random
 from agentkit import Family, Task, tool
 from agentkit.tools import calculate
 
-PRICES = {"apple": 3, "bread": 4, "candle": 6, "drum": 89, "egg": 2, "fork": 7, "globe": 45, "honey": 12, "lamp": 38,
-          "melon": 5, "notebook": 8, "pen": 9}  # fmt: skip
+PRICES = {"apple": 3, "bread": 4, "candle": 6, "drum": 89, "egg": 2, "fork": 7, "globe": 45, "honey": 12,
+          "lamp": 38, "melon": 5, "notebook": 8, "pen": 9}  # fmt: skip
 
 
 class Shop:
-    """The environment. Change it to your tools: each public method is one, its docstring is what the agent reads."""
+    """The environment. Put your tools here: each public method is one, and the agent reads its docstring."""
 
     system_prompt = (
         'Look up every price with price, compute with calculator, and end with a line "Answer: ...".'
@@ -46,7 +46,7 @@ class Shop:
 
 
 def draft(corpus, rng: random.Random) -> Task:
-    """One random task. Change the question; the suite checks that the plan leads to the answer through the tools."""
+    """One random task. Ask your question; the suite checks that the plan leads to the answer."""
     first, second = rng.sample(sorted(PRICES), 2)
     a, b = rng.randint(2, 9), rng.randint(2, 9)
     plan = [  # how an expert goes about it: it shows the small agent how, and says how hard the task is
@@ -71,7 +71,7 @@ def draft(corpus, rng: random.Random) -> Task:
 
 
 def euros(answer: str, gold: str, *, trajectory=None) -> float:
-    """The verifier: 1 for the right amount, with or without the unit. Change it to what is right in your tasks."""
+    """The verifier: 1 for the right amount, with or without the unit. Say what is right in your tasks."""
     return float(answer.removesuffix("euros").strip() == gold)
 
 

@@ -34,7 +34,8 @@ from agentkit.rewards import Reward, correctness
 from agentkit.runs import Run, write_json
 from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.tasks.family import Family
-from agentkit.tools.environments import CorpusEnvironment, tool
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.runtime import tool
 
 RECIPE = Path(__file__).resolve().parents[1] / "params" / "nano.yaml"
 SHORT = {
@@ -52,7 +53,6 @@ ONSET = 6  # the first step with a fault that sets in during training
 
 
 # ---- faults of tools
-# -------------------------------------------------------------------------------------------------
 class Broken(CorpusEnvironment):
     """Search that is slow, hangs at times, or fails, from step ONSET on. ``trained`` holds the last step that
     ended.
@@ -97,7 +97,6 @@ class Impure(CorpusEnvironment):
 
 
 # ---- faults of rewards
-# -----------------------------------------------------------------------------------------------
 def constant(task: Task, trajectory: Trajectory) -> float:
     """A correctness that is never right from ONSET on, as with a verifier whose data went missing."""
     return correctness(task, trajectory) if trajectory.step < ONSET else 0.0
@@ -119,7 +118,6 @@ def brevity(task: Task, trajectory: Trajectory) -> float:
 
 
 # ---- trainings
-# -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Planted:
     """One fault, and what may be said of it."""
@@ -175,8 +173,8 @@ def start(folder: Path) -> tuple[Recipe, Suite]:
     suite = Suite.load(run.path)
     if not run.file("sft", "adapter_model.safetensors").exists():
         agent, tokenizer = load_agent(recipe.model)
-        shown = demonstrations(Lab.open(recipe), suite.split("train"), tokenizer)
-        cold_start(agent, tokenizer, shown, recipe, run.file("sft"))
+        transcripts = demonstrations(Lab.open(recipe), suite.split("train"), tokenizer)
+        cold_start(agent, tokenizer, transcripts, recipe, run.file("sft"))
     return recipe, suite
 
 
@@ -253,10 +251,10 @@ def main() -> int:
             f"{name}: {rows[-1]['success']}, {rows[-1]['seconds']} s; {rows[-1]['alarms'] or 'no alarm'}",
             flush=True,
         )
-    found = pd.DataFrame(rows).set_index("run")
-    print(found.to_string())
-    false = sum(found.loc[[name for name, *_ in healthy], "alarms"] != "")
-    named = int(found["named at"].notna().sum())
+    table = pd.DataFrame(rows).set_index("run")
+    print(table.to_string())
+    false = sum(table.loc[[name for name, *_ in healthy], "alarms"] != "")
+    named = int(table["named at"].notna().sum())
     print(
         f"{false} of {options.healthy} healthy trainings raised an alarm; {named} of {len(options.faults)} faults were named"
     )

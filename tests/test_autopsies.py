@@ -30,10 +30,10 @@ def test_the_notebook_names_each_cause_and_trains_on_what_was_mended(tmp_path):
         cwd=ROOT,
         progress_bar=False,
     )
-    shown = " ".join(
+    outputs = " ".join(
         str(cell.outputs) for cell in nbformat.read(out, as_version=4).cells if cell.cell_type == "code"
     )
-    for said in ("unanchored", "another value each time", "num_turns", "which no record holds"):
-        assert said in shown
+    for phrase in ("unanchored", "another value each time", "num_turns", "which no record holds"):
+        assert phrase in outputs
     for name in ("003-mended", "000-mended", "001-mended"):
         assert (tmp_path / "autopsies" / name / "adapter" / "adapter_model.safetensors").exists()

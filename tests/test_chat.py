@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from agentkit import ToolCall
 from agentkit.rollouts.chat import MAX_CALLS, ChatCodec, format_call, parse_turn
-from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment, tool_schemas
+from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.tools.runtime import tool_schemas
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
 SEARCH = ToolCall("search", {"query": "x"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -62,3 +63,11 @@ def test_what_cannot_be_parsed_ends_with_status_2(words, capsys):
 def test_alarms_are_of_a_run_or_measured(words, capsys):
     assert cli.main(["alarms", *words]) == 2
     assert "one of the two" in capsys.readouterr().err
+
+
+def test_a_terminal_without_unicode_shows_help_all_the_same():
+    command = [sys.executable, "-m", "agentkit.cli", "--help"]
+    child = subprocess.run(
+        command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, timeout=60
+    )
+    assert child.returncode == 0 and b"preflight" in child.stdout

@@ -115,7 +115,8 @@ def test_rates_are_measured_back(tmp_path):
     )
     assert "measured on a, 10 steps" in rates.source
     assert forecast(cost.recipe_of(run), rates) == actual(run)
-    assert measured_rates(run, devices=2).rollout == 4.0 and actual(run, 2)[PHASES[1]] == 160.0
+    run.update(recipe={"processes": 2})
+    assert measured_rates(run).rollout == 4.0 and actual(run)[PHASES[1]] == 160.0
 
 
 def test_a_resumed_step_counts_once_and_a_torn_line_not_at_all(tmp_path):

@@ -50,7 +50,6 @@ def steps(**columns: list[float]) -> list[StepMeasures]:
 
 
 # ---- what a step shows
-# -----------------------------------------------------------------------------------------------
 def test_the_measures_of_a_step_are_counted_by_hand():
     solved = [rollout("a", i, 1.0) for i in range(2)]
     stuck = [rollout("b", i, 0.0, completion_ids=(4, 5, 6), answer="9") for i in range(2)]
@@ -58,13 +57,13 @@ def test_the_measures_of_a_step_are_counted_by_hand():
         rollout("c", 0, 1.0),
         rollout("c", 1, 0.0, stop_reason=StopReason.TURN_LIMIT, answer=None, turns=()),
     ]
-    found = observe({"step": 3, "kl": 0.2, "grad_norm": None}, [*solved, *stuck, *mixed])
+    step = observe({"step": 3, "kl": 0.2, "grad_norm": None}, [*solved, *stuck, *mixed])
     expected = {"zero_variance": 2 / 3, "solved": 1 / 3, "stuck": 1 / 3, "success": 0.5, "reward": 0.6, "truncated": 1 / 6,
                 "no_tool": 1 / 6, "calls": 5 / 6, "answer_top": 0.5, "kl": 0.2, "not_finite": 1.0, "reward_wrong": 0.1,
                 "reward_gap": 1.0, "explains/correctness": 1.0, "explains/format": 0.0, "identical": 0.5}  # fmt: skip
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
-    assert found.evidence["stuck"] == ("3:b#0", "3:b#1") and found.evidence["truncated"] == ("3:c#1",)
-    assert math.isnan(found["entropy"])
+    assert {name: step[name] for name in expected} == pytest.approx(expected)
+    assert step.evidence["stuck"] == ("3:b#0", "3:b#1") and step.evidence["truncated"] == ("3:c#1",)
+    assert math.isnan(step["entropy"])
 
 
 def test_a_stale_cached_reply_and_a_template_are_seen():
@@ -73,9 +72,9 @@ def test_a_stale_cached_reply_and_a_template_are_seen():
         ToolResult("search", {"query": "x"}, "old", True, cached=True),
     )
     same = [rollout(name, 0, 1.0, turns=(Turn("look up x", (0, 2), (fresh,)),)) for name in "abc"]
-    found = observe({"step": 3}, [*same, rollout("d", 0, 1.0, turns=(Turn("again", (0, 2), (old,)),))])
-    assert found["cache_conflicts"] == 1 and found["template"] == 0.75
-    assert found.evidence["cache_conflicts"] == ("3:d#0",)
+    step = observe({"step": 3}, [*same, rollout("d", 0, 1.0, turns=(Turn("again", (0, 2), (old,)),))])
+    assert step["cache_conflicts"] == 1 and step["template"] == 0.75
+    assert step.evidence["cache_conflicts"] == ("3:d#0",)
 
 
 def sparse(*values: float) -> list[float]:
@@ -84,7 +83,6 @@ def sparse(*values: float) -> list[float]:
 
 
 # ---- rules on hand-made histories
-# ------------------------------------------------------------------------------------
 CASES = {
     "entropy_collapse": ({"entropy": [0.5] * 8 + [0.02] * 6, "success": [0.4] * 14}, {"entropy": [0.5] * 8 + [0.3] * 6}),
     "kl_spike": ({"kl": [0.01] * 8 + [0.4]}, {"kl": [0.01] * 8 + [0.03]}),
@@ -176,7 +174,6 @@ def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
 
 
 # ---- the auditor
-# -----------------------------------------------------------------------------------------------------
 def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
     task = Task(
         "a", "How many?", "7", {"kind": "regex"}, meta={"plan": [{"tool": "search", "arguments": {}}]}
@@ -197,9 +194,9 @@ def test_a_program_that_only_knows_the_tests_is_refused():
     )
     cheat = rollout("c", 1, 1.0, answer="```python\ndef f(x):\n    return {3: 6, 2: 10, 1: 4}[len(x)]\n```")
     assert audit(task, honest).value == 1.0 and audit(task, cheat).value == 0.0
-    found = audited({"c": task}, [honest, cheat], sample=None)
-    assert audit_metrics(found) == {"audit_success": 0.5, "audit_disagreement": 0.5, "audited": 2.0}
-    listed = disagreements(found, {"c": task})
+    verdicts = audited({"c": task}, [honest, cheat], sample=None)
+    assert audit_metrics(verdicts) == {"audit_success": 0.5, "audit_disagreement": 0.5, "audited": 2.0}
+    listed = disagreements(verdicts, {"c": task})
     assert list(listed["trajectory"]) == ["3:c#1"] and "agrees with the reference" in listed["auditor"][0]
 
 
@@ -208,15 +205,16 @@ def test_an_auditor_that_fails_cannot_tell():
         raise KeyError("x")
 
     task = Task("a", "?", "7")
-    found = audited({"a": task}, [rollout("a", 0, 1.0)], broken)
+    verdicts = audited({"a": task}, [rollout("a", 0, 1.0)], broken)
     assert (
-        found[0][1].value is None and "KeyError" in found[0][1].why and audit_metrics(found)["audited"] == 0
+        verdicts[0][1].value is None
+        and "KeyError" in verdicts[0][1].why
+        and audit_metrics(verdicts)["audited"] == 0
     )
     assert audit_metrics([(rollout("a", 0, 0.0), Score(1.0))])["audit_success"] == 0.0
 
 
 # ---- how often the alarms are right
-# ----------------------------------------------------------------------------------
 def test_the_table_counts_right_false_and_late_alarms():
     alarm = holding(steps(kl=[0.01] * 8 + [0.4]))["kl_spike"]
     at = lambda step: [dataclasses.replace(alarm, step=step)]  # noqa: E731
@@ -237,10 +235,10 @@ def test_a_simulated_run_is_the_same_for_the_same_seed_and_unknown_faults_are_re
 
 @pytest.mark.slow
 def test_alarms_are_right_on_simulated_runs_held_back():
-    found = measured(2, 4)
+    counts = measured(2, 4)
     assert (
-        found["recall"].mean() >= 0.85
-        and found["found"].sum() / (found["found"].sum() + found["false"].sum()) >= 0.85
+        counts["recall"].mean() >= 0.85
+        and counts["found"].sum() / (counts["found"].sum() + counts["false"].sum()) >= 0.85
     )
 
 
@@ -250,7 +248,6 @@ def test_the_kept_measurement_is_of_these_rules():
 
 
 # ---- one sentence for each question
-# ----------------------------------------------------------------------------------
 def test_the_answers_are_computed_from_the_run():
     rows = [{"step": 0, "val_success": 0.3, "val_ci_low": 0.2, "val_ci_high": 0.4}]
     rows += [
@@ -261,26 +258,29 @@ def test_the_answers_are_computed_from_the_run():
     rows[10] |= {"val_success": 0.7, "val_ci_low": 0.6, "val_ci_high": 0.8}
     alarm = holding(steps(kl=[0.01] * 8 + [0.4]))["kl_spike"]
     kinds = pd.DataFrame({"change": [0.3, -0.1]}, index=["family A", "hard"])
-    told = answers(pd.DataFrame(rows), [alarm], kinds)
+    sentences = answers(pd.DataFrame(rows), [alarm], kinds)
     assert (
-        told["Did it learn?"]
+        sentences["Did it learn?"]
         == "Validation success was 30.0% before and 70.0% at its best; their intervals lie apart."
     )
-    assert told["When?"] == "Half of the gain was there at step 5, the best at step 10."
-    assert told["On which tasks?"] == "Most on family A (+30 points), least on hard (-10 points)."
-    assert told["At what cost?"].startswith("1.0 minutes of training, 6.0 s a step")
+    assert sentences["When?"] == "Half of the gain was there at step 5, the best at step 10."
+    assert sentences["On which tasks?"] == "Most on family A (+30 points), least on hard (-10 points)."
+    assert sentences["At what cost?"].startswith("1.0 minutes of training, 6.0 s a step")
     assert (
-        "3.7 to 3.2 turns" in told["What did it trade?"]
-        and "refuses 40% of the answers" in told["Is it hacking the reward?"]
+        "3.7 to 3.2 turns" in sentences["What did it trade?"]
+        and "refuses 40% of the answers" in sentences["Is it hacking the reward?"]
     )
-    assert told["Is it stable?"] == "No: kl spike at step 9." and alarm.advice in told["What to change?"]
+    assert (
+        sentences["Is it stable?"] == "No: kl spike at step 9."
+        and alarm.advice in sentences["What to change?"]
+    )
 
 
 def test_a_run_without_validation_or_audit_says_so():
-    told = answers(pd.DataFrame([{"step": 1, "loss": 0.1}]))
-    assert told["Did it learn?"].startswith("Unknown") and told["Is it hacking the reward?"].startswith(
-        "Unknown"
-    )
+    sentences = answers(pd.DataFrame([{"step": 1, "loss": 0.1}]))
+    assert sentences["Did it learn?"].startswith("Unknown") and sentences[
+        "Is it hacking the reward?"
+    ].startswith("Unknown")
 
 
 def test_success_by_kind_counts_tasks_alike():
@@ -289,14 +289,13 @@ def test_success_by_kind_counts_tasks_alike():
     }
     early = [rollout("a", 0, 0.0), rollout("a", 1, 1.0), rollout("b", 0, 0.0)]
     late = [rollout("a", 0, 1.0), rollout("b", 0, 0.0), rollout("x", 0, 1.0)]
-    found = success_by_kind(early, late, tasks)
-    assert found.loc["family A", "change"] == 0.5 and found.loc["hard", "after"] == 0.0
-    assert list(found.index) == ["family A", "family B", "easy", "hard"]
+    kinds = success_by_kind(early, late, tasks)
+    assert kinds.loc["family A", "change"] == 0.5 and kinds.loc["hard", "after"] == 0.0
+    assert list(kinds.index) == ["family A", "family B", "easy", "hard"]
     assert success_by_kind([], late, tasks).empty
 
 
 # ---- the command
-# -----------------------------------------------------------------------------------------------------
 def test_the_command_judges_a_stored_run(tmp_path, capsys):
     run = Run.create(tmp_path / "run")
     rows = [{"step": i + 1, "clip_fraction": 0.5 if i > 5 else 0.0} for i in range(10)]

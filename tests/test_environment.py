@@ -16,15 +16,9 @@ from hypothesis import strategies as st
 
 from agentkit import ToolCall
 from agentkit.runs import project_root
-from agentkit.tools.environments import (
-    MAX_OBSERVATION,
-    CorpusEnvironment,
-    in_thread,
-    malformed,
-    run_call,
-    tool_schemas,
-    tools_of,
-)
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.execution import in_thread
+from agentkit.tools.runtime import MAX_OBSERVATION, malformed, run_call, tool_schemas, tools_of
 
 
 class Sick(Exception):
@@ -234,7 +228,7 @@ def test_a_hung_tool_is_given_up_and_holds_up_nobody(tool):
 
 def test_a_process_with_a_hung_tool_can_end():
     code = (
-        "import asyncio, time\nfrom agentkit import ToolCall\nfrom agentkit.tools.environments import run_call\n"
+        "import asyncio, time\nfrom agentkit import ToolCall\nfrom agentkit.tools.runtime import run_call\n"
         "class E:\n def hang(self): time.sleep(3600)\n"
         "print(asyncio.run(run_call(ToolCall('hang', {}), E(), timeout_s=0.5)).observation)"
     )

@@ -93,7 +93,11 @@ def test_inspect_comes_back_equal(tmp_path):
     write_inspect(tmp_path / "log.json", ALL, TASKS)
     read = from_inspect(tmp_path / "log.json")
     assert read.trajectories == ALL and [(t.id, t.answer) for t in read.tasks] == [("t0", "5"), ("t1", "é")]
-    log = json.loads((tmp_path / "log.json").read_text())
+    text = (tmp_path / "log.json").read_text()
+    assert "\\ud800" not in text.replace(
+        "\\\\ud800", ""
+    )  # half characters, which inspect_ai's reader refuses
+    log = json.loads(text)
     assert log["version"] == 2 and log["status"] == "success" and log["eval"]["model"] == "grpo"
     assert [(s["id"], s["epoch"], bool(s["scores"])) for s in log["samples"]] == [
         ("t0", 1, True),
@@ -287,6 +291,23 @@ def test_inspect_logs_of_others(tmp_path):
     assert any("other scorers" in phrase for phrase in read.dropped) and any(
         "events" in phrase for phrase in read.dropped
     )
+
+
+def test_inspect_samples_that_failed_before_an_answer_are_left_out(tmp_path):
+    path, log = tmp_path / "log.json", inspect_log()
+    failed = log["samples"][0] | {
+        "id": 4,
+        "messages": [USER],
+        "error": {"message": "no route"},
+        "scores": None,
+    }
+    path.write_text(json.dumps(log | {"samples": [*log["samples"], failed]}))
+    read = from_inspect(path)
+    assert len(read.trajectories) == 1
+    assert "samples that ended before the model said anything" in read.dropped
+    path.write_text(json.dumps(log | {"samples": [failed]}))
+    with pytest.raises(DataError, match="no row to read"):
+        from_inspect(path)
 
 
 @pytest.mark.parametrize(

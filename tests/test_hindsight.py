@@ -18,8 +18,8 @@ from agentkit.policies.loading import load_agent
 from agentkit.records import StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
-from agentkit.tasks.families.relabel import relabel_code, without_idle_lines
 from agentkit.tasks.family import Family
+from agentkit.tasks.relabel import relabel_code, without_idle_lines
 from agentkit.training import hindsight as module
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.hindsight import demonstrate, hindsight, lesson_batch, lessons

@@ -388,5 +388,5 @@ def test_sixty_rows_are_a_suite_whose_environment_has_its_tools(tmp_path, name):
     assert len(suite) == 60 and min(sizes.values()) >= 5 and sizes["train"] >= 35
     for task in suite:
         environment = lab.environments[task.family]()
-        assert set(task.tools) <= set(tools_of(environment))
+        assert set(task.tools) == set(tools_of(environment))
         environment.reset(**task.meta)

@@ -118,6 +118,9 @@ def test_it_shows_what_it_holds_and_which_keys_differ(recipe):
     mine = rows[rows["from"] == "mine.py"]["name"].tolist()
     assert mine == ["boxes", "counted", "brevity"]
     assert "put" in rows.set_index("name").loc["boxes", "what it is"]
+    assert "correctness" not in rows["name"].tolist(), "no reward was handed to it: it does not guess"
+    handed = Lab.open(read_recipe(recipe) | {"reward": "toolrl"}).contents()
+    assert {"format", "match", "brevity", "Box"} <= set(handed["name"])
     html = lab._repr_html_()
     assert "<details" in html and "n_tasks" in html and "learning_rate" not in html
 

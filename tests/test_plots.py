@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from agentkit.evaluation import compare
+from agentkit.evaluation import Comparison, compare
 from agentkit.evaluation.behaviour import behaviour
 from agentkit.evaluation.failures import failures
 from agentkit.records import StopReason, Task, Trajectory, Turn
@@ -125,7 +125,7 @@ def test_curve_names_what_is_missing():
     assert "No optimiser step" in plots.curve(pd.DataFrame(), "kl", "?", "nats").layout.annotations[0].text
 
 
-def test_success_bars_take_a_comparison_or_its_json():
+def test_success_bars_of_a_comparison_and_of_its_json():
     tasks = [Task("t0", "?", "1", family="A", difficulty="hard"), Task("t1", "?", "1", family="B")]
     sampled = {
         "sft": [trajectory("t0", 0.0), trajectory("t1", 1.0)],
@@ -138,7 +138,7 @@ def test_success_bars_take_a_comparison_or_its_json():
     assert list(sft.x[0]) == ["overall", "overall", "category", "category", "difficulty", "difficulty"]
     assert list(labels.text) == ["50 %", "50 %", "0 %", "100 %", "100 %", "0 %"]
     assert sft.error_y.array[0] == pytest.approx(comparison.policies["sft"]["ci95"][1] - 0.5)
-    assert plots.success_bars(comparison.to_json()).to_json() == figure.to_json()
+    assert plots.success_bars(Comparison.from_json(comparison.to_json())).to_json() == figure.to_json()
 
 
 def test_paired_scatter_counts_moves():
@@ -188,7 +188,7 @@ def test_draws_failures_and_behaviour_are_drawn_with_every_number():
     after = [trajectory(f"t{i}", float(k < i % 4), k, "grpo") for i in range(6) for k in range(4)]
     policies = {"s<b>ft": before, "grpo": after}
     draws = plots.draw_curves(compare(policies))
-    assert [list(t.x) for t in draws.data] == [["1", "2", "4"]] * 6 and "&lt;b&gt;" in draws.data[0].name
+    assert [list(t.x) for t in draws.data] == [["1", "2", "4"]] * 4 and "&lt;b&gt;" in draws.data[0].name
     found = failures(policies, tasks)
     bars = plots.failure_bars(found)
     assert sum(map(int, bars.data[0].text)) == sum(t.success <= 0.5 for t in before) and len(bars.data) == 2

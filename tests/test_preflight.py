@@ -26,7 +26,6 @@ NAMES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 
 
 # ---- arithmetic
-# ------------------------------------------------------------------------------------------------------
 def test_dead_groups_of_one_chance_and_of_a_spread():
     assert dead_share(500.0, 500.0, 4) == pytest.approx(2 * 0.5**4, abs=2e-3)  # nearly p = 1/2
     assert dead_share(1.0, 1.0, 4) == pytest.approx(2 / 5)  # uniform: the integral of p^4 + (1-p)^4
@@ -57,7 +56,6 @@ def test_what_a_repeat_scoring_explains():
 
 
 # ---- autopsies: three published runs
-# ---------------------------------------------------------------------------------
 def constraint_task(number: int) -> Task:
     meta = {
         "plan": [{"tool": "drop_constraint", "arguments": {}}],
@@ -77,8 +75,8 @@ def repair(task: Task, sample: int, name: str, calls: int = 1, policy: str = "sf
     """One trajectory that drops a constraint, after looking around."""
     look = tuple(ToolResult("get_iis", {}, json.dumps(task.meta["iis"]), True) for _ in range(calls - 1))
     drop = ToolResult("drop_constraint", {"name": name}, "done", True)
-    said = [f"I drop constraint {name}, which is in the conflict.", f"Answer: {name}"]
-    turns = (Turn(said[0], (0, 2), (*look, drop)), Turn(said[1], (2, 4)))
+    texts = [f"I drop constraint {name}, which is in the conflict.", f"Answer: {name}"]
+    turns = (Turn(texts[0], (0, 2), (*look, drop)), Turn(texts[1], (2, 4)))
     ids, right = (3, sample, 5, 7), float(name == task.answer)
     return Trajectory(
         task.id,
@@ -152,12 +150,12 @@ def test_autopsy_003_an_unanchored_pattern_strikes_everything(rollouts):
     always = [
         dataclasses.replace(t, success=1.0) for t in sampled
     ]  # every rollout earned 20 - 20 + 10, as published
-    found = report(RECIPE, always, golden, tasks, or_debug(WIDE), n_test=100)
+    preflight = report(RECIPE, always, golden, tasks, or_debug(WIDE), n_test=100)
     with pytest.raises(PreflightError) as refusal:
-        found.require()
-    said = str(refusal.value)
-    assert "faithfulness takes 20 from gold trajectories" in said and "unanchored" in said
-    assert found["Groups without advantage"].light == "red"
+        preflight.require()
+    message = str(refusal.value)
+    assert "faithfulness takes 20 from gold trajectories" in message and "unanchored" in message
+    assert preflight["Groups without advantage"].light == "red"
     mended = judged(rollouts, or_debug(ANCHORED))
     assert mended["Gold trajectories"].light == "green" and mended["Groups without advantage"].light != "red"
 
@@ -178,15 +176,15 @@ def test_autopsy_000_noise_is_no_cure_for_zero_variance(rollouts):
     ]  # binary, and dead
     with pytest.warns(UserWarning, match="noise"):
         noisy = with_noise({"correctness": (correctness, 1.0)}, 0.05)
-    found = report(RECIPE, same, golden, tasks, noisy, n_test=100)
-    item = found["Signal or noise"]
+    preflight = report(RECIPE, same, golden, tasks, noisy, n_test=100)
+    item = preflight["Signal or noise"]
     assert (
         item.light == "red"
         and item.values["repeatable"] < 0.3
         and item.values["noisy_components"] == ["noise"]
     )
     with pytest.raises(PreflightError, match="noise gives the same trajectory another value each time"):
-        found.require()
+        preflight.require()
     judged(rollouts, {"correctness": (correctness, 1.0)}).require()
 
 
@@ -203,16 +201,15 @@ def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
             else min(-0.6, score + 0.1 * min(len(trajectory.turns[0].results) if trajectory.turns else 0, 4))
         )
 
-    found = judged(rollouts, {"tool_call": (tool_call, 1.0)})
+    preflight = judged(rollouts, {"tool_call": (tool_call, 1.0)})
     with pytest.raises(PreflightError, match=r"reads task\.meta\['num_turns'\], which no record holds"):
-        found.require()
+        preflight.require()
     judged(rollouts, {"tool_call": (counted, 1.0)}).require()
 
 
 # ---- the probe and single checks
-# -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("component", "said"),
+    ("component", "reason"),
     [
         (lambda task, t: getattr(t, "num_turns", 0) * 0.1, "reads trajectory.num_turns"),
         (lambda task, t: 0.5, "neither a wrong answer"),
@@ -220,10 +217,10 @@ def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
         (lambda task, t: None, "scored on none"),
     ],
 )
-def test_a_dead_component_is_refused_with_its_reason(rollouts, component, said):
-    found = judged(rollouts, plan() | {"mine": (component, 1.0)})
-    assert found["Component mine"].light == "red"
-    assert said in found["Component mine"].finding + found["Component mine"].advice
+def test_a_dead_component_is_refused_with_its_reason(rollouts, component, reason):
+    preflight = judged(rollouts, plan() | {"mine": (component, 1.0)})
+    assert preflight["Component mine"].light == "red"
+    assert reason in preflight["Component mine"].finding + preflight["Component mine"].advice
 
 
 def test_a_saturated_component_is_no_fault(rollouts):
@@ -233,11 +230,11 @@ def test_a_saturated_component_is_no_fault(rollouts):
 
 def test_the_probe_tells_what_moves_a_component(rollouts):
     tasks, _, golden = rollouts
-    found = probe(plan()["efficiency"][0], list(zip(tasks, golden, strict=True))[:2])
+    probed = probe(plan()["efficiency"][0], list(zip(tasks, golden, strict=True))[:2])
     assert (
-        {"a wrong answer", "no answer", "many more tokens"} <= set(found.moved_by)
-        and not found.missing
-        and not found.failures
+        {"a wrong answer", "no answer", "many more tokens"} <= set(probed.moved_by)
+        and not probed.missing
+        and not probed.failures
     )
 
 
@@ -287,11 +284,11 @@ def test_the_report_as_text_html_and_json(rollouts, tmp_path):
     tasks, sampled, golden = rollouts
     hostile = [dataclasses.replace(t, task_id=t.task_id) for t in golden]
     hostile = [dataclasses.replace(t, success=0.0, why="<script>alert(1)</script>") for t in hostile]
-    found = report(RECIPE, sampled, hostile, tasks, plan(), n_test=100)
-    assert "<script>" not in found._repr_html_() and "&lt;script&gt;" in found._repr_html_()
-    assert found.light == "red" and "[stop] Gold trajectories" in found.text()
-    kept = json.loads(found.save(tmp_path / "preflight.json").read_text())
-    assert kept["light"] == "red" and {i["name"] for i in kept["items"]} == {i.name for i in found.items}
+    preflight = report(RECIPE, sampled, hostile, tasks, plan(), n_test=100)
+    assert "<script>" not in preflight._repr_html_() and "&lt;script&gt;" in preflight._repr_html_()
+    assert preflight.light == "red" and "[stop] Gold trajectories" in preflight.text()
+    kept = json.loads(preflight.save(tmp_path / "preflight.json").read_text())
+    assert kept["light"] == "red" and {i["name"] for i in kept["items"]} == {i.name for i in preflight.items}
 
 
 def test_the_forecast_scales_with_the_measured_rollout():
@@ -312,16 +309,16 @@ def test_the_forecast_expects_trajectories_as_long_as_the_experts():
 def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
     lab = Lab.open(Recipe(group_size=4, model="nano"))
     careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")
-    found, rollouts = examine(lab, careless, suite.split("train"), n_test=len(suite.split("test")))
-    found.require()
+    preflight, rollouts = examine(lab, careless, suite.split("train"), n_test=len(suite.split("test")))
+    preflight.require()
     assert (
-        found["Gold trajectories"].light == "green"
-        and found["Masks"].light == "green"
+        preflight["Gold trajectories"].light == "green"
+        and preflight["Masks"].light == "green"
         and len(rollouts) == 48
     )
     assert (
-        found["Signal or noise"].values["repeatable"] == pytest.approx(1.0)
-        and found["Forecast"].values["rollout"] > 0
+        preflight["Signal or noise"].values["repeatable"] == pytest.approx(1.0)
+        and preflight["Forecast"].values["rollout"] > 0
     )
 
 

@@ -18,7 +18,8 @@ from agentkit.rollouts import Limits
 from agentkit.rollouts.calls import format_call
 from agentkit.tools.conformance import EnvironmentConformance
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment, tool
+from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment
+from agentkit.tools.runtime import tool
 
 
 class CounterEnvironment:

@@ -15,7 +15,7 @@ import tyro
 
 from agentkit import Lab, ToolCall, cli
 from agentkit.tools.conformance import EnvironmentConformance
-from agentkit.tools.environments import tools_of
+from agentkit.tools.runtime import tools_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README, GUIDE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guide.md"))

@@ -21,7 +21,8 @@ from agentkit.rollouts.calls import format_call
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.corpus import corpus_path
-from agentkit.tools.environments import CorpusEnvironment, tool
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.runtime import tool
 from agentkit.training.metrics import tool_metrics
 
 TASK = Task("t", "What?", "3", "numeric")

@@ -17,7 +17,8 @@ from agentkit.records import StopReason
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.tokens import completion_logprobs
-from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment, tool_schemas
+from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.tools.runtime import tool_schemas
 
 
 @pytest.fixture(scope="module")

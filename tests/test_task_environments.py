@@ -15,7 +15,8 @@ from agentkit import Task, ToolCall, rollout
 from agentkit.rollouts import Limits
 from agentkit.rollouts.calls import format_call
 from agentkit.tools.conformance import ROW, EnvironmentConformance
-from agentkit.tools.environments import CalculatorEnvironment, PassagesEnvironment, run_call, tools_of
+from agentkit.tools.environments import CalculatorEnvironment, PassagesEnvironment
+from agentkit.tools.runtime import run_call, tools_of
 from agentkit.tools.search import MAX_PASSAGES
 
 PASSAGES = [

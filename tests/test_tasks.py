@@ -18,9 +18,8 @@ import pytest
 
 from agentkit import Score, StopReason, Suite, Task, Trajectory, verifiers, verify
 from agentkit.tasks import PlanError, SuiteError, bands, catalogue, expert, shipped_families, solve, splits
-from agentkit.tasks import suite as suite_module
 from agentkit.tasks.families import lookup, multihop, wide
-from agentkit.tasks.family import Family
+from agentkit.tasks.family import Family, difficulty
 from agentkit.tools import calculate, search_passages
 from agentkit.tools.corpus import PHRASES, facts
 from agentkit.tools.environments import CorpusEnvironment
@@ -154,7 +153,7 @@ def test_every_gold_passes_and_the_expert_reaches_it(large, corpus):
     for task in list(large)[::5]:
         solution = solve(task, shipped_families(corpus)[task.family].environment())
         assert verify(task, solution.answer).value == 1.0
-        assert task.difficulty == suite_module.difficulty(len(solution.calls))
+        assert task.difficulty == difficulty(len(solution.calls))
 
 
 def test_every_mutated_gold_fails(large):

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from agentkit import ToolCall
 from agentkit.runs import project_root
 from agentkit.tools.cache import BATCH, StaleCacheWarning, ToolCache, canonical, default_path, key_of
-from agentkit.tools.environments import CorpusEnvironment, run_call, tool
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.runtime import run_call, tool
 
 
 class Counted:

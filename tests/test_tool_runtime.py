@@ -18,7 +18,8 @@ import pytest
 from agentkit import ToolCall
 from agentkit.runs import project_root
 from agentkit.tools import execution as tool_execution
-from agentkit.tools.environments import CorpusEnvironment, ToolSpec, run_call, tool, tool_schemas, tools_of
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.runtime import ToolSpec, run_call, tool, tool_schemas, tools_of
 
 
 class Bench:
@@ -418,7 +419,7 @@ def test_a_tool_defined_in_a_script_or_a_cell_runs_in_a_process():
     code = """
 import asyncio
 from agentkit import ToolCall
-from agentkit.tools.environments import run_call, tool
+from agentkit.tools.runtime import run_call, tool
 FACTOR = 7
 def helper(x): return x * FACTOR
 class Cell:

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from agentkit import ToolCall, sandbox
-from agentkit.tools.environments import WorkbenchEnvironment, run_call, tool_schemas, tools_of
+from agentkit.tools.environments import WorkbenchEnvironment
+from agentkit.tools.runtime import run_call, tool_schemas, tools_of
 
 pytestmark = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="no sandbox on this machine")
 

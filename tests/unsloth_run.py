@@ -102,7 +102,7 @@ def main(folder: Path) -> None:
     base = ours.model.peft_config["default"].base_model_name_or_path
     found["base"] = "nano" if Path(base) == Path(nano.DATA) else base
     found["losses"] = ours.run.metrics["loss"].dropna().tolist()
-    ids = torch.tensor([ours._batch[0].prompt_ids], device=saved.device)
+    ids = torch.tensor([ours.own_trajectories[0].prompt_ids], device=saved.device)
     with torch.no_grad():
         gap = (saved.eval()(ids).logits - ours.model.eval()(ids).logits).abs().max()
     found["adapter_gap"] = float(gap)

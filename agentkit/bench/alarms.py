@@ -1,5 +1,6 @@
-"""How often each alarm is right, and how late: precision, recall and delay on simulated runs that no
-threshold was set on.
+"""How often each alarm is right, and how late: precision, recall and delay on simulated runs.
+
+No threshold was set on the runs that are used by default. Leaves out real trainings (tests/planted.py).
 """
 
 from __future__ import annotations
@@ -24,36 +25,26 @@ Judged = tuple[Simulated, Sequence[Alarm]]
 
 def judge(run: Simulated) -> list[Alarm]:
     """The alarms of a simulated run, those that only inform left out."""
-    return [
-        alarm
-        for alarm in scan(observe(row, rollouts) for row, rollouts in run.steps)
-        if alarm.severity != "info"
-    ]
+    alarms = scan(observe(row, trajectories) for row, trajectories in run.steps)
+    return [alarm for alarm in alarms if alarm.severity != "info"]
 
 
 def measured(
     runs: int = RUNS, healthy: int = HEALTHY, *, first_seed: int = HELD_BACK, progress: bool = False
 ) -> pd.DataFrame:
-    """Simulate, judge and count.
+    """Simulate so many runs of each fault and healthy ones, judge and count, as ``table``.
 
-    Args:
-        runs: simulated runs of each fault.
-        healthy: simulated runs without a fault.
-        first_seed: of the runs; thresholds are set on those from 0 on.
-        progress: show a progress bar.
-
-    Returns:
-        As ``table``.
+    Thresholds are set on runs whose seeds begin at 0.
     """
     from tqdm.auto import tqdm
 
-    wanted = [(None, i) for i in range(healthy)] + [(fault, i) for fault in CONSEQUENCES for i in range(runs)]
+    planned = [(None, i) for i in range(healthy)] + [
+        (fault, i) for fault in CONSEQUENCES for i in range(runs)
+    ]
     judged = []
-    for fault, i in tqdm(wanted, desc="simulated runs", disable=not progress):
+    for fault, i in tqdm(planned, desc="simulated runs", disable=not progress):
         run = simulate(fault, first_seed + i)
-        judged.append(
-            (Simulated(run.fault, run.onset, []), judge(run))
-        )  # the rollouts are not needed any more
+        judged.append((Simulated(run.fault, run.onset, []), judge(run)))  # without rollouts, to save memory
     return table(judged)
 
 
@@ -62,32 +53,32 @@ def table(judged: Iterable[Judged]) -> pd.DataFrame:
 
     Returns:
         One row an alarm: ``runs`` with its fault, ``found`` of them and ``recall``; ``false`` alarms (in a
-            run without its
-        fault, or before it set in; what the run's fault brings with it by its nature counts neither way),
-        ``in_healthy`` of them in healthy runs, ``precision`` (right alarms among right and false ones), and
-        the median and the largest ``delay`` in steps.
+        run without its fault, or before it set in; what the run's fault brings with it by its nature counts
+        neither way), ``in_healthy`` of them in healthy runs, ``precision`` (right alarms among right and
+        false ones), and the median and the largest ``delay`` in steps.
     """
-    rows = {name: {"runs": 0, "found": 0, "false": 0, "in_healthy": 0} for name in RULES}
+    counts = pd.DataFrame(
+        0, index=pd.Index(list(RULES), name="alarm"), columns=["runs", "found", "false", "in_healthy"]
+    )
     delays: dict[str, list[int]] = {name: [] for name in RULES}
     for run, alarms in judged:
         if run.fault is not None:
-            rows[run.fault]["runs"] += 1
+            counts.loc[run.fault, "runs"] += 1
         for name in {alarm.alarm for alarm in alarms}:
-            fired = [alarm.step for alarm in alarms if alarm.alarm == name]
+            steps = [alarm.step for alarm in alarms if alarm.alarm == name]
+            in_time = [step for step in steps if step >= run.onset - EARLY]
             if name == run.fault:
-                in_time = [step for step in fired if step >= run.onset - EARLY]
                 delays[name] += [max(0, step - run.onset) for step in in_time[:1]]
-                rows[name]["false"] += len(in_time) < len(fired)
+                counts.loc[name, "false"] += len(in_time) < len(steps)
             elif run.fault is None or name not in CONSEQUENCES[run.fault]:
-                rows[name]["false"] += 1
-                rows[name]["in_healthy"] += run.fault is None
-    found = pd.DataFrame.from_dict(rows, orient="index").rename_axis("alarm").reset_index()
-    found["found"] = [len(delays[name]) for name in found["alarm"]]
-    found["recall"] = found["found"] / found["runs"]
-    found["precision"] = found["found"] / (found["found"] + found["false"])
-    found["delay"] = [np.median(delays[name]) if delays[name] else np.nan for name in found["alarm"]]
-    found["longest"] = [max(delays[name], default=np.nan) for name in found["alarm"]]
-    return found
+                counts.loc[name, "false"] += 1
+                counts.loc[name, "in_healthy"] += run.fault is None
+    counts["found"] = [len(values) for values in delays.values()]
+    counts["recall"] = counts["found"] / counts["runs"]
+    counts["precision"] = counts["found"] / (counts["found"] + counts["false"])
+    counts["delay"] = [np.median(values) if values else np.nan for values in delays.values()]
+    counts["longest"] = [max(values, default=np.nan) for values in delays.values()]
+    return counts.reset_index()
 
 
 def save_measured(measurement: pd.DataFrame) -> Path:

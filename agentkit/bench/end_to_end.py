@@ -1,10 +1,11 @@
-"""End to end: wall clock of GRPO from the same SFT agent to the target on the small recipe, ours and stock TRL's.
+"""End to end: wall clock of GRPO from one SFT agent to the target on the small recipe, ours and stock TRL's.
 
-Both train one after the other from the same cold start, with the same hyperparameters, reward and validation; the
-clock runs while a step runs and stands still during validation, which is our sampling policy's for both. The peer is
-``StockTrainer`` (training.peer) with TRL's own generation and ``environment_factory``, one environment a trajectory;
-its reward is computed from the messages TRL hands over, by the same verifier and weights. Families A and B only: TRL
-gives every trajectory the same tools. Leaves out what either learns beyond the target.
+Both train one after the other from the same cold start, with the same hyperparameters, reward and validation;
+the clock runs while a step runs and stands still during validation, which is our sampling policy's for both.
+The peer is ``StockTrainer`` (training.peer) with TRL's own generation and ``environment_factory``, one
+environment a trajectory; its reward is computed from the messages TRL hands over, by the same verifier and
+weights. Families A and B only: TRL gives every trajectory the same tools. Leaves out what either learns
+beyond the target.
 """
 
 from __future__ import annotations
@@ -39,34 +40,28 @@ from agentkit.verifiers import final_answer, verify
 TARGET, EVERY = 0.85, 6  # success on the validation tasks, steps between validations
 SEEDS = (1, 2, 3)
 PATIENCE = 5.0  # times our seconds after which the peer is stopped: its ratio is then at least this
-Result = dict[str, Any]  # seconds in all, steps, reached, success by step, mean seconds a step of rollouts
+Result = dict[str, Any]  # seconds in all, steps, whether it reached the target, success by step
 
 
 def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
-    """Seconds of training until 85 % of the validation tasks are solved.
-
-    Args:
-        quick: two steps from the agent as it ships, one seed, seconds a step: ends within 50 seconds.
+    """Seconds of training until 85 % of validation is solved; ``quick`` times two steps of one seed.
 
     Returns:
-        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``levers`` splits a step's mean seconds into
-        rollouts and the rest; ``reached`` counts the seeds that came to the target; one that did not counts with
-        the seconds after which it was stopped, so its ratio is a lower bound where only the peer was.
+        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``reached`` counts the seeds that came
+        to the target; one that did not counts with the seconds after which it was stopped, so its ratio is a
+        lower bound where only the peer was.
     """
     runs = [_seed(seed, quick) for seed in SEEDS[: 1 if quick else None]]
-    sides = {side: [run[side] for run in runs] for side in ("ours", "peer")}
-    seconds, levers = {}, {"rollout": {}, "update": {}}
-    for side, results in sides.items():
-        seconds[side] = [r["seconds"] / (r["steps"] if quick else 1) for r in results]
-        rollouts = fmean(r["rollouts"] for r in results)
-        levers["rollout"][side] = rollouts
-        levers["update"][side] = fmean(r["seconds"] / r["steps"] for r in results) - rollouts
-    more = {
-        name: {s: [r[name] for r in results] for s, results in sides.items()} for name in ("steps", "success")
-    }
-    more["reached"] = {side: sum(r["reached"] for r in results) for side, results in sides.items()}
-    unit = "s/step" if quick else f"s to {TARGET:.0%}"
-    timed = case("trl_env", unit, seconds["ours"], seconds["peer"], inverse=True, levers=levers, **more)
+    figures: dict[str, dict[str, list]] = {name: {} for name in ("seconds", "steps", "reached", "success")}
+    for side in ("ours", "peer"):
+        for name, values in figures.items():
+            values[side] = [run[side][name] for run in runs]
+    seconds, unit = figures.pop("seconds"), f"s to {TARGET:.0%}"
+    if quick:
+        unit = "s/step"
+        seconds = {side: [seconds[side][0] / figures["steps"][side][0]] for side in seconds}
+    figures["reached"] = {side: sum(values) for side, values in figures["reached"].items()}
+    timed = case("trl_env", unit, seconds["ours"], seconds["peer"], inverse=True, **figures)
     return report("end-to-end", [timed])
 
 
@@ -83,12 +78,10 @@ def _seed(seed: int, quick: bool) -> dict[str, Result]:
             agent, tokenizer = load_agent("nano")
             start = [folder / "sft"]
             cold_start(agent, tokenizer, demonstrations(lab, train, tokenizer), lab.recipe, start[0])
-        run = Run.create(folder / "race")
-        ours = _race(AgentGRPOTrainer(lab, *load_agent("nano", start), train, [], run), lab, validation)
-        ours["rollouts"] = fmean(run.metrics["rollout_seconds"].dropna())
+        trainer = AgentGRPOTrainer(lab, *load_agent("nano", start), train, [], Run.create(folder / "race"))
+        ours = _race(trainer, lab, validation)
         stock = _stock(*load_agent("nano", start), train, lab, folder / "trl")
-        peer = _race(stock, lab, validation, PATIENCE * ours["seconds"])
-        return {"ours": ours, "peer": peer | {"rollouts": fmean(stock.generation_seconds)}}
+        return {"ours": ours, "peer": _race(stock, lab, validation, PATIENCE * ours["seconds"])}
 
 
 def _race(trainer: Any, lab: Lab, validation: Sequence[Task], limit_s: float = math.inf) -> Result:
@@ -132,21 +125,7 @@ class _Clock(TrainerCallback):
 
 
 # ---- stock TRL
-class _TimedStock(StockTrainer):
-    """Stock TRL that notes how long its generation and tools take."""
-
-    def __init__(self, **options: Any):
-        super().__init__(**options)
-        self.generation_seconds: list[float] = []
-
-    def _generate(self, *arguments: Any, **options: Any) -> Any:
-        start = time.perf_counter()
-        result = super()._generate(*arguments, **options)
-        self.generation_seconds.append(time.perf_counter() - start)
-        return result
-
-
-def _stock(model: Any, tokenizer: Any, tasks: Sequence[Task], lab: Lab, folder: Path) -> _TimedStock:
+def _stock(model: Any, tokenizer: Any, tasks: Sequence[Task], lab: Lab, folder: Path) -> StockTrainer:
     tokenizer.response_template = qwen3_template
     args = config(lab.recipe, folder)
     args.max_tool_calling_iterations = lab.recipe.max_turns - 1
@@ -155,7 +134,7 @@ def _stock(model: Any, tokenizer: Any, tasks: Sequence[Task], lab: Lab, folder: 
     def reward(completions: list[list[dict]], task_id: list[str], **unused: Any) -> list[float]:
         return [_plan_reward(by_id[i], c, lab.recipe) for i, c in zip(task_id, completions, strict=True)]
 
-    trainer = _TimedStock(
+    trainer = StockTrainer(
         model=model,
         args=args,
         reward_funcs=[reward],

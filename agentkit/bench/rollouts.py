@@ -1,9 +1,9 @@
-"""Rollouts: the same tasks and small agent through our loop, through stock TRL's two tool loops, and bare decoding.
+"""Rollouts: the same tasks and agent through our loop, stock TRL's two tool loops, and bare decoding.
 
 They take turns. Cases trl_tools_* and trl_env_*: trajectories a second; the peer is TRL's GRPOTrainer, never
-changed, only configured, at tools that take 0, 50 and 500 ms. Case ceiling_50ms: sampled tokens a second; the peer
-is our own engine that decodes as many tokens in the same batch, the mean in every row, and has no tools to wait
-for. No tool cache is used. Leaves out scoring on TRL's side, which ours includes.
+changed, only configured, at tools that take 0, 50 and 500 ms. Case ceiling_50ms: sampled tokens a second; the
+peer is our own engine that decodes as many tokens in the same batch, the mean in every row, and has no tools
+to wait for. No tool cache is used. Leaves out scoring on TRL's side, which ours includes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, wraps
 from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +36,8 @@ from trl.chat_template_utils import qwen3_template  # isort: skip
 
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
 GROUP = 8
-# case: tool latency in seconds, tasks, repeats; 64 trajectories in full. TRL waits for every call in turn, so quick
-# has fewer
+# case: tool latency in seconds, tasks, repeats; 64 trajectories in full. TRL waits for every call in turn, so
+# quick has fewer
 FULL = {
     "trl_tools_0ms": (0.0, 8, 5),
     "trl_tools_50ms": (0.05, 8, 3),
@@ -55,49 +55,35 @@ QUICK = {
 Run = Callable[[int], tuple[float, float]]  # seed -> trajectories a second, sampled tokens of one
 
 
-class SlowEnvironment(CorpusEnvironment):
-    """Search and calculator that take ``latency_s`` longer."""
-
-    latency_s = 0.0
-
-    def search(self, query: str) -> str:
-        """Search facts.
-
-        Args:
-            query: What to look up.
-        """
-        time.sleep(self.latency_s)
-        return super().search(query)
-
-    def calculator(self, expression: str) -> str:
-        """Compute arithmetic.
-
-        Args:
-            expression: The arithmetic.
-        """
-        time.sleep(self.latency_s)
-        return super().calculator(expression)
+Factory = Callable[[], CorpusEnvironment]
 
 
-Factory = Callable[[], SlowEnvironment]
+def _slow(latency_s: float, corpus: Corpus) -> Factory:
+    """Makes environments whose search and calculator take ``latency_s`` longer."""
+
+    def slow(method: Callable[..., str]) -> Callable[..., str]:
+        @wraps(method, updated=())  # without what is declared of the method, such as that it may be cached
+        def call(*arguments: Any, **named: Any) -> str:
+            time.sleep(latency_s)
+            return method(*arguments, **named)
+
+        return call
+
+    methods = {"search": slow(CorpusEnvironment.search), "calculator": slow(CorpusEnvironment.calculator)}
+    return partial(type("Environment", (CorpusEnvironment,), methods), corpus)
 
 
 def bench_rollouts(quick: bool = False) -> dict[str, Any]:
-    """Our rollouts against stock TRL's and against bare decoding.
+    """Our rollouts against stock TRL's and against bare decoding; ratio ours / peer, above 1 is faster.
 
-    Args:
-        quick: fewer trajectories and repeats, to end within 50 seconds; the ratios at 50 and 500 ms are then
-            smaller than with 64 trajectories, since TRL's wait grows with their number and ours does not.
-
-    Returns:
-        The bench JSON: machine, versions, and cases with ours, peer and ratio (ours / peer; above 1 is faster).
+    The ratios at 50 and 500 ms are smaller when ``quick``: TRL's wait grows with the number of trajectories.
     """
     corpus = Corpus.open()
     suite = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
     peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": _ceiling}
     cases = []
     for name, (latency, count, repeats) in (QUICK if quick else FULL).items():
-        environment = partial(type("Environment", (SlowEnvironment,), {"latency_s": latency}), corpus)
+        environment = _slow(latency, corpus)
         tasks = suite[:count]
         ours, peer = _ours(tasks, environment), peers[name.rpartition("_")[0]](tasks, environment)
         if name == "trl_tools_0ms":  # warm-up of model and tools, not counted
@@ -138,7 +124,7 @@ def _rollout(tasks: Sequence[Task], policy: Any, environment: Factory, seed: int
 
 
 def _ceiling(tasks: Sequence[Task], environment: Factory) -> Run:
-    """Bare decoding: each row samples as many tokens as trajectories on average, in one turn after its prompt."""
+    """Bare decoding: each row samples the mean number of tokens, in one turn after its prompt."""
     model, tokenizer = load_agent("nano")
     trajectories = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
     tokens = round(fmean(sum(t.action_mask) for t in trajectories))

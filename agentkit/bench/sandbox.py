@@ -1,8 +1,8 @@
 """The sandbox against plain ``subprocess``: latency and throughput of each tier.
 
-The peer of every case is ``subprocess.run([python, "-I", "-S", "-c", code])``, which confines nothing. They take
-turns. Seconds are wall clock as the caller sees them. Leaves out memory, and what the machine does besides: run it
-on an idle one.
+The peer of every case is ``subprocess.run([python, "-I", "-S", "-c", code])``, which confines nothing. They
+take turns. Seconds are wall clock as the caller sees them. Leaves out memory, and what the machine does
+besides: run it on an idle one.
 """
 
 from __future__ import annotations
@@ -31,15 +31,12 @@ Figures = dict[str, list[float]]  # by runner
 
 
 def bench_sandbox(quick: bool = False) -> dict[str, Any]:
-    """Cold and warm latency and runs a second, per tier.
-
-    Args:
-        quick: fewer repeats, to end within 50 seconds.
+    """Cold and warm latency and runs a second, per tier; ``quick`` repeats less.
 
     Returns:
-        The bench JSON. ``ours`` is the strongest tier, ``peer`` plain subprocess, ``ratio`` ours / peer: below 1 is
-        faster for cold and warm (ms), above 1 for throughput (runs/s). ``others`` holds the other tiers that work
-        here.
+        The bench JSON. ``ours`` is the strongest tier, ``peer`` plain subprocess, ``ratio`` ours / peer:
+        below 1 is faster for cold and warm (ms), above 1 for throughput (runs/s). ``others`` holds the other
+        tiers that work here.
     """
     runners = _runners()
     warm, cold, batch = QUICK if quick else FULL

@@ -1,9 +1,9 @@
 """Simulated training runs, healthy and with one planted fault, to measure the alarms on.
 
-A run is a learning curve with its noise: which tasks a step draws, who succeeds, calls, lengths, answers, metrics.
-The ranges are those that stored runs of the small agent show, drawn wider, so that no two runs have the same scale.
-A fault sets in at a drawn step and strength, suddenly or over a few steps. Leaves out policies: nothing is learnt
-here, only imitated.
+A run is a learning curve with its noise: which tasks a step draws, who succeeds, calls, lengths, answers,
+metrics. The ranges are those that stored runs of the small agent show, drawn wider, so that no two runs have
+the same scale. A fault sets in at a drawn step and strength, suddenly or over a few steps. Leaves out
+policies: nothing is learnt here, only imitated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,35 +49,35 @@ CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "stale_cache": (),
 }
 FLAT = ("zero_variance", "dominance", "stalled_learning")  # nothing is learnt from the first step on
-HALTS = ("tool_abandonment", "call_inflation", "answer_collapse", "mode_collapse", "entropy_collapse", "length_explosion",
-         "truncation", "template_collapse", "reward_hacking")  # learning stops where it sets in  # fmt: skip
+HALTS = ("tool_abandonment", "call_inflation", "answer_collapse", "mode_collapse", "entropy_collapse",
+         "length_explosion", "truncation", "template_collapse", "reward_hacking")  # fmt: skip
+# learning stops where one of HALTS sets in
 
 
-@dataclass(frozen=True)
-class World:
-    """What one simulated step is drawn from; a fault changes some of it."""
-
-    success: float
-    calls: float
-    tokens: float  # of a turn
-    copied: float  # rollouts that repeat another of their group
-    seconds: float  # of a call
-    metrics: dict[str, float]
-    failures: float = 0.03  # of calls
-    silent: float = 0.01  # trajectories without a call
-    common: float = 0.02  # trajectories that give the commonest answer
-    template: float = 0.0  # first actions shared over tasks
-    cut: float = 0.01
-    stuck: float = 0.0  # groups whose rewards are equal by a fault
-    timeouts: float = 0.0
-    stale: float = 0.0  # groups in which a cached reply is old
-    bonus: float = 0.0  # a component that pays for something else
-    doubt: float = 0.0  # more answers that the auditor refuses though they are accepted
-    val_drop: float = 0.0  # of success on tasks that are not trained on
-    dead: float | None = None  # value of a component that never varies
-    weights: dict[str, float] = field(
-        default_factory=lambda: {"correctness": 1.0, "format": 0.1, "efficiency": 1.0}
-    )
+World = dict[str, Any]  # what one simulated step is drawn from; a fault changes some of it
+METRICS = (
+    "kl",
+    "entropy",
+    "grad_norm",
+    "clip_fraction",
+    "mismatch",
+    "loss",
+)  # of a world, which a step's row holds
+HEALTHY = {
+    "failures": 0.03,  # of calls
+    "silent": 0.01,  # trajectories without a call
+    "common": 0.02,  # trajectories that give the commonest answer
+    "template": 0.0,  # first actions shared over tasks
+    "cut": 0.01,
+    "stuck": 0.0,  # groups whose rewards are equal by a fault
+    "timeouts": 0.0,
+    "stale": 0.0,  # groups in which a cached reply is old
+    "bonus": 0.0,  # a component that pays for something else
+    "doubt": 0.0,  # more answers that the auditor refuses though they are accepted
+    "val_drop": 0.0,  # of success on tasks that are not trained on
+    "dead": None,  # value of a component that never varies
+    "weights": {"correctness": 1.0, "format": 0.1, "efficiency": 1.0},
+}
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,7 @@ class Simulated:
 
 
 def simulate(fault: str | None, seed: int, steps: int = STEPS) -> Simulated:
-    """One run.
-
-    Args:
-        fault: a key of CONSEQUENCES, or None for a healthy run.
-        seed: draws everything.
-        steps: optimiser steps.
-    """
+    """One run, with a fault of CONSEQUENCES or healthy; ``seed`` draws everything."""
     if fault is not None and fault not in CONSEQUENCES:
         raise ValueError(f"there is no fault {fault!r}: use one of {', '.join(CONSEQUENCES)}")
     rng = np.random.default_rng([seed, zlib.crc32((fault or "healthy").encode())])
@@ -111,7 +105,7 @@ def simulate(fault: str | None, seed: int, steps: int = STEPS) -> Simulated:
         depth = 0.0 if fault is None or step < onset else min(1.0, (step - onset + 1) / ramp)
         world = curve.world(step if not (fault in HALTS and depth) else onset)
         if depth:
-            world = FAULTS[fault](world, Planted(depth, strength, step - onset, rng))
+            world |= FAULTS[fault](world, Planted(depth, strength, step - onset, rng))
         rows.append(_step(step, world, curve, rng))
     return Simulated(fault, onset, rows)
 
@@ -146,26 +140,21 @@ class _Curve:
         self.every = int(rng.integers(5, 11))  # steps between validations
 
     def world(self, step: int) -> World:
-        rng, scales, done = self.rng, self.scales, 1 - np.exp(-step / self.pace)
-        noise = lambda sigma: float(np.exp(rng.normal(0, sigma)))  # noqa: E731 - a factor about 1
-        metrics = {
+        scales, done = self.scales, 1 - np.exp(-step / self.pace)
+        noise = lambda sigma: float(np.exp(self.rng.normal(0, sigma)))  # noqa: E731 - a factor about 1
+        return HEALTHY | {
             "kl": scales["kl"] * done * noise(0.5),
             "entropy": scales["entropy"] * (1 + (scales["entropy_left"] - 1) * done) * noise(0.25),
             "grad_norm": scales["grad_norm"] * noise(0.4),
             "clip_fraction": scales["clip_fraction"] * noise(0.4),
             "mismatch": scales["mismatch"] * noise(0.3),
-            "loss": float(rng.normal(0, 0.05)),
+            "loss": float(self.rng.normal(0, 0.05)),
+            "calls": scales["calls"] * (1 + (scales["more_calls"] - 1) * done) * noise(0.08),
+            "seconds": scales["seconds"] * noise(0.3),  # of a call
+            "tokens": scales["tokens"] * noise(0.06),  # of a turn
+            "copied": scales["copied"],  # rollouts that repeat another of their group
+            "success": self.start + (self.end - self.start) * done,
         }
-        calls = scales["calls"] * (1 + (scales["more_calls"] - 1) * done) * noise(0.08)
-        seconds = scales["seconds"] * noise(0.3)
-        return World(
-            success=self.start + (self.end - self.start) * done,
-            calls=calls,
-            tokens=scales["tokens"] * noise(0.06),
-            copied=scales["copied"],
-            seconds=seconds,
-            metrics=metrics,
-        )
 
 
 # ---- faults
@@ -183,80 +172,65 @@ class Planted:
         return self.depth * (mild + (strong - mild) * self.strength)
 
 
-Fault = Callable[[World, Planted], World]
-
-
-def _metric(world: World, name: str, value: float) -> World:
-    return replace(world, metrics=world.metrics | {name: value})
-
-
 def _hacking(world: World, fault: Planted) -> World:
     """Paid for something else; or answers that only the verifier likes."""
-    if fault.strength < 0.5:
-        return replace(world, bonus=fault.mix(0.3, 1.2))
-    return replace(world, doubt=fault.mix(0.1, 0.9))
+    return {"bonus": fault.mix(0.3, 1.2)} if fault.strength < 0.5 else {"doubt": fault.mix(0.1, 0.9)}
 
 
 def _dominance(world: World, fault: Planted) -> World:
     weights = {"correctness": 0.1, "format": 1.0 + 2 * fault.strength, "efficiency": 0.1}
-    return replace(world, weights=weights, failures=0.3)
+    return {"weights": weights, "failures": 0.3}
 
 
 def _kl_spike(world: World, fault: Planted) -> World:
-    """Weak ones pass."""
     passed = fault.since >= 3 and fault.strength <= 0.5
-    return world if passed else _metric(world, "kl", fault.depth * (0.2 + 1.5 * fault.strength))
+    return {} if passed else {"kl": fault.depth * (0.2 + 1.5 * fault.strength)}
 
 
 def _gradient_spike(world: World, fault: Planted) -> World:
-    if fault.since % 7:
-        return world
-    usual = world.metrics["grad_norm"]
-    return _metric(
-        world, "grad_norm", math.nan if fault.strength > 0.85 else usual * (12 + 60 * fault.strength)
-    )
-
-
-def _clip_drift(world: World, fault: Planted) -> World:
-    return _metric(world, "clip_fraction", fault.mix(0.2, 0.5) * float(np.exp(fault.rng.normal(0, 0.2))))
+    spike = math.nan if fault.strength > 0.85 else world["grad_norm"] * (12 + 60 * fault.strength)
+    return {} if fault.since % 7 else {"grad_norm": spike}
 
 
 def _truncation(world: World, fault: Planted) -> World:
     cut = fault.mix(0.3, 0.9)
-    return replace(world, cut=cut, success=world.success * (1 - cut / 2))
+    return {"cut": cut, "success": world["success"] * (1 - cut / 2)}
 
 
 def _slow_tools(world: World, fault: Planted) -> World:
     if fault.strength < 0.3:
-        return replace(world, timeouts=fault.depth * (0.1 + fault.strength))
-    return replace(world, seconds=fault.depth * (2 + 8 * fault.strength))
+        return {"timeouts": fault.depth * (0.1 + fault.strength)}
+    return {"seconds": fault.depth * (2 + 8 * fault.strength)}
 
 
-FAULTS: dict[str, Fault] = {
-    "zero_variance": lambda w, f: replace(w, stuck=f.mix(0.7, 1.0)),
-    "dead_component": lambda w, f: replace(w, dead=0.0 if f.strength < 0.5 else -0.1),
+# what each changes in a world
+FAULTS: dict[str, Callable[[World, Planted], World]] = {
+    "zero_variance": lambda w, f: {"stuck": f.mix(0.7, 1.0)},
+    "dead_component": lambda w, f: {"dead": 0.0 if f.strength < 0.5 else -0.1},
     "reward_hacking": _hacking,
     "dominance": _dominance,
-    "tool_abandonment": lambda w, f: replace(
-        w, silent=f.mix(0.5, 1.0), success=w.success * (1 - 0.3 * f.depth)
-    ),
-    "call_inflation": lambda w, f: replace(w, calls=w.calls * (1 + f.mix(1.0, 3.0))),
-    "answer_collapse": lambda w, f: replace(
-        w, common=f.mix(0.6, 1.0), success=w.success * (1 - 0.6 * f.depth)
-    ),
-    "mode_collapse": lambda w, f: replace(w, copied=max(w.copied, f.mix(0.88, 1.0))),
-    "entropy_collapse": lambda w, f: _metric(w, "entropy", w.metrics["entropy"] * (1 - f.mix(0.85, 0.99))),
+    "tool_abandonment": lambda w, f: {
+        "silent": f.mix(0.5, 1.0),
+        "success": w["success"] * (1 - 0.3 * f.depth),
+    },
+    "call_inflation": lambda w, f: {"calls": w["calls"] * (1 + f.mix(1.0, 3.0))},
+    "answer_collapse": lambda w, f: {
+        "common": f.mix(0.6, 1.0),
+        "success": w["success"] * (1 - 0.6 * f.depth),
+    },
+    "mode_collapse": lambda w, f: {"copied": max(w["copied"], f.mix(0.88, 1.0))},
+    "entropy_collapse": lambda w, f: {"entropy": w["entropy"] * (1 - f.mix(0.85, 0.99))},
     "kl_spike": _kl_spike,
     "gradient_spike": _gradient_spike,
-    "clip_drift": _clip_drift,
-    "engine_mismatch": lambda w, f: _metric(w, "mismatch", f.mix(0.15, 1.5)),
-    "length_explosion": lambda w, f: replace(w, tokens=w.tokens * (1 + f.mix(1.2, 4.0))),
+    "clip_drift": lambda w, f: {"clip_fraction": f.mix(0.2, 0.5) * float(np.exp(f.rng.normal(0, 0.2)))},
+    "engine_mismatch": lambda w, f: {"mismatch": f.mix(0.15, 1.5)},
+    "length_explosion": lambda w, f: {"tokens": w["tokens"] * (1 + f.mix(1.2, 4.0))},
     "truncation": _truncation,
-    "template_collapse": lambda w, f: replace(w, template=f.mix(0.6, 1.0)),
-    "overfitting": lambda w, f: replace(w, val_drop=min(1.0, f.since / 12) * (0.3 + 0.3 * f.strength)),
-    "stalled_learning": lambda w, f: w,
+    "template_collapse": lambda w, f: {"template": f.mix(0.6, 1.0)},
+    "overfitting": lambda w, f: {"val_drop": min(1.0, f.since / 12) * (0.3 + 0.3 * f.strength)},
+    "stalled_learning": lambda w, f: {},
     "slow_tools": _slow_tools,
-    "stale_cache": lambda w, f: replace(w, stale=0.15 + 0.5 * f.strength),
+    "stale_cache": lambda w, f: {"stale": 0.15 + 0.5 * f.strength},
 }
 
 
@@ -267,18 +241,18 @@ def _step(
     """The metrics row and the rollouts of a step; step 0 is the validation before training."""
     row: dict[str, Any] = {"step": step}
     if step % curve.every == 0:
-        row |= _validation(max(0.02, world.success * (1 - world.val_drop)), rng)
+        row |= _validation(max(0.02, world["success"] * (1 - world["val_drop"])), rng)
     if step == 0:
         return row, []
-    if world.val_drop:
-        world = replace(world, success=min(0.97, world.success + 0.5 * world.val_drop))
+    if world["val_drop"]:
+        world |= {"success": min(0.97, world["success"] + 0.5 * world["val_drop"])}
     draw = random.Random(int(rng.integers(1 << 60)))  # for single numbers, which numpy draws slowly
     tasks = draw.sample(range(TASKS), PROMPTS)
     trajectories = [t for task in tasks for t in _group(step, task, world, curve, draw)]
     rewards = np.array([t.reward for t in trajectories]).reshape(PROMPTS, -1)
-    liked = int(rng.binomial(16, min(0.99, world.success)))
-    refused = int(rng.binomial(liked, min(world.doubt + curve.scales["doubt"], 1.0)))
-    row |= world.metrics | {
+    liked = int(rng.binomial(16, min(0.99, world["success"])))
+    refused = int(rng.binomial(liked, min(world["doubt"] + curve.scales["doubt"], 1.0)))
+    row |= {name: world[name] for name in METRICS} | {
         "reward_std": float(rewards.std(1, ddof=1).mean()),
         "audited": 16,
         "audit_success": (liked - refused) / 16,
@@ -296,15 +270,15 @@ def _validation(success: float, rng: np.random.Generator) -> dict[str, float]:
 
 def _group(step: int, task: int, world: World, curve: _Curve, rng: random.Random) -> Iterator[Trajectory]:
     """G rollouts of one task; copies repeat the first of the group."""
-    logit = math.log(world.success / (1 - world.success)) * math.sqrt(1 + 0.35 * curve.spread**2)
+    logit = math.log(world["success"] / (1 - world["success"])) * math.sqrt(1 + 0.35 * curve.spread**2)
     chance = 1 / (1 + math.exp(-logit - curve.tasks[task]))
-    stuck, first = rng.random() < world.stuck, None
+    stuck, first = rng.random() < world["stuck"], None
     for sample in range(curve.group):
-        odd = {name for name in ("common", "template", "silent") if rng.random() < getattr(world, name)}
-        if first is not None and rng.random() < world.copied and not odd:
+        odd = {name for name in ("common", "template", "silent") if rng.random() < world[name]}
+        if first is not None and rng.random() < world["copied"] and not odd:
             yield replace(first, sample=sample)
             continue
-        success = rng.random() < chance and not stuck and not ("common" in odd and world.common > 0.1)
+        success = rng.random() < chance and not stuck and not ("common" in odd and world["common"] > 0.1)
         trajectory = _rollout(step, task, sample, success, odd, world, rng)
         if stuck:
             trajectory = replace(trajectory, reward=0.0, components=dict.fromkeys(trajectory.components, 0.0))
@@ -316,22 +290,22 @@ def _rollout(
     step: int, task: int, sample: int, right: bool, odd: set[str], world: World, rng: random.Random
 ) -> Trajectory:
     """One trajectory whose record shows what the world says."""
-    calls = 0 if "silent" in odd else max(1, round(rng.gauss(world.calls, 0.7)))
+    calls = 0 if "silent" in odd else max(1, round(rng.gauss(world["calls"], 0.7)))
     turns = _turns(0 if "template" in odd else task + 1, calls, world, rng)
-    if len(turns) > 1 and sample == 0 and rng.random() < world.stale:
+    if len(turns) > 1 and sample == 0 and rng.random() < world["stale"]:
         fresh = replace(turns[0].results[0], observation="a fact", ok=True)
         old = replace(fresh, observation="an older fact", cached=True)
         turns = (replace(turns[0], results=(fresh, old)), *turns[1:])
-    length = max(8, int(world.tokens * len(turns) * math.exp(rng.gauss(0, 0.15))))
-    cut = rng.random() < world.cut
+    length = max(8, int(world["tokens"] * len(turns) * math.exp(rng.gauss(0, 0.15))))
+    cut = rng.random() < world["cut"]
     success = float(right and not cut)
     ok = [result.ok for turn in turns for result in turn.results]
     components: dict[str, float | None] = {"correctness": success, "format": sum(ok) / max(len(ok), 1)}
     components["efficiency"] = -0.02 * len(turns) if success else 0.0
-    if world.bonus:
-        components["bonus"] = min(2.0, max(0.0, rng.gauss(world.bonus, 0.2)))
-    if world.dead is not None:
-        components["tool"] = world.dead
+    if world["bonus"]:
+        components["bonus"] = min(2.0, max(0.0, rng.gauss(world["bonus"], 0.2)))
+    if world["dead"] is not None:
+        components["tool"] = world["dead"]
     answer = f"gold {task}" if success else None
     if "common" in odd:
         answer = "42"
@@ -351,7 +325,7 @@ def _rollout(
         answer=None if cut else answer,
         success=success,
         components=components,
-        reward=sum(world.weights.get(name, 1.0) * value for name, value in components.items()),
+        reward=sum(world["weights"].get(name, 1.0) * value for name, value in components.items()),
         step=step,
     )
 
@@ -359,9 +333,9 @@ def _rollout(
 def _turns(entity: int, calls: int, world: World, rng: random.Random) -> tuple[Turn, ...]:
     turns = []
     for n in range(calls):
-        late = rng.random() < world.timeouts
-        ok = not late and rng.random() >= world.failures
-        seconds = world.seconds * math.exp(rng.gauss(0, 0.3))
+        late = rng.random() < world["timeouts"]
+        ok = not late and rng.random() >= world["failures"]
+        seconds = world["seconds"] * math.exp(rng.gauss(0, 0.3))
         reply = "Error: search did not answer within 10 s." if late else f"fact {entity} {n}"
         result = ToolResult("search", {"query": f"{entity} {n}"}, reply, ok, seconds)
         turns.append(Turn(f"call {entity} {n}", (0, 0), (result,)))

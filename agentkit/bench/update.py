@@ -1,11 +1,12 @@
-"""The update: forward and backward pass of one group's optimiser step, ours and stock TRL's, on the same batch.
+"""The update: forward and backward pass of one group's optimiser step, ours and stock TRL's, on one batch.
 
-The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256 tokens with
-nothing in common, so that nothing but the prompt can be shared. Each is four turns of 32 sampled tokens and four
-tool replies of 32, which the loss leaves out: about the proportion in the small agent's own trajectories. None is
-padded, which favours the peer. The peer is stock TRL 1.15 with the log-probabilities of TRL 1.14.2, because 1.15's
-own need a GPU kernel (agentkit.training.peer says what that is). They take turns. Memory is what the process grows
-by at its peak, as the system sees it. Leaves out the optimiser's own arithmetic, which is the same for both.
+The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256
+tokens with nothing in common, so that nothing but the prompt can be shared. Each is four turns of 32 sampled
+tokens and four tool replies of 32, which the loss leaves out: about the proportion in the small agent's own
+trajectories. None is padded, which favours the peer. The peer is stock TRL 1.15 with the log-probabilities of
+TRL 1.14.2, because 1.15's own need a GPU kernel (agentkit.training.peer says what that is). They take turns.
+Memory is what the process grows by at its peak, as the system sees it. Leaves out the optimiser's own
+arithmetic, which is the same for both.
 """
 
 from __future__ import annotations
@@ -37,13 +38,10 @@ FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt t
 def bench_update(quick: bool = False) -> dict[str, Any]:
     """Seconds of one update with LoRA, largest differences in log-probabilities and gradients, peak memory.
 
-    Args:
-        quick: fewer repeats, and differences without LoRA on the shortest prompt only, to end within 50 seconds.
-
     Returns:
         The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``logp_diff`` is in nats, ``grad_diff``
-        relative to the norm of the peer's gradient; ``..._full`` are those of training all weights instead of LoRA
-        adapters.
+        relative to the norm of the peer's gradient; ``..._full`` are those of training all weights instead of
+        LoRA adapters.
     """
     repeats = QUICK if quick else FULL
     lora, full = _pair(True), _pair(False)

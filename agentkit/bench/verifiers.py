@@ -1,9 +1,9 @@
-"""The verifiers: checks a second of each, against the usual way where there is one, and agreement with labels.
+"""The verifiers: checks a second of each, beside the usual way where there is one; agreement with labels.
 
 The peers: math-verify called directly for the symbolic verifier, ``re`` in this process for patterns, and the
-program followed by its asserts in a plain ``subprocess`` for code. They promise less: no time limit on any thread,
-no sandbox. The judge meets a local server that answers at once. The labelled cases are those of math-verify's own
-tests (agentkit/verifiers/data). Leaves out what a verifier ought to accept (tests).
+program followed by its asserts in a plain ``subprocess`` for code. They promise less: no time limit on any
+thread, no sandbox. The judge meets a local server that answers at once. The labelled cases are those of
+math-verify's own tests (agentkit/verifiers/data). Leaves out what a verifier ought to accept (tests).
 """
 
 from __future__ import annotations
@@ -47,14 +47,7 @@ OURS: dict[str, Callable[[int], Score]] = {
 
 
 def bench_verifiers(quick: bool = False) -> dict[str, Any]:
-    """Checks a second per verifier, and the symbolic one's agreement with math-verify's labels.
-
-    Args:
-        quick: fewer checks and every fourth labelled case, to end within 50 seconds.
-
-    Returns:
-        The bench JSON, checks/s; ratio ours / peer where there is a peer. Case symbolic holds ``agreement``.
-    """
+    """Checks a second per verifier; ratio ours / peer where there is one. ``quick`` checks less."""
     seconds, repeats = (0.3, 3) if quick else (2.0, 5)
     cases = {name: _case(name, ours, seconds, repeats) for name, ours in OURS.items()}
     cases["symbolic"]["agreement"] = agreement(4 if quick else 1)
@@ -66,14 +59,14 @@ def bench_verifiers(quick: bool = False) -> dict[str, Any]:
 
 
 def agreement(every: int = 1) -> dict[str, Any]:
-    """The symbolic verifier on every so-many-th labelled case: how many verdicts equal the label, and which do not.
+    """The symbolic verifier on labelled cases: how many verdicts equal the label, and which do not.
 
-    Of the 256 labels, some 43 differ on purpose: answers in prose with neither a box nor "the final answer is" (12)
-    and several boxes or a box beside another answer (14), which would pay a policy for naming candidates; words or
-    numbers that go on behind the answer (4), decimals for a fraction without a declared tolerance (3), decimal
-    commas, which separate thousands here (3), and a percent sign (1). Another time of day is wrong, and a gold
-    answer that is no expression is unscored. Five labels are mistaken or pin down the reader's own limits, such as
-    1 + 1/e for 1 - 1/e.
+    Of the 256 labels, some 43 differ on purpose: answers in prose with neither a box nor "the final answer
+    is" (12) and several boxes or a box beside another answer (14), which would pay a policy for naming
+    candidates; words or numbers that go on behind the answer (4), decimals for a fraction without a declared
+    tolerance (3), decimal commas, which separate thousands here (3), and a percent sign (1). Another time of
+    day is wrong, and a gold answer that is no expression is unscored. Five labels are mistaken or pin down
+    the reader's own limits, such as 1 + 1/e for 1 - 1/e.
     """
     rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf-8").splitlines()][::every]
     outcomes, different = {"agree": 0, "differ": 0, "unscored": 0}, []
@@ -102,7 +95,7 @@ def _case(name: str, ours: Callable[[int], Score], seconds: float, repeats: int)
 
 
 def _rate(run: Callable[[int], Score | bool], seconds: float, repeat: int) -> float:
-    """Checks a second; raises RuntimeError when a right answer is called wrong. Unscored ones only cost time."""
+    """Checks a second; unscored ones only cost time. Raises RuntimeError for a right answer called wrong."""
     count, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < seconds:
         verdict = run(1_000_000 * repeat + count)

@@ -11,7 +11,7 @@ from agentkit.diagnostics.watch import Watch, read_alarms, read_steps, scan, sto
 from agentkit.trajectories import trajectory_id
 
 __all__ = [
-    "RULES", "Alarm", "StepMeasures", "Watch", "answers", "audit", "audit_metrics", "audited", "disagreements",
-    "holding", "observe", "read_alarms", "read_measured", "read_steps", "scan", "stored_alarms", "success_by_kind",
-    "trajectory_id",
+    "RULES", "Alarm", "StepMeasures", "Watch", "answers", "audit", "audit_metrics", "audited",
+    "disagreements", "holding", "observe", "read_alarms", "read_measured", "read_steps", "scan",
+    "stored_alarms", "success_by_kind", "trajectory_id",
 ]  # fmt: skip

@@ -27,7 +27,7 @@ STABILITY = ("kl_spike", "gradient_spike", "clip_drift", "engine_mismatch", "ent
 def answers(
     metrics: pd.DataFrame, alarms: Sequence[Alarm] = (), by_kind: pd.DataFrame | None = None
 ) -> dict[str, str]:
-    """Did it learn, when, where, at what cost, what did it trade, is it hacking, is it stable, what to change.
+    """Did it learn, when, where, at what cost; what did it trade, is it hacking, stable; what to change.
 
     Args:
         metrics: train/metrics.jsonl, one row a step.
@@ -37,7 +37,10 @@ def answers(
     metrics = metrics.apply(pd.to_numeric, errors="coerce")
     metrics = metrics.drop_duplicates("step", keep="last").sort_values("step")
     steps = metrics[metrics["step"] > 0]
-    sentences = {"Did it learn?": _learnt(metrics), "When?": _when(metrics)}
+    if "val_success" not in metrics:
+        metrics = metrics.assign(val_success=float("nan"))
+    validated = metrics.dropna(subset="val_success")
+    sentences = {"Did it learn?": _learnt(validated), "When?": _when(validated)}
     if by_kind is not None and len(by_kind):
         points = (100 * by_kind["change"]).map("{:+.0f}".format)
         best, worst = by_kind["change"].idxmax(), by_kind["change"].idxmin()
@@ -88,15 +91,10 @@ def success_by_kind(
     return table.astype({"tasks": int})
 
 
-def _validated(metrics: pd.DataFrame) -> pd.DataFrame:
-    return metrics.dropna(subset=["val_success"]) if "val_success" in metrics else metrics.iloc[:0]
-
-
-def _learnt(metrics: pd.DataFrame) -> str:
-    rows = _validated(metrics)
-    if len(rows) < 2:
+def _learnt(validated: pd.DataFrame) -> str:
+    if len(validated) < 2:
         return "Unknown: there are not two validations to compare."
-    first, best = rows.iloc[0], rows.loc[rows["val_success"].idxmax()]
+    first, best = validated.iloc[0], validated.loc[validated["val_success"].idxmax()]
     before = f"Validation success was {first['val_success']:.1%} before"
     if best["val_success"] <= first["val_success"]:
         return f"{before}, and never higher."
@@ -105,14 +103,13 @@ def _learnt(metrics: pd.DataFrame) -> str:
     return f"{before} and {best['val_success']:.1%} at its best; {sure}."
 
 
-def _when(metrics: pd.DataFrame) -> str:
-    rows = _validated(metrics)
-    success = rows["val_success"] if len(rows) else pd.Series([0.0])
-    first, best = success.iloc[0], success.max()
-    if best <= first:
+def _when(validated: pd.DataFrame) -> str:
+    success = validated["val_success"]
+    if len(success) < 2 or success.max() <= success.iloc[0]:
         return "Validation never rose above where it began."
-    half, top = rows[success >= (first + best) / 2].iloc[0], rows.loc[success.idxmax()]
-    return f"Half of the gain was there at step {int(half['step'])}, the best at step {int(top['step'])}."
+    half, top = validated[success >= (success.iloc[0] + success.max()) / 2].iloc[0], success.idxmax()
+    best = int(validated["step"][top])
+    return f"Half of the gain was there at step {int(half['step'])}, the best at step {best}."
 
 
 def _trades(steps: pd.DataFrame) -> str:

@@ -1,9 +1,9 @@
-"""A second opinion on what the reward likes: is an answer that the verifier accepts right for the right reason?
+"""A second opinion on what the reward likes: is an accepted answer right for the right reason?
 
-The verifier compares an answer with the gold answer. The auditor looks at other things: a program runs on inputs
-the verifier never tried, beside the reference solution; any other answer must be the gold answer as a whole and
-must stand in something a tool returned. It is too strict to train on and costs time, so it sees a sample. Where the
-two drift apart the policy is gaming the verifier. Leaves out what follows from that (rules).
+The verifier compares an answer with the gold answer. The auditor looks at other things: a program runs on
+inputs the verifier never tried, beside the reference solution; any other answer must be the gold answer as a
+whole and must stand in something a tool returned. It is too strict to train on and costs time, so it sees a
+sample. Where the two drift apart the policy is gaming the verifier. Leaves out the alarm (rules).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CALLS_S = 1.8
 
 
 def audit(task: Task, trajectory: Trajectory) -> Score:
-    """Judge a trajectory independently of its verifier: 1 sound, 0 not, None where this auditor cannot tell."""
+    """Judge a trajectory independently of its verifier: 1 sound, 0 not, None where it cannot tell."""
     if trajectory.answer is None:
         return Score(0.0, "no answer")
     if verifier_kind(task) == "code":
@@ -120,7 +120,7 @@ def audited(
     auditor: Auditor = audit,
     sample: int | None = SAMPLE,
 ) -> list[tuple[Trajectory, Score]]:
-    """Audit every k-th trajectory, so that all groups are in the sample. An auditor that raises cannot tell."""
+    """Audit every k-th trajectory, of all groups. An auditor that raises cannot tell."""
     known = [t for t in trajectories if t.task_id in tasks]
     every = max(1, len(known) // sample) if sample else 1
     return [(t, _guarded(auditor, tasks[t.task_id], t)) for t in known[::every]]
@@ -138,8 +138,8 @@ def audit_metrics(verdicts: Sequence[tuple[Trajectory, Score]]) -> dict[str, flo
 
     Returns:
         ``audit_success`` (share of audited trajectories that verifier and auditor both accept),
-        ``audit_disagreement`` (share of those the verifier accepts that the auditor refuses; NaN where it accepts
-        none), ``audited`` (how many were judged).
+        ``audit_disagreement`` (share of those the verifier accepts that the auditor refuses; NaN where it
+        accepts none), ``audited`` (how many were judged).
     """
     judged = [(t, score.value) for t, score in verdicts if score.value is not None and t.success is not None]
     liked = [value for t, value in judged if t.success > LIKED]

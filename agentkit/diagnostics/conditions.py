@@ -1,15 +1,15 @@
 """When an alarm's fault is there: conditions, pure functions of the steps so far.
 
-A condition returns the numbers that its rule's sentence needs, ``value`` among them, or None. It compares the last
-WINDOW steps with the first ones or with those shortly before, because what is normal differs between tasks and
-models; where a limit is absolute, its reason stands beside it. What is not known is NaN, which is above and below
-no limit. Leaves out what is said about a fault (rules).
+A condition returns the numbers that its rule's sentence needs, ``value`` among them, or None. It compares the
+last WINDOW steps with the first ones or with those shortly before, because what is normal differs between
+tasks and models; where a limit is absolute, its reason stands beside it. What is not known is NaN, which is
+above and below no limit. Leaves out what is said about a fault (rules).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -60,9 +60,7 @@ class Change(NamedTuple):
 
 
 def change(history: History, name: str, n: int = WINDOW, base: History | None = None) -> Change | None:
-    """How a measure's mean over ``n`` steps moved since ``base``, by default the first steps; None before there
-    are two windows of it.
-    """
+    """How a measure's mean over ``n`` steps moved since ``base`` or the start; None before two windows."""
     then, now = first(history if base is None else base, name, n), last(history, name, n)
     least = max(2, (n + 1) // 2)
     if len(history) < 2 * n or len(then) < least or len(now) < least:
@@ -83,10 +81,27 @@ def unpaid(history: History, name: str) -> list[Change]:
 
 
 # ---- conditions that several rules share
-def high(history: History, measure: str, least: float) -> Numbers | None:
-    """The mean of a measure over the last steps is at least ``least``."""
-    values = last(history, measure)
-    return {"value": mean(values), "steps": len(values)} if mean(values) >= least else None
+def high(
+    history: History, measure: str, least: float, n: int = WINDOW, middle: Callable = np.mean
+) -> Numbers | None:
+    """The mean, or another ``middle``, of a measure over the last ``n`` steps is at least ``least``."""
+    values = last(history, measure, n)
+    if len(values) < (n + 1) // 2 or middle(values) < least:
+        return None
+    return {"value": float(middle(values)), "steps": len(values)}
+
+
+def risen(
+    history: History, measure: str, least: float, *, by: float = 0.0, times: float = 1.0, middle: Callable
+) -> Numbers | None:
+    """A measure is ``high`` and, once it has a past, ``by`` above ``times`` what it was at the start."""
+    numbers, start = high(history, measure, least, middle=middle), first(history, measure)
+    if numbers is None or len(start) < 3:
+        return None
+    then = float(middle(start))
+    if len(history) > 2 * START and numbers["value"] < times * then + by:
+        return None
+    return numbers | {"then": then}
 
 
 def grown(
@@ -101,8 +116,8 @@ def grown(
 ) -> Numbers | None:
     """A habit has grown beyond what is healthy.
 
-    Its mean is now at least ``least``, ``by`` above the mean then, ``times`` that, and ``errors`` standard errors
-    above it. Where it is ``excused``, success that rose with it makes it no fault.
+    Its mean is now at least ``least``, ``by`` above the mean then, ``times`` that, and ``errors`` standard
+    errors above it. Where it is ``excused``, success that rose with it makes it no fault.
     """
     changes = unpaid(history, measure) if excused else [change(history, measure)]
     for moved in filter(None, changes):
@@ -194,23 +209,6 @@ def tool_abandonment(history: History) -> Numbers | None:
     return {"value": moved.now, "then": moved.then, "silent": float(last(history, "no_tool").mean())}
 
 
-def truncation(history: History) -> Numbers | None:
-    """A fifth of the trajectories more than at the start end at a limit."""
-    value, start = mean(last(history, "truncated")), mean(first(history, "truncated"))
-    usual = start if len(history) > 2 * START else 0.0
-    return {"value": value, "start": start} if value >= 0.2 + usual else None
-
-
-def slow_calls(history: History) -> Numbers | None:
-    """Tool calls take a second, which hurts, and four times what they took at the start."""
-    seconds, start = last(history, "call_seconds"), first(history, "call_seconds")
-    if len(seconds) < 3 or len(start) < 3:
-        return None
-    now, then = float(np.median(seconds)), float(np.median(start))
-    usual = then if len(history) > 2 * START else 0.0
-    return {"value": now, "then": then} if now >= max(1.0, 4 * usual) else None
-
-
 def stale_cache(history: History) -> Numbers | None:
     """A cached reply differs from a fresh one to the same call."""
     stale = float(np.nansum([history[-1]["cache_conflicts"], history[-1]["cache_mismatches"]]))
@@ -221,7 +219,7 @@ def stale_cache(history: History) -> Numbers | None:
 def entropy_collapse(history: History) -> Numbers | None:
     """The entropy has fallen to a fifth of what it was, tasks are left to learn, and success did not rise.
 
-    A policy that learns grows sure of itself where it is right: that fall is paid for, and healthy to a third.
+    A policy that learns grows sure of itself where it is right: that fall is paid for.
     """
     success = mean(last(history, "success"))
     fallen = [moved for moved in unpaid(history, "entropy") if moved.now <= 0.2 * moved.then]
@@ -231,7 +229,7 @@ def entropy_collapse(history: History) -> Numbers | None:
 
 
 def kl_spike(history: History) -> Numbers | None:
-    """The distance to the reference jumped, or is large. A small jump counts only where success fell with it."""
+    """The distance to the reference is large or jumped; a small jump counts where success fell with it."""
     recent = known(history[-PAST - 2 :], "kl")
     if len(recent) < 3 or not math.isfinite(history[-1]["kl"]):
         return None
@@ -247,12 +245,6 @@ def kl_spike(history: History) -> Numbers | None:
     return {"value": float(now), "usual": usual} if jumped or np.median(recent[-3:]) >= 0.5 else None
 
 
-def not_finite(history: History) -> Numbers | None:
-    """Loss, gradient norm, KL or entropy of the last step is not finite."""
-    broken = history[-1]["not_finite"]
-    return {"value": broken} if broken > 0 else None
-
-
 def gradient_spike(history: History) -> Numbers | None:
     """The gradient norm jumped above the usual and the largest: batches of dead groups have small norms."""
     now, past = last(history, "grad_norm", 1), known(history[-PAST - 1 : -1], "grad_norm")
@@ -264,17 +256,10 @@ def gradient_spike(history: History) -> Numbers | None:
     return {"value": value, "times": value / max(usual, 1e-12), "steps": len(past)}
 
 
-def engine_mismatch(history: History) -> Numbers | None:
-    """Engine and trainer disagree: bf16 differs by 0.01 to 0.03 nats on average, stale weights or caches by 1."""
-    nats = last(history, "mismatch", 3)
-    value = float(np.median(nats)) if len(nats) > 1 else math.nan
-    return {"value": value} if value >= 0.1 else None
-
-
 def overfitting(history: History) -> Numbers | None:
     """Validation fell from its best and training did not; either alone shows too late that the gap opened.
 
-    Pairs of validations are compared: one alone is luck. The best was picked for being high, hence the two limits.
+    Pairs of validations are compared: one alone is luck.
     """
     validated = [i for i, step in enumerate(history) if math.isfinite(step["val_success"])]
     if len(validated) < 4 or validated[-1] != len(history) - 1:

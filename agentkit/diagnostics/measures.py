@@ -1,7 +1,7 @@
 """What one optimiser step shows: its metrics row and what its trajectories show, as numbers with evidence.
 
-``observe`` is pure. Alarms read these records only, so a stored run and a running one are judged by the same code.
-Leaves out what is a fault (conditions, rules) and reading files (watch).
+``observe`` is pure. Alarms read these records only, so a stored run and a running one are judged by the same
+code. Leaves out what is a fault (conditions, rules) and reading files (watch).
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
         trajectories: the step's rollouts, P groups of G, distinguished by their task.
 
     Returns:
-        The row's numbers, which come first where a measure has the same name; and of the trajectories ``success``,
-        ``reward``, ``completion_tokens``, ``truncated`` (share that met a limit), ``reward_wrong`` and
-        ``reward_gap`` (what wrong trajectories earn, and how much more right ones do); ``zero_variance``,
-        ``solved`` and ``stuck`` (shares of groups with equal rewards: all, those all right, the others),
-        ``identical`` (share of repeats in groups that are not all right); ``low/c``, ``high/c`` and ``scored/c``
-        (range of component c, share scored), ``explains/c`` and ``explains/success`` (share of the reward's
-        variance within groups, a squared correlation); ``answer_top`` (share of the commonest answer),
-        ``template`` (share whose first action another task's trajectories took too); ``calls``, ``no_tool``,
-        ``call_seconds`` (90th percentile), ``timeouts`` and ``cache_conflicts``.
+        The row's numbers, which come first where a measure has the same name; and of the trajectories
+        ``success``, ``reward``, ``completion_tokens``, ``truncated`` (share that met a limit),
+        ``reward_wrong`` and ``reward_gap`` (what wrong trajectories earn, and how much more right ones do);
+        ``zero_variance``, ``solved`` and ``stuck`` (shares of groups with equal rewards: all, those all
+        right, the others), ``identical`` (share of repeats in groups that are not all right); ``low/c``,
+        ``high/c`` and ``scored/c`` (range of component c, share scored), ``explains/c`` and
+        ``explains/success`` (share of the reward's variance within groups, a squared correlation);
+        ``answer_top`` (share of the commonest answer), ``template`` (share whose first action another task's
+        trajectories took too); ``calls``, ``no_tool``, ``call_seconds`` (90th percentile), ``timeouts`` and
+        ``cache_conflicts``.
     """
     values = {k: float(v) for k, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     broken = [name for name in FINITE if name in row and not math.isfinite(values.get(name, math.nan))]
@@ -189,7 +190,7 @@ def _actions(groups: Sequence[Group]) -> tuple[Values, Evidence]:
 
 
 def _tools(groups: Sequence[Group]) -> tuple[Values, Evidence]:
-    """Calls, how long they took, and cached replies that differ from fresh ones to the same call in this step."""
+    """Calls, how long they took, and cached replies that differ from fresh ones to the same call."""
     trajectories = _all(groups)
     calls = [(result, t) for t in trajectories for result in results_of(t)]
     fresh = [r.seconds for r, _ in calls if not r.cached and r.name]

@@ -1,8 +1,8 @@
 """Alarms: every rule as data, and what holds at the last of some steps.
 
-A rule is a condition, a severity, and what is said: usual causes and what to change. How often each is right, and
-how late, is measured on simulated runs (agentkit.bench.alarms); ``read_measured`` gives that measurement. Leaves
-out when an alarm fires (watch).
+A rule is a condition, a severity, and what is said: usual causes and what to change. How often each is right,
+and how late, is measured on simulated runs (agentkit.bench.alarms); ``read_measured`` gives that measurement.
+Leaves out when an alarm fires (watch).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from agentkit.diagnostics import conditions
-from agentkit.diagnostics.conditions import History, Numbers, Z, grown, high
+from agentkit.diagnostics.conditions import History, Numbers, Z, grown, high, risen
 from agentkit.diagnostics.measures import StepMeasures
 from agentkit.runs import read_json
 
@@ -145,9 +146,9 @@ _FORMS = (
     ),
     Rule(
         "truncation",
-        conditions.truncation,
+        partial(risen, measure="truncated", least=0.2, by=0.2, middle=np.mean),
         "truncated",
-        "{value:.0%} of the trajectories end at a limit of turns, tokens or time ({start:.0%} at the "
+        "{value:.0%} of the trajectories end at a limit of turns, tokens or time ({then:.0%} at the "
         "start) and earn nothing for what they had found.",
         "Raise max_tokens or max_turns, or mask truncated trajectories; read how they end.",
     ),
@@ -160,7 +161,7 @@ _FORMS = (
     ),
     Rule(
         "slow_tools",
-        conditions.slow_calls,
+        partial(risen, measure="call_seconds", least=1.0, times=4.0, middle=np.median),
         "call_seconds",
         "One call in ten takes {value:.2g} s or longer ({then:.2g} s at the start).",
         "Declare pure tools cacheable, raise their concurrency, or look at their service.",
@@ -240,7 +241,7 @@ _FORMS = (
     ),
     Rule(
         "gradient_spike",
-        conditions.not_finite,
+        partial(high, measure="not_finite", least=1, n=1),
         "reward",
         "Loss, gradient norm, KL or entropy is not finite: the update is worthless, and the weights may "
         "be too.",
@@ -252,8 +253,8 @@ _FORMS = (
         conditions.gradient_spike,
         "reward",
         "The gradient norm is {value:.3g}, {times:.0f} times the median of the {steps} steps before. "
-        "Clipping bounds the step's length, not its direction. Usual causes: a group with tiny spread divided "
-        "by it, an outlier reward.",
+        "Clipping bounds the step's length, not its direction. Usual causes: a group with tiny spread "
+        "divided by it, an outlier reward.",
         "Keep max_grad_norm low, do not divide by the group's spread, look at this step's groups.",
     ),
     Rule(
@@ -267,7 +268,8 @@ _FORMS = (
     ),
     Rule(
         "engine_mismatch",
-        conditions.engine_mismatch,
+        # nats; bf16 engines differ by 0.01 to 0.03 on average, stale weights or caches by 1
+        partial(high, measure="mismatch", least=0.1, n=3, middle=np.median),
         "reward",
         "Sampled tokens have log-probabilities that differ by {value:.3g} nats between the engine and "
         "the trainer: training is off-policy without knowing it. Usual causes: weights not synchronised, a "

@@ -1,7 +1,7 @@
 """Alarms as they fire: a watch over a running training, and the alarms of a stored one.
 
-An alarm fires when its rule begins to hold, and again only after the rule has been silent for QUIET steps. Leaves
-out the rules and what they read (rules, measures).
+An alarm fires when its rule begins to hold, and again only after the rule has been silent for QUIET steps.
+Leaves out the rules and what they read (rules, measures).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Watch:
         return self.take(observe(row, trajectories))
 
     def take(self, step: StepMeasures) -> list[Alarm]:
-        """``add`` for a step in numbers. One before the first, which holds a validation only, raises no alarm."""
+        """``add`` for a step in numbers. Step 0, which is a validation only, raises no alarm."""
         self.history.append(step)
         held = holding(self.history) if step.number > 0 else {}
         silent_for = {name: step.number - self._held.get(name, -QUIET - 1) for name in held}

@@ -1,9 +1,8 @@
 """What a policy does: behaviour measured on trajectories, as shares of the occasions to behave so.
 
 Everything is computed from the record (calls, observations, answer, stop reason) and, where the task has one,
-its plan.
-These are stated rules, not readings of intent: each measure says what is counted. Leaves out how policies
-fail (failures), success and its tests (evaluation) and the formulas (statistics).
+its plan. These are stated rules, not readings of intent: each measure says what is counted. Leaves out how
+policies fail (failures), success and its tests (comparison) and the formulas (statistics).
 """
 
 from __future__ import annotations
@@ -134,9 +133,7 @@ MEASURES = {
 class Behaviour:
     """Behaviour of policies on the same tasks, with 95 % intervals clustered by task."""
 
-    rates: dict[
-        str, dict[str, dict[str, Any]]
-    ]  # measure -> policy -> value (None without occasion), ci95, occasions
+    rates: dict[str, dict[str, dict[str, Any]]]  # measure -> policy -> value (or None), ci95, occasions
     changes: list[dict[str, Any]]  # measure, a, b, diff, ci95, p, p_holm: each policy against the first
 
     def table(self) -> pd.DataFrame:
@@ -159,19 +156,18 @@ class Behaviour:
 
 
 def behaviour(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Behaviour:
-    """Measure what policies do, and what changed against the first of them (t test over tasks, Holm over all
-    changes).
+    """Measure what policies do, and what changed against the first (t test over tasks, Holm over changes).
 
     Args:
         policies: trajectories by policy name, the baseline first.
         tasks: a suite that holds at least these tasks.
     """
-    known = {task.id: task for task in tasks}
+    by_id = {task.id: task for task in tasks}
     first, *others = policies
     rates: dict[str, dict[str, dict[str, Any]]] = {}
     changes = []
     for name, measure in MEASURES.items():
-        ratios = {policy: _ratio(flatten(samples), known, measure) for policy, samples in policies.items()}
+        ratios = {policy: _ratio(flatten(samples), by_id, measure) for policy, samples in policies.items()}
         rates[name] = {policy: _rate(ratio, measure) for policy, ratio in ratios.items()}
         for other in others:
             if ratios[first] and ratios[other]:

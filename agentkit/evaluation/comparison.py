@@ -5,7 +5,7 @@ Leaves out how numbers are said in words (tables) and the formulas (statistics).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from statistics import fmean
@@ -23,6 +23,7 @@ from agentkit.evaluation.summary import (
     easy_first,
     labels_of,
     measure,
+    named,
     rate,
     rates,
     same_tasks,
@@ -52,11 +53,11 @@ class Comparison:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Any, place: object = "comparison.json") -> Comparison:
+    def from_json(cls, value: Any, path: object = "comparison.json") -> Comparison:
         """What ``to_json`` gave, in this version or an earlier one.
 
         Raises:
-            RunError: it cannot be shown; the message names ``place``.
+            RunError: it cannot be shown; the message names ``path``.
         """
         try:
             comparison = cls(**{field.name: value[field.name] for field in fields(cls)})
@@ -64,7 +65,7 @@ class Comparison:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"[:200]
             way_out = "Run notebook 05 for this run again."
-            raise RunError(f"{place} holds no comparison that can be shown ({why}). {way_out}") from None
+            raise RunError(f"{path} holds no comparison that can be shown ({why}). {way_out}") from None
         return comparison
 
     def table(self) -> pd.DataFrame:
@@ -72,7 +73,7 @@ class Comparison:
         return tables.policy_table(self.policies)
 
     def paired_table(self) -> pd.DataFrame:
-        """One row a paired comparison: overall, by category and by difficulty, each with Holm's correction."""
+        """One row a paired test: overall, by category and by difficulty, each with Holm's correction."""
         rows = []
         for pair in self.paired:
             for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items():
@@ -136,15 +137,15 @@ def compare(
     if not policies:
         raise ValueError("there is no policy to compare. Pass {'sft': trajectories, 'grpo': trajectories}.")
     tasks = None if tasks is None else list(tasks)
-    values = {name: _named(name, values_of, samples) for name, samples in policies.items()}
-    entries = {name: _named(name, summarize, samples, tasks) for name, samples in policies.items()}
+    values = {name: named(name, values_of, samples) for name, samples in policies.items()}
+    entries = {name: named(name, summarize, samples, tasks) for name, samples in policies.items()}
     first = next(iter(values))
     for name in values:
         same_tasks(first, values[first], name, values[name])
     for name, samples in (greedy or {}).items():
         if name not in entries:
             raise ValueError(f"greedy trajectories of {name!r}, not among the policies {sorted(entries)}.")
-        greedy_values = _named(f"{name}, greedy", values_of, samples)
+        greedy_values = named(f"{name}, greedy", values_of, samples)
         same_tasks(name, values[name], f"{name}, greedy", greedy_values)
         entries[name]["greedy"] = measure(greedy_values)
     labels = dict(zip(BREAKDOWNS, labels_of(values[first], tasks), strict=True))
@@ -156,15 +157,8 @@ def compare(
     return Comparison(len(values[first]), entries, with_verdicts(paired), flipped)
 
 
-def _named(name: str, function: Callable, *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
 def _same_seeds(a: str, samples_a: Samples, b: str, samples_b: Samples) -> None:
-    seeds = [[str(s) for s in own] if isinstance(own, Mapping) else [] for own in (samples_a, samples_b)]
+    seeds = [list(map(str, s)) if isinstance(s, Mapping) else [] for s in (samples_a, samples_b)]
     if min(map(len, seeds)) > 1 and seeds[0] != seeds[1]:
         named = f"{a} has the training seeds {', '.join(seeds[0])} and {b} has {', '.join(seeds[1])}"
         raise ValueError(f"{named}. Pass the same seeds in the same order, or one of them alone.")
@@ -249,9 +243,7 @@ def _flips(values_a: Values, values_b: Values) -> dict[str, list[str]]:
 
 # ---- cases: a table of a few kinds of tasks, as model cards print them
 def case_of(task: Task) -> str:
-    """The case a task is listed under: its own meta["case"], else the shape of its plan, from no tool to a
-    full pipeline.
-    """
+    """The case a task is listed under: its meta["case"], else the shape of its plan."""
     if case := task.meta.get("case"):
         return str(case)
     if not isinstance(plan := task.meta.get("plan"), list):
@@ -272,12 +264,11 @@ def case_scores(trajectories: Samples, tasks: Iterable[Task]) -> dict[str, float
     for task in tasks:
         if task.id in success:
             cases.setdefault(case_of(task), []).append(success[task.id])
-    return {case: fmean(own) for case, own in cases.items()}
+    return {case: fmean(rates) for case, rates in cases.items()}
 
 
 def case_table(scores: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
-    """Cases by policies with the average over cases, and what such a table can show: one sentence a pair of
-    policies.
+    """Cases by policies with their average, and what such a table can show: a sentence for each pair.
 
     The cases are the sample here, so the test is over cases. Six of them rarely show anything.
 
@@ -288,13 +279,12 @@ def case_table(scores: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame,
         ValueError: policies are scored on different cases.
     """
     (first, cases), *others = scores.items()
-    for name, own in others:
-        if own.keys() != cases.keys():
-            raise ValueError(
-                f"{first} and {name} are scored on different cases: {sorted(own.keys() ^ cases.keys())}."
-            )
-    rows = {case: {name: f"{own[case]:.2f}" for name, own in scores.items()} for case in cases}
-    rows["Average"] = {name: f"{fmean(own.values()):.2f}" for name, own in scores.items()}
-    values = {name: {case: [[own[case]]] for case in cases} for name, own in scores.items()}
+    for name, other in others:
+        if other.keys() != cases.keys():
+            differing = sorted(other.keys() ^ cases.keys())
+            raise ValueError(f"{first} and {name} are scored on different cases: {differing}.")
+    rows = {case: {name: f"{score[case]:.2f}" for name, score in scores.items()} for case in cases}
+    rows["Average"] = {name: f"{fmean(score.values()):.2f}" for name, score in scores.items()}
+    values = {name: {case: [[score[case]]] for case in cases} for name, score in scores.items()}
     pairs = with_verdicts([paired_test(a, b, values[a], values[b]) for a, b in combinations(values, 2)])
     return tables.text_table(rows), [tables.sentence(pair, None, len(pairs), unit="cases") for pair in pairs]

@@ -1,7 +1,6 @@
-"""What the record of a trajectory shows: its calls, its task's plan, and whether a value stands in a text.
+"""What an answer and its task show: whether a value stands in a text, a program was run, the policy gave up.
 
-The rules that behaviour and failures are counted by. Any tool environment will do. Leaves out intent: nothing
-here guesses.
+The rules that behaviour and failures are counted by. Leaves out intent: nothing here guesses.
 """
 
 from __future__ import annotations
@@ -26,14 +25,12 @@ _GIVING_UP = re.compile(
 
 def answer_if(task: Task) -> dict:
     """What the answer is for each value of the last step, where the task says so."""
-    found = task.meta.get("answer_if")
-    return found if isinstance(found, dict) else {}
+    answers = task.meta.get("answer_if")
+    return answers if isinstance(answers, dict) else {}
 
 
 def writes_code(task: Task) -> bool:
-    """Whether a task is solved by writing a program: it is checked by its tests, or its plan does nothing but
-    run programs.
-    """
+    """Whether a program is the answer: tests check it, or the plan does nothing but run programs."""
     plan = plan_of(task)
     return verifier_kind(task) == "code" or (bool(plan) and all(step["tool"] == "python" for step in plan))
 
@@ -55,9 +52,7 @@ def _numbers(text: str) -> set[Fraction]:
 
 
 def stands(value: str, text: str) -> bool:
-    """Whether a text holds this value: as one of its numbers, or as words in a row, case and punctuation
-    aside.
-    """
+    """Whether a text holds this value: as a number, or as words in a row, case and punctuation aside."""
     number = parse_number(value) if len(value) < 100 else None
     if number is not None:
         return number in _numbers(text)
@@ -69,12 +64,11 @@ def right_in_other_form(answer: str, gold: str) -> bool:
     """Whether the right answer stands in this one, or was rounded further."""
     if stands(gold, answer):
         return True
-    found, wanted = (
-        parse_number(answer) if len(answer) < 100 else None,
-        parse_number(gold) if len(gold) < 100 else None,
-    )
-    if found is None or wanted is None:
+    if max(len(answer), len(gold)) >= 100:
+        return False
+    given, right = parse_number(answer), parse_number(gold)
+    if given is None or right is None:
         return False
     decimals = [len(text.strip().partition(".")[2]) for text in (answer, gold)]
     fewer = min(decimals)
-    return decimals[0] != decimals[1] and abs(round(found, fewer) - round(wanted, fewer)) < 1e-9
+    return decimals[0] != decimals[1] and abs(round(given, fewer) - round(right, fewer)) < 1e-9

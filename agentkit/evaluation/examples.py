@@ -52,10 +52,10 @@ def examples(
         lost: how many that the first solved and the last fails.
         failing: how many that both fail.
     """
-    known = {task.id: task for task in tasks}
+    by_id = {task.id: task for task in tasks}
     first, last = list(policies)[0], list(policies)[-1]
     before, after = task_success(policies[first]), task_success(policies[last])
-    failed_before, failed_after = (_common_failures(policies[name], known) for name in (first, last))
+    failed_before, failed_after = (_common_failures(policies[name], by_id) for name in (first, last))
     rises = {i: after[i] - before[i] for i in before if i in after}
     solved = {i: (before[i] > SOLVED, after[i] > SOLVED) for i in rises}
     candidates = {
@@ -64,12 +64,12 @@ def examples(
         "still fails": {i: -after[i] for i in rises if solved[i] == (False, False)},
     }
     chosen, rows = [], {}
-    for (turn, clear), wanted in zip(candidates.items(), (gained, lost, failing), strict=True):
+    for (turn, clear), count in zip(candidates.items(), (gained, lost, failing), strict=True):
         failures = failed_before if turn == "solved now" else failed_after
-        labels = {i: (known[i].family, known[i].difficulty, failures.get(i)) for i in clear}
-        chosen.append(_diverse(labels, clear, wanted))
+        labels = {i: (by_id[i].family, by_id[i].difficulty, failures.get(i)) for i in clear}
+        chosen.append(_diverse(labels, clear, count))
         for i in chosen[-1]:
-            task = known[i]
+            task = by_id[i]
             rows[f"{len(rows) + 1}. {turn}"] = {
                 "task": task.prompt if len(task.prompt) <= PROMPT else task.prompt[: PROMPT - 1] + "…",
                 "category": task.family,
@@ -79,8 +79,8 @@ def examples(
                 "how it failed": failures.get(i, ""),
             }
     rule = (
-        f"Of the tasks that {last} gained over {first} (more than half of the samples right), of those that it "
-        "lost, and of those that both fail, each next one is that whose category, difficulty and most common "
+        f"Of the tasks that {last} gained over {first} (more than half of the samples right), of those that "
+        "it lost, and of those that both fail, each next one is that whose category, difficulty and most common "
         "failure are rarest among those chosen so far; ties go to the larger change in success, for failing "
         f"tasks to the lower success of {last}, then to the smaller id."
     )
@@ -96,10 +96,10 @@ def _common_failures(samples: Samples, tasks: Mapping[str, Task]) -> dict[str, s
     return common
 
 
-def _diverse(labels: Mapping[str, tuple], clear: Mapping[str, float], wanted: int) -> list[str]:
+def _diverse(labels: Mapping[str, tuple], clear: Mapping[str, float], count: int) -> list[str]:
     used = [Counter() for _ in range(3)]
     chosen: list[str] = []
-    while len(chosen) < min(wanted, len(labels)):
+    while len(chosen) < min(count, len(labels)):
         left = (i for i in labels if i not in chosen)
         best = min(
             left, key=lambda i: (sum(c[x] for c, x in zip(used, labels[i], strict=True)), -clear[i], i)

@@ -26,17 +26,17 @@ FAILURES = {
     "out of tokens": "a turn or the whole completion reached its token budget",
     "no answer": "the last turn held no answer that could be read",
     "gave up": "the answer says that there is none",
-    "answer form": "the right answer stands in it, but with others, or rounded or written so that it does not count",
+    "answer form": "the right answer stands in it, but with others, or in a form that does not count",
     "no tool used": "a task that needs a tool was answered without any",
     "no call worked": "every tool call failed",
     "untested program": "the program in the answer was never run",
     "wrong program": "a program was run, and it does something else than was asked for",
     "lookup skipped": "a fact the plan needs was never seen, and fewer lookups were made than planned",
-    "lookup missed": "a fact that is needed was never seen, though enough lookups were made: the wrong thing was asked for",
+    "lookup missed": "a fact the plan needs was never seen: enough lookups asked for the wrong thing",
     "misreported": "a tool had returned the right answer, and another was given",
     "stopped after a failed call": "the last call failed and was not repaired",
-    "step skipped": "the facts were there, and a later planned step, such as the calculation, was done in the head",
-    "wrong operands": "the later step was called without one of the facts found, a copying error for instance",
+    "step skipped": "the facts were there, and a later step, such as the calculation, was done in the head",
+    "wrong operands": "the later step was called without one of the facts, a copying error for instance",
     "wrong operation": "the later step was called with all facts found and did something else with them",
     "wrong result": "the tools worked and the answer is wrong; the task has no plan that says more",
 }
@@ -50,9 +50,7 @@ ENDED = {
 
 
 def failure_class(t: Trajectory, task: Task) -> str:
-    """The one class of FAILURES a failed trajectory belongs to: the first whose rule holds, in the order
-    listed there.
-    """
+    """The one class of FAILURES a failed trajectory belongs to: the first whose rule holds."""
     if ended := _ended(t):
         return ended
     if not (t.answer or "").strip():
@@ -129,9 +127,7 @@ def _steps(task: Task, results: Sequence[ToolResult]) -> str:
 class Failures:
     """Failed trajectories of each policy by class."""
 
-    counts: dict[
-        str, dict[str, int]
-    ]  # class -> policy -> failed trajectories; those that occur, as in FAILURES
+    counts: dict[str, dict[str, int]]  # class -> policy -> failed trajectories, in the order of FAILURES
     totals: dict[str, int]  # policy -> scored trajectories
     unscored: dict[str, int]  # policy -> trajectories the verifier could not judge: in no class
 
@@ -182,8 +178,8 @@ def _change(changes: Mapping[str, float], name: str, verb: str) -> str:
 
 
 def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures:
-    """Put every failed trajectory (success of SOLVED or less) into exactly one class and count the unscored."""
-    known = {task.id: task for task in tasks}
+    """Put every failed trajectory (success of SOLVED or less) into one class and count the unscored."""
+    by_id = {task.id: task for task in tasks}
     counts: dict[str, dict[str, int]] = {name: dict.fromkeys(policies, 0) for name in FAILURES}
     totals, unscored = dict.fromkeys(policies, 0), dict.fromkeys(policies, 0)
     for policy, samples in policies.items():
@@ -193,5 +189,5 @@ def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures
                 continue
             totals[policy] += 1
             if t.success <= SOLVED:
-                counts[failure_class(t, known[t.task_id])][policy] += 1
+                counts[failure_class(t, by_id[t.task_id])][policy] += 1
     return Failures({name: c for name, c in counts.items() if any(c.values())}, totals, unscored)

@@ -98,5 +98,5 @@ def _look(cells: Sequence[Any]) -> str:
 
 
 def _is_number(cell: Any) -> bool:
-    """Whether a cell is a number, or text that starts with one; a dash stands for a number that is missing."""
+    """Whether a cell is a number, or text that starts with one; a dash stands for one that is missing."""
     return not isinstance(cell, str) or cell.lstrip("+-−")[:1].isdigit() or cell.startswith("–")

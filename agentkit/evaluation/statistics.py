@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,37 +38,6 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
     return math.comb(c, k) / math.comb(n, k)
 
 
-def maj_at_k(right: int, wrong: Sequence[int], k: int, silent: int = 0) -> float:
-    """Chance that the most frequent answer of k samples is right, ties broken by lot.
-
-    Self-consistency (Wang et al. 2022, arXiv 2203.11171), exact over all draws of k without replacement, hence
-    unbiased as pass@k is. ``wrong`` counts the samples of each different wrong answer; ``silent`` ones cast no
-    vote.
-    """
-    _check_draw(right + sum(wrong) + silent, right, k)
-    chance = 0.0
-    for votes in range(1, min(right, k) + 1):
-        # ways[t][j]: draws of j votes for wrong answers, none above ``votes``, t of them level with it
-        ways = {(0, 0): 1}
-        for size in wrong:
-            choices = [(v, v == votes, math.comb(size, v)) for v in range(min(size, votes) + 1)]
-            ways = _added(ways, choices, k - votes)
-        ways = _added(ways, [(v, False, math.comb(silent, v)) for v in range(silent + 1)], k - votes)
-        wins = sum(count / (1 + ties) for (ties, drawn), count in ways.items() if drawn == k - votes)
-        chance += math.comb(right, votes) * wins
-    return chance / math.comb(right + sum(wrong) + silent, k)
-
-
-def _added(ways: dict, choices: list[tuple[int, bool, int]], limit: int) -> dict[tuple[int, int], int]:
-    """The counts of draws once one more answer has cast its votes."""
-    counts: Counter[tuple[int, int]] = Counter()
-    for (ties, drawn), count in ways.items():
-        for votes, tied, combinations in choices:
-            if drawn + votes <= limit:
-                counts[ties + tied, drawn + votes] += count * combinations
-    return counts
-
-
 def _check_draw(n: int, c: int, k: int) -> None:
     if not (0 <= c <= n and 1 <= k <= n):
         raise ValueError(f"k = {k} of n = {n} samples with c = {c} right: use 1 <= k <= n and 0 <= c <= n.")
@@ -79,9 +47,9 @@ def _check_draw(n: int, c: int, k: int) -> None:
 def success_interval(rates: np.ndarray, samples: int | None = None) -> list[float]:
     """95 % interval of a mean success over tasks; ``rates`` has shape (N,).
 
-    Wilson's interval. Where rates lie between 0 and 1, ``samples`` (of all tasks together) is given and bounds
-    the effective sample size p (1-p) / var(mean), and Student's quantile is used: the modified Wilson interval
-    for clustered samples (Franco et al. 2019, J. Survey Stat. Methodol. 7:334).
+    Wilson's interval. Where rates lie between 0 and 1, ``samples`` (of all tasks together) is given and
+    bounds the effective sample size p (1-p) / var(mean), and Student's quantile is used: the modified Wilson
+    interval for clustered samples (Franco et al. 2019, J. Survey Stat. Methodol. 7:334).
     """
     _check(rates)
     n, p = rates.size, float(rates.mean())
@@ -115,8 +83,8 @@ def mean_interval(values: np.ndarray, *, low: float, high: float) -> list[float]
 def difference_interval(differences: np.ndarray, single: bool) -> list[float]:
     """95 % interval of a mean paired difference, of shape (N,).
 
-    For one right-or-wrong sample a task (``single``) Agresti and Min's, Wald's with half a task added to each of
-    the four cells (Statistics in Medicine 24:729, 2005); otherwise Student's t over tasks.
+    For one right-or-wrong sample a task (``single``) Agresti and Min's, Wald's with half a task added to
+    each of the four cells (Statistics in Medicine 24:729, 2005); otherwise Student's t over tasks.
     """
     if not single:
         return mean_interval(differences, low=-1.0, high=1.0)
@@ -129,7 +97,7 @@ def difference_interval(differences: np.ndarray, single: bool) -> list[float]:
 
 
 def ratio_influence(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, np.ndarray]:
-    """The ratio of two totals over tasks, each (N,), and each task's influence on it (Cochran 1977, section 6.3).
+    """The ratio of two totals over tasks (N,), and each task's influence on it (Cochran 1977, section 6.3).
 
     The influence is (numerator - ratio * denominator) / mean denominator, whose mean is 0.
     """
@@ -150,8 +118,9 @@ def seeds_spread(rates: np.ndarray) -> tuple[float, float]:
     """Standard error of the mean over S >= 2 seeds and N tasks, both random, and its degrees of freedom.
 
     The two-way layout without replication: var = (MS_seed + MS_task - MS_rest) / (S N), with Satterthwaite's
-    degrees of freedom. A bootstrap of seeds, then tasks, converges to the first two terms, but is too narrow by
-    sqrt((S-1)/S) in the seeds: with three of them its 95 % interval covered 87 to 96 % where seeds matter.
+    degrees of freedom. A bootstrap of seeds, then tasks, converges to the first two terms, but is too
+    narrow by sqrt((S-1)/S) in the seeds: with three of them its 95 % interval covered 87 to 96 % where
+    seeds matter.
     """
     assert rates.ndim == 2 and rates.shape[0] > 1 and rates.dtype == np.float64
     s, n = rates.shape
@@ -177,8 +146,9 @@ def seeds_interval(rates: np.ndarray, *, low: float, high: float) -> list[float]
 def mcnemar_p(before: np.ndarray, after: np.ndarray) -> float:
     """Two-sided exact McNemar p of two right-or-wrong outcomes of the same tasks, each of shape (N,).
 
-    Its level is mostly 2 to 4 % where under some 200 tasks differ; ``sign_flip_p`` of the differences, McNemar's
-    mid-p for such outcomes, comes closer to 5 % (Fagerland et al. 2013, BMC Med. Res. Methodol. 13:91).
+    Its level is mostly 2 to 4 % where under some 200 tasks differ; ``sign_flip_p`` of the differences,
+    McNemar's mid-p for such outcomes, comes closer to 5 % (Fagerland et al. 2013, BMC Med. Res. Methodol.
+    13:91).
     """
     assert before.shape == after.shape and before.ndim == 1
     gained, lost = int(np.sum(after > before)), int(np.sum(before > after))
@@ -188,11 +158,12 @@ def mcnemar_p(before: np.ndarray, after: np.ndarray) -> float:
 def sign_flip_p(differences: np.ndarray, *, mid: bool = True) -> float:
     """Two-sided p of "the two policies are exchangeable within each task", from differences of shape (N,).
 
-    Fisher's randomisation test of the mean, exact: differences of rates are whole multiples of some 1/L, so the
-    distribution over all 2^N flips is a convolution. Where there is no L up to 1000, or there are very many
-    tasks, it is Student's t, which agrees. Rates have few values, so sums often tie with the observed one and
-    the plain p rejects in 3 to 4 % of null studies. ``mid`` counts ties by half (Lancaster 1961, JASA 56:223),
-    which brings that to 5 %, where at least 10 tasks differ; with fewer its level could pass 6 %.
+    Fisher's randomisation test of the mean, exact: differences of rates are whole multiples of some 1/L, so
+    the distribution over all 2^N flips is a convolution. Where there is no L up to 1000, or there are very
+    many tasks, it is Student's t, which agrees. Rates have few values, so sums often tie with the observed
+    one and the plain p rejects in 3 to 4 % of null studies. ``mid`` counts ties by half (Lancaster 1961,
+    JASA 56:223), which brings that to 5 %, where at least 10 tasks differ; with fewer its level could pass
+    6 %.
     """
     _check(differences)
     differing = differences[np.abs(differences) > _TINY]  # a sign flip leaves zeros alone
@@ -241,20 +212,20 @@ def seeds_p(rates: np.ndarray) -> float:
 
 def holm(pvalues: Sequence[float]) -> list[float]:
     """Holm's adjusted p values of one family of tests (Scandinavian J. of Statistics 6:65, 1979)."""
-    found = np.array(pvalues, dtype=float)  # a copy
-    order = np.argsort(found)
-    adjusted = np.maximum.accumulate(found[order] * np.arange(found.size, 0, -1))
-    found[order] = np.minimum(adjusted, 1)
-    return found.tolist()
+    adjusted = np.array(pvalues, dtype=float)  # a copy
+    order = np.argsort(adjusted)
+    steps = np.maximum.accumulate(adjusted[order] * np.arange(adjusted.size, 0, -1))
+    adjusted[order] = np.minimum(steps, 1)
+    return adjusted.tolist()
 
 
 # ---- effect sizes
 def effect_sizes(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:
     """Sizes of a paired difference, of two shapes (N,), that do not depend on the number of tasks.
 
-    cohens_h is the difference of the means on the arcsine scale (0.2 small, 0.5 medium, 0.8 large; Cohen 1988),
-    cohens_dz the mean difference over its standard deviation (None without spread), odds_ratio the tasks that
-    rose for each that fell, half a task added to both.
+    cohens_h is the difference of the means on the arcsine scale (0.2 small, 0.5 medium, 0.8 large; Cohen
+    1988), cohens_dz the mean difference over its standard deviation (None without spread), odds_ratio the
+    tasks that rose for each that fell, half a task added to both.
     """
     assert before.shape == after.shape
     difference = after - before

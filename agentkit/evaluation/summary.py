@@ -30,9 +30,8 @@ RATIOS = {  # a total over tasks divided by another
     "tokens_per_solved": ("scored_tokens", "solved"),
 }
 
-Samples = (
-    Sequence[Trajectory] | Mapping[int, Sequence[Trajectory]]
-)  # of one policy; a mapping is by training seed
+# trajectories of one policy; a mapping is by training seed
+Samples = Sequence[Trajectory] | Mapping[int, Sequence[Trajectory]]
 Values = dict[str, list[list[float]]]  # by task and seed: the scored successes
 
 
@@ -72,7 +71,7 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
     if isinstance(trajectories, Mapping):
         seeds = {str(seed): measure(values_of(samples)) for seed, samples in trajectories.items()}
         entry["seeds"] = {seed: block["success"] for seed, block in seeds.items()}
-    return entry | _draws(_pools(trajectories))
+    return entry | _draws(values)
 
 
 def task_success(trajectories: Samples) -> dict[str, float]:
@@ -91,30 +90,24 @@ def _by_seed(trajectories: Samples) -> Mapping[Any, Sequence[Trajectory]]:
 
 def values_of(trajectories: Samples) -> Values:
     """Scored successes by task id, in order of first appearance, then by seed; empty where none is scored."""
-    return {
-        task: [[float(t.success) for t in pool] for pool in pools]
-        for task, pools in _pools(trajectories).items()
-    }
-
-
-def _pools(trajectories: Samples) -> dict[str, list[list[Trajectory]]]:
-    """Scored trajectories by task, then by training seed; every seed must have met the same tasks."""
     seeds = {seed: by_task(samples) for seed, samples in _by_seed(trajectories).items()}
     tasks = next(iter(seeds.values()), None)
     if not tasks:
         raise ValueError("there is no trajectory to measure. Roll out the policy first.")
-    for seed, others in seeds.items():
-        try:
-            same_tasks(f"seed {next(iter(seeds))}", tasks, f"seed {seed}", others)
-        except ValueError as error:
-            raise ValueError(
-                f"training seeds measured on different tasks cannot be pooled: {error}"
-            ) from None
-    for t in flatten(trajectories):
-        if t.success is not None and not 0.0 <= t.success <= 1.0:  # also catches NaN
+    first, *others = seeds
+    for seed in others:
+        refusal = "training seeds measured on different tasks cannot be pooled"
+        named(refusal, same_tasks, f"seed {first}", tasks, f"seed {seed}", seeds[seed])
+    return {task: [_scores(samples[task]) for samples in seeds.values()] for task in tasks}
+
+
+def _scores(samples: Sequence[Trajectory]) -> list[float]:
+    scored = [t for t in samples if t.success is not None]
+    for t in scored:
+        if not 0.0 <= t.success <= 1.0:  # also catches NaN
             sample = f"task {t.task_id}, sample {t.sample}"
             raise ValueError(f"{sample}: success is {t.success}, which is not in [0, 1].")
-    return {i: [[t for t in own[i] if t.success is not None] for own in seeds.values()] for i in tasks}
+    return [float(t.success) for t in scored]
 
 
 def rate(seeds: list[list[float]]) -> float:
@@ -183,37 +176,34 @@ def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict
     return blocks
 
 
-def _draws(pools: Mapping[str, list[list[Trajectory]]]) -> dict[str, Any]:
-    """pass@k, pass^k and maj@k of each task and seed, for k = 1, 2, 4 ... up to the samples that half of the
-    scored tasks have.
+def _draws(values: Values) -> dict[str, Any]:
+    """pass@k and pass^k for k = 1, 2, 4 ... up to the samples that half of the scored tasks have.
 
     A task with fewer than k scored samples is left out of that k; its n says so.
     """
-    sizes = {task: min(map(len, pool)) for task, pool in pools.items() if any(pool)}
+    sizes = {task: min(map(len, seeds)) for task, seeds in values.items() if any(seeds)}
     most = sorted(sizes.values())[(len(sizes) - 1) // 2]
     ks = [k for k in (2**i for i in range(11)) if k < most] + [most] * (most > 0)
-    draws: dict[str, dict] = {"pass_at_k": {}, "pass_hat_k": {}, "maj_at_k": {}}
+    draws: dict[str, dict] = {"pass_at_k": {}, "pass_hat_k": {}}
     for k in ks:
         enough = [task for task, size in sizes.items() if size >= k]
-        chances = {task: [_chances(pool, k) for pool in pools[task]] for task in enough}
-        for name, blocks in draws.items():
-            blocks[str(k)] = measure(
-                {i: [[chance[name]] * sizes[i] for chance in chances[i]] for i in enough}
-            )
+        for name, chance in (("pass_at_k", statistics.pass_at_k), ("pass_hat_k", statistics.pass_hat_k)):
+            chances = {task: [_chance(chance, scores, k) for scores in values[task]] for task in enough}
+            draws[name][str(k)] = measure(chances)
     return draws
 
 
-def _chances(pool: Sequence[Trajectory], k: int) -> dict[str, float]:
-    """Right answers are one answer; wrong ones are alike where their texts are, white space and case aside."""
-    n, right = len(pool), sum(t.success > SOLVED for t in pool)
-    answers = [t.answer for t in pool if t.success <= SOLVED and t.answer is not None]
-    wrong = Counter(" ".join(answer.casefold().split()) for answer in answers)
-    silent = n - right - wrong.total()
-    return {
-        "pass_at_k": statistics.pass_at_k(n, right, k),
-        "pass_hat_k": statistics.pass_hat_k(n, right, k),
-        "maj_at_k": statistics.maj_at_k(right, list(wrong.values()), k, silent),
-    }
+def _chance(chance: Callable, scores: Sequence[float], k: int) -> list[float]:
+    """The chance of one task and seed, once a sample: what intervals count as evidence."""
+    return [chance(len(scores), sum(score > SOLVED for score in scores), k)] * len(scores)
+
+
+def named(name: str, function: Callable, *arguments: Any) -> Any:
+    """What a function gives; a ValueError is raised again with this name before its message."""
+    try:
+        return function(*arguments)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def same_tasks(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:
@@ -235,9 +225,9 @@ def labels_of(values: Iterable[str], tasks: Iterable[Task] | None) -> tuple[dict
     """Family and difficulty of each measured task; both empty without tasks."""
     if tasks is None:
         return {}, {}
-    known = {task.id: task for task in tasks}
-    all_in("the trajectories", values, "the given tasks", known)
-    return {i: known[i].family for i in values}, {i: known[i].difficulty for i in values}
+    by_id = {task.id: task for task in tasks}
+    all_in("the trajectories", values, "the given tasks", by_id)
+    return {i: by_id[i].family for i in values}, {i: by_id[i].difficulty for i in values}
 
 
 def split_by(values: Mapping[str, Any], label: Mapping[str, str], order: Callable) -> dict[str, dict]:

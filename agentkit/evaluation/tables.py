@@ -1,4 +1,4 @@
-"""Measured numbers as text: cells, sentences, and tables to read and to paste in HTML, Markdown, LaTeX and CSV.
+"""Measured numbers as text: cells, sentences, and tables in HTML, Markdown, LaTeX and CSV.
 
 Cells, names and captions may come from a model or a user: each form escapes what it would take for markup,
 and CSV what a spreadsheet would take for a formula. Leaves out measuring (summary) and testing (comparison).
@@ -157,7 +157,7 @@ def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
     }
     k = _most(entry)
     if k != "1":
-        titles = {"pass_at_k": "pass@", "pass_hat_k": "pass^", "maj_at_k": "maj@"}
+        titles = {"pass_at_k": "pass@", "pass_hat_k": "pass^"}
         blocks |= {f"{title}{k}": entry[key][k] for key, title in titles.items()}
     for title, block in blocks.items():
         yield title, block["success"], block["ci95"], block["n"], "{:.1%}"
@@ -262,12 +262,12 @@ def draws(name: str, entry: Mapping[str, Any]) -> str:
     k = _most(entry)
     if k == "1" or not entry["pass_at_k"][k]["n"]:
         return ""
-    keys = ("pass_at_k", "maj_at_k", "pass_hat_k")
-    some, majority, every = (percent(entry[key][k]["success"]) for key in keys)
-    return (
-        f"{name}: {percent(entry['pass_at_k']['1']['success'])} with one sample; of {k} samples, {some} if any "
-        f"right one counts, {majority} by majority, {every} if all must be right."
+    one, some, every = (
+        percent(entry[key][n]["success"])
+        for key, n in (("pass_at_k", "1"), ("pass_at_k", k), ("pass_hat_k", k))
     )
+    several = f"of {k} samples, {some} if any right one counts, {every} if all must be right"
+    return f"{name}: {one} with one sample; {several}."
 
 
 def _most(entry: Mapping[str, Any]) -> str:

@@ -3,7 +3,8 @@
 ``messages`` data sets (Hugging Face, OpenAI's chat form), the Parquet files that TRL's ``log_completions``
 writes, and logs of inspect_ai (.json and .eval). Each of them holds text; our records hold tokens as well.
 What we write therefore carries the whole record in one more column (or in the sample's metadata), and reads
-back equal, bit for bit. What others wrote is read as far as it goes; ``dropped`` reports what is left out.
+back equal, bit for bit. What others wrote is read as far as it goes; ``dropped`` reports the rest. Leaves out
+pictures and sound.
 """
 
 from agentkit.exchange.conversation import Imported

@@ -1,4 +1,4 @@
-"""A conversation in OpenAI's form and a trajectory, one made from the other; the record that makes the way back exact.
+"""Conversations in OpenAI's form from trajectories, and back; exactly, by the record that goes with them.
 
 Leaves out files and their formats (tables, inspect_log).
 """
@@ -31,9 +31,7 @@ class Imported:
     """What was read."""
 
     trajectories: list[Trajectory]
-    tasks: list[
-        Task
-    ]  # those that were given, else made from the rows, with the gold answer where they hold it
+    tasks: list[Task]  # those given, else made from the rows, with the gold answer where they hold it
     dropped: tuple[str, ...]  # what was left out or could not be known, a phrase each
 
 
@@ -42,7 +40,7 @@ class Row:
     """One row of any of the formats, as far as they agree."""
 
     where: str  # for error messages
-    messages: list[Any]  # prompt and completion
+    messages: list[dict[str, Any]]  # prompt and completion, checked
     record: str | None = None  # the whole trajectory as JSON, where we wrote the row
     gold: str = ""
     fields: dict[str, Any] = field(default_factory=dict)  # of the trajectory; None is not known
@@ -53,13 +51,13 @@ def prompt_of(trajectory: Trajectory, tasks: Mapping[str, Task]) -> str:
     """The text of a trajectory's task. Raises DataError where the task is not given."""
     if trajectory.task_id not in tasks:
         raise DataError(
-            f"task {trajectory.task_id[:80]!r} of a trajectory is not among the tasks. Pass the suite it is from."
+            f"task {trajectory.task_id[:80]!r} of a trajectory is not among the tasks. Pass its suite."
         )
     return tasks[trajectory.task_id].prompt
 
 
 def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
-    """The conversation in OpenAI's form: user, then assistant and tool in turn; arguments of calls are JSON text."""
+    """The conversation in OpenAI's form: user, then assistant and tool in turn; arguments as JSON text."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     for number, turn in enumerate(trajectory.turns):
         parsed = parse_turn(_END.sub("", turn.text))
@@ -133,7 +131,7 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
 
 def _trajectory(row: Row, policy: str, dropped: Counter) -> tuple[Trajectory, str]:
     """The trajectory of one row, and its prompt; its sample is -1 where the row has none."""
-    prompt, turns, answered = _turns(checked_messages(row.messages, row.where), row.where, dropped)
+    prompt, turns, answered = _turns(row.messages, row.where, dropped)
     if row.record is not None:
         trajectory = decode_record(row.record, row.where)
         if _comparable(as_messages(trajectory, prompt)) != _comparable(row.messages):
@@ -257,7 +255,7 @@ def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
         messages = messages.tolist()
     if not isinstance(messages, list):
         raise DataError(
-            f"{where} is {type(messages).__name__}, not a list of messages. Give [{{'role', 'content'}}, ...]."
+            f"{where} is {type(messages).__name__}, not a list of messages [{{'role', 'content'}}, ...]."
         )
     for number, message in enumerate(messages, start=1):
         role = message.get("role") if isinstance(message, dict) else None

@@ -28,6 +28,7 @@ from agentkit.exchange.conversation import (
     number,
     prompt_of,
     read_conversations,
+    utf8,
 )
 from agentkit.records import DataError, StopReason, Task, Trajectory
 from agentkit.runs import write_json
@@ -43,7 +44,7 @@ _LIMITS = {"time": StopReason.TIME_LIMIT, "working": StopReason.TIME_LIMIT, "tok
 def write_inspect(
     path: str | Path, trajectories: Sequence[Trajectory], tasks: Iterable[Task], *, name: str = "agentkit"
 ) -> None:
-    """Write an inspect_ai log (version 2, .json) of one policy, which ``inspect view`` and ``read_eval_log`` open.
+    """Write an inspect_ai log (version 2, .json) of one policy, for ``inspect view`` and ``read_eval_log``.
 
     A task is a sample, a trajectory an epoch of it; the verdict is the score named "verifier", absent where
     not scored.
@@ -61,7 +62,7 @@ def write_inspect(
             raise DataError(
                 f"sample {sample} of task {task_id} occurs twice. Write the trajectories of one step a log."
             )
-    samples = [_sample(t, prompt_of(t, by_id), by_id[t.task_id].answer) for t in trajectories]
+    samples = [utf8(_sample(t, prompt_of(t, by_id), by_id[t.task_id].answer)) for t in trajectories]
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     ids = sorted({t.task_id for t in trajectories})
     log = {
@@ -112,7 +113,7 @@ def _sample(trajectory: Trajectory, prompt: str, gold: str) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's form into inspect_ai's: calls are flat, arguments an object, a tool message names its function."""
+    """OpenAI's form into inspect_ai's: flat calls with objects, tool messages with function names."""
     theirs = {
         key: message[key] for key in ("role", "content", "tool_call_id") if message.get(key) is not None
     }
@@ -157,7 +158,13 @@ def from_inspect(
     """
     header, samples = _read_log(Path(path))
     dropped: Counter = Counter()
-    rows = [_row(sample, f"{path}, sample {i}", scorer, dropped) for i, sample in enumerate(samples, start=1)]
+    rows = []
+    for i, sample in enumerate(samples, start=1):
+        row = _row(sample, f"{path}, sample {i}", scorer, dropped)
+        if any(message["role"] == "assistant" for message in row.messages):
+            rows.append(row)
+        else:
+            dropped["samples that ended before the model said anything"] += 1
     events = any(sample.get("events") for sample in samples)
     dropped["the transcript of events (times, usage, model calls)"] = int(events)
     model = _dict(header.get("eval")).get("model")
@@ -192,7 +199,7 @@ def _read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> Any:
-    """One member of an .eval archive; inspect_ai packs with Zstandard, which zipfile reads from Python 3.14 on."""
+    """One member of an .eval archive; inspect_ai packs with Zstandard, new to zipfile in Python 3.14."""
     info = archive.getinfo(name)
     if info.file_size > _MAX_MEMBER:
         raise ValueError(f"{name} is {info.file_size:,} bytes; {_MAX_MEMBER:,} is the limit")
@@ -269,6 +276,6 @@ def _grade(value: Any, where: str) -> float | None:
     grade = number(value)
     if grade is not None and not 0.0 <= grade <= 1.0:
         raise DataError(
-            f"{where}: the score {grade:g} is not in [0, 1]. Choose another scorer, or pass tasks to score it here."
+            f"{where}: the score {grade:g} is not in [0, 1]. Choose another scorer, or pass tasks."
         )
     return grade

@@ -32,10 +32,10 @@ _KNOWN = {"messages", "id", *_FIELDS, RECORD}
 
 # ---- Hugging Face messages
 def to_messages(trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> list[dict[str, Any]]:
-    """Rows for ``datasets.Dataset.from_list``: messages in OpenAI's form, the trajectory's fields, its record.
+    """Rows for ``datasets.Dataset.from_list``: messages in OpenAI's form, fields and record.
 
     Arguments of tool calls are JSON text, so that their column has one type. Other readers do not see token
-    ids, masks, log-probabilities and times, nor the system prompt, which a trajectory holds as token ids only.
+    ids, masks, log-probabilities and times, nor the system prompt, which a trajectory holds as tokens.
     """
     by_id = {task.id: task for task in tasks}
     rows = [{"messages": as_messages(t, prompt_of(t, by_id))} | _columns(t) for t in trajectories]
@@ -72,7 +72,7 @@ def from_messages(
 
 # ---- TRL
 def write_trl(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> None:
-    """Write the table of TRL's ``log_completions``: step, prompt, completion, the reward components, advantage.
+    """Write the table of TRL's ``log_completions``: step, prompt, completion, components, advantage.
 
     More columns, as TRL's ``log_extra`` allows: task_id, policy, sample, success, reward and the record.
 
@@ -95,7 +95,7 @@ def write_trl(path: str | Path, trajectories: Iterable[Trajectory], tasks: Itera
 def from_trl(
     path: str | Path, *, policy: str = "", tasks: Iterable[Task] = (), success: str = "success"
 ) -> Imported:
-    """Trajectories from completions_*.parquet of TRL's ``log_completions``: one file, or the folder that holds them.
+    """Trajectories from what TRL's ``log_completions`` writes: completions_*.parquet, or their folder.
 
     A completion that is one text, as a ``rollout_func`` leaves it, becomes one turn: TRL drops the control
     tokens that tell tool replies from what the policy wrote.

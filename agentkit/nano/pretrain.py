@@ -42,9 +42,17 @@ MARKUP = ["<tools>", "</tools>", "<tool_call>", "</tool_call>", "<tool_response>
 UNCUT = Limits(max_turn_tokens=2048, max_tokens=8192)  # of the expert: the first tokenizer knows only bytes
 # digits one by one, words with their leading space, and what lies between them: JSON syntax takes few tokens
 _SPLIT = r"\p{N}| ?\p{L}+|(?:(?! \p{L})[^\p{L}\p{N}])+"
-MODEL = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
-         "num_key_value_heads": 4, "head_dim": 48, "tie_word_embeddings": True, "max_position_embeddings": 2048,
-         "rope_theta": 10_000.0}  # fmt: skip
+MODEL = {
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 48,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 2048,
+    "rope_theta": 10_000.0,
+}
 
 
 def draft_tasks(corpus: Corpus, count: int, rng: random.Random) -> list[Task]:
@@ -86,7 +94,7 @@ def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer on transcripts of a few worlds, read with a tokenizer of single bytes."""
+    """Train the byte-level BPE tokenizer on transcripts of a few worlds."""
     bytes_only = _wrap(_bpe([]))
     texts = []
     for batch in transcripts(bytes_only, range(900_000, 900_006), 250):

@@ -116,20 +116,23 @@ def make_world(path: str | Path, seed: int) -> Path:
     for name in countries:
         others = [other for other in countries if other != name]
         tables["neighbour"] += [(name, other) for other in rng.sample(others, rng.choice([1, 1, 2, 3]))]
-    for i, name in enumerate(cities):
-        country = countries[i] if i < COUNTRIES else rng.choice(countries)
-        tables["city"].append((name, country, _size(rng, 4.7, 7.4)))
+    tables["city"] = [
+        (name, countries[i] if i < COUNTRIES else rng.choice(countries), _size(rng, 4.7, 7.4))
+        for i, name in enumerate(cities)
+    ]
     finders = _distinct(person, rng, ELEMENTS)
     for i, name in enumerate(_distinct(_element, rng, ELEMENTS)):
         symbol = name[: rng.choice([1, 2])].capitalize()
         weight, year = round(rng.uniform(1, 300), 3), rng.randint(1600, 2020)
         tables["element"].append((name, symbol, i + 1, weight, year, finders[i]))
     directors = _distinct(person, rng, FILMS // 3)
-    for name in _distinct(title, rng, FILMS):
-        year, minutes = rng.randint(1920, 2020), rng.randint(40, 240)
-        tables["film"].append((name, year, minutes, rng.choice(directors), rng.choice(countries)))
-    for name in countries:
-        for year in rng.sample(range(1950, 2020), 3):
-            life, income = round(rng.uniform(25, 90), 1), round(10 ** rng.uniform(2.3, 5), 1)
-            tables["indicator"].append((name, year, life, income))
+    tables["film"] = [
+        (name, rng.randint(1920, 2020), rng.randint(40, 240), rng.choice(directors), rng.choice(countries))
+        for name in _distinct(title, rng, FILMS)
+    ]
+    tables["indicator"] = [
+        (name, year, round(rng.uniform(25, 90), 1), round(10 ** rng.uniform(2.3, 5), 1))
+        for name in countries
+        for year in rng.sample(range(1950, 2020), 3)
+    ]
     return build(path, tables)

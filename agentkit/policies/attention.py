@@ -21,28 +21,16 @@ def attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     attention_mask: torch.Tensor | None, attend: Any = None, **options: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention in transformers' form: the function that the model was called with as ``attend``, else SDPA.
+    """Attention in transformers' form by ``attend``, which the model was called with; without one, SDPA.
 
-    Args:
-        module: the attention layer.
-        query: (B, heads, W, head size).
-        key: (B, key-value heads, K, head size); so is value.
-        attention_mask: of four dimensions, or None.
-        attend: takes the same arguments and returns the same.
-        options: as transformers passes them (scaling, dropout).
-
-    Returns:
-        (B, W, heads, head size), and no weights.
+    Takes query (B, heads, W, head size), key and value (B, key-value heads, K, head size) and a mask of four
+    dimensions or None, and returns (B, W, heads, head size) and no weights, as ``attend`` does.
     """
     return (attend or sdpa_attention_forward)(module, query, key, value, attention_mask, **options)
 
 
 def allow_other_attention(model: Any) -> str | None:
-    """Let calls of a model, with or without PEFT adapters, bring their own attention. Saved, it is as before.
-
-    Returns:
-        None, or why this model cannot; it is then as it was.
-    """
+    """Let calls of a model bring their own attention; returns why not, or None. Saved, it is as before."""
     before = model.config.get_text_config()._attn_implementation
     if before not in ("sdpa", ATTENTION):
         return f"its attention is {before!r}, not 'sdpa'"

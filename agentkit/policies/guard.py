@@ -75,15 +75,8 @@ def sync(policy: Policy, model: Any, temperature: float, threshold: float = 0.0)
     """Hand the model's weights to the policy's engine and compare what both say of a few sampled tokens.
 
     The same probes each time, so that an engine which kept keys and values of the old weights is found out.
-
-    Args:
-        policy: the policy that samples for the trainer.
-        model: the model being trained.
-        temperature: of sampling, above 0.
-        threshold: the largest mean difference in nats; 0 is 0.001 in float32 and 0.05 in half precision.
-
-    Returns:
-        How far the two lie apart; None where the policy samples with the very model that is trained.
+    ``threshold`` is the largest mean difference in nats; 0 is 0.001 in float32 and 0.05 in half precision.
+    Returns None where the policy samples with the very model that is trained.
 
     Raises:
         SyncError: further than the threshold, or the engine's log-probabilities are not finite.
@@ -100,10 +93,11 @@ def sync(policy: Policy, model: Any, temperature: float, threshold: float = 0.0)
     threshold = threshold or THRESHOLDS[model.dtype]
     if not result.mean <= threshold:
         raise SyncError(
-            f"after the weights were handed over, engine and trainer differ by {result.mean:.2g} nats a token "
-            f"(largest {result.largest:.2g}, over {result.tokens} tokens; the limit is {threshold:g}): the "
-            "engine serves other weights, keeps a stale prefix cache, or gives log-probabilities of another "
-            "kind (start servers with agentkit serve). The run stops before it learns from them"
+            "after the weights were handed over, engine and trainer differ by "
+            f"{result.mean:.2g} nats a token (largest {result.largest:.2g}, over {result.tokens} tokens; the "
+            f"limit is {threshold:g}): the engine serves other weights, keeps a stale prefix cache, or gives "
+            "log-probabilities of another kind (start servers with agentkit serve). The run stops before it "
+            "learns from them"
         )
     return result
 

@@ -62,12 +62,8 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: A
 
     An engine with weights of its own is given the model's and must then compute the same (``guard.sync``).
 
-    Args:
-        model: of transformers, a PEFT model included.
-        tokenizer: its tokenizer.
-        name: recorded in trajectories.
-        recipe: the engine and its settings.
-        engine: vLLM's that reads the model's own weights, where Unsloth loaded it (``unsloth.adapted``).
+    ``name`` is recorded in trajectories; ``engine`` is vLLM's where Unsloth loaded the model
+    (``unsloth.adapted``).
 
     Raises:
         EngineError: the engine is not installed, does not answer or computes something else.

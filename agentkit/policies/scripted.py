@@ -53,7 +53,6 @@ class ScriptedPolicy(Policy):
         self._scripts: dict[int, Script] = {}  # by trajectory
 
     async def sample(self, request: Request) -> Sample:
-        """The script's next turn."""
         if request.turn == 0:
             rng = random.Random(repr(request.seed))
             flaws = rng.choice(self._flaws)
@@ -65,7 +64,6 @@ class ScriptedPolicy(Policy):
         return Sample(ids[: request.max_new_tokens], [0.0] * min(len(ids), request.max_new_tokens))
 
     def end(self, trajectory: int) -> None:
-        """Drop the script."""
         self._scripts.pop(trajectory, None)
 
 
@@ -188,7 +186,6 @@ def _wrong_arguments(step: dict, rng: random.Random) -> dict:
 
 
 def _wrong(expression: str, rng: random.Random) -> str:
-    """The expression with another operation."""
     if ">" in expression:
         return expression.replace(">", "<")
     operations = (" / ", " * ", " - ", " + ")

@@ -105,11 +105,9 @@ class ServerPolicy(Policy):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def sample(self, request: Request) -> Sample:
-        """Continue one trajectory by one turn, on whichever replica can."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._sample(request), self._loop))
 
     def end(self, trajectory: int) -> None:
-        """Forget which replica served it."""
         self._last.pop(trajectory, None)
 
     def sync(self, model: Any) -> None:
@@ -149,14 +147,12 @@ class ServerPolicy(Policy):
         await self._client.aclose()
 
     async def _meet(self) -> None:
-        """Ask every replica which model it serves."""
         for replica in self._replicas:
             try:
                 replica.model = await self._served(replica)
             except (_ReplicaError, EngineError) as error:
                 raise EngineError(
-                    f"the server {replica.url} in server_urls: {error}. Start it (agentkit serve) or leave it "
-                    "out"
+                    f"the server {replica.url} in server_urls: {error}. Start it (agentkit serve)"
                 ) from None
         served = sorted({replica.model for replica in self._replicas})
         if len(served) > 1:
@@ -269,7 +265,6 @@ class ServerPolicy(Policy):
         )
 
     async def _worker(self, replica: _Replica, method: str, *arguments: str) -> httpx.Response:
-        """Call a method of vllm_worker.WeightSync."""
         body = {"method": method, "args": arguments}
         return await self._ask(replica, "POST", "/collective_rpc", json=body)
 

@@ -21,11 +21,7 @@ from agentkit.policies.attention import allow_other_attention
 
 
 class SlotCache(Cache):
-    """What a model of transformers sees as its cache.
-
-    Args:
-        model: a causal language model whose layers all attend to every earlier token.
-        most: slots that will ever be used.
+    """What a model of transformers sees as its cache; ``most`` slots will ever be used.
 
     Raises:
         ValueError: the model has layers of another kind (sliding windows, recurrent states), or an attention
@@ -53,17 +49,7 @@ class SlotCache(Cache):
     def forward(
         self, model: Any, rows: Sequence[Sequence[int]], slots: Sequence[int], held: Sequence[int]
     ) -> torch.Tensor:
-        """Append each row's tokens to its slot.
-
-        Args:
-            model: the model this cache was made for.
-            rows: B rows of new token ids, at least one each.
-            slots: the B slots they belong to.
-            held: how many tokens each slot holds already.
-
-        Returns:
-            (B, V) float32 logits after each row's last token.
-        """
+        """Append B rows of token ids to slots that hold so many; (B, V) float32 logits after each row."""
         width = max(len(row) for row in rows)
         ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in rows])  # padded on the left
         lead = torch.tensor([n - (width - len(row)) for n, row in zip(held, rows, strict=True)])
@@ -106,7 +92,6 @@ class SlotCache(Cache):
                 store[list(targets), :, start:stop] = store[list(sources), :, start:stop]
 
     def clear(self) -> None:
-        """Give all keys and values back."""
         for layer in self.layers:
             layer.is_initialized = False
             layer.keys = layer.values = None
@@ -152,7 +137,6 @@ class _InPlace(_Target):
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         mask: torch.Tensor | None = None, scaling: float | None = None, **unused: Any,
     ) -> tuple[torch.Tensor, None]:  # fmt: skip
-        """Takes what agentkit.policies.attention takes."""
         if (
             key is not self.given[0] or value is not self.given[1]
         ):  # made from these by the model: not counted
@@ -187,7 +171,6 @@ class _SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def grow(self, slots: int, length: int) -> None:
-        """Make room for so many slots and positions."""
         self.keys, self.values = (
             _grown(store, slots, length, self.most) for store in (self.keys, self.values)
         )
@@ -207,15 +190,12 @@ class _SlotLayer(CacheLayerMixin):
         return to.attended_to(self, key_states, value_states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Keys to attend to and their offset."""
         return self.target.width, 0
 
     def get_seq_length(self) -> int:
-        """Unused: every row has a length of its own."""
         return 0
 
     def get_max_length(self) -> int:
-        """No bound."""
         return -1
 
 

@@ -28,7 +28,6 @@ class ThreadedPolicy(Policy):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="policy")  # two would fight over the cores
 
     async def sample(self, request: Request) -> Sample:
-        """Continue one trajectory by one turn, together with whatever else is in flight."""
         future: Future[Sample] = Future()
         self._inbox.append((request, future))
         self._thread.submit(self._serve)

@@ -211,7 +211,6 @@ class TransformersPolicy(ThreadedPolicy):
         return chunks
 
     def _decode(self, places: Sequence[int]) -> None:
-        """One more token for every row that decodes."""
         rows = [self._slots[place] for place in places]
         new = [slot.sample.ids[-1:] for slot in rows]
         logits = self._cache.forward(self.model, new, places, [len(slot.held) for slot in rows])
@@ -243,15 +242,10 @@ class TransformersPolicy(ThreadedPolicy):
 def draw(
     logits: torch.Tensor, temperature: torch.Tensor, uniforms: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row by inverting the cumulative distribution at a given uniform number.
+    """One token a row by inverting the cumulative distribution at a given uniform number in [0, 1).
 
-    Args:
-        logits: (B, V) float32.
-        temperature: (B,); 0 takes the most likely token.
-        uniforms: (B,) in [0, 1).
-
-    Returns:
-        Tokens (B,) and their log-probabilities (B,) at the temperature, at temperature 1 for greedy rows.
+    Takes logits (B, V), temperatures (B,) and uniform numbers (B,); 0 takes the likeliest token.
+    Returns tokens (B,) and their log-probabilities (B,) at the temperature, at temperature 1 for greedy rows.
     """
     assert logits.ndim == 2 and logits.dtype == torch.float32
     scale = torch.where(temperature > 0, temperature, torch.ones_like(temperature))

@@ -59,41 +59,15 @@ def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> tuple[Any, Any]:
 
     The weights go through a folder, because they may be merged from several, are quantised as they are read,
     and are read by vLLM too. The tokenizer stays the one to use: Unsloth's may have other special tokens.
-
-    Args:
-        model: of transformers, without adapters; it is moved off the GPU.
-        tokenizer: its tokenizer.
-        recipe: LoRA, 4-bit weights or not, longest trajectory, share of the GPU's memory for vLLM.
     """
     import_first("unsloth")
     import torch
     from unsloth import FastLanguageModel
 
-    cuda = torch.cuda.is_available()
-    loaded = _load(model, tokenizer, recipe, cuda)
-    engine = vars(loaded).pop("vllm_engine", None)  # under that name TRL's trainer would sample with it
-    name = model.name_or_path  # and not the folder, which is gone
-    loaded.name_or_path = loaded.config._name_or_path = name
-    peft = FastLanguageModel.get_peft_model(
-        loaded,
-        r=recipe.lora_r,
-        target_modules=LINEAR,
-        lora_alpha=recipe.lora_alpha,
-        lora_dropout=0.0,
-        bias="none",
-        use_gradient_checkpointing="unsloth" if cuda else False,
-        random_state=recipe.seed,
-    )
-    return peft, engine and engine.llm_engine
-
-
-def _load(model: Any, tokenizer: Any, recipe: Recipe, cuda: bool) -> Any:
-    """The model as Unsloth loads it, from a folder that is gone afterwards."""
-    from unsloth import FastLanguageModel
-
     from agentkit.policies.loading import longest
     from agentkit.policies.vllm import lora_rank
 
+    cuda = torch.cuda.is_available()
     with tempfile.TemporaryDirectory(prefix="agentkit-unsloth-") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -111,4 +85,16 @@ def _load(model: Any, tokenizer: Any, recipe: Recipe, cuda: bool) -> Any:
         raise EngineError(
             "load_in_4bit: Unsloth has loaded 16-bit weights instead; install bitsandbytes, or leave it out"
         )
-    return loaded
+    engine = vars(loaded).pop("vllm_engine", None)  # under that name TRL's trainer would sample with it
+    loaded.name_or_path = loaded.config._name_or_path = model.name_or_path  # not the folder, which is gone
+    peft = FastLanguageModel.get_peft_model(
+        loaded,
+        r=recipe.lora_r,
+        target_modules=LINEAR,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=0.0,
+        bias="none",
+        use_gradient_checkpointing="unsloth" if cuda else False,
+        random_state=recipe.seed,
+    )
+    return peft, engine and engine.llm_engine

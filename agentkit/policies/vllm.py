@@ -98,7 +98,6 @@ class VllmPolicy(ThreadedPolicy):
             raise
 
     def sync(self, model: Any) -> None:
-        """Take over the model's weights between two batches, and forget keys and values of the old ones."""
         self._between_batches(self._take, model)
 
     def close(self) -> None:
@@ -242,7 +241,6 @@ class VllmPolicy(ThreadedPolicy):
 
 
 def _sample(reply: Any) -> Sample | EngineError:
-    """The turn in one of vLLM's outputs, or why there is none."""
     if reply.finish_reason not in ("stop", "length"):
         return EngineError(f"vLLM ended a request for the reason {reply.finish_reason!r} and not at its end")
     pairs = zip(reply.logprobs, reply.token_ids, strict=True)
@@ -259,11 +257,7 @@ def missing() -> str:
 
 
 def lora_rank(rank: int) -> int:
-    """The smallest rank that vLLM can be started for and that holds an adapter of this rank.
-
-    Raises:
-        EngineError: there is none.
-    """
+    """The smallest rank that vLLM can be started for and that holds an adapter of this rank."""
     if rank > LORA_RANKS[-1]:
         raise EngineError(
             f"vLLM takes LoRA adapters up to rank {LORA_RANKS[-1]}, and this one has {rank}: use "

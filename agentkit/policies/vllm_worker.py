@@ -1,9 +1,8 @@
-"""What vLLM's worker is taught: take over weights in place. Imported by vLLM, in its worker process where it
-has one.
+"""What vLLM's worker is taught: take over weights in place. vLLM imports it before it loads a model.
 
 vLLM 0.32 on a CPU drops the weights of linear layers once its kernels are set up, so that nothing can be
-loaded into them again; here they are kept. Its own ``reload_weights`` is wrong on a CPU where embeddings are
-tied.
+loaded into them again; importing this keeps them. Leaves out vLLM's own ``reload_weights``, which is wrong on
+a CPU where embeddings are tied.
 """
 
 from __future__ import annotations
@@ -42,9 +41,7 @@ class WeightSync:
                     layers.agentkit_dispatch(layer, remove_weight=False)
 
     def agentkit_head_size(self) -> list[int]:
-        """Dimensions of the served model's attention heads: on a CPU they may be padded. A list, which JSON
-        keeps as it is.
-        """
+        """Dimensions of the served model's attention heads, in a list, which JSON keeps as it is."""
         return [self.model_runner.model_config.get_head_size()]  # type: ignore[attr-defined]
 
     def agentkit_take_folder(self, folder: str) -> None:

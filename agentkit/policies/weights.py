@@ -21,28 +21,14 @@ from safetensors.torch import load_file, save_file
 
 from agentkit.rollouts.policy import EngineError
 
-CPU_HEAD_SIZES = (
-    32,
-    64,
-    80,
-    96,
-    112,
-    128,
-    160,
-    192,
-    224,
-    256,
-    512,
-)  # vLLM 0.32, v1/attention/backends/cpu_attn.py
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.32's cpu_attn.py
 ADAPTER = "adapter_model.safetensors"  # PEFT's name for it
 _PADDED = frozenset(("llama", "qwen2", "qwen3"))  # model types whose attention HeadPadding knows
 
 
 @torch.no_grad()
 def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of the network as it now computes: active LoRA adapters folded in, names as without
-    them.
-    """
+    """Names and tensors of the network as it now computes, active LoRA adapters folded in."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     modules = dict(base.named_modules())
     for name, tensor in base.state_dict().items():
@@ -56,23 +42,15 @@ def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def save_weights(model: Any, folder: Path, padding: HeadPadding | None = None) -> None:
-    """Write ``full_weights`` and the config they belong to, padded where asked, so that an engine can load
-    them.
-    """
+    """Write ``full_weights`` and their config, padded where asked, so that an engine can load them."""
     folder.mkdir(parents=True, exist_ok=True)
-    tied = (
-        set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
-    )
-    found = (
-        (name, padding.tensor(name, x) if padding else x)
-        for name, x in full_weights(model)
-        if name not in tied
-    )
-    save_file(
-        {name: x.detach().cpu().contiguous().clone() for name, x in found},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
+    tied = getattr(model, "_tied_weights_keys", None) if model.config.tie_word_embeddings else None
+    weights = {}
+    for name, tensor in full_weights(model):
+        if name not in (tied or ()):
+            padded = padding.tensor(name, tensor) if padding else tensor
+            weights[name] = padded.detach().cpu().contiguous().clone()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     (padding.config(model.config) if padding else model.config).save_pretrained(folder)
 
 
@@ -80,10 +58,8 @@ def save_lora(model: PeftModel, folder: Path, padding: HeadPadding | None) -> No
     """Write the active LoRA adapter as an engine with padded heads, or with none, expects it."""
     model.save_pretrained(folder, selected_adapters=[model.active_adapter])
     if padding:
-        save_file(
-            {name: padding.tensor(name, x).contiguous() for name, x in load_file(folder / ADAPTER).items()},
-            folder / ADAPTER,
-        )
+        tensors = load_file(folder / ADAPTER).items()
+        save_file({name: padding.tensor(name, x).contiguous() for name, x in tensors}, folder / ADAPTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +79,7 @@ class HeadPadding:
 
     @classmethod
     def needed(cls, config: Any, sizes: tuple[int, ...] = CPU_HEAD_SIZES) -> HeadPadding | None:
-        """The padding a model needs for an engine with these head sizes; None where it needs none.
-
-        Raises:
-            EngineError: it needs one, and its attention is of a kind that is not known here.
-        """
+        """The padding a model needs for these head sizes, or None; EngineError where it cannot be padded."""
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if size in sizes:
             return None
@@ -118,33 +90,27 @@ class HeadPadding:
         ):
             raise EngineError(
                 f"vLLM has no attention for heads of {size} dimensions on a CPU, and a {config.model_type} "
-                "model cannot be padded"
-                " to fit; use engine: transformers"
+                "model cannot be padded to fit; use engine: transformers"
             )
         return cls(size, next(s for s in sizes if s > size), config.model_type == "qwen3")
 
     def config(self, config: Any) -> Any:
-        """The padded model's config."""
-        found = copy.deepcopy(config)
-        found.head_dim = self.padded
-        found.rope_parameters["rope_theta"] **= self.padded / self.size
-        return found
+        padded = copy.deepcopy(config)
+        padded.head_dim = self.padded
+        padded.rope_parameters["rope_theta"] **= self.padded / self.size
+        return padded
 
     def tensor(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of the padded model, or of a LoRA adapter on it, from the original's."""
-        scale, parts = math.sqrt(self.padded / self.size), name.split(".")
-        rows = not {"lora_A"} & set(parts)
-        if ("q_proj" in parts or "k_proj" in parts) and rows:
-            return self._spread(tensor, 0) * (scale if self.normed or "q_proj" in parts else 1.0)
-        if "v_proj" in parts and rows:
-            return self._spread(tensor, 0)
-        if "o_proj" in parts and {"weight"} & set(parts) and "lora_B" not in parts:
-            return self._spread(tensor, 1)
-        if "q_norm" in parts:
-            return self._spread(tensor, 0)
-        if "k_norm" in parts:
-            return self._spread(tensor, 0) / scale
-        return tensor
+        scale, parts = math.sqrt(self.padded / self.size), set(name.split("."))
+        if "o_proj" in parts:
+            return self._spread(tensor, 1) if "weight" in parts and "lora_B" not in parts else tensor
+        if "lora_A" in parts or not parts & {"q_proj", "k_proj", "v_proj", "q_norm", "k_norm"}:
+            return tensor
+        padded = self._spread(tensor, 0)
+        if "q_proj" in parts or ("k_proj" in parts and self.normed):
+            return padded * scale
+        return padded / scale if "k_norm" in parts else padded
 
     def _spread(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         """Each half head of D/2 entries along an axis at the start of one of D'/2, zeros after it."""

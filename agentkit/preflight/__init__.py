@@ -1,8 +1,8 @@
 """Is this run worth starting? A report from a few dozen rollouts of the starting policy, before any training.
 
-``examine`` rolls out, scores several times, scores the scripted expert under the same reward, probes each component
-and forecasts the cost. A red item refuses the run (PreflightError), unless the recipe says ``preflight: warn``.
-Leaves out training itself: a learning rate can be wrong and the report green.
+``examine`` rolls out, scores several times, scores the scripted expert under the same reward, probes each
+component and forecasts the cost. A red item refuses the run (PreflightError), unless the recipe says
+``preflight: warn``. Leaves out training itself: a learning rate can be wrong and the report green.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ def examine(
     Args:
         lab: the run's; its recipe's group_size, temperature and limits are used.
         policy: the starting policy.
-        tasks: training tasks; of them TASKS, spread over the list, are rolled out, and GOLD by the scripted expert.
+        tasks: training tasks; of them TASKS, spread over the list, are rolled out, and GOLD by the scripted
+        expert.
         model: the one that will be trained, to time an update on; without it the update's rate is scaled from
-            params/prices.yaml.
+        params/prices.yaml.
         n_test: tasks in the test split.
         progress: show progress bars.
 
@@ -124,14 +125,10 @@ def report(
 def forecast(
     recipe: Recipe, rollout_seconds: float, update_seconds: float | None = None, longer: float = 1.0
 ) -> Item:
-    """Time, memory and money of the run, from the rates of the preflight's own rollouts and its timed update.
+    """Time, memory and money of the run, from measured seconds of a trajectory's rollout and of its update.
 
-    Args:
-        recipe: the run's.
-        rollout_seconds: for a trajectory, measured.
-        update_seconds: for a trajectory, measured; None scales the rate of params/prices.yaml.
-        longer: how many times longer trajectories will be in training: an agent that learns comes to work as the
-            expert does.
+    Without the second the rate of params/prices.yaml is scaled. In training trajectories will be ``longer``
+    times as long: an agent that learns comes to work as the expert does.
     """
     prices = cost.read_prices()
     known = prices.rates_of(recipe.model)
@@ -152,8 +149,8 @@ def forecast(
     grown = f"; {longer:.1f} times as much, for trajectories as long as the expert's" if longer > 1.05 else ""
     finding = (
         f"Training {cost.duration(training)}, the whole run {cost.duration(total)} on one device "
-        f"({rollout_seconds:.3g} s a rollout measured, {rates.update / longer:.3g} s an update {source}{grown}); "
-        f"{cost.hours(total / 3600)} GPU-hours, {money}; {_memory()}."
+        f"({rollout_seconds:.3g} s a rollout measured, {rates.update / longer:.3g} s an update "
+        f"{source}{grown}); {cost.hours(total / 3600)} GPU-hours, {money}; {_memory()}."
     )
     values = {"training_seconds": training, "total_seconds": total, "phases": phases}
     values |= {"rollout": rates.rollout, "update": rates.update}
@@ -168,7 +165,7 @@ def _memory() -> str:
 
 
 def _longer(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]) -> float:
-    """How many times longer the expert's trajectories are than those of now, in completion tokens; at least 1."""
+    """How many times as many tokens the expert's trajectories have as those of now; at least 1."""
     if not golden:
         return 1.0
     now, then = (fmean(len(t.completion_ids) for t in some) for some in (sampled, golden))

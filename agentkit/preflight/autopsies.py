@@ -1,9 +1,7 @@
-"""Three published trainings that taught nothing: their rewards replicated on the small agent's tasks, with
-the fault and mended.
+"""Three published trainings that taught nothing: their rewards on the small agent's tasks, broken and mended.
 
 Each team saw the symptom and drew the wrong conclusion; preflight names the cause from a few dozen rollouts.
-What was published is in the documents of the seeds; leaves out their models and tasks, which were never
-released.
+Leaves out their models and tasks, which were never released.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ class Autopsy:
 
 
 # ---- 003, OR-debug: +20 for an action, -1 a step, +10 for an outcome, -20 for something invented
-# -----------------------
 def acts(task: Task, trajectory: Trajectory) -> float:
     """A call that worked."""
     return 20.0 if any(result.ok for result in results_of(trajectory)) else 0.0
@@ -49,25 +46,22 @@ def answers(task: Task, trajectory: Trajectory) -> float:
 
 
 def matched(task: Task, trajectory: Trajectory) -> float:
-    """The faulty penalty: INVENTED is looked for in everything that was said."""
+    """The faulty penalty: INVENTED is looked for in every turn's text."""
     return -20.0 if any(INVENTED.search(turn.text) for turn in trajectory.turns) else 0.0
 
 
 def ungrounded(task: Task, trajectory: Trajectory) -> float:
     """The penalty as it was meant: the answer stands in nothing that a tool returned."""
-    said = trajectory.answer or ""
-    return 0.0 if any(stands(said, r.observation) for r in results_of(trajectory) if r.ok) else -20.0
+    answer, results = trajectory.answer or "", results_of(trajectory)
+    return 0.0 if any(stands(answer, result.observation) for result in results if result.ok) else -20.0
 
 
 def or_debug(faithfulness: Callable[[Task, Trajectory], float]) -> Reward:
-    """The reward of seed 003 with one of its two penalties; without the price of an action, which is the same
-    for all.
-    """
+    """The reward of seed 003 with one of its two penalties, without the price of an action, which all pay."""
     return {"acts": (acts, 1.0), "answers": (answers, 1.0), "faithfulness": (faithfulness, 1.0)}
 
 
 # ---- 000, the image agent: a binary reward that nearly every rollout gets, and noise against zero variance
-# ---------------
 def approved(task: Task, trajectory: Trajectory) -> float:
     """Whether there is an answer at all."""
     return float(trajectory.answer is not None)
@@ -81,11 +75,8 @@ def noisy() -> Reward:
 
 
 # ---- 001, GRPO-TCR: a bonus for turns that reads a field nobody writes
-# ---------------------------------------------------
 def unwritten(task: Task, trajectory: Trajectory) -> float:
-    """The faulty tool-call reward: wrong answers get -1 and a bonus for each of ``num_turns``, which is never
-    there.
-    """
+    """The faulty reward: a wrong answer gets -1 and a bonus for ``num_turns``, which nobody writes."""
     if trajectory.success == 1.0:
         return 1.0
     return min(-0.6, -1.0 + 0.1 * min(task.meta.get("num_turns", 0), 4))

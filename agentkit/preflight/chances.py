@@ -1,4 +1,4 @@
-"""The arithmetic of groups: how many will have no advantage, how large they should be, how much of it is noise.
+"""The arithmetic of groups: how many have no advantage, how large to make them, how much of it is noise.
 
 Leaves out trajectories: it works on counts and rewards.
 """
@@ -17,15 +17,8 @@ USEFUL = 0.5  # expected share of dead groups at which a group size is useful: a
 def fit_beta(right: Sequence[int], n: Sequence[int]) -> tuple[float, float]:
     """The beta distribution of tasks' chances of success, by maximum likelihood of the beta-binomial.
 
-    A few rollouts a task make plug-in shares p = k/n pile up at 0 and 1, which overstates dead groups; the fitted
-    distribution does not.
-
-    Args:
-        right: (P,) right rollouts of each task.
-        n: (P,) rollouts of each task, at least 1.
-
-    Returns:
-        Its two parameters, each between 0.02 and 500.
+    Of (P,) right rollouts among (P,) rollouts of each task. A few rollouts a task make plug-in shares p = k/n
+    pile up at 0 and 1, which overstates dead groups; the fitted distribution does not.
     """
     from scipy.optimize import minimize
     from scipy.special import betaln
@@ -45,7 +38,7 @@ def fit_beta(right: Sequence[int], n: Sequence[int]) -> tuple[float, float]:
 
 
 def dead_share(a: float, b: float, group_size: int) -> float:
-    """Expected share of groups that are all right or all wrong, E[p^G + (1-p)^G] for p of a beta distribution.
+    """Expected share of groups all right or all wrong, E[p^G + (1-p)^G] for p of a beta distribution.
 
     For one p this is DAPO's condition 0 < #correct < G (arXiv 2503.14476); the mean over p is a ratio of beta
     functions.
@@ -57,7 +50,7 @@ def dead_share(a: float, b: float, group_size: int) -> float:
 
 
 def smallest_useful(a: float, b: float, largest: int = GROUP_SIZES[-1]) -> int | None:
-    """The smallest group size up to ``largest`` of which at most every second group is expected dead, or None."""
+    """The smallest group size of which at most every second group is expected dead, or None."""
     return next((size for size in range(2, largest + 1) if dead_share(a, b, size) <= USEFUL), None)
 
 
@@ -71,13 +64,9 @@ def advantages(rewards: np.ndarray) -> np.ndarray:
 def repeatable(scorings: np.ndarray) -> float | None:
     """Share of the advantages' variance that scoring the same trajectories again explains.
 
-    Args:
-        scorings: (S, P, G) rewards of the same trajectories, scored S times.
-
-    Returns:
-        1 for a reward that depends on the trajectory only, 0 for noise; None where no scoring gives any advantage.
-        It is the mean product of the advantages of two scorings over their mean square (an intraclass correlation
-        about zero).
+    Of (S, P, G) rewards, scored S times: the mean product of the advantages of two scorings over their mean
+    square (an intraclass correlation about zero). 1 for a reward that depends on the trajectory only, 0 for
+    noise; None where no scoring gives any advantage.
     """
     assert scorings.ndim == 3 and len(scorings) > 1
     s = len(scorings)

@@ -1,8 +1,8 @@
 """The checks of a preflight: each looks at one thing in the starting policy's rollouts and returns an item.
 
-All are pure functions of recorded trajectories, so a report can be made again from what was stored. Thresholds are
-constants with their reason; red is kept for what makes a run pointless. Leaves out the reward's own checks
-(reward_checks).
+All are pure functions of recorded trajectories, so a report can be made again from what was stored.
+Thresholds are constants with their reason; red is kept for what makes a run pointless. Leaves out the
+reward's own checks (reward_checks).
 """
 
 from __future__ import annotations
@@ -77,16 +77,16 @@ def dead_groups(groups: Groups, group_size: int) -> Item:
     useful = chances.smallest_useful(a, b)
     sizes = ", ".join(f"{g}: {share:.0%}" for g, share in expected.items())
     finding = (
-        f"{seen:.0%} of the groups have equal rewards; by success alone {expected[group_size]:.0%} are expected at "
-        f"group_size {group_size} ({sizes}; beta-binomial fit)."
+        f"{seen:.0%} of the groups have equal rewards; by success alone {expected[group_size]:.0%} are "
+        f"expected at group_size {group_size} ({sizes}; beta-binomial fit)."
     )
     light = "amber"
     if seen >= HOPELESS:
         light, advice = "red", _why_equal(groups)
     elif useful is None:
         advice = (
-            "Not even groups of 32 would help half of the tasks: choose tasks of middling difficulty, or replace "
-            "dead groups."
+            "Not even groups of 32 would help half of the tasks: choose tasks of middling difficulty, or "
+            "replace dead groups."
         )
     elif useful > group_size:
         advice = f"Raise group_size to {useful}: the smallest with at most every second group dead."
@@ -113,13 +113,13 @@ def _why_equal(groups: Groups) -> str:
         else "rewards are equal within the groups"
     )
     return (
-        f"Right and wrong rollouts are rewarded alike ({alike}): the reward is broken, not the policy optimal. See "
-        "the items on gold trajectories and components."
+        f"Right and wrong rollouts are rewarded alike ({alike}): the reward is broken, not the policy "
+        "optimal. See the items on gold trajectories and components."
     )
 
 
 def scoring_noise(scorings: Sequence[Sequence[Trajectory]]) -> Item:
-    """How much of the advantages a second scoring of the same trajectories, in the same order, would confirm."""
+    """How much of the advantages a second scoring of the same trajectories would confirm."""
     name = "Signal or noise"
     groups = [groups_by_task(scoring) for scoring in scorings]  # S scorings of P groups
     rewards = _whole_groups(groups)
@@ -141,9 +141,9 @@ def scoring_noise(scorings: Sequence[Sequence[Trajectory]]) -> Item:
     still = float((np.ptp(rewards.mean(0), axis=1) < 4 * math.sqrt(within) + EQUAL).mean())
     culprit = f"Component {' and '.join(noisy)} gives" if noisy else "The reward gives"
     advice = (
-        f"{culprit} the same trajectory another value each time; in {still:.0%} of the groups little else differs, "
-        "and dividing by the group's spread turns that noise into full-size advantages. Random noise cures no zero "
-        "variance: remove it, and mend the reward or the choice of tasks."
+        f"{culprit} the same trajectory another value each time; in {still:.0%} of the groups little else "
+        "differs, and dividing by the group's spread turns that noise into full-size advantages. Random "
+        "noise cures no zero variance: remove it, and mend the reward or the choice of tasks."
     )
     return Item(
         name, "red" if share < NOISY else "amber", finding, advice, ids(scorings[0][:EVIDENCE]), values
@@ -181,8 +181,9 @@ def tools(groups: Groups) -> Item:
     calls, rate = len(results) / len(trajectories), errors.total() / max(len(results), 1)
     ends = len(limited) / len(trajectories)
     finding = (
-        f"{calls:.1f} calls a trajectory, {rate:.1%} of them fail; {ends:.1%} of the trajectories meet a limit; "
-        f"{np.median(lengths):.0f} tokens in the median, {np.percentile(lengths, 95):.0f} at the 95th percentile."
+        f"{calls:.1f} calls a trajectory, {rate:.1%} of them fail; {ends:.1%} of the trajectories meet a "
+        f"limit; {np.median(lengths):.0f} tokens in the median, {np.percentile(lengths, 95):.0f} at the 95th "
+        "percentile."
     )
     advice = []
     if ends > CUT_OFF:
@@ -217,7 +218,7 @@ def diversity(groups: Groups, temperature: float) -> Item:
 
 
 def masks(groups: Groups, decode: Callable[[Sequence[int]], str] | None = None) -> Item:
-    """What the gate before each update looks at: the token record's invariants, and that groups are groups."""
+    """What the gate before the update looks at: the token record's invariants, and that groups are groups."""
     n, broken = len(members(groups)), []
     for group in groups:
         broken += [(fault, group.trajectories[0]) for fault in group_faults(group.trajectories)]

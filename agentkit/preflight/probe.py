@@ -1,8 +1,8 @@
 """What a reward component reads, and what moves it: found by calling it, without reading its code.
 
-A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a wrong
-answer, no answer, no tool calls, failed calls, more turns), as records that note which fields and keys it asks for
-in vain. Leaves out judging (reward_checks).
+A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a
+wrong answer, no answer, no tool calls, failed calls, more turns), as records that note which fields and keys
+it asks for in vain. Leaves out judging (reward_checks).
 """
 
 from __future__ import annotations
@@ -26,13 +26,9 @@ class Probed:
 
 
 def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Probed:
-    """Call a component on gold trajectories and their variants.
-
-    Args:
-        component: (task, trajectory) -> float | None; it may raise.
-        gold: some tasks with trajectories that solve them.
-    """
-    lookups, failures, moved_by = _Lookups([], set()), [], []
+    """Call a component, which may raise, on gold trajectories and their variants."""
+    lookups: Lookups = {}
+    failures, moved_by = [], []
     for task, trajectory in gold:
         values = {}
         for name, variant in variants(trajectory):
@@ -44,12 +40,8 @@ def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Prob
             except Exception as error:  # the component is the user's
                 failures.append(f"{type(error).__name__}: {error}"[:160])
         moved_by += [name for name, value in values.items() if value != values.get("gold", value)]
-    missing = [name for name in lookups.missing if name not in lookups.present]
-    return Probed(_unique(missing), _unique(failures), _unique(moved_by))
-
-
-def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(names))
+    missing = tuple(name for name, held in lookups.items() if not held)
+    return Probed(missing, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved_by)))
 
 
 def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
@@ -71,48 +63,33 @@ def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
 
 
 # ---- records that note what they are asked for
-@dataclass(frozen=True, slots=True)
-class _Lookups:
-    missing: list[str]  # asked for in vain, at least once
-    present: set[str]  # held by some record
+Lookups = dict[str, bool]  # field or key -> whether some record holds it
 
 
 class _NotingDict(dict):
     """A dictionary that notes the keys it was asked for."""
 
-    def __init__(self, values: Mapping, path: str, lookups: _Lookups):
+    get, __contains__ = Mapping.get, Mapping.__contains__  # both ask __getitem__
+
+    def __init__(self, values: Mapping, path: str, lookups: Lookups):
         super().__init__(values)
         self._path, self._lookups = path, lookups
 
-    def _note(self, key: Any) -> None:
-        name = f"{self._path}[{key!r}]"
-        if dict.__contains__(self, key):
-            self._lookups.present.add(name)
-        else:
-            self._lookups.missing.append(name)
-
     def __getitem__(self, key: Any) -> Any:
-        self._note(key)
+        name = f"{self._path}[{key!r}]"
+        self._lookups[name] = self._lookups.get(name, False) or dict.__contains__(self, key)
         return super().__getitem__(key)
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        self._note(key)
-        return super().get(key, default)
 
-    def __contains__(self, key: object) -> bool:
-        self._note(key)
-        return super().__contains__(key)
-
-
-def _noting(record: Any, name: str, lookups: _Lookups) -> Any:
-    """A record of the same class and values that notes the fields it lacks, and the keys its dictionaries lack."""
+def _noting(record: Any, name: str, lookups: Lookups) -> Any:
+    """The same record, noting which fields, and which keys of its dictionaries, it was asked for in vain."""
 
     class Noting(type(record)):
         __slots__ = ()
 
         def __getattr__(self, field: str) -> Any:
             if not field.startswith("__"):
-                lookups.missing.append(f"{name}.{field}")
+                lookups[f"{name}.{field}"] = False
             raise AttributeError(f"{name} has no field {field!r}")
 
     values = {field.name: getattr(record, field.name) for field in fields(record)}

@@ -61,9 +61,9 @@ def _gold_earnings(name: str, golden: Sequence[Trajectory], groups: Groups, rewa
         alike = [t.components.get(penalty) == golden[0].components.get(penalty) for t in rollouts]
         advice = (
             f"{penalty} takes {-penalties[penalty]:.3g} from gold trajectories, and gives "
-            f"{np.mean(alike or 0.0):.0%} of the rollouts the same value: it fires on what it should reward. Without "
-            f"it gold would earn {np.mean(rewards) - penalties[penalty]:.3g}. Mend what {penalty} matches before "
-            "training; the usual cause is an unanchored pattern, which every text matches."
+            f"{np.mean(alike or 0.0):.0%} of the rollouts the same value: it fires on what it should reward. "
+            f"Without it gold would earn {np.mean(rewards) - penalties[penalty]:.3g}. Mend what {penalty} "
+            "matches before training; the usual cause is an unanchored pattern, which every text matches."
         )
         return Item(name, "red", finding, advice, ids(golden), values)
     wrong = [t for t in rollouts if t.success == 0.0]
@@ -138,18 +138,18 @@ def _alive(name: str, weight: float, share: float, by_success: float, probed: Pr
 def _constant(
     name: str, weight: float, values: Sequence[float], best: Sequence[float], probed: Probed
 ) -> tuple[str, str]:
-    """Light and advice for a component of one ``values`` on rollouts, or none; ``best`` on gold trajectories."""
+    """Light and advice for a component that does not vary; ``best`` are its values on gold trajectories."""
     if not weight:
         return "green", "Its weight is 0."
     if probed.missing:
         return "red", (
-            f"It is dead because it reads {_listed(probed.missing)}, which no record holds: its input is never "
-            "written. Write it, or read what the trajectory has."
+            f"It is dead because it reads {_listed(probed.missing)}, which no record holds: its input is "
+            "never written. Write it, or read what the trajectory has."
         )
     if not values or not probed.moved_by:
         return "red", (
-            f"{name} is dead: neither a wrong answer, nor no answer, nor other calls or lengths change it. Mend or "
-            "remove it."
+            f"{name} is dead: neither a wrong answer, nor no answer, nor other calls or lengths change it. "
+            "Mend or remove it."
         )
     moved = f"It does change with {_listed(probed.moved_by)}."
     if values[0] >= max(best, default=math.inf) - EQUAL:

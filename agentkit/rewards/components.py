@@ -6,6 +6,7 @@ Leaves out those that compare calls with the task's plan (calls.py) and repairs 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from statistics import fmean
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 from agentkit.records import Task, Trajectory
 from agentkit.rewards.calls import subgoals
 from agentkit.rewards.scoring import Component, Reward
-from agentkit.tasks.families.relabel import is_grid, pixel_equality
+from agentkit.tasks.relabel import is_grid, pixel_equality
 from agentkit.trajectories import results_of, verifier_kind
-from agentkit.verifiers.judge import JudgeError, judge
+from agentkit.verifiers.judge import judge
 from agentkit.verifiers.programs import extract_code, returned
 
 TURN_PENALTY = 0.02
@@ -52,10 +53,8 @@ def judged(**options: Any) -> Component:
     def verdict(task: Task, trajectory: Trajectory) -> float | None:
         if trajectory.answer is None:
             return 0.0
-        score = judge(trajectory.answer, task.answer, **{"question": task.prompt} | options)
-        if score.value is None:
-            raise JudgeError(score.why)  # asked and not answered: not the same as a judge that does not apply
-        return score.value
+        # raises where it is asked and does not answer: not the same as a judge that does not apply
+        return judge(trajectory.answer, task.answer, **{"question": task.prompt} | options).value
 
     return verdict
 
@@ -120,31 +119,23 @@ def dapo_overlong(max_tokens: int = 20_480, buffer: int = 4_096) -> Component:
 
     0 up to max_tokens - buffer completion tokens, falling linearly to -1 at max_tokens, and -1 beyond.
     """
-    _check_buffer(max_tokens, buffer)
-
-    def overlong(task: Task, trajectory: Trajectory) -> float:
-        return max(-1.0, min(0.0, (max_tokens - buffer - len(trajectory.completion_ids)) / buffer))
-
-    return overlong
+    return _overlong(max_tokens, buffer, -1.0)
 
 
-def tcr_overlong(max_tokens: int = 10_480, buffer: int = 3_000, factor: float = 1.0) -> Component:
-    """Overlong penalty as coded in Open-AgentRL: min(-exceed / buffer * factor, 0), with no floor.
-
-    ``exceed`` is the number of completion tokens above max_tokens - buffer. Defaults are those of
-    GRPO-TCR-Qwen3-4B-quarter.
-    """
-    _check_buffer(max_tokens, buffer)
-
-    def overlong(task: Task, trajectory: Trajectory) -> float:
-        return min(-(len(trajectory.completion_ids) - (max_tokens - buffer)) / buffer * factor, 0.0)
-
-    return overlong
+def tcr_overlong(max_tokens: int = 10_480, buffer: int = 3_000) -> Component:
+    """Overlong penalty as coded in Open-AgentRL: DAPO's without a floor; defaults of GRPO-TCR-Qwen3-4B."""
+    return _overlong(max_tokens, buffer, -math.inf)
 
 
-def _check_buffer(max_tokens: int, buffer: int) -> None:
+def _overlong(max_tokens: int, buffer: int, floor: float) -> Component:
     if not 0 < buffer <= max_tokens:
         raise ValueError(f"an overlong buffer of {buffer} tokens: give 1 to max_tokens = {max_tokens}")
+
+    def overlong(task: Task, trajectory: Trajectory) -> float:
+        room = max_tokens - buffer - len(trajectory.completion_ids)
+        return max(floor, min(0.0, room / buffer))
+
+    return overlong
 
 
 # ---- drawing

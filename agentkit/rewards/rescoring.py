@@ -22,6 +22,7 @@ from agentkit.trajectories import is_dead
 
 DIFFICULTIES = ("easy", "medium", "hard")
 PAIRS = ("same order", "reversed", "distinguished now", "tied now")
+COUNTS = ["groups", "dead before", "dead now", "revived", "died", "best changed", *PAIRS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +34,13 @@ class Rescoring:
 
     def table(self) -> pd.DataFrame:
         """Counts over all groups and those of each difficulty."""
-        rows = {"all": _counts(self.groups)}
-        for name in DIFFICULTIES:
-            part = self.groups[self.groups["difficulty"] == name]
-            if len(part):
-                rows[name] = _counts(part)
-        return pd.DataFrame(rows).T
+        parts = self.groups.groupby("difficulty")[COUNTS].sum()
+        parts.loc["all"] = parts.sum()
+        return parts.loc[[name for name in ("all", *DIFFICULTIES) if name in parts.index]].astype(int)
 
     def sentences(self) -> list[str]:
-        """What changed, in words."""
-        n = _counts(self.groups)
-        pairs = sum(n[kind] for kind in PAIRS)
+        n = self.table().loc["all"]
+        pairs = n[list(PAIRS)].sum()
         return [
             f"Under {self.reward}, {n['dead now']} of {n['groups']} groups are dead instead of "
             f"{n['dead before']}: {n['revived']} would teach something again and {n['died']} no longer.",
@@ -51,14 +48,6 @@ class Rescoring:
             f"reversed, {n['distinguished now']} distinguished now, {n['tied now']} tied now. In "
             f"{n['best changed']} groups another is best.",
         ]
-
-
-def _counts(groups: pd.DataFrame) -> dict[str, int]:
-    before, now = groups["dead before"].astype(bool), groups["dead now"].astype(bool)
-    counts = {"groups": len(groups), "dead before": before.sum(), "dead now": now.sum()}
-    counts |= {"revived": (before & ~now).sum(), "died": (~before & now).sum()}
-    counts |= groups[["best changed", *PAIRS]].sum().to_dict()
-    return {name: int(value) for name, value in counts.items()}
 
 
 def rescore(run: Run, reward: Reward, name: str, steps: Iterable[int] | None = None) -> Rescoring:
@@ -94,8 +83,14 @@ def compare_step(stored: Sequence[Trajectory], tasks: Iterable[Task], reward: Re
     for before in _groups(stored):
         task = by_id[before.task_id]
         now = Group(task.id, tuple(score_all([task], before.trajectories, reward)))
-        row = {"step": before.trajectories[0].step, "task": task.id, "difficulty": task.difficulty}
-        row |= {"dead before": is_dead(before), "dead now": is_dead(now)}
+        was, is_now = is_dead(before), is_dead(now)
+        row = {
+            "step": before.trajectories[0].step,
+            "task": task.id,
+            "difficulty": task.difficulty,
+            "groups": 1,
+        }
+        row |= {"dead before": was, "dead now": is_now, "revived": was > is_now, "died": is_now > was}
         row |= changes([t.reward for t in before.trajectories], [t.reward for t in now.trajectories])
         rows.append(row)
     return rows
@@ -121,7 +116,6 @@ def _order(x: float, y: float) -> int:
 
 
 def _change(before: int, now: int) -> str:
-    """What became of a pair, from its two orders."""
     match before, now:
         case 0, 0:
             return "same order"

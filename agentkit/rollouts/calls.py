@@ -320,7 +320,6 @@ class _Decoder(json.JSONDecoder):
     """Strict, with a bounded number of lists and objects, which take far longer to make than text does."""
 
     def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
-        """As its parent, which ``decode`` uses as well."""
         if s.count("[", idx) + s.count("{", idx) > MAX_BRACKETS:
             raise ValueError(f"more than {MAX_BRACKETS} brackets")
         return super().raw_decode(s, idx)

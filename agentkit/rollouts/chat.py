@@ -102,7 +102,6 @@ class ChatCodec:
         return ids
 
     def parse(self, ids: Sequence[int]) -> ParsedTurn:
-        """What a whole turn's sampled ids say."""
         text = self.decode(ids)
         return parse_turn(text.removesuffix(self.tokenizer.eos_token), self.format, self.tools)
 
@@ -119,7 +118,7 @@ class ChatCodec:
         return len(ids) if ids and ids[-1] == self.end_id else None
 
     def shorten(self, text: str, limit: int) -> str:
-        """A tool's reply of at most ``limit`` tokens; a mark says where it was cut and how much is missing."""
+        """A tool's reply of at most ``limit`` tokens; a mark says how much is missing."""
         if len(text.encode("utf-8", "replace")) <= limit:  # no token is shorter than a byte
             return text
         large = len(text) > 16 * limit
@@ -158,7 +157,6 @@ class ChatCodec:
             text = self.decode([i for i in ids if i not in self.control_ids])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of sampled ids, control tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _render(self, messages: list[dict], **options: Any) -> str:
@@ -169,7 +167,7 @@ class ChatCodec:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def _frame(self, count: int) -> list[list[int]]:
-        """Ids of the template's text before the first of ``count`` replies, between them, and after the last."""
+        """Ids of the template's text before the first of ``count`` replies, between, and after the last."""
         base = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "turn"}]
         replies = [{"role": "tool", "content": _SENTINEL.format(i)} for i in range(count)]
         before, after = self._render(base), self._render(base + replies, add_generation_prompt=True)

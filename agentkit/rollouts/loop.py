@@ -1,9 +1,9 @@
 """The one rollout loop: every trajectory is a coroutine that alternates policy turns and tool calls.
 
-There is no barrier per turn: a trajectory that waits for a tool does not hold up the others. Tokens are kept
-as they were sampled; tool replies are appended as ids with action_mask 0. Scoring happens at the end, through
-the task's verifier. Every
-wait is bounded: a call's by its tool's time limit, all of them by the trajectory's deadline.
+There is no barrier per turn: a trajectory that waits for a tool does not hold up the others. Tokens are kept as they
+were sampled; tool replies are appended as ids with action_mask 0. The task's verifier gives its verdict at the end.
+Every wait is bounded: a call's by its tool's time limit, all of them by the trajectory's deadline. Leaves out how a
+turn is sampled (policies), how a call is run (tools.runtime) and rewards.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -34,7 +35,7 @@ from agentkit.tools.runtime import (
     run_call,
     tool_schemas,
 )
-from agentkit.trajectories import verifier_kind
+from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers import final_answer, verify
 
 _NUMBERS = count()  # of trajectories, in this process
@@ -76,16 +77,13 @@ async def arollout(
     Args:
         tasks: P tasks.
         policy: samples the turns.
-        environment: makes one environment a trajectory (TRL's ``environment_factory`` form); or one such for
-            each family.
+        environment: makes one environment a trajectory (TRL's ``environment_factory`` form); or one such by family.
         group_size: G trajectories a task.
         seed: fixes every random number, whatever the timing.
         temperature: of sampling; 0 is greedy.
         limits: turns, tokens and seconds.
-        system_prompt: what the policy is told first, unless its environment has a ``system_prompt`` of its
-            own.
-        tool_format: how the policy writes calls (agentkit.rollouts.calls.FORMATS); None reads it from its
-            chat template.
+        system_prompt: told to the policy first, where its environment has no ``system_prompt`` of its own.
+        tool_format: how the policy writes calls (rollouts.calls.FORMATS); None reads it from its chat template.
         tool_cache: answers of tools declared pure; None asks them every time.
         step: recorded in the trajectories.
         progress: label of a progress bar; None shows none.
@@ -95,41 +93,54 @@ async def arollout(
         Where an environment has ``get_reward``, what it gives stands among the components under the
         environment's class name.
     """
-    factories = {
-        t.family: environment[t.family] if isinstance(environment, Mapping) else environment for t in tasks
-    }
-    codecs = {}
-    for family, make in factories.items():
-        around = make()
-        prompt = getattr(around, "system_prompt", system_prompt)
-        codecs[family] = ChatCodec(policy.tokenizer, prompt, tool_schemas(around), tool_format)
-    places = asyncio.Semaphore(policy.in_flight or len(tasks) * group_size)
+    families = _families(tasks, environment, policy, (system_prompt, tool_format))
+    rollouts = [
+        _Rollout(task, index, policy, *families[task.family], seed, temperature, limits, tool_cache)
+        for task in tasks
+        for index in range(group_size)
+    ]
+    try:
+        trajectories = await _gathered(rollouts, policy.in_flight or len(rollouts), progress)
+    finally:
+        if tool_cache is not None:
+            tool_cache.flush()
+    return [replace(trajectory, step=step) for trajectory in trajectories]
 
-    async def one(task: Task, index: int) -> Trajectory:
-        async with places:
-            number = next(_NUMBERS)
-            policy.begin(number)
-            try:
-                codec, around = codecs[task.family], factories[task.family]()
-                walk = _Walk(
-                    task, index, number, policy, codec, around, seed, temperature, limits, tool_cache
-                )
-                trajectory = await walk.trajectory()
-            finally:
-                policy.end(number)
+
+def _families(
+    tasks: Sequence[Task],
+    environment: Factory | Mapping[str, Factory],
+    policy: Policy,
+    chat: tuple[str, str | None],
+) -> dict[str, tuple[ChatCodec, Factory]]:
+    """For each family its chat format, with the tools of its environment, and what makes one."""
+    families = {}
+    for family in {task.family: None for task in tasks}:
+        make = environment[family] if isinstance(environment, Mapping) else environment
+        example = make()
+        system_prompt = getattr(example, "system_prompt", chat[0])
+        families[family] = ChatCodec(policy.tokenizer, system_prompt, tool_schemas(example), chat[1]), make
+    return families
+
+
+async def _gathered(rollouts: Sequence[_Rollout], in_flight: int, progress: str | None) -> list[Trajectory]:
+    """The trajectories of all rollouts, ``in_flight`` of them at a time; where one fails, none goes on."""
+    slots = asyncio.Semaphore(in_flight)
+
+    async def one(rollout: _Rollout) -> Trajectory:
+        async with slots:
+            trajectory = await rollout.trajectory()
         bar.add(trajectory)
-        return replace(trajectory, step=step)
+        return trajectory
 
-    with _Bar(progress, len(tasks) * group_size) as bar:
-        walks = [asyncio.ensure_future(one(task, index)) for task in tasks for index in range(group_size)]
+    with _Bar(progress, len(rollouts)) as bar:
+        running = [asyncio.ensure_future(one(rollout)) for rollout in rollouts]
         try:
-            return list(await asyncio.gather(*walks))
+            return list(await asyncio.gather(*running))
         finally:
-            for walk in walks:  # where one has failed
-                walk.cancel()
-            await asyncio.gather(*walks, return_exceptions=True)
-            if tool_cache is not None:
-                tool_cache.flush()
+            for coroutine in running:  # where one has failed
+                coroutine.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
 
 
 def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Trajectory]:
@@ -138,15 +149,14 @@ def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Traje
 
 
 @dataclass(slots=True)
-class _Walk:
+class _Rollout:
     """One trajectory from prompt to verdict; ``ids``, ``mask`` and ``logprobs`` stay equally long."""
 
     task: Task
     index: int  # in its group
-    number: int
     policy: Policy
     codec: ChatCodec
-    environment: Any
+    factory: Factory
     seed: int
     temperature: float
     limits: Limits
@@ -156,8 +166,19 @@ class _Walk:
     logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     answer: str | None = None
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+    environment: Any = None
 
     async def trajectory(self) -> Trajectory:
+        """From the first token to the verdict, with an environment of its own."""
+        self.policy.begin(self.number)
+        try:
+            self.environment = self.factory()
+            return await self._trajectory()
+        finally:
+            self.policy.end(self.number)
+
+    async def _trajectory(self) -> Trajectory:
         """Reset, turns, verdict."""
         extra = await reset(self.environment, self.task, self.limits.tool_timeout_s)
         prompt = list(self.codec.prompt_ids(self.task.prompt + extra))
@@ -255,12 +276,10 @@ class _Walk:
         """What the environment itself gives; None where it fails or is no finite number."""
         if not hasattr(self.environment, "get_reward"):
             return {}
-        value = None
+        value = math.nan
         with contextlib.suppress(Exception):
             value = float(await call_method(self.environment.get_reward, {}, self.limits.tool_timeout_s))
-        return {
-            type(self.environment).__name__: value if value is not None and math.isfinite(value) else None
-        }
+        return {type(self.environment).__name__: value if math.isfinite(value) else None}
 
 
 def _verdict(task: Task, trajectory: Trajectory) -> Score:
@@ -274,7 +293,7 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
 
 def _tier(task: Task, trajectory: Trajectory) -> str | None:
     """The sandbox tier in which a trajectory's code ran, by a tool or by its verifier; None where none did."""
-    ran = any(result.name == CODE_TOOL for turn in trajectory.turns for result in turn.results)
+    ran = any(result.name == CODE_TOOL for result in results_of(trajectory))
     return current_tier().name if ran or verifier_kind(task) == "code" else None
 
 
@@ -284,31 +303,29 @@ def _seed(seed: int, task: Task, index: int, turn: int) -> tuple[int, ...]:
 
 
 class _Bar:
-    """Trajectories done, tokens a second, the share of a trajectory's time that its tools took, and cache
-    hits.
-    """
+    """Progress: trajectories done, tokens a second, the share of time that tools took, and cache hits."""
 
     def __init__(self, label: str | None, total: int):
         from tqdm.auto import tqdm
 
         self._bar = tqdm(total=total, desc=label, unit="traj", disable=label is None)
         self._start = time.perf_counter()
-        self._tokens = self._calls = self._hits = 0
-        self._tools = self._turns = 0.0
+        self._sums: Counter[str] = Counter()
 
     def add(self, trajectory: Trajectory) -> None:
-        results = [result for turn in trajectory.turns for result in turn.results]
-        self._tokens += sum(trajectory.action_mask)
-        self._calls, self._hits = (
-            self._calls + len(results),
-            self._hits + sum(result.cached for result in results),
+        results = results_of(trajectory)
+        self._sums["tokens"] += sum(trajectory.action_mask)
+        self._sums["calls"] += len(results)
+        self._sums["hits"] += sum(result.cached for result in results)
+        self._sums["tools"] += sum(result.seconds for result in results)
+        self._sums["turns"] += sum(turn.seconds for turn in trajectory.turns)
+        sums = self._sums
+        speed = f"{sums['tokens'] / (time.perf_counter() - self._start):.0f} tokens/s"
+        share = sums["tools"] / max(sums["tools"] + sums["turns"], 1e-9)
+        hits = sums["hits"] / max(sums["calls"], 1)
+        self._bar.set_postfix_str(
+            f"{speed}, tools {share:.0%} of the time, {hits:.0%} of calls cached", refresh=False
         )
-        self._tools += sum(result.seconds for result in results)
-        self._turns += sum(turn.seconds for turn in trajectory.turns)
-        rate = self._tokens / (time.perf_counter() - self._start)
-        share = self._tools / max(self._tools + self._turns, 1e-9)
-        said = f"{rate:.0f} tokens/s, tools {share:.0%} of the time, {self._hits / max(self._calls, 1):.0%} of calls cached"
-        self._bar.set_postfix_str(said, refresh=False)
         self._bar.update()
 
     def __enter__(self) -> _Bar:

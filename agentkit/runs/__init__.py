@@ -41,8 +41,9 @@ from agentkit.runs.stored import (
 )
 
 __all__ = [
-    "SPLITS", "Run", "RunError", "append_jsonl", "check_name", "cut_jsonl", "default_folder", "digest", "encode_json",
-    "git_state", "load_run", "numbered_rows", "parse_json", "project_root", "read_json", "read_jsonl", "read_rows",
-    "read_tasks", "read_trajectories", "secure", "task_problem", "trajectory_from", "user_cache", "versions", "write_bytes",
-    "write_json", "write_jsonl", "write_table", "write_tasks", "write_trajectories",
+    "SPLITS", "Run", "RunError", "append_jsonl", "check_name", "cut_jsonl", "default_folder", "digest",
+    "encode_json", "git_state", "load_run", "numbered_rows", "parse_json", "project_root", "read_json",
+    "read_jsonl", "read_rows", "read_tasks", "read_trajectories", "secure", "task_problem", "trajectory_from",
+    "user_cache", "versions", "write_bytes", "write_json", "write_jsonl", "write_table", "write_tasks",
+    "write_trajectories",
 ]  # fmt: skip

@@ -1,8 +1,9 @@
-"""What a recipe costs before anything is spent, and what a run cost after it: device-hours, wall clock, money.
+"""What a recipe costs before anything is spent, and what a run cost after it: device-hours, wall clock,
+money.
 
-Rates (seconds of one device for a trajectory) come from params/prices.yaml or are measured on a run; phases follow
-from counting trajectories in the recipe. The wall clock on n devices assumes that each phase splits over them
-evenly. Leaves out memory, and storage or network charges of a provider.
+Rates (seconds of one device for a trajectory) come from params/prices.yaml or are measured on a run; phases
+follow from counting trajectories in the recipe. The wall clock on n devices assumes that each phase splits
+over them evenly. Leaves out memory, and storage or network charges of a provider.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def forecast(recipe: Recipe, rates: Rates) -> dict[str, float]:
 
 
 # ---- from a run
-def actual(run: Run, devices: int = 1) -> dict[str, float]:
-    """Device seconds that each phase of a run on ``devices`` took; phases that are not done yet are left out."""
+def actual(run: Run) -> dict[str, float]:
+    """Device seconds of each phase of a run that is done, one device a process."""
     stages = {name: stage["seconds"] for name, stage in run.manifest["stages"].items() if "seconds" in stage}
     spent = {PHASES[0]: stages.get("02_baseline"), PHASES[4]: stages.get("05_compare")}
     training = _training_seconds(run)
@@ -119,12 +120,13 @@ def actual(run: Run, devices: int = 1) -> dict[str, float]:
         spent |= dict(zip(PHASES[1:4], training.values(), strict=True))
         rest = max(0.0, stages.get("03_grpo", 0.0) - sum(training.values()))
         spent[PHASES[5]] = stages.get("01_tasks", 0.0) + stages.get("04_diagnostics", 0.0) + rest
+    devices = recipe_of(run).processes
     return {phase: spent[phase] * devices for phase in PHASES if spent.get(phase) is not None}
 
 
-def measured_rates(run: Run, devices: int = 1) -> Rates:
+def measured_rates(run: Run) -> Rates:
     """Rates measured on a run with its own recipe. Raises RunError when it has not trained yet."""
-    spent, recipe = actual(run, devices), recipe_of(run)
+    spent, recipe = actual(run), recipe_of(run)
     metrics = _training_metrics(run)
     steps = int(metrics["rollout_seconds"].notna().sum())
     if not steps:
@@ -145,7 +147,7 @@ def measured_rates(run: Run, devices: int = 1) -> Rates:
         update=spent[PHASES[2]] / (steps * batch),
         demonstration=cold_start / n["demonstrations"] if n["demonstrations"] else 0.0,
         other=spent[PHASES[5]],
-        source=f"measured on {run.path.name}, {steps} steps on {devices} device{'s' * (devices > 1)}",
+        source=f"measured on {run.path.name}, {steps} steps with processes: {recipe.processes}",
     )
 
 
@@ -188,12 +190,12 @@ def money_table(seconds: Mapping[str, float], prices: Prices) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=("Provider", f"{sign}/GPU-hour", "Run"))
 
 
-def against_table(run: Run, prices: Prices, devices: int = 1) -> pd.DataFrame:
+def against_table(run: Run, prices: Prices) -> pd.DataFrame:
     """What a run was forecast to take from its recipe alone, and what it took, in device time, by phase.
 
     Of a training that has not ended the steps so far are forecast; phases that are not done yet show a dash.
     """
-    recipe, spent = recipe_of(run), actual(run, devices)
+    recipe, spent = recipe_of(run), actual(run)
     if _training_seconds(run):
         recipe = dataclasses.replace(recipe, steps=max(1, int(run.metrics["step"].max())))
     predicted = forecast(recipe, prices.rates_of(recipe.model))

@@ -1,7 +1,8 @@
 """Files that are never half written: atomic JSON, JSONL and Parquet; and readers that expect damage.
 
-Files are written under a temporary name and renamed, so a reader never sees half a file. JSONL readers survive a torn
-last line and say so. Leaves out trajectories and suites (stored), and where files lie in a run (run).
+Files are written under a temporary name and renamed, so a reader never sees half a file. JSONL readers
+survive a torn last line and say so. Leaves out trajectories and suites (stored), and where files lie in a run
+(run).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of JSON that anybody may have written. Raises ValueError where it is broken or nested too deeply."""
+    """The value of JSON that anybody may have written. Raises ValueError where it is broken or too deep."""
     try:
         return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
     except RecursionError:
@@ -106,12 +107,11 @@ def append_jsonl(path: str | Path, row: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        fcntl.flock(
-            handle, fcntl.LOCK_EX
-        )  # else a tear between the look at the tail and the write would swallow the line
+        fcntl.flock(handle, fcntl.LOCK_EX)  # else a tear after the look at the tail would swallow the line
         size = os.fstat(handle).st_size
         torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-        line = b"\n" + line if torn else line
+        if torn:
+            line = b"\n" + line
         if os.write(handle, line) != len(line):
             os.ftruncate(handle, size)
             raise OSError(errno.ENOSPC, "the disk took only part of a line, which was taken back", str(path))
@@ -147,7 +147,8 @@ def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
 
     Args:
         path: the file.
-        tolerant: drop a torn line with a warning, as a killed writer leaves one; otherwise any bad line is an error.
+        tolerant: drop a torn line with a warning, as a killed writer leaves one; otherwise any bad line is an
+        error.
 
     Raises:
         RunError: the file cannot be read, or (when not tolerant) a line is not a JSON object in UTF-8.
@@ -202,7 +203,8 @@ def write_table(path: str | Path, table: Any) -> Path:
 
 
 def numbered_rows(path: str | Path) -> Iterator[tuple[int, dict | ValueError]]:
-    """The rows of a .jsonl, .json or .parquet file that others wrote, numbered from 1; a broken one as its fault.
+    """The rows of a .jsonl, .json or .parquet file that others wrote, numbered from 1; a broken one as its
+    fault.
 
     Raises:
         RunError: the file as a whole is missing, damaged or of another form.

@@ -13,7 +13,7 @@ from agentkit.runs.run import project_root
 
 
 def new_lab(name: str) -> tuple[Path, Path]:
-    """Write params/NAME.yaml and params/NAME.py. Raises RecipeError for a bad name, or where one is there already."""
+    """Write params/NAME.yaml and params/NAME.py. Raises RecipeError for a bad name or one that is taken."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,60}", name):
         raise RecipeError(
             f"the name {name[:40]!r} is refused: use a letter, then letters, digits, '_' and '-'"

@@ -1,7 +1,8 @@
-"""What papermill does with a path in outputs/: it makes the run folder, and tells the notebook that it is the run.
+"""What papermill does with a path in outputs/: it makes the run folder, and tells the notebook that it is the
+run.
 
-Papermill finds it through the entry point "papermill.io" in pyproject.toml. Leaves out paths elsewhere: their folder
-must exist, and ``-p run FOLDER`` names it.
+Papermill finds it through the entry point "papermill.io" in pyproject.toml. Leaves out paths elsewhere: their
+folder must exist, and ``-p run FOLDER`` names it.
 """
 
 from __future__ import annotations

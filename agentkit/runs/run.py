@@ -23,8 +23,8 @@ from agentkit.runs.stored import read_tasks, read_trajectories
 MANIFEST = "run.json"
 RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes
 SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of the manifest, each a mapping
-WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline", "adapter": "03_grpo",
-           "train": "03_grpo", "eval": "05_compare"}  # fmt: skip
+WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline",
+           "adapter": "03_grpo", "train": "03_grpo", "eval": "05_compare"}  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSIONED = "agentkit torch transformers trl peft datasets accelerate plotly papermill".split()
 
@@ -47,12 +47,12 @@ def project_root(start: str | Path | None = None) -> Path:
 
 
 def default_folder() -> Path:
-    """Where a notebook writes when its recipe names no run: outputs/lab, or what papermill's plug-in named."""
+    """Where a notebook writes when its recipe names no run: outputs/lab, or what papermill.py named."""
     return Path(os.environ.get(RUN_VARIABLE) or project_root() / "outputs" / "lab")
 
 
 class Run:
-    """One folder under outputs/. Opening one creates nothing; ``create`` makes the folder and its manifest."""
+    """One folder under outputs/. Opening one creates nothing; ``create`` makes folder and manifest."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -101,8 +101,8 @@ class Run:
             manifest[name] = manifest.get(name, {}) | values
         write_json(self.path / MANIFEST, manifest)
 
-    def begin(self, name: str, recipe: dict, inputs: Iterable[str] = ()) -> None:
-        """Mark a stage as running. Raises RunError when a file it needs is missing."""
+    def begin(self, name: str, recipe: dict, inputs: Iterable[str] = (), lab: str = "") -> None:
+        """Mark a stage as running, with the lab file's digest. Raises RunError when a file it needs is missing."""
         for needed in inputs:
             if not self.file(needed).exists():
                 writer = next(
@@ -110,7 +110,13 @@ class Run:
                 )
                 why = f"{name} needs {self.file(needed)}, which does not exist"
                 raise RunError(f"{why}. Run notebook {writer} for this run first.")
-        entry = {"status": "running", "started": _now(), "_clock": time.time(), "parameters": recipe}
+        entry = {
+            "status": "running",
+            "started": _now(),
+            "_clock": time.time(),
+            "parameters": recipe,
+            "lab": lab,
+        }
         if self.manifest["stages"].get(name, {}).get("status", "done") != "done":
             entry["interrupted"] = True  # so it goes on from where an earlier attempt was stopped
         self.update(recipe=recipe, versions=versions(), git=git_state(), stages={name: entry})

@@ -31,7 +31,8 @@ def stage_number(name: str) -> int:
 def run_stages(
     run: Run, recipe: Mapping[str, Any], first: int, last: int, *, lab: str = "", anew: bool = False
 ) -> None:
-    """Execute the notebooks that are not done with these parameters and this lab file, and all after one that ran.
+    """Execute the notebooks that are not done with these parameters and this lab file, and all after one that
+    ran.
 
     Args:
         run: where they write.
@@ -70,7 +71,7 @@ def _notebook(stage: str) -> Path:
 
 
 def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
-    """One notebook through papermill. Raises RunError with a failing cell's error; the notebook so far is kept."""
+    """One notebook through papermill, kept as far as it came. Raises RunError with a failing cell's error."""
     import nbformat
     import papermill
     from nbformat.sign import NotebookNotary

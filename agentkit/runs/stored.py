@@ -1,4 +1,5 @@
-"""Trajectories and suites on disk: what was written is read back as it was, or an error says what is wrong with it.
+"""Trajectories and suites on disk: what was written is read back as it was, or an error says what is wrong
+with it.
 
 Leaves out writing files safely (files) and where they lie in a run (run).
 """
@@ -43,7 +44,7 @@ def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> 
 
 
 def read_trajectories(path: str | Path) -> list[Trajectory]:
-    """Read trajectories written by write_trajectories. Raises RunError when the file is missing or damaged."""
+    """Read what write_trajectories wrote. Raises RunError when the file is missing or damaged."""
     what, way = "trajectory file", "Run the stage that writes it again"
     rows = parquet_rows(Path(path), what, way)
     try:
@@ -80,7 +81,7 @@ def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
 
 # ---- tasks as JSON lines
 def read_tasks(path: str | Path) -> list[Task]:
-    """Read a suite's tasks.jsonl. Any damaged line is an error: a suite with holes would shift every split."""
+    """Read a suite's tasks.jsonl. A damaged line is an error: a suite with holes would shift every split."""
     rows = read_jsonl(path, tolerant=False)
     if problem := _suite_problem(rows):
         raise RunError(f"{path}: {problem}. Build the suite again with notebook 01.")

@@ -13,6 +13,7 @@ files elsewhere can be seen under tier B.
 from __future__ import annotations
 
 import atexit
+import html
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -62,9 +63,8 @@ class Tier:
         colour, text = ("#1a7f37", "") if self.name == "A" else ("#b3261e", f": {self.why}")
         if self.name == "D":
             text += ". Programs run UNCONFINED." if unsafe_allowed() else f"; {WAY_OUT}."
-        escaped = text.replace("&", "&amp;").replace("<", "&lt;")
         style = f"background:{colour};color:#fff;padding:.5em .8em;border-radius:4px"
-        return f'<div style="{style}"><b>Sandbox tier {self.name}</b>{escaped}</div>'
+        return f'<div style="{style}"><b>Sandbox tier {self.name}</b>{html.escape(text)}</div>'
 
 
 # ---- running

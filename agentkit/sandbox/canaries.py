@@ -1,6 +1,6 @@
 """Canaries: small attacks that must fail before a tier is trusted.
 
-Each yields (code, limits, fault of the result or None). Leaves out what takes long: the tests' hostile programs.
+Each yields (code, limits, fault of the result or None). Leaves out what takes long: tests/hostile.
 """
 
 from __future__ import annotations

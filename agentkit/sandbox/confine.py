@@ -2,8 +2,9 @@
 
 Loaded by the zygote only, before any untrusted code; needs no privilege and no binary. Every function raises
 OSError where the kernel refuses, so that a missing layer is noticed and never skipped. Leaves out everything
-but Linux on x86_64 and aarch64. Sources: man 2 seccomp, man 7 landlock, man 7 user_namespaces, man 2 pivot_root;
-system call numbers from the kernel's unistd headers (x86_64 and the generic table that aarch64 uses).
+but Linux on x86_64 and aarch64. Sources: man 2 seccomp, man 7 landlock, man 7 user_namespaces, man 2
+pivot_root; system call numbers from the kernel's unistd headers (x86_64 and the generic table that aarch64
+uses).
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def _rules(column: int) -> dict[int, list[_Instruction]]:
 
 
 class Filter:
-    """The seccomp program, an allow-list: no exec, fork, sockets, signals to others, mounts, keys or tracing."""
+    """The seccomp program, an allow-list: no exec, fork, sockets, signals to others, mounts, tracing."""
 
     def __init__(self) -> None:
         machine = platform.machine()
@@ -202,11 +203,6 @@ _RIGHTS = {READ: 0b1100, LIST: 0b1000, READ_WRITE: 0b0111_0001_1011_1110}
 _ON_FILES = 0b0100_0000_0000_0110
 
 
-def landlock_abi() -> int:
-    """Landlock's version in this kernel. Raises OSError where there is none."""
-    return _syscall(_CREATE_RULESET, None, 0, 1)
-
-
 def open_rules(rules: Iterable[tuple[str, str]]) -> list[tuple[int, int]]:
     """Open (path, kind) for a ``Ruleset``, as (descriptor, rights); missing paths are left out."""
     opened = []
@@ -223,7 +219,7 @@ class Ruleset:
     """What a process may reach of files, TCP, abstract sockets and signals: nothing but these rules."""
 
     def __init__(self, rules: Iterable[tuple[int, int]]):
-        abi = landlock_abi()
+        abi = _syscall(_CREATE_RULESET, None, 0, 1)  # Landlock's version in this kernel
         self.handled = max(rights for version, rights in _BY_ABI.items() if version <= abi)
         attributes = struct.pack("=QQQ", self.handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
         size = 24 if abi >= 6 else 16 if abi >= 4 else 8
@@ -259,7 +255,7 @@ def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -
 
 
 def enter_namespaces() -> None:
-    """New user, mount, network, IPC, host-name namespaces, and a new process tree for what this process forks."""
+    """New user, mount, network, IPC and host-name namespaces, and a new process tree for what is forked."""
     uid, gid = os.geteuid(), os.getegid()
     _checked(_libc.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC | _NEWUTS | _NEWPID), "unshare")
     maps = {"setgroups": "deny", "uid_map": f"{NOBODY} {uid} 1", "gid_map": f"{NOBODY} {gid} 1"}
@@ -363,7 +359,7 @@ def drop_rights() -> None:
 
 
 def limit(address_space: int, spare: int, cpu_s: int, file_bytes: int, open_files: int) -> None:
-    """Resource limits, for good; ``spare`` bytes of address space may be claimed later, to report an error."""
+    """Resource limits, for good; ``spare`` bytes of address space may be claimed later to report an error."""
     resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space + spare))
     limits = {"CPU": cpu_s, "FSIZE": file_bytes, "NOFILE": open_files, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0}
     for name, value in limits.items():

@@ -1,9 +1,9 @@
 """Programs without a sandbox, for machines that have none (tier D), on express request only.
 
 Bounded are wall clock, output and, where the system has them, memory, processor time and the size of a file;
-the environment is empty and the folder is thrown away. Leaves out everything else: a program can read every file
-of this user, use the network and leave processes behind. What a model wrote must not run here on a machine with
-anything worth protecting.
+the environment is empty and the folder is thrown away. Leaves out everything else: a program can read every
+file of this user, use the network and leave processes behind. What a model wrote must not run here on a
+machine with anything worth protecting.
 """
 
 from __future__ import annotations

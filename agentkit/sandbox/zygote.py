@@ -2,11 +2,11 @@
 
     trainer --control socket--> zygote --fork--> program (confined), one a call
 
-Run as a script; see agentkit.sandbox. The zygote holds no data: a call's code comes in a file of its own, which
-only its program reads, and what the program writes goes through pipes to the trainer. The zygote watches the
-clock, threads and files, kills, and says how it ended. When the trainer ends, the control socket closes and
-the zygote ends, and every program with it. Leaves out all of agentkit but its neighbour confine: what is
-imported here is what untrusted code finds in its memory.
+Run as a script; see agentkit.sandbox. The zygote holds no data: a call's code comes in a file of its own,
+which only its program reads, and what the program writes goes through pipes to the trainer. The zygote
+watches the clock, threads and files, kills, and says how it ended. When the trainer ends, the control socket
+closes and the zygote ends, and every program with it. Leaves out all of agentkit but its neighbour confine:
+what is imported here is what untrusted code finds in its memory.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ solve(Eq(x**2 - 2, 0), x), simplify(sin(x) ** 2 + x / x), integrate(x * exp(x), 
 def _open_streams() -> None:
     """Standard streams for the programs to come, over descriptors 0 to 2, whatever these are by then."""
     os.dup2(2, 1)  # a pipe, as a program has it: neither can be searched
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = stdin
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
         text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)

@@ -1,7 +1,7 @@
 """Can a suite's verifiers be trusted? Every task is scored on its gold answer and on answers that must fail.
 
-A reward bug looks like a flat reward curve; here it is a row with the task's id. Leaves out whether the gold answer is
-true.
+A reward bug looks like a flat reward curve; here it is a row with the task's id. Leaves out whether the gold
+answer is true.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from agentkit.tools.corpus import Corpus
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import KINDS, normalize, verify
 
-CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal", "longest passage",
-          "repeatable")  # fmt: skip
+CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal",
+          "longest passage", "repeatable")  # fmt: skip
 AT_ONCE = 4  # tasks
 TRIES = 3  # for a verdict: a busy machine may give none the first time, a broken verifier never does
 REFUSAL = "I could not find this."
@@ -46,15 +46,17 @@ class Verdict:
 def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({})) -> list[dict[str, Any]]:
     """Score every task on answers whose verdict is known, once its gold data can be read.
 
-    The gold answer (``meta["right_answer"]`` where the gold answer is no answer itself, as for a pattern) must score
-    1. A perturbed one, another task's answer, nothing, the prompt, two answers, a refusal and the longest passage the
-    tools show on the way must score 0, and the first two are scored twice. Tasks without a gold answer are left out
-    where it is needed. Where a verifier looks at the trajectory, the answers are put into that of the scripted expert,
-    who works in the family's environment.
+    The gold answer (``meta["right_answer"]`` where the gold answer is no answer itself, as for a pattern)
+    must score 1. A perturbed one, another task's answer, nothing, the prompt, two answers, a refusal and the
+    longest passage the tools show on the way must score 0, and the first two are scored twice. Tasks without
+    a gold answer are left out where it is needed. Where a verifier looks at the trajectory, the answers are
+    put into that of the scripted expert, who works in the family's environment.
 
     Returns:
-        One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``, ``tasks``),
-        one for every task that fails one (``task``, ``answer``, ``why``), and one of time a verifier (``ms`` mean and
+        One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``,
+        ``tasks``),
+        one for every task that fails one (``task``, ``answer``, ``why``), and one of time a verifier (``ms``
+        mean and
         ``slowest_ms``).
     """
     others = _other_answers(tasks)
@@ -103,7 +105,7 @@ def _verdicts(task: Task, other: str | None, environments: Environments) -> list
 
 
 def _expert(task: Task, environments: Environments) -> Trajectory | None:
-    """The scripted expert's trajectory where the verifier looks at one. Raises ValueError where it gets nowhere."""
+    """The scripted expert's trajectory where the verifier looks at one. Raises ValueError where it fails."""
     verifier = KINDS.get(verifier_kind(task))
     if verifier is None or "trajectory" not in inspect.signature(verifier).parameters:
         return None
@@ -170,7 +172,7 @@ def _wrong_answer(gold: str, right: set[str]) -> str:
 
 
 def _wrong_program(task: Task) -> str:
-    """A near miss the task names, or the gold program with its function replaced by one that gives nothing."""
+    """A near miss that the task names, or a program whose function gives nothing."""
     if near_misses := _texts(task.meta, "near_misses"):
         return near_misses[0]
     name = str(task.verifier.get("entry", ""))
@@ -212,7 +214,7 @@ def _texts(data: dict[str, Any], name: str) -> list[str]:
 
 
 def longest_passage(task: Task) -> str | None:
-    """The longest text the tools show on the way: the task's own passages, or what its plan searches for last."""
+    """The longest text the tools show: the task's own passages, or what its plan searches for last."""
     passages = _texts(task.meta, "passages")
     plan = task.meta.get("plan")
     steps = plan if isinstance(plan, list) else []

@@ -1,9 +1,14 @@
-"""What the families hold: the table that ``agentkit tasks`` prints and the README shows."""
+"""What the families hold: the table that ``agentkit tasks`` prints and the README shows.
+
+Difficulty is the number of tool calls of the scripted expert: easy 1-2, medium 3-4, hard 5 or more. Leaves out families
+of a lab file.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import product
 
 from agentkit.records import Task
 from agentkit.tasks.suite import DEFAULT_FAMILIES, DRAFTS, Suite
@@ -24,45 +29,27 @@ def catalogue(
     families: Iterable[str] = DEFAULT_FAMILIES,
     corpus: Corpus | None = None,
 ) -> list[dict[str, str | int]]:
-    """One row for each family and variety, counted in a suite built for it of a family's equal share of
-    ``n_tasks``.
-
-    Difficulty is the number of tool calls of the scripted expert: easy 1-2, medium 3-4, hard 5 or more.
-
-    Raises:
-        SuiteError: ``n_tasks`` is too small or too large.
-    """
+    """A row for each family and variety, counted in a suite of a family's equal share of ``n_tasks``."""
     rows = []
-    for family in families:
-        for variety in DRAFTS:
-            spec = {
-                "families": [family],
-                "n_tasks": n_tasks // len(DEFAULT_FAMILIES),
-                "seed": seed,
-                "variety": variety,
-            }
-            suite = Suite.build(spec, corpus=corpus)
-            counts = Counter(task.difficulty for task in suite)
-            shares = {name: f"{100 * counts[name] / len(suite):.0f} %" for name in ("easy", "medium", "hard")}
-            asks, data = ABOUT[family]
-            tools = ", ".join(dict.fromkeys(tool for task in suite for tool in task.tools))
-            rows.append({"family": family, "variety": variety, "asks for": asks, "kinds": len(kinds(suite)),
-                         "tasks": len(suite), **shares, "tools": tools, "data": data})  # fmt: skip
+    for family, variety in product(families, DRAFTS):
+        spec = {"families": [family], "seed": seed, "variety": variety}
+        suite = Suite.build(spec | {"n_tasks": n_tasks // len(DEFAULT_FAMILIES)}, corpus=corpus)
+        counts = Counter(task.difficulty for task in suite)
+        shares = {name: f"{100 * counts[name] / len(suite):.0f} %" for name in ("easy", "medium", "hard")}
+        asks, data = ABOUT[family]
+        tools = ", ".join(dict.fromkeys(tool for task in suite for tool in task.tools))
+        row = {"family": family, "variety": variety, "asks for": asks, "kinds": len(kinds(suite))}
+        rows.append(row | {"tasks": len(suite), **shares, "tools": tools, "data": data})
     return rows
 
 
 def kinds(tasks: Iterable[Task]) -> set[str]:
     """The different kinds of question: templates, and for code tasks the specifications they are made of."""
-    found: set[str] = set()
+    names: set[str] = set()
     for task in tasks:
-        code = [
-            name
-            for tag in task.meta.get("entities", ())
-            if tag.startswith("code:")
-            for name in tag[5:].split("+")
-        ]
-        found |= set(code) or {str(task.meta.get("template", ""))}
-    return found
+        tags = [tag.removeprefix("code:") for tag in task.meta.get("entities", ()) if tag.startswith("code:")]
+        names |= set("+".join(tags).split("+")) if tags else {str(task.meta.get("template", ""))}
+    return names
 
 
 def markdown(rows: list[dict[str, str | int]]) -> str:

@@ -1,9 +1,8 @@
 """Splits without leaks: tasks that share an entity combination, or ask nearly the same, go to the same split.
 
-Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al.,
-PPJoin, 2008)
-over the word pairs of normalised prompts: two prompts that alike must share one of their few rarest pairs, so
-that only prompts with a rare pair in common are compared.
+Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al., PPJoin,
+2008) over the word pairs of normalised prompts: two prompts that alike must share one of their few rarest pairs, so
+only prompts with a rare pair in common are compared. Leaves out paraphrases.
 """
 
 from __future__ import annotations
@@ -23,24 +22,20 @@ SIMILAR = 0.85  # Jaccard similarity of word pairs from which two prompts are ne
 
 
 def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
-    """70/15/15 within each template, tasks that share an entity combination or ask nearly the same kept
-    together.
-    """
+    """70/15/15 within each template; tasks that share entities or ask nearly the same stay together."""
     components = _components(tasks)
     rng.shuffle(components)
     components.sort(key=len, reverse=True)
-    wanted = Counter(stratum(t) for t in tasks)
+    wanted = Counter(stratum(task) for task in tasks)
     given: Counter[tuple[str, str]] = Counter()
     filled: Counter[str] = Counter()
     split_of: dict[str, str] = {}
     for component in components:
-        kind = Counter(stratum(t) for t in component).most_common(1)[0][0]
+        kind = Counter(stratum(task) for task in component).most_common(1)[0][0]
 
         def need(split: str, kind: str = kind) -> float:
-            share = filled[split] / (SPLITS[split] * len(tasks))
-            return (
-                SPLITS[split] * wanted[kind] - given[kind, split] - 3 * share
-            )  # small suites: no split stays empty
+            share = filled[split] / (SPLITS[split] * len(tasks))  # small suites: no split stays empty
+            return SPLITS[split] * wanted[kind] - given[kind, split] - 3 * share
 
         chosen = max(SPLITS, key=need)
         for task in component:
@@ -62,21 +57,17 @@ def entity_combinations(task: Task) -> list[str]:
 
 
 def near_duplicates(prompts: Sequence[str], similar: float = SIMILAR) -> Iterator[tuple[int, int]]:
-    """Positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``, each couple
-    once.
-    """
+    """Positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``, each couple once."""
     pairs = [_word_pairs(prompt) for prompt in prompts]
-    frequency = Counter(pair for found in pairs for pair in found)
+    frequency = Counter(pair for words in pairs for pair in words)
     index: dict[str, list[int]] = defaultdict(list)
-    for i, found in enumerate(pairs):
-        rarest = sorted(found, key=lambda pair: (frequency[pair], pair))[
-            : len(found) - ceil(similar * len(found)) + 1
-        ]
+    for i, words in enumerate(pairs):
+        rare_first = sorted(words, key=lambda pair: (frequency[pair], pair))
+        rarest = rare_first[: len(words) - ceil(similar * len(words)) + 1]
         for j in dict.fromkeys(j for pair in rarest for j in index[pair]):
-            small, large = sorted((len(found), len(pairs[j])))
-            if small >= similar * large and len(found & pairs[j]) >= similar / (1 + similar) * (
-                small + large
-            ):
+            small, large = sorted((len(words), len(pairs[j])))
+            needed = similar / (1 + similar) * (small + large)  # pairs in common, for that Jaccard similarity
+            if small >= similar * large and len(words & pairs[j]) >= needed:
                 yield j, i
         for pair in rarest:
             index[pair].append(i)

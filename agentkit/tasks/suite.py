@@ -19,8 +19,8 @@ from agentkit.runs import read_tasks, task_problem, write_tasks
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, as_trajectory, solve
 from agentkit.tasks.families import code, lookup, multihop, wide
-from agentkit.tasks.families.relabel import relabel_code
-from agentkit.tasks.family import Draft, Family, with_content_id
+from agentkit.tasks.family import Draft, Family, difficulty, with_content_id
+from agentkit.tasks.relabel import relabel_code
 from agentkit.tasks.splits import assign_splits, entity_combinations
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment
@@ -227,8 +227,3 @@ def _solved(task: Task, family: Family) -> int:
             f"{solution.answer!r}; {score.why}"
         )
     return len(solution.calls)
-
-
-def difficulty(calls: int) -> str:
-    """easy 1-2, medium 3-4, hard 5 or more tool calls of the scripted expert."""
-    return "easy" if calls <= 2 else "medium" if calls <= 4 else "hard"

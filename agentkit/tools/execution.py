@@ -1,4 +1,4 @@
-"""Where tools run: in a thread, on the tools' own event loop, or in a process; waiting for them always ends in time.
+"""Where tools run: in a thread, on the tools' own event loop, or in a process; waiting always ends in time.
 
 When the time is up an async tool is cancelled and a process is killed. A thread cannot be ended: it is left
 behind, and a tool that has left MAX_HUNG behind is refused from then on. Leaves out what calls mean and what
@@ -30,8 +30,7 @@ MAX_THREADS = 128  # tools running in threads at once in one event loop
 MAX_HUNG = 64  # calls of one tool that may be left behind
 START_S = 60.0  # for a process to start and to load a tool
 
-Limits = weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]]
-_limits: Limits = weakref.WeakKeyDictionary()
+_limits: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by event loop: semaphores by name
 
 
 def limited(name: str, limit: int | None) -> contextlib.AbstractAsyncContextManager:
@@ -40,10 +39,6 @@ def limited(name: str, limit: int | None) -> contextlib.AbstractAsyncContextMana
         return contextlib.nullcontext()
     limits = _limits.setdefault(asyncio.get_running_loop(), {})
     return limits.setdefault(name, asyncio.Semaphore(limit))
-
-
-class Refused(RuntimeError):
-    """A tool is not called, because too many earlier calls of it never ended."""
 
 
 class Failed(RuntimeError):
@@ -55,13 +50,14 @@ _hung: dict[str, set[threading.Event]] = defaultdict(set)  # by tool: the ends o
 
 
 def _refuse_hung(name: str) -> None:
+    """Raise ValueError where too many earlier calls of a tool never ended."""
     _hung[name] = {end for end in _hung[name] if not end.is_set()}
     if len(_hung[name]) >= MAX_HUNG:
-        raise Refused(f"{name.rpartition('.')[2]} is out of order: {MAX_HUNG} earlier calls still hang")
+        raise ValueError(f"{name.rpartition('.')[2]} is out of order: {MAX_HUNG} earlier calls still hang")
 
 
 async def _within(future: Future, end: threading.Event, limit_s: float, name: str) -> Any:
-    """The result of work elsewhere. Raises TimeoutError, having cancelled what can be, or what the work raised.
+    """The result of work elsewhere. Raises what the work raised, or TimeoutError and cancels it.
 
     A result that is there when the time is up counts, so that a busy event loop makes no tool look slow.
     """
@@ -83,7 +79,7 @@ _idle: list[queue.SimpleQueue] = []  # inboxes of threads that wait for work
 
 
 async def in_thread(work: Callable[[], Any], limit_s: float, name: str = "") -> Any:
-    """What ``work`` returns, called in a daemon thread of a bounded pool. Raises TimeoutError, or what it raised.
+    """What ``work`` returns, called in a daemon thread. Raises what it raised, or TimeoutError.
 
     Not asyncio.to_thread: its few workers would be used up by hung tools, and asyncio.run would wait for them
     at the end. The time starts when one of MAX_THREADS is free, so that a thousand calls at once do not time
@@ -234,13 +230,14 @@ class _Worker:
 
 
 def _loose_modules() -> dict[str, list]:
-    """File and time of change of modules that no other process can import by name, such as a user's lab file."""
+    """File and time of change of modules that cannot be imported by name, such as a user's lab file."""
     modules = {}
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None) or ""
+        file = getattr(module, "__dict__", {}).get("__file__") or ""  # asks no lazy module to load itself
+        if "." in name or name == "__main__" or not file.endswith(".py"):
+            continue
         folder, stem = os.path.split(file.removesuffix(".py").removesuffix(f"{os.sep}__init__"))
-        importable = folder in sys.path and stem == name
-        if file.endswith(".py") and not importable and "." not in name and name != "__main__":
+        if folder not in sys.path or stem != name:
             with contextlib.suppress(OSError):
                 modules[name] = [file, os.stat(file).st_mtime_ns]
     return modules

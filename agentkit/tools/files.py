@@ -1,8 +1,8 @@
 """The file tool: a workspace of small text files, one a trajectory, held in memory.
 
 Nothing touches the disk, so there is nothing outside to reach and nothing to clean up. Hand ``files`` to the
-code tool to let programs read the workspace. What an environment puts there as bytes is an attachment, which the
-policy can read and not replace. Leaves out folders: a name may hold slashes.
+code tool to let programs read the workspace. What an environment puts there as bytes is an attachment, which
+the policy can read and not replace. Leaves out folders: a name may hold slashes.
 """
 
 from __future__ import annotations
@@ -65,6 +65,6 @@ class Workspace:
 def _check_name(path: str) -> None:
     if not _NAME.fullmatch(path):
         raise ValueError(
-            f"{path[:60]!r} is refused: use a relative name such as notes.txt or data/a.csv; letters, digits, "
-            "'.', '_' and '-', without a leading dot, at most five levels"
+            f"{path[:60]!r} is refused: use a relative name such as notes.txt or data/a.csv; letters, "
+            "digits, '.', '_' and '-', without a leading dot, at most five levels"
         )

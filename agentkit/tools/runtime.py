@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from agentkit.records import Task, ToolCall, ToolResult
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
-from agentkit.tools.execution import Failed, Refused, in_process, in_thread, limited, on_tool_loop
+from agentkit.tools.execution import Failed, in_process, in_thread, limited, on_tool_loop
 
 T = TypeVar("T")
 MAX_OBSERVATION = 100_000  # characters; the limit in tokens is the rollout's
@@ -179,7 +179,7 @@ def malformed(problem: str, call: ToolCall = ToolCall("", {})) -> ToolResult:  #
 
 
 async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Outcome:
-    """Call a tool, as often as it may be tried; what the policy is shown. Never raises for what the tool does."""
+    """Call a tool, as often as it may be tried, whatever it raises; what the policy is shown."""
     left_s, wait = limit_s, spec.backoff_s
     try:
         async with limited(_name(method), spec.max_concurrent or (os.cpu_count() if spec.process else None)):
@@ -190,7 +190,7 @@ async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limi
                     break
                 except Exception as error:
                     left_s = deadline - time.monotonic() - wait
-                    if not tries_left or left_s <= 0 or isinstance(error, ValueError | Refused):
+                    if not tries_left or left_s <= 0 or isinstance(error, ValueError):
                         raise
                 await asyncio.sleep(wait)
                 wait *= 2
@@ -218,7 +218,7 @@ async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: fl
 
 
 async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
-    """Make an environment ready for a task, with the row that TRL would hand it; what it adds to the question.
+    """Reset an environment with the row that TRL would hand it; what it adds to the question.
 
     Raises:
         RuntimeError: it did not answer in time.
@@ -240,7 +240,7 @@ async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, for callers without an event loop or (as in a notebook) with a running one."""
+    """The result of a coroutine, whether or not the caller has a running event loop, as a notebook has."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -259,10 +259,10 @@ def _cut(text: str) -> str:
 
 
 def _message(error: Exception) -> str:
-    """What an exception says; its type too, except for ValueError, which tools raise to speak to the policy."""
+    """What an exception says; its type too, but for ValueError, by which tools speak to the policy."""
     try:
-        message = str(error)
-        if not isinstance(error, ValueError | Refused | Failed):
+        message = _as_text(error)
+        if not isinstance(error, ValueError | Failed):
             message = f"{type(error).__name__}: {message}"
     except Exception:  # its own __str__ fails
         message = ""
@@ -273,7 +273,7 @@ def _message(error: Exception) -> str:
 def _cacheable(
     method: Callable, spec: ToolSpec, environment: object, arguments: dict
 ) -> tuple[dict, bytes | None]:
-    """A pure tool's arguments in canonical order, cached or not, so that an answer depends on its key; and the key."""
+    """A pure tool's arguments, in canonical order so that answers depend on the key alone; and the key."""
     if not spec.pure:
         return arguments, None
     try:

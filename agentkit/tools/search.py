@@ -1,10 +1,9 @@
-"""The search tool over one of several backends. A backend has ``search(query, top_k)`` and returns passages,
-best first.
+"""The search tool over a backend: anything with ``search(query, top_k)`` that gives passages, best first.
 
-Here: the embedded corpus (agentkit.tools.corpus.Corpus), a retrieval server that speaks Search-R1's protocol,
-a web search service, and a recording of any of them, so that training sees the same passages every time.
-Whatever a server does wrong becomes a ValueError with one sentence for the policy. Leaves out: crawling
-pages, and following redirects.
+Backends are the embedded corpus (agentkit.tools.corpus), the passages that come with a task, a retrieval
+server that speaks Search-R1's protocol, a web search service, and a recording of any of them, so that
+training sees the same passages every time. Whatever a server does wrong becomes a ValueError with one
+sentence for the policy. Leaves out crawling pages and following redirects.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ class Passages:
     def __init__(self, passages: Any = ()):
         if not isinstance(passages, list | tuple) or len(passages) > MAX_PASSAGES:
             raise ValueError(
-                f"a task's passages (here {type(passages).__name__}) must be a list of at most {MAX_PASSAGES} texts, "
-                "or objects with text and title"
+                f"a task's passages (here {type(passages).__name__}) must be a list of at most "
+                f"{MAX_PASSAGES} texts, or objects with text and title"
             )
         self._texts = [_passage(passage, number) for number, passage in enumerate(passages, start=1)]
 
@@ -99,7 +98,7 @@ class RetrievalServer:
     """A server that speaks Search-R1's protocol (Jin et al. 2025, arXiv 2503.09516).
 
     POST /retrieve {"queries": [..], "topk": k, "return_scores": true} gives, one list a query,
-    {"result": [[{"document": {"contents": "title\\ntext"}, "score": 1.0}, ..]]}; without scores the documents alone.
+    {"result": [[{"document": {"contents": "title\\ntext"}, "score": 1.0}, ..]]}, or documents alone.
     """
 
     def __init__(self, url: str, timeout_s: float = 8.0):
@@ -125,7 +124,7 @@ class WebSearch:
         self._key()
 
     def search(self, query: str, top_k: int) -> list[str]:
-        """Title, address and snippet of at most ``top_k`` pages; raises ValueError where the service fails."""
+        """Title, address and snippet of at most ``top_k`` pages. Raises ValueError."""
         headers = {"X-Subscription-Token": self._key(), "Accept": "application/json"}
         parameters = {"q": query, "count": top_k}
         reply = _request("GET", self.url, self.timeout_s, params=parameters, headers=headers)

@@ -4,7 +4,7 @@ As in arc25 (iterations 4 to 6): sample programs, run them, keep the shortest fo
 each as the task that asks for what it gave, order them from worst to best against the task that was really asked,
 fine-tune, and repeat. Needs no right answer to start from. ``hindsight`` is that loop; with ``hindsight_weight``
 GRPO imitates the lessons of its own rollouts instead (``lesson_batch``). A family takes part by its ``relabel``.
-Leaves out how a trajectory is relabelled (tasks.families.relabel for programs).
+Leaves out how a trajectory is relabelled (tasks.relabel for programs).
 """
 
 from __future__ import annotations

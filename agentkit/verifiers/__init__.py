@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any
 
-from agentkit.records import Score, Task, Trajectory
+from agentkit.records import Score, Task, Trajectory, Unscored
+from agentkit.trajectories import results_of
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
@@ -91,6 +92,8 @@ def check(
         if trajectory is not None and "trajectory" in inspect.signature(verifier).parameters:
             options["trajectory"] = trajectory
         return _as_score(kind, verifier(answer, str(gold), **options))
+    except Unscored as error:
+        return Score(None, str(error))
     except Exception as error:
         if kind in SHIPPED and isinstance(error, TypeError | ValueError):  # an option: the author's mistake
             raise ValueError(f"verifier {kind!r}: {error}") from None
@@ -119,7 +122,7 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
     trajectory = answer if isinstance(answer, Trajectory) else None
     if trajectory is not None:
         answer = trajectory.answer
-        used = {result.name for turn in trajectory.turns for result in turn.results if result.ok}
+        used = {result.name for result in results_of(trajectory) if result.ok}
         if unused := set(task.meta.get("required_tools", ())) - used:
             return Score(0.0, f"did not use {', '.join(sorted(unused))}, which the task requires")
     options = dict(task.verifier)
@@ -130,6 +133,6 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
 
 
 __all__ = [
-    "KINDS", "MAX_ANSWER", "SHIPPED", "check", "code", "exact", "final_answer", "gaia_equal", "judge", "normalize",
-    "numeric", "parse_number", "register", "regex", "squad_normalize", "symbolic", "verify",
+    "KINDS", "MAX_ANSWER", "SHIPPED", "check", "code", "exact", "final_answer", "gaia_equal", "judge",
+    "normalize", "numeric", "parse_number", "register", "regex", "squad_normalize", "symbolic", "verify",
 ]  # fmt: skip

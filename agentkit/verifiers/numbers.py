@@ -1,10 +1,10 @@
 """Answers as numbers, with tolerance and units.
 
-One rule for units, percent and currency: they count only where the task declares them, by its ``unit`` option or
-in its gold answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in front
-cannot mislead, unless another currency is declared; "0.05 m" is 5 where the unit is cm (converted by Pint);
-"5 km" never is. Numbers are exact fractions, so neighbours beyond a float's digits differ. Leaves out numbers in
-words and in other bases.
+One rule for units, percent and currency: they count only where the task declares them, by its ``unit`` option
+or in its gold answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in
+front cannot mislead, unless another currency is declared; "0.05 m" is 5 where the unit is cm (converted by
+Pint); "5 km" never is. Numbers are exact fractions, so neighbours beyond a float's digits differ. Leaves out
+numbers in words and in other bases.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from agentkit.records import Score
+from agentkit.records import Score, Unscored
 
 _NUMBER = re.compile(
     r"(?P<sign>[-+]?)\s*(?P<currency>[$€£¥]?)\s*"
     r"(?P<number>(?:\d{1,3}(?:(?:,|\\,|\\,\\!| | )\d{3})+|\d{1,400})(?:\.\d{0,400})?|\.\d{1,400})"
-    r"(?:[eE](?P<exponent>[-+]?\d{1,3})|\s?(?:[×x*]|\\times|\\cdot)\s?10\^(?P<open>\{)?(?P<power>[-+]?\d{1,3})(?(open)\}))?"
+    r"(?:[eE](?P<exponent>[-+]?\d{1,3})"
+    r"|\s?(?:[×x*]|\\times|\\cdot)\s?10\^(?P<open>\{)?(?P<power>[-+]?\d{1,3})(?(open)\}))?"
     r"\s*(?P<unit>[^\d\s].{0,40})?"
 )
 _FRACTION = re.compile(r"([-+]?\d{1,15}) ?/ ?(\d{1,15})")
@@ -42,8 +43,8 @@ _CURRENCIES = {
 def parse_number(text: str, unit: str = "") -> Fraction | None:
     """The one number a text consists of, exactly, in the declared unit, or None.
 
-    Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to it,
-    may be with it, and a fraction of two whole numbers is one; anything else makes it None.
+    Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to
+    it, may be with it, and a fraction of two whole numbers is one; anything else makes it None.
     """
     number = _read(text, unit)
     return number[0] if number else None
@@ -82,7 +83,7 @@ def _parts(text: str) -> tuple[Fraction, str, str] | None:
 
 # ---- units
 def unit_name(text: str) -> str:
-    """One spelling of a unit: % for percent, degree for °, m^2 for m²; others without the full stop behind."""
+    """One spelling of a unit: % for percent, degree for °, m^2 for m²; others without a full stop behind."""
     text = _POWER.sub(_caret, text).strip().rstrip(".")
     return _SPELLINGS.get(text.casefold().removesuffix("s"), text)
 
@@ -147,11 +148,10 @@ def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.
     """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|).
 
     Args:
-        answer: the policy's answer.
-        gold: the gold answer; a unit in it counts as declared.
+        gold: a unit in it counts as declared.
         abs_tol: absolute tolerance, in ``unit``; without one the numbers must be equal.
         rel_tol: relative tolerance.
-        unit: of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$" or "USD", or any word.
+        unit: of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$", or any word.
     """
     if answer.strip().strip("+-").casefold() == "nan":
         return Score(0.0, "NaN equals nothing")
@@ -159,7 +159,7 @@ def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.
     wanted, given = _read(str(gold), unit), _read(answer, unit)
     in_unit = f" in {unit}" if unit else ""
     if wanted is None:
-        return Score(None, f"the gold answer {gold!r} is not a number{in_unit}")
+        raise Unscored(f"the gold answer {gold!r} is not a number{in_unit}")
     if given is None:
         return Score(0.0, f"{answer[:80]!r} is not one number{in_unit}")
     rounding = 1e-12 if given[1] or wanted[1] else 0.0  # of the conversion

@@ -1,11 +1,11 @@
-"""Answers as Python programs, tested in the sandbox without the tested code ever meeting what it is tested for.
+"""Answers as Python programs, tested in the sandbox without meeting what they are tested for.
 
-The program runs in one sandbox, gets arguments or standard input, and sends back plain values; they are compared
-outside. Tests written as source run in another sandbox: first around the reference solution, to record which
-calls they make, then with those calls answered by what the program under test gave. So a program that exits
-early, prints a success marker, patches builtins, walks frames or returns objects that claim to be equal to
-everything changes nothing but its own values. Leaves out: functions that change their arguments in place, and
-tests that look at more than what a call returns.
+The program runs in one sandbox, gets arguments or standard input, and sends back plain values; they are
+compared outside. Tests written as source run in another sandbox: first around the reference solution, to
+record which calls they make, then with those calls answered by what the program under test gave. So a program
+that exits early, prints a success marker, patches builtins, walks frames or returns objects that claim to be
+equal to everything changes nothing but its own values. Leaves out: functions that change their arguments in
+place, and tests that look at more than what a call returns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agentkit.records import Score
+from agentkit.records import Score, Unscored
+from agentkit.runs.files import parse_json
 from agentkit.sandbox import run_python
 from agentkit.verifiers.isolated.harness import pack
 
@@ -39,10 +40,6 @@ _ANSWER = re.compile(r"\A\s*(?:final )?answer[:：]\s*\n", re.IGNORECASE)
 _parsing = threading.Lock()  # CPython 3.11 counts the parser's recursion depth for all threads together
 
 
-class Unscored(RuntimeError):
-    """Nothing is known about the program: useless tests, no sandbox, or no time for it. The message says which."""
-
-
 def code(
     answer: str,
     gold: str,
@@ -56,7 +53,7 @@ def code(
     """The share of tests a program passes, or 1 for all and 0 otherwise.
 
     Args:
-        answer: the policy's answer: a program, or text with one fenced block of code.
+        answer: a program, or text with one fenced block of code.
         gold: a reference solution, for tests written as source; it never meets the tested program.
         tests: any of ``[[arguments], expected]``, ``{"args": [..], "kwargs": {..}, "expected": ..}``,
             ``{"stdin": "..", "stdout": ".."}``, or source such as ``"assert f(1) == 2"``.
@@ -68,25 +65,18 @@ def code(
     program = extract_code(answer, entry)
     if isinstance(program, Score):
         return program
-    try:
-        if not isinstance(tests, list | tuple) or not 0 < len(tests) <= MAX_TESTS:
-            raise Unscored(f"a code task needs a list of 1 to {MAX_TESTS} tests")
-        if all(isinstance(test, str) for test in tests):
-            passed = _passed_source(program, gold, tuple(tests), entry, setup, timeout_s)
-        else:
-            cases = [_case(test, entry) for test in tests]
-            reports = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
-            passed = sum(
-                _fits(report, expected) for report, (_, expected) in zip(reports, cases, strict=True)
-            )
-    except Unscored as error:
-        return Score(None, str(error))
+    if not isinstance(tests, list | tuple) or not 0 < len(tests) <= MAX_TESTS:
+        raise Unscored(f"a code task needs a list of 1 to {MAX_TESTS} tests")
+    if all(isinstance(test, str) for test in tests):
+        passed = _passed_source(program, gold, tuple(tests), entry, setup, timeout_s)
+    else:
+        passed = _passed_values(program, tests, entry, setup, timeout_s)
     value = passed / len(tests) if partial else float(passed == len(tests))
     return Score(value, f"{passed} of {len(tests)} tests passed")
 
 
 def extract_code(answer: str, entry: str = "") -> str | Score:
-    """The one program in an answer: its fenced block, the only one that defines ``entry``, or the whole text."""
+    """The program in an answer: its fenced block, the only one that defines ``entry``, or the whole text."""
     blocks = list(dict.fromkeys(_BLOCK.findall(answer))) or [_ANSWER.sub("", answer)]
     if len(blocks) > 1:
         name = re.escape(re.split(r"\W", entry)[0])
@@ -105,9 +95,10 @@ def extract_code(answer: str, entry: str = "") -> str | Score:
 def returned(
     answer: str, arguments: Sequence[list], *, entry: str, setup: str = "", timeout_s: float = 1.0
 ) -> list[Any]:
-    """What the program in an answer returns for each list of arguments, as JSON values; ``NOTHING`` where it failed.
+    """What the program in an answer returns for each list of arguments, as JSON values.
 
-    ``timeout_s`` is for all calls together; a call that was not reached has failed. Raises Unscored.
+    ``NOTHING`` where a call failed, or was not reached in ``timeout_s``, which is for all together. Raises
+    Unscored.
     """
     program = extract_code(answer, entry)
     if isinstance(program, Score):
@@ -118,6 +109,13 @@ def returned(
 
 
 # ---- tests with values
+def _passed_values(program: str, tests: Sequence[Any], entry: str, setup: str, timeout_s: float) -> int:
+    """How many tests pass whose expected values are known."""
+    cases = [_case(test, entry) for test in tests]
+    reports = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
+    return sum(_fits(report, expected) for report, (_, expected) in zip(reports, cases, strict=True))
+
+
 def _case(test: Any, entry: str) -> tuple[dict, Any]:
     """A test as the call it makes and the report that passes."""
     if isinstance(test, list) and len(test) == 2 and isinstance(test[0], list):
@@ -164,7 +162,7 @@ def _same(value: Any, gold: Any) -> bool:
 
 
 def _plain(packed: Any) -> Any:
-    """A packed value as JSON would hold it: tuples as lists, keys as text; NOTHING for what JSON does not have."""
+    """A packed value as JSON would hold it: tuples as lists, keys as text; NOTHING for any other value."""
     with suppress(Exception):  # a forged report
         match packed:
             case ["l" | "t", content]:
@@ -243,7 +241,7 @@ def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple
     reports = []
     for line in result.stdout.splitlines():
         if line.startswith(marker):
-            with suppress(ValueError, RecursionError, TypeError):
-                number, message = json.loads(line.removeprefix(marker))
+            with suppress(ValueError, TypeError):
+                number, message = parse_json(line.removeprefix(marker))
                 reports.append((number, message))
     return reports

@@ -1,11 +1,11 @@
 r"""Answers as mathematics: LaTeX or plain, compared by value and structure.
 
-The answer must be one expression: bare, between $ signs, in ``\boxed{}``, or behind "the final answer is". Prose
-in it, two different ones, one that is part of a larger expression, an "or" that the gold answer lacks, other
-brackets (a set for a tuple), another unit and another base are wrong before any algebra starts. A single letter
-is a variable; it is a unit only where the other side says so (``\text{m}``). Plain numbers are compared as
-numbers; everything else goes to isolated/algebra.py in a child that is killed after two seconds. Leaves out
-proofs, and answers in words beyond equal words.
+The answer must be one expression: bare, between $ signs, in ``\boxed{}``, or behind "the final answer is".
+Prose in it, two different ones, one that is part of a larger expression, an "or" that the gold answer lacks,
+other brackets (a set for a tuple), another unit and another base are wrong before any algebra starts. A
+single letter is a variable; it is a unit only where the other side says so (``\text{m}``). Plain numbers are
+compared as numbers; everything else goes to isolated/algebra.py in a child that is killed after two seconds.
+Leaves out proofs, and answers in words beyond equal words.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-from agentkit.records import Score
+from agentkit.records import Score, Unscored
 from agentkit.verifiers.numbers import compared, is_unit, parse_number, same_unit, unit_name
 from agentkit.verifiers.text import MAX_ANSWER, normalize
-from agentkit.verifiers.worker import Worker, WorkerError
+from agentkit.verifiers.worker import Worker
 
 _worker = Worker("algebra")
 _DOUBT = re.compile(
-    r"\b(?:not|never|neither|nor|cannot|or|either|wrong|incorrect|isn't|n't|maybe|perhaps|possibly|probably)\b|n't\b|\\neq?\b|≠",
+    r"\b(?:not|never|neither|nor|cannot|or|either|wrong|incorrect|isn't|n't|maybe|perhaps|possibly"
+    r"|probably)\b|n't\b|\\neq?\b|≠",
     re.IGNORECASE,
 )
 _BOUND = re.compile(
@@ -33,14 +34,15 @@ _MARKUP = re.compile(
     r"(?:<[^<>\n]*>|[-=]>|^[ \t]*(?:>|[-+*](?=\s)))\s*\Z", re.MULTILINE
 )  # a tag, an arrow, a quotation, a list
 _BEFORE = re.compile(  # mathematics that an answer is a part of
-    r"(?:(?<!-)-|[+/^√\d]|[\d)}](?:\*|\s\*\s)|\b[A-Za-z]\*|[<>≤≥]\s*|\\(?:[lg]eq?|[lg]t|pm|mp|cdot|times|div|neg|sqrt)\s*"
+    r"(?:(?<!-)-|[+/^√\d]|[\d)}](?:\*|\s\*\s)|\b[A-Za-z]\*|[<>≤≥]\s*"
+    r"|\\(?:[lg]eq?|[lg]t|pm|mp|cdot|times|div|neg|sqrt)\s*"
     r"|(?:\A|\$|\\[(\[])(?:[^$A-Za-z]|\\[A-Za-z]+|\b[A-Za-z]\b)*[\w)}]\s*[-+/]\s+"
     r"|(?:[\^_]|\\[dtc]?frac(?:.*\})?|\\(?:sqrt|sin|cos|tan|log|ln))\s*\{)\$?\Z"
 )
 _AFTER = re.compile(
     r"\$?(?:\^(?!\{?\\?(?:circ|degree|text|mathrm|st|nd|rd|th))|[(A-Za-z]|[^\S\n]*(?:(?:squared|cubed)\b"
-    r"|\\(?:cdot|times|div|pm|mp|[lg]eq?|[lg]t|pi|sqrt|[dtc]?frac)(?![A-Za-z])|[+/](?!\s*[A-Za-z]{2})|\*[(A-Za-z\\]"
-    r"|<(?!/?\w+>)|[>≤≥]|-(?:\(|\s*\\(?!text)|\s*[A-Za-z]\b(?! [a-z]))))"
+    r"|\\(?:cdot|times|div|pm|mp|[lg]eq?|[lg]t|pi|sqrt|[dtc]?frac)(?![A-Za-z])"
+    r"|[+/](?!\s*[A-Za-z]{2})|\*[(A-Za-z\\]|<(?!/?\w+>)|[>≤≥]|-(?:\(|\s*\\(?!text)|\s*[A-Za-z]\b(?! [a-z]))))"
 )
 _MULTIPLE = re.compile(r"\$?\s*(?:\\text\s*\{\s*)?(hundred|thousand|[mb]illion|trillion|dozen)\b")
 _LEAD = re.compile(
@@ -52,10 +54,12 @@ _SENTENCE_END = re.compile(r"[.!?]\$?(?=\s|$)|\n|\Z")
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _FUNCTIONS = frozenset(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt pi min max gcd lcm mod det and dx dy".split()
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt pi min max gcd lcm mod "
+    "det and dx dy".split()
 )
 _UNIT = re.compile(
-    r"(?<=[\d})])(?:\\[ ,;:!]|~|\s)*(?:\\(?:text[a-z]*|mathrm|mbox)\s*\{\s*(?P<text>[^{}]*?)\s*\}(?P<power>\^\{?[23]\}?)?"
+    r"(?<=[\d})])(?:\\[ ,;:!]|~|\s)*"
+    r"(?:\\(?:text[a-z]*|mathrm|mbox)\s*\{\s*(?P<text>[^{}]*?)\s*\}(?P<power>\^\{?[23]\}?)?"
     r"|(?P<sign>\\?%|\\?°|\^\{?\\circ\}?)|(?P<word>(?<=[\d\s])[^\W\d_]{2,20}(?:\^\{?[23]\}?)?))$"
 )
 _SEGMENT = re.compile(r"\$\$([^$]+)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -71,14 +75,13 @@ def symbolic(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0
     """1 when the answer is the same mathematics as the gold answer.
 
     Args:
-        answer: the policy's answer.
-        gold: the gold answer, in LaTeX or plain notation.
+        gold: in LaTeX or plain notation.
         abs_tol: absolute tolerance for constants; without one 0.333333 is not 1/3.
         rel_tol: relative tolerance for constants.
     """
     wanted, given = expression(gold, gold=True), expression(answer)
     if isinstance(wanted, Score):
-        return Score(None, f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
+        raise Unscored(f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
     if isinstance(given, Score):
         return given
     if _DOLLAR in given and not re.search(f"[${_DOLLAR}]|dollar", wanted):
@@ -91,7 +94,7 @@ def symbolic(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0
     if gold_time and time:
         return Score(float(time[1] == gold_time[1]), "both are times of day or ratios in lowest terms")
     if re.fullmatch(r"\W*nan\W*", _plain(wanted), re.IGNORECASE):
-        return Score(None, "the gold answer is not a number")
+        raise Unscored("the gold answer is not a number")
     if _is_words(wanted) and (_is_words(given) or _words(wanted)):
         same = normalize(_plain(given)) == normalize(_plain(wanted))
         return Score(1.0, "the same words") if same else Score(0.0, f"{given[:80]!r} is not {wanted[:80]!r}")
@@ -105,12 +108,9 @@ def symbolic(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0
 
 
 def _compare(given: str, wanted: str, abs_tol: float, rel_tol: float) -> Score:
-    try:
-        verdict = _worker.ask("compare", _latex(wanted), _latex(given), abs_tol, rel_tol)
-    except WorkerError as error:
-        return Score(None, str(error))
+    verdict = _worker.ask("compare", _latex(wanted), _latex(given), abs_tol, rel_tol)
     if not verdict.get("gold"):
-        return Score(None, f"the gold answer {wanted[:80]!r} cannot be read as mathematics")
+        raise Unscored(f"the gold answer {wanted[:80]!r} cannot be read as mathematics")
     if verdict.get("equal"):
         return Score(1.0, "the same mathematics")
     if "equal" in verdict:
@@ -179,7 +179,7 @@ def _stated(text: str) -> Iterator[_Span]:
 
 
 def _lone_segment(text: str) -> list[_Span]:
-    """The one expression between math delimiters in a short sentence, with the unit behind it; [] for none."""
+    """The one expression between math delimiters in a short sentence, and its unit; [] if there is none."""
     text = text.strip()
     segments = list(_SEGMENT.finditer(text))
     if len(segments) != 1 or not 0 < len(text) - len(segments[0][0]) <= 2 * NEAR:
@@ -205,7 +205,7 @@ def _clause_before(text: str) -> str:
 
 
 def _is_doubted(before: str, after: str) -> bool:
-    """Whether the words before or after an answer doubt it, or another number follows in the same sentence."""
+    """Whether words before or after an answer doubt it, or another number follows in the same sentence."""
     if _DOUBT.search(before) or _BOUND.search(before) or _DOUBT.search(after[:NEAR]) or _DENIAL.match(after):
         return True
     return bool(re.search(r"\d", re.split(r"[.!?](?:\s|$)|\n", after[:NEAR])[0]))
@@ -307,7 +307,7 @@ def _brackets(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    """Notation that the LaTeX reader takes wrongly, rewritten: 1e3, 1,000 as one number, mixed numbers such as 2 3/4."""
+    """Notation that the LaTeX reader takes wrongly, rewritten: 1e3, roots, pi, mixed numbers like 2 3/4."""
     text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])", r"\1 \\cdot 10^{\2}", text)
     text = re.sub(r"(?<![\w.,/])(\d+) (\d+)/(\d+)(?![\w/])", r"(\1+\\frac{\2}{\3})", text)
     text = re.sub(r"\\(?:mathrm|text|operatorname)\s*\{\s*([A-Za-z])\s*\}", r"\1", text)

@@ -10,7 +10,7 @@ import string
 import unicodedata
 from collections.abc import Callable, Iterable
 
-from agentkit.records import Score
+from agentkit.records import Score, Unscored
 
 MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code
 MAX_CODE = 20_000
@@ -25,10 +25,10 @@ FENCE = "```"
 
 
 def final_answer(text: str) -> str | None:
-    """The answer of a final turn: its last "Answer: ..." line, else all of it; None when that is empty or huge.
+    """The answer of a final turn: its last "Answer: ..." line, else all of it; None where empty or huge.
 
-    A turn that holds a code block is one answer as a whole: a comment in code may look like an answer line. Code
-    that starts on the answer line goes on to the end. Reasoning that ends in a box may be as long as code.
+    A turn that holds a code block is one answer as a whole: a comment in code may look like an answer line.
+    Code that starts on the answer line goes on to the end. Reasoning that ends in a box may be as long.
     """
     if len(text) > 100 * MAX_ANSWER:
         return None
@@ -108,8 +108,6 @@ def exact(answer: str, gold: str, *, aliases: Iterable[str] = (), rule: str = "w
     """1 when the answer equals the gold answer or one of its aliases.
 
     Args:
-        answer: the policy's answer.
-        gold: the gold answer.
         aliases: other right answers.
         rule: "words" (``normalize``), "squad" (``squad_normalize``) or "gaia" (``gaia_equal``).
 
@@ -122,7 +120,7 @@ def exact(answer: str, gold: str, *, aliases: Iterable[str] = (), rule: str = "w
     golds = [gold, *([aliases] if isinstance(aliases, str) else aliases)]
     golds = [text for text in golds if normal(text)]
     if not golds:
-        return Score(None, f"the gold answer {gold!r} is empty once normalised")
+        raise Unscored(f"the gold answer {gold!r} is empty once normalised")
     if any(equal(answer, text) for text in golds):
         return Score(1.0, "equal")
     return Score(0.0, f"{answer.strip()[:80]!r} is not {gold.strip()[:80]!r}")

@@ -1,9 +1,9 @@
 """Checks that may never end, in a process that can be killed: the calling side.
 
-One server process (agentkit/verifiers/isolated) loads what the checks need once and forks a child a connection.
-Every caller, on any thread, borrows a child for one request; a child that is too slow is killed and the next one
-costs a fork, not a start-up. Needs fork and descriptor passing: Linux, macOS, WSL2. Leaves out confinement: the
-checks are ours, only what they check may be hostile.
+One server process (agentkit/verifiers/isolated) loads what the checks need once and forks a child a
+connection. Every caller, on any thread, borrows a child for one request; a child that is too slow is killed
+and the next one costs a fork, not a start-up. Needs fork and descriptor passing: Linux, macOS, WSL2. Leaves
+out confinement: the checks are ours, only what they check may be hostile.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from typing import Any
 
 import psutil
 
+from agentkit.records import Unscored
+
 TIMEOUT_S = 1.8  # of one request, on the wall
 START_S = 120.0  # of the server, on a busy machine
 # less processor time than this before the time-out is the machine's fault, not the answer's
 BUSY_S = 0.3
 _SCRIPT = Path(__file__).with_name("isolated")
-
-
-class WorkerError(RuntimeError):
-    """The worker could not be started, or got no processor time: nothing is known about the request."""
 
 
 class _Child:
@@ -82,8 +80,8 @@ class Worker:
         """A check's messages as one; "end" is in it unless the check was stopped.
 
         Raises:
-            WorkerError: the server does not start, or the machine is too busy: the check hardly ran before
-                its time was up.
+            Unscored: the server does not start, or the machine is too busy: the check hardly ran before its
+                time was up.
         """
         child = self._borrow()
         deadline, reply = time.monotonic() + timeout_s, {}
@@ -98,7 +96,7 @@ class Worker:
         except TimeoutError:
             if child.kill() < BUSY_S:
                 why = f"the machine is too busy: {timeout_s:g} s were not enough for this check"
-                raise WorkerError(why) from None
+                raise Unscored(why) from None
             return reply
         except BaseException:
             child.kill()
@@ -117,7 +115,7 @@ class Worker:
             try:
                 return self._fork()
             except (OSError, struct.error) as error:
-                raise WorkerError(f"the verifiers' worker does not start: {error}") from None
+                raise Unscored(f"the verifiers' worker does not start: {error}") from None
 
     def _fork(self) -> _Child:
         if self._control is None:

@@ -1,4 +1,4 @@
-"""The run card: what a run was, did, showed and cost, as one HTML file that opens offline and holds no secret.
+"""The run card: what a run was, did, showed and cost, as one HTML file that opens offline without secrets.
 
 Everything shown passes three steps in this order: secrets are masked (redact), long texts are cut with a
 visible mark, and the emitter escapes (evaluation.html). Whatever a run lacks is shown as missing. Leaves out
@@ -8,7 +8,6 @@ GAIA's, appear as ids and scores only.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 from collections import Counter
@@ -139,7 +138,7 @@ class _Card:
         return self.masked(str(value), limit or self.limits.cell)
 
     def masked(self, text: str, limit: int) -> str:
-        """Text without secrets, cut to ``limit``; masked before it is cut, since half a secret has no shape."""
+        """Text without secrets, cut to ``limit``, masked before: half a secret has no shape."""
         masked, rest = redact_text(text[: limit + _SLACK], self.secrets), len(text) - limit
         return masked if rest <= 0 else f"{masked[:limit]} … ({rest:,} more characters left out)"
 
@@ -150,9 +149,8 @@ class _Card:
 
     def missing(self, text: str) -> Markup:
         """What this run does not have."""
-        return html.element(
-            "p", html.element("b", "Missing. ", class_="bad"), self.text(text, 2_000), class_="missing"
-        )
+        label = html.element("b", "Missing. ", class_="bad")
+        return html.element("p", label, self.text(text, 2_000), class_="missing")
 
     def table(self, columns: Iterable[Any], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
         """A table of at most ``limits.rows`` rows."""
@@ -165,8 +163,10 @@ class _Card:
 
     def frame(self, table: pd.DataFrame, caption: str = "", index: str | None = None) -> Markup:
         """A pandas table, its index as first column where that has a name."""
-        table = table if index is None else table.rename_axis(index).reset_index()
-        return self.table(table.columns, table.to_numpy().tolist(), caption)
+        columns, rows = list(table.columns), table.to_numpy().tolist()
+        if index is not None:
+            columns, rows = [index, *columns], [[i, *row] for i, row in zip(table.index, rows, strict=True)]
+        return self.table(columns, rows, caption)
 
     def figure(self, figure: Any) -> Markup:
         """A figure, as wide as the page."""
@@ -180,9 +180,8 @@ class _Card:
         if is_dataclass(value):
             return replace(value, **{f.name: self.cleaned(getattr(value, f.name)) for f in fields(value)})
         if isinstance(value, dict):
-            return {
-                self.text(name): self.cleaned(entry) for name, entry in redact(value, self.secrets).items()
-            }
+            entries = redact(value, self.secrets).items()
+            return {self.text(name): self.cleaned(entry) for name, entry in entries}
         if isinstance(value, list | tuple):
             return type(value)(self.cleaned(entry) for entry in value)
         is_text = isinstance(value, str) and not isinstance(value, StopReason)
@@ -301,23 +300,24 @@ def _trajectories(card: _Card) -> list[Markup]:
     if private:
         reason = "they must not be shared, or are not in tasks.jsonl"
         parts.append(card.paragraph(f"{len(private)} tasks are not shown: {reason}."))
-    kept: list[str] = []
+    chosen_ids: list[str] = []
     if all(policies.values()):
         chosen = examples(policies, tasks.values(), gained=limit // 2, lost=limit // 4, failing=limit // 4)
-        kept = chosen.gained + chosen.lost + chosen.failing
-    if not kept:
+        chosen_ids = chosen.gained + chosen.lost + chosen.failing
+    if not chosen_ids:
         return [*parts, card.missing("No trajectory can be shown here.")]
     masked = {
-        card.text(n): [card.trajectory(t) for t in ts if t.task_id in kept] for n, ts in policies.items()
+        card.text(n): [card.trajectory(t) for t in ts if t.task_id in chosen_ids]
+        for n, ts in policies.items()
     }
-    widget = compare_trajectories([card.cleaned(tasks[i]) for i in kept], masked, max_samples=2)
+    widget = compare_trajectories([card.cleaned(tasks[i]) for i in chosen_ids], masked, max_samples=2)
     return [card.paragraph(chosen.rule), *parts, Markup(widget.html())]
 
 
 def _suite(card: _Card) -> list[Markup]:
     tasks = card.run.tasks
-    families = {task.family for task in tasks}
-    parts = [card.paragraph(f"{len(tasks)} tasks of {len(families)} families.")]
+    n_families = len({task.family for task in tasks})
+    parts = [card.paragraph(f"{len(tasks)} tasks of {n_families} families.")]
     parts.append(card.figure(plots.difficulty_counts(tasks)))
     success = {name: task_success(trajectories) for name, trajectories in card.policies.items()}
     rows = []
@@ -345,14 +345,14 @@ def _cost(card: _Card) -> list[Markup]:
 
 
 def _recipe(card: _Card) -> list[Markup]:
-    used, known = redact(card.manifest["recipe"]), Recipe.keys()
+    used, keys = redact(card.manifest["recipe"]), Recipe.keys()
     rows = []
     for key, value in used.items():
         if key != "run":
-            rows.append([key, value, known[key].metadata["help"] if key in known else ""])
+            rows.append([key, value, keys[key].metadata["help"] if key in keys else ""])
     if not rows:
         return [card.missing("run.json holds no recipe.")]
-    changed = sum(key in known and value != known[key].default for key, value, _ in rows)
+    changed = sum(key in keys and value != keys[key].default for key, value, _ in rows)
     count = card.paragraph(f"{changed} of {len(rows)} keys differ from the defaults.")
     return [count, card.table(["Key", "Value", "Meaning"], rows)]
 
@@ -377,8 +377,7 @@ def _licences(card: _Card) -> list[Markup]:
     for task in _or_none(lambda: card.run.tasks) or []:
         if "licence" in task.meta:
             noted.add((f"tasks from {task.meta.get('source', task.family)}", str(task.meta["licence"])))
-    packages = [name for name in card.manifest["versions"] if name not in ("python", "agentkit")]
-    rows += [*sorted(noted), *([name, _licence(name)] for name in packages)]
+    rows += sorted(noted)
     return [card.table(["What", "Licence"], rows)]
 
 
@@ -419,14 +418,3 @@ def _unchanged(run: Run, name: str, recorded: Any) -> str:
     if now is None:
         return "file is missing"
     return "unchanged" if now == recorded else f"CHANGED to {now}"
-
-
-def _licence(package: str) -> str:
-    """A package's licence as its metadata tell it."""
-    try:
-        about = importlib.metadata.metadata(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed here"
-    classes = [c.rpartition(" :: ")[2] for c in about.get_all("Classifier", []) if c.startswith("License ::")]
-    stated = (about.get("License") or "not stated").splitlines()[0]
-    return about.get("License-Expression") or ", ".join(classes) or stated

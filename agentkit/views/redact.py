@@ -1,4 +1,4 @@
-"""Masking secrets before anything is shown to others: keys and tokens in parameters, outputs and trajectories.
+"""Masking secrets before anything is shown to others: in parameters, outputs and trajectories.
 
 Three signs give a secret away: the name it stands under, the shape of a well-known token, and the value of an
 environment variable of this process whose name looks secret. Leaves out secrets that look like ordinary words
@@ -29,26 +29,27 @@ _HARMLESS = frozenset(
 
 _SHAPES = re.compile(
     r"""
-    -----BEGIN[ ][A-Z ]{0,40}PRIVATE[ ]KEY-----(?:(?!-----).){0,10000}(?:-----END[ ][A-Z ]{0,40}-----)?       # PEM
+    -----BEGIN[ ][A-Z ]{0,40}PRIVATE[ ]KEY-----(?:(?!-----).){0,10000}(?:-----END[ ][A-Z ]{0,40}-----)?  # PEM
     | (?<![A-Za-z0-9])(?:
-        hf_[A-Za-z0-9]{16,} | api_org_[A-Za-z0-9]{16,}                                             # Hugging Face
-      | sk-[A-Za-z0-9_-]{16,} | [sr]k_(?:live|test)_[A-Za-z0-9]{10,}                               # OpenAI, Anthropic, Stripe
-      | gh[pousr]_[A-Za-z0-9]{20,} | github_pat_[A-Za-z0-9_]{20,} | glpat-[A-Za-z0-9_-]{16,}       # GitHub, GitLab
-      | xox[a-z]-[A-Za-z0-9-]{10,} | xapp-[A-Za-z0-9-]{10,}                                        # Slack
-      | (?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16} | AIza[A-Za-z0-9_-]{30,} | ya29\.[A-Za-z0-9_-]{20,}    # AWS, Google
-      | (?:npm|pypi|gsk|r8|dckr_pat|dop_v1|lsv2_pt|lsv2_sk|shpat|nvapi|tvly|pplx|xai|wandb_v1|sntrys|figd|glsa|hvs|rnd)
-        [_-][A-Za-z0-9_-]{16,}                                                                     # that announce themselves
+        hf_[A-Za-z0-9]{16,} | api_org_[A-Za-z0-9]{16,}  # Hugging Face
+      | sk-[A-Za-z0-9_-]{16,} | [sr]k_(?:live|test)_[A-Za-z0-9]{10,}  # OpenAI, Anthropic, Stripe
+      | gh[pousr]_[A-Za-z0-9]{20,} | github_pat_[A-Za-z0-9_]{20,} | glpat-[A-Za-z0-9_-]{16,}  # GitHub, GitLab
+      | xox[a-z]-[A-Za-z0-9-]{10,} | xapp-[A-Za-z0-9-]{10,}  # Slack
+      | (?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16} | AIza[A-Za-z0-9_-]{30,} | ya29\.[A-Za-z0-9_-]{20,}  # AWS, Google
+      | (?:npm|pypi|gsk|r8|dckr_pat|dop_v1|lsv2_pt|lsv2_sk|shpat|nvapi|tvly|pplx|xai|wandb_v1|sntrys|figd|glsa
+        |hvs|rnd)[_-][A-Za-z0-9_-]{16,}  # that announce themselves
       | SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,} | AGE-SECRET-KEY-[A-Z0-9]{20,}
-      | eyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*                                    # JSON web token
+      | eyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*  # JSON web token
     )
-    | (?<=[Bb]earer[ ])(?=[^\s"']{0,400}\d)[A-Za-z0-9._~+/=-]{12,400}                                # of a request's header
-    | (?<=://)[^\s/:@'"<>]{0,200}:[^\s/@'"<>]{1,200}(?=@)                                          # user:password@host
+    | (?<=[Bb]earer[ ])(?=[^\s"']{0,400}\d)[A-Za-z0-9._~+/=-]{12,400}  # of a request's header
+    | (?<=://)[^\s/:@'"<>]{0,200}:[^\s/@'"<>]{1,200}(?=@)  # user:password@host
     """,
     re.VERBOSE | re.DOTALL,
 )
 # a name and its value in text: MY_TOKEN=value, "api_key": "value", client_secret: value
 _ASSIGNED = re.compile(
-    r"""(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{2,80})\\?["'`]?\s{0,3}(?:=>|[:=])\s{0,3}\\?["'`]?(?:(?:[Bb]earer|[Bb]asic)\s)?"""
+    r"""(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{2,80})\\?["'`]?\s{0,3}(?:=>|[:=])\s{0,3}\\?["'`]?"""
+    r"""(?:(?:[Bb]earer|[Bb]asic)\s)?"""
     r"""(?P<value>[^\s"'`,;&<>()\[\]{}\\]{4,400})"""
 )
 

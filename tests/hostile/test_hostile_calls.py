@@ -18,7 +18,8 @@ from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
 from agentkit.records import ToolCall
 from agentkit.rollouts.chat import MAX_CALLS, ChatCodec, parse_turn
-from agentkit.tools.environments import MAX_OBSERVATION, CorpusEnvironment, run_call, tool_schemas
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.runtime import MAX_OBSERVATION, run_call, tool_schemas
 
 GOOD = '{"name": "calculator", "arguments": {"expression": "1 + 1"}}'
 

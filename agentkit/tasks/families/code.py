@@ -1,21 +1,22 @@
 """Family C: write a function, test it with the python tool, then submit it or say what it gives.
 
-``draft`` chains one to five blocks of specifications.py; ``draft_wide`` adds the functions of algorithms.py. The gold
-code runs here, on inputs drawn at random, to make the hidden tests; only the example in the prompt is ever seen by the
-policy. Every draft is tried against its own near misses (a parameter off by one, a step left out, two steps swapped,
-another last step): hidden tests that would let one of them pass make it no task. Leaves out running what a model wrote.
+``draft`` chains one to five blocks of specifications.py; ``draft_wide`` adds the functions of algorithms.py.
+The gold code runs here, on inputs drawn at random, to make the hidden tests; only the example in the prompt
+is ever seen by the policy. Every draft is tried against its own near misses (a parameter off by one, a step
+left out, two steps swapped, another last step): hidden tests that would let one of them pass make it no task.
+Leaves out running what a model wrote.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
+from random import Random
 from types import CodeType
 from typing import Any
 
@@ -40,7 +41,7 @@ Steps = tuple[tuple[Block, Any], ...]  # blocks with their parameters
 Program = Steps | str  # a chain, or code
 
 
-def draft(corpus: Corpus, rng: random.Random) -> Task | None:
+def draft(corpus: Corpus, rng: Random) -> Task | None:
     """One random task without id, split and difficulty, or None when the draw gave an unusable one."""
     steps = _chain(rng)
     names, takes = [block.name for block, _ in steps], steps[0][0].takes
@@ -62,8 +63,8 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
     return _function_task(words, takes, stages, misses, inputs, meta)
 
 
-def draft_wide(corpus: Corpus, rng: random.Random) -> Task | None:
-    """``draft``, and for every fourth task a whole algorithm, tested on the inputs that a careful programmer tries."""
+def draft_wide(corpus: Corpus, rng: Random) -> Task | None:
+    """``draft``, and for every fourth task a whole algorithm, tested on what a careful programmer tries."""
     if rng.random() < 0.75:
         return draft(corpus, rng)
     algorithm = rng.choice(ALGORITHMS)
@@ -86,7 +87,7 @@ def _function_task(
     meta: dict,
     edges: tuple = (),
 ) -> Task | None:
-    """The task to write and submit the last stage, tested stage by stage on the example, then on the edges."""
+    """The task to write and submit the last stage, tested by stages on the example, then on the edges."""
     solution = stages[-1]
     tests = _tests(solution, misses, inputs)
     examples = [x for x in inputs if x not in tests and all(_printed(stage, x) for stage in stages)]
@@ -133,7 +134,7 @@ def _call(program: Program, given: str) -> dict:
 
 
 def _tests(solution: Program, misses: Sequence[Program], inputs: list[str]) -> list[str]:
-    """Inputs that distinguish the solution from every near miss; none where they cannot, or results hardly vary."""
+    """Inputs that distinguish the solution from every near miss; none where there are no such."""
     usable = [x for x in inputs if _result(solution, x) is not None]
     if len(usable) <= TESTS:
         return []
@@ -165,7 +166,7 @@ def _differing(one: Program, other: Program, inputs: list[str]) -> int:
     return sum(_result(one, x) != _result(other, x) for x in inputs)
 
 
-def _inputs(takes: str, rng: random.Random) -> list[str]:
+def _inputs(takes: str, rng: Random) -> list[str]:
     """Different random inputs of a kind, as JSON."""
     return list(dict.fromkeys(json.dumps(INPUTS[takes][1](rng)) for _ in range(CANDIDATES)))
 
@@ -196,7 +197,7 @@ def _off_by_one(code: str) -> list[str]:
 
 
 def evaluate(steps: Steps, value: Any) -> Any:
-    """What a chain gives for one input. Raises ValueError where a number gets too large to count up to, soon."""
+    """What a chain gives for one input. Raises ValueError where a number gets too large to count up to."""
     value = date.fromisoformat(value) if steps[0][0].takes == "date" else value
     for block, k in steps:
         largest = MAX_COUNTED if "range(" in block.code else MAX_NUMBER
@@ -248,7 +249,7 @@ def _result(program: Program, given: str) -> str | None:
     return text if len(text) <= MAX_VALUE else None
 
 
-def _chain(rng: random.Random) -> Steps:
+def _chain(rng: Random) -> Steps:
     (kind,) = rng.choices(list(KINDS), weights=list(KINDS.values()))
     (length,) = rng.choices(list(LENGTHS), weights=list(LENGTHS.values()))
     steps: list[tuple[Block, Any]] = []
@@ -262,7 +263,7 @@ def _chain(rng: random.Random) -> Steps:
     return tuple(steps)
 
 
-def _near_misses(steps: Steps, rng: random.Random) -> Iterator[Steps]:
+def _near_misses(steps: Steps, rng: Random) -> Iterator[Steps]:
     """Chains that somebody careless might write: another parameter, a step left out, another last step."""
     for i, (block, k) in enumerate(steps):
         if isinstance(k, int):

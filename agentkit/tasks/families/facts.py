@@ -1,10 +1,10 @@
-"""The corpus' facts as dictionaries, and how families draw from them."""
+"""The corpus' facts as dictionaries, and how families draw from them. Leaves out the questions about them."""
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from functools import lru_cache
+from random import Random
 from typing import Any
 
 from agentkit.tools.corpus import PHRASES, Corpus, facts
@@ -16,6 +16,7 @@ class FactIndex:
     """Facts by kind: ``index["country.population"][("France",)]`` is the value."""
 
     def __init__(self, corpus: Corpus):
+        self.corpus = corpus
         self.kinds: dict[str, dict[Entity, Any]] = defaultdict(dict)
         for kind, entity, value in facts(corpus.connection):
             self.kinds[kind][entity] = value
@@ -24,7 +25,7 @@ class FactIndex:
     def __getitem__(self, kind: str) -> dict[Entity, Any]:
         return self.kinds[kind]
 
-    def draw(self, rng: random.Random, kind: str, count: int = 1) -> list[Entity]:
+    def draw(self, rng: Random, kind: str, count: int = 1) -> list[Entity]:
         """``count`` different entities that have a fact of this kind."""
         return rng.sample(self._entities[kind], count)
 
@@ -45,5 +46,5 @@ def lookup_step(index: FactIndex, kind: str, entity: Entity) -> dict:
 
 
 def tag(kind: str, entity: Entity) -> str:
-    """An entity's name in a task's meta, such as "country:France": what splits must not share in combination."""
+    """An entity's name in a task's meta, such as "country:France": splits share no combination of them."""
     return ":".join([kind.split(".")[0], *map(str, entity)])

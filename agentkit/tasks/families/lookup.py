@@ -1,13 +1,14 @@
 """Family A: arithmetic over looked-up facts, one to five tool calls.
 
-``draft`` makes one random task: facts, a question about them and an expression over their values. The gold answer is
-the expression over the corpus' tables, computed here; the plan in ``meta`` says which searches and which calculation
-lead there, and the suite checks that both agree. Leaves out units, percentages and false premises (wide).
+``draft`` makes one random task: facts, a question about them and an expression over their values. The gold
+answer is the expression over the corpus' tables, computed here; the plan in ``meta`` says which searches and
+which calculation lead there, and the suite checks that both agree. Leaves out units, percentages and false
+premises (wide).
 """
 
 from __future__ import annotations
 
-import random
+from random import Random
 
 from agentkit.records import Task
 from agentkit.tasks.families.facts import Entity, FactIndex, fact_index, lookup_step, tag
@@ -15,7 +16,7 @@ from agentkit.tools import calculate
 from agentkit.tools.corpus import Corpus
 
 FAMILY = "A"
-# How a question may name each quantity. The first form is the corpus' own; the policy must map the second to it.
+# How a question may name each quantity: as the corpus does, and in words that the policy must map to that.
 WORDINGS = {
     "country.population": ("the population of {0}", "the number of people in {0}"),
     "country.area": ("the area of {0}", "the size in square km of {0}"),
@@ -54,12 +55,13 @@ OPERATIONS: dict[str, tuple[str, tuple[str, ...]]] = {  # expression, and how to
     "product": ("{0} * {1}", ("What is {0} times {1}?", "What is the product of {0} and {1}?")),
     "years": ("{0} - {1}", ("How many years lie between {1} and {0}?", "What is {0} minus {1}?")),
 }
-TEMPLATES = {"single": 3, "convert": 3, "ratio": 5, "difference": 4, "sum": 4, "product": 3, "years": 3, "compare": 4,
-             "density": 3, "change": 3, "total": 4, "mean": 3, "total4": 6, "ratio_of_sums": 6}  # fmt: skip
+TEMPLATES = {"single": 3, "convert": 3, "ratio": 5, "difference": 4, "sum": 4, "product": 3, "years": 3,
+             "compare": 4, "density": 3, "change": 3, "total": 4, "mean": 3, "total4": 6,
+             "ratio_of_sums": 6}  # with weights  # fmt: skip
 Fact = tuple[str, Entity]  # kind and entity
 
 
-def draft(corpus: Corpus, rng: random.Random) -> Task | None:
+def draft(corpus: Corpus, rng: Random) -> Task | None:
     """One random task without id, split and difficulty, or None when the draw gave an unusable one."""
     template = rng.choices(list(TEMPLATES), weights=list(TEMPLATES.values()))[0]
     return _DRAFTS[template](fact_index(corpus), rng, template)
@@ -105,7 +107,7 @@ def calculation(expression: str) -> dict:
     return {"tool": "calculator", "arguments": {"expression": expression}}
 
 
-def _single(index: FactIndex, rng: random.Random, template: str) -> Task | None:
+def _single(index: FactIndex, rng: Random, template: str) -> Task | None:
     kind = rng.choice(list(WORDINGS))
     (entity,) = index.draw(rng, kind)
     wording = rng.choice(WORDINGS[kind]).format(*entity)
@@ -113,13 +115,13 @@ def _single(index: FactIndex, rng: random.Random, template: str) -> Task | None:
     return computed(template, question, index, [(kind, entity)], "{0}")
 
 
-def _convert(index: FactIndex, rng: random.Random, template: str) -> Task | None:
+def _convert(index: FactIndex, rng: Random, template: str) -> Task | None:
     kind, question, divisor = rng.choice(CONVERSIONS)
     (entity,) = index.draw(rng, kind)
     return computed(template, question.format(*entity), index, [(kind, entity)], f"{{0}} / {divisor}")
 
 
-def _two_values(index: FactIndex, rng: random.Random, template: str) -> Task | None:
+def _two_values(index: FactIndex, rng: Random, template: str) -> Task | None:
     wordings = YEARS if template == "years" else WORDINGS
     kinds = list(wordings)
     if template == "product":
@@ -134,7 +136,7 @@ def _two_values(index: FactIndex, rng: random.Random, template: str) -> Task | N
     return computed(template, question, index, [(kind, first), (kind, second)], expression)
 
 
-def _compare(index: FactIndex, rng: random.Random, template: str) -> Task | None:
+def _compare(index: FactIndex, rng: Random, template: str) -> Task | None:
     kind = rng.choice(list(COMPARISONS))
     first, second = index.draw(rng, kind, 2)
     if index[kind][first] == index[kind][second]:
@@ -146,7 +148,7 @@ def _compare(index: FactIndex, rng: random.Random, template: str) -> Task | None
     return Task("", COMPARISONS[kind].format(first[0], second[0]), winner[0], "exact", FAMILY, meta=meta)
 
 
-def _density(index: FactIndex, rng: random.Random, template: str) -> Task | None:
+def _density(index: FactIndex, rng: Random, template: str) -> Task | None:
     (entity,) = index.draw(rng, "country.area")
     facts = [("country.population", entity), ("country.area", entity)]
     if entity not in index["country.population"]:
@@ -157,7 +159,7 @@ def _density(index: FactIndex, rng: random.Random, template: str) -> Task | None
     return computed(template, prompt.format(*entity), index, facts, "{0} / {1}", [tag("country", entity)])
 
 
-def _change(index: FactIndex, rng: random.Random, template: str) -> Task | None:
+def _change(index: FactIndex, rng: Random, template: str) -> Task | None:
     kind = rng.choice(["indicator.life_expectancy", "indicator.gdp_per_head"])
     (later,) = index.draw(rng, kind)
     earlier = rng.choice([e for e in index[kind] if e[0] == later[0] and e[1] < later[1]] or [None])
@@ -168,7 +170,7 @@ def _change(index: FactIndex, rng: random.Random, template: str) -> Task | None:
     return computed(template, prompt, index, [(kind, later), (kind, earlier)], "{0} - {1}", tags)
 
 
-def _sums(index: FactIndex, rng: random.Random, template: str) -> Task | None:
+def _sums(index: FactIndex, rng: Random, template: str) -> Task | None:
     kind = rng.choice(list(TOTALS))
     entities = index.draw(rng, kind, 3 if template in ("total", "mean") else 4)
     names = [entity[0] for entity in entities]

@@ -1,12 +1,12 @@
 """Family B: two- and three-hop questions over films, people, countries, capitals, cities and elements.
 
-A chain is a row of fact kinds: each value is the entity of the next hop. The question names the first entity only.
-Leaves out chains of four hops, distractors and false premises (wide).
+A chain is a row of fact kinds: each value is the entity of the next hop. The question names the first entity
+only. Leaves out chains of four hops, distractors and false premises (wide).
 """
 
 from __future__ import annotations
 
-import random
+from random import Random
 
 from agentkit.records import Task
 from agentkit.tasks.families.facts import FactIndex, fact_index, lookup_step, tag
@@ -68,7 +68,7 @@ _UNITS = {"city.population": "people", "film.runtime": "minutes"}
 
 
 def draft(
-    corpus: Corpus, rng: random.Random, chains: dict[tuple[str, ...], tuple[str, ...]] = CHAINS
+    corpus: Corpus, rng: Random, chains: dict[tuple[str, ...], tuple[str, ...]] = CHAINS
 ) -> Task | None:
     """One random task without id, split and difficulty, or None when the chain breaks off."""
     index = fact_index(corpus)
@@ -89,7 +89,7 @@ def draft(
     return Task("", rng.choice(chains[kinds]).format(*start), str(value), verifier, FAMILY, meta=meta)
 
 
-def _start(index: FactIndex, rng: random.Random, kind: str) -> tuple:
+def _start(index: FactIndex, rng: Random, kind: str) -> tuple:
     """A first entity. Films and cities are drawn country by country: most films were made in one."""
     draws = index.draw(rng, kind, min(12, len(index[kind])))
     if kind not in ("film.country", "city.country"):

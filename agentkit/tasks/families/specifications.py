@@ -1,15 +1,15 @@
 """What family C's functions do: building blocks that chain, and the inputs they take. Data only.
 
 A block turns the value ``x`` into another value by one Python expression; ``{k}`` stands for its parameter.
-Its words go into the prompt, its code is the reference.
+Its words go into the prompt, its code is the reference. Leaves out how blocks are chained (code).
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
+from random import Random
 from typing import Any
 
 
@@ -59,7 +59,8 @@ BLOCKS: tuple[Block, ...] = (
         ("digits", "replace each by its digit sum", "[sum(map(int, str(v))) for v in x]"),
         ("cap", "replace numbers above {k} by {k}", "[min(v, {k}) for v in x]", tuple(range(8, 16))),
         ("floor", "replace numbers below {k} by {k}", "[max(v, {k}) for v in x]", tuple(range(4, 12))),
-        ("differences", "take how far each item lies from the one before", "[abs(b - a) for a, b in zip(x, x[1:])]"),
+        ("differences", "take how far each item lies from the one before",
+         "[abs(b - a) for a, b in zip(x, x[1:])]"),
         ("running", "take the running sums", "[sum(x[:i + 1]) for i in range(len(x))]"),
         ("rises", "keep the items larger than the one before", "[b for a, b in zip(x, x[1:]) if b > a]"),
         ("scaled", "multiply each by its index", "[i * v for i, v in enumerate(x)]"),
@@ -104,8 +105,10 @@ BLOCKS: tuple[Block, ...] = (
         ("words_back", "reverse the order of the words", "' '.join(x.split()[::-1])"),
         ("flip", "reverse each word", "' '.join(w[::-1] for w in x.split())"),
         ("words_sorted", "sort the words", "' '.join(sorted(x.split()))"),
-        ("long", "keep the words longer than {k} letters", "' '.join(w for w in x.split() if len(w) > {k})", (3, 4, 5)),
-        ("short", "keep the words shorter than {k} letters", "' '.join(w for w in x.split() if len(w) < {k})", (4, 5, 6)),
+        ("long", "keep the words longer than {k} letters",
+         "' '.join(w for w in x.split() if len(w) > {k})", (3, 4, 5)),
+        ("short", "keep the words shorter than {k} letters",
+         "' '.join(w for w in x.split() if len(w) < {k})", (4, 5, 6)),
         ("hyphens", "join the words with hyphens", "'-'.join(x.split())"),
         ("initials", "take the first letter of each word", "''.join(w[0] for w in x.split())"),
     ),
@@ -120,7 +123,10 @@ BLOCKS: tuple[Block, ...] = (
         ("capitals", "count the upper case letters", "sum(c.isupper() for c in x)"),
         ("position", "give the index of the first lower case {k}", "x.index('{k}')", _LETTERS),
     ),
-    *_blocks("text", "numbers", ("word_lengths", "list the lengths of the words", "[len(w) for w in x.split()]")),
+    *_blocks(
+        "text", "numbers",
+        ("word_lengths", "list the lengths of the words", "[len(w) for w in x.split()]"),
+    ),
     *_blocks(
         "number", "number",
         ("plus", "add {k}", "x + {k}", _SMALL),
@@ -133,11 +139,18 @@ BLOCKS: tuple[Block, ...] = (
         ("ones", "count the ones in its binary form", "bin(x).count('1')"),
         ("divisors", "count its divisors", "sum(x % i == 0 for i in range(1, x + 1))"),
         ("triangle", "add up the numbers from 1 to it", "x * (x + 1) // 2"),
-        ("multiples_sum", "add up the multiples of {k} below it", "sum(i for i in range(x) if i % {k} == 0)", (3, 4, 5, 6, 7)),
-        ("primes", "count the primes up to it", "sum(all(i % j for j in range(2, i)) for i in range(2, x + 1))"),
-        ("odd_squares", "add up the squares of the odd numbers up to it", "sum(i * i for i in range(1, x + 1, 2))"),
+        ("multiples_sum", "add up the multiples of {k} below it",
+         "sum(i for i in range(x) if i % {k} == 0)", (3, 4, 5, 6, 7)),
+        ("primes", "count the primes up to it",
+         "sum(all(i % j for j in range(2, i)) for i in range(2, x + 1))"),
+        ("odd_squares", "add up the squares of the odd numbers up to it",
+         "sum(i * i for i in range(1, x + 1, 2))"),
     ),
-    *_blocks("number", "text", ("binary", "write it in binary", "bin(x)[2:]"), ("hex", "write it in hexadecimal", "hex(x)[2:]")),
+    *_blocks(
+        "number", "text",
+        ("binary", "write it in binary", "bin(x)[2:]"),
+        ("hex", "write it in hexadecimal", "hex(x)[2:]"),
+    ),
     *_blocks(
         "number", "numbers",
         ("digit_list", "list its digits", "[int(c) for c in str(x)]"),
@@ -166,25 +179,27 @@ BLOCKS: tuple[Block, ...] = (
     *_blocks("date", "text", ("weekday", "give the name of the weekday", "x.strftime('%A')")),
 )  # fmt: skip
 
-_WORDS = ("apple river stone cloud table green music paper light house bread salt train window garden winter silver candle "
-          "mirror forest ocean bridge letter orange summer tiger planet basket pencil rocket").split()  # fmt: skip
+_WORDS = (
+    "apple river stone cloud table green music paper light house bread salt train window garden winter "
+    "silver candle mirror forest ocean bridge letter orange summer tiger planet basket pencil rocket"
+).split()
 
 
-def _text(rng: random.Random) -> str:
+def _text(rng: Random) -> str:
     return " ".join(
         w.capitalize() if rng.random() < 0.3 else w for w in rng.sample(_WORDS, rng.randint(3, 4))
     )
 
 
-def _list(low: int, high: int, shortest: int = 5, longest: int = 7) -> Callable[[random.Random], list[int]]:
+def _list(low: int, high: int, shortest: int = 5, longest: int = 7) -> Callable[[Random], list[int]]:
     return lambda rng: [rng.randint(low, high) for _ in range(rng.randint(shortest, longest))]
 
 
-def _string(letters: str, shortest: int, longest: int) -> Callable[[random.Random], str]:
+def _string(letters: str, shortest: int, longest: int) -> Callable[[Random], str]:
     return lambda rng: "".join(rng.choice(letters) for _ in range(rng.randint(shortest, longest)))
 
 
-def _polish(rng: random.Random) -> str:
+def _polish(rng: Random) -> str:
     words, depth = [str(rng.randint(1, 9)), str(rng.randint(1, 9))], 2
     while depth > 1 or (len(words) < 9 and rng.random() < 0.6):
         deeper = depth < 2 or (depth < 4 and rng.random() < 0.4)
@@ -193,24 +208,24 @@ def _polish(rng: random.Random) -> str:
     return " ".join(words)
 
 
-def _pairs(rng: random.Random, widest: int) -> list[list[int]]:
+def _pairs(rng: Random, widest: int) -> list[list[int]]:
     return [
         [low, low + rng.randint(1, widest)] for low in (rng.randint(1, 9) for _ in range(rng.randint(3, 5)))
     ]
 
 
-def _matrix(rng: random.Random) -> list[list[int]]:
+def _matrix(rng: Random) -> list[list[int]]:
     width = rng.randint(2, 3)
     return [[rng.randint(0, 9) for _ in range(width)] for _ in range(rng.randint(2, 3))]
 
 
-def _alike(rng: random.Random) -> str:
+def _alike(rng: Random) -> str:
     stem = rng.choice(_WORDS)[: rng.randint(1, 4)]
     return " ".join(stem + _string("abc", 1, 3)(rng) for _ in range(3))
 
 
 # How the prompt calls an input of each kind, and how one is made.
-INPUTS: dict[str, tuple[str, Callable[[random.Random], Any]]] = {
+INPUTS: dict[str, tuple[str, Callable[[Random], Any]]] = {
     "numbers": ("a list x", _list(0, 20)),
     "text": ("a text x", _text),
     "number": ("a number x", lambda rng: rng.randint(6, 99)),

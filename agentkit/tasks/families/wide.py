@@ -1,14 +1,14 @@
 """More questions for families A and B: units, percentages, ages, longer chains, distractors, false premises.
 
-``lookup_draft`` and ``multihop_draft`` mix them half and half with the plain templates. A question whose premise may be
-false says how to answer then, whether it is or not, so that the wording gives nothing away. Leaves out the plain
-templates themselves (lookup, multihop).
+``lookup_draft`` and ``multihop_draft`` mix them half and half with the plain templates. A question whose
+premise may be false says how to answer then, whether it is or not, so that the wording gives nothing away.
+Leaves out the plain templates themselves (lookup, multihop).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import random
+from random import Random
 
 from agentkit.records import Task
 from agentkit.tasks.families import lookup, multihop
@@ -74,32 +74,32 @@ DIRECTED = (
 )
 
 
-def lookup_draft(corpus: Corpus, rng: random.Random) -> Task | None:
-    """One random task of family A without id, split and difficulty, or None when the draw gave an unusable one."""
+def lookup_draft(corpus: Corpus, rng: Random) -> Task | None:
+    """One random task of family A without id, split and difficulty, or None for an unusable draw."""
     index = fact_index(corpus)
     if rng.random() < 0.5:
         kinds = (_units, _percentage, _growth, _share, _largest, _age, _span, _premise, _distracted)
-        return rng.choice(kinds)(index, rng, corpus)
+        return rng.choice(kinds)(index, rng)
     return lookup.draft(corpus, rng)
 
 
-def multihop_draft(corpus: Corpus, rng: random.Random) -> Task | None:
-    """One random task of family B without id, split and difficulty, or None when the draw gave an unusable one."""
+def multihop_draft(corpus: Corpus, rng: Random) -> Task | None:
+    """One random task of family B without id, split and difficulty, or None for an unusable draw."""
     kind = rng.random()
     if kind < 0.5:
         return multihop.draft(corpus, rng)
     if kind < 0.75:
         return multihop.draft(corpus, rng, CHAINS)
-    return rng.choice((_capitals, _director, _distracted_chain))(fact_index(corpus), rng, corpus)
+    return rng.choice((_capitals, _director, _distracted_chain))(fact_index(corpus), rng)
 
 
-def _units(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _units(index: FactIndex, rng: Random) -> Task | None:
     kind, question, expression = rng.choice(UNITS)
     (entity,) = index.draw(rng, kind)
     return computed("units", question.format(*entity), index, [(kind, entity)], expression)
 
 
-def _percentage(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _percentage(index: FactIndex, rng: Random) -> Task | None:
     kind = rng.choice(["country.population", "country.area", "city.population", "film.runtime"])
     whole, part = sorted(index.draw(rng, kind, 2), key=lambda entity: -index[kind][entity])
     wording = lookup.WORDINGS[kind][0]
@@ -107,7 +107,7 @@ def _percentage(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | 
     return computed("percentage", prompt, index, [(kind, part), (kind, whole)], "100 * {0} / {1}")
 
 
-def _growth(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _growth(index: FactIndex, rng: Random) -> Task | None:
     kind = "indicator.gdp_per_head"
     ((country, year),) = index.draw(rng, kind)
     years = [earlier for earlier in range(1952, year, 5) if (country, earlier) in index[kind]]
@@ -120,7 +120,7 @@ def _growth(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None
     return computed("growth", prompt, index, facts, "100 * ({0} - {1}) / {1}", tags)
 
 
-def _share(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _share(index: FactIndex, rng: Random) -> Task | None:
     entities = index.draw(rng, "country.population", 3)
     a, b, c = (entity[0] for entity in entities)
     prompt = f"What percentage of the total population of {a}, {b} and {c} lives in {a}?"
@@ -128,7 +128,7 @@ def _share(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     return computed("share", prompt, index, facts, "100 * {0} / ({0} + {1} + {2})")
 
 
-def _largest(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _largest(index: FactIndex, rng: Random) -> Task | None:
     kind, (word, choose) = rng.choice(list(LARGEST)), rng.choice([("most", max), ("fewest", min)])
     entities = index.draw(rng, kind, 3)
     names = {index[kind][entity]: entity[0] for entity in entities}
@@ -142,7 +142,7 @@ def _largest(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | Non
     return Task("", prompt, names[choose(names)], "exact", lookup.FAMILY, meta=meta)
 
 
-def _age(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _age(index: FactIndex, rng: Random) -> Task | None:
     (film,) = index.draw(rng, "film.year")
     years = rng.randint(3, 60)
     then = index["film.year"][film] + years
@@ -152,7 +152,7 @@ def _age(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     return computed("age", prompt, index, [("film.year", film)], expression)
 
 
-def _span(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _span(index: FactIndex, rng: Random) -> Task | None:
     (film,), (element,) = index.draw(rng, "film.year"), index.draw(rng, "element.discovered")
     if index["film.year"][film] <= index["element.discovered"][element]:
         return None
@@ -161,7 +161,7 @@ def _span(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
     return computed("span", prompt, index, facts, "{0} - {1}")
 
 
-def _premise(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _premise(index: FactIndex, rng: Random) -> Task | None:
     """A difference that the question takes to be positive; half of the time it is not."""
     kind = rng.choice(list(PREMISES))
     first, second = index.draw(rng, kind, 2)
@@ -178,16 +178,16 @@ def _with_false_premise(task: Task) -> Task:
     return dataclasses.replace(task, answer=FALSE, verifier=_VERDICT, meta=meta)
 
 
-def _distracted(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
-    return _with_distractor(index, rng, lookup.draft(corpus, rng))
+def _distracted(index: FactIndex, rng: Random) -> Task | None:
+    return _with_distractor(index, rng, lookup.draft(index.corpus, rng))
 
 
-def _distracted_chain(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
-    return _with_distractor(index, rng, multihop.draft(corpus, rng))
+def _distracted_chain(index: FactIndex, rng: Random) -> Task | None:
+    return _with_distractor(index, rng, multihop.draft(index.corpus, rng))
 
 
-def _with_distractor(index: FactIndex, rng: random.Random, task: Task | None) -> Task | None:
-    """The task after a true sentence that has nothing to do with it; its entities stay, so both go to one split."""
+def _with_distractor(index: FactIndex, rng: Random, task: Task | None) -> Task | None:
+    """The task after a true sentence about something else; as its entities stay, both go to one split."""
     kind = rng.choice(list(DISTRACTORS))
     (entity,) = index.draw(rng, kind)
     if task is None or str(entity[0]) in task.prompt or str(entity[0]) == task.answer:
@@ -197,7 +197,7 @@ def _with_distractor(index: FactIndex, rng: random.Random, task: Task | None) ->
     return dataclasses.replace(task, prompt=prompt, meta=meta)
 
 
-def _capitals(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _capitals(index: FactIndex, rng: Random) -> Task | None:
     """Two chains and a comparison, or a difference whose sign the question takes for granted."""
     first, second = index.draw(rng, "country.capital", 2)
     capitals = [(index["country.capital"][country],) for country in (first, second)]
@@ -226,7 +226,7 @@ def _capitals(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | No
     return _with_false_premise(task) if a < b else task
 
 
-def _director(index: FactIndex, rng: random.Random, corpus: Corpus) -> Task | None:
+def _director(index: FactIndex, rng: Random) -> Task | None:
     """A question about a film that names its director, half of the time another one."""
     film, other = index.draw(rng, "film.director", 2)
     director = index["film.director"][film]

@@ -1,18 +1,18 @@
-"""Public data sets as suites: rows from the hub or a local file, and GAIA, each a family with the tools that fit it.
+"""Public data sets as suites: rows from the hub or a local file, and GAIA, each a family with tools that fit it.
 
 Leaves out their distribution: nothing is shipped.
 """
 
 from functools import partial
 
-from agentkit.tasks.families.relabel import relabel_code
 from agentkit.tasks.family import Family
+from agentkit.tasks.public.gaia import GaiaEnvironment
+from agentkit.tasks.relabel import relabel_code
 from agentkit.tools.environments import (
     CalculatorEnvironment,
     CodeEnvironment,
     CorpusEnvironment,
     PassagesEnvironment,
-    WorkbenchEnvironment,
 )
 
 
@@ -28,5 +28,5 @@ def public_families(top_k: int = 3) -> dict[str, Family]:
         "mbpp": code,
         "humaneval": code,
         "open_agentrl": code,
-        "GAIA": Family(environment=WorkbenchEnvironment),
+        "GAIA": Family(environment=GaiaEnvironment),
     }

@@ -1,9 +1,10 @@
-"""GAIA (Mialon et al. 2023, arXiv 2311.12983): a public benchmark of general assistants, as tasks for any policy.
+"""GAIA (Mialon et al. 2023, arXiv 2311.12983): a public benchmark of general assistants, as tasks for any
+policy.
 
-The data set is gated and must not be reshared: its tasks say so (meta["share"] is False), so the run card shows ids
-and scores only; an attachment is copied into the workspace of one trajectory and vanishes with it. Levels stand in
-``difficulty``, so every table by difficulty is the per-level table. Answers are scored by the official rules.
-Leaves out a web browser and reading of images or sound, which many of its questions need.
+The data set is gated and must not be reshared: its tasks say so (meta["share"] is False), so the run card
+shows ids and scores only; an attachment is copied into the workspace of one trajectory and vanishes with it.
+Levels stand in ``difficulty``, so every table by difficulty is the per-level table. Answers are scored by the
+official rules. Leaves out a web browser and reading of images or sound, which many of its questions need.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from agentkit.tools.environments import WorkbenchEnvironment
 
 HUB = "gaia-benchmark/GAIA"
 INSTRUCTION = (  # what the paper's prompt asks of the answer's form
-    "Give the answer as a number OR as few words as possible OR a comma separated list of numbers and/or strings. "
-    "A number has no comma and no unit such as $ or % unless asked for; a string has no article and no abbreviation."
+    "Give the answer as a number OR as few words as possible OR a comma separated list of numbers and/or "
+    "strings. A number has no comma and no unit such as $ or % unless asked for; a string has no article and "
+    "no abbreviation."
 )
 
 
@@ -34,13 +36,15 @@ def load(
     """GAIA's tasks.
 
     Args:
-        source: the data set's name on the Hugging Face hub, or local files of the same schema: a folder that holds
-            metadata.jsonl or Parquet files (with the attachments beside them), or one .jsonl, .json or .parquet file.
+        source: the data set's name on the Hugging Face hub, or local files of the same schema: a folder that
+            holds metadata.jsonl or Parquet files (with the attachments beside them), or one .jsonl, .json or
+            .parquet file.
         split: validation, or test, whose answers are secret: its trajectories stay unscored.
         levels: of difficulty, to keep.
 
     Returns:
-        One task a row: difficulty "level 1" to "level 3"; meta["file"] is the attachment's path where there is one.
+        One task a row: difficulty "level 1" to "level 3"; meta["file"] is the attachment's path where there
+        is one.
 
     Raises:
         DataError: the hub refuses or is out of reach, the folder holds no such split, or a row is broken.

@@ -1,7 +1,7 @@
 """Public data sets as tasks, from the Hugging Face hub or from local files of the same schema.
 
-A broken row is an error that names file and row, or is skipped and counted. Leaves out what the rows of each data set
-mean (rows, gaia), and downloading by any other way than ``datasets.load_dataset``.
+A broken row is an error that names file and row, or is skipped and counted. Leaves out what the rows of each
+data set mean (rows, gaia), and downloading by any other way than ``datasets.load_dataset``.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def load(
 
     Args:
         name: one of SOURCES.
-        source: local files of the same schema: one .jsonl, .json or .parquet file, or a folder with one named after
-            the split; by default the data set's place on the hub.
-        split: the data set's own name of a split. Its tasks keep it where it is train, validation or test; others
-            are test.
+        source: local files of the same schema: one .jsonl, .json or .parquet file, or a folder with one named
+            after the split; by default the data set's place on the hub.
+        split: the data set's own name of a split. Its tasks keep it where it is train, validation or test;
+            others are test.
         limit: read at most that many rows, at least 1.
         skip_broken: leave broken rows out and count them, instead of stopping at the first.
 
@@ -117,7 +117,8 @@ def _task(spec: Source, name: str, split: str, number: int, row: Any) -> Task:
 
 
 def _check(task: Task) -> None:
-    """Refuse texts of no or of great length, an answer that fails its own verifier, and tests that cannot be run.
+    """Refuse texts of no or of great length, an answer that fails its own verifier, and tests that cannot be
+    run.
 
     Programs are left to the audit, which runs them.
     """

@@ -13,10 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkit.records import DataError, Task
-from agentkit.tasks.suite import difficulty
+from agentkit.tasks.family import difficulty
 
 Row = Mapping[str, Any]
-LEETCODE = "from typing import *\nfrom collections import *\nfrom math import *\nimport heapq, bisect, itertools, functools, re"
+LEETCODE = """from typing import *
+from collections import *
+from math import *
+import heapq, bisect, itertools, functools, re"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,7 @@ def _called(code: str, tests: list[str]) -> str:
 
 
 def _humaneval(row: Row) -> Task:
-    """HumanEval: ``prompt`` (helpers, signature, docstring), ``canonical_solution``, ``test``, ``entry_point``."""
+    """HumanEval: ``prompt`` is helpers and a signature, and stands before ``canonical_solution``."""
     prompt, entry = text_of(row, "prompt"), text_of(row, "entry_point")
     helpers, mark, _ = prompt.partition(f"def {entry}(")
     if not mark:
@@ -133,7 +136,7 @@ def _humaneval(row: Row) -> Task:
 
 
 def _agentrl(row: Row) -> Task:
-    """Open-AgentRL (arXiv 2510.11701): ``data_source``, ``prompt``, ``ability``, ``reward_model.ground_truth``."""
+    """Open-AgentRL (arXiv 2510.11701): five sources, distinguished by ``data_source`` and ``ability``."""
     users = [message for message in row["prompt"] if message.get("role") == "user"]
     question = "\n".join(text_of(message, "content") for message in users)
     truth, source = text_of(row["reward_model"], "ground_truth"), text_of(row, "data_source")
@@ -148,7 +151,7 @@ def _agentrl(row: Row) -> Task:
 
 
 def _code_tests(truth: str) -> dict[str, Any]:
-    """The tests of APPS and TACO ({inputs, outputs, fn_name}), of a list of {input, output}, or LeetCode's asserts."""
+    """Tests as APPS and TACO write them ({inputs, outputs, fn_name}), as pairs, or as LeetCode's asserts."""
     try:
         cases = json.loads(truth)
     except ValueError:
@@ -169,7 +172,7 @@ def _code_tests(truth: str) -> dict[str, Any]:
 
 
 def _function_tests(inputs: list[Any], outputs: list[Any]) -> list[list[Any]]:
-    """Pairs of arguments and result. APPS wraps every result in a list; arguments may be text, JSON a line."""
+    """Pairs of arguments and result. APPS wraps results in a list; arguments may be text, JSON a line."""
     arguments = [i if isinstance(i, list) else [json.loads(line) for line in i.splitlines()] for i in inputs]
     encoded = isinstance(inputs[0], str)
     results = [json.loads(o) if encoded and isinstance(o, str) else o for o in outputs]
@@ -187,7 +190,7 @@ def _lines(value: Any) -> str:
 
 
 def _asserts(source: str) -> dict[str, Any]:
-    """Asserts ``candidate(...) == literal`` as arguments and expected values; other tests need a reference."""
+    """Asserts ``candidate(..) == literal`` as arguments and expected values; others need a reference."""
     tests, names = [], set()
     for node in ast.walk(ast.parse(source)):
         match node:

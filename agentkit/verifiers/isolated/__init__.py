@@ -1,1 +1,1 @@
-"""What runs outside this process: a server that forks a child a connection, and the checks its children do."""
+"""What runs outside this process: a server that forks a child a connection, and the checks."""

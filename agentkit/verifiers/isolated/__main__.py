@@ -1,9 +1,9 @@
 """The killable side of the verifiers, started by agentkit.verifiers.worker as a script of its own.
 
 Loads what the checks need once, then forks a child for every socket handed to it. A child serves requests one
-after another, JSON over a Connection. Each request runs under kernel timers whose default action ends the child,
-so neither a busy C function nor a thread can outlive them; the caller sees the connection close. Leaves out all
-of agentkit but its neighbours.
+after another, JSON over a Connection. Each request runs under kernel timers whose default action ends the
+child, so neither a busy C function nor a thread can outlive them; the caller sees the connection close.
+Leaves out all of agentkit but its neighbours.
 """
 
 import gc
@@ -41,7 +41,7 @@ def find(pattern: str, text: str, whole: bool) -> Iterator[dict[str, Any]]:
 
 
 def serve(connection: Connection, checks: dict[str, Callable[..., Iterator[dict]]]) -> None:
-    """Answer requests until the other side closes. Every check yields messages, the last one being its verdict."""
+    """Answer requests until the other side closes. A check yields messages, the last is its verdict."""
     while True:
         name, arguments = json.loads(connection.recv_bytes())
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
@@ -50,8 +50,6 @@ def serve(connection: Connection, checks: dict[str, Callable[..., Iterator[dict]
             for message in checks[name](*arguments):
                 connection.send_bytes(json.dumps(message).encode())
             last = {"end": True}
-        except (MemoryError, RecursionError) as error:
-            last = {"failed": type(error).__name__, "end": True}
         except Exception as error:  # whatever a library raises on hostile text is a verdict, not a crash
             last = {"failed": f"{type(error).__name__}: {error}"[:200], "end": True}
         signal.setitimer(signal.ITIMER_PROF, 0)

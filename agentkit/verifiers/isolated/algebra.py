@@ -2,9 +2,10 @@
 
 math-verify reads the LaTeX and compares structures (sets, tuples, intervals, relations, matrices). Its
 comparison of values rounds absolutely, so 1/2004! passes for 1/2006!; here constants must agree to 50 digits
-relative to their size, or be within the declared tolerance, and expressions must agree at points drawn at random
-(Schwartz 1980, Zippel 1979), which takes milliseconds where ``simplify`` takes seconds. Decimals are exact:
-0.333333 is not 1/3. Runs only in a killable child. Leaves out what is around an expression (symbolic.py).
+relative to their size, or be within the declared tolerance, and expressions must agree at points drawn at
+random (Schwartz 1980, Zippel 1979), which takes milliseconds where ``simplify`` takes seconds. Decimals are
+exact: 0.333333 is not 1/3. Runs only in a killable child. Leaves out what is around an expression
+(symbolic.py).
 """
 
 import random
@@ -135,7 +136,7 @@ def equal(gold: Any, answer: Any) -> bool:
 
 
 def compare(gold: str, answer: str, absolute: float, relative: float) -> Iterator[dict[str, Any]]:
-    """{"gold": readable?} comes first, so that a killed request tells whose fault it was; then {"equal": ..}."""
+    """{"gold": readable?} comes first, so that a killed request tells whose fault it was; then "equal"."""
     _tolerance.update(absolute=absolute, relative=relative)
     wanted = read(gold)
     yield {"gold": wanted is not None}
@@ -149,10 +150,10 @@ def compare(gold: str, answer: str, absolute: float, relative: float) -> Iterato
 
 
 _FIRST_PAIRS = (
-    (r"\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), (r"\sqrt{2}+\pi", "3"), ("(1,2)", "[1,2]"), ("x=2", "2=x"),
-    (r"\{1,2\}", r"\{2,1\}"), ("x<3", "3>x"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "10!"), (r"\sin(x)", r"\log(x)"),
-    ("0<f(x)<1", "(0,1)"), (r"-2 \le x \le 7", r"x \in [-2,7]"), (r"(0,1)\cup(2,3]", "x=1,y=2"),
-    (r"\sum_{k=1}^{3} k", "6"),
+    (r"\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), (r"\sqrt{2}+\pi", "3"), ("(1,2)", "[1,2]"),
+    ("x=2", "2=x"), (r"\{1,2\}", r"\{2,1\}"), ("x<3", "3>x"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "10!"),
+    (r"\sin(x)", r"\log(x)"), ("0<f(x)<1", "(0,1)"), (r"-2 \le x \le 7", r"x \in [-2,7]"),
+    (r"(0,1)\cup(2,3]", "x=1,y=2"), (r"\sum_{k=1}^{3} k", "6"),
 )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Runs in the sandbox, around a program under test or around its tests; sent there as source.
 
-Values cross as tagged JSON (``pack``, ``unpack``), one line a report, behind a marker that tells them from what is
-printed. Nothing here is trusted by the caller: a program may forge a report, but a report is only a value. Leaves
-out everything but the standard library, and the verdict.
+Values cross as tagged JSON (``pack``, ``unpack``), one line a report, behind a marker that tells them from
+what is printed. Nothing here is trusted by the caller: a program may forge a report, but a report is only a
+value. Leaves out everything but the standard library, and the verdict.
 """
 
 import collections
@@ -18,59 +18,54 @@ from typing import Any
 
 MAX_DEPTH = 60
 MAX_ITEMS = 10_000  # of an iterator
+# type, tag, how its values are written: by the type's own methods, since a subclass could lie
+_WRITERS = (
+    (int, "i", lambda value: int.__format__(value, "x")),
+    (float, "f", float.hex),
+    (str, "v", str.__str__),
+    (complex, "c", lambda value: [float.hex(value.real), float.hex(value.imag)]),
+    (bytes | bytearray, "y", lambda value: bytes(value).hex()),
+    (numbers.Integral, "i", lambda value: format(int(value), "x")),  # numpy's, say
+    (numbers.Real, "f", lambda value: float(value).hex()),
+)
+_READERS = {
+    "v": lambda content: content,
+    "i": lambda content: int(content, 16),
+    "f": float.fromhex,
+    "c": lambda content: complex(*map(float.fromhex, content)),
+    "y": bytes.fromhex,
+}
 _GROUPS = {"l": list, "t": tuple, "S": set, "F": frozenset}
 
 
 def pack(value: Any, depth: int = 0) -> list:
-    """A value as tagged JSON, its underlying value where it is of a subclass, which could lie. Raises on other objects."""
-    kind = type(value)
+    """A plain value as tagged JSON. Raises on other objects."""
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
-    if value is None or kind is bool:
+    if value is None or type(value) is bool:
         return ["v", value]
-    if issubclass(kind, int):
-        return ["i", int.__format__(value, "x")]
-    if issubclass(kind, float):
-        return ["f", float.hex(value)]
-    if issubclass(kind, str):
-        return ["v", str.__str__(value)]
-    if issubclass(kind, complex):
-        return ["c", [float.hex(value.real), float.hex(value.imag)]]
-    if issubclass(kind, bytes | bytearray):
-        return ["y", bytes(value).hex()]
+    for kind, tag, write in _WRITERS:
+        if issubclass(type(value), kind):
+            return [tag, write(value)]
     for tag, group in _GROUPS.items():
-        if issubclass(kind, group):
+        if issubclass(type(value), group):
             return [tag, [pack(item, depth + 1) for item in group.__iter__(value)]]
-    if issubclass(kind, dict):
+    if issubclass(type(value), dict):
         return ["d", [[pack(k, depth + 1), pack(v, depth + 1)] for k, v in dict.items(value)]]
     if isinstance(value, Iterator):
         return ["it", [pack(item, depth + 1) for item in itertools.islice(value, MAX_ITEMS)]]
-    if isinstance(value, numbers.Integral):
-        return ["i", format(int(value), "x")]
-    if isinstance(value, numbers.Real):
-        return ["f", float(value).hex()]
     raise TypeError("not a plain value")
 
 
 def unpack(packed: list) -> Any:
     """The value that ``pack`` was given."""
-    match packed:
-        case ["v", content]:
-            return content
-        case ["i", content]:
-            return int(content, 16)
-        case ["f", content]:
-            return float.fromhex(content)
-        case ["c", [real, imaginary]]:
-            return complex(float.fromhex(real), float.fromhex(imaginary))
-        case ["y", content]:
-            return bytes.fromhex(content)
-        case ["d", pairs]:
-            return {unpack(key): unpack(value) for key, value in pairs}
-        case ["it", items]:
-            return iter([unpack(item) for item in items])
-        case [tag, items]:
-            return _GROUPS[tag](unpack(item) for item in items)
+    tag, content = packed
+    if tag in _READERS:
+        return _READERS[tag](content)
+    if tag == "d":
+        return {unpack(key): unpack(value) for key, value in content}
+    items = [unpack(item) for item in content]
+    return iter(items) if tag == "it" else _GROUPS[tag](items)
 
 
 def reporter(marker: str) -> Callable[[int, Any], None]:
@@ -126,7 +121,7 @@ def _printed(setup: str, program: Any, stdin: str) -> str:
 
 
 def record(marker: str, setup: str, reference: str, entry: str, tests: list[str]) -> None:
-    """Run source tests on the reference solution; report every call they make, and "passed" for each that passes."""
+    """Run source tests on the reference; report every call they make, and "passed" for each that passes."""
     report, solution, state = reporter(marker), {"__name__": "answer"}, {"test": 0}
     sys.stdout = io.StringIO()
     exec(setup, solution)
@@ -142,7 +137,7 @@ def record(marker: str, setup: str, reference: str, entry: str, tests: list[str]
 def replay(
     marker: str, setup: str, entry: str, tests: list[str], calls: list[dict], reports: list[dict]
 ) -> None:
-    """Run source tests, their calls answered from reports of ``run``; report "passed" for each that passes."""
+    """Run source tests, calls answered from the reports of ``run``; report "passed" for each that passes."""
     report, state = reporter(marker), {"test": 0}
     answers: dict[int, collections.deque] = collections.defaultdict(collections.deque)
     sys.stdout = io.StringIO()

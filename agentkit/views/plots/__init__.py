@@ -18,6 +18,7 @@ from agentkit.views.plots.suite import difficulty_counts
 from agentkit.views.plots.training import PANELS, curve, training_curves
 
 __all__ = [
-    "COLOURS", "INK", "PANELS", "SAME", "behaviour_dots", "curve", "difficulty_counts", "draw_curves", "embedded", "failure_bars",
-    "paired_scatter", "rescoring", "reward_histogram", "success_bars", "training_curves",
+    "COLOURS", "INK", "PANELS", "SAME", "behaviour_dots", "curve", "difficulty_counts", "draw_curves",
+    "embedded", "failure_bars", "paired_scatter", "rescoring", "reward_histogram", "success_bars",
+    "training_curves",
 ]  # fmt: skip

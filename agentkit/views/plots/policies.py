@@ -40,21 +40,18 @@ from agentkit.views.plots.training import draw_line
 WHISKERS = "whiskers: 95 % intervals over tasks"
 
 
-def success_bars(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
-    """Success of each policy overall, by category and by difficulty, with 95 % intervals.
-
-    ``comparison`` is what evaluation.compare returned, or the content of comparison.json.
-    """
-    blocks = {name: _blocks(entry) for name, entry in _entries(comparison).items()}
-    labels = list(dict.fromkeys(label for own in blocks.values() for label in own))
+def success_bars(comparison: Comparison) -> go.Figure:
+    """Success of each policy overall, by category and by difficulty, with 95 % intervals."""
+    blocks = {name: _blocks(entry) for name, entry in comparison.policies.items()}
+    labels = list(dict.fromkeys(label for policy in blocks.values() for label in policy))
     ticks = []
     for label in labels:
-        numbers = sorted({str(own[label]["n"]) for own in blocks.values() if label in own}, key=int)
+        numbers = sorted({str(b[label]["n"]) for b in blocks.values() if label in b}, key=int)
         ticks.append(f"{escaped(label[1])}<br>n = {'–'.join(numbers)}")
     groups = [escaped(group) for group, _ in labels]
     figure = go.Figure()
-    for i, (name, own) in enumerate(blocks.items()):
-        cells = [own.get(label, {"success": None, "ci95": None, "n": 0}) for label in labels]
+    for i, (name, policy) in enumerate(blocks.items()):
+        cells = [policy.get(label, {"success": None, "ci95": None, "n": 0}) for label in labels]
         _draw_bars(figure, name, [groups, ticks], cells, COLOURS[i % len(COLOURS)])
     figure.update_yaxes(title_text="success (share of tasks)", tickformat=".0%", range=[0, 1.1], dtick=0.2)
     look = {
@@ -65,10 +62,6 @@ def success_bars(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
         "showlegend": True,
     }
     return dressed(figure, "Which policy solves more?", WHISKERS, height=440, margin={"t": 105}, **look)
-
-
-def _entries(comparison: Comparison | Mapping[str, Any]) -> Mapping[str, Any]:
-    return comparison.policies if isinstance(comparison, Comparison) else comparison["policies"]
 
 
 def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dict], colour: str) -> None:
@@ -106,17 +99,10 @@ def _blocks(entry: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]
     return blocks | {("difficulty", name): block for name, block in entry["by_difficulty"].items()}
 
 
-def draw_curves(comparison: Comparison | Mapping[str, Any]) -> go.Figure:
-    """Success when k samples may be drawn: any of them right, most of them, all of them.
-
-    ``comparison`` is what evaluation.compare returned, or the content of comparison.json.
-    """
-    policies = _entries(comparison)
-    kinds = {
-        "pass_at_k": "pass@k: any right",
-        "maj_at_k": "maj@k: majority right",
-        "pass_hat_k": "pass^k: all right",
-    }
+def draw_curves(comparison: Comparison) -> go.Figure:
+    """Success when k samples may be drawn: any of them right, all of them."""
+    policies = comparison.policies
+    kinds = {"pass_at_k": "pass@k: any right", "pass_hat_k": "pass^k: all right"}
     if max((len(entry.get("pass_at_k") or {}) for entry in policies.values()), default=0) < 2:
         return empty("One sample a task: there is nothing to draw from", "What do more samples buy?")
     figure = make_subplots(
@@ -268,20 +254,21 @@ def _some(ids: Sequence[str], limit: int = 8) -> str:
 
 
 def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
-    """How rewards are spread, policy beside policy. Trajectories without a reward are left out and counted."""
+    """How rewards are spread, policy beside policy; trajectories without a reward are counted."""
     rewards = {name: [t.reward for t in ts if t.reward is not None] for name, ts in policies.items()}
-    everything = np.array([r for own in rewards.values() for r in own], dtype=float)
+    everything = np.array([r for values in rewards.values() for r in values], dtype=float)
     if not everything.size:
         return empty("No trajectory has a reward", "How are rewards spread?")
     edges = np.histogram_bin_edges(everything, bins=min(24, max(4, len(set(everything.round(6))))))
     figure = go.Figure()
-    for i, (name, own) in enumerate(rewards.items()):
-        left_out = len(policies[name]) - len(own)
-        counts, _ = np.histogram(own, bins=edges)
+    for i, (name, values) in enumerate(rewards.items()):
+        left_out = len(policies[name]) - len(values)
+        unscored = f", {left_out} not scored" if left_out else ""
+        counts, _ = np.histogram(values, bins=edges)
         figure.add_bar(
             x=(edges[:-1] + edges[1:]) / 2,
             y=counts / max(1, counts.sum()),
-            name=f"{escaped(name)} (n = {len(own)}{f', {left_out} not scored' if left_out else ''})",
+            name=f"{escaped(name)} (n = {len(values)}{unscored})",
             marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
             customdata=[
                 f"{a:.2f} to {b:.2f}: {n}" for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
@@ -290,9 +277,8 @@ def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
         )
     figure.update_xaxes(title_text="reward of a trajectory")
     figure.update_yaxes(title_text="share of trajectories", tickformat=".0%")
-    return dressed(
-        figure, "How are rewards spread?", barmode="group", bargap=0.1, height=360, showlegend=True
-    )
+    look = {"barmode": "group", "bargap": 0.1, "showlegend": True}
+    return dressed(figure, "How are rewards spread?", height=360, **look)
 
 
 def rescoring(result: Rescoring) -> go.Figure:

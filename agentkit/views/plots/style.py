@@ -35,22 +35,16 @@ TEMPLATE = go.layout.Template(
         "hoverlabel": {"font": {"size": 12}},
     }
 )
-BELOW = {
-    "legend": {"y": 0.005, "yref": "container", "yanchor": "bottom"},
-    "margin": {"t": 88, "b": 90},
-}  # on narrow pages a
-# legend takes several lines
+# on narrow pages a legend takes several lines
+BELOW = {"legend": {"y": 0.005, "yref": "container", "yanchor": "bottom"}, "margin": {"t": 88, "b": 90}}
 BESIDE_TITLE = {"legend": {"y": 0.985, "yref": "container", "yanchor": "top", "x": 1, "xanchor": "right"}}
-# where long labels push the plot to the right: title and legend start at the figure's edge, the legend lies
-# below
+# long labels push the plot to the right: title and legend start at the figure's edge, the legend lies below
 LONG_LABELS = {
     "title_x": 0,
     "title_xref": "container",
     "title_pad_l": 16,
     "legend_x": 0.02,
     "legend_xref": "container",
-}
-LONG_LABELS |= {
     "legend_y": 0.005,
     "legend_yref": "container",
     "legend_yanchor": "bottom",
@@ -65,9 +59,7 @@ def escaped(text: Any) -> str:
 
 
 def dressed(figure: go.Figure, question: str, note: str = "", **layout: Any) -> go.Figure:
-    """The figure in the shared look, titled with its question; a note on how to read it stands below the
-    title.
-    """
+    """The figure in the shared look, titled with its question; a note below it says how to read it."""
     title = {"text": escaped(question)} | ({"subtitle": {"text": escaped(note)}} if note else {})
     figure.update_annotations(font={"size": 14})  # titles of panels
     figure.update_layout(template=TEMPLATE, title=title, **layout)
@@ -86,7 +78,7 @@ def empty(message: str, question: str = "") -> go.Figure:
 
 
 def embedded(figure: Any, *, with_library: bool) -> Markup:
-    """A figure, or its JSON, for a page; the first on a page brings plotly's library, so that it works offline."""
+    """A figure, or its JSON, for a page; the first on it brings plotly's library along."""
     config = {"displaylogo": False, "responsive": True}
     drawn = plotly.io.to_html(
         figure, config, full_html=False, include_plotlyjs=with_library, validate=False, include_mathjax=False

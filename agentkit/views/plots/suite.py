@@ -19,7 +19,7 @@ def difficulty_counts(tasks: Iterable[Task]) -> go.Figure:
         return empty("The suite holds no task", "What is in the suite?")
     splits = _ordered({s for s, _, _ in counts}, ("train", "validation", "test"))
     difficulties = _ordered({d for _, _, d in counts}, ("easy", "medium", "hard"))
-    sizes = {s: sum(n for (own, _, _), n in counts.items() if own == s) for s in splits}
+    sizes = {s: sum(n for (split, _, _), n in counts.items() if split == s) for s in splits}
     titles = [f"{escaped(s)} ({counted(sizes[s])})" for s in splits]
     figure = make_subplots(1, len(splits), subplot_titles=titles, horizontal_spacing=0.07)
     for i, family in enumerate(sorted({f for _, f, _ in counts})):
@@ -46,5 +46,5 @@ def difficulty_counts(tasks: Iterable[Task]) -> go.Figure:
     )
 
 
-def _ordered(names: Iterable[str], known: Sequence[str]) -> list[str]:
-    return sorted(names, key=lambda n: (known.index(n) if n in known else len(known), n))
+def _ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
+    return sorted(names, key=lambda n: (order.index(n) if n in order else len(order), n))

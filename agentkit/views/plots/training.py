@@ -53,11 +53,11 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
         rows, PANEL_WIDTH, subplot_titles=titles, horizontal_spacing=0.09, vertical_spacing=0.3 / rows
     )
     for i, (column, _, unit) in enumerate(panels):
-        place = {"row": i // PANEL_WIDTH + 1, "col": i % PANEL_WIDTH + 1}
-        _draw_panel(figure, metrics, column, place)
-        _style_axes(figure, metrics, [column], unit, **place)
+        subplot = {"row": i // PANEL_WIDTH + 1, "col": i % PANEL_WIDTH + 1}
+        _draw_panel(figure, metrics, column, subplot)
+        _style_axes(figure, metrics, [column], unit, **subplot)
         if i + PANEL_WIDTH >= len(panels):
-            figure.update_xaxes(title_text="optimiser step", **place)
+            figure.update_xaxes(title_text="optimiser step", **subplot)
     window = _window(len(metrics))
     dots = f"every {every}th step" if every > 1 else "each step"
     note = f"lines: mean of {window * every} steps; dots: {dots}" if window > 1 else "one dot a step"
@@ -91,21 +91,18 @@ def curve(metrics: pd.DataFrame, columns: str | Sequence[str], title: str, unit:
     return dressed(figure, title, height=360, showlegend=len(columns) > 1)
 
 
-def _draw_panel(figure: go.Figure, metrics: pd.DataFrame, column: str, place: dict[str, int]) -> None:
-    parts = (
-        [c for c in metrics.columns if c.startswith("reward/") and _has(metrics, c)]
-        if column == "reward"
-        else []
-    )
-    draw_line(figure, metrics, column, COLOURS[0], legend=bool(parts), **place)
+def _draw_panel(figure: go.Figure, metrics: pd.DataFrame, column: str, subplot: dict[str, int]) -> None:
+    components = [c for c in metrics.columns if c.startswith("reward/") and _has(metrics, c)]
+    parts = components if column == "reward" else []
+    draw_line(figure, metrics, column, COLOURS[0], legend=bool(parts), **subplot)
     for i, part in enumerate(parts, start=1):
-        draw_line(figure, metrics, part, COLOURS[1 + i % (len(COLOURS) - 1)], legend=True, **place)
+        draw_line(figure, metrics, part, COLOURS[1 + i % (len(COLOURS) - 1)], legend=True, **subplot)
     if column == "success" and _has(metrics, "val_success"):
-        _draw_validation(figure, metrics, COLOURS[1], **place)
+        _draw_validation(figure, metrics, COLOURS[1], **subplot)
 
 
 def draw_line(
-    figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, *, legend: bool, **place: int
+    figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, *, legend: bool, **subplot: int
 ) -> None:
     """A light moving average over the raw points."""
     rows = metrics[["step", column]].dropna()
@@ -113,16 +110,16 @@ def draw_line(
     name = escaped(column.removeprefix("reward/").replace("_", " "))
     shared = {"x": rows["step"], "legendgroup": column, "name": name, "hovertemplate": "step %{x}: %{y:.4g}"}
     marker = {"color": colour, "size": 4, "opacity": 0.35 if window > 1 else 1.0}
-    figure.add_scatter(y=rows[column], mode="markers", marker=marker, showlegend=False, **shared, **place)
+    figure.add_scatter(y=rows[column], mode="markers", marker=marker, showlegend=False, **shared, **subplot)
     smooth = rows[column].rolling(window, center=True, min_periods=1).mean()
     line = {"color": colour, "width": 2}
     figure.add_scatter(
-        y=smooth, mode="lines", line=line, showlegend=legend, **(shared | {"hoverinfo": "skip"}), **place
+        y=smooth, mode="lines", line=line, showlegend=legend, **(shared | {"hoverinfo": "skip"}), **subplot
     )
     figure.data[-1].hovertemplate = None
 
 
-def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, colour: str, **place: int) -> None:
+def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, colour: str, **subplot: int) -> None:
     rows = metrics.dropna(subset=["val_success"])
     spread = None
     if _has(rows, "val_ci_low") and _has(rows, "val_ci_high"):
@@ -137,24 +134,23 @@ def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, colour: str, **pl
         line={"color": colour, "width": 1, "dash": "dot"},
         hovertemplate="step %{x}: %{y:.1%}",
         showlegend=True,
-        **place,
+        **subplot,
     )
 
 
 def _style_axes(
-    figure: go.Figure, metrics: pd.DataFrame, columns: Sequence[str], unit: str, **place: int
+    figure: go.Figure, metrics: pd.DataFrame, columns: Sequence[str], unit: str, **subplot: int
 ) -> None:
     largest = max(float(metrics[column].max()) for column in columns)
-    figure.update_yaxes(title_text=escaped(unit), **place)
+    figure.update_yaxes(title_text=escaped(unit), **subplot)
     if unit.startswith("share"):
-        bound = (
-            [0, 1.03] if largest > 0.5 else [0, 0.05] if largest == 0 else None
-        )  # of all zeros plotly would make 100 %
-        figure.update_yaxes(
-            tickformat=".0%" if largest > 0.05 else ".1%", range=bound, rangemode="tozero", **place
-        )
+        bound = [0, 1.03] if largest > 0.5 else None
+        if largest == 0:  # plotly would make 100 % of it
+            bound = [0, 0.05]
+        ticks = ".0%" if largest > 0.05 else ".1%"
+        figure.update_yaxes(tickformat=ticks, range=bound, rangemode="tozero", **subplot)
     elif min(float(metrics[column].min()) for column in columns) >= 0:
-        figure.update_yaxes(rangemode="tozero", **place)
+        figure.update_yaxes(rangemode="tozero", **subplot)
 
 
 def _by_step(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -170,11 +166,11 @@ def _has(table: pd.DataFrame, column: str) -> bool:
 
 def _thinned(metrics: pd.DataFrame, every: int) -> pd.DataFrame:
     """The last row and every nth before it, with the latest POINTS rows that hold a validation."""
-    kept = np.arange(len(metrics))[::-1] % every == 0
+    is_drawn = np.arange(len(metrics))[::-1] % every == 0
     if "val_success" in metrics:
         validated = metrics["val_success"].notna()
-        kept |= (validated & (validated[::-1].cumsum() <= POINTS)).to_numpy()
-    return metrics[kept]
+        is_drawn |= (validated & (validated[::-1].cumsum() <= POINTS)).to_numpy()
+    return metrics[is_drawn]
 
 
 def _window(n: int) -> int:

@@ -1,4 +1,4 @@
-"""Seeing trajectories: small interactive views that also work offline, in an executed notebook opened as a file.
+"""Seeing trajectories: small interactive views that work offline too, in a notebook opened as a file.
 
 Every view has ``page`` (a whole HTML document), ``html()`` (a fragment for another page), ``save(path)`` and
 ``live()`` (an anywidget with a kernel behind it). Leaves out figures (plots).

@@ -161,11 +161,11 @@ function drawTurn(trajectory, i, name, differs, open) {
 
 /** Columns of trajectories, aligned turn by turn under their heads, the first difference marked. */
 function drawColumns(names, heads, trajectories, open) {
-  const shown = trajectories.filter(Boolean);
-  const split = divergence(shown);
+  const present = trajectories.filter(Boolean);
+  const split = divergence(present);
   const grid = node("div", "columns", "", ...heads);
   grid.style.setProperty("--columns", String(names.length));
-  const most = Math.max(0, ...shown.map((t) => t.turns.length));
+  const most = Math.max(0, ...present.map((t) => t.turns.length));
   for (let i = 0; i < most; i++) {
     const splits = split?.turn === i;
     if (splits) grid.append(node("div", "first", "", node("b", "", `first different action: turn ${i + 1}`)));
@@ -188,8 +188,8 @@ function drawComponents(trajectory, odd) {
 /** Names of the reward components (and "reward") that are not the same in all trajectories. */
 function oddComponents(trajectories) {
   const values = trajectories.map((t) => new Map([["reward", t.reward], ...t.components]));
-  const names = unique(values.flatMap((own) => [...own.keys()]));
-  return new Set(names.filter((name) => unique(values.map((own) => own.get(name))).length > 1));
+  const names = unique(values.flatMap((components) => [...components.keys()]));
+  return new Set(names.filter((name) => unique(values.map((components) => components.get(name))).length > 1));
 }
 
 function drawAnswer(trajectory) {
@@ -202,15 +202,15 @@ function drawAnswer(trajectory) {
 /** Follow the page's theme: JupyterLab's where it is seen or told, else the system's. Returns [tell, stop]. */
 function followTheme(root) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  let told = null;
+  let hostTheme = null;
   const apply = () => {
     const light = document.body.dataset.jpThemeLight;
     const isDark = light === undefined ? dark.matches : light !== "true";
-    root.dataset.theme = told ?? (isDark ? "dark" : "light");
+    root.dataset.theme = hostTheme ?? (isDark ? "dark" : "light");
   };
   const tell = (theme) => {
     if (theme !== "light" && theme !== "dark") return;
-    told = theme;
+    hostTheme = theme;
     apply();
   };
   const observer = new MutationObserver(apply);
@@ -261,7 +261,7 @@ function addressedTask(hash) {
 
 /** The page that holds a static view: relay.js where the view is in a frame, else the page itself. */
 function surroundings(key, hear) {
-  const place = `agentkit-notes:${key}`;
+  const storageKey = `agentkit-notes:${key}`;
   if (window.parent !== window) {
     const tell = (message) => window.parent.postMessage({ agentkit: message }, "*");
     window.addEventListener("message", ({ source, data }) => {
@@ -279,7 +279,7 @@ function surroundings(key, hear) {
       return null; // storage is switched off or full
     }
   };
-  const stored = () => localStorage.getItem(place) ?? "";
+  const stored = () => localStorage.getItem(storageKey) ?? "";
   const address = () => hear({ address: location.hash });
   window.addEventListener("hashchange", address);
   setTimeout(() => {
@@ -288,7 +288,7 @@ function surroundings(key, hear) {
   });
   return {
     moved: (task) => attempt(() => history.replaceState(null, "", `#task=${encodeURIComponent(task)}`)),
-    noted: (line) => hear({ kept: attempt(() => (localStorage.setItem(place, stored() + line), true)) === true }),
+    noted: (line) => hear({ kept: attempt(() => (localStorage.setItem(storageKey, stored() + line), true)) === true }),
   };
 }
 

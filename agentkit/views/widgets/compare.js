@@ -33,7 +33,7 @@ function outcomes(policies) {
 const texts = (value) =>
   typeof value === "string" ? [value] : value && typeof value === "object" ? Object.values(value).flatMap(texts) : [];
 
-/** The tasks block by block: one in full by its place, and which of them hold some words. */
+/** The tasks block by block: one in full by its index, and which of them hold some words. */
 function makeShelf(size, block) {
   const blocks = new Map();
   const haystacks = [];
@@ -45,8 +45,8 @@ function makeShelf(size, block) {
   const holds = async (i, words) => {
     const first = i - (i % size);
     if (haystacks[i] === undefined) {
-      const own = await block(first / size + 1); // not kept: only its words are
-      own.forEach((one, k) => {
+      const members = await block(first / size + 1); // not kept: only its words are
+      members.forEach((one, k) => {
         haystacks[first + k] = texts(one).join("\n").toLowerCase();
       });
     }
@@ -103,10 +103,10 @@ function drawTask(state, policies, task) {
   labels.append(...task.alarms.map((alarm) => node("span", "alarm", alarm)));
   const gold = node("div", "", "", node("span", "soft", "gold answer "), node("b", "text", task.answer));
   const head = node("div", "task", "", labels, node("div", "prompt text", task.prompt), gold);
-  const shown = task.columns.map((column, p) => column.samples[state.samples[p]]);
-  const odd = oddComponents(shown.filter(Boolean));
+  const samples = task.columns.map((column, p) => column.samples[state.samples[p]]);
+  const odd = oddComponents(samples.filter(Boolean));
   const heads = task.columns.map((column, p) => drawHead(state, policies[p], column, p, odd));
-  return [head, drawColumns(policies, heads, shown, state.open)];
+  return [head, drawColumns(policies, heads, samples, state.open)];
 }
 
 // ---- notes ----
@@ -181,7 +181,7 @@ function download(name, text) {
 /** Draw the view. `block(i)` gives part of the payload, `moved` hears the id of the task turned to, `noted` the notes. */
 function show(element, payload, { block, moved, noted }) {
   const { policies } = payload;
-  const tasks = payload.tasks.map((task, place) => ({ ...task, place }));
+  const tasks = payload.tasks.map((task, index) => ({ ...task, index }));
   const shelf = makeShelf(payload.block, block);
   const outcome = outcomes(policies);
   const families = unique(tasks.map((task) => task.family));
@@ -194,7 +194,7 @@ function show(element, payload, { block, moved, noted }) {
   const filter = async () => {
     const mine = ++state.filtered;
     const [family, difficulty, alarm] = [byFamily, byDifficulty, byAlarm].map((choice) => Number(choice.value));
-    const words = wanted.value.trim().toLowerCase();
+    const words = searchBox.value.trim().toLowerCase();
     const before = state.chosen[state.at];
     let chosen = tasks.filter(
       (task) =>
@@ -209,26 +209,26 @@ function show(element, payload, { block, moved, noted }) {
     go(Math.max(chosen.indexOf(before), 0));
   };
   const search = async (among, words, isWanted) => {
-    const found = [];
-    let told = performance.now();
+    const matches = [];
+    let reported = performance.now();
     for (const [i, task] of among.entries()) {
-      if ((await shelf.holds(task.place, words)) || notes.text(task.id).toLowerCase().includes(words)) found.push(task);
-      if (!isWanted()) return found;
-      if (performance.now() - told < 100) continue;
-      told = performance.now();
+      if ((await shelf.holds(task.index, words)) || notes.text(task.id).toLowerCase().includes(words)) matches.push(task);
+      if (!isWanted()) return matches;
+      if (performance.now() - reported < 100) continue;
+      reported = performance.now();
       counter.textContent = `searching, ${Math.round((100 * i) / among.length)} %`;
       await new Promise((resolve) => setTimeout(resolve)); // let the page breathe
     }
-    return found;
+    return matches;
   };
   const byOutcome = select("outcome", outcome.map(([text]) => text), filter);
   const byFamily = select("category", ["all categories", ...families.map((family) => `category ${family}`)], filter);
   const byDifficulty = select("difficulty", ["all difficulties", ...difficulties], filter);
   const byAlarm = select("alarms and notes", ["alarms: any", ...alarms.map((a) => `alarm: ${a}`), "with a note"], filter);
-  const wanted = label(node("input"), "search the texts");
-  Object.assign(wanted, { type: "search", placeholder: "search (/)" });
+  const searchBox = label(node("input"), "search the texts");
+  Object.assign(searchBox, { type: "search", placeholder: "search (/)" });
   let typed = 0;
-  wanted.oninput = () => {
+  searchBox.oninput = () => {
     clearTimeout(typed);
     typed = setTimeout(filter, 120);
   };
@@ -239,7 +239,7 @@ function show(element, payload, { block, moved, noted }) {
     const mine = ++state.asked;
     state.at = Math.min(Math.max(at, 0), Math.max(state.chosen.length - 1, 0));
     const chosen = state.chosen[state.at];
-    const task = chosen ? await shelf.task(chosen.place) : null;
+    const task = chosen ? await shelf.task(chosen.index) : null;
     if (mine !== state.asked) return; // turned on meanwhile
     state.task = task;
     state.samples = task ? typical(task) : [];
@@ -267,8 +267,8 @@ function show(element, payload, { block, moved, noted }) {
     next.disabled = state.at >= state.chosen.length - 1;
     noteRow.hidden = !task;
     const focused = body.contains(document.activeElement);
-    const shown = task ? drawTask(state, policies, task) : [node("div", "none", "No task fits these filters.")];
-    body.replaceChildren(...shown);
+    const drawn = task ? drawTask(state, policies, task) : [node("div", "none", "No task fits these filters.")];
+    body.replaceChildren(...drawn);
     body.firstChild.after(noteRow);
     if (focused) root.focus({ preventScroll: true }); // the focused button is gone; the keys must go on working
   };
@@ -277,10 +277,10 @@ function show(element, payload, { block, moved, noted }) {
     ArrowRight: () => go(state.at + 1),
     f: () => folding.click(),
     n: () => notes.box.focus(),
-    "/": () => wanted.focus(),
+    "/": () => searchBox.focus(),
   });
   root.append(
-    node("div", "bar", "", previous, next, counter, byOutcome, byFamily, byDifficulty, byAlarm, wanted, folding, exporting),
+    node("div", "bar", "", previous, next, counter, byOutcome, byFamily, byDifficulty, byAlarm, searchBox, folding, exporting),
     body,
   );
   go(0, true);
@@ -290,7 +290,7 @@ function show(element, payload, { block, moved, noted }) {
     if (state.chosen[state.at]?.id === id || !tasks.some((task) => task.id === id)) return;
     if (!state.chosen.some((task) => task.id === id)) {
       for (const choice of [byOutcome, byFamily, byDifficulty, byAlarm]) choice.value = "0";
-      wanted.value = "";
+      searchBox.value = "";
       state.chosen = tasks;
     }
     go(state.chosen.findIndex((task) => task.id === id));

@@ -75,7 +75,7 @@ class CompareWidget(View):
         return [packed(self.payload | {"tasks": index, "block": BLOCK}), *map(packed, blocks)]
 
     def live(self) -> LiveCompare:
-        """An anywidget for a running kernel: notes are saved in the run, ``task_id`` is the task on screen."""
+        """An anywidget for a running kernel: it saves notes in the run; ``task_id`` is the task on screen."""
         tasks, notes = self.payload["tasks"], self.payload["notes"]
         traits = {"_esm": self.source, "data": self.data, "task_id": tasks[0]["id"], "notes": notes}
         return LiveCompare(self._run, **traits)
@@ -109,7 +109,7 @@ def compare_trajectories(
         raise ValueError("there is no policy to show. Pass {'sft': trajectories, 'grpo': trajectories}.")
     tasks = {task.id: task for task in tasks}
     samples = {name: by_task(trajectories) for name, trajectories in policies.items()}
-    covered = {task for own in samples.values() for task in own}
+    covered = {task for policy in samples.values() for task in policy}
     unknown = sorted(covered - tasks.keys())
     if unknown:
         named = ", ".join(unknown[:5])
@@ -119,10 +119,9 @@ def compare_trajectories(
     rows = []
     for task in tasks.values():
         if task.id in covered:
-            named_alarms = [name for name, ids in (alarms or {}).items() if task.id in ids]
-            rows.append(
-                _task(task, [own.get(task.id, []) for own in samples.values()], named_alarms, max_samples)
-            )
+            trajectories = [policy.get(task.id, []) for policy in samples.values()]
+            fired = [name for name, ids in (alarms or {}).items() if task.id in ids]
+            rows.append(_task(task, trajectories, fired, max_samples))
     payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
     return CompareWidget(payload | {"notes": note_rows(run) if run else []}, height, run)
 

@@ -82,7 +82,7 @@ function drawTable(group, names, chosen, choose) {
 /** What tells one rollout from another: only what differs. */
 function differences(a, b, names) {
   const [one, two] = [a, b].map((rollout) => new Map(rollout.components));
-  const part = (own, name) => (own.has(name) ? number(own.get(name)) : "–");
+  const part = (components, name) => (components.has(name) ? number(components.get(name)) : "–");
   const split = divergence([a, b]);
   const action = (rollout) => rollout.turns[split.turn]?.actions[split.action] ?? "(none)";
   const rows = [
@@ -101,12 +101,12 @@ function differences(a, b, names) {
 
 function drawContrast(best, other, titles, names) {
   const box = node("div", "contrast", "", node("h3", "", `What tells ${titles[0]} from ${titles[1]}`));
-  const found = differences(best, other, names);
-  if (!found.length) {
+  const contrasts = differences(best, other, names);
+  if (!contrasts.length) {
     box.append(node("div", "soft", "Nothing: both did the same and got the same."));
     return box;
   }
-  const body = node("tbody", "", "", ...found.map((cells) => row("td", cells, [0, 1, 2])));
+  const body = node("tbody", "", "", ...contrasts.map((cells) => row("td", cells, [0, 1, 2])));
   const head = row("th", ["", ...titles], [0, 1, 2]);
   box.append(label(node("table", "", "", node("thead", "", "", head), body), "differences"));
   return box;
@@ -136,17 +136,17 @@ function drawGroup(state, group) {
   };
   const drawn = [head, drawTable(group, names, other, choose)];
   if (!best || rollouts.length < 2) return drawn;
-  const shown = other === best ? rollouts.find((rollout) => rollout !== best) : other;
+  const compared = other === best ? rollouts.find((rollout) => rollout !== best) : other;
   const rank = (rollout) => (isDead(group) ? "" : rollout === best ? " (the best)" : rollout === worst ? " (the worst)" : "");
   const title = (rollout) => `sample ${rollout.sample}${rank(rollout)}`;
-  const titles = [title(best), title(shown)];
-  const odd = oddComponents([best, shown]);
-  const heads = [best, shown].map((rollout, i) => {
+  const titles = [title(best), title(compared)];
+  const odd = oddComponents([best, compared]);
+  const heads = [best, compared].map((rollout, i) => {
     const name = node("h3", "", titles[i], node("span", tone(rollout.right), verdict(rollout.right)));
     if (rollout.advantage !== null) name.append(node("span", "soft", `advantage ${signed(rollout.advantage)}`));
     return label(node("section", "", "", name, drawAnswer(rollout), drawComponents(rollout, odd)), titles[i]);
   });
-  return [...drawn, drawContrast(best, shown, titles, names), drawColumns(titles, heads, [best, shown], true)];
+  return [...drawn, drawContrast(best, compared, titles, names), drawColumns(titles, heads, [best, compared], true)];
 }
 
 /** Draw the view into an element. */

@@ -1,4 +1,4 @@
-"""The G rollouts of one task at one step: rewards, advantages, and what distinguishes the best from the worst.
+"""The G rollouts of one task at one step: rewards, advantages, what the best did and the worst did not.
 
 Leaves out estimating advantages (advantages) and reading trajectories (runs).
 """

@@ -61,9 +61,9 @@ def panel(
 def extremes(rollouts: Sequence[Trajectory], tasks: Sequence[Task] = ()) -> html.Markup:
     """The best and the worst trajectory of a step side by side; ``tasks`` hold their prompts."""
     rewarded = sorted((t for t in rollouts if t.reward is not None), key=lambda t: -t.reward)
-    known = {task.id: task for task in tasks}
+    prompts = {task.id: task for task in tasks}
     sides = [("Best of the latest step", rewarded[:1]), ("Worst of the latest step", rewarded[1:][-1:])]
-    sections = [_section(title, t, known.get(t.task_id)) for title, side in sides for t in side]
+    sections = [_section(title, t, prompts.get(t.task_id)) for title, side in sides for t in side]
     return html.element("div", *sections, class_="sides")
 
 

@@ -21,15 +21,15 @@
     if (!frame.isConnected) return window.removeEventListener("message", hear);
     if (source !== frame.contentWindow || !data?.agentkit) return undefined;
     const { ready, task, key, note } = data.agentkit;
-    const place = `agentkit-notes:${key}`;
+    const storageKey = `agentkit-notes:${key}`;
     if (ready) {
       tellTheme();
       tellAddress();
-      if (key) tell({ stored: storage((s) => s.getItem(place)) });
+      if (key) tell({ stored: storage((s) => s.getItem(storageKey)) });
     }
     if (typeof task === "string" && !isLab) history.replaceState(null, "", `#task=${encodeURIComponent(task)}`);
     if (typeof note === "string" && key) {
-      const keep = (s) => (s.setItem(place, (s.getItem(place) ?? "") + note), true); // another tab may have added some
+      const keep = (s) => (s.setItem(storageKey, (s.getItem(storageKey) ?? "") + note), true); // another tab may have added some
       tell({ kept: storage(keep) === true });
     }
     return undefined;

@@ -53,7 +53,7 @@ class LiveView(anywidget.AnyWidget):
 
 
 class View:
-    """What a notebook shows: a self-contained static view. ``live()`` gives the one that talks to the kernel."""
+    """What a notebook shows: a self-contained static view. ``live()`` gives one that talks to the kernel."""
 
     def __init__(self, name: str, title: str, payload: dict[str, Any], height: int):
         self.name, self.title = name, title  # of its JavaScript file; of the page
@@ -86,7 +86,7 @@ class View:
         """The page as a fragment for another page: a sandboxed frame and the script that talks to it."""
         frame = html.element(
             "iframe",
-            f"{self.title}: trust this notebook to see them (jupyter trust FILE).",  # where frames are cut out
+            f"{self.title}: trust this notebook to see them (jupyter trust FILE).",  # without frames
             sandbox="allow-scripts allow-downloads",
             title=self.title,
             style=f"width: 100%; height: {self.height}px; border: 0; display: block",

@@ -32,13 +32,13 @@ const [LEAST, MOST] = [1, 5]; // nats: how unlikely a token is at the full colou
 
 /** The quantities there are values for: name, unit, value by token, the ends of the scale. */
 function quantities(tokens) {
-  const found = [{ name: "action mask", value: (i) => (tokens.mask[i] ? 1 : null), scale: "mask" }];
+  const offered = [{ name: "action mask", value: (i) => (tokens.mask[i] ? 1 : null), scale: "mask" }];
   const add = (name, all, scale) => {
     const values = all.map((value, i) => (tokens.mask[i] ? value : null)); // colour says what is trained on
-    const own = values.filter((value) => value !== null);
-    if (!own.length) return;
-    const most = own.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
-    found.push({ name, value: (i) => values[i], scale, most: scale === "low" ? Math.min(Math.max(most, LEAST), MOST) : most });
+    const present = values.filter((value) => value !== null);
+    if (!present.length) return;
+    const most = present.reduce((max, value) => Math.max(max, Math.abs(value)), 0);
+    offered.push({ name, value: (i) => values[i], scale, most: scale === "low" ? Math.min(Math.max(most, LEAST), MOST) : most });
   };
   add("log-probability at sampling", tokens.old_logprob, "low");
   add("log-probability now", tokens.logprob, "low");
@@ -46,7 +46,7 @@ function quantities(tokens) {
   add("change of log-probability", change, "both");
   add("advantage", tokens.advantage, "both");
   add("entropy", tokens.entropy, "high");
-  return found;
+  return offered;
 }
 
 /** Strength 0..1 and colour of a value. */
@@ -78,13 +78,13 @@ const shownText = (text) => (text === "" ? "·" : visible(text).replaceAll("\n",
 
 /** Runs of tokens with one source and turn: [from, to). */
 function parts(tokens) {
-  const found = [];
+  const runs = [];
   for (let i = 0; i < tokens.id.length; i++) {
-    const last = found[found.length - 1];
+    const last = runs[runs.length - 1];
     if (last && last.source === tokens.source[i] && last.turn === tokens.turn[i]) last.to = i + 1;
-    else found.push({ source: tokens.source[i], turn: tokens.turn[i], from: i, to: i + 1 });
+    else runs.push({ source: tokens.source[i], turn: tokens.turn[i], from: i, to: i + 1 });
   }
-  return found;
+  return runs;
 }
 
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -97,8 +97,8 @@ function drawHead(payload) {
     `${count(tokens.id.length, "token")}: ${prompt} of the prompt, ${trained} sampled and trained on, ${tokens.id.length - prompt - trained} not trained on`,
   ];
   const average = (name, text) => {
-    const own = tokens[name].filter((value, i) => value !== null && tokens.mask[i]);
-    if (own.length) facts.push(`mean ${text} ${number(mean(own))}`);
+    const present = tokens[name].filter((value, i) => value !== null && tokens.mask[i]);
+    if (present.length) facts.push(`mean ${text} ${number(mean(present))}`);
   };
   average("old_logprob", "log-probability at sampling");
   average("logprob", "log-probability now");

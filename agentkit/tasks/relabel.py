@@ -1,4 +1,5 @@
-"""Which task did a program solve? Hindsight's relabelling for family C and all code tasks tested by arguments.
+"""Which task did a program solve? Hindsight's relabelling for family C and all code tasks tested by
+arguments.
 
 Leaves out sampling, ordering and imitating the relabelled tasks (training.hindsight).
 """

@@ -1,0 +1,94 @@
+"""Work that is not ours passes through every notebook: a lab file of one's own, and public data sets as given tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from test_hub import rows_like, write
+from test_lab import MINE
+
+from agentkit import Lab
+from agentkit.cli import main
+from agentkit.runs import load_run, write_tasks
+from agentkit.runs.stages import STAGES
+from agentkit.tasks.public import hub
+
+SMALL = {"model": "nano", "temperature": 1.0, "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 512,
+         "test_samples": 1, "steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2,
+         "val_tasks": 2, "lora_r": 4, "preflight": "warn", "tool_cache": "off"}  # fmt: skip
+
+
+def run_all(folder: Path, recipe: dict) -> Path:
+    """All five notebooks with a recipe of its own; the run folder."""
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(SMALL | recipe))
+    assert main(["run", str(path), "--run", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def outputs(run: Path, stage: str) -> str:
+    return json.dumps(nbformat.read(run / f"{stage}.ipynb", as_version=4))
+
+
+@pytest.mark.slow
+def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_notebook(tmp_path):
+    """In two processes, which open the lab themselves; base, SFT and GRPO stand side by side."""
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "beside.py").write_text("WEIGHT = 0.5\n")
+    changes = {"lab": "mine.py", "families": "boxes", "n_tasks": 40, "sft": True, "sft_batch": 8,
+               "sft_learning_rate": 2e-3, "processes": 2, "micro_batch": 2, "measure_base": True}  # fmt: skip
+    folder = run_all(tmp_path, changes)
+    run = load_run(folder)
+    assert {s: run.manifest["stages"][s]["status"] for s in STAGES} == dict.fromkeys(STAGES, "done")
+    lab = Lab.of(run)
+    assert {run.manifest["stages"][s]["lab"] for s in STAGES} == {lab.digest} != {""}
+    assert set(run.comparison["policies"]) == {"base", "sft", "grpo"}
+    components = {"correctness", "format", "efficiency", "brevity", "Box"}
+    for name in ("base", "sft", "grpo"):
+        assert all(set(t.components) == components for t in run.trajectories(name))
+    for t in run.trajectories("sft"):
+        puts = [r.name for turn in t.turns for r in turn.results if r.name == "put"]
+        assert t.success == 0.0 or len(puts) >= 2, "its verifier looks at the calls"
+        assert t.components["Box"] == pytest.approx(
+            -0.1 * sum(r.ok for turn in t.turns for r in turn.results)
+        )
+    assert {"reward/brevity", "reward/Box"} <= set(run.metrics.columns) and len(run.metrics) == 3
+    assert '"put"' in outputs(folder, "05_compare") or "put(" in outputs(folder, "05_compare")
+    for stage in ("01_tasks", "02_baseline", "03_grpo", "05_compare"):
+        assert "boxes" in outputs(folder, stage) and "mine.py" in outputs(folder, stage)
+    before = run.file("baseline.json").stat().st_mtime_ns
+    recipe = str(tmp_path / "mine.yaml")
+    assert main(["run", recipe, "--run", str(folder), "-p", "reward_format=0.2", "--to", "02"]) == 0
+    assert run.file("baseline.json").stat().st_mtime_ns == before, "another reward repeats no cold start"
+
+
+@pytest.mark.slow
+def test_public_rows_train_and_test_with_the_tools_that_fit_them(tmp_path):
+    tools = {"gsm8k": {"calculator"}, "hotpotqa": {"search"}, "mbpp": {"python"}, "open_agentrl": {"python"}}
+    tasks = []
+    for name in tools:
+        source = write(tmp_path / name / "train.jsonl", *(rows_like(name, number) for number in range(60)))
+        tasks += hub.load(name, source).tasks
+    path = write_tasks(tmp_path / "tasks.jsonl", tasks)
+    run = load_run(run_all(tmp_path, {"tasks": path.name, "sft": False}))
+    assert {s: run.manifest["stages"][s]["status"] for s in STAGES} == dict.fromkeys(STAGES, "done")
+    family = {task.id: task.family for task in run.tasks}
+    assert {f: sum(g == f for g in family.values()) for f in tools} == dict.fromkeys(tools, 60)
+    lab = Lab.of(run)
+    for name, expected in tools.items():
+        from agentkit.tools.runtime import tools_of
+
+        assert set(tools_of(lab.environments[name]())) == expected
+    used = [
+        (family[t.task_id], r.name)
+        for t in run.trajectories("grpo")
+        for turn in t.turns
+        for r in turn.results
+        if r.ok
+    ]
+    assert all(tool in tools[name] for name, tool in used)
+    assert set(run.comparison["policies"]["grpo"]["by_category"]) == set(tools)
