@@ -119,4 +119,4 @@ def test_interrupting_the_launch_leaves_a_checkpoint_and_no_process(folder):
 
 def _workers(run: Run) -> list[str]:
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.splitlines()
-    return [line for line in found if "agentkit.training.worker" in line and str(run.path) in line]
+    return [line for line in found if "agentkit.training.launch" in line and str(run.path) in line]

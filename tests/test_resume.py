@@ -25,7 +25,7 @@ from agentkit.training import checkpoints
 from agentkit.training.checkpoints import CheckpointError
 from agentkit.training.common import save_adapter
 from agentkit.training.grpo import train
-from agentkit.training.process import TrainingStopped
+from agentkit.training.processes import TrainingStopped
 
 HERE = Path(__file__).parent
 
@@ -269,7 +269,7 @@ def test_killed_at_random_moments_it_ends_like_a_whole_one():
 
 def test_two_processes_cannot_train_in_one_run(tmp_path, monkeypatch):
     code = (
-        "import sys, time\nfrom agentkit.runs import Run\nfrom agentkit.training.process import lock\n"
+        "import sys, time\nfrom agentkit.runs import Run\nfrom agentkit.training.processes import lock\n"
         "lock(Run(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     )
     path = Run.create(tmp_path / "run").path
@@ -278,7 +278,7 @@ def test_two_processes_cannot_train_in_one_run(tmp_path, monkeypatch):
     )
     try:
         assert other.stdout.readline() == "held\n"
-        monkeypatch.setattr("agentkit.training.process.LOCK_S", 0.0)
+        monkeypatch.setattr("agentkit.training.processes.LOCK_S", 0.0)
         with pytest.raises(RunError, match=f"process {other.pid} is training"):
             make_trainer(path)
     finally:

@@ -1,7 +1,7 @@
 """A trajectory token by token: what was sampled, what is trained on, and how likely it was then and is now.
 
-Also the faults that no batch may have when it is trained on, which preflight looks for and the first step refuses.
-Leaves out drawing (views) and log-probabilities that share prefixes (training.prefix).
+Also the faults that no batch may have when it is trained on: preflight looks for them, the first step refuses
+them. Leaves out drawing (views) and log-probabilities that share prefixes (training.prefix).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def xray(
 
 
 def _sources(trajectory: Trajectory) -> list[tuple[int | None, str]]:
-    """Turn and source of each completion token: a turn's own tokens, then what was appended before the next."""
+    """Turn and source of each completion token: a turn's own, then what was appended before the next."""
     length = len(trajectory.completion_ids)
     sources: list[tuple[int | None, str]] = [(None, "observation")] * length
     for number, turn in enumerate(trajectory.turns):
@@ -131,7 +131,7 @@ def faults(trajectory: Trajectory, decode: Decode | None = None) -> list[str]:
     """What no trajectory may have when it is trained on, one sentence each.
 
     Token fields that do not line up, tokens trained on that no turn sampled or the reverse, log-probabilities
-    that are none; with ``decode``, which must show control tokens, turns whose tokens do not spell their text.
+    that are none; with ``decode``, which must show control tokens, turns whose tokens spell another text.
     """
     try:
         tokens = xray(trajectory)

@@ -1,16 +1,14 @@
-"""Advantages: how much better a trajectory, or a turn of it, was than others of its group. Pure functions on
-tensors.
+"""Advantages: how much better a trajectory, or a turn of it, was than others of its group.
 
-``estimate`` is the one way in; ``of_trajectories`` gathers what an estimator needs from a batch. Rewards that
-are NaN (None) are
-not scored: they enter no mean and no spread, and their advantage is 0. So is that of a group of one, or of
-equal rewards.
-Dimensions: B trajectories, K reward components, T completion tokens, N turns. Leaves out which groups are
-trained on (selection).
+Pure functions on tensors. ``estimate`` is the one way in; ``of_trajectories`` gathers what an estimator needs
+from a batch. Rewards that are NaN (None) are not scored: they enter no mean and no spread, and their advantage
+is 0. So is that of a group of one, or of equal rewards. Dimensions: B trajectories, K reward components,
+T completion tokens, N turns. Leaves out which groups are trained on (selection).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +21,7 @@ from agentkit.rewards.calls import subgoals
 from agentkit.runs.recipe import Recipe
 
 EPSILON = 1e-4  # added to every standard deviation, as in TRL
+NAN = float("nan")
 TurnRewards = Sequence[Sequence[float | None]]  # of each trajectory's turns
 Spans = Sequence[Sequence[tuple[int, int]]]  # of each trajectory's turns, [start, end) in its completion
 
@@ -48,31 +47,31 @@ def estimate(
         ValueError: unknown estimator, or an option that it lacks or does not know.
     """
     if not isinstance(rewards, Tensor):
-        rewards = torch.tensor(
-            [float("nan") if r is None else float(r) for r in rewards], dtype=torch.float32
-        )
+        rewards = torch.tensor([NAN if r is None else float(r) for r in rewards], dtype=torch.float32)
     if not isinstance(groups, Tensor):
-        numbers = {label: number for number, label in enumerate(dict.fromkeys(groups))}
-        groups = torch.tensor([numbers[label] for label in groups], dtype=torch.int64, device=rewards.device)
+        groups = _numbered(groups, rewards.device)
+    shape = tuple(rewards.shape)
     assert rewards.ndim == 1 and rewards.is_floating_point(), (
-        f"rewards: (B,) floats, not {tuple(rewards.shape)} {rewards.dtype}"
+        f"rewards: (B,) floats, not {shape} {rewards.dtype}"
     )
-    assert groups.shape == rewards.shape and groups.dtype == torch.int64, (
+    assert groups.shape == shape and groups.dtype == torch.int64, (
         f"groups: (B,) int64, not {tuple(groups.shape)}"
     )
     assert not rewards.isinf().any(), "rewards: infinite"
     if estimator not in ESTIMATORS:
         raise ValueError(f"unknown advantage estimator {estimator!r}: use {', '.join(ESTIMATORS)}")
-    try:
-        return ESTIMATORS[estimator](rewards, groups, **options)
-    except TypeError as error:
-        if "argument" not in str(error):
-            raise
-        raise ValueError(f"advantage estimator {estimator!r}: {error}") from None
+    function = ESTIMATORS[estimator]
+    known = {
+        name: p for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY
+    }
+    if unknown := sorted(options.keys() - known):
+        raise ValueError(f"advantage estimator {estimator!r} has no option {unknown[0]!r}")
+    if missing := [name for name, p in known.items() if p.default is p.empty and name not in options]:
+        raise ValueError(f"advantage estimator {estimator!r} needs the option {missing[0]!r}")
+    return function(rewards, groups, **options)
 
 
 # ---- one number a trajectory
-# -----------------------------------------------------------------------------------------
 def group(rewards: Tensor, groups: Tensor) -> Tensor:
     """GRPO (arXiv 2402.03300): (r - mean) / (std + 1e-4), sample std over the group. (B,)"""
     return _centered(rewards, groups) / (_group_std(rewards, groups) + EPSILON)
@@ -84,9 +83,7 @@ def dr_grpo(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
-    """RLOO (arXiv 2402.14740): r - mean of the others = G / (G - 1) * (r - mean), G the group's scored
-    rewards. (B,)
-    """
+    """RLOO (arXiv 2402.14740): r - mean of the others = G / (G - 1) * (r - mean), G scored ones. (B,)"""
     size = _counts(rewards, groups)
     return _centered(rewards, groups) * size / (size - 1).clamp(min=1)
 
@@ -97,7 +94,7 @@ def batch_std(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def reinforce_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
-    """REINFORCE++ in its baseline form (arXiv 2501.03262): r - group mean, then whitened over the batch. (B,)"""
+    """REINFORCE++ as a baseline (arXiv 2501.03262): r - group mean, whitened over the batch. (B,)"""
     return _whitened(_centered(rewards, groups), rewards)
 
 
@@ -124,28 +121,26 @@ def difficulty(rewards: Tensor, groups: Tensor, *, difficulties: Tensor | Sequen
     """r - group mean, over the spread within the groups of the same difficulty. (B,)
 
     A group's own spread is a poor estimate from G rewards, and a batch's mixes easy tasks with hard ones;
-    groups of like
-    difficulty share one: the square root of their summed squared deviations over their summed degrees of
-    freedom (pooled variance), dead groups included. Our own; see ``batch_std`` and ``group`` for the two ends
-    that it lies between.
+    groups of like difficulty share one: the root of their summed squared deviations over their summed degrees
+    of freedom (pooled variance), dead groups included. Our own; it lies between ``group`` and ``batch_std``.
 
     Args:
         difficulties: (B,) labels; all trajectories of a group have the same.
     """
-    kinds = difficulties.tolist() if isinstance(difficulties, Tensor) else list(difficulties)
-    assert len(kinds) == len(rewards), "difficulties: (B,)"
+    labels = difficulties.tolist() if isinstance(difficulties, Tensor) else list(difficulties)
+    assert len(labels) == len(rewards), "difficulties: (B,)"
+    levels = _numbered(labels, rewards.device)
     centered, scored = _centered(rewards, groups), ~rewards.isnan()
-    found = torch.zeros_like(rewards)
-    for kind in dict.fromkeys(kinds):
-        own = scored & torch.tensor([k == kind for k in kinds], device=rewards.device)
-        freedom = own.sum() - len(groups[own].unique())
-        std = (centered[own].square().sum() / freedom.clamp(min=1)).sqrt()
-        found[own] = centered[own] / (std + EPSILON)
-    return found
+    advantages = torch.zeros_like(rewards)
+    for level in levels.unique():
+        members = scored & (levels == level)
+        freedom = members.sum() - len(groups[members].unique())
+        std = (centered[members].square().sum() / freedom.clamp(min=1)).sqrt()
+        advantages[members] = centered[members] / (std + EPSILON)
+    return advantages
 
 
 # ---- one number a token
-# ----------------------------------------------------------------------------------------------
 def turn(
     rewards: Tensor,
     groups: Tensor,
@@ -155,8 +150,7 @@ def turn(
     length: int,
     lam: float = 1.0,
 ) -> Tensor:
-    """MT-GRPO (arXiv 2505.11821): a turn's tokens have A_T + lam * A_O, A_O the trajectory's advantage. (B,
-    T)
+    """MT-GRPO (arXiv 2505.11821): a turn's tokens have A_T + lam * A_O, A_O the outcome's. (B, T)
 
     A_T is the turn's own reward normalised among the turns of the same number in the group. A turn without a
     reward of its own, such as the answer, has A_O alone.
@@ -168,13 +162,16 @@ def turn(
         lam: weight of the outcome in a turn that has a reward of its own.
     """
     _check_turns(rewards, turn_rewards, spans)
-    outcome = group(rewards, groups)
-    own = _padded_turns(turn_rewards, rewards).masked_fill(rewards.isnan()[:, None], float("nan"))  # (B, N)
-    own_advantage = (
-        torch.stack([group(column, groups) for column in own.unbind(1)], dim=1) if own.numel() else own
+    unscored = rewards.isnan()[:, None]
+    outcome = group(rewards, groups)[:, None]
+    values = _padded_turns(turn_rewards, rewards).masked_fill(unscored, NAN)  # (B, N)
+    normalised = (
+        torch.stack([group(column, groups) for column in values.unbind(1)], dim=1)
+        if values.numel()
+        else values
     )
-    combined = torch.where(own.isnan(), outcome[:, None], own_advantage + lam * outcome[:, None])
-    return _spread(combined.masked_fill(rewards.isnan()[:, None], 0.0), spans, length)
+    combined = torch.where(values.isnan(), outcome, normalised + lam * outcome)
+    return _spread(combined.masked_fill(unscored, 0.0), spans, length)
 
 
 def step(
@@ -204,20 +201,18 @@ def step(
     """
     _check_turns(rewards, states, spans)
     if turn_rewards is None:
-        turn_rewards = [[0.0] * (len(own) - 1) + [r] for own, r in zip(states, rewards.tolist(), strict=True)]
+        turn_rewards = [
+            [0.0] * (len(turns) - 1) + [r] for turns, r in zip(states, rewards.tolist(), strict=True)
+        ]
     _check_turns(rewards, turn_rewards, spans)
-    places = [(i, n) for i, own in enumerate(states) for n in range(len(own))]
-    returns = [_returns(own, gamma) for own in turn_rewards]
-    labels = [(int(groups[i]), states[i][n]) for i, n in places]
-    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    flat = torch.tensor([returns[i][n] for i, n in places], dtype=rewards.dtype, device=rewards.device)
-    flat[rewards[[i for i, _ in places]].isnan()] = float("nan")
-    among = torch.tensor([numbers[label] for label in labels], dtype=torch.int64, device=rewards.device)
-    own, outcome = group(flat, among).tolist(), group(rewards, groups).tolist()
-    combined = [[outcome[i]] * len(turns) for i, turns in enumerate(states)]
-    for (i, n), a in zip(places, own, strict=True):
-        combined[i][n] += weight * a
-    return _spread(_padded_turns(combined, rewards), spans, length)
+    outcome = group(rewards, groups)[:, None].expand(-1, max(map(len, states), default=0)).clone()  # (B, N)
+    met = torch.tensor([(i, n) for i, turns in enumerate(states) for n in range(len(turns))]).reshape(-1, 2)
+    rows, columns = met.to(rewards.device).unbind(1)  # trajectory and number of each turn
+    returns = _padded_turns([_returns(values, gamma) for values in turn_rewards], rewards)[rows, columns]
+    same = _numbered([(int(groups[i]), states[i][n]) for i, n in met.tolist()], rewards.device)
+    among = group(returns.masked_fill(rewards[rows].isnan(), NAN), same)
+    outcome[rows, columns] += weight * among
+    return _spread(outcome, spans, length)
 
 
 ESTIMATORS: Mapping[str, Callable[..., Tensor]] = {
@@ -227,7 +222,6 @@ ESTIMATORS: Mapping[str, Callable[..., Tensor]] = {
 
 
 # ---- from trajectories
-# -----------------------------------------------------------------------------------------------
 def of_trajectories(
     tasks: Mapping[str, Task],
     trajectories: Sequence[Trajectory],
@@ -246,27 +240,20 @@ def of_trajectories(
     """
     options: dict[str, Any] = {}
     if recipe.advantage == "gdpo":
-        values = [
-            [float("nan") if (v := t.components[name]) is None else v for name in reward]
-            for t in trajectories
-        ]
-        options = {
-            "components": torch.tensor(values),
-            "weights": torch.tensor([weight for _, weight in reward.values()]),
-        }
+        values = [[t.components[name] for name in reward] for t in trajectories]
+        options["components"] = torch.tensor([[NAN if v is None else v for v in row] for row in values])
+        options["weights"] = torch.tensor([weight for _, weight in reward.values()])
     elif recipe.advantage == "difficulty":
-        options = {"difficulties": [tasks[t.task_id].difficulty for t in trajectories]}
+        options["difficulties"] = [tasks[t.task_id].difficulty for t in trajectories]
     elif recipe.advantage in ("turn", "step"):
-        options = {"spans": [[turn.span for turn in t.turns] for t in trajectories]}
+        options["spans"] = [[turn.span for turn in t.turns] for t in trajectories]
         options["length"] = max(len(t.completion_ids) for t in trajectories)
-        if recipe.advantage == "turn":
-            options |= {
-                "turn_rewards": [turn_rewards(tasks[t.task_id], t) for t in trajectories],
-                "lam": recipe.turn_lambda,
-            }
-        else:
-            options |= {"states": [turn_states(t) for t in trajectories], "gamma": recipe.step_gamma}
-            options["weight"] = recipe.step_weight
+    if recipe.advantage == "turn":
+        options["turn_rewards"] = [turn_rewards(tasks[t.task_id], t) for t in trajectories]
+        options["lam"] = recipe.turn_lambda
+    elif recipe.advantage == "step":
+        options["states"] = [turn_states(t) for t in trajectories]
+        options |= {"gamma": recipe.step_gamma, "weight": recipe.step_weight}
     return estimate([t.reward for t in trajectories], groups, recipe.advantage, **options)
 
 
@@ -279,9 +266,7 @@ def summary(advantage: Tensor, action_mask: Sequence[int]) -> float:
 
 
 def turn_rewards(task: Task, trajectory: Trajectory) -> list[float | None]:
-    """A reward for each turn that called tools: the share of its calls that ran, plus 1 for each subgoal it
-    reached first.
-    """
+    """For each turn with calls, the share that ran, plus 1 a subgoal it reached first; None for others."""
     reached = subgoals(task, trajectory) or [0] * len(trajectory.turns)
     return [
         sum(r.ok for r in turn.results) / len(turn.results) + new if turn.results else None
@@ -290,66 +275,63 @@ def turn_rewards(task: Task, trajectory: Trajectory) -> list[float | None]:
 
 
 def turn_states(trajectory: Trajectory) -> list[Hashable]:
-    """Where the policy stood before each turn: the set of tool replies it had been shown, failed calls left
-    out.
+    """Where the policy stood before each turn: the set of tool replies it had seen, failed calls left out.
 
     Two trajectories of a task that looked up the same facts in another order stand in the same state.
     """
-    shown: frozenset = frozenset()
-    found = []
+    seen: frozenset = frozenset()
+    states = []
     for turn in trajectory.turns:
-        found.append(shown)
-        shown |= {(r.name, r.observation) for r in turn.results if r.ok}
-    return found
+        states.append(seen)
+        seen |= {(r.name, r.observation) for r in turn.results if r.ok}
+    return states
 
 
 # ---- arithmetic
-# ------------------------------------------------------------------------------------------------------
-def _scattered(values: Tensor, groups: Tensor) -> Tensor:
+def _numbered(labels: Sequence[Hashable], device: torch.device) -> Tensor:
+    """Labels as integers, in the order they first come. (B,)"""
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    return torch.tensor([numbers[label] for label in labels], dtype=torch.int64, device=device)
+
+
+def _group_sum(values: Tensor, groups: Tensor) -> Tensor:
     """The sum of each trajectory's group. (B,)"""
-    labels, place = groups.unique(return_inverse=True)
-    return torch.zeros(len(labels), dtype=values.dtype, device=values.device).index_add(0, place, values)[
-        place
-    ]
+    labels, index = groups.unique(return_inverse=True)
+    return values.new_zeros(len(labels)).index_add(0, index, values)[index]
 
 
 def _counts(rewards: Tensor, groups: Tensor) -> Tensor:
     """Scored rewards in each trajectory's group. (B,)"""
-    return _scattered((~rewards.isnan()).to(rewards.dtype), groups)
+    return _group_sum((~rewards.isnan()).to(rewards.dtype), groups)
 
 
 def _centered(rewards: Tensor, groups: Tensor) -> Tensor:
     """r - group mean; exactly 0 where it is not scored, or all of the group's are equal. (B,)"""
     scored = ~rewards.isnan()
-    mean = _scattered(rewards.nan_to_num(0.0), groups) / _counts(rewards, groups).clamp(min=1)
-    labels, place = groups.unique(return_inverse=True)
-    ends = [
-        torch.full((len(labels),), fill, dtype=rewards.dtype, device=rewards.device).scatter_reduce(
-            0, place[scored], rewards[scored], how
-        )[place]
-        for fill, how in ((float("inf"), "amin"), (float("-inf"), "amax"))
-    ]
-    return torch.where(scored & (ends[0] < ends[1]), rewards - mean, torch.zeros_like(rewards))
+    labels, index = groups.unique(return_inverse=True)
+    none = rewards.new_full((len(labels),), float("inf"))
+    smallest = none.scatter_reduce(0, index[scored], rewards[scored], "amin")[index]
+    largest = (-none).scatter_reduce(0, index[scored], rewards[scored], "amax")[index]
+    mean = _group_sum(rewards.nan_to_num(0.0), groups) / _counts(rewards, groups).clamp(min=1)
+    return torch.where(scored & (smallest < largest), rewards - mean, 0.0)
 
 
 def _group_std(rewards: Tensor, groups: Tensor) -> Tensor:
     """Sample standard deviation of each trajectory's group; 0 for a group of one. (B,)"""
-    squares = _scattered(_centered(rewards, groups).square(), groups)
+    squares = _group_sum(_centered(rewards, groups).square(), groups)
     return (squares / (_counts(rewards, groups) - 1).clamp(min=1)).sqrt()
 
 
 def _std(rewards: Tensor) -> Tensor:
     """Sample standard deviation of the scored rewards; 0 for fewer than two. ()"""
     scored = rewards[~rewards.isnan()]
-    return scored.std() if len(scored) > 1 else torch.zeros((), dtype=rewards.dtype, device=rewards.device)
+    return scored.std() if len(scored) > 1 else rewards.new_zeros(())
 
 
 def _whitened(values: Tensor, rewards: Tensor) -> Tensor:
-    """Mean 0 and standard deviation 1 over the scored; 0 where not scored, and everywhere when all are equal.
-    (B,)
-    """
-    one = torch.zeros(len(values), dtype=torch.int64, device=values.device)
-    return group(values.masked_fill(rewards.isnan(), float("nan")), one)
+    """Mean 0 and standard deviation 1 over the scored; 0 where not scored, and where all are equal. (B,)"""
+    one_group = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+    return group(values.masked_fill(rewards.isnan(), NAN), one_group)
 
 
 def _check_turns(rewards: Tensor, of_turns: Sequence[Sequence], spans: Spans) -> None:
@@ -357,30 +339,29 @@ def _check_turns(rewards: Tensor, of_turns: Sequence[Sequence], spans: Spans) ->
     assert all(len(a) == len(b) for a, b in zip(of_turns, spans, strict=True)), "one entry a turn"
 
 
-def _padded_turns(values: Sequence[Sequence[float | None]], like: Tensor) -> Tensor:
+def _padded_turns(values: TurnRewards, like: Tensor) -> Tensor:
     """(B, N), NaN where a trajectory has no such turn or the turn no value."""
-    most = max(map(len, values), default=0)
-    rows = [
-        [float("nan") if v is None else v for v in own] + [float("nan")] * (most - len(own)) for own in values
-    ]
-    return torch.tensor(rows, dtype=like.dtype, device=like.device).reshape(len(values), most)
+    padded = like.new_full((len(values), max(map(len, values), default=0)), NAN)
+    for i, row in enumerate(values):
+        padded[i, : len(row)] = torch.tensor([NAN if v is None else v for v in row], dtype=like.dtype)
+    return padded
 
 
-def _returns(own: Sequence[float | None], gamma: float) -> list[float]:
+def _returns(rewards: Sequence[float | None], gamma: float) -> list[float]:
     """Discounted returns of a trajectory's turns; a turn without a reward adds nothing."""
-    found, total = [], 0.0
-    for r in reversed(own):
-        total = (0.0 if r is None else r) + gamma * total
-        found.append(total)
-    return found[::-1]
+    returns, total = [], 0.0
+    for reward in reversed(rewards):
+        total = (reward or 0.0) + gamma * total
+        returns.append(total)
+    return returns[::-1]
 
 
 def _spread(of_turns: Tensor, spans: Spans, length: int) -> Tensor:
     """Each turn's value on its own tokens, 0 on tool replies and padding: (B, N) to (B, T)."""
-    longest = max((end for own in spans for _, end in own), default=0)
+    longest = max((end for turns in spans for _, end in turns), default=0)
     assert longest <= length, f"a turn ends at token {longest}, beyond length {length}"
-    found = torch.zeros(len(spans), length, dtype=of_turns.dtype, device=of_turns.device)
-    for i, own in enumerate(spans):
-        for n, (start, end) in enumerate(own):
-            found[i, start:end] = of_turns[i, n]
-    return found
+    advantages = of_turns.new_zeros(len(spans), length)
+    for i, turns in enumerate(spans):
+        for n, (start, end) in enumerate(turns):
+            advantages[i, start:end] = of_turns[i, n]
+    return advantages

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -22,7 +21,6 @@ from agentkit.runs import Run, RunError, cut_jsonl, secure, write_json
 
 MANIFEST = "manifest.json"
 KEEP = 2  # the newest, and one to fall back to
-_NAME = re.compile(r"checkpoint-(\d+)")
 
 
 class CheckpointError(RunError):
@@ -48,7 +46,7 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
     manifest = {"about": dict(about), "files": {name: _digest(new / name) for name in _files(new)}}
     write_json(new / MANIFEST, manifest | {"sha256": _seal(manifest)})
     secure(new)
-    for path in [*(new / name for name in _files(new)), *(p for p in new.rglob("*") if p.is_dir()), new]:
+    for path in [*new.rglob("*"), new]:
         _sync(path)
     final, folder = new.with_name(new.name[1:]), new.parent
     if final.exists():  # of an earlier attempt that got no further than being damaged
@@ -62,10 +60,15 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
 
 def steps(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first, sound or not."""
-    found = [
-        (int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))
+    numbered = [
+        path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()
     ]
-    return [path for _, path in sorted(found, reverse=True)]
+    return sorted(numbered, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimiser step in a checkpoint's name."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def verify(path: Path) -> dict[str, Any]:
@@ -77,18 +80,18 @@ def verify(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         seal, files, about = manifest.pop("sha256"), manifest["files"], manifest["about"]
+        if seal != _seal(manifest):
+            raise ValueError("its seal is another")
     except OSError as error:
         raise CheckpointError(f"{path.name}: its {MANIFEST} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path.name}: its {MANIFEST} is damaged") from None
-    if seal != _seal(manifest):
-        raise CheckpointError(f"{path.name}: its {MANIFEST} is damaged")
-    for name, digest in files.items():
+    for name, written in files.items():
         try:
-            found = _digest(path / name)
+            digest = _digest(path / name)
         except OSError as error:
             raise CheckpointError(f"{path.name}: {name} cannot be read ({error.strerror})") from None
-        if found != digest:
+        if digest != written:
             raise CheckpointError(f"{path.name}: {name} is not as it was written")
     return about
 
@@ -101,8 +104,8 @@ def newest_sound(folder: Path, fits: Callable[[Path, dict[str, Any]], None]) -> 
         fits: called with a checkpoint whose files are sound, and what its manifest says; raises
             CheckpointError where it cannot be used all the same.
     """
-    found = steps(folder)
-    for path, older in zip_longest(found, found[1:]):
+    newest_first = steps(folder)
+    for path, older in zip_longest(newest_first, newest_first[1:]):
         try:
             fits(path, verify(path))
             return path
@@ -113,18 +116,16 @@ def newest_sound(folder: Path, fits: Callable[[Path, dict[str, Any]], None]) -> 
 
 
 def cut_back(run: Run, checkpoint: Path) -> None:
-    """Remove what was written after a checkpoint; newer checkpoints, which are damaged, are kept under
-    another name.
-    """
-    step = int(checkpoint.name.rpartition("-")[2])
+    """Remove what was written after a checkpoint; newer ones, which are damaged, are kept as damaged-..."""
+    step = step_of(checkpoint)
     for name in ("metrics.jsonl", "alarms.jsonl"):
         cut_jsonl(run.file("train", name), step)
-    for later in (n for n in run.steps if n > step):
-        run.file("train", "trajectories", f"step_{later:05d}.parquet").unlink()
-    for newer in steps(checkpoint.parent):
-        if newer == checkpoint:
-            break
-        newer.rename(_unused(newer.with_name(f"damaged-{newer.name}")))
+    for number in run.steps:
+        if number > step:
+            run.file("train", "trajectories", f"step_{number:05d}.parquet").unlink()
+    for path in steps(checkpoint.parent):
+        if step_of(path) > step:
+            path.rename(_unused(path.with_name(f"damaged-{path.name}")))
 
 
 def set_aside(folder: Path) -> None:

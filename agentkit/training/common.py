@@ -1,4 +1,7 @@
-"""What SFT and GRPO share: LoRA settings, quiet trainers, a progress bar, saving adapters whole."""
+"""What SFT and GRPO share: LoRA settings, quiet trainers, a progress bar, saving adapters whole.
+
+Leaves out what either of them trains on.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from typing import Any
 import torch
 from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
-from tqdm.auto import tqdm
-from transformers import TrainerCallback
+from transformers import ProgressCallback
 
 from agentkit.runs.recipe import Recipe
 
@@ -29,9 +31,7 @@ def lora(recipe: Recipe) -> LoraConfig:
 
 
 def quiet_trainer(seed: int, cuda: bool) -> dict[str, Any]:
-    """Arguments of every trainer here: seeded, one log row a step, no reports elsewhere, no checkpoints of
-    its own.
-    """
+    """Arguments of every trainer here: seeded, one log row a step, no reports elsewhere, no checkpoints."""
     return {
         "seed": seed,
         "data_seed": seed,
@@ -45,35 +45,28 @@ def quiet_trainer(seed: int, cuda: bool) -> dict[str, Any]:
     }
 
 
-class ProgressCallback(TrainerCallback):
-    """A progress bar over optimiser steps that shows the latest loss."""
+class Progress(ProgressCallback):
+    """transformers' progress bar over optimiser steps, with a label and the latest loss."""
 
     def __init__(self, label: str):
+        super().__init__()
         self._label = label
-        self._bar: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Open the bar."""
-        self._bar = tqdm(total=state.max_steps, desc=self._label, unit="step")
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Advance the bar."""
-        self._bar.update(state.global_step - self._bar.n)
+        super().on_train_begin(args, state, control, **kwargs)
+        if self.training_bar is not None:
+            self.training_bar.set_description(self._label)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
-        """Show the loss."""
-        if logs and "loss" in logs:
-            self._bar.set_postfix(loss=f"{logs['loss']:.4g}")
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Close the bar."""
-        self._bar.close()
+        """Show the loss, where transformers prints the whole row."""
+        if self.training_bar is not None and "loss" in (logs or {}):
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.4g}")
 
 
 @contextmanager
 def merged(model: Any) -> Iterator[None]:
-    """The model with its LoRA adapter folded into the weights, which samples faster; the weights come back
-    bit for bit.
+    """The model with its LoRA adapter folded in, which samples faster; the weights come back bit for bit.
 
     Only in float32: in half precision the folded network is not quite the one that is trained.
     """

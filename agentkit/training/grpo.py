@@ -34,19 +34,12 @@ from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.training import advantages, metrics
-from agentkit.training.common import (
-    ProgressCallback,
-    lora,
-    merged,
-    only_own_progress,
-    quiet_trainer,
-    save_adapter,
-)
+from agentkit.training.common import Progress, lora, merged, only_own_progress, quiet_trainer, save_adapter
 from agentkit.training.guards import Guards, TrainingError
 from agentkit.training.hindsight import lesson_batch
+from agentkit.training.processes import check_processes, check_same, gathered, on_main_process
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import fresh_tasks, select
-from agentkit.training.together import check_processes, check_same, gathered, on_main_process
 from agentkit.training.update import Update
 
 if TYPE_CHECKING:
@@ -152,7 +145,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             processing_class=tokenizer,
             peft_config=None if unsloth else lora(recipe),
             rollout_func=_rollout_func,
-            callbacks=[ProgressCallback("GRPO"), _Validate(self), self.guards],
+            callbacks=[Progress("GRPO"), _Validate(self), self.guards],
         )
         self._prepare(tokenizer, engine)
 
@@ -167,15 +160,6 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self.open_training(made_with(self.lab, self.model, tasks, world))
         model = self.accelerator.unwrap_model(self.model)
         self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine)
-
-    def kept_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside weights and random states."""
-        return {"best": list(self.best), "guards": self.guards.state()}
-
-    def restore_state(self, state: dict[str, Any]) -> None:
-        """Put back what ``kept_state`` gave."""
-        self.best = (state["best"][0], state["best"][1])
-        self.guards.restore(state["guards"])
 
     # ---- a step: rollouts and rewards, then TRL's batch of them
     def _set_signature_columns_if_needed(self) -> None:
@@ -217,8 +201,10 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         asked = self.step.tasks
         fresh = fresh_tasks(self._tasks.values(), gathered([task.id for task in asked]), seed)
         fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
-        with self._policy_of_now() as gap:
-            selected = select(asked, fresh, lambda own, size: self._rollout(own, size, seed), self.recipe)
+        with self._synced() as gap:
+            selected = select(
+                asked, fresh, lambda chosen, size: self._rollout(chosen, size, seed), self.recipe
+            )
         trajectories = selected.trajectories
         trained = (
             (0,) * len(t.action_mask) if out else t.action_mask
@@ -237,7 +223,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self._measured |= gap | self._cache_mismatches()
 
     @contextmanager
-    def _policy_of_now(self) -> Iterator[dict[str, float]]:
+    def _synced(self) -> Iterator[dict[str, float]]:
         """Give the policy the weights as they are; yields ``sync_gap`` where its engine has its own."""
         model = self.accelerator.unwrap_model(self.model)
         with merged(model):
@@ -284,10 +270,11 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             for t, value in zip(trajectories, values, strict=True)
         ]
         self.step = replace(self.step, trajectories=tuple(recorded))
-        own = values[self._own].to(like.device)
-        if own.ndim == 2:
-            own = torch.nn.functional.pad(own, (0, max(0, like.shape[1] - own.shape[1])))[:, : like.shape[1]]
-        return own
+        values = values[self._own].to(like.device)
+        if values.ndim == 1:
+            return values
+        missing = max(0, like.shape[1] - values.shape[1])
+        return torch.nn.functional.pad(values, (0, missing))[:, : like.shape[1]]
 
     def _add_lessons(self, output: dict[str, Any]) -> None:
         """Put what this process' rollouts did achieve into the batch, where it is to be imitated."""
@@ -325,7 +312,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         start = time.monotonic()
 
         def sample() -> list[Trajectory]:
-            with self._policy_of_now():
+            with self._synced():
                 return self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed)
 
         summary = summarize(on_main_process(sample), self.validation)

@@ -20,14 +20,12 @@ from agentkit.runs.recipe import Recipe
 
 MAX_SKIPPED = 3  # steps in a row that are not finite
 MAX_UNSCORED = 0.2  # share of trajectories without a reward
-WINDOW, MIN_UNSCORED = (
-    64,
-    3,
-)  # the share is taken over so many trajectories, or one batch; one or two are no pattern
+WINDOW = 64  # trajectories over which the share is taken, or one batch
+MIN_UNSCORED = 3  # one or two are no pattern
 
 
 class TrainingError(RunError):
-    """Training cannot go on. A checkpoint of the last finished step is kept; the message says what to change."""
+    """Training cannot go on. A checkpoint of the last step is kept; the message says what to change."""
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class Watch:
     skipped_in_row: int = 0
     unscored: list[int] = field(
         default_factory=list
-    )  # of the latest trajectories, oldest first: 1 without a reward
+    )  # 1 for each of the latest trajectories without a reward
     since_best: int = 0  # validations since the best
 
 
@@ -87,23 +85,22 @@ class Guards(TrainerCallback):
     # ---- steps
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Drop gradients that are not finite: the optimiser then changes neither weights nor moments."""
-        watch, parameters = self.watch, list(kwargs["model"].parameters())
+        parameters = list(kwargs["model"].parameters())
         if is_finite_step(parameters):
-            watch.skipped_in_row = 0
+            self.watch.skipped_in_row = 0
             return
         for parameter in parameters:
             parameter.grad = None
-        watch.skipped, watch.skipped_in_row = watch.skipped + 1, watch.skipped_in_row + 1
+        self.watch.skipped += 1
+        self.watch.skipped_in_row += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop, with a checkpoint, after three steps in a row that were skipped."""
-        watch = self.watch
-        if watch.skipped_in_row >= MAX_SKIPPED:
+        if self.watch.skipped_in_row >= MAX_SKIPPED:
             self.problem = (
                 f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite (the last is step "
-                f"{state.global_step}); "
-                "they were skipped. Lower learning_rate or look for infinite rewards, then run this again: "
-                "it goes on from here."
+                f"{state.global_step}); they were skipped. Lower learning_rate or look for infinite rewards, "
+                "then run this again: it goes on from here."
             )
         control.should_save |= self.problem is not None
         control.should_training_stop |= self.problem is not None or self.ended is not None
@@ -115,22 +112,21 @@ class Guards(TrainerCallback):
         Raises:
             TrainingError: more than 20 % have none.
         """
-        watch = self.watch
-        watch.unscored = (watch.unscored + [int(t.reward is None) for t in batch])[-max(WINDOW, len(batch)) :]
-        if too_many_unscored(watch.unscored):
-            unscored = [t for t in batch if t.reward is None]
-            whys = {
-                f"{name} failed" for t in unscored for name, value in t.components.items() if value is None
-            }
-            whys |= {t.why for t in unscored if t.success is None and t.why}
-            share, watch.unscored = sum(watch.unscored) / len(watch.unscored), []
-            raise TrainingError(
-                f"{share:.0%} of the latest trajectories have no reward, more than {MAX_UNSCORED:.0%}: a "
-                "verifier or a reward "
-                f"component raises or gives values that are not finite ({'; '.join(sorted(whys))[:200]}). "
-                "Mend it, then run this "
-                "again."
-            )
+        latest = self.watch.unscored + [int(t.reward is None) for t in batch]
+        self.watch.unscored = latest = latest[-max(WINDOW, len(batch)) :]
+        if not too_many_unscored(latest):
+            return
+        self.watch.unscored = []
+        reasons = set()
+        for t in batch:
+            if t.reward is None:
+                reasons |= {f"{name} failed" for name, value in t.components.items() if value is None}
+                reasons |= {t.why} if t.success is None and t.why else set()
+        raise TrainingError(
+            f"{sum(latest) / len(latest):.0%} of the latest trajectories have no reward, more than "
+            f"{MAX_UNSCORED:.0%}: a verifier or a reward component raises or gives values that are not "
+            f"finite ({'; '.join(sorted(reasons))[:200]}). Mend it, then run this again."
+        )
 
     # ---- validation
     def validated(self, improved: bool) -> None:

@@ -23,11 +23,8 @@ from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.runs import Run, RunError, secure
 from agentkit.training.common import replace_folder
 
-TOLERANCE = {
-    torch.float32: 1e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 5e-2,
-}  # nats a token on average, by what rounding costs
+# nats a token on average, by what rounding costs
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 CHECKED, CHECKED_TOKENS = 8, 2048  # trajectories, and tokens of each
 NAMES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -55,10 +52,10 @@ def merge(run: Run, dtype: str | None = None) -> Merged:
         RunError: there is no adapter, no trajectory to check with, or the merged model gives other
             log-probabilities.
     """
-    manifest, adapter = run.manifest, run.file("adapter")
+    adapter, merged = run.file("adapter"), run.file("merged")
     if not (adapter / "adapter_config.json").exists():
         raise RunError(f"{adapter} does not exist: train this run first, with notebook 03.")
-    recipe = manifest.get("recipe", {})
+    recipe = run.manifest.get("recipe", {})
     source = str(model_path(recipe.get("model", "nano")))
     kept = NAMES[dtype] if dtype else _stored_dtype(source)
     rows = _token_rows(run)
@@ -79,21 +76,13 @@ def merge(run: Run, dtype: str | None = None) -> Merged:
         shutil.rmtree(new)
         raise RunError(
             f"the merged model is not kept: its log-probabilities differ from the adapter's by {mean:.2g} "
-            "nats a token on "
-            f"average ({largest:.2g} at most), more than {TOLERANCE[kept]:g}; merge with another --dtype, "
-            "such as float32."
+            f"nats a token on average ({largest:.2g} at most), more than {TOLERANCE[kept]:g}; merge with "
+            "another --dtype, such as float32."
         )
-    replace_folder(new, run.file("merged"))
-    secure(run.file("merged"))
-    tokens = sum(len(x) for x in before)
-    return Merged(
-        run.file("merged"),
-        str(kept).removeprefix("torch."),
-        tokens,
-        mean,
-        largest,
-        _differences(before, without)[0],
-    )
+    replace_folder(new, merged)
+    secure(merged)
+    effect, _ = _differences(before, without)
+    return Merged(merged, str(kept).removeprefix("torch."), len(torch.cat(before)), mean, largest, effect)
 
 
 def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
@@ -106,13 +95,13 @@ def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[to
     Returns:
         For each row a float32 tensor as long as its mask has ones.
     """
-    found = []
+    scores = []
     with torch.inference_mode():
         for ids, mask in rows:
             row = torch.tensor([ids])
-            scores, _ = completion_logprobs(model, row, torch.ones_like(row), len(ids) - 1, 1.0)
-            found.append(scores[0, torch.tensor(mask[1:], dtype=torch.bool)])
-    return found
+            values, _ = completion_logprobs(model, row, torch.ones_like(row), len(ids) - 1, 1.0)
+            scores.append(values[0, torch.tensor(mask[1:], dtype=torch.bool)])
+    return scores
 
 
 def _differences(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> tuple[float, float]:
@@ -121,19 +110,17 @@ def _differences(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> 
 
 
 def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:
-    """Token ids and masks of a few trajectories: of the evaluated policy where there are any, else of the
-    last step.
-    """
+    """Token ids and masks of a few trajectories: of the evaluated policy, else of the last step."""
+    trajectories = []
     if run.file("eval", "grpo.parquet").exists():
-        found = run.trajectories("grpo")
-    else:
-        found = run.trajectories(run.steps[-1]) if run.steps else []
-    rows = [
-        ([*t.prompt_ids, *t.completion_ids], [0] * len(t.prompt_ids) + list(t.action_mask)) for t in found
-    ]
-    rows = [
-        (ids[:CHECKED_TOKENS], mask[:CHECKED_TOKENS]) for ids, mask in rows if 1 in mask[1:CHECKED_TOKENS]
-    ]
+        trajectories = run.trajectories("grpo")
+    elif run.steps:
+        trajectories = run.trajectories(run.steps[-1])
+    rows = []
+    for t in trajectories:
+        ids, mask = [*t.prompt_ids, *t.completion_ids], [0] * len(t.prompt_ids) + list(t.action_mask)
+        if 1 in mask[1:CHECKED_TOKENS]:
+            rows.append((ids[:CHECKED_TOKENS], mask[:CHECKED_TOKENS]))
     if not rows:
         raise RunError(
             f"{run.path} holds no trajectory to check the merged model with: run notebook 03 or 05 first."
@@ -142,8 +129,8 @@ def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:
 
 
 def _stored_dtype(source: str) -> torch.dtype:
-    found = AutoConfig.from_pretrained(source).dtype
-    return found if found in TOLERANCE else torch.float32
+    dtype = AutoConfig.from_pretrained(source).dtype
+    return dtype if dtype in TOLERANCE else torch.float32
 
 
 def _load(source: str, dtype: torch.dtype) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from agentkit.diagnostics import audit_metrics, audited
 from agentkit.records import Step, Trajectory
 from agentkit.rewards import Reward
+from agentkit.trajectories import results_of
 
 COLUMNS = {
     "step": "number of the optimiser step; 0 is the validation before the first",
@@ -117,7 +118,7 @@ def joined(steps: Sequence[Step]) -> Step:
 def rollout_metrics(step: Step) -> dict[str, float]:
     """What a step's rollouts say of the policy, its tools and its groups."""
     trajectories, counts = step.trajectories, Counter(step.counts)
-    calls = [result.ok for t in trajectories for turn in t.turns for result in turn.results]
+    calls = [result.ok for t in trajectories for result in results_of(t)]
     verdicts = [t.success for t in trajectories if t.success is not None]
     policy = {
         "success": fmean(verdicts) if verdicts else math.nan,
@@ -141,7 +142,7 @@ def rollout_metrics(step: Step) -> dict[str, float]:
 
 def tool_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Time and cache hits of the tools."""
-    results = [result for t in trajectories for turn in t.turns for result in turn.results]
+    results = [result for t in trajectories for result in results_of(t)]
     return {
         "tool_seconds": sum(result.seconds for result in results) / max(len(trajectories), 1),
         "tool_slowest_seconds": max((result.seconds for result in results), default=0.0),

@@ -4,7 +4,7 @@ Stock TRL 1.15 gets its log-probabilities from ``model(..., fused_lm_head=True)`
 ``StockTrainer`` is TRL's GRPOTrainer with the method TRL 1.14.2 had in that place, which runs anywhere: one
 forward of the padded batch, logits of the completion only (``logits_to_keep``), divided by the temperature,
 then TRL's own ``selective_log_softmax`` and ``entropy_from_logits``. All else is TRL's. ``SharingTrainer`` is
-the same trainer with our update.
+the same trainer with our update. Leaves out rollouts, and the race itself (bench).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
@@ -61,16 +62,16 @@ def make_trainer(
         ValueError: the model cannot share prefixes.
     """
     rows = Dataset.from_list([{"prompt": "unused"}])
-    made = kind(model, lambda **_: [0.0], args, rows, processing_class=tokenizer, peft_config=lora)
+    trainer = kind(model, lambda **_: [0.0], args, rows, processing_class=tokenizer, peft_config=lora)
     generator = torch.Generator().manual_seed(0)
-    for name, parameter in made.model.named_parameters():
+    for name, parameter in trainer.model.named_parameters():
         if "lora_A" in name or "lora_B" in name:
             parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    if isinstance(made, SharingTrainer):
-        made.share_prefixes()
-        if made.unshared:
-            raise ValueError(f"the update of this model shares nothing: {made.unshared}")
-    return made
+    if isinstance(trainer, SharingTrainer):
+        trainer.share_prefixes()
+        if trainer.unshared:
+            raise ValueError(f"the update of this model shares nothing: {trainer.unshared}")
+    return trainer
 
 
 def as_batch(
@@ -80,25 +81,23 @@ def as_batch(
     advantages: list[float],
     pad: int = 0,
 ) -> dict[str, torch.Tensor]:
-    """A batch as TRL hands it to its loss: prompts padded on the left, completions and tool masks on the
-    right.
-    """
-    left, right = max(map(len, prompts)), max(map(len, completions))
-    prompt_ids = torch.tensor([[pad] * (left - len(row)) + row for row in prompts])
-    prompt_mask = torch.tensor([[0] * (left - len(row)) + [1] * len(row) for row in prompts])
-    completion_ids, completion_mask, tool_mask = (
-        torch.tensor([row + [filler] * (right - len(row)) for row in rows])
-        for rows, filler in ((completions, pad), ([[1] * len(row) for row in completions], 0), (masks, 0))
-    )
+    """A batch as TRL hands it to its loss: prompts padded on the left, completions and masks on the right."""
+    ones = [[1] * len(row) for row in completions]
+    completion_mask, tool_mask = _padded(ones, 0), _padded(masks, 0)
     return {
-        "prompt_ids": prompt_ids,
-        "prompt_mask": prompt_mask,
-        "completion_ids": completion_ids,
+        "prompt_ids": _padded(prompts, pad, "left"),
+        "prompt_mask": _padded([[1] * len(row) for row in prompts], 0, "left"),
+        "completion_ids": _padded(completions, pad),
         "completion_mask": completion_mask,
         "tool_mask": tool_mask,
         "advantages": torch.tensor(advantages),
         "num_items_in_batch": (completion_mask * tool_mask).sum(),
     }
+
+
+def _padded(rows: list[list[int]], value: int, side: str = "right") -> torch.Tensor:
+    tensors = [torch.tensor(row) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
 
 
 def update(
@@ -121,11 +120,8 @@ def update(
         total += loss.item()
     seconds = time.perf_counter() - start
     trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    return (
-        seconds,
-        total,
-        torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in trained]),
-    )
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in trained]
+    return seconds, total, torch.cat([gradient.flatten().float() for gradient in gradients])
 
 
 def logprobs(trainer: GRPOTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -133,7 +129,7 @@ def logprobs(trainer: GRPOTrainer, batch: dict[str, torch.Tensor]) -> torch.Tens
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     real = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     with torch.no_grad():
-        found, _, _ = trainer._get_per_token_logps_and_entropies(
+        values, _, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, ids, real, batch["completion_ids"].shape[1]
         )
-    return found * batch["completion_mask"] * batch["tool_mask"]
+    return values * batch["completion_mask"] * batch["tool_mask"]

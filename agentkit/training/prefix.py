@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -31,62 +32,64 @@ from agentkit.rollouts.tokens import completion_logprobs, token_logprobs
 
 PLAIN_ROWS = 4  # scored together
 CHUNK_ELEMENTS = 2**24  # logits that exist at a time: 64 MiB in float32
-PROBE_ERROR = {
-    torch.float32: 1e-4,
-    torch.bfloat16: 0.2,
-    torch.float16: 0.05,
-}  # nats, by the precision of the weights
+# nats, by the precision of the weights
+PROBE_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A prefix tree of B sequences, packed into one row of N tokens: each sequence adds the tokens no earlier
-    one has.
-    """
+    """A prefix tree of B sequences, packed into one row of N tokens, each distinct prefix once."""
 
     ids: np.ndarray  # (N,) int64
     positions: np.ndarray  # (N,) int64, of each token in its sequences
     nodes: tuple[np.ndarray, ...]  # for each sequence, where its tokens lie in the packed row
-    runs: tuple[
-        int, ...
-    ]  # tokens that each sequence with tokens of its own added, in packed order; they sum to N
+    runs: tuple[int, ...]  # tokens that each sequence adds, where it adds any, in packed order; they sum to N
     pieces: tuple[int, ...]  # the packed row cut wherever sequences part; they sum to N
-    paths: tuple[
-        tuple[int, ...], ...
-    ]  # for each run, the pieces that make up its sequence up to the run's end
+    paths: tuple[tuple[int, ...], ...]  # for each run, the pieces of its sequence up to the run's end
 
 
 def build_tree(rows: Sequence[Sequence[int]]) -> Tree:
     """The prefix tree of B sequences of token ids, none of them empty.
 
     In lexicographic order the longest prefix that a sequence shares with any before it is the one it shares
-    with the last.
+    with the last. Four rows, in that order, with what each adds:
+
+        row 2: 5 2          5 2    a run of 2, at 0 1 of the packed row
+        row 0: 5 6 7 8      6 7 8  a run of 3, at 2 3 4; leaves row 2's path after the 5
+        row 3: 5 6 7 8      nothing: its nodes are row 0's, 0 2 3 4
+        row 1: 5 6 7 9 9    9 9    a run of 2, at 5 6; leaves row 0's path after the 7
+
+    The packed row is 5 | 2 | 6 7 | 8 | 9 9, cut where runs begin and where paths part. Its pieces have 1, 1,
+    2, 1 and 2 tokens, and the paths of the three runs are the pieces 0 1, 0 2 3 and 0 2 4.
     """
     assert rows and all(len(row) for row in rows)
     arrays = [np.asarray(row, dtype=np.int64) for row in rows]
     nodes: list[np.ndarray] = [np.empty(0, np.int64)] * len(rows)
     last, last_nodes = np.empty(0, np.int64), np.empty(0, np.int64)
-    ids, positions, added, total, cuts = [], [], [], 0, {0}
+    ids, positions, run_nodes, cuts, total = [], [], [], {0}, 0
     for i in sorted(range(len(rows)), key=lambda i: list(rows[i])):
         shared = _common(last, arrays[i])
-        own = np.arange(total, total + len(arrays[i]) - shared)
-        nodes[i] = np.concatenate([last_nodes[:shared], own])
-        if len(own):
-            added.append(nodes[i])
-            cuts |= {total, total + len(own)} | ({int(last_nodes[shared - 1]) + 1} if shared else set())
-            ids.append(arrays[i][shared:])
-            positions.append(np.arange(shared, len(arrays[i])))
-            total += len(own)
+        run = np.arange(total, total + len(arrays[i]) - shared)  # where its own tokens go
+        nodes[i] = np.concatenate([last_nodes[:shared], run])
         last, last_nodes = arrays[i], nodes[i]
-    starts = sorted(cuts)
-    index = {start: n for n, start in enumerate(starts)}
+        if not len(run):  # a sequence that was there before
+            continue
+        if shared:
+            cuts.add(int(nodes[i][shared - 1]) + 1)  # behind the last token it shares
+        total += len(run)
+        cuts.add(total)  # behind its run
+        ids.append(arrays[i][shared:])
+        positions.append(np.arange(shared, len(arrays[i])))
+        run_nodes.append(nodes[i].tolist())
+    bounds = sorted(cuts)
+    piece_at = {start: number for number, start in enumerate(bounds)}
     return Tree(
         ids=np.concatenate(ids),
         positions=np.concatenate(positions),
         nodes=tuple(nodes),
-        runs=tuple(len(own) for own in ids),
-        pieces=tuple(b - a for a, b in pairwise(starts)),
-        paths=tuple(tuple(index[int(n)] for n in path if int(n) in index) for path in added),
+        runs=tuple(map(len, ids)),
+        pieces=tuple(end - start for start, end in pairwise(bounds)),
+        paths=tuple(tuple(piece_at[n] for n in path if n in piece_at) for path in run_nodes),
     )
 
 
@@ -98,44 +101,42 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 class _Layout:
-    """What attention needs of a tree, on the model's device: sizes, paths, and a causal mask for each run
-    after the first.
+    """What attention needs of a tree, on the model's device: sizes, paths, a causal mask for each run.
+
+    A run that is a whole sequence needs no mask; runs of one shape share theirs.
     """
 
     def __init__(self, tree: Tree, device: torch.device):
         self.runs, self.pieces, self.paths = list(tree.runs), list(tree.pieces), tree.paths
-        self.masks = []
-        made: dict[
-            tuple[int, int], torch.Tensor | None
-        ] = {}  # completions of one length after one prompt have the same
-        for run, path in zip(tree.runs, tree.paths, strict=True):
-            shape = run, sum(tree.pieces[piece] for piece in path)
-            if shape not in made:
-                whole = torch.ones(shape, dtype=torch.bool, device=device)
-                made[shape] = None if run == shape[1] else whole.tril(shape[1] - run)[None, None]
-            self.masks.append(made[shape])
+        masks: dict[tuple[int, int], torch.Tensor | None] = {}
+        shapes = [
+            (run, sum(tree.pieces[piece] for piece in path))
+            for run, path in zip(tree.runs, tree.paths, strict=True)
+        ]
+        for run, length in dict.fromkeys(shapes):
+            full = torch.ones((run, length), dtype=torch.bool, device=device)
+            masks[run, length] = None if run == length else full.tril(length - run)[None, None]
+        self.masks = [masks[shape] for shape in shapes]
 
 
 def tree_attention(
-    tree: _Layout, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *unused: Any,
-    **options: Any,
+    tree: _Layout, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    *unused: Any, **options: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
-    """Attention along the paths of a tree, whose tokens lie in one packed row of N; arguments as
-    agentkit.policies.attention's.
-    """
+    """Attention along the paths of a tree; arguments as agentkit.policies.attention's."""
     keys, values = key.split(tree.pieces, dim=2), value.split(tree.pieces, dim=2)
-    parts = []
+    outputs = []
     for q, path, mask in zip(query.split(tree.runs, dim=2), tree.paths, tree.masks, strict=True):
-        k, v = (torch.cat([of[piece] for piece in path], dim=2) for of in (keys, values))
-        parts.append(sdpa_attention_forward(module, q, k, v, mask, **options)[0])
-    return torch.cat(parts, dim=1), None
+        k = torch.cat([keys[piece] for piece in path], dim=2)
+        v = torch.cat([values[piece] for piece in path], dim=2)
+        outputs.append(sdpa_attention_forward(module, q, k, v, mask, **options)[0])
+    return torch.cat(outputs, dim=1), None
 
 
 def prepare(model: Any) -> str | None:
-    """Give a causal language model the attention that can share prefixes; it stays, and other calls are SDPA
-    as before.
+    """Give a causal language model the attention that can share prefixes; other calls are SDPA as before.
 
-    It must stay because gradient checkpointing runs layers again during the backward pass. The model is then
+    It stays, because gradient checkpointing runs layers again during the backward pass. The model is then
     asked for log-probabilities of three short sequences both ways.
 
     Args:
@@ -169,16 +170,11 @@ def prepare(model: Any) -> str | None:
 @torch.no_grad()
 def _probe(model: Any) -> str | None:
     """Why log-probabilities of three short sequences differ from the plain ones; None where they agree."""
-    words = np.arange(1, 25) * 37 % model.config.get_text_config().vocab_size
-    rows = [
-        words[:20],
-        np.concatenate([words[:12], words[3:14]]),
-        np.concatenate([words[:12], words[3:8], words[20:]]),
-    ]
-    width = max(map(len, rows))
+    words = torch.arange(1, 25) * 37 % model.config.get_text_config().vocab_size
+    rows = [words[:20], torch.cat([words[:12], words[3:14]]), torch.cat([words[:12], words[3:8], words[20:]])]
     device = model.get_input_embeddings().weight.device
-    ids = torch.tensor(np.stack([np.pad(row, (0, width - len(row))) for row in rows]), device=device)
-    mask = torch.tensor([[int(t < len(row)) for t in range(width)] for row in rows], device=device)
+    ids = pad_sequence(rows, batch_first=True).to(device)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).to(device)
     scored = mask[:, 8:].bool()
     shared, _ = shared_logprobs(model, ids, mask, scored, 1.0)
     plain, _ = plain_logprobs(model, ids, mask, scored, 1.0)
@@ -186,6 +182,7 @@ def _probe(model: Any) -> str | None:
     return None if error <= allowed else f"its shared log-probabilities are off by {error:.2g} nats"
 
 
+# ---- log-probabilities
 def shared_logprobs(
     model: Any,
     ids: torch.Tensor,
@@ -208,75 +205,60 @@ def shared_logprobs(
     Returns:
         (B, K) log-probabilities with zeros where nothing is scored, and (B, K) entropies likewise or None.
     """
-    assert (
-        ids.ndim == mask.ndim == scored.ndim == 2 and ids.dtype == torch.int64 and scored.dtype == torch.bool
-    )
+    _check(ids, mask, scored)
     if not scored.any():  # every trajectory here is left out of the loss
-        return tuple(
-            torch.zeros(scored.shape, device=ids.device) if wanted else None for wanted in (True, entropy)
-        )
+        zeros = torch.zeros(scored.shape, device=ids.device)
+        return zeros, zeros.clone() if entropy else None
     rows, targets = _used(ids, mask, scored)
     tree = build_tree(rows)
-    own = np.concatenate(
-        [path[at] for path, at in zip(tree.nodes, targets, strict=True)]
-    )  # a node is its parent and token
-    before = np.concatenate([path[at - 1] for path, at in zip(tree.nodes, targets, strict=True)])
-    distinct, first, back = np.unique(own, return_index=True, return_inverse=True)
-    packed, positions, predict, token, back = (
-        torch.from_numpy(array).to(ids.device)
-        for array in (tree.ids, tree.positions, before[first], tree.ids[distinct], back)
-    )
+    # a node stands for its token and all before it: each distinct one is scored once, from the node before
+    nodes = np.concatenate([path[at] for path, at in zip(tree.nodes, targets, strict=True)])
+    parents = np.concatenate([path[at - 1] for path, at in zip(tree.nodes, targets, strict=True)])
+    distinct, first, back = np.unique(nodes, return_index=True, return_inverse=True)
+    arrays = tree.ids, tree.positions, parents[first], tree.ids[distinct], back
+    packed, positions, predict, token, back = (torch.from_numpy(array).to(ids.device) for array in arrays)
     hidden = _hidden_states(model, packed[None], positions[None], _Layout(tree, ids.device))
     head = _unwrapped(model).get_output_embeddings()
-    found = _chunked(head, hidden.index_select(0, predict), token, temperature, entropy)
-    return tuple(x if x is None else _scatter(x.index_select(0, back), scored) for x in found)
+    logprobs, entropies = _chunked(head, hidden.index_select(0, predict), token, temperature, entropy)
+    logprobs = _scatter(logprobs.index_select(0, back), scored)
+    return logprobs, _scatter(entropies.index_select(0, back), scored) if entropy else None
+
+
+def _check(ids: torch.Tensor, mask: torch.Tensor, scored: torch.Tensor) -> None:
+    assert ids.ndim == mask.ndim == scored.ndim == 2, "ids, mask and scored: one row a sequence"
+    assert ids.dtype == torch.int64 and scored.dtype == torch.bool, "ids: int64; scored: bool"
 
 
 def _used(
     ids: torch.Tensor, mask: torch.Tensor, scored: torch.Tensor
 ) -> tuple[list[list[int]], list[np.ndarray]]:
-    """For each row with scored tokens: its real tokens up to the last scored one, and the places of the
-    scored ones.
-    """
-    keep = scored.shape[1]
+    """For each row with scored tokens: its real tokens up to the last scored one, and where those are."""
+    context = ids.shape[1] - scored.shape[1]
     ids, mask, scored = (x.cpu().numpy() for x in (ids, mask.bool(), scored))
-    wanted = np.concatenate([np.zeros((len(ids), ids.shape[1] - keep), bool), scored], axis=1)
+    wanted = np.pad(scored, ((0, 0), (context, 0)))
     rows, targets = [], []
     for row, real, want in zip(ids, mask, wanted, strict=True):
         if want.any():
             at = np.flatnonzero(want[real])
-            assert want[~real].sum() == 0 and at[0] > 0, (
-                "a scored token must be real and have a token before it"
-            )
+            assert not want[~real].any() and at[0] > 0, "a scored token must be real and have one before it"
             rows.append(row[real][: at[-1] + 1].tolist())
             targets.append(at)
     return rows, targets
 
 
 def _hidden_states(model: Any, ids: torch.Tensor, positions: torch.Tensor, tree: _Layout) -> torch.Tensor:
-    """(N, hidden size): what the output layer reads. The model's own forward runs, so that wrappers around it
-    see the call.
-    """
-    kept: list[torch.Tensor] = []
-    hook = (
-        _unwrapped(model)
-        .get_decoder()
-        .register_forward_hook(lambda module, inputs, output: kept.append(output[0]))
-    )
+    """(N, hidden size): what the output layer reads, by the model's own forward, so that wrappers see it."""
+    outputs: list[torch.Tensor] = []
+    decoder = _unwrapped(model).get_decoder()
+    hook = decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))
+    mask = torch.empty((1, 1, 0, 0), device=ids.device)  # of four dimensions: passed on, so none is built
     attend = partial(tree_attention, tree)
-    try:  # a mask of four dimensions is passed on as it is, so none is built
-        mask = torch.empty((1, 1, 0, 0), device=ids.device)
-        model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=1,
-            attend=attend,
-        )
+    try:
+        model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1,
+              attend=attend)  # fmt: skip
     finally:
         hook.remove()
-    return kept[0][0]
+    return outputs[0][0]
 
 
 def _unwrapped(model: Any) -> Any:
@@ -287,30 +269,26 @@ def _unwrapped(model: Any) -> Any:
 def _chunked(
     head: Any, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``_score`` in chunks of about ``CHUNK_ELEMENTS`` logits; several chunks are computed again in the
-    backward pass.
-    """
+    """``_score`` in chunks of ``CHUNK_ELEMENTS`` logits; several are computed again going backward."""
     size = max(1, CHUNK_ELEMENTS // head.weight.shape[0])
-    chunks = list(zip(hidden.split(size), tokens.split(size), strict=True))
-    if len(chunks) == 1 or not torch.is_grad_enabled():
-        found = [_score(head, h, t, temperature, entropy) for h, t in chunks]
-    else:
-        found = [checkpoint(_score, head, h, t, temperature, entropy, use_reentrant=False) for h, t in chunks]
-    return torch.cat([logprobs for logprobs, _ in found]), torch.cat(
-        [e for _, e in found]
-    ) if entropy else None
+    score = partial(_score, head)
+    if len(hidden) > size and torch.is_grad_enabled():
+        score = partial(checkpoint, _score, head, use_reentrant=False)
+    chunks = zip(hidden.split(size), tokens.split(size), strict=True)
+    logprobs, entropies = zip(*(score(h, t, temperature, entropy) for h, t in chunks), strict=True)
+    return torch.cat(logprobs), torch.cat(entropies) if entropy else None
 
 
 def _score(
     head: Any, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(N,) log-probabilities of tokens after hidden states (N, hidden size), and (N,) entropies or None."""
-    logits = head(hidden).float().div_(temperature)  # (N, V), in place: several hundred MB else
+    logits = head(hidden).float().div_(temperature)  # (N, V); in place, for the memory
     return token_logprobs(logits, tokens, entropy=entropy)
 
 
 def _scatter(values: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
-    """Values of the scored places, row by row, in a tensor of zeros."""
+    """Values of the scored tokens, row by row, in a tensor of zeros."""
     return torch.zeros(scored.shape, dtype=values.dtype, device=values.device).masked_scatter(scored, values)
 
 
@@ -322,28 +300,22 @@ def plain_logprobs(
     temperature: float,
     entropy: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The same as ``shared_logprobs``, row by row on any causal language model: rows of like length go
-    together, unpadded.
-    """
-    assert (
-        ids.ndim == mask.ndim == scored.ndim == 2 and ids.dtype == torch.int64 and scored.dtype == torch.bool
-    )
+    """As ``shared_logprobs``, on any causal language model; rows of like length go together, unpadded."""
+    _check(ids, mask, scored)
     keep = scored.shape[1]
     rows = scored.any(1).nonzero().flatten()
     rows = rows[mask[rows].sum(1).argsort(stable=True)]
-    logprobs, entropies = (
-        torch.zeros(scored.shape, dtype=torch.float32, device=ids.device) for _ in range(2)
-    )
+    logprobs = torch.zeros(scored.shape, dtype=torch.float32, device=ids.device)
+    entropies = torch.zeros_like(logprobs) if entropy else None
     for part in rows.split(PLAIN_ROWS):
         used = mask[part].any(0).nonzero().flatten()
-        first, last = int(used[0]), int(used[-1]) + 1
-        width = last - (ids.shape[1] - keep)  # completion columns that hold a token
-        found, surprise = completion_logprobs(
-            model, ids[part, first:last], mask[part, first:last], width, temperature, entropy
+        columns = slice(int(used[0]), int(used[-1]) + 1)
+        width = columns.stop - (ids.shape[1] - keep)  # completion columns that hold a token
+        values, surprise = completion_logprobs(
+            model, ids[part, columns], mask[part, columns], width, temperature, entropy
         )
-        logprobs = logprobs.index_add(
-            0, part, torch.nn.functional.pad(found * scored[part, :width], (0, keep - width))
-        )
+        padded = torch.nn.functional.pad(values * scored[part, :width], (0, keep - width))
+        logprobs = logprobs.index_add(0, part, padded)
         if entropy:
             entropies[part, :width] = surprise * scored[part, :width]
-    return logprobs, entropies if entropy else None
+    return logprobs, entropies

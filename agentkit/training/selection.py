@@ -1,33 +1,29 @@
-"""Which trajectories are trained on: dead groups, GRPO-RoC's resampling, void turns, truncation. Pure
-functions on groups.
+"""Which trajectories are trained on: dead groups, GRPO-RoC's resampling, void turns, truncation.
 
-A group is the scored trajectories of one task at one step. What is left out of the loss keeps its reward in
-the group's mean, and its place in a denominator that counts trajectories; one that counts tokens is smaller
-by its tokens. ``select`` is the one loop that samples; the trainer hands it a function that rolls out. Leaves
-out advantages.
+Pure functions on groups. A group is the scored trajectories of one task at one step. What is left out of the
+loss keeps its reward in the group's mean, and its part in a denominator that counts trajectories; one that
+counts tokens is smaller by its tokens. ``select`` is the one loop that samples; the trainer hands it a function
+that rolls out. Leaves out advantages.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from agentkit.records import Group, Task, Trajectory
 from agentkit.runs.recipe import Recipe
-from agentkit.trajectories import groups_of, is_dead, is_truncated, is_void
+from agentkit.trajectories import groups_of, is_dead, is_truncated, is_void, results_of
 
-Roll = Callable[
-    [Sequence[Task], int], list[Trajectory]
-]  # tasks, trajectories a task -> scored trajectories, group by group
+# tasks, trajectories a task -> scored trajectories, group by group
+Roll = Callable[[Sequence[Task], int], list[Trajectory]]
 Sampler = Callable[[Sequence[Task]], list[Group]]
 
 
 def penalty(trajectory: Trajectory) -> float:
-    """What GRPO-RoC prefers less of (rStar2-Agent, arXiv 2508.20722): tool-error ratio plus number of
-    malformed calls.
-    """
-    results = [result for turn in trajectory.turns for result in turn.results]
+    """What GRPO-RoC (arXiv 2508.20722) prefers less of: tool-error ratio plus number of malformed calls."""
+    results = results_of(trajectory)
     errors = sum(not result.ok for result in results) / max(len(results), 1)
     return errors + sum(not result.name for result in results)
 
@@ -46,9 +42,10 @@ def resample_correct(group: Group, keep: int) -> Group:
     wanted = int(keep * len(positives) / max(len(scored), 1) + 0.5)
     if positives and negatives and keep > 1:
         wanted = min(max(wanted, 1), keep - 1)
-    first = [*positives[:wanted], *negatives[: keep - min(wanted, len(positives))]]
-    rest = [*positives[wanted:], *negatives, *(t for t in group.trajectories if t not in scored)]
-    chosen = first + [t for t in rest if all(t is not c for c in first)][: keep - len(first)]
+    others = keep - min(wanted, len(positives))
+    unscored = [t for t in group.trajectories if t not in scored]
+    first, rest = positives[:wanted] + negatives[:others], positives[wanted:] + negatives[others:] + unscored
+    chosen = (first + rest)[:keep]
     return Group(group.task_id, tuple(replace(t, sample=i) for i, t in enumerate(chosen)))
 
 
@@ -77,17 +74,17 @@ def replace_dead(
     Returns:
         As many groups, in place; those for which tasks or budget did not suffice are kept as they were.
     """
-    found, waiting, affordable = list(groups), list(fresh), budget // cost
-    dead = [i for i, group in enumerate(found) if is_dead(group)]
+    result, affordable = list(groups), min(budget // cost, len(fresh))
+    dead = [i for i, group in enumerate(groups) if is_dead(group)]
     before, tried = len(dead), 0
-    while dead and tried < min(affordable, len(waiting)):
-        tasks = waiting[tried : min(tried + len(dead), affordable)]
+    while dead and tried < affordable:
+        tasks = fresh[tried : min(tried + len(dead), affordable)]
         tried += len(tasks)
         alive = [group for group in sample(tasks) if not is_dead(group)]
-        for place, group in zip(dead, alive, strict=False):
-            found[place] = group
+        for i, group in zip(dead, alive, strict=False):
+            result[i] = group
         dead = dead[len(alive) :]
-    return Replaced(found, before - len(dead), tried * cost)
+    return Replaced(result, before - len(dead), tried * cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +134,17 @@ def select(tasks: Sequence[Task], fresh: Sequence[Task], roll_out: Roll, recipe:
 
 def left_out(groups: Sequence[Group], recipe: Recipe) -> list[bool]:
     """For each trajectory, group by group, whether the recipe leaves it out of the loss."""
-    found = []
+    flags = []
     for group in groups:
         dropped = recipe.dead_groups == "drop" and is_dead(group)
         for t in group.trajectories:
-            found.append(
-                dropped or (recipe.mask_void and is_void(t)) or (recipe.mask_truncated and is_truncated(t))
-            )
-    return found
+            void, truncated = recipe.mask_void and is_void(t), recipe.mask_truncated and is_truncated(t)
+            flags.append(dropped or void or truncated)
+    return flags
 
 
-def fresh_tasks(tasks: Sequence[Task], used: Sequence[str], seed: int) -> list[Task]:
+def fresh_tasks(tasks: Iterable[Task], used: Sequence[str], seed: int) -> list[Task]:
     """The tasks that are not used yet, shuffled by the seed."""
-    own = [task for task in tasks if task.id not in set(used)]
-    random.Random(seed).shuffle(own)
-    return own
+    unused = [task for task in tasks if task.id not in set(used)]
+    random.Random(seed).shuffle(unused)
+    return unused

@@ -20,7 +20,7 @@ from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
-from agentkit.training.common import ProgressCallback, lora, only_own_progress, quiet_trainer, save_adapter
+from agentkit.training.common import Progress, lora, only_own_progress, quiet_trainer, save_adapter
 from agentkit.training.transcripts import read_transcripts
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def fine_tune(
         train_dataset=sft_dataset(trajectories),
         processing_class=tokenizer,
         peft_config=lora(recipe),
-        callbacks=[ProgressCallback("SFT")],
+        callbacks=[Progress("SFT")],
     )
     only_own_progress(trainer)
     trainer.train()

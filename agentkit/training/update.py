@@ -1,23 +1,23 @@
-"""The update of GRPO: TRL's loss on log-probabilities that share prefixes, on whole groups, and nothing
-computed in vain.
+"""The update of GRPO: TRL's loss on log-probabilities that share prefixes, and nothing computed in vain.
 
 ``Update`` goes in front of TRL's GRPOTrainer and keeps its loss. TRL shuffles the sequences of a batch before
 it splits it into micro-batches; here they stay in the order sampled, so that a group's prompt is shared
-(shared_prefix). Log-probabilities are computed only where the loss reads them. Trajectories without advantage
-are not computed where their part of loss and gradient is exactly zero; they still count in every denominator.
+(prefix). Log-probabilities are computed only where the loss reads them. Trajectories without advantage are
+not computed where their part of loss and gradient is exactly zero; they still count in every denominator.
+Leaves out the loss itself, and what a batch holds (grpo).
 """
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from trl.trainer.utils import split_tensor_dict
 
+from agentkit.policies.unsloth import return_logits
 from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs
 
 
@@ -32,13 +32,13 @@ class Update:
 
     unshared: str | None = None
     lesson_weight: float = 0.0
-    _scored: torch.Tensor | None = None  # (B, T) bool: the only tokens wanted
+    _scored: torch.Tensor | None = None  # (B, T) bool: what ``_only`` says; None asks ``sampled_mask``
 
     def share_prefixes(self, wanted: bool = True) -> None:
         """Compute shared prefixes once from now on; warns where the model cannot."""
-        self.unshared = (
-            prepare(self.accelerator.unwrap_model(self.model)) if wanted else "it was not asked for"
-        )
+        self.unshared = "it was not asked for"
+        if wanted:
+            self.unshared = prepare(self.accelerator.unwrap_model(self.model))
         if wanted and self.unshared:
             warnings.warn(
                 f"every trajectory is computed in full, prompt included: {self.unshared}", stacklevel=2
@@ -49,14 +49,13 @@ class Update:
         return completion_mask
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """TRL's, without its shuffle of sequences; which tasks are sampled together is random all the same."""
+        """TRL's, without its shuffle of sequences; which tasks come together is random all the same."""
         if not self.model.training:
             return super()._prepare_inputs(generation_batch)
         parts = self.args.steps_per_generation
         if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
-            self._buffered_inputs = split_tensor_dict(
-                self._generate_and_score_completions(generation_batch), parts
-            )
+            batch = self._generate_and_score_completions(generation_batch)
+            self._buffered_inputs = split_tensor_dict(batch, parts)
         return self._buffered_inputs[self._step % parts]
 
     def compute_loss(
@@ -66,12 +65,16 @@ class Update:
         return self._compute_loss(model, inputs)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss. Where it does not look, log-probabilities new and old are 0, so their ratio is 1."""
+        """TRL's loss, computed only on the tokens that move it.
+
+        The trick: TRL's loss calls back ``_get_per_token_logps_and_entropies``, whose arguments cannot say
+        which tokens matter; ``_only`` lays that aside for it. Elsewhere new and old log-probabilities are 0,
+        so their ratio is 1, and TRL's own mask and zero advantages take the rest out.
+        """
         scored = _loss_mask(inputs)
-        if (
-            self.beta == 0 and not self._entropy_bonus_enabled and self.top_entropy_quantile == 1
-        ):  # else it would count
-            scored = scored & inputs["advantages"].reshape(len(scored), -1).any(1, keepdim=True)
+        if self.beta == 0 and not self._entropy_bonus_enabled and self.top_entropy_quantile == 1:
+            has_advantage = inputs["advantages"].reshape(len(scored), -1).any(1, keepdim=True)
+            scored = scored & has_advantage  # nothing else would count on the others
         if not scored.any():  # one row must make the graph; the loss takes it times 0
             shortest = inputs["completion_mask"].sum(1).argmin()
             scored[shortest] = inputs["completion_mask"][shortest].bool()
@@ -81,67 +84,53 @@ class Update:
         return loss + self.lesson_weight * self._lesson_loss(model, inputs) if self.lesson_weight else loss
 
     def _lesson_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Mean negative log-likelihood of the lessons' tokens, in nats: this micro-batch's part of it
-        (hindsight).
-        """
+        """This micro-batch's part of the lessons' mean negative log-likelihood, nats a token."""
         scored = inputs["lesson_scored"][:, 1:].bool()
         if not scored.any():
             return torch.zeros((), device=scored.device)
-        score = plain_logprobs if self.unshared else shared_logprobs
         with self.accelerator.autocast():
-            logprobs, _ = score(model, inputs["lesson_ids"], inputs["lesson_mask"], scored, 1.0)
+            logprobs, _ = self._score(model, inputs["lesson_ids"], inputs["lesson_mask"], scored, 1.0)
         return -logprobs.sum() / inputs["lesson_tokens"]
 
     @contextmanager
     def _only(self, scored: torch.Tensor) -> Iterator[None]:
+        """Within, log-probabilities are computed for these tokens (B, T) only."""
         self._scored = scored
         try:
             yield
         finally:
             self._scored = None
 
+    @property
+    def _score(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
+        return plain_logprobs if self.unshared else shared_logprobs
+
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int,
         batch_size: int | None = None, compute_entropy: bool = False, **unused: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:  # fmt: skip
-        """Log-probabilities (B, T) of the last T tokens at the sampling temperature, and entropies (B, T)
-        where asked.
+        """Log-probabilities (B, T) of the last T tokens at the sampling temperature, entropies where asked.
 
         Where the loss does not look they are 0 and the mean entropy of the other tokens, which leaves TRL's
         mean as it is.
         """
+        return_logits()
         completion_mask = attention_mask[:, -logits_to_keep:].bool()
         scored = self.sampled_mask(completion_mask) if self._scored is None else self._scored
-        score = plain_logprobs if self.unshared else shared_logprobs
-        os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = (
-            "0"  # its trainer makes its models return these instead of logits
-        )
-        found = []
+        size = batch_size or len(input_ids)
+        parts = zip(input_ids.split(size), attention_mask.split(size), scored.split(size), strict=True)
         with self.accelerator.autocast():
-            for rows in torch.arange(len(input_ids), device=input_ids.device).split(
-                batch_size or len(input_ids)
-            ):
-                given = (
-                    model,
-                    input_ids[rows],
-                    attention_mask[rows],
-                    scored[rows],
-                    self.temperature,
-                    compute_entropy,
-                )
-                nothing = torch.zeros(scored[rows].shape, device=input_ids.device)
-                found.append(score(*given) if scored[rows].any() else (nothing, nothing))
-        logprobs = torch.cat([values for values, _ in found])
+            parts = [self._score(model, *part, self.temperature, compute_entropy) for part in parts]
+        logprobs = torch.cat([values for values, _ in parts])
         if not compute_entropy:
             return logprobs, None, None
-        entropies = torch.cat([values for _, values in found])
+        entropies = torch.cat([values for _, values in parts])
         return logprobs, entropies.where(scored, entropies[scored].mean()), None
 
     def correct_mismatch(
         self, output: dict[str, Any], sampled: torch.Tensor, mode: str, cap: float
     ) -> dict[str, float]:
-        """Say what the old policy was, and weigh tokens whose engine saw another probability than the
-        trainer.
+        """Say what the old policy was, and weigh tokens where engine and trainer disagree.
 
         TRL multiplies a token's loss by such a weight for vLLM only. As no weight is negative, multiplying
         its advantage is the same in every loss used here, and leaves the KL term alone.
@@ -160,9 +149,8 @@ class Update:
             return {}
         ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         real = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        mask = _loss_mask(output)
+        mask, size = _loss_mask(output), self.args.per_device_train_batch_size
         with torch.no_grad(), self._only(mask):
-            size = self.args.per_device_train_batch_size
             trained, _, _ = self._get_per_token_logps_and_entropies(
                 self.model, ids, real, sampled.shape[1], size
             )
@@ -170,11 +158,10 @@ class Update:
         advantages = output["advantages"]
         output["old_per_token_logps"] = trained
         output["advantages"] = (advantages if advantages.ndim == 2 else advantages[:, None]) * weights
-        kept, gap = weights.expand_as(mask)[mask], (trained - sampled).abs()[mask]
-        return {
-            "mismatch": float(gap.mean()) if len(gap) else 0.0,
-            "mismatch_weight": float(kept.mean()) if len(kept) else 1.0,
-        }
+        if not mask.any():
+            return {"mismatch": 0.0, "mismatch_weight": 1.0}
+        difference = (trained - sampled).abs()[mask].mean()
+        return {"mismatch": float(difference), "mismatch_weight": float(weights.expand_as(mask)[mask].mean())}
 
 
 def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:

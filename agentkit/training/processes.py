@@ -1,0 +1,165 @@
+"""Inside a process that trains: signals that stop it, the lock on its run, random states, and what several
+processes share.
+
+Leaves out starting several of them (launch).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object
+
+from agentkit.runs import Run, RunError
+from agentkit.runs.recipe import Recipe
+
+LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
+_LOCKS: dict[Path, int] = {}  # descriptors that this process holds; a trainer made anew uses the old one's
+T = TypeVar("T")
+
+
+class TrainingStopped(KeyboardInterrupt):
+    """Training was asked to stop. No Exception: a guard around user code must not take it for an error."""
+
+
+# ---- one process
+def random_states() -> tuple[Any, ...]:
+    """The states of Python's, NumPy's and torch's generators."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+
+
+def set_random_states(states: tuple[Any, ...]) -> None:
+    """Put back what ``random_states`` gave."""
+    python, numpy, cpu, cuda = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
+    if cuda:
+        torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def signals(handler: Callable[[str], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call ``handler`` with their name; only the main thread can receive them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def receive(number: int, frame: Any) -> None:
+        handler(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def lock(run: Run) -> None:
+    """Keep other processes from training in this run, until ``unlock`` or the end of this process.
+
+    Raises:
+        RunError: another process holds it.
+    """
+    path = run.file(".training").resolve()
+    if path in _LOCKS:
+        return
+    handle, deadline = os.open(path, os.O_RDWR | os.O_CREAT, 0o600), time.monotonic() + LOCK_S
+    while not _locked(handle):
+        if time.monotonic() > deadline:
+            holder = os.read(handle, 20).decode(errors="replace").strip()
+            os.close(handle)
+            raise RunError(
+                f"process {holder} is training in {run.path}: wait for it, stop it, or choose another run "
+                "folder."
+            )
+        time.sleep(0.2)
+    os.truncate(handle, 0)
+    os.write(handle, str(os.getpid()).encode())
+    _LOCKS[path] = handle
+
+
+def _locked(handle: int) -> bool:
+    """Try to lock a file; not inherited by children, and gone with this process however it ends."""
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def unlock(run: Run) -> None:
+    """Let others train in this run."""
+    handle = _LOCKS.pop(run.file(".training").resolve(), None)
+    if handle is not None:
+        os.close(handle)
+
+
+# ---- several
+def check_processes(recipe: Recipe) -> None:
+    """Raise RunError where another number of processes runs than the recipe says: batches would differ."""
+    running = PartialState(cpu=not torch.cuda.is_available()).num_processes
+    if running != recipe.processes:
+        raise RunError(
+            f"the recipe says processes: {recipe.processes}, and {running} run{'s' * (running == 1)}. Start "
+            "them with notebook 03 or 'python -m torch.distributed.run --standalone --nproc_per_node "
+            f"{recipe.processes}'; 'accelerate launch --cpu' runs one process whatever it is told."
+        )
+
+
+def gathered(items: list[T]) -> list[T]:
+    """The items of all processes, in the order of the processes."""
+    return gather_object(items) if PartialState().num_processes > 1 else items
+
+
+def from_main(*values: Any) -> list[Any]:
+    """The first process' values, in every process."""
+    shared = list(values)
+    if PartialState().num_processes > 1:
+        broadcast_object_list(shared)
+    return shared
+
+
+def on_main_process(work: Callable[[], T]) -> T:
+    """Do something in the first process only; all get its result, or the error it raised."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return work()
+    result, error = None, None
+    if state.is_main_process:
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+    result, error = from_main(result, error)
+    if error is not None:
+        raise error
+    return result
+
+
+def check_same(model: Any) -> None:
+    """Raise RunError where the trained weights are not the same in all processes, to the bit."""
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            digest.update(name.encode() + weight.detach().to("cpu", torch.float32).numpy().tobytes())
+    if len(set(gathered([digest.hexdigest()]))) > 1:
+        raise RunError(
+            "the processes have trained different adapters: their gradients were not shared. Train in one "
+            "process."
+        )
