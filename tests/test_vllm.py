@@ -21,7 +21,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from agentkit.lab import Lab
-from agentkit.policies import EngineError, Request, guard
+from agentkit.policies import EngineError, Request
+from agentkit.policies import sync as guard
 from agentkit.policies.loading import load_agent
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy
