@@ -1,8 +1,9 @@
-"""The lab: the one place where tasks, environments, verifiers and rewards come from, shipped ones and a user's own.
+"""The lab: the one place where tasks, environments, verifiers and rewards come from, shipped ones and a
+user's own.
 
-Notebooks, commands, child processes and sweeps open the same lab from the same recipe, so that what a user's lab
-file defines is there in each of them. Leaves out the numbers (runs.recipe) and what is done with it all (rollouts,
-training, evaluation).
+Notebooks, commands, child processes and sweeps open the same lab from the same recipe, so that what a user's
+lab file defines is there in each of them. Leaves out the numbers (runs.recipe) and what is done with it all
+(rollouts, training, evaluation).
 """
 
 from __future__ import annotations
@@ -47,8 +48,10 @@ class _Environments(dict):
 
     def __missing__(self, family: str) -> Factory:
         known = ", ".join(sorted(self))
-        raise RecipeError(f"there is no family {family!r}, so no environment for its tasks: there are {known}. "
-                          "Define it in the lab file (agentkit new)")  # fmt: skip
+        raise RecipeError(
+            f"there is no family {family!r}, so no environment for its tasks: there are {known}. "
+            "Define it in the lab file (agentkit new)"
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,8 @@ class Lab:
         return cls.open({name: value for name, value in run.manifest["recipe"].items() if name in known})
 
     def with_reward(self, **changes: Any) -> Lab:
-        """This lab under other reward keys, such as ``reward="toolrl"``; the weights of its own preset are left behind.
+        """This lab under other reward keys, such as ``reward="toolrl"``; the weights of its own preset are
+        left behind.
 
         Raises:
             RecipeError: a change is no recipe key or not a value of it.
@@ -125,12 +129,15 @@ class Lab:
 
     @cached_property
     def reward(self) -> Reward:
-        """The recipe's preset, the lab file's components, and what its environments' own ``get_reward`` gives."""
+        """The recipe's preset, the lab file's components, and what its environments' own ``get_reward``
+        gives.
+        """
         own = {name: self.families[name].environment for name in sorted(self.own_families)}
         return from_recipe(self.recipe, {**self.own_rewards, **of_environments(own)})
 
     def suite(self) -> Suite:
-        """The recipe's suite: built from its families, or read from its ``tasks`` file and split where it is not.
+        """The recipe's suite: built from its families, or read from its ``tasks`` file and split where it is
+        not.
 
         Raises:
             SuiteError, RunError: it cannot be built, or read.
@@ -206,7 +213,9 @@ class Lab:
         } | changes
 
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:
-        """Trajectories of a policy, with verdicts and rewards; ``changes`` are arguments of ``agentkit.rollout``."""
+        """Trajectories of a policy, with verdicts and rewards; ``changes`` are arguments of
+        ``agentkit.rollout``.
+        """
         options = {"seed": self.recipe.seed} | self.options(**changes)
         return self.score(tasks, rollout(tasks, policy, **options))
 
@@ -217,13 +226,16 @@ class Lab:
     def measure(
         self, run: Run, policy: Policy, tasks: Sequence[Task]
     ) -> tuple[list[Trajectory], list[Trajectory]]:
-        """Roll a policy out on tasks, sampled (``test_samples`` each) and greedily, and store both in the run.
+        """Roll a policy out on tasks, sampled (``test_samples`` each) and greedily, and store both in the
+        run.
 
-        Every policy meets the same tasks with the same random numbers, so that comparisons are paired. Verdicts
+        Every policy meets the same tasks with the same random numbers, so that comparisons are paired.
+        Verdicts
         only: a reward is given where policies are compared, so that another reward repeats no measurement.
 
         Returns:
-            Sampled and greedy trajectories; they are written to eval/<name>.parquet and eval/<name>_greedy.parquet.
+            Sampled and greedy trajectories; they are written to eval/<name>.parquet and
+            eval/<name>_greedy.parquet.
         """
         measured = []
         for suffix, changes in (
@@ -257,22 +269,22 @@ class Lab:
         return AgentGRPOTrainer(self, model, tokenizer, tasks, validation, run, on_metrics=on_metrics)
 
     def check_for_children(self) -> None:
-        """Raise RecipeError where something was defined in a notebook cell, which other processes cannot see."""
+        """Raise RecipeError where something is defined in a notebook cell, which no other process sees."""
         pairs = [(name, self.families[name].environment) for name in sorted(self.own_families)]
         pairs += [(name, component) for name, (component, _) in self.own_rewards.items()]
         pairs += list(self.own_verifiers.items())
         for name, thing in pairs:
             if getattr(thing, "__module__", None) == "__main__":
                 raise RecipeError(
-                    f"{name} is defined in a notebook cell, which the training processes cannot see: move it into "
-                    "a lab file (agentkit new mine) and name that in the recipe key lab"
+                    f"{name} is defined in a notebook cell, which the training processes cannot see: "
+                    "move it into a lab file (agentkit new mine) and name that in the recipe key lab"
                 )
 
     def contents(self) -> pd.DataFrame:
         """What the lab holds, a row a part: what it is, its name, and what it does.
 
-        Where the recipe was handed no reward, as in the notebooks that use none, only the lab file's own components
-        are listed.
+        Where the recipe was handed no reward, as in the notebooks that use none, only the lab file's own
+        components are listed.
         """
         rows = []
         for name in [*self._named(), *sorted(self.own_families - set(self._named()))]:
@@ -339,7 +351,9 @@ def _dictionary(module: ModuleType, name: str, path: Path) -> dict[str, Any]:
 
 
 def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
-    """Register the verifiers; raise RecipeError for a part of a lab file that is not what its dictionary is for."""
+    """Register the verifiers; raise RecipeError for a part of a lab file that is not what its dictionary is
+    for.
+    """
     for name, family in own["families"].items():
         if not isinstance(family, Family):
             raise RecipeError(

@@ -1,4 +1,5 @@
-"""The records everything else passes around: frozen dataclasses, no behaviour; and the errors all rooms raise.
+"""The records everything else passes around: frozen dataclasses, no behaviour; and the errors all rooms
+raise.
 
 Tokens are the truth and text is a view of them. Leaves out reading, writing, scoring and rendering.
 """
@@ -126,14 +127,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A verifier's verdict. ``value`` None means the verifier itself failed: excluded and counted, never 0."""
+    """A verifier's verdict; ``value`` None is the verifier's own failure: excluded and counted, never 0."""
 
     value: float | None
     why: str = ""
 
 
 class AgentkitError(Exception):
-    """What the user or the machine can mend. The message is one sentence, says how, and is all that is shown."""
+    """What the user or the machine can mend. The message is one sentence that says how; no more is shown."""
 
 
 class RecipeError(AgentkitError, ValueError):

@@ -80,7 +80,8 @@ def examples(
             }
     rule = (
         f"Of the tasks that {last} gained over {first} (more than half of the samples right), of those that "
-        "it lost, and of those that both fail, each next one is that whose category, difficulty and most common "
+        "it lost, and of those that both fail, each next one is that whose category, difficulty and most "
+        "common "
         "failure are rarest among those chosen so far; ties go to the larger change in success, for failing "
         f"tasks to the lower success of {last}, then to the smaller id."
     )

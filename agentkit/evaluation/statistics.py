@@ -1,8 +1,8 @@
 """Estimators, intervals, tests and power for success over tasks: pure functions of arrays.
 
 The task is the cluster: every interval and test is over tasks, whatever the number of samples of each. The
-rules were chosen by simulation (tests/test_statistics.py): a percentile bootstrap over tasks covers 88 to 94 %
-where a 95 % interval is asked of 15 to 30 tasks, so there is none here. Leaves out records and tables.
+rules were chosen by simulation (tests/test_statistics.py): a percentile bootstrap over tasks covers 88 to 94
+% where a 95 % interval is asked of 15 to 30 tasks, so there is none here. Leaves out records and tables.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ def sign_flip_p(differences: np.ndarray, *, mid: bool = True) -> float:
     Fisher's randomisation test of the mean, exact: differences of rates are whole multiples of some 1/L, so
     the distribution over all 2^N flips is a convolution. Where there is no L up to 1000 it is Monte Carlo
     (scipy), and over 1,000 tasks Student's t, which by then is the same. Rates have few values, so sums often
-    tie with the observed one and the plain p rejects in 3 to 4 % of null studies. ``mid`` counts ties by half (Lancaster 1961,
-    JASA 56:223), which brings that to 5 %, where at least 10 tasks differ; with fewer its level could pass
-    6 %.
+    tie with the observed one and the plain p rejects in 3 to 4 % of null studies. ``mid`` counts ties by half
+    (Lancaster 1961, JASA 56:223), which brings that to 5 %, where at least 10 tasks differ; with fewer its
+    level could pass 6 %.
     """
     _check(differences)
     differing = differences[np.abs(differences) > _TINY]  # a sign flip leaves zeros alone

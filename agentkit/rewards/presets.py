@@ -29,7 +29,7 @@ def toolrl() -> Reward:
 
 
 def toolrla() -> Reward:
-    """ToolRLA (arXiv 2603.01620): R = R_fmt + R_cor + R_eff + R_cpl, where R_cor = S_name * S_comp * S_acc."""
+    """ToolRLA (arXiv 2603.01620): R = R_fmt + R_cor + R_eff + R_cpl, with R_cor = S_name * S_comp * S_acc."""
     return {
         "format": (calls.whole_format, 1.0),
         "correct_calls": (product(calls.tool_names, calls.completeness, calls.argument_accuracy), 1.0),

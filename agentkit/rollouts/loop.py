@@ -1,9 +1,10 @@
 """The one rollout loop: every trajectory is a coroutine that alternates policy turns and tool calls.
 
-There is no barrier per turn: a trajectory that waits for a tool does not hold up the others. Tokens are kept as they
-were sampled; tool replies are appended as ids with action_mask 0. The task's verifier gives its verdict at the end.
-Every wait is bounded: a call's by its tool's time limit, all of them by the trajectory's deadline. Leaves out how a
-turn is sampled (policies), how a call is run (tools.runtime) and rewards.
+There is no barrier per turn: a trajectory that waits for a tool does not hold up the others. Tokens are kept
+as they were sampled; tool replies are appended as ids with action_mask 0. The task's verifier gives its
+verdict at the end.
+Every wait is bounded: a call's by its tool's time limit, all of them by the trajectory's deadline. Leaves out
+how a turn is sampled (policies), how a call is run (tools.runtime) and rewards.
 """
 
 from __future__ import annotations
@@ -77,13 +78,15 @@ async def arollout(
     Args:
         tasks: P tasks.
         policy: samples the turns.
-        environment: makes one environment a trajectory (TRL's ``environment_factory`` form); or one such by family.
+        environment: makes one environment a trajectory (TRL's ``environment_factory`` form); or one such by
+            family.
         group_size: G trajectories a task.
         seed: fixes every random number, whatever the timing.
         temperature: of sampling; 0 is greedy.
         limits: turns, tokens and seconds.
         system_prompt: told to the policy first, where its environment has no ``system_prompt`` of its own.
-        tool_format: how the policy writes calls (rollouts.calls.FORMATS); None reads it from its chat template.
+        tool_format: how the policy writes calls (rollouts.calls.FORMATS); None reads it from its chat
+            template.
         tool_cache: answers of tools declared pure; None asks them every time.
         step: recorded in the trajectories.
         progress: label of a progress bar; None shows none.
@@ -292,7 +295,7 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
 
 
 def _tier(task: Task, trajectory: Trajectory) -> str | None:
-    """The sandbox tier in which a trajectory's code ran, by a tool or by its verifier; None where none did."""
+    """The sandbox tier in which a trajectory's code ran, by a tool or its verifier; None where none did."""
     ran = any(result.name == CODE_TOOL for result in results_of(trajectory))
     return current_tier().name if ran or verifier_kind(task) == "code" else None
 

@@ -414,7 +414,9 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
 
 def find_file(name: str) -> Path:
-    """A file that a recipe names: as it stands, in the project's folder, or in its params/. Raises RecipeError."""
+    """A file that a recipe names: as it stands, in the project's folder, or in its params/. Raises
+    RecipeError.
+    """
     root = project_root()
     for path in (Path(name), root / name, root / "params" / name):
         if path.is_file():
@@ -423,7 +425,7 @@ def find_file(name: str) -> Path:
 
 
 def _beside(recipe: Path, name: Any) -> Any:
-    """A file that a recipe names relative to itself, as seen from the project's folder where it lies there."""
+    """A file that a recipe names relative to itself, as seen from the project's folder if it lies there."""
     file = (recipe.parent / str(name)).resolve()
     if not name or not file.exists():
         return name

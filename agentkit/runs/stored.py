@@ -25,11 +25,26 @@ def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> 
     import pyarrow as pa
 
     ids, text, number = pa.list_(pa.int32()), pa.string(), pa.float64()
-    columns = {"task_id": text, "policy": text, "sample": pa.int32(), "seed": pa.int64(), "prompt_ids": ids,
-               "completion_ids": ids, "action_mask": pa.list_(pa.int8()), "old_logprobs": pa.list_(pa.float32()),
-               "turns": text, "stop_reason": text, "answer": text, "success": number, "why": text,
-               "components": text, "reward": number, "advantage": number, "step": pa.int32(),
-               "sandbox": text}  # fmt: skip
+    columns = {
+        "task_id": text,
+        "policy": text,
+        "sample": pa.int32(),
+        "seed": pa.int64(),
+        "prompt_ids": ids,
+        "completion_ids": ids,
+        "action_mask": pa.list_(pa.int8()),
+        "old_logprobs": pa.list_(pa.float32()),
+        "turns": text,
+        "stop_reason": text,
+        "answer": text,
+        "success": number,
+        "why": text,
+        "components": text,
+        "reward": number,
+        "advantage": number,
+        "step": pa.int32(),
+        "sandbox": text,
+    }
     rows = [_trajectory_row(trajectory) for trajectory in trajectories]
     return write_table(path, pa.Table.from_pylist(rows, schema=pa.schema(columns)))
 

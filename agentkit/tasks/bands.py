@@ -1,9 +1,9 @@
 """Which training tasks can this policy learn from? Those that it solves sometimes.
 
-A task that a policy always or never solves gives a group without variance, and no gradient. From the GRPO-TCR recipe
-(arXiv 2510.11701): eight rollouts a task, 0 % and 100 % dropped, easy from 0.75 on, hard up to 0.25. An optional pass
-between building a suite and training on it. Leaves out validation and test, which keep all their tasks, so that what
-is measured does not depend on the policy.
+A task that a policy always or never solves gives a group without variance, and no gradient. From the GRPO-TCR
+recipe (arXiv 2510.11701): eight rollouts a task, 0 % and 100 % dropped, easy from 0.75 on, hard up to 0.25.
+An optional pass between building a suite and training on it. Leaves out validation and test, which keep all
+their tasks, so that what is measured does not depend on the policy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def model_aware(suite: Suite, trajectories: Iterable[Trajectory]) -> Suite:
             ``rollout(suite.split("train"), policy, group_size=8, temperature=0.7)``.
 
     Returns:
-        A suite whose training tasks carry ``pass_rate`` and ``band`` in ``meta``; the other splits are unchanged.
+        A suite whose training tasks carry ``pass_rate`` and ``band`` in ``meta``; the other splits are
+        unchanged.
 
     Raises:
         SuiteError: a training task has no scored trajectory, or no training task is left.

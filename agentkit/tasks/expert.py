@@ -1,6 +1,8 @@
-"""The faultless expert: follows a task's plan through the real tools, to validate suites and measure difficulty.
+"""The faultless expert: follows a task's plan through the real tools, to validate suites and measure
+difficulty.
 
-The plan is gold data; no policy ever sees it. Leaves out the expert that errs on purpose (policies/scripted.py).
+The plan is gold data; no policy ever sees it. Leaves out the expert that errs on purpose
+(policies/scripted.py).
 """
 
 from __future__ import annotations

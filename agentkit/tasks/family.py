@@ -1,6 +1,7 @@
 """A family: how one random task is drafted, the environment it is solved in, and how hindsight relabels it.
 
-One record for shipped families, public data sets and a user's own. Leaves out building a suite of them (suite).
+One record for shipped families, public data sets and a user's own. Leaves out building a suite of them
+(suite).
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Family:
 
 
 def with_content_id(task: Task) -> Task:
-    """The task with an id that is a hash of its content: equal ids mean equal tasks, in any suite on any machine.
+    """The task with an id that is a hash of its content: equal ids mean equal tasks, in any suite on any
+    machine.
 
     Split and difficulty are not content: they depend on the suite around a task and on its measured solution.
     """

@@ -1,8 +1,8 @@
 """Splits without leaks: tasks that share an entity combination, or ask nearly the same, go to the same split.
 
-Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al., PPJoin,
-2008) over the word pairs of normalised prompts: two prompts that alike must share one of their few rarest pairs, so
-only prompts with a rare pair in common are compared. Leaves out paraphrases.
+Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al.,
+PPJoin, 2008) over the word pairs of normalised prompts: two prompts that alike must share one of their few
+rarest pairs, so only prompts with a rare pair in common are compared. Leaves out paraphrases.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def entity_combinations(task: Task) -> list[str]:
 
 
 def near_duplicates(prompts: Sequence[str], similar: float = SIMILAR) -> Iterator[tuple[int, int]]:
-    """Positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``, each couple once."""
+    """Positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``, each couple
+    once.
+    """
     pairs = [_word_pairs(prompt) for prompt in prompts]
     frequency = Counter(pair for words in pairs for pair in words)
     index: dict[str, list[int]] = defaultdict(list)

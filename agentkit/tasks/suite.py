@@ -1,4 +1,5 @@
-"""A task suite: built from families, validated by its own verifiers, split without leaks, saved as tasks.jsonl.
+"""A task suite: built from families, validated by its own verifiers, split without leaks, saved as
+tasks.jsonl.
 
 Leaves out what a task of a family asks (families) and how the agent's environment is chosen for it (lab).
 """
@@ -83,8 +84,8 @@ class Suite:
         """Draft, solve, validate and split a suite.
 
         Args:
-            spec: ``families`` (names of shipped ones or in ``families``), ``n_tasks``, ``seed`` and ``variety``:
-                "plain", or "wide" for more kinds of questions in every shipped family.
+            spec: ``families`` (names of shipped ones or in ``families``), ``n_tasks``, ``seed`` and
+                ``variety``: "plain", or "wide" for more kinds of questions in every shipped family.
             corpus: where facts come from; the shipped one by default.
             families: more families, as {name: Family or draft function}; a name that ships is replaced.
 
@@ -142,7 +143,7 @@ def shipped_families(corpus: Corpus, top_k: int = 3, variety: str = "plain") -> 
 
 
 def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
-    """The names of families from a list or comma-separated text. Raises SuiteError for one that is not known."""
+    """Names of families from a list or comma-separated text. Raises SuiteError for one that is not known."""
     if not isinstance(names, str | list | tuple):
         raise SuiteError(f"families is {names!r}; it must be a list of {', '.join(sorted(known))}")
     words = names.split(",") if isinstance(names, str) else names
@@ -210,13 +211,16 @@ def _draft_family(
         tasks.append(with_content_id(dataclasses.replace(task, family=name, difficulty=difficulty(calls))))
     if len(tasks) < count:
         raise SuiteError(
-            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for; ask for fewer{why}"
+            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for; ask for "
+            f"fewer{why}"
         )
     return tasks
 
 
 def _solved(task: Task, family: Family) -> int:
-    """Calls with which the scripted expert reaches the gold answer. Raises PlanError where it does not get so far."""
+    """Calls with which the scripted expert reaches the gold answer. Raises PlanError where it does not get so
+    far.
+    """
     solution = solve(task, family.environment())
     score = verify(task, as_trajectory(task, solution))
     if score.value is None:

@@ -1,9 +1,9 @@
 """Advantages: how much better a trajectory, or a turn of it, was than others of its group.
 
 Pure functions on tensors. ``estimate`` is the one way in; ``of_trajectories`` gathers what an estimator needs
-from a batch. Rewards that are NaN (None) are not scored: they enter no mean and no spread, and their advantage
-is 0. So is that of a group of one, or of equal rewards. Dimensions: B trajectories, K reward components,
-T completion tokens, N turns. Leaves out which groups are trained on (selection).
+from a batch. Rewards that are NaN (None) are not scored: they enter no mean and no spread, and their
+advantage is 0. So is that of a group of one, or of equal rewards. Dimensions: B trajectories, K reward
+components, T completion tokens, N turns. Leaves out which groups are trained on (selection).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Hindsight replay: what a rollout did achieve is the right answer to another task, and can be imitated.
 
-As in arc25 (iterations 4 to 6): sample programs, run them, keep the shortest for each different outcome, relabel
-each as the task that asks for what it gave, order them from worst to best against the task that was really asked,
-fine-tune, and repeat. Needs no right answer to start from. ``hindsight`` is that loop; with ``hindsight_weight``
-GRPO imitates the lessons of its own rollouts instead (``lesson_batch``). A family takes part by its ``relabel``.
-Leaves out how a trajectory is relabelled (tasks.relabel for programs).
+As in arc25 (iterations 4 to 6): sample programs, run them, keep the shortest for each different outcome,
+relabel each as the task that asks for what it gave, order them from worst to best against the task that was
+really asked, fine-tune, and repeat. Needs no right answer to start from. ``hindsight`` is that loop; with
+``hindsight_weight`` GRPO imitates the lessons of its own rollouts instead (``lesson_batch``). A family takes
+part by its ``relabel``. Leaves out how a trajectory is relabelled (tasks.relabel for programs).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def lessons(
 ) -> list[Task]:
     """The relabelled tasks of a round: the shortest answer for each outcome, from worst to best.
 
-    Each family's ``relabel`` gives the task that a trajectory solved, with ``outcome`` and ``closeness`` in its
-    meta, or None; trajectories of families without one give no lesson.
+    Each family's ``relabel`` gives the task that a trajectory solved, with ``outcome`` and ``closeness`` in
+    its meta, or None; trajectories of families without one give no lesson.
     """
     by_id = {task.id: task for task in tasks}
     different = {(t.task_id, t.answer): t for t in trajectories}
@@ -53,11 +53,13 @@ def lessons(
 def hindsight(
     lab: Lab, model: Any, tokenizer: Any, tasks: Sequence[Task], run: Run
 ) -> tuple[Any, list[dict]]:
-    """Sample, relabel, fine-tune and repeat, until every task was solved by some sample or the rounds are over.
+    """Sample, relabel, fine-tune and repeat, until every task was solved by some sample or the rounds are
+    over.
 
     Args:
         lab: families with their ``relabel``; its recipe says rounds, samples a task, learning rate and LoRA.
-        model: is changed; each round's adapter is merged into it, and saved to hindsight/round-<n> in the run.
+        model: is changed; each round's adapter is merged into it, and saved to hindsight/round-<n> in the
+            run.
         tokenizer: of the model.
         tasks: what is to be solved.
         run: also gets hindsight/log.jsonl, one row a round.

@@ -2,8 +2,8 @@
 
 Pure functions on groups. A group is the scored trajectories of one task at one step. What is left out of the
 loss keeps its reward in the group's mean, and its part in a denominator that counts trajectories; one that
-counts tokens is smaller by its tokens. ``select`` is the one loop that samples; the trainer hands it a function
-that rolls out. Leaves out advantages.
+counts tokens is smaller by its tokens. ``select`` is the one loop that samples; the trainer hands it a
+function that rolls out. Leaves out advantages.
 """
 
 from __future__ import annotations

@@ -40,7 +40,8 @@ class _PlainLossTrainer(SFTTrainer):
 def demonstrations(
     lab: Lab, tasks: Sequence[Task], tokenizer: Any, seed: int | None = None
 ) -> list[Trajectory]:
-    """What the cold start imitates: the recipe's ``transcripts``, or ``sft_transcripts`` a task by the scripted expert.
+    """What the cold start imitates: the recipe's ``transcripts``, or ``sft_transcripts`` a task by the
+    scripted expert.
 
     Raises:
         RecipeError: no task has a plan that an expert could follow, and there are no transcripts.
@@ -51,7 +52,8 @@ def demonstrations(
     planned = [task for task in tasks if task.meta.get("plan") is not None]
     if not planned:
         raise RecipeError(
-            "these tasks have no plans that the scripted expert could demonstrate: set transcripts to a messages "
+            "these tasks have no plans that the scripted expert could demonstrate: set transcripts to a "
+            "messages "
             "data set, or sft: false"
         )
     policy = ScriptedPolicy(tokenizer, Flaws(**recipe.flaws), name="expert")
@@ -74,7 +76,7 @@ def sft_dataset(trajectories: Sequence[Trajectory]) -> Dataset:
 
 
 def right_ones(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Rejection sampling: the trajectories whose answer is right, each different completion of a task once."""
+    """Rejection sampling: trajectories whose answer is right, each different completion of a task once."""
     found = {(t.task_id, t.completion_ids): t for t in trajectories if t.success == 1.0}
     return list(found.values())
 

@@ -1,7 +1,8 @@
 """A messages data set as transcripts that the cold start can imitate: the same tokens a rollout would hold.
 
-Rows have ``messages`` (roles system, user, assistant with tool_calls, tool) and may have ``tools`` (JSON schemas)
-and ``family``; without ``tools`` those of the family's environment are shown. Leaves out judging whether they are right.
+Rows have ``messages`` (roles system, user, assistant with tool_calls, tool) and may have ``tools`` (JSON
+schemas) and ``family``; without ``tools`` those of the family's environment are shown. Leaves out judging
+whether they are right.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def read_transcripts(path: Path, tokenizer: Any, lab: Lab) -> list[Trajectory]:
 
 
 def _codec(row: Mapping[str, Any], tokenizer: Any, lab: Lab, place: str) -> ChatCodec:
-    """The chat format with the row's own tools and system prompt, else with those of its family's environment."""
+    """The chat format with the row's own tools and system prompt, else with those of its family's
+    environment.
+    """
     family = row.get("family") or lab.recipe.families.split(",")[0].strip()
     environment = lab.environments[family]()
     tools = row.get("tools") or tool_schemas(environment)

@@ -1,4 +1,5 @@
-"""Public data sets as suites: rows from the hub or a local file, and GAIA, each a family with tools that fit it.
+"""Public data sets as suites: rows from the hub or a local file, and GAIA, each a family with tools that fit
+it.
 
 Leaves out their distribution: nothing is shipped.
 """
