@@ -421,8 +421,8 @@ def test_cases_follow_the_plan_or_the_tasks_own_name():
 def test_sentences_on_draws_and_on_where():
     comparison = compare({"sft": sampled([4, 2, 0, 1]), "grpo": sampled([4, 4, 0, 1])}, TASKS)
     assert comparison.draws()[0] == (
-        "sft: 43.8 % with one sample; of 4 samples, 75.0 % if any right one counts, "
-        "25.0 % if all must be right."
+        "sft: 43.8 % with one sample; of 4 samples, 75.0 % if any right "
+        "one counts, 25.0 % if all must be right."
     )
     assert "category A +25.0 points (no difference shown" in comparison.where("sft", "grpo")
     assert "difficulty hard" in comparison.where("sft", "grpo")

@@ -133,6 +133,6 @@ def _hacking(steps: pd.DataFrame, alarms: Sequence[Alarm]) -> str:
     refused = steps["audit_disagreement"]
     early, late = refused.head(ENDS).mean(), refused.tail(ENDS).mean()
     return (
-        f"The auditor refuses {late:.0%} of the answers that the reward likes in the last {ENDS} steps, and "
-        f"{early:.0%} in the first."
+        f"The auditor refuses {late:.0%} of the answers that the reward likes in the "
+        f"last {ENDS} steps, and {early:.0%} in the first."
     )

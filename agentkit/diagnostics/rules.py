@@ -84,8 +84,8 @@ _FORMS = (
         "In {value:.0%} of the groups of the last {steps} steps all rewards are equal although not all "
         "are right: they have no advantage and teach nothing. Usual causes: the reward is constant (a "
         "component that never fires or always does), or the tasks are far too hard.",
-        "Score a gold trajectory: where it earns no more, mend the reward; else take easier tasks or a "
-        "larger group_size.",
+        "Score a gold trajectory: where it earns no more, mend the reward; "
+        "else take easier tasks or a larger group_size.",
         severity="critical",
     ),
     Rule(
@@ -112,8 +112,8 @@ _FORMS = (
         "audit_disagreement",
         "The independent auditor refuses {value:.0%} of the answers that the reward likes ({start:.0%} "
         "at the start): the policy has found answers that satisfy the verifier without being right.",
-        "Read the listed answers, close the hole in the verifier, and train again from the last clean "
-        "checkpoint.",
+        "Read the listed answers, close the hole in the verifier, "
+        "and train again from the last clean checkpoint.",
         severity="critical",
     ),
     Rule(
@@ -243,8 +243,8 @@ _FORMS = (
         "gradient_spike",
         partial(high, measure="not_finite", least=1, n=1),
         "reward",
-        "Loss, gradient norm, KL or entropy is not finite: the update is worthless, and the weights may "
-        "be too.",
+        "Loss, gradient norm, KL or entropy is not finite: the update "
+        "is worthless, and the weights may be too.",
         "Go back to the last good checkpoint; lower learning_rate; look for a reward of inf.",
         severity="critical",
     ),
@@ -274,8 +274,8 @@ _FORMS = (
         "Sampled tokens have log-probabilities that differ by {value:.3g} nats between the engine and "
         "the trainer: training is off-policy without knowing it. Usual causes: weights not synchronised, a "
         "prefix cache not reset, quantised rollouts.",
-        "Reset the engine's prefix cache after each update, check the weight sync, or correct with "
-        "importance weights.",
+        "Reset the engine's prefix cache after each update, check the weight sync, "
+        "or correct with importance weights.",
         severity="critical",
     ),
     Rule(

@@ -213,8 +213,8 @@ class ServerPolicy(Policy):
         if not used:
             reasons = "; ".join(f"{replica.url}: {replica.why}" for replica in self._replicas)
             raise EngineError(
-                f"no server is left to sample from ({reasons}). What was being sampled is lost and recorded "
-                "nowhere"
+                f"no server is left to sample from ({reasons}). What was being "
+                "sampled is lost and recorded nowhere"
             )
         last = self._last.get(trajectory)
         chosen = min(used, key=lambda replica: len(replica.running) - LOYALTY * (replica is last))
@@ -326,8 +326,8 @@ def _sample(reply: httpx.Response, request: Request, url: str) -> Sample:
         )
     except (ValueError, KeyError, IndexError, TypeError):
         raise EngineError(
-            f"{url} returned no token ids with log-probabilities: it must be vLLM 0.32 or newer, as agentkit "
-            "serve starts it"
+            f"{url} returned no token ids with log-probabilities: it must be vLLM "
+            "0.32 or newer, as agentkit serve starts it"
         ) from None
     if reason not in ("stop", "length"):  # abort: the server is shutting down
         raise _ReplicaError(f"it ended a request for the reason {reason!r}")

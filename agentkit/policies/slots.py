@@ -41,8 +41,8 @@ class SlotCache(Cache):
         self._adds_masks = config._attn_implementation == "eager"
         if why and not self._adds_masks:
             raise ValueError(
-                f"the transformers policy cannot mask this model: {why}; load it with "
-                "attn_implementation='sdpa'"
+                f"the transformers policy cannot mask this model: {why}; "
+                "load it with attn_implementation='sdpa'"
             )
 
     @torch.inference_mode()

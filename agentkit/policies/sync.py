@@ -31,8 +31,8 @@ THRESHOLDS = {
     torch.float16: 0.05,
 }  # mean, nats; rounding stays below
 TEXT = (
-    "The lighthouse keeper counted 1,024 waves, wrote the number down and asked: what is 7 times 13, and who "
-    "lives in Oslo? "
+    "The lighthouse keeper counted 1,024 waves, wrote the number down and asked: "
+    "what is 7 times 13, and who lives in Oslo? "
 )
 _TASK = Task("sync-probe", "", "")
 

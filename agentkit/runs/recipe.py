@@ -318,8 +318,8 @@ def _check_clipping(recipe: Recipe) -> None:
     high = recipe.clip_epsilon_high or recipe.clip_epsilon
     if recipe.loss_type == "cispo" and high < 1:
         raise RecipeError(
-            f"loss_type cispo caps the ratio itself at clip_epsilon_high, which is {high:g}; set it to 1 or "
-            "more"
+            "loss_type cispo caps the ratio itself at clip_epsilon_high, "
+            f"which is {high:g}; set it to 1 or more"
         )
     if recipe.loss_type == "cispo" and recipe.dual_clip:
         raise RecipeError("loss_type cispo has no dual clip: leave dual_clip out")

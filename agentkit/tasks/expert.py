@@ -42,8 +42,8 @@ async def _solve(task: Task, environment: object) -> Solution:
     plan = task.meta.get("plan")
     if plan is None:
         raise PlanError(
-            f"{task.prompt!r} has no plan: meta['plan'] lists the tool calls that lead to the answer, "
-            "[] where it takes none"
+            f"{task.prompt!r} has no plan: meta['plan'] lists the tool calls that "
+            "lead to the answer, [] where it takes none"
         )
     await reset(environment, task)
     values: list[str] = []

@@ -211,8 +211,8 @@ def _draft_family(
         tasks.append(with_content_id(dataclasses.replace(task, family=name, difficulty=difficulty(calls))))
     if len(tasks) < count:
         raise SuiteError(
-            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for; ask for "
-            f"fewer{why}"
+            f"family {name} gave only {len(tasks)} different tasks of the "
+            f"{count} asked for; ask for fewer{why}"
         )
     return tasks
 

@@ -77,8 +77,8 @@ SOURCES = {"country": "GeoNames", "city": "GeoNames", "element": "mendeleev", "d
 _CONTINENTS = {"AF": "Africa", "AS": "Asia", "EU": "Europe", "NA": "North America", "OC": "Oceania",
                "SA": "South America", "AN": "Antarctica"}  # fmt: skip
 _STOPWORDS = frozenset(
-    "a an and are at by did do does for from how in is it its many much of on or that the to was were what "
-    "when "
+    "a an and are at by did do does for from how in is it its many "
+    "much of on or that the to was were what when "
     "where which who whose with".split()
 )
 _PLAIN_NAME = re.compile(r"[^\W\d_][\w .,'’&!?:-]{1,39}")

@@ -85,8 +85,8 @@ def lock(run: Run) -> None:
             holder = os.read(handle, 20).decode(errors="replace").strip()
             os.close(handle)
             raise RunError(
-                f"process {holder} is training in {run.path}: wait for it, stop it, or choose another run "
-                "folder."
+                f"process {holder} is training in {run.path}: wait for it, "
+                "stop it, or choose another run folder."
             )
         time.sleep(0.2)
     os.truncate(handle, 0)
@@ -160,6 +160,6 @@ def check_same(model: Any) -> None:
             digest.update(name.encode() + weight.detach().to("cpu", torch.float32).numpy().tobytes())
     if len(set(gathered([digest.hexdigest()]))) > 1:
         raise RunError(
-            "the processes have trained different adapters: their gradients were not shared. Train in one "
-            "process."
+            "the processes have trained different adapters: their gradients "
+            "were not shared. Train in one process."
         )

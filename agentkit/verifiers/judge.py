@@ -26,13 +26,13 @@ from agentkit.tools.web import ReplyError, fetch
 URL, KEY, MODEL = "AGENTKIT_JUDGE_URL", "AGENTKIT_JUDGE_KEY", "AGENTKIT_JUDGE_MODEL"
 MAX_REPLY = 64 * 1024  # bytes
 RUBRIC = (
-    "The answer states the same fact as the reference. Wording may differ; a hedge between several answers "
-    "is incorrect."
+    "The answer states the same fact as the reference. Wording may differ; "
+    "a hedge between several answers is incorrect."
 )
 _FIRST = "Amara Boris Chiara Dmitri Elena Farid Greta Hiro Ingrid Jonas Kavita Lars Mirela Noor Olga Pavel"
 _LAST = (
-    "Abeti Brandvik Castellan Dorje Eskola Fontaine Grabowski Haldane Ivarsson Kowalczyk Lindqvist Moreau "
-    "Okafor Petrov"
+    "Abeti Brandvik Castellan Dorje Eskola Fontaine Grabowski Haldane "
+    "Ivarsson Kowalczyk Lindqvist Moreau Okafor Petrov"
 )
 _SYSTEM = (
     "You compare an answer with a reference. The user message is one JSON object with the keys question, "

@@ -27,8 +27,8 @@ from agentkit.runs import write_bytes
 
 _FOLDER = Path(__file__).parent
 _POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; base-uri 'none'; "
-    "form-action 'none'"
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "base-uri 'none'; form-action 'none'"
 )
 _FILL = "html, body.agentkit {margin: 0; padding: 0; max-width: none; height: 100%}"
 
