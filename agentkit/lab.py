@@ -111,9 +111,7 @@ class Lab:
         return replace(self, recipe=Recipe.from_mapping(kept | changes))
 
     def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Lab:
-        """This lab with more families or reward components, to try out in a notebook; other processes do not
-        know them.
-        """
+        """This lab with more families or rewards, to try out in a notebook: no other process knows them."""
         more = dict(families or {})
         return replace(
             self,
@@ -129,9 +127,7 @@ class Lab:
 
     @cached_property
     def reward(self) -> Reward:
-        """The recipe's preset, the lab file's components, and what its environments' own ``get_reward``
-        gives.
-        """
+        """The recipe's preset, the lab file's components, and the rewards of its own environments."""
         own = {name: self.families[name].environment for name in sorted(self.own_families)}
         return from_recipe(self.recipe, {**self.own_rewards, **of_environments(own)})
 
@@ -213,9 +209,7 @@ class Lab:
         } | changes
 
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:
-        """Trajectories of a policy, with verdicts and rewards; ``changes`` are arguments of
-        ``agentkit.rollout``.
-        """
+        """Trajectories of a policy, scored; ``changes`` are arguments of ``agentkit.rollout``."""
         options = {"seed": self.recipe.seed} | self.options(**changes)
         return self.score(tasks, rollout(tasks, policy, **options))
 
@@ -351,9 +345,7 @@ def _dictionary(module: ModuleType, name: str, path: Path) -> dict[str, Any]:
 
 
 def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
-    """Register the verifiers; raise RecipeError for a part of a lab file that is not what its dictionary is
-    for.
-    """
+    """Register the verifiers; raise RecipeError for a part of a lab file that is not what it should be."""
     for name, family in own["families"].items():
         if not isinstance(family, Family):
             raise RecipeError(

@@ -60,9 +60,7 @@ def verifier_kind(task: Task) -> str:
 
 
 def groups_of(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
-    """Consecutive trajectories as groups of ``size``. Raises ValueError when they are not whole groups of one
-    task each.
-    """
+    """Consecutive trajectories as groups of ``size``. Raises ValueError where they are not whole groups."""
     found = [tuple(trajectories[i : i + size]) for i in range(0, len(trajectories), size)]
     if any(len(own) < size or len({t.task_id for t in own}) > 1 for own in found):
         raise ValueError(f"{len(trajectories)} trajectories are not whole groups of {size}, each of one task")
@@ -95,9 +93,7 @@ def is_void(trajectory: Trajectory) -> bool:
 
 
 def is_truncated(trajectory: Trajectory) -> bool:
-    """Whether a limit on tokens or time cut it off (overlong filtering, DAPO, arXiv 2503.14476); a turn limit
-    does not.
-    """
+    """Whether a limit on tokens or time cut it off (overlong filtering, DAPO, arXiv 2503.14476)."""
     return trajectory.stop_reason in TRUNCATED
 
 

@@ -87,9 +87,7 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
 
 
 def _guarded(name: str, component: Component, task: Task, trajectory: Trajectory) -> float | None:
-    """A component's value, None where it does not apply, NaN where it failed: one bad trajectory must not end
-    a run.
-    """
+    """A component's value, None where it does not apply, NaN where it failed, so that the run goes on."""
     try:
         value = component(task, trajectory)
         return None if value is None else float(value) if math.isfinite(value) else math.nan

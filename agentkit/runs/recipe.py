@@ -414,9 +414,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
 
 
 def find_file(name: str) -> Path:
-    """A file that a recipe names: as it stands, in the project's folder, or in its params/. Raises
-    RecipeError.
-    """
+    """A file that a recipe names: here, in the project's folder, or in its params/. Raises RecipeError."""
     root = project_root()
     for path in (Path(name), root / name, root / "params" / name):
         if path.is_file():

@@ -102,9 +102,7 @@ class Run:
         write_json(self.path / MANIFEST, manifest)
 
     def begin(self, name: str, recipe: dict, inputs: Iterable[str] = (), lab: str = "") -> None:
-        """Mark a stage as running, with the lab file's digest. Raises RunError when a file it needs is
-        missing.
-        """
+        """Mark a stage as running, with the lab file's digest. Raises RunError where an input is missing."""
         for needed in inputs:
             if not self.file(needed).exists():
                 writer = next(

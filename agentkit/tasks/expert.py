@@ -100,9 +100,7 @@ def fill(arguments: dict[str, Any], values: list[str]) -> dict[str, Any]:
 
 
 def shows(tool: str, observation: str, value: str) -> bool:
-    """Whether an observation gives the value that a plan expects: a search states it, any other tool returns
-    just that.
-    """
+    """Whether an observation gives the expected value: a search states it, another tool returns just that."""
     return states(observation, value) if tool == "search" else observation.strip() == value
 
 

@@ -62,9 +62,7 @@ def relabel_code(task: Task, trajectory: Trajectory) -> Task | None:
 
 
 def _asked(task: Task, values: list[Any], close: float) -> Task | None:
-    """The relabelled task with its prompt and plan; None where no input has a result that is short and prints
-    as it is.
-    """
+    """The relabelled task; None where no input has a result that is short and prints as it is."""
     entry = task.verifier["entry"]
     calls = [f"{entry}({', '.join(map(repr, test[0]))})" for test in task.verifier["tests"]]
     shown = [
@@ -136,9 +134,7 @@ def pixel_equality(drawn: Any, target: list[list[int]]) -> float:
 
 
 def closeness(values: Sequence[Any], wanted: Sequence[Any]) -> float:
-    """How near results are to those wanted, in [0, 1]: mean pixel equality where all wanted are grids, else
-    the share equal.
-    """
+    """How near results are to those wanted, in [0, 1]: pixel equality for grids, else the share equal."""
     if all(map(is_grid, wanted)):
         return fmean(map(pixel_equality, values, wanted))
     return fmean(type(a) is type(b) and a == b for a, b in zip(values, wanted, strict=True))

@@ -57,9 +57,7 @@ def entity_combinations(task: Task) -> list[str]:
 
 
 def near_duplicates(prompts: Sequence[str], similar: float = SIMILAR) -> Iterator[tuple[int, int]]:
-    """Positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``, each couple
-    once.
-    """
+    """Pairs of positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``."""
     pairs = [_word_pairs(prompt) for prompt in prompts]
     frequency = Counter(pair for words in pairs for pair in words)
     index: dict[str, list[int]] = defaultdict(list)

@@ -57,9 +57,7 @@ class Suite:
 
     @classmethod
     def load(cls, path: str | Path) -> Suite:
-        """Read tasks.jsonl, or the run folder that holds it. Raises runs.RunError when it is missing or
-        damaged.
-        """
+        """Read tasks.jsonl, or the run folder that holds it. Raises RunError where it is missing or damaged."""
         return cls(read_tasks(_file(path)))
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
@@ -218,9 +216,7 @@ def _draft_family(
 
 
 def _solved(task: Task, family: Family) -> int:
-    """Calls with which the scripted expert reaches the gold answer. Raises PlanError where it does not get so
-    far.
-    """
+    """Calls with which the expert reaches the gold answer. Raises PlanError where it does not."""
     solution = solve(task, family.environment())
     score = verify(task, as_trajectory(task, solution))
     if score.value is None:

@@ -89,9 +89,7 @@ def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def fresh_demonstrations(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> Iterable[Trajectory]:
-    """Demonstrations without end, none of them those of the cold start: the expert's flaws fall anew in each
-    batch.
-    """
+    """Demonstrations without end; the expert's flaws fall anew in each batch, and unlike the cold start's."""
     batch = 0
     while True:
         batch += 1
@@ -101,9 +99,7 @@ def fresh_demonstrations(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> Ite
 def own_right_answers(
     lab: Lab, run: Run, agent: Any, tokenizer: Any, tasks: Sequence[Task]
 ) -> list[Trajectory]:
-    """What the SFT model gets right when it samples as many trajectories as GRPO did, group by group over the
-    tasks in turn.
-    """
+    """What the SFT model gets right when it samples as many trajectories as GRPO did."""
     recipe = lab.recipe
     groups = sum(len(run.trajectories(step)) for step in run.steps) // recipe.group_size
     chosen = [task for task, _ in zip(cycle(tasks), range(groups), strict=False)]

@@ -89,9 +89,7 @@ def token_count(trajectories: Sequence[Trajectory]) -> int:
 def cold_start(
     model: Any, tokenizer: Any, trajectories: Sequence[Trajectory], recipe: Recipe, out: Path
 ) -> list[dict]:
-    """Fine-tune ``model`` on demonstrations and save the LoRA adapter to ``out``. Returns the log of
-    ``fine_tune``.
-    """
+    """Fine-tune ``model`` on demonstrations, save the LoRA adapter to ``out``, and return the log."""
     return fine_tune(model, tokenizer, trajectories, recipe, out)[1]
 
 

@@ -40,9 +40,7 @@ def read_transcripts(path: Path, tokenizer: Any, lab: Lab) -> list[Trajectory]:
 
 
 def _codec(row: Mapping[str, Any], tokenizer: Any, lab: Lab, place: str) -> ChatCodec:
-    """The chat format with the row's own tools and system prompt, else with those of its family's
-    environment.
-    """
+    """The chat format with the row's own tools and system prompt, else with its family's."""
     family = row.get("family") or lab.recipe.families.split(",")[0].strip()
     environment = lab.environments[family]()
     tools = row.get("tools") or tool_schemas(environment)
