@@ -39,7 +39,7 @@ def toolrla() -> Reward:
 
 
 def tcr(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
-    """Tool Call Reward, as GRPO-TCR-Qwen3-4B-quarter reads TCR and Open-AgentRL releases it, with overlong."""
+    """Tool Call Reward, as GRPO-TCR-Qwen3-4B-quarter reads TCR and Open-AgentRL has it, with overlong."""
     return {
         "tool_call_reward": (components.tool_call_reward, 1.0),
         "overlong": (components.tcr_overlong(max_tokens, buffer), 1.0),
@@ -64,7 +64,7 @@ def drawing() -> Reward:
 
 
 def ordebug(solver: bool = False) -> Reward:
-    """OR-debug (arXiv 2601.21008): GRPO v1 without a solver, where a perfect repair has 29; or the solver's."""
+    """OR-debug (arXiv 2601.21008): GRPO v1 without a solver (29 for a perfect repair), or the solver's."""
     if solver:
         parts = (repairs.solved, repairs.iis_shrinks, repairs.step, repairs.contradiction, repairs.preserved)
     else:

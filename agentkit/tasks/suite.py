@@ -57,7 +57,7 @@ class Suite:
 
     @classmethod
     def load(cls, path: str | Path) -> Suite:
-        """Read tasks.jsonl, or the run folder that holds it. Raises RunError where it is missing or damaged."""
+        """Read tasks.jsonl, or the run folder that holds it. Raises RunError where that cannot be done."""
         return cls(read_tasks(_file(path)))
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
