@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentkit.cli import main
 from agentkit.runs import Run, RunError
-from agentkit.training.common import save_adapter
+from agentkit.training.adapters import save_adapter
 from agentkit.training.grpo import train
 from agentkit.training.merge import logprobs, merge
 

@@ -22,8 +22,8 @@ from transformers import TrainerCallback
 
 from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_jsonl
 from agentkit.training import checkpoints
+from agentkit.training.adapters import save_adapter
 from agentkit.training.checkpoints import CheckpointError
-from agentkit.training.common import save_adapter
 from agentkit.training.grpo import train
 from agentkit.training.processes import TrainingStopped
 

@@ -31,10 +31,11 @@ from agentkit.rewards.components import TURN_PENALTY
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, project_root
 from agentkit.runs.recipe import Recipe, read_recipe
-from agentkit.training.common import lora, merged, only_own_progress
+from agentkit.training.adapters import lora, merged
 from agentkit.training.grpo import AgentGRPOTrainer, config
 from agentkit.training.peer import StockTrainer
 from agentkit.training.sft import cold_start, demonstrations
+from agentkit.training.trainers import only_own_progress
 from agentkit.verifiers import final_answer, verify
 
 TARGET, EVERY = 0.85, 6  # success on the validation tasks, steps between validations

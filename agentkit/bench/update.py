@@ -27,7 +27,7 @@ from agentkit.bench.common import case, report
 from agentkit.policies.loading import load_agent
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.corpus import Corpus
-from agentkit.training.common import lora
+from agentkit.training.adapters import lora
 from agentkit.training.grpo import config
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 

@@ -34,12 +34,13 @@ from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.training import advantages, metrics
-from agentkit.training.common import Progress, lora, merged, only_own_progress, quiet_trainer, save_adapter
+from agentkit.training.adapters import lora, merged, save_adapter
 from agentkit.training.guards import Guards, TrainingError
 from agentkit.training.hindsight import lesson_batch
 from agentkit.training.processes import check_processes, check_same, gathered, on_main_process
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import fresh_tasks, select
+from agentkit.training.trainers import Progress, only_own_progress, quiet_trainer
 from agentkit.training.update import Update
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from agentkit.nano import model_path
 from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.runs import Run, RunError, secure
-from agentkit.training.common import replace_folder
+from agentkit.training.adapters import replace_folder
 
 # nats a token on average, by what rounding costs
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}

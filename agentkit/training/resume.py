@@ -28,8 +28,8 @@ from agentkit.records import Task
 from agentkit.runs import RunError, read_json, write_json
 from agentkit.runs.recipe import Recipe
 from agentkit.training import checkpoints
+from agentkit.training.adapters import replace_folder
 from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
-from agentkit.training.common import replace_folder
 from agentkit.training.processes import (
     TrainingStopped,
     from_main,

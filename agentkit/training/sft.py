@@ -20,7 +20,8 @@ from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
-from agentkit.training.common import Progress, lora, only_own_progress, quiet_trainer, save_adapter
+from agentkit.training.adapters import lora, save_adapter
+from agentkit.training.trainers import Progress, only_own_progress, quiet_trainer
 from agentkit.training.transcripts import read_transcripts
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agentkit.records import Trajectory
 from agentkit.runs.recipe import Recipe
-from agentkit.training.common import lora
+from agentkit.training.adapters import lora
 from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs
 
 PARTS = 4  # micro-batches that are timed
