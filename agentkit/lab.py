@@ -8,11 +8,7 @@ lab file defines is there in each of them. Leaves out the numbers (runs.recipe) 
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import importlib.util
 import random
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +25,7 @@ from agentkit.rewards import Reward, from_recipe, of_environments, score_all
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import Run, write_trajectories
+from agentkit.runs.labfile import lab_digest, load_module
 from agentkit.runs.recipe import Recipe, RecipeError, find_file, read_recipe
 from agentkit.tasks import Suite, SuiteError, shipped_families
 from agentkit.tasks.family import Family, with_content_id
@@ -91,7 +88,7 @@ class Lab:
         _check_own(own, path)
         return cls(
             recipe, families | own["families"], frozenset(own["families"]), own["verifiers"], own["rewards"],
-            path, _digest(path),
+            path, lab_digest(path),
         )  # fmt: skip
 
     @classmethod
@@ -313,28 +310,6 @@ class Lab:
         return html.fragment(tables.drawn(self.contents(), "The lab"), folded)
 
 
-def load_module(path: Path) -> ModuleType:
-    """A lab file as a module, loaded anew each time. Raises RecipeError with the line that failed."""
-    name = f"agentkit_lab_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise RecipeError(f"the lab file {path} is no Python file: its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pickles and dataclasses look for it there
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for modules beside it
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        trace, line = error.__traceback__, getattr(error, "lineno", None)
-        while trace is not None:
-            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == str(path) else line
-            trace = trace.tb_next
-        where = f", line {line}" if line else ""
-        raise RecipeError(f"the lab file {path}{where}: {type(error).__name__}: {error}") from error
-    return module
-
-
 def _dictionary(module: ModuleType, name: str, path: Path) -> dict[str, Any]:
     value = getattr(module, name, {})
     if not isinstance(value, dict) or not all(isinstance(key, str) and key for key in value):
@@ -364,23 +339,6 @@ def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
         verifiers.register(own["verifiers"])
     except ValueError as error:
         raise RecipeError(f"{path}: {error}") from None
-
-
-def _digest(path: Path) -> str:
-    """A hash of a lab file and of the files beside it that it imports, directly or through each other."""
-    digest, waiting, seen = hashlib.sha256(), [path], {path}
-    while waiting:
-        text = waiting.pop(0).read_text(encoding="utf-8")
-        digest.update(text.encode())
-        for node in ast.walk(ast.parse(text)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            for name in names:
-                beside = path.parent / f"{name.split('.')[0]}.py"
-                if beside.is_file() and beside not in seen:
-                    seen.add(beside)
-                    waiting.append(beside)
-    return digest.hexdigest()[:16]
 
 
 def _with_validation(tasks: list[Task], rng: random.Random) -> list[Task]:

@@ -1,0 +1,54 @@
+"""A lab file on disk: loaded as a module, and known by a hash of itself and the files beside it that it imports.
+
+Leaves out what it may define and what that is for (agentkit.lab).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from agentkit.records import RecipeError
+
+
+def load_module(path: Path) -> ModuleType:
+    """A lab file as a module, loaded anew each time. Raises RecipeError with the line that failed."""
+    name = f"agentkit_lab_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RecipeError(f"the lab file {path} is no Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pickles and dataclasses look for it there
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for modules beside it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        trace, line = error.__traceback__, getattr(error, "lineno", None)
+        while trace is not None:
+            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == str(path) else line
+            trace = trace.tb_next
+        where = f", line {line}" if line else ""
+        raise RecipeError(f"the lab file {path}{where}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def lab_digest(path: Path) -> str:
+    """A hash of a lab file and of the files beside it that it imports, directly or through each other."""
+    digest, waiting, seen = hashlib.sha256(), [path], {path}
+    while waiting:
+        text = waiting.pop(0).read_text(encoding="utf-8")
+        digest.update(text.encode())
+        for node in ast.walk(ast.parse(text)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                beside = path.parent / f"{name.split('.')[0]}.py"
+                if beside.is_file() and beside not in seen:
+                    seen.add(beside)
+                    waiting.append(beside)
+    return digest.hexdigest()[:16]
