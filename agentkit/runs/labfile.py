@@ -1,4 +1,4 @@
-"""A lab file on disk: loaded as a module, and known by a hash of itself and the files beside it that it imports.
+"""A lab file on disk: loaded as a module, and known by a hash of it and the files beside it that it imports.
 
 Leaves out what it may define and what that is for (agentkit.lab).
 """

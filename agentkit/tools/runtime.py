@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, TypeVar
 
-from agentkit.records import Task, ToolCall, ToolResult
+from agentkit.records import DataError, Task, ToolCall, ToolResult
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
 from agentkit.tools.execution import Failed, in_process, in_thread, limited, on_tool_loop
 
@@ -234,6 +234,8 @@ async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
         text = await call_method(environment.reset, row, timeout_s)
     except TimeoutError:
         raise RuntimeError(f"{where}: no answer within {timeout_s:g} s") from None
+    except ValueError as error:  # as a tool speaks to the policy, an environment speaks to the author of the task
+        raise DataError(f"{where}: {error}") from None
     if not isinstance(text, str | None):
         raise TypeError(f"{where}: it returned {type(text).__name__}; return text for the question, or None")
     return text or ""
