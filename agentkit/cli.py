@@ -339,9 +339,12 @@ def audit_command(suite: Annotated[Path, Positional, arg(metavar="SUITE")], *, a
     Args:
         suite: a tasks.jsonl, or the run folder that holds one
     """
+    from agentkit.lab import Lab
     from agentkit.tasks import Suite
 
-    tasks = Suite.load(suite)
+    tasks = Suite.load(suite).tasks
+    lab = Lab.of(load_run(suite)) if (suite / "run.json").exists() else Lab.open({})
+    tasks = Suite(tasks, lab.environments)
     rows = tasks.audit()
     status = 0 if all(row["passed"] for row in rows) else 1
     return _print(as_json, {"tasks": len(tasks), "rows": rows}, _audit_text(rows, len(tasks)), status)

@@ -183,8 +183,8 @@ def train_one(
 ) -> Run:
     """One training, in a run of its own; what a stopped attempt left goes on."""
     from agentkit.policies.loading import load_agent
+    from agentkit.records import TrainingError
     from agentkit.training.grpo import AgentGRPOTrainer, train
-    from agentkit.training.guards import TrainingError
 
     run, planted, trained = Run.create(folder / name.replace(" ", "-")), planted or Planted(()), [0]
     recipe = replace(recipe, seed=seed, **planted.recipe)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from survive import evenness, make_trainer
 
-from agentkit.records import StopReason, Trajectory
+from agentkit.records import StopReason, TrainingError, Trajectory
 from agentkit.runs import read_jsonl
 from agentkit.training import checkpoints
 from agentkit.training.grpo import train
-from agentkit.training.guards import Guards, TrainingError, is_finite_step, too_many_unscored
+from agentkit.training.guards import Guards, is_finite_step, too_many_unscored
 
 
 # ---- decisions

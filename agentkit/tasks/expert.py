@@ -11,11 +11,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
+from agentkit.records import StopReason, SuiteError, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.tools.runtime import reset, run_blocking, run_call
 
 
-class PlanError(ValueError):
+class PlanError(SuiteError):
     """The plan does not lead to an answer through these tools."""
 
 

@@ -234,7 +234,7 @@ async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
         text = await call_method(environment.reset, row, timeout_s)
     except TimeoutError:
         raise RuntimeError(f"{where}: no answer within {timeout_s:g} s") from None
-    except ValueError as error:  # as a tool speaks to the policy, an environment speaks to the author of the task
+    except ValueError as error:  # an environment speaks so to the author of a task
         raise DataError(f"{where}: {error}") from None
     if not isinstance(text, str | None):
         raise TypeError(f"{where}: it returned {type(text).__name__}; return text for the question, or None")

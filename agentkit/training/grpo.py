@@ -27,7 +27,7 @@ from agentkit.evaluation import summarize
 from agentkit.policies.loading import make_policy
 from agentkit.policies.sync import sync
 from agentkit.policies.unsloth import adapted
-from agentkit.records import Step, Task, Trajectory
+from agentkit.records import Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.tokens import check_batch
@@ -35,7 +35,7 @@ from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.training import advantages, metrics
 from agentkit.training.adapters import lora, merged, save_adapter
-from agentkit.training.guards import Guards, TrainingError
+from agentkit.training.guards import Guards
 from agentkit.training.hindsight import lesson_batch
 from agentkit.training.processes import check_processes, check_same, gathered, on_main_process
 from agentkit.training.resume import Resumable, made_with

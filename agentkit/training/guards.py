@@ -14,18 +14,13 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from agentkit.records import Trajectory
-from agentkit.runs import RunError
+from agentkit.records import TrainingError, Trajectory
 from agentkit.runs.recipe import Recipe
 
 MAX_SKIPPED = 3  # steps in a row that are not finite
 MAX_UNSCORED = 0.2  # share of trajectories without a reward
 WINDOW = 64  # trajectories over which the share is taken, or one batch
 MIN_UNSCORED = 3  # one or two are no pattern
-
-
-class TrainingError(RunError):
-    """Training cannot go on. A checkpoint of the last step is kept; the message says what to change."""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ import torch
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
+from agentkit.records import AgentkitError
 from agentkit.runs import Run, RunError, read_json, write_bytes, write_json
 from agentkit.runs.recipe import Recipe
 
@@ -132,5 +133,5 @@ def _stop_with_the_parent() -> None:
 if __name__ == "__main__":
     try:
         work(sys.argv[1])
-    except RunError as error:
-        sys.exit(f"RunError: {error}")
+    except AgentkitError as error:
+        sys.exit(f"{type(error).__name__}: {error}")

@@ -52,10 +52,9 @@ def merge(run: Run, dtype: str | None = None) -> Merged:
         RunError: there is no adapter, no trajectory to check with, or the merged model gives other
             log-probabilities.
     """
-    adapter, merged = run.file("adapter"), run.file("merged")
+    adapter, merged, recipe = run.file("adapter"), run.file("merged"), run.manifest.get("recipe", {})
     if not (adapter / "adapter_config.json").exists():
         raise RunError(f"{adapter} does not exist: train this run first, with notebook 03.")
-    recipe = run.manifest.get("recipe", {})
     source = str(model_path(recipe.get("model", "nano")))
     kept = NAMES[dtype] if dtype else _stored_dtype(source)
     rows = _token_rows(run)
