@@ -35,6 +35,14 @@ class Examples:
         return tables.to_html(self.table, caption, [self.rule])
 
 
+RULE = (
+    "Of the tasks that {last} gained over {first} (more than half of the samples right), of those that it lost, "
+    "and of those that both fail, each next one is that whose category, difficulty and most common failure are "
+    "rarest among those chosen so far; ties go to the larger change in success, for failing tasks to the lower "
+    "success of {last}, then to the smaller id."
+)
+
+
 def examples(
     policies: Mapping[str, Samples],
     tasks: Iterable[Task],
@@ -78,14 +86,7 @@ def examples(
                 last: f"{after[i]:.0%}",
                 "how it failed": failures.get(i, ""),
             }
-    rule = (
-        f"Of the tasks that {last} gained over {first} (more than half of the samples right), of those that "
-        "it lost, and of those that both fail, each next one is that whose category, difficulty and most "
-        "common "
-        "failure are rarest among those chosen so far; ties go to the larger change in success, for failing "
-        f"tasks to the lower success of {last}, then to the smaller id."
-    )
-    return Examples(*chosen, rule, tables.text_table(rows))
+    return Examples(*chosen, RULE.format(first=first, last=last), tables.text_table(rows))
 
 
 def _common_failures(samples: Samples, tasks: Mapping[str, Task]) -> dict[str, str]:

@@ -1,4 +1,7 @@
-"""The rewards of five published systems, put together from components, and the one a recipe asks for."""
+"""The rewards of five published systems, put together from components, and the one a recipe asks for.
+
+Leaves out the formulas themselves (components, calls, repairs).
+"""
 
 from __future__ import annotations
 

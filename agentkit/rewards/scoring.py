@@ -1,4 +1,7 @@
-"""Combining components into a reward, and what a batch of scored trajectories says about each of them."""
+"""Combining components into a reward, and what a batch of scored trajectories says about each of them.
+
+Leaves out the components (components, calls, repairs) and who may bring some (lab).
+"""
 
 from __future__ import annotations
 

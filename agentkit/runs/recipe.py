@@ -2,7 +2,8 @@
 
 A recipe is one flat YAML in params/; every key is a parameter of at least one notebook. Defaults are those of
 the document "RLVR for Agents" for a real model; params/nano.yaml holds what suits the small agent. Unknown
-keys and values out of bounds are errors that name the way out.
+keys and values out of bounds are errors that name the way out. Leaves out what cannot be said in one value:
+families, verifiers and rewards of one's own stand in a lab file (agentkit.lab).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 All start where GRPO started, from the SFT model. The first two process as many training tokens as GRPO did:
 prompts and completions of every stored trajectory, once for each optimiser step on them; rejection sampling
 also samples as many trajectories. GRPO's validation and its reference model are not counted. Hindsight replay
-stops when it is done, and its figures tell what it took.
+stops when it is done, and its figures tell what it took. Leaves out measuring and comparing them (notebook
+05).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 TRL keeps the loss, the optimiser and the schedule. Replaced are its two ends: rollouts come from the rollout
 loop, token-exact and with an action mask, with the kit's rewards and advantages; log-probabilities share
 prefixes (update; TRL 1.15's own need a GPU kernel). Every step writes its metrics and trajectories before the
-next begins; validation keeps the best adapter.
+next begins; validation keeps the best adapter. Leaves out the loss (update), what a step is (selection,
+advantages) and several processes (processes).
 """
 
 from __future__ import annotations

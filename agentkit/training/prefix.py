@@ -8,7 +8,7 @@ is scored. The result is that of ``plain_logprobs`` up to the order of floating-
 involved, it works under gradient checkpointing, and as the model's own forward is called, with LoRA and with
 wrapped models.
 
-Left out: layers that are not full causal attention (sliding windows, recurrent or linear attention).
+Leaves out layers that are not full causal attention (sliding windows, recurrent or linear attention).
 ``prepare`` says why a model cannot share, and the caller then computes plainly. Dropout would be drawn once
 for a shared token.
 """

@@ -1,8 +1,7 @@
-"""SFT: LoRA on transcripts, loss on the assistant's own tokens only, through TRL's SFTTrainer; the cold start
-is one use of it.
+"""SFT: LoRA on transcripts, loss on the assistant's own tokens only, through TRL's SFTTrainer.
 
-Demonstrations are trajectories of the scripted policy, so the tokens trained on are those a rollout would
-hold.
+Demonstrations are trajectories of the scripted policy, so the tokens trained on are those a rollout would hold.
+Leaves out reading a messages data set (transcripts).
 """
 
 from __future__ import annotations
