@@ -36,10 +36,10 @@ class Examples:
 
 
 RULE = (
-    "Of the tasks that {last} gained over {first} (more than half of the samples right), of those that it lost, "
-    "and of those that both fail, each next one is that whose category, difficulty and most common failure are "
-    "rarest among those chosen so far; ties go to the larger change in success, for failing tasks to the lower "
-    "success of {last}, then to the smaller id."
+    "Of the tasks that {last} gained over {first} (more than half of the samples right), of those that it "
+    "lost, and of those that both fail, each next one is that whose category, difficulty and most common "
+    "failure are rarest among those chosen so far; ties go to the larger change in success, for failing "
+    "tasks to the lower success of {last}, then to the smaller id."
 )
 
 

@@ -1,7 +1,7 @@
 """SFT: LoRA on transcripts, loss on the assistant's own tokens only, through TRL's SFTTrainer.
 
-Demonstrations are trajectories of the scripted policy, so the tokens trained on are those a rollout would hold.
-Leaves out reading a messages data set (transcripts).
+Demonstrations are trajectories of the scripted policy, so the tokens trained on are those a rollout would
+hold. Leaves out reading a messages data set (transcripts).
 """
 
 from __future__ import annotations
