@@ -33,12 +33,37 @@ _HOME = {  # where each public name is defined
     "tool": "tools.runtime",
     "verify": "verifiers",
 }
-_ROOMS = ("evaluation", "records", "rewards", "runs", "sandbox", "verifiers")
+_ROOMS = (
+    *(
+        "bench",
+        "diagnostics",
+        "doctor",
+        "evaluation",
+        "exchange",
+        "lab",
+        "nano",
+        "policies",
+        "preflight",
+        "records",
+    ),
+    *(
+        "rewards",
+        "rollouts",
+        "runs",
+        "sandbox",
+        "tasks",
+        "tools",
+        "training",
+        "trajectories",
+        "verifiers",
+        "views",
+    ),
+)
 _ALIASES = {
     "agentkit.advantages": "agentkit.training.advantages",
     "agentkit.chat": "agentkit.rollouts.chat",
 }  # stable names
-__all__ = [*_HOME, *_ROOMS, "advantages", "chat"]
+__all__ = [*_HOME, "advantages", "chat", "evaluation", "sandbox", "verifiers"]
 
 
 def __getattr__(name: str) -> object:

@@ -26,7 +26,7 @@ from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import Run, write_trajectories
 from agentkit.runs.labfile import lab_digest, load_module
-from agentkit.runs.recipe import Recipe, RecipeError, find_file, read_recipe
+from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.tasks import Suite, SuiteError, shipped_families
 from agentkit.tasks.family import Family, with_content_id
 from agentkit.tasks.public import public_families
@@ -71,8 +71,8 @@ class Lab:
             RecipeError: the recipe or its lab file cannot be used; the message says what to mend.
         """
         if isinstance(recipe, str | Path):
-            recipe = read_recipe(recipe)
-        if not isinstance(recipe, Recipe):
+            recipe = Recipe.load(recipe)
+        elif not isinstance(recipe, Recipe):
             recipe = Recipe.from_mapping(recipe)
         families = shipped_families(Corpus.open(), recipe.top_k, recipe.variety)
         families |= public_families(recipe.top_k)

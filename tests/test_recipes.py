@@ -41,6 +41,11 @@ def test_used_is_what_was_given():
     assert [plan(**weights) == plan() for weights in (recipe.reward_weights, heavier)] == [True, False]
 
 
+def test_a_recipe_is_loaded_from_its_file():
+    recipe = Recipe.load(NANO)
+    assert recipe.model == "nano" and set(recipe.used()) == set(read_recipe(NANO)) and "seed" in Recipe.keys()
+
+
 @pytest.mark.parametrize(
     ("wrong", "nearest"),
     [("sede", "seed"), ("n_task", "n_tasks"), ("group_sise", "group_size"), ("lr", "lora_r"), ("learningrate", "learning_rate"),

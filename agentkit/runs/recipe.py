@@ -258,6 +258,11 @@ class Recipe:
         return recipe
 
     @classmethod
+    def load(cls, path: str | Path) -> Recipe:
+        """The recipe in a YAML file. Raises RecipeError naming the file, the key and the way out."""
+        return cls.from_mapping(read_recipe(path))
+
+    @classmethod
     def from_notebook(cls, namespace: Mapping[str, Any]) -> Recipe:
         """Read the parameters a notebook defined, papermill's injected ones included.
 
