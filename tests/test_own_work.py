@@ -16,6 +16,7 @@ from agentkit.cli import main
 from agentkit.runs import load_run, write_tasks
 from agentkit.runs.stages import STAGES
 from agentkit.tasks.public import hub
+from agentkit.tools.runtime import tools_of
 
 SMALL = {"model": "nano", "temperature": 1.0, "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 512,
          "test_samples": 1, "steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2,
@@ -71,6 +72,7 @@ def test_public_rows_train_and_test_with_the_tools_that_fit_them(tmp_path):
     tools = {"gsm8k": {"calculator"}, "hotpotqa": {"search"}, "mbpp": {"python"}, "open_agentrl": {"python"}}
     tasks = []
     for name in tools:
+        (tmp_path / name).mkdir()
         source = write(tmp_path / name / "train.jsonl", *(rows_like(name, number) for number in range(60)))
         tasks += hub.load(name, source).tasks
     path = write_tasks(tmp_path / "tasks.jsonl", tasks)
@@ -80,8 +82,6 @@ def test_public_rows_train_and_test_with_the_tools_that_fit_them(tmp_path):
     assert {f: sum(g == f for g in family.values()) for f in tools} == dict.fromkeys(tools, 60)
     lab = Lab.of(run)
     for name, expected in tools.items():
-        from agentkit.tools.runtime import tools_of
-
         assert set(tools_of(lab.environments[name]())) == expected
     used = [
         (family[t.task_id], r.name)

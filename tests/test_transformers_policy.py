@@ -284,3 +284,16 @@ def test_a_model_with_other_layers_is_refused_in_one_sentence():
 
     with pytest.raises(ValueError, match="gpt_oss.*vLLM"):
         SlotCache(Other())
+
+
+def test_deterministic_batches_wait_for_trajectories_that_begin_late():
+    """As on a busy machine: each trajectory's thread is held up for longer than an idle engine gathers."""
+    model = tiny()
+    expected = play(TransformersPolicy(model, EndsAt(), deterministic=True), 6)
+
+    class Held(TransformersPolicy):
+        def begin(self, trajectory):
+            time.sleep(0.02)
+            super().begin(trajectory)
+
+    assert play(Held(model, EndsAt(), deterministic=True), 6) == expected

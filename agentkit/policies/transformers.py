@@ -9,6 +9,8 @@ earlier token.
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -23,6 +25,7 @@ from agentkit.policies.slots import SlotCache
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample
 
+LOOP_ROUNDS, LOOP_WAIT_S = 4, 5.0  # of an event loop, before a batch is called complete; for each, at most
 GATHER_S = 0.004  # how long an idle engine waits for more requests
 JOIN_SHARE, JOIN_STEPS = 4, 8  # requests join when they are a quarter of the batch, or have waited 8 tokens
 PREFILL_TOKENS = 8192  # in one forward pass
@@ -43,7 +46,8 @@ class _Slot:
 class TransformersPolicy(ThreadedPolicy):
     """Samples from a causal language model of transformers, a PEFT model included.
 
-    ``begin`` and ``end`` run in the callers' threads as ``sample`` does, and keep ``_trajectories``.
+    ``begin`` and ``end`` run in the callers' threads as ``sample`` does; they keep ``_trajectories``,
+    ``sample`` keeps ``_loops``.
 
     Args:
         model: the model; it is used in eval mode and left in the mode it was in. All its layers must attend
@@ -70,9 +74,15 @@ class TransformersPolicy(ThreadedPolicy):
         self.in_flight = max_batch
         self.deterministic = deterministic
         self._trajectories: set[int] = set()  # in flight
+        self._loops: set[asyncio.AbstractEventLoop] = set()  # of the callers
         self._cache = SlotCache(model, max_batch)
         self._slots: list[_Slot] = []  # by their index in the cache
         self._steps = 0  # tokens decoded since requests last joined
+
+    async def sample(self, request: Request) -> Sample:
+        """Continue one trajectory by one turn, together with the others."""
+        self._loops.add(asyncio.get_running_loop())
+        return await super().sample(request)
 
     def begin(self, trajectory: int) -> None:
         """A trajectory begins; in deterministic mode batches wait for it."""
@@ -135,7 +145,24 @@ class TransformersPolicy(ThreadedPolicy):
         before, now = None, self._asked()
         while len(self._inbox) < self.in_flight and (now != before or self._more_expected()):
             time.sleep(GATHER_S)
+            if self.deterministic:
+                self._let_callers_run()
             before, now = now, self._asked()
+
+    def _let_callers_run(self) -> None:
+        """Return once every caller's event loop has gone round a few times.
+
+        What is about to begin there has then begun, however long the processor was busy with something else.
+        """
+        for loop in list(self._loops):
+            for _ in range(LOOP_ROUNDS):
+                event = threading.Event()
+                try:
+                    loop.call_soon_threadsafe(event.set)
+                except RuntimeError:  # it is closed
+                    self._loops.discard(loop)
+                    break
+                event.wait(LOOP_WAIT_S)
 
     def _asked(self) -> tuple[int, int]:
         """Requests, and trajectories that may ask: one may end just before another begins."""
