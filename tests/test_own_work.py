@@ -58,7 +58,10 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
             -0.1 * sum(r.ok for turn in t.turns for r in turn.results)
         )
     assert {"reward/brevity", "reward/Box"} <= set(run.metrics.columns) and len(run.metrics) == 3
-    assert '"put"' in outputs(folder, "05_compare") or "put(" in outputs(folder, "05_compare")
+    results = [r for t in run.trajectories("grpo") for turn in t.turns for r in turn.results]
+    assert results and all(r.name == "put" or not r.ok for r in results), "its own tool, and no other"
+    assert any("there are put" in r.observation or r.ok for r in results)
+    assert ">put<" in outputs(folder, "05_compare")
     for stage in ("01_tasks", "02_baseline", "03_grpo", "05_compare"):
         assert "boxes" in outputs(folder, stage) and "mine.py" in outputs(folder, stage)
     before = run.file("baseline.json").stat().st_mtime_ns
