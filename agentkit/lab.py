@@ -24,7 +24,7 @@ from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, from_recipe, of_environments, score_all
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import Policy
-from agentkit.runs import Run, write_trajectories
+from agentkit.runs import SPLITS, Run, write_trajectories
 from agentkit.runs.labfile import lab_digest, load_module
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.tasks import Suite, SuiteError, shipped_families
@@ -166,6 +166,11 @@ class Lab:
             tasks = assign_splits(tasks, rng)
         elif "validation" not in present:
             tasks = _with_validation(tasks, rng)
+        if empty := sorted(set(SPLITS) - {task.split for task in tasks}):
+            raise SuiteError(
+                f"no task is in the split {empty[0]}: name train, validation and test, or one split for all, "
+                "which is then divided; and give more tasks where they are few"
+            )
         return Suite(tasks, self.environments)
 
     def load(self, run: Run) -> Suite:

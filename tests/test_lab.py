@@ -190,6 +190,15 @@ def test_given_tasks_are_split_where_they_are_not_and_keep_their_splits_where_th
     assert [(t.id, t.split) for t in again] == [(t.id, t.split) for t in suite]
 
 
+def test_given_tasks_that_leave_a_split_empty_are_refused(tmp_path):
+    path = write_tasks(tmp_path / "tasks.jsonl", [*given(20), *given(5, "validation")])
+    with pytest.raises(SuiteError, match="no task is in the split test"):
+        Lab.open({"tasks": str(path)}).suite()
+    write_tasks(path, given(1))
+    with pytest.raises(SuiteError, match="give more tasks"):
+        Lab.open({"tasks": str(path)}).suite()
+
+
 def test_given_tasks_of_a_family_nobody_knows_or_given_twice_are_refused(tmp_path):
     path = write_tasks(tmp_path / "tasks.jsonl", given(3, family="riddles"))
     with pytest.raises(SuiteError, match="family 'riddles', which is not known"):
