@@ -352,6 +352,14 @@ class _Marks(TrainerCallback):
         control.should_training_stop |= "stop" in asked
 
 
+def _on_cpu(storage: Any, location: str) -> Any:
+    """Storages for "cpu:0", as transformers calls the CPU of several processes; torch knows "cpu" only."""
+    return storage if location == "cpu:0" else None
+
+
+torch.serialization.register_package(100, lambda storage: None, _on_cpu)
+
+
 def _load(path: Path, device: Any = "cpu") -> Any:
     """A file of torch's, without running what it says."""
     with safe_globals():
