@@ -120,3 +120,27 @@ def test_interrupting_the_launch_leaves_a_checkpoint_and_no_process(folder):
 def _workers(run: Run) -> list[str]:
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.splitlines()
     return [line for line in found if "agentkit.training.launch" in line and str(run.path) in line]
+
+
+@pytest.mark.slow
+def test_two_interrupted_processes_go_on_as_if_they_had_not_been(folder):
+    run, lab = prepared(folder, "resumed", steps=4, save_every=0, val_every=4)
+
+    def stop_after_two(row):
+        if row["step"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(lab, run, stop_after_two)
+    rows = []
+    assert launch(lab, run, rows.append)["steps"] == 4 and [row["step"] for row in rows] == [3, 4]
+    whole, same = prepared(folder, "whole", steps=4, save_every=0, val_every=4)
+    launch(same, whole)
+    resumed, expected = (
+        [
+            {k: v for k, v in row.items() if "seconds" not in k}
+            for row in read_jsonl(r.file("train", "metrics.jsonl"))
+        ]
+        for r in (run, whole)
+    )
+    assert resumed == expected
