@@ -6,7 +6,7 @@ DEMO_RUN ?= outputs/demo
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test lab bench clean
+.PHONY: help setup setup-test demo test lab bench ablations clean
 
 help:
 	@echo 'make setup   .venv with the proven versions         (PYTHON=python3.12, TORCH=cpu|cuda to choose)'
@@ -14,6 +14,7 @@ help:
 	@echo 'make test    the whole test suite                   (PYTEST="-m '"'not slow'"'" to narrow it)'
 	@echo 'make lab     JupyterLab on notebooks/               (LAB="--port 8890")'
 	@echo 'make bench   rollout speed against the peer, quick'
+	@echo 'make ablations  the five ablations, then docs/ablations.md; hours  (ABLATIONS="--slots 2")'
 	@echo 'make clean   remove .venv and caches, keep outputs/'
 
 define set_up
@@ -34,14 +35,20 @@ setup-test:
 demo: setup
 	@$(BIN)/agentkit run $(RECIPE) --run $(DEMO_RUN)
 
+# A test file is one process' work; the slow ones begin first (tests/conftest.py). One thread of torch in each:
+# processes with a thread for every core wait for each other.
 test: setup-test
-	@$(BIN)/python -m pytest $(PYTEST)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 lab: setup
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB)
 
 bench: setup
 	@$(BIN)/agentkit bench rollouts --quick
+
+# Goes on where it was interrupted; its figures need the Chromium of setup-test.
+ablations: setup-test
+	@$(BIN)/python .ci/ablations.py $(ABLATIONS)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist *.egg-info unsloth_compiled_cache

@@ -4,14 +4,13 @@ Each command imports what it needs when it runs, so that ``--help`` and ``doctor
 pandas. Leaves out what the commands do: each hands over to the room that knows.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +19,17 @@ import yaml
 from tyro.conf import Positional, UseAppendAction, arg
 
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
-from agentkit.runs import Run, encode_json, load_run, project_root, stages, write_bytes, write_json
+from agentkit.runs import (
+    Run,
+    disk_remedy,
+    encode_json,
+    load_run,
+    project_root,
+    read_json,
+    stages,
+    write_bytes,
+    write_json,
+)
 from agentkit.runs.recipe import REWARDS, Recipe, read_recipe
 
 
@@ -32,25 +41,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            return tyro.extras.subcommand_cli_from_dict(
+            _tell.cache_clear()
+            status = tyro.extras.subcommand_cli_from_dict(
                 COMMANDS,
                 prog="agentkit",
                 description="Reliable tool-using agents through GRPO.",
                 args=arguments,
                 config=(tyro.conf.FlagCreatePairsOff,),
             )
-    except (AgentkitError, OSError) as error:  # the user's or the machine's, not ours
-        print(f"agentkit: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.stdout.flush()
+        return status
+    except Exception as error:
+        remedy = disk_remedy(error)
+        if not remedy and not isinstance(error, AgentkitError | OSError):  # a fault of ours
+            raise
+        is_new = remedy and remedy not in str(error)
+        sentence = f"{str(error).rstrip('.')}. {remedy}" if is_new else str(error)
+        print(f"agentkit: {' '.join(sentence.split())}", file=sys.stderr)
+        _drop_unprinted()
         return 2
     except KeyboardInterrupt:
         print("agentkit: stopped; what was finished is kept, run the same command to go on", file=sys.stderr)
         return 130
 
 
+def _drop_unprinted() -> None:
+    """Close standard output where it takes no more, as on a full disk: Python would complain at its exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+
+
 def _warn(message: Warning | str, category: type[Warning], *_: Any) -> None:
     """Our own warnings, such as of a torn line, as one sentence too."""
     if category is UserWarning:
-        print(f"agentkit: {' '.join(str(message).split())}", file=sys.stderr)
+        _tell(" ".join(str(message).split()))
+
+
+@cache
+def _tell(sentence: str) -> None:
+    """Once a command, however often the file is read."""
+    print(f"agentkit: {sentence}", file=sys.stderr)
 
 
 # ---- arguments that several commands share
@@ -76,6 +109,7 @@ Changes = Annotated[
     arg(name="change", aliases=["-p"], metavar="KEY=VALUE", help="override a recipe key"),
 ]
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
+Cells = Annotated[tuple[str, ...], UseAppendAction, arg(metavar="CELL", help_behavior_hint="")]
 OptionalRun = Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")]
 OptionalCount = Annotated[Count | None, arg(metavar="N", help_behavior_hint="")]
 OptionalWord = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
@@ -150,7 +184,9 @@ def run_command(
         raise RunError(f"run folder {str(run)[:80]!r} is refused: write it without '..'")
     folder = Run.create(Run(run).path.resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        stages.run_stages(folder, lab.recipe.used(), start, end, lab=lab.digest, anew=first is not None)
+        recipe = lab.recipe.used()
+        files = stages.file_digests(recipe)
+        stages.run_stages(folder, recipe, start, end, files=files, anew=first is not None)
     if end < len(stages.STAGES) - 1:
         return _print(as_json, {"run": str(folder.path)}, f"run folder: {folder.path}")
     return _print_finished(folder, as_json)
@@ -165,6 +201,83 @@ def _print_finished(run: Run, as_json: bool) -> int:
     lines = [f"\n{comparison.table().to_string()}\n", *comparison.sentences(), f"\nrun folder: {run.path}"]
     text = "\n".join([*lines, f"run card: {write_report(run)}"])
     return _print(as_json, {"run": str(run.path), **run.comparison}, text)
+
+
+def sweep_command(
+    file: Annotated[Path, Positional, arg(metavar="FILE", help="a sweep file in params/sweeps/")],
+    *,
+    run: Path,
+    slots: Count = 1,
+    address: OptionalWord = None,
+    dry_run: bool = False,
+    stop: Cells = (),
+    skip: Cells = (),
+    as_json: Json = False,
+) -> int:
+    """Arms x seeds, each cell an ordinary run, then notebook 06; exit status 1 where a cell failed.
+
+    Args:
+        run: the sweep's folder, such as outputs/sweep-a
+        slots: cells at once, more than one by Ray; a cell takes a GPU for each of its processes
+        address: of a Ray cluster whose machines share the folder
+        dry_run: print what would be made, its hours and cost, and what it could show
+        stop: end arms, cells such as default/seed-2, or all in the sweep that runs; the next call goes on
+        skip: leave them out of the sweep that runs, and of later calls while its file skip names them
+    """
+    from agentkit.evaluation.sweeps import Ablation
+    from agentkit.preflight import sweeps
+    from agentkit.runs import sweep as cells
+
+    if ".." in run.parts:
+        raise RunError(f"sweep folder {str(run)[:80]!r} is refused: write it without '..'")
+    design, sweep = cells.read_design(file), cells.Sweep(run)
+    if stop or skip:
+        for name, named in (("stop", stop), ("skip", skip)):
+            sweep.leave_out(name, named)
+        text = "it is done within seconds" if sweep.is_held else f"no sweep runs in {sweep.folder} now"
+        return _print(as_json, {"stop": stop, "skip": skip, "running": sweep.is_held}, text)
+    sweeps.check(design)
+    if dry_run:
+        plan = sweeps.dry_run(design, sweep, slots)
+        return _print(as_json, plan, sweeps.as_text(plan))
+    say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
+    if slots == 1 and not address:
+        way = contextlib.nullcontext(cells.in_this_process)
+    else:
+        from agentkit.runs.slots import by_ray
+
+        way = by_ray(slots, address)
+    with sweep.held(), way as submit, cells.watched(sweep, say):
+        cells.run_sweep(file, sweep, submit, slots, say, sweeps.check)
+    say(cells.as_text(sweep))
+    failed = [cell for cell in sweep.state["cells"] if cell["status"] == "failed"]
+    Ablation(sweep)  # raises where there is nothing to compare yet
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        stages.execute("06_ablations", Run(sweep.folder), {})
+    result = read_json(sweep.file("ablations.json"))
+    text = f"{result['answer']}\nrun card: {sweep.file('report.html')}"
+    return _print(as_json, {"run": str(sweep.folder), **result}, text, 1 if failed else 0)
+
+
+def rerun_command(run: RunFolder, *, to: OptionalRun = None, as_json: Json = False) -> int:
+    """Repeat a run from its manifest and say what differs; exit status 1 where a result does.
+
+    Args:
+        to: the new run's folder; by default RUN-rerun
+    """
+    from agentkit.runs.rerun import rerun
+
+    folder = load_run(run.resolve())
+    again = Run((to or folder.path.with_name(f"{folder.path.name}-rerun")).resolve())
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        around, results = rerun(folder, again)
+    text = [
+        *(f"not as then: {one}" for one in around),
+        *results,
+        *["every result is the same"] * (not results),
+    ]
+    value = {"run": str(again.path), "circumstances": around, "results": results}
+    return _print(as_json, value, "\n".join(text), 1 if results else 0)
 
 
 def preflight_command(
@@ -182,11 +295,13 @@ def preflight_command(
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
     lab = Lab.open(values)
     suite = lab.load(folder) if folder else lab.suite()
+    lab = lab.planned(suite)
     cold_start = [folder.file("sft")] if folder and values.sft and folder.file("sft").exists() else []
-    model, tokenizer = load_agent(values.model, merge=cold_start)
+    model, tokenizer = load_agent(values.model, cold_start, None, values.precision, values.chat)
     policy = make_policy(model, tokenizer, "sft", values)
-    n_test, progress = len(suite.split("test")), sys.stderr.isatty()
-    report, _ = examine(lab, policy, lab.train_tasks(suite), model=model, n_test=n_test, progress=progress)
+    test, progress = suite.split("test"), sys.stderr.isatty()
+    options = {"model": model, "test": test, "progress": progress, "run": folder}
+    report, _ = examine(lab, policy, lab.train_tasks(suite), **options)
     return _print(as_json, dataclasses.asdict(report), report.text(), 1 if report.causes else 0)
 
 
@@ -194,19 +309,20 @@ def cost_command(
     recipe: RecipeFile,
     *,
     run: OptionalRun = None,
-    gpus: Count = 4,
+    gpus: OptionalCount = None,
     prices: OptionalFile = None,
     changes: Changes = (),
     as_json: Json = False,
 ) -> int:
-    """GPU-hours, wall clock and money, before any is spent.
+    """GPU-hours, wall clock, money and memory, before any is spent; on a CPU, time.
 
     Args:
         run: a run to measure the rates on, and to compare the forecast with
-        gpus: GPUs to spread the phases over
+        gpus: GPUs to spread the phases over; by default 4, and none where the rates are a CPU's
         prices: by default params/prices.yaml
     """
     from agentkit.runs import cost
+    from agentkit.training import memory
 
     values, listed = _recipe(recipe, changes), cost.read_prices(prices)
     rates, compared = listed.rates_of(values.model), []
@@ -214,16 +330,23 @@ def cost_command(
         folder = load_run(run)
         rates = cost.measured_rates(folder)
         compared = [cost.against_table(folder, listed)]
-    seconds = cost.forecast(values, rates)
-    tables = [*compared, cost.phase_table(seconds, gpus), cost.money_table(seconds, listed)]
-    money = {name: sum(seconds.values()) / 3600 * price for name, price in listed.providers.items()}
+    seconds, rented = cost.forecast(values, rates), gpus or 4 * (rates.device == "GPU")
+    priced = [cost.money_table(seconds, listed)] if rented else []
+    planned, why = [], ""
+    try:
+        planned = [memory.table(memory.plan(values))]
+    except RecipeError as error:
+        why = str(error)
+    tables = [*compared, cost.phase_table(seconds, rented), *priced, *planned]
+    hours = sum(seconds.values()) / 3600
     value = {
         "device_seconds": seconds,
         "rates": dataclasses.asdict(rates),
         "currency": listed.currency,
-        "money": money,
+        "money": {name: hours * price for name, price in listed.providers.items() if rented},
+        "memory": planned[0].to_dict("records") if planned else [],
     }
-    return _print(as_json, value, f"{recipe}; rates: {rates.source}\n\n{_texts(*tables)}")
+    return _print(as_json, value, f"{recipe}; rates: {rates.source}\n\n{_texts(*tables)}\n{why}".rstrip())
 
 
 def report_command(run: RunFolder, *, out: OptionalFile = None, as_json: Json = False) -> int:
@@ -242,13 +365,15 @@ def report_command(run: RunFolder, *, out: OptionalFile = None, as_json: Json = 
 def alarms_command(
     run: Annotated[Path | None, Positional, arg(metavar="RUN", help_behavior_hint="")] = None,
     *,
+    column: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="OURS=THEIRS")] = (),
     measure: OptionalCount = None,
     as_json: Json = False,
 ) -> int:
-    """What went wrong in a training; or how often the alarms are right.
+    """What went wrong in a training, which may be another trainer's; or how often the alarms are right.
 
     Args:
-        run: the run folder, such as outputs/a
+        run: the run folder, such as outputs/a, or a log: trainer_state.json, TRL's, verl's, prime-rl's, a CSV
+        column: what a log calls one of our columns, such as success=acc/mean
         measure: instead, simulate N runs of each fault and 3 N healthy ones
     """
     if (run is None) == (measure is None):
@@ -258,15 +383,31 @@ def alarms_command(
 
         table = measured(measure, 3 * measure, progress=sys.stderr.isatty()).round(2)
         return _print(as_json, table.to_dict("records"), _texts(table))
-    from agentkit.diagnostics import stored_alarms
+    from agentkit.diagnostics import coverage, scan, trained_steps
+    from agentkit.exchange.training_logs import read_log
 
-    alarms = stored_alarms(load_run(run))
+    unknown: list[str] = []
+    if column and not run.is_file():
+        raise RunError(f"--column is for a log made elsewhere; {run} is a folder.")
+    if run.is_file():
+        if wrong := [pair for pair in column if "=" not in pair]:
+            raise RunError(f"--column {wrong[0]}: write it as OURS=THEIRS, such as success=acc/mean")
+        steps, unknown = read_log(run, dict(pair.split("=", 1) for pair in column))
+    else:
+        steps = trained_steps(load_run(run))
+    alarms = scan(steps)
     lines = [
         f"step {a.step}, {a.severity}: {a.alarm}\n  {a.cause}\n  -> {a.advice}\n  {', '.join(a.evidence[:4])}"
         for a in alarms
     ]
-    text = "\n".join([*lines, f"{len(alarms)} alarm{'s' * (len(alarms) != 1)}"])
-    return _print(as_json, [dataclasses.asdict(alarm) for alarm in alarms], text)
+    count = f"{len(alarms) or 'no'} alarm{'s' * (len(alarms) > 1)}"
+    text = "\n".join([*lines, f"{count} {coverage(steps)}"])
+    if unknown:
+        text += f"\ncolumns that no alarm knows: {', '.join(unknown)}"
+    listed: Any = [dataclasses.asdict(alarm) for alarm in alarms]
+    if run.is_file():  # of a log an empty list alone would say that all is well
+        listed = {"alarms": listed, "coverage": coverage(steps), "unknown": unknown}
+    return _print(as_json, listed, text)
 
 
 def rescore_command(
@@ -301,20 +442,26 @@ def rescore_command(
 
 
 def merge_command(
-    run: RunFolder, *, dtype: Literal["float32", "float16", "bfloat16"] | None = None, as_json: Json = False
+    run: RunFolder,
+    *,
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+    unmerged: bool = False,
+    as_json: Json = False,
 ) -> int:
     """Fold a run's adapter into a full model in merged/, and check it.
 
     Args:
         dtype: by default that of the model it was trained on
+        unmerged: leave the adapter as it is, in merged/adapter beside the model
     """
     from agentkit.training.merge import merge
 
-    merged = merge(load_run(run), dtype)
+    merged = merge(load_run(run), dtype, unmerged)
     text = (
         f"{merged.path} ({merged.dtype}); over {merged.tokens} sampled tokens its log-probabilities differ "
         f"from the adapter's by {merged.mean_difference:.2g} nats on average, {merged.max_difference:.2g} at "
-        f"most; the adapter itself moved them by {merged.adapter_effect:.2g} on average"
+        f"most; the adapter itself moved them by {merged.adapter_effect:.2g} on average, "
+        f"and {merged.surviving:.1%} of that survives"
     )
     return _print(as_json, dataclasses.asdict(merged) | {"path": str(merged.path)}, text)
 
@@ -376,29 +523,21 @@ def hub_command(
     """A suite of a public data set, from the hub or from local files, audited.
 
     Args:
-        name: hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval, open_agentrl or gaia
+        name: hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval or open_agentrl
         out: the tasks.jsonl to write
         file: a local file of the same schema, or a folder with one a split
         split: the data set's own name of a split
-        limit: read at most that many rows
+        limit: read at most that many rows; of open_agentrl keep that many, evenly of each source
         skip_broken: leave broken rows out and count them
         force: save even when the audit fails
     """
     from agentkit.tasks import Suite
-    from agentkit.tasks.public import gaia, hub
+    from agentkit.tasks.public import hub
 
-    if name == "gaia":
-        if project_root() in out.resolve().parents:
-            raise DataError(
-                f"{out} lies inside the project, but GAIA must not be reshared: choose another folder"
-            )
-        tasks = gaia.load(file or gaia.HUB, split=split or "validation")[:limit]
-        skipped, rows, audit = [], [], "not audited: its answers may not be shown"
-    else:
-        loaded = hub.load(name, file, split=split, limit=limit, skip_broken=skip_broken)
-        tasks, skipped = loaded.tasks, loaded.skipped
-        rows = Suite(tasks).audit()
-        audit = _audit_text(rows, len(tasks))
+    loaded = hub.load(name, file, split=split, limit=limit, skip_broken=skip_broken)
+    tasks, skipped = loaded.tasks, loaded.skipped
+    rows = Suite(tasks).audit()
+    audit = _audit_text(rows, len(tasks))
     if not as_json:
         print(*(f"skipped: {sentence}" for sentence in skipped[:20]), audit, sep="\n")
     if not force and not all(row["passed"] for row in rows):
@@ -408,12 +547,46 @@ def hub_command(
     return _print(as_json, {"path": str(path), "tasks": len(tasks), "skipped": skipped}, text)
 
 
+def gaia_command(
+    run: RunFolder,
+    *,
+    file: OptionalFile = None,
+    policies: Annotated[str, arg(metavar="NAMES")] = "sft,grpo",
+    levels: Annotated[str, arg(metavar="LEVELS")] = "1,2,3",
+    limit: OptionalCount = None,
+    as_json: Json = False,
+) -> int:
+    """A run's agents on GAIA, by level; gaia.json holds ids and scores only.
+
+    Args:
+        file: a folder with GAIA's files; by default it is loaded from the hub, which needs its terms accepted
+        policies: of the run, the baseline first: base, sft, grpo or a control
+        levels: of difficulty
+        limit: measure at most that many tasks
+    """
+    from agentkit.evaluation.tables import level_table
+    from agentkit.lab import Lab
+
+    folder, wanted = load_run(run), [word.strip() for word in levels.split(",")]
+    if not set(wanted) <= {"1", "2", "3"}:
+        raise DataError(f"--levels {levels[:40]!r}: use 1, 2 and 3, with commas")
+    options = {"policies": [name.strip() for name in policies.split(",")], "levels": list(map(int, wanted))}
+    comparison = Lab.of(folder).gaia(folder, file or "hub", limit=limit, **options)
+    table, sentences = level_table(comparison.policies, comparison.paired), comparison.sentences()
+    text = "\n".join([f"{table.to_string()}\n", *sentences, str(folder.file("gaia.json"))])
+    return _print(as_json, read_json(folder.file("gaia.json")), text)
+
+
 # ---- the machine
-def doctor_command(*, as_json: Json = False) -> int:
-    """What this machine has: sandbox, engines, GPUs; what each gap costs."""
+def doctor_command(*, recipe: OptionalFile = None, as_json: Json = False) -> int:
+    """What this machine has: sandbox, engines, GPUs and who would use them; what each gap costs.
+
+    Args:
+        recipe: whose processes and servers the GPUs are dealt to
+    """
     from agentkit import doctor
 
-    findings = doctor.examine()
+    findings = doctor.examine(_recipe(recipe, ()) if recipe else None)
     return _print(as_json, findings, doctor.as_text(findings))
 
 
@@ -426,23 +599,28 @@ def serve_command(
     lora_rank: int = 0,
     max_length: OptionalCount = None,
     memory: float = 0.9,
+    gpu: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None,
+    precision: Literal["auto", "float32", "bfloat16"] = "auto",
 ) -> None:
-    """A vLLM server for recipes with engine: server; one replica a port.
+    """A vLLM server for recipes with engine: server; one replica a port, each on a GPU of its own.
 
     Args:
         model: nano, a model folder or a hub name
         merge: merge an adapter folder in
         host: keep it private, for whoever reaches the server can change its weights
         port: on which it listens
-        lora_rank: for recipes with weight_sync: lora; their lora_r
+        lora_rank: for recipes in bfloat16 or with weight_sync: lora; their lora_r
         max_length: prompt and completion tokens at most
         memory: share of the GPU's memory
+        gpu: the card it takes, from 0; without it all servers take the first
+        precision: of the weights, as in the recipe
     """
     from agentkit.policies.serve import serve_command as command_of
 
     folder = project_root() / "outputs" / ".served" / str(port)
-    limits = {"max_lora_rank": lora_rank, "max_length": max_length, "memory_share": memory}
-    command, environment = command_of(model, folder, merge=list(merge), host=host, port=port, **limits)
+    limits = {"max_lora_rank": lora_rank, "max_length": max_length, "memory_share": memory, "gpu": gpu}
+    options = limits | {"precision": precision}
+    command, environment = command_of(model, folder, merge=list(merge), host=host, port=port, **options)
     os.execve(command[0], command, environment)
 
 
@@ -462,9 +640,9 @@ def bench_command(
         json: also write the result to a file
         quick: end within about a minute
     """
-    from agentkit.bench import BENCHES
+    from agentkit import bench
 
-    result = BENCHES[name](quick)
+    result = bench.run(name, quick)
     if json:
         write_json(json, result)
     return _print(True, result, "")
@@ -487,9 +665,9 @@ def nano_command(
 
 
 _ORDER = (
-    new_command, run_command, preflight_command, cost_command, report_command, alarms_command,
-    rescore_command, merge_command, tasks_command, audit_command, hub_command, doctor_command, serve_command,
-    bench_command, nano_command,
+    new_command, run_command, sweep_command, rerun_command, preflight_command, cost_command, report_command,
+    alarms_command, rescore_command, merge_command, tasks_command, audit_command, hub_command, gaia_command,
+    doctor_command, serve_command, bench_command, nano_command,
 )  # fmt: skip
 COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}
 

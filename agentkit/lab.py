@@ -6,37 +6,49 @@ lab file defines is there in each of them. Leaves out the numbers (runs.recipe) 
 (rollouts, training, evaluation).
 """
 
-from __future__ import annotations
-
+import os
 import random
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 
 from agentkit import verifiers
-from agentkit.evaluation import html, tables
-from agentkit.records import Task, Trajectory
+from agentkit.evaluation import Comparison, Samples, compare, compare_by, html, tables
+from agentkit.records import DataError, Task, Trajectory
 from agentkit.rewards import Reward, from_recipe, of_environments, score_all
-from agentkit.rollouts import Limits, rollout
+from agentkit.rollouts import Limits, prompt_lengths, rollout
 from agentkit.rollouts.policy import Policy
-from agentkit.runs import SPLITS, Run, write_trajectories
+from agentkit.runs import (
+    SPLITS,
+    Recipe,
+    RecipeError,
+    Run,
+    find_file,
+    read_json,
+    write_json,
+    write_trajectories,
+)
 from agentkit.runs.labfile import lab_digest, load_module
-from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.tasks import Suite, SuiteError, shipped_families
-from agentkit.tasks.family import Family, with_content_id
-from agentkit.tasks.public import public_families
+from agentkit.tasks.bands import banded, learnable, pass_rates
+from agentkit.tasks.family import Family, Measure, with_content_id
+from agentkit.tasks.public import gaia, hub, public_families
 from agentkit.tasks.splits import assign_splits
 from agentkit.tasks.suite import family_names
 from agentkit.tools.cache import ToolCache, default_path
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.runtime import tools_of
+from agentkit.trajectories import by_task
 
 NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
+PASS_RATES = "pass_rates.json"  # of the training tasks, where they are filtered
 Factory = Callable[[], object]
 
 
@@ -64,7 +76,7 @@ class Lab:
     digest: str = ""  # of the lab file and the modules beside it that it imports
 
     @classmethod
-    def open(cls, recipe: Recipe | Mapping[str, Any] | str | Path) -> Lab:
+    def open(cls, recipe: Recipe | Mapping[str, Any] | str | Path) -> Self:
         """The lab of a recipe, given as a Recipe, its keys, or the path of its YAML.
 
         Raises:
@@ -74,8 +86,10 @@ class Lab:
             recipe = Recipe.load(recipe)
         elif not isinstance(recipe, Recipe):
             recipe = Recipe.from_mapping(recipe)
-        families = shipped_families(Corpus.open(), recipe.top_k, recipe.variety)
-        families |= public_families(recipe.top_k)
+        _check_reporter(recipe.report_to)
+        families = shipped_families(Corpus.open(), recipe.top_k, recipe.variety) | public_families(
+            recipe.top_k
+        )
         if not recipe.lab:
             return cls(recipe, families)
         path = find_file(recipe.lab)
@@ -92,12 +106,12 @@ class Lab:
         )  # fmt: skip
 
     @classmethod
-    def of(cls, run: Run) -> Lab:
-        """The lab that a run was made with, from the recipe in its manifest."""
-        known = Recipe.keys()
+    def of(cls, run: Run) -> Self:
+        """The lab that a run was made with, from the recipe in its manifest; where metrics went is past."""
+        known = Recipe.keys().keys() - {"report_to"}
         return cls.open({name: value for name, value in run.manifest["recipe"].items() if name in known})
 
-    def with_reward(self, **changes: Any) -> Lab:
+    def with_reward(self, **changes: Any) -> Self:
         """This lab under other reward keys, such as ``reward="toolrl"``; the weights of its own preset are
         left behind.
 
@@ -107,7 +121,7 @@ class Lab:
         kept = {name: value for name, value in self.recipe.used().items() if not name.startswith("reward")}
         return replace(self, recipe=Recipe.from_mapping(kept | changes))
 
-    def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Lab:
+    def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Self:
         """This lab with more families or rewards, to try out in a notebook: no other process knows them."""
         more = dict(families or {})
         return replace(
@@ -129,16 +143,33 @@ class Lab:
         return from_recipe(self.recipe, {**self.own_rewards, **of_environments(own)})
 
     def suite(self) -> Suite:
-        """The recipe's suite: built from its families, or read from its ``tasks`` file and split where it is
-        not.
+        """The recipe's suite: built from its families, or read from its ``tasks``, a file or a public data
+        set (``gsm8k``, or ``gsm8k:FILE`` for local rows of it), and split where they are not.
 
         Raises:
             SuiteError, RunError: it cannot be built, or read.
         """
         recipe = self.recipe
+        if recipe.tasks and recipe.new_templates:
+            raise SuiteError(
+                "new_templates holds kinds of questions out of a suite that is built; tasks names one, "
+                "whose splits say what is held out: give one of the two"
+            )
+        name, _, file = recipe.tasks.partition(":")
+        if name in hub.SOURCES:
+            place = file and (file if os.path.isdir(file) else find_file(file))
+            loaded = hub.load(name, place or None, limit=recipe.n_tasks, skip_broken=True)
+            if loaded.skipped:
+                warnings.warn(f"{len(loaded.skipped)} rows left out: {loaded.skipped[0]}", stacklevel=2)
+            return self.adopt(Suite(loaded.tasks))
         if recipe.tasks:
-            return self.adopt(Suite.load(find_file(recipe.tasks)))
+            try:
+                path = find_file(recipe.tasks)
+            except RecipeError as error:
+                raise RecipeError(f"{error}; the data sets are {', '.join(hub.SOURCES)}") from None
+            return self.adopt(Suite.load(path))
         spec = {"families": recipe.families, "n_tasks": recipe.n_tasks, "seed": recipe.suite_seed}
+        spec["new_templates"] = recipe.new_templates
         return Suite.build(spec, families={name: self.families[name] for name in self._asked()})
 
     def _asked(self) -> list[str]:
@@ -156,16 +187,22 @@ class Lab:
                 f"{', '.join(sorted(self.families))}. Define it in the lab file (agentkit new)"
             )
         tasks = [with_content_id(task) for task in suite]
-        if len({task.id for task in tasks}) < len(tasks):
-            raise SuiteError(
-                "two of the tasks are the same in family, prompt, answer, verifier and meta: keep one"
-            )
+        first: dict[str, str] = {}
+        for task, given in zip(tasks, suite, strict=True):
+            if task.id in first:
+                raise SuiteError(
+                    f"two of the tasks, {first[task.id][:60]!r} and {given.id[:60]!r}, are the same in "
+                    "family, prompt, answer, verifier and meta: keep one"
+                )
+            first[task.id] = given.id
         present = {task.split for task in tasks}
         rng = random.Random(f"{self.recipe.suite_seed}-splits")
         if len(present) == 1:
             tasks = assign_splits(tasks, rng)
         elif "validation" not in present:
-            tasks = _with_validation(tasks, rng)
+            train = [task for task in tasks if task.split == "train"]
+            held = {task.id for task in rng.sample(train, len(train) // 5)}
+            tasks = [replace(task, split="validation") if task.id in held else task for task in tasks]
         if empty := sorted(set(SPLITS) - {task.split for task in tasks}):
             raise SuiteError(
                 f"no task is in the split {empty[0]}: name train, validation and test, or one split for all, "
@@ -174,21 +211,70 @@ class Lab:
         return Suite(tasks, self.environments)
 
     def load(self, run: Run) -> Suite:
-        """The suite of a run, with this lab's environments behind it."""
+        """The suite of a run, with this lab's environments behind it, without prompts that are too long.
+
+        Where ``sift`` has rolled its training tasks out, they say how often they were solved.
+        """
         suite = Suite(run.tasks, self.environments)
         for family in {task.family for task in suite}:
             self.environments[family]  # raises where it is not known
+        if limit := self.recipe.max_prompt_tokens:
+            suite = self._without_long_prompts(suite, limit)
+        if self.recipe.filter_rollouts and run.file(PASS_RATES).exists():
+            suite = banded(suite, read_json(run.file(PASS_RATES)))
         return suite
 
+    def _without_long_prompts(self, suite: Suite, limit: int) -> Suite:
+        from agentkit.policies.loading import load_tokenizer  # loads torch
+
+        recipe = self.recipe
+        form = None if recipe.tool_format == "auto" else recipe.tool_format
+        lengths = prompt_lengths(
+            suite.tasks, load_tokenizer(recipe.model, recipe.chat), self.environments, form
+        )
+        kept = [task for task in suite if lengths[task.id] <= limit]
+        if empty := [name for name in SPLITS if not any(task.split == name for task in kept)]:
+            raise SuiteError(f"no prompt in {empty[0]} has max_prompt_tokens {limit} or less: raise it")
+        if long := [task.id for task in suite if lengths[task.id] > limit]:
+            warnings.warn(
+                f"{len(long)} of {len(suite)} tasks are left out, whose prompts have more than "
+                f"max_prompt_tokens {limit}, such as {long[0]} with {lengths[long[0]]}",
+                stacklevel=3,
+            )
+        return Suite(kept, self.environments)
+
+    def sift(self, run: Run, policy: Policy, suite: Suite) -> str:
+        """Roll a policy out on the training tasks, ``filter_rollouts`` times each, and keep their pass rates.
+
+        A sentence says how many of them ``train_tasks`` will leave out, as GRPO-TCR does (tasks.bands).
+        """
+        count, tasks = self.recipe.filter_rollouts, suite.split("train")
+        if not count:
+            return "filter_rollouts is 0: no training task is left out"
+        options = self.options(
+            seed=self.recipe.seed, progress=f"{policy.name}, training tasks", group_size=count
+        )
+        tried = _rollout(tasks, policy, "sift", **options)
+        scored = {t.task_id for t in tried if t.success is not None}  # the others stay
+        rates = pass_rates([task for task in tasks if task.id in scored], tried)
+        if os.environ.get("RANK", "0") == "0":
+            write_json(run.file(PASS_RATES), rates)
+        never, always = (sum(rate == bound for rate in rates.values()) for bound in (0.0, 1.0))
+        return f"of {len(rates)} training tasks, {never} are never and {always} always solved, and left out"
+
     def train_tasks(self, suite: Suite) -> list[Task]:
-        """The tasks that GRPO trains on: those of the train split, of the recipe's ``train_difficulty``."""
+        """The tasks that GRPO trains on: of split train, of ``train_difficulty``, and not sifted out."""
         levels = {word.strip() for word in self.recipe.train_difficulty.split(",") if word.strip()}
         tasks = [task for task in suite.split("train") if not levels or task.difficulty in levels]
         if not tasks:
             raise RecipeError(
                 f"no training task is {self.recipe.train_difficulty or 'there'}: set train_difficulty anew"
             )
-        return tasks
+        return learnable(tasks)
+
+    def planned(self, suite: Suite) -> Self:
+        """This lab with the recipe's ``epochs`` over the suite's training tasks as steps."""
+        return replace(self, recipe=self.recipe.planned(len(self.train_tasks(suite))))
 
     def options(self, **changes: Any) -> dict[str, Any]:
         """What the recipe and the lab say about rollouts, as keyword arguments of ``rollout``."""
@@ -198,12 +284,15 @@ class Lab:
             recipe.max_turn_tokens,
             recipe.max_tokens,
             tool_timeout_s=recipe.tool_timeout_s,
+            trajectory_timeout_s=recipe.trajectory_timeout_s,
             max_observation=recipe.max_observation,
+            max_thought=recipe.max_thought_tokens if recipe.thinking == "cut" else 0,
         )
         return {
             "environment": self.environments,
             "temperature": recipe.temperature,
             "limits": limits,
+            "tool_failures": recipe.tool_failures,
             "tool_format": None if recipe.tool_format == "auto" else recipe.tool_format,
             "tool_cache": None
             if recipe.tool_cache == "off"
@@ -213,7 +302,7 @@ class Lab:
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:
         """Trajectories of a policy, scored; ``changes`` are arguments of ``agentkit.rollout``."""
         options = {"seed": self.recipe.seed} | self.options(**changes)
-        return self.score(tasks, rollout(tasks, policy, **options))
+        return self.score(tasks, _rollout(tasks, policy, "rollouts", **options))
 
     def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories with this lab's reward."""
@@ -240,15 +329,77 @@ class Lab:
         ):
             label = f"{policy.name}, {'greedy' if suffix else 'sampled'}"
             options = self.options(seed=self.recipe.seed, progress=label, **changes)
-            measured.append(rollout(tasks, policy, **options))
-            write_trajectories(run.file("eval", f"{policy.name}{suffix}.parquet"), measured[-1])
+            measured.append(_rollout(tasks, policy, f"{policy.name}{suffix}", **options))
+            if os.environ.get("RANK", "0") == "0":
+                write_trajectories(run.file("eval", f"{policy.name}{suffix}.parquet"), measured[-1])
         return measured[0], measured[1]
+
+    def gaia(
+        self,
+        run: Run,
+        source: str | Path = "hub",
+        *,
+        policies: Sequence[str] = ("sft", "grpo"),
+        levels: Sequence[int] = (1, 2, 3),
+        limit: int | None = None,
+    ) -> Comparison:
+        """Agents of a run on GAIA's validation tasks with the workbench's tools, by level.
+
+        Nothing of a question may be reshared: gaia.json holds ids and scores, no trajectory is stored, and
+        no answer of a tool is cached.
+
+        Args:
+            source: a folder with GAIA's files, or hub.
+            policies: names of policies of the run, the baseline first.
+        """
+        from agentkit.policies.loading import agent_of, check_agents, make_policy  # loads torch
+
+        check_agents(run, self.recipe, policies)
+        if source != "hub" and not Path(source).exists():
+            raise DataError(f"{source} does not exist: name the folder with GAIA's files, or hub")
+        tasks = gaia.load(gaia.HUB if source == "hub" else source, levels=levels, limit=limit)
+        if not any(task.answer for task in tasks):
+            raise DataError(
+                f"{source} holds no task of level {levels} whose answer is known: take validation"
+            )
+        measured, scores = {}, {}
+        for name in policies:
+            options = {
+                "group_size": self.recipe.test_samples,
+                "tool_cache": None,
+                "progress": f"{name}, GAIA",
+            }
+            with make_policy(*agent_of(run, self.recipe, name), name, self.recipe) as policy:
+                measured[name] = rollout(tasks, policy, **self.options(seed=self.recipe.seed, **options))
+            own = by_task(measured[name]).items()
+            scores[name] = {task: [t.success for t in samples] for task, samples in own}
+            comparison = compare(measured, tasks)
+            write_json(run.file("gaia.json"), comparison.to_json() | {"scores": scores})
+        return comparison
 
     def rewarded(self, run: Run, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
         """The measured trajectories of a policy with this lab's reward, which are stored in their place."""
         scored = self.score(tasks, run.trajectories(name))
         write_trajectories(run.file("eval", f"{name}.parquet"), scored)
         return scored
+
+    def compare_by_family(
+        self, policies: Mapping[str, Samples], tasks: Sequence[Task]
+    ) -> dict[str, Comparison]:
+        """What the families of these tasks measure beside success, a comparison each; most nothing.
+
+        Families that share a measure are compared by it together.
+        """
+        shared: dict[tuple[str, Measure], list[str]] = {}
+        for family in dict.fromkeys(task.family for task in tasks):
+            for named in self.families[family].measures.items():
+                shared.setdefault(named, []).append(family)
+        found: dict[str, Comparison] = {}
+        for (name, measure), families in shared.items():
+            own = [task for task in tasks if task.family in families]
+            key = f"{families[0]}: {name}" if name in found else name
+            found |= {key: compare_by({name: measure}, policies, own)[name]}
+        return found
 
     def trainer(
         self,
@@ -266,10 +417,9 @@ class Lab:
 
     def check_for_children(self) -> None:
         """Raise RecipeError where something is defined in a notebook cell, which no other process sees."""
-        pairs = [(name, self.families[name].environment) for name in sorted(self.own_families)]
-        pairs += [(name, component) for name, (component, _) in self.own_rewards.items()]
-        pairs += list(self.own_verifiers.items())
-        for name, thing in pairs:
+        own = {name: self.families[name].environment for name in sorted(self.own_families)}
+        components = {name: component for name, (component, _) in self.own_rewards.items()}
+        for name, thing in [*own.items(), *components.items(), *self.own_verifiers.items()]:
             if getattr(thing, "__module__", None) == "__main__":
                 raise RecipeError(
                     f"{name} is defined in a notebook cell, which the training processes cannot see: "
@@ -315,6 +465,26 @@ class Lab:
         return html.fragment(tables.drawn(self.contents(), "The lab"), folded)
 
 
+def _rollout(tasks: Sequence[Task], policy: Policy, what: str, **options: Any) -> list[Trajectory]:
+    """``rollout``, spread over the processes where several do this job."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return rollout(tasks, policy, **options)
+    from agentkit.policies.ranks import spread  # loads torch
+
+    return spread(partial(rollout, policy=policy, **options), tasks, options.get("group_size", 1), what)
+
+
+def _check_reporter(name: str) -> None:
+    """Raise RecipeError where the package that ``report_to`` asks for cannot be imported."""
+    packages = ("tensorboard", "tensorboardX") if name == "tensorboard" else (name,)
+    found = filter(None, map(find_spec, packages))  # a folder of logs that is called wandb has no origin
+    if name != "none" and not any(spec.origin for spec in found):
+        raise RecipeError(
+            f"report_to: {name} needs the package {name}, which is not installed: pip install {name}, or "
+            "set report_to to none"
+        )
+
+
 def _dictionary(module: ModuleType, name: str, path: Path) -> dict[str, Any]:
     value = getattr(module, name, {})
     if not isinstance(value, dict) or not all(isinstance(key, str) and key for key in value):
@@ -344,13 +514,6 @@ def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
         verifiers.register(own["verifiers"])
     except ValueError as error:
         raise RecipeError(f"{path}: {error}") from None
-
-
-def _with_validation(tasks: list[Task], rng: random.Random) -> list[Task]:
-    """Tasks whose author split them into train and test, with a fifth of train as validation."""
-    train = [task for task in tasks if task.split == "train"]
-    held = {task.id for task in rng.sample(train, len(train) // 5)}
-    return [replace(task, split="validation") if task.id in held else task for task in tasks]
 
 
 def _first_line(thing: Any) -> str:

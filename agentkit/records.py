@@ -4,8 +4,6 @@ raise.
 Tokens are the truth and text is a view of them. Leaves out reading, writing, scoring and rendering.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -79,6 +77,8 @@ class Turn:
     span: tuple[int, int]  # [start, end) of the sampled tokens in completion_ids
     results: tuple[ToolResult, ...] = ()
     seconds: float = 0.0  # waiting for and sampling this turn
+    # spans within it that the loop wrote to end a thought (thinking: cut); not trained on
+    closings: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,31 @@ class Score:
     why: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A state of an environment, shown as rows under named columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A state of an environment, shown as grids of coloured cells."""
+
+    grids: dict[str, list[list[int]]]  # by title: rows of colours, 0 to 9
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A state of an environment, shown as an image."""
+
+    title: str
+    data: bytes
+    kind: str = "png"  # png, jpeg or svg+xml
+    prompt: str = ""  # what a diffusion model paints in its place, where one is named
+
+
 class AgentkitError(Exception):
     """What the user or the machine can mend. The message is one sentence that says how; no more is shown."""
 
@@ -143,6 +168,10 @@ class RecipeError(AgentkitError, ValueError):
 
 class RunError(AgentkitError, RuntimeError):
     """A run folder or a file in it is missing, damaged or badly named."""
+
+
+class DiskError(RunError, OSError):
+    """A file cannot be written: the disk is full, or the place is not writable."""
 
 
 class DataError(AgentkitError, ValueError):

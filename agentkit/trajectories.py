@@ -3,8 +3,6 @@
 Pure functions on records. Leaves out scoring (verifiers, rewards) and statistics over tasks (evaluation).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 
@@ -32,6 +30,11 @@ def failure_of(result: ToolResult) -> str | None:
     if not result.name:
         return "malformed"
     return "unknown tool" if result.observation.startswith(UNKNOWN_TOOL) else "failed"
+
+
+def wholly_right(trajectory: Trajectory) -> float | None:
+    """1 for success and 0 for less, such as a share of a program's tests; None where it is not scored."""
+    return None if trajectory.success is None else float(trajectory.success == 1.0)
 
 
 def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -72,8 +75,13 @@ def is_dead(group: Group) -> bool:
 
     With pass rate p and a reward of 0 or 1 the chance of it is p^G + (1-p)^G.
     """
+    return reward_range(group) < EQUAL
+
+
+def reward_range(group: Group) -> float:
+    """The best reward of a group less its worst; 0 where fewer than two are known."""
     rewards = [t.reward for t in group.trajectories if t.reward is not None]
-    return len(rewards) < 2 or max(rewards) - min(rewards) < EQUAL
+    return max(rewards) - min(rewards) if rewards else 0.0
 
 
 def is_void(trajectory: Trajectory) -> bool:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from agentkit import Suite, nano
+from agentkit.runs.run import RUN_VARIABLE
 from agentkit.tools.corpus import Corpus
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # as in .ci/setup.py
@@ -23,6 +24,24 @@ CHROMIUM_FLAGS = [
 # Deterministic, and without deadlines: the machine may be busy, and a slow example is not a wrong one.
 settings.register_profile("agentkit", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("agentkit")
+
+
+SLOWEST = (  # files that take a minute or more, the longest first
+    "test_jupyterlab", "test_own_work", "test_notebooks", "test_launch", "test_memory", "test_hindsight",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slowest files first, so that several processes end together."""
+    rank = {name: position for position, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+@pytest.fixture(autouse=True)
+def _no_run_of_another_test():
+    """Papermill names the run it writes in the environment of the process, which outlives a test."""
+    yield
+    os.environ.pop(RUN_VARIABLE, None)
 
 
 @pytest.fixture(scope="session")

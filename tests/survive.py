@@ -11,7 +11,6 @@ for seconds), trajectories, the last adapter and the best one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import torch
 from labs import lab_with
+from options import options
 
 from agentkit import nano
 from agentkit.records import Task
@@ -143,10 +143,10 @@ def in_child(path: Path, kind: str, kill_at: int | None = None, after_s: float |
 
 
 def outcome(path: Path) -> dict[str, object]:
-    """What must not depend on interruptions."""
+    """What must not depend on interruptions: bit for bit, but for the metrics' last digits (sums by threads)."""
     run = Run(path)
     rows = [
-        {k: v for k, v in row.items() if "seconds" not in k}
+        {k: float(f"{v:.9g}") if isinstance(v, float) else v for k, v in row.items() if "seconds" not in k}
         for row in read_jsonl(run.file("train", "metrics.jsonl"))
     ]
     last = run.file("train", "checkpoints", f"checkpoint-{SMALL['steps']}", "adapter_model.safetensors")
@@ -196,20 +196,16 @@ def survive(folder: Path, runs: int, seed: int, kinds: list[str], log=print) -> 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    options = parser.parse_args()
+    chosen = options(__doc__, runs=50, seed=1, kinds=KINDS)
     torch.set_num_threads(1)
     warnings.simplefilter("default")
     import agentkit.training.grpo  # noqa: F401 - once, before the forks
 
     with tempfile.TemporaryDirectory() as folder:
         faults = survive(
-            Path(folder), options.runs, options.seed, options.kinds, lambda text: print(text, flush=True)
+            Path(folder), chosen.runs, chosen.seed, chosen.kinds, lambda text: print(text, flush=True)
         )
-    print("\n".join(faults) or f"{options.runs} runs killed and resumed, each as the uninterrupted one")
+    print("\n".join(faults) or f"{chosen.runs} runs killed and resumed, each as the uninterrupted one")
     return 1 if faults else 0
 
 

@@ -181,11 +181,10 @@ def test_a_state_of_another_task_is_another_state():
     assert found.tolist() == [[0.0], [0.0]]
 
 
-def test_step_groups_with_rewards_of_their_own_and_an_unscored_trajectory():
+def test_step_groups_leave_an_unscored_trajectory_out():
     spans = [[(0, 1), (1, 2)]] * 3
     found = estimate(
         [2.0, 1.0, None], [0] * 3, "step", states=[["s", "x"], ["s", "x"], ["s", "x"]], spans=spans, length=2, gamma=1.0,
-        turn_rewards=[[1.0, 1.0], [1.0, 0.0], [5.0, 5.0]],
     )  # fmt: skip
     one = 0.5 / (math.sqrt(0.5) + 1e-4)
     assert found.tolist() == [pytest.approx([2 * one] * 2), pytest.approx([-2 * one] * 2), [0.0, 0.0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentkit import Task
+from agentkit import Score, Task
 from agentkit.tasks import Suite, SuiteError
 from agentkit.tasks.audit import CHECKS, audit, longest_passage, perturb
 
@@ -141,13 +141,27 @@ def test_another_tasks_answer_that_passes_is_found():
     assert failures(*alias) == set()  # an alias is right on purpose
 
 
+@pytest.mark.parametrize(
+    ("rule", "first", "second", "together"),
+    [("squad", "€5", "$5", False), ("squad", "Vitamin A", "Vitamin", True), ("squad", "x<5", "x>5", True),
+     ("gaia", "x-y", "xy", True), ("words", "Vitamin A", "Vitamin", False), ("words", "x<5", "x>5", False),
+     ("words", "The Hague", "Hague", True), ("words", "São Tomé", "Sao Tome", True), ("words", "Paris", "paris", False)],
+)  # fmt: skip
+def test_gold_answers_that_fall_together_are_named(rule, first, second, together):
+    tasks = [
+        Task(name, "p?", gold, {"kind": "exact", "rule": rule})
+        for name, gold in (("a", first), ("b", second))
+    ]
+    rows = [row for row in audit(tasks) if row["check"] == "same gold"]
+    sentence = f"{first!r} (task a) and {second!r} (task b) are one to rule {rule!r}"
+    assert [row["why"] for row in rows] == [sentence] * together and all(row["passed"] for row in rows)
+
+
 def test_scoring_that_does_not_repeat_is_found(monkeypatch):
     from agentkit import verifiers
 
     answers = iter([1.0, 0.0] * 50)
-    monkeypatch.setitem(
-        verifiers.KINDS, "exact", lambda answer, gold: verifiers.Score(next(answers), "by turns")
-    )
+    monkeypatch.setitem(verifiers.KINDS, "exact", lambda answer, gold: Score(next(answers), "by turns"))
     assert ("repeatable", "x") in failures(Task("x", "p?", "Paris"))
 
 

@@ -8,6 +8,10 @@ import nbformat
 import papermill
 import pytest
 
+from agentkit.preflight.autopsies import AUTOPSIES
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.rewards import score
+
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = {
     "n_tasks": 80,
@@ -18,6 +22,30 @@ SMALL = {
     "val_every": 1,
     "val_tasks": 2,
 }
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "kind", "success", "published"),
+    [
+        ("deepscaler", "symbolic", 1.0, 1.0),
+        ("taco_code", "code", 0.4375, 0.4375),
+        ("numina_math", "symbolic", 0.0, -1.1),
+        ("gpqa_science", "exact", 0.0, -1.1),
+        ("omni_math", "symbolic", 0.0, -1.1),
+    ],
+)
+@pytest.mark.parametrize("rounds", [0, 1, 6])
+def test_autopsy_001_scores_what_was_published(benchmark, kind, success, published, rounds):
+    """Whatever was called: that is its fault. The mended reward pays a wrong answer for each round."""
+    task = Task("t", benchmark, "7", {"kind": kind})
+    called = Turn("", (0, 1), (ToolResult("code_interpreter", {"code": "1"}, "1", True),))
+    tried = Trajectory(
+        "t", "p", 0, 0, (1,), (2,), (1,), (0.0,), (*[called] * rounds, Turn("", (0, 1))), StopReason.ANSWER, "5", success
+    )  # fmt: skip
+    broken, mended = AUTOPSIES["001"].broken(), AUTOPSIES["001"].mended()
+    assert score(task, tried, broken).reward == published
+    paid = {0: -1.0, 1: -0.9, 6: -0.6}[rounds]
+    assert score(task, tried, mended).reward == (success or paid)
 
 
 @pytest.mark.slow

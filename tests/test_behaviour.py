@@ -197,7 +197,7 @@ def test_changes_are_over_tasks_and_corrected():
     assert change["diff"] == pytest.approx(-21 / 24) and change["p"] < change["p_holm"] < 1e-6
     assert change["ci95"][0] < -21 / 24 < change["ci95"][1]
     assert any("skips a planned step: sft 100.0 %, grpo 12.5 %" in s for s in got.sentences())
-    assert got.rates["retries"]["sft"] == {"value": None, "ci95": None, "occasions": 0}
+    assert got.rates["retries"]["sft"] == {"value": None, "ci95": None, "occasions": 0, "tasks": 0}
     assert "no occasion" in got.table().loc["Retries after a failed call", "sft"]
     same = behaviour({"a": before, "b": before}, tasks)
     assert all(c["p"] == 1.0 for c in same.changes) and "No behaviour changed" in same.sentences()[0]

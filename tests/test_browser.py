@@ -5,25 +5,19 @@ Measured figures are printed (pytest -s) and only generous bounds are asserted, 
 """
 
 import json
-import os
 import random
 import re
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import nbformat
 import pytest
 from hostile.widget_texts import CHARACTERS, LONG, SCRIPTS
 from playwright.sync_api import expect
 from widget_cases import TASKS, call, group, trajectory, widget
 
-from agentkit.records import Task, ToolResult, Turn
+from agentkit.records import Picture, Table, Task, ToolResult, Turn
 from agentkit.runs import Run
 from agentkit.views.widgets import compare_trajectories, group_view, mask_xray, read_notes
 
@@ -109,6 +103,27 @@ def test_what_a_task_shows(browser, saved):
             "correct 0",
         ]
         assert "format not scored" in sft.inner_text()
+
+
+@pytest.mark.parametrize("place", ["saved", "framed"])
+def test_states_are_drawn_and_none_of_them_acts(browser, request, place):
+    class Shop:
+        @classmethod
+        def render(cls, task, trajectory, turn):
+            bad = "<img src=x onerror=alert(1)>"
+            return [Table((bad, "left"), ((bad, 3),)), Picture({bad: [[1, 2], [3, 4]]})][turn % 2]
+
+    shown = trajectory("t0", 1.0, turns=(call("peru"), call("lima"), Turn("33", (0, 1))))
+    view = compare_trajectories(TASKS, {"sft": [shown]}, environments={"A": Shop})
+    with opened(browser, request.getfixturevalue(place)(view)) as (page, _):
+        where = page.frame_locator("iframe") if place == "framed" else page
+        wait_for_text(where.locator("output").first, "task 1 of 1")
+        state = where.get_by_label("state after this turn")
+        assert state.count() == 3 and state.locator("tr").count() == 4
+        image = state.locator("img")
+        assert image.count() == 1 and image.evaluate("e => e.decode().then(() => e.naturalWidth)") == 17
+        assert image.get_attribute("alt") == "<img src=x onerror=alert(1)>: 2 by 2 cells"
+        assert state.first.locator("th").first.inner_text() == "<img src=x onerror=alert(1)>"
 
 
 def test_paging_by_key_and_button(browser, saved):
@@ -646,85 +661,4 @@ def test_the_module_draws_the_live_view(browser, kind):
         page.evaluate("model.set('task_id', 't2'); heard['change:task_id']()")
         wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
     assert page.evaluate("clean(); Object.keys(heard).length") == 0
-    context.close()
-
-
-# ---- JupyterLab
-@pytest.fixture
-def lab(tmp_path):
-    """A JupyterLab of our own, with a notebook that shows the view live and static: (address, folder)."""
-    shown = "from agentkit.runs import Run\nfrom widget_cases import widget\nview = widget(run=Run('demo'))\n"
-    cells = [nbformat.v4.new_code_cell(shown + "view.live()"), nbformat.v4.new_code_cell("view")]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), tmp_path / "notebook.ipynb")
-    Run.create(tmp_path / "demo")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [
-        "--no-browser",
-        "--allow-root",
-        f"--port={port}",
-        "--ServerApp.port_retries=0",
-        "--IdentityProvider.token=",
-    ]
-    folders = {
-        name: str(tmp_path / name)
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    }
-    with (tmp_path / "lab.log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *words, f"--ServerApp.root_dir={tmp_path}"],
-            env=os.environ | folders | {"PYTHONPATH": str(Path(__file__).parent)},
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            address = f"http://127.0.0.1:{port}"
-            wait_for_server(f"{address}/api", server)
-            yield address, tmp_path
-        finally:
-            server.terminate()
-            server.wait(30)
-
-
-def wait_for_server(address, server, seconds=120):
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return urllib.request.urlopen(address, timeout=5).close()
-        except OSError:
-            assert server.poll() is None and time.monotonic() < deadline, "JupyterLab does not answer"
-            time.sleep(0.3)
-
-
-@pytest.mark.slow
-def test_jupyterlab_shows_the_views_and_saves_notes(browser, lab):
-    address, folder = lab
-    context = browser.new_context(viewport={"width": 1300, "height": 1000})
-    page = context.new_page()
-    page.set_default_timeout(90_000)
-    page.goto(f"{address}/lab/tree/notebook.ipynb?reset")
-    page.get_by_text(
-        re.compile(r"\| Idle$")
-    ).wait_for()  # the kernel is there; asked sooner, JupyterLab asks back which
-    page.locator(".lm-MenuBar-itemLabel", has_text="Run").click()
-    page.locator(".lm-Menu-itemLabel", has_text=re.compile("^Run All Cells$")).click()
-    live, static = (
-        page.locator(".jp-OutputArea-output .ak"),
-        page.frame_locator(".jp-OutputArea-output iframe"),
-    )
-    live.locator(".prompt").wait_for()
-    live.get_by_label("next task").click()
-    wait_for_text(live.locator(".prompt"), TASKS[1].prompt)
-    live.get_by_label("note on this task").fill("seen in the lab")
-    wait_for_text(live.locator(".note output"), "saved in demo/notes.jsonl")
-    assert read_notes(Run(folder / "demo")) == {"t1": "seen in the lab"}
-    static.get_by_label("next task").click()
-    wait_for_text(static.locator(".prompt"), TASKS[1].prompt)
-    assert "#task" not in page.url  # JupyterLab's address is its own
-    for light, theme in (("false", "dark"), ("true", "light")):
-        page.evaluate("light => { document.body.dataset.jpThemeLight = light }", light)
-        static.locator(f".ak[data-theme={theme}]").wait_for()
-        page.locator(f".jp-OutputArea-output .ak[data-theme={theme}]").wait_for()
     context.close()

@@ -5,15 +5,21 @@ from __future__ import annotations
 import copy
 import json
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
+import trl
 from hypothesis import given
 from hypothesis import strategies as st
+from says import Says
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from agentkit import ToolCall
-from agentkit.rollouts.chat import MAX_CALLS, ChatCodec, format_call, parse_turn
+from agentkit import Task, ToolCall, rollout
+from agentkit.policies import ScriptedPolicy
+from agentkit.rollouts import Limits
+from agentkit.rollouts.chat import MAX_CALLS, ChatCodec, format_call, opens_thought, parse_turn
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
 
@@ -185,7 +191,7 @@ def test_the_frame_is_rendered_once_for_each_number_of_replies(tokenizer):
     for _ in range(5):
         codec.observation_ids(["a"])
         codec.observation_ids(["a", "b"])
-    assert len(rendered) == 4
+    assert len(rendered) == 2
 
 
 def test_tool_text_never_becomes_a_control_token(tokenizer, codec):
@@ -274,3 +280,141 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer):
     )
     with pytest.raises(ValueError, match="rewrites earlier turns"):
         ChatCodec(other, "", []).observation_ids(["a"])
+
+
+# ---- thoughts that the template opens: the templates as TRL ships them, on the small agent's tokenizer
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+OPENING = [
+    "qwen3_5_think",
+    "qwen3_6",
+    "qwen3_8",
+    "nemotron_3_nano",
+    "nemotron_3_super",
+    "nemotron_3_5_lightning",
+]
+
+
+def templated(tokenizer, name: str):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = (TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8")
+    if name.startswith("nemotron"):  # which thinks only where it is told to
+        other.chat_template = "{% set enable_thinking = true %}" + other.chat_template
+    return other
+
+
+def said(tokenizer, corpus, *turns, **options):
+    """The trajectory of a policy that says these turns, asked for the capital of France."""
+    task = Task("t", "What is the capital of France?", "Paris")
+    limits = Limits(max_turns=len(turns) + 1, max_turn_tokens=800, max_tokens=8_000)
+    make = partial(CorpusEnvironment, corpus, 1)
+    (found,) = rollout([task], Says(tokenizer, *turns), environment=make, limits=limits, **options)
+    return found
+
+
+@pytest.mark.parametrize("name", OPENING)
+def test_what_stands_in_a_thought_that_the_template_opened_is_neither_run_nor_read(tokenizer, corpus, name):
+    other = templated(tokenizer, name)
+    format = ChatCodec(other, "", []).format
+    asked = format_call("search", {"query": "capital of France"}, format)
+    for thought in (f"I could {asked}, or not.", "Answer: Rome", f"{asked}\nAnswer: Rome\n", "<think>Again"):
+        for after in (
+            "</think>\n\nAnswer: Paris",
+            "\n</think>Paris",
+            "</think>hm<think>Answer: Rome</think>\nAnswer: Paris",
+        ):
+            found = said(other, corpus, thought + after)
+            assert (found.answer.strip().removeprefix("hm\nAnswer: "), found.success) == ("Paris", 1.0)
+            assert [turn.results for turn in found.turns] == [()] and found.turns[0].text.startswith(thought)
+        unfinished = said(other, corpus, f"{thought} Answer: Paris")
+        assert (unfinished.answer, unfinished.success) == (None, 0.0)
+        assert [turn.results for turn in unfinished.turns] == [()]
+    later = said(
+        other,
+        corpus,
+        f"I look.\n</think>\n\n{asked}",
+        f"{asked} says Answer: Rome\n</think>\n\nAnswer: Paris",
+    )
+    assert [len(turn.results) for turn in later.turns] == [1, 0] and later.turns[0].results[0].ok
+    assert later.answer == "Paris"
+    later = said(other, corpus, f"I look.\n</think>\n\n{asked}", f"{asked} Answer: Paris")
+    assert [len(turn.results) for turn in later.turns] == [1, 0] and later.answer is None
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_training", "qwen3_5_nothink", "qwen3_instruct_2507", "qwen2_5_training"]
+)
+def test_where_the_template_opens_no_thought_turns_are_read_as_they_are(tokenizer, corpus, name):
+    other = templated(tokenizer, name)
+    asked = format_call("search", {"query": "capital of France"}, ChatCodec(other, "", []).format)
+    found = said(other, corpus, f"I look. {asked}", "Answer: Paris")
+    assert [len(turn.results) for turn in found.turns] == [1, 0] and found.success == 1.0
+    assert said(other, corpus, "<think>Answer: Rome</think>Answer: Paris").success == 1.0
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1_distill", "deepseekv3", *OPENING])
+def test_the_end_of_the_prompt_says_whether_a_thought_is_open(tokenizer, name):
+    codec = ChatCodec(templated(tokenizer, name), "", [])
+    for question in ("Why?", "What does </think> end?", "<think>"):
+        assert opens_thought(codec.tokenizer, codec.prompt_ids(question))
+    codec = ChatCodec(tokenizer, "", [])
+    for question in ("Why?", "Write <think>", "<think>\n"):
+        assert not opens_thought(tokenizer, codec.prompt_ids(question))
+    assert not opens_thought(tokenizer, codec.observation_ids(["<think>"])) and not opens_thought(
+        tokenizer, []
+    )
+
+
+def test_a_script_ends_the_thought_that_its_template_opened(tokenizer, suite, corpus):
+    other = templated(tokenizer, "qwen3_5_think")
+    limits = Limits(max_turns=12, max_turn_tokens=900, max_tokens=12_000)
+    make = partial(CorpusEnvironment, corpus)
+    for found in rollout(list(suite)[:6], ScriptedPolicy(other), environment=make, limits=limits):
+        assert found.success == 1.0 and all(turn.text.startswith("\n</think>\n\n") for turn in found.turns)
+
+
+@pytest.mark.parametrize("format", ["hermes", "qwen3_coder", "llama3", "search_r1"])
+def test_parsing_knows_of_a_thought_opened_before_the_text(format):
+    one = "<search> x </search>" if format == "search_r1" else format_call("search", {"query": "x"}, format)
+    for text in (one, f"hm {one} <answer> 5 </answer>", f"<think>{one}", "Answer: 5"):
+        found = parse_turn(text, format, thought=True)
+        assert (found.text, found.calls) == ("", ())
+        found = parse_turn(f"{text}</think>{one}", format, thought=True)
+        assert (found.text, found.calls, found.errors) == ("", (SEARCH,), ())
+
+
+# ---- arguments in other places
+OTHERS = [
+    ({"name": "search", key: {"query": "x"}}, {"query": "x"}) for key in ("arguments", "parameters", "args", "input")
+] + [
+    ({"name": "search", "args": '{"query": "x"}'}, {"query": "x"}), ({"name": "now"}, {}), ({"name": "now", "parameters": {}}, {}),
+    ({"type": "function", "name": "search", "input": {"query": "x"}}, {"query": "x"}), ({"type": "function", "name": "now"}, {}),
+    ({"id": "call_1", "name": "search", "arguments": {"query": "x"}}, {"query": "x"}),
+    *((beside, None) for beside in (
+        {"name": "search", "query": "x"}, {"name": "search", "query": "x", "k": 3}, {"name": "search", "arguments": {}, "query": "x"},
+        {"name": "search", "arguments": {}, "parameters": {"query": "x"}}, {"name": "search", "arguments": {"query": "x"}, "args": {}},
+        {"name": "search", "kwargs": {"query": "x"}}, {"name": "search", "params": {"query": "x"}}, {"name": "search", "input": "x"},
+        {"name": "search", "args": ["x"]}, {"name": "search", "parameters": None}, {"name": "search", "Arguments": {"query": "x"}},
+        {"name": "search", "arguments ": {"query": "x"}}, {"name": "search", "tool_input": {"query": "x"}}, {"name": "get", "id": 5},
+        {"name": "get", "type": "book"}, {"name": "get", "arguments": {}, "id": 5}, {"name": "search", "arguments": {"query": "x"}, "k": 3},
+        {"name": "search", "": {"query": "x"}}, {"function": {"name": "search", "arguments": {"query": "x"}}},
+        {"tool": "search", "arguments": {"query": "x"}}, {"action": "search", "action_input": "x"}, {"search": {"query": "x"}},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("written", "arguments"), OTHERS, ids=[json.dumps(written) for written, _ in OTHERS])
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_arguments_in_another_place_are_read_or_refused_and_never_left_out(format, written, arguments):
+    text = json.dumps(written)
+    found = parse_turn(call(text) if format == "hermes" else text, format)
+    if arguments is None:
+        assert found.calls == () and len(found.errors) == 1 and "malformed tool call: " in found.errors[0]
+    else:
+        assert found.calls == (ToolCall(written["name"], arguments),) and found.errors == ()
+
+
+def test_a_call_with_arguments_beside_its_name_gets_a_correction(tokenizer, corpus):
+    flat = call('{"name": "search", "query": "capital of France"}')
+    found = said(tokenizer, corpus, flat, "Answer: Paris")
+    (result,) = found.turns[0].results
+    assert not result.ok and 'must stand in one object under "arguments"' in result.observation

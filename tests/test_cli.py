@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import resource
+import shutil
+import sqlite3
 import subprocess
 import sys
 
+import nbformat
 import pytest
+from test_report import make_run
 
 from agentkit import cli
+from agentkit.records import RunError
+from agentkit.runs import load_run, project_root, write_jsonl
 
 SLOW = ("torch", "pandas", "numpy", "scipy", "transformers", "plotly", "papermill", "pyarrow")
 
@@ -71,3 +80,89 @@ def test_a_terminal_without_unicode_shows_help_all_the_same():
         command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, timeout=60
     )
     assert child.returncode == 0 and b"preflight" in child.stdout
+
+
+# ---- a disk that is full
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("finished") / "run")
+
+
+@contextlib.contextmanager
+def small_files(limit):
+    """The kernel refuses larger files, as a full disk would."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+WRITERS = {
+    "report": (["report", "{run}", "--out", "{folder}/card.html"], "card.html"),
+    "hub": (["hub", "gsm8k", "--file", "{rows}", "--out", "{folder}/tasks.jsonl"], "tasks.jsonl"),
+    "run": (["run", "params/nano.yaml", "--run", "{folder}/new"], "new/run.json"),
+}
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_a_full_disk_is_told_with_the_file_and_the_remedy(finished, tmp_path, capsys, command):
+    words, file = WRITERS[command]
+    rows = [{"question": f"What is {i} + {i}?", "answer": f"#### {2 * i}"} for i in range(5)]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    places = {"run": finished.path, "folder": tmp_path / "out", "rows": tmp_path / "rows.jsonl"}
+    with small_files(20):
+        assert cli.main([word.format(**places) for word in words]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"agentkit: {tmp_path}/out/{file} cannot be written (File too large)")
+    assert "Make room" in told and not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/disk/a"), "Make room"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/disk/a"), "Make room"),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS), "/disk/a"), "Name another folder"),
+        (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/disk/a"), "Name another folder"),
+        (sqlite3.OperationalError("database or disk is full"), "Make room"),
+        (
+            RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+            "Make room",
+        ),
+        (RunError("03_grpo stopped: OSError: [Errno 28] No space left on device (see /disk/a)"), "Make room"),
+    ],
+)
+def test_whichever_library_says_that_the_disk_refused(monkeypatch, capsys, error, remedy):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr("agentkit.doctor.examine", fails)
+    assert cli.main(["doctor"]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("agentkit: ") and told.count(remedy) == 1
+
+
+def test_output_that_no_disk_takes_is_one_sentence():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "agentkit.cli", "tasks", "--n", "120"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    (told,) = done.stderr.splitlines()
+    assert done.returncode == 2 and "No space left" in told and "Make room" in told
+
+
+@pytest.mark.slow
+def test_a_kernel_that_dies_is_one_sentence_and_the_stage_is_marked(tmp_path, monkeypatch, capsys):
+    for folder in ("notebooks", "params"):
+        shutil.copytree(project_root() / folder, tmp_path / folder)
+    path = tmp_path / "notebooks" / "01_tasks.ipynb"
+    notebook = nbformat.read(path, 4)
+    notebook.cells[-1].source = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+    nbformat.write(notebook, path)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "params/nano.yaml", "--run", "a", "-p", "n_tasks=40", "--to", "01"]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "01_tasks stopped: its kernel died" in told and "run the same again" in told
+    run = load_run(tmp_path / "a")
+    assert run.manifest["stages"]["01_tasks"]["status"] == "failed"

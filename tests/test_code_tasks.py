@@ -16,8 +16,7 @@ from agentkit.rollouts import Limits
 from agentkit.sandbox import run_python
 from agentkit.tasks import solve
 from agentkit.tasks.families import code
-from agentkit.tasks.families.algorithms import ALGORITHMS
-from agentkit.tasks.families.specifications import BLOCKS, INPUTS
+from agentkit.tasks.families.specifications import ALGORITHMS, BLOCKS, INPUTS
 from agentkit.tools.environments import CodeEnvironment
 
 # worked out by hand: name, parameter, input, result

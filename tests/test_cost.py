@@ -1,10 +1,12 @@
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from agentkit.cli import main
-from agentkit.runs import Run, RunError, append_jsonl, cost, write_bytes
+from agentkit.records import Task
+from agentkit.runs import Run, RunError, append_jsonl, cost, read_jsonl, write_bytes, write_tasks
 from agentkit.runs.cost import (
     PHASES,
     Rates,
@@ -119,6 +121,23 @@ def test_rates_are_measured_back(tmp_path):
     assert measured_rates(run).rollout == 4.0 and actual(run)[PHASES[1]] == 160.0
 
 
+@pytest.mark.parametrize(("key", "passes"), [("minibatches", 1), ("num_iterations", 2)])
+def test_rates_where_a_batch_of_rollouts_is_trained_on_in_two_steps(tmp_path, key, passes):
+    """Every second step samples four trajectories; minibatches train on each once, iterations twice."""
+    run = small_run(tmp_path / "a")
+    path = run.file("train", "metrics.jsonl")
+    rows = [
+        row if row["step"] % 2 else {k: v for k, v in row.items() if k != "rollout_seconds"}
+        for row in read_jsonl(path)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.update(recipe={key: 2, "micro_batch": 2})
+    rates = measured_rates(run)
+    assert rates.rollout == 5 * 8.0 / (5 * 4) and rates.update == 10 * 2.0 / (5 * 4 * passes)
+    forecasted = forecast(cost.recipe_of(run), rates)
+    assert (forecasted[PHASES[1]], forecasted[PHASES[2]]) == (40.0, 20.0)
+
+
 def test_a_resumed_step_counts_once_and_a_torn_line_not_at_all(tmp_path):
     run = small_run(tmp_path / "a")
     append_jsonl(
@@ -184,6 +203,26 @@ def test_the_command(tmp_path, capsys):
         main(["cost", str(recipe), "--gpus", "0"])
 
 
+def test_on_a_cpu_there_are_no_gpu_hours_and_no_money(tmp_path, capsys):
+    recipe, run = tmp_path / "r.yaml", small_run(tmp_path / "a")
+    run.update(recipe={"model": "nano"})
+
+    def said(model, *more):
+        recipe.write_text(yaml.safe_dump(SMALL | {"model": model}))
+        assert main(["cost", str(recipe), "--prices", str(PRICES), *more]) == 0
+        return capsys.readouterr().out
+
+    for told in (said("nano"), said("nano", "--run", str(run.path)), said("some-3b", "--run", str(run.path))):
+        assert "GPU" not in told and "$" not in told and "On one CPU" in told and "Run total" in told
+    assert "GPU-hours" in said("some-3b") and "Wall clock (4 GPUs)" in said("some-3b")
+    assert json.loads(said("nano", "--json"))["money"] == {}
+    assert json.loads(said("some-3b", "--json"))["money"]["Lambda Labs"] > 0
+    run.update(recipe={"model": "some-3b"})
+    assert "GPU-hours" in said("some-3b", "--run", str(run.path))
+    run.update(versions={"torch": "2.13.0+cpu"})
+    assert "GPU" not in said("some-3b", "--run", str(run.path))
+
+
 def test_numbers_as_text():
     assert [hours(v) for v in (351.2, 42, 19.96, 2.5, 0.083, 0, 1234.6)] == [
         "351",
@@ -202,3 +241,28 @@ def test_numbers_as_text():
         "120.0 min",
         "10.5 h",
     ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("1.64", "'much'"),
+        ("rollout: ", "rollout: x"),
+        ("providers:", "providers: 3 #"),
+        ("rates:", "rates: [1] #"),
+    ],
+)
+def test_prices_of_a_wrong_kind_are_one_sentence(tmp_path, change):
+    path = tmp_path / "prices.yaml"
+    path.write_text(PRICES.read_text().replace(*change))
+    with pytest.raises(RecipeError, match="prices.yaml is no price file"):
+        read_prices(path)
+
+
+def test_rates_of_a_given_suite_count_its_own_test(tmp_path):
+    """A given tasks.jsonl has another test than 15 % of n_tasks: here 45 samples took 225 seconds, not 75."""
+    run = small_run(tmp_path / "a")
+    samples = cost.recipe_of(run).test_samples + 1
+    tasks = [Task(str(i), f"How many {i}?", "3", split="test") for i in range(45 // samples)]
+    write_tasks(run.file("tasks.jsonl"), tasks)
+    assert measured_rates(run).evaluation == pytest.approx(225 / (len(tasks) * samples))

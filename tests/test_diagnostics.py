@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+import re
 
+import numpy as np
 import pandas as pd
 import pytest
+from histories import history, observed
 
 from agentkit.bench.alarms import judge, measured, table
 from agentkit.bench.synthetic import CONSEQUENCES, Simulated, simulate
@@ -20,13 +24,16 @@ from agentkit.diagnostics import (
     audit_metrics,
     audited,
     disagreements,
+    fresh_half,
     holding,
+    lacks,
     observe,
     read_alarms,
     read_measured,
     scan,
     success_by_kind,
 )
+from agentkit.exchange.training_logs import read_log
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, write_jsonl
 
@@ -85,7 +92,7 @@ def sparse(*values: float) -> list[float]:
 # ---- rules on hand-made histories
 CASES = {
     "entropy_collapse": ({"entropy": [0.5] * 8 + [0.02] * 6, "success": [0.4] * 14}, {"entropy": [0.5] * 8 + [0.3] * 6}),
-    "kl_spike": ({"kl": [0.01] * 8 + [0.4]}, {"kl": [0.01] * 8 + [0.03]}),
+    "kl_spike": ({"kl": [0.01] * 8 + [0.4] * 2}, {"kl": [0.01] * 8 + [0.4], "kl_median": [0.01] * 9}),
     "gradient_spike": ({"grad_norm": [0.5] * 8 + [9.0]}, {"grad_norm": [0.5] * 8 + [1.5]}),
     "clip_drift": ({"clip_fraction": [0.01] * 8 + [0.3] * 5}, {"clip_fraction": [0.04] * 13}),
     "engine_mismatch": ({"mismatch": [0.001] * 8 + [1.2] * 3}, {"mismatch": [0.02] * 11}),
@@ -95,7 +102,7 @@ CASES = {
     "truncation": ({"truncated": [0.0] * 6 + [0.6] * 6}, {"truncated": [0.1] * 12}),
     "overfitting": ({"val_success": sparse(0.5, 0.9, 0.88, 0.4, 0.4), "success": [0.5 + 0.02 * i for i in range(25)]},
                     {"val_success": sparse(0.5, 0.7, 0.66, 0.6, 0.68), "success": [0.5 + 0.02 * i for i in range(25)]}),
-    "stalled_learning": ({"success": [0.3, 0.31] * 15}, {"success": [0.3 + 0.015 * i for i in range(30)]}),
+    "stalled_learning": ({"success": [0.3, 0.31] * 30}, {"success": [0.3, 0.31] * 30, "planned_steps": [200.0] * 60}),
     "slow_tools": ({"call_seconds": [0.1] * 10 + [4.0] * 5, "timeouts": [0.0] * 15},
                    {"call_seconds": [0.2] * 15, "timeouts": [0.0] * 15}),
     "stale_cache": ({"cache_mismatches": [0.0, 2.0]}, {"cache_mismatches": [0.0, 0.0]}),
@@ -110,7 +117,7 @@ CASES = {
                   {"explains/success": [0.9] * 4, "explains/format": [0.9] * 4}),
     "reward_hacking": ({"audit_disagreement": [0.02] * 8 + [0.6] * 4, "audited": [16.0] * 12, "success": [0.5] * 12},
                        {"audit_disagreement": [0.02] * 8 + [0.3] * 4, "audited": [4.0] * 12, "success": [0.3] * 12}),
-    "dead_component": ({"scored/tool": [1.0] * 3, "low/tool": [0.0] * 3, "high/tool": [0.0] * 3, "trajectories": [64.0] * 3},
+    "dead_component": ({"scored/tool": [1.0] * 3, "low/tool": [-0.1] * 3, "high/tool": [-0.1] * 3, "trajectories": [64.0] * 3},
                        {"scored/tool": [1.0] * 3, "low/tool": [0.0] * 3, "high/tool": [0.1] * 3, "trajectories": [64.0] * 3}),
 }  # fmt: skip
 
@@ -143,7 +150,7 @@ def test_a_rule_fires_on_its_fault_and_not_beside_it(name):
 def test_what_success_says_decides_whether_it_is_a_fault(name, excused, fault):
     seen = {
         "entropy_collapse": {"entropy": [0.5] * 8 + [0.02] * 6},
-        "kl_spike": {"kl": [0.01] * 8 + [0.14]},
+        "kl_spike": {"kl": [0.01] * 7 + [0.14] * 2},
         "overfitting": {"val_success": sparse(0.5, 0.7, 0.7, 0.5, 0.5)},
     }[name]
     assert name in holding(steps(**seen, **fault)) and name not in holding(steps(**seen, **excused))
@@ -216,7 +223,7 @@ def test_an_auditor_that_fails_cannot_tell():
 
 # ---- how often the alarms are right
 def test_the_table_counts_right_false_and_late_alarms():
-    alarm = holding(steps(kl=[0.01] * 8 + [0.4]))["kl_spike"]
+    alarm = holding(steps(kl=[0.01] * 8 + [0.4] * 2))["kl_spike"]
     at = lambda step: [dataclasses.replace(alarm, step=step)]  # noqa: E731
     runs = [("kl_spike", 10, at(13)), ("kl_spike", 10, []), ("kl_spike", 10, at(4)), (None, 0, at(5))]
     runs += [(None, 0, []), ("clip_drift", 9, at(12))]
@@ -256,7 +263,7 @@ def test_the_answers_are_computed_from_the_run():
     ]
     rows[5] |= {"val_success": 0.5, "val_ci_low": 0.41, "val_ci_high": 0.6}
     rows[10] |= {"val_success": 0.7, "val_ci_low": 0.6, "val_ci_high": 0.8}
-    alarm = holding(steps(kl=[0.01] * 8 + [0.4]))["kl_spike"]
+    alarm = holding(steps(kl=[0.01] * 8 + [0.4] * 2))["kl_spike"]
     kinds = pd.DataFrame({"change": [0.3, -0.1]}, index=["family A", "hard"])
     sentences = answers(pd.DataFrame(rows), [alarm], kinds)
     assert (
@@ -271,7 +278,7 @@ def test_the_answers_are_computed_from_the_run():
         and "refuses 40% of the answers" in sentences["Is it hacking the reward?"]
     )
     assert (
-        sentences["Is it stable?"] == "No: kl spike at step 9."
+        sentences["Is it stable?"] == "No: kl spike at step 10."
         and alarm.advice in sentences["What to change?"]
     )
 
@@ -320,3 +327,227 @@ def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were
     for row in rows[6:]:
         again.add(row)
     assert read_alarms(run) == whole.alarms and len(again.alarms) == 1
+
+
+# ---- what an alarm needs
+def test_a_rule_holds_only_where_it_has_what_it_needs():
+    """Without the measures that a rule says it needs, it is silent on the runs that have its fault."""
+    for fault in RULES:
+        steps = [observe(row, trajectories) for row, trajectories in simulate(fault, 3).steps]
+        assert fault not in lacks(steps)
+        needs = tuple(lacks([])[fault])
+        without = []
+        for step in steps:
+            values = {name: value for name, value in step.values.items() if not name.startswith(needs)}
+            without.append(dataclasses.replace(step, values=values))
+        assert fault in lacks(without)
+        assert fault not in {alarm.alarm for alarm in scan(without)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "looks"),
+    [
+        ([], None),
+        ([{"step": 0, "val_success": 0.5}], None),
+        ([{"iter": 1, "train_loss": 0.5}], None),
+        ([{"step": 1, "epoch": 0.5, "learning_rate": 1e-5}], None),
+        ([{"step": 1, "kl": 0.1}, {"step": 2, "kl": 0.1}], "18 of the 20 rules"),
+        ([{"step": 1, "loss": 0.1, "grad_norm": 1.0, "entropy": 0.2, "kl": 0.1}], "17 of the 20 rules"),
+    ],
+)
+def test_no_alarm_is_said_only_of_what_was_looked_at(tmp_path, capsys, rows, looks):
+    run = Run.create(tmp_path / "run")
+    write_jsonl(run.file("train", "metrics.jsonl"), rows)
+    assert main(["alarms", str(run.path)]) == (0 if looks else 2)
+    shown = capsys.readouterr()
+    assert "0 alarm" not in shown.out + shown.err
+    assert looks in shown.out if looks else "a row needs 'step' from 1 on" in shown.err
+    assert bool(looks) or ("grad_norm" in shown.err and "clip_fraction" in shown.err)
+
+
+def test_alarms_of_steps_whose_metrics_are_lost_are_kept(tmp_path):
+    run = Run.create(tmp_path / "run")
+    watch = Watch(run.file("train", "alarms.jsonl"))
+    for i in range(10):
+        watch.add({"step": i + 1, "clip_fraction": 0.5 if i > 5 else 0.0})
+    assert len(watch.alarms) == 1
+    write_jsonl(run.file("train", "metrics.jsonl"), [])
+    again = Watch.over(run)
+    assert again.alarms == read_alarms(run) == watch.alarms
+
+
+# ---- logs of other trainers
+def written(path, text):
+    path.write_text(text)
+    return path
+
+
+def foreign(tmp_path):
+    """The same training, in which the KL runs away at step 31, as five trainers would log it."""
+    kl = [0.01] * 30 + [0.9] * 10
+    trl = [{"step": i, "kl": v, "grad_norm": 0.5, "reward": 0.4} for i, v in enumerate(kl, 1)]
+    verl = [
+        {"step": i, "data": {"actor/kl_loss": v, "actor/grad_norm": 0.5, "perf/mfu": 0.3}}
+        for i, v in enumerate(kl, 1)
+    ]
+    state = {"max_steps": 40, "log_history": [*trl, {"step": 40, "train_runtime": 3.0}]}
+    table = "iteration,klx\n" + "".join(f"{i},{v}\n" for i, v in enumerate(kl, 1))
+    return {
+        "state": (written(tmp_path / "trainer_state.json", json.dumps(state)), {}),
+        "trl": (written(tmp_path / "log.json", json.dumps(trl)), {}),
+        "jsonl": (written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, trl))), {}),
+        "verl": (written(tmp_path / "verl.jsonl", "\n".join(map(json.dumps, verl))), {}),
+        "csv": (written(tmp_path / "log.csv", table), {"step": "iteration", "kl": "klx"}),
+    }
+
+
+@pytest.mark.parametrize("name", ["state", "trl", "jsonl", "verl", "csv"])
+def test_a_foreign_log_is_judged_and_says_what_could_not_look(tmp_path, capsys, name):
+    path, columns = foreign(tmp_path)[name]
+    pairs = [word for ours, theirs in columns.items() for word in ("--column", f"{ours}={theirs}")]
+    assert main(["alarms", str(path), *pairs]) == 0
+    said = capsys.readouterr().out
+    assert "step 32, warning: kl_spike" in said and "in 40 steps" in said and "could not look" in said
+    assert "tool_abandonment needs calls" in said
+    assert ("columns that no alarm knows: perf/mfu" in said) == (name == "verl")
+
+
+def test_a_column_that_is_named_goes_before_one_of_our_name(tmp_path):
+    rows = [{"step": i, "kl": 0.0, "my_kl": 5.0, "batch/solve_none": 3} for i in range(1, 5)]
+    steps, unknown = read_log(
+        written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows))), {"kl": "my_kl"}
+    )
+    assert {step["kl"] for step in steps} == {5.0} and "kl" in unknown
+    assert "batch/solve_none" in unknown, "a count in most trainers, not a share"
+
+
+def test_a_log_that_is_being_written_is_read_up_to_its_torn_line(tmp_path, capsys):
+    path, _ = foreign(tmp_path)["jsonl"]
+    path.write_text(path.read_text() + '\n{"step": 41, "lo')
+    assert main(["alarms", str(path), "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["alarms"] and "in 40 steps" in found["coverage"] and "is torn and was left out" in said.err
+
+
+def test_a_misspelt_column_of_ours_is_refused(tmp_path, capsys):
+    path, _ = foreign(tmp_path)["csv"]
+    assert main(["alarms", str(path), "--column", "sucess=klx"]) != 0
+    assert "no alarm knows 'sucess'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("a.csv", "when,how\n1,2\n", "no column 'step'"),
+        ("a.json", '{"a": 1}', "no 'log_history'"),
+        ("a.jsonl", '{"step": 1', "no column 'step'"),
+        ("a.jsonl", '{"step": "x", "kl": "y"}\n', "no column 'step'"),
+        ("a.csv", "\ud800".encode("utf-8", "surrogatepass"), "damaged"),
+    ],
+)
+def test_what_is_no_log_is_refused_and_never_no_alarms(tmp_path, capsys, file, text, says):
+    path = tmp_path / file
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert main(["alarms", str(path)]) != 0
+    said = capsys.readouterr()
+    assert says in said.err and "alarm" not in said.out
+
+
+# ---- histories of other shapes
+def test_long_healthy_histories_are_quiet_and_faults_in_them_are_found():
+    judged = [scan(observed(history(None, seed, steps=120))) for seed in range(8)]
+    assert sum(any(a.severity != "info" for a in alarms) for alarms in judged) <= 1
+    for fault in ("call_inflation", "kl_spike", "slow_tools", "dead_component"):
+        runs = [history(fault, seed, steps=120) for seed in range(3)]
+        found = [any(a.alarm == fault and a.step >= run.onset for a in scan(observed(run))) for run in runs]
+        assert sum(found) >= 2, fault
+
+
+def test_a_slow_fault_is_not_forgiven_for_success_that_rose_before():
+    success = [0.3 + 0.01 * min(i, 20) for i in range(160)]
+    calls = [2.0] * 30 + [2.0 * 1.008**i for i in range(130)]
+    assert "call_inflation" in {a.alarm for a in scan(steps(success=success, calls=calls))}
+    assert not scan(steps(success=success, calls=[2.0, 2.1] * 80))
+
+
+def test_an_auditor_that_refuses_from_the_first_step_is_heard():
+    refused = {"audit_disagreement": [0.8] * 14, "audited": [16.0] * 14, "success": [0.7] * 14}
+    assert "reward_hacking" in holding(steps(**refused))
+    assert "reward_hacking" not in holding(steps(**refused | {"audit_disagreement": [0.3] * 14}))
+
+
+def test_a_jump_after_batches_without_a_gradient_is_no_spike():
+    idle = [0.0, 0.0, 0.4] * 8 + [0.5]
+    assert "gradient_spike" not in holding(steps(grad_norm=idle)) and "gradient_spike" in holding(
+        steps(grad_norm=[*idle, 9.0])
+    )
+
+
+def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
+    """The first half is best at step 10, where the second says 0.2; the second at step 20, where the first says
+    0.4.
+    """
+    halves = {"val_odd": [0.1, 0.8, 0.4, None], "val_even": [0.1, 0.2, 0.6, None]}
+    steps = {"step": [0, 10, 20, 21], "val_success": [0.1, 0.5, 0.5, None]}
+    assert fresh_half(pd.DataFrame(steps)) == ""
+    assert fresh_half(pd.DataFrame(steps | halves)).startswith(" (30.0% on a half")
+    told = answers(pd.DataFrame(steps | halves))["Did it learn?"]
+    assert "50.0% at its best (30.0% on a half of the tasks that did not choose the step)" in told
+
+
+def test_luck_alone_has_no_gain_on_the_half_that_did_not_choose():
+    """Twenty validations of 60 tasks at a chance of 0.5: the best is 0.6 and more, the fresh half says 0.5."""
+    rng = np.random.default_rng(3)
+    best, fresh = [], []
+    for _ in range(200):
+        right = rng.random((20, 60)) < 0.5
+        table = {"step": range(20), "val_success": right.mean(1), "val_odd": right[:, ::2].mean(1),
+                 "val_even": right[:, 1::2].mean(1)}  # fmt: skip
+        best.append(right.mean(1).max())
+        fresh.append(float(re.search(r"([\d.]+)%", fresh_half(pd.DataFrame(table)))[1]) / 100)
+    assert np.mean(best) > 0.6 and np.mean(fresh) == pytest.approx(0.5, abs=0.01)
+
+
+def logged(tmp_path, **columns):
+    """The alarms of a TRL log with these columns, by name, that say more than an information."""
+    rows = [
+        dict(zip(columns, values, strict=True)) | {"step": i}
+        for i, values in enumerate(zip(*columns.values(), strict=True), 1)
+    ]
+    rows = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    path = written(tmp_path / "trl.jsonl", "\n".join(map(json.dumps, rows)))
+    steps, _ = read_log(path, {"val_success": "eval"} if "eval" in columns else {})
+    return {alarm.alarm: alarm for alarm in scan(steps) if alarm.severity != "info"}
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "rewards", "fires"),
+    [
+        ([0.05] * 60, [0.1] * 60, True),  # hopeless: at most 5 % of the groups are all right
+        ([0.9] * 60, [0.9] * 60, False),  # solved
+        (None, [0.1 + 0.01 * (i % 3) for i in range(60)], True),  # nobody knows, and nothing moved
+        (None, [0.1 + 0.013 * i for i in range(60)], False),  # nobody knows, and the reward rises
+    ],
+)
+def test_equal_rewards_in_a_log_that_does_not_say_which_groups_are_solved(tmp_path, accuracy, rewards, fires):
+    columns = {"reward": rewards, "frac_reward_zero_std": [0.8] * 60}
+    columns |= {"rewards/accuracy_reward/mean": accuracy} if accuracy else {}
+    assert ("zero_variance" in logged(tmp_path, **columns)) == fires
+
+
+@pytest.mark.parametrize("falls", [True, False])
+def test_validation_that_falls_while_the_reward_rises_needs_no_success_in_training(tmp_path, falls):
+    rng = np.random.default_rng(1)
+    reward = [0.2 + 0.002 * i + rng.normal(0, 0.02) for i in range(300)]
+    curve = lambda i: 0.2 + 0.25 * min(i / 100, 1) - falls * 0.18 * max(i - 100, 0) / 200  # noqa: E731
+    validation = [curve(i) + rng.normal(0, 0.012) if i % 20 == 0 else None for i in range(300)]
+    alarms = logged(tmp_path, reward=reward, eval=validation)
+    assert ("overfitting" in alarms) == falls
+    assert not falls or "the reward did not fall" in alarms["overfitting"].cause
+
+
+def test_validations_that_are_all_equal_say_nothing_about_noise(tmp_path):
+    values = [1.0] * 14 + [0.998, 0.998]
+    validation = [values[i // 10] if i % 10 == 0 else None for i in range(160)]
+    assert "overfitting" not in logged(tmp_path, reward=[0.5 + i / 1000 for i in range(160)], eval=validation)

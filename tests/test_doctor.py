@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from agentkit import cli, doctor, sandbox
+from agentkit.runs import Recipe
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,15 @@ def test_the_findings_are_this_machines(found):
     assert found["disk_gb"]["free"] <= found["disk_gb"]["total"] and found["cores"] >= 1
     assert found["engines"]["transformers"]["ok"] and found["engines"]["scripted"]["ok"]
     assert found["versions"]["python"] == sys.version.split()[0]
+
+
+def test_a_recipe_is_told_who_would_use_its_gpus_and_why(monkeypatch):
+    monkeypatch.setattr(doctor, "gpu_count", lambda: 4)
+    cards = [{"name": "NVIDIA H100", "memory_gb": 80.0}] * 4
+    split = doctor.topology(Recipe(engine="vllm", topology="split"), cards)
+    assert split["kind"] == "split" and split["replicas"] == 2 and "2 servers roll out" in split["says"]
+    assert "with the best split" in doctor.topology(Recipe(), cards)["why"]
+    assert doctor.topology(Recipe(gpus="9"), cards)["why"].startswith("gpus is 9, and 4 can be seen")
 
 
 def test_json_is_the_findings(capsys):
@@ -54,6 +64,20 @@ def test_the_text_names_every_gap(found, capsys):
         ),
         ({"disk_gb": {"total": 9.0, "free": 1.0}}, "1.0 GB of free disk"),
         ({"memory_gb": {"total": 9.0, "free": 1.0}}, "1.0 GB of free memory"),
+        ({"disk_gb": {"total": 99.0, "free": 30.0}}, "30.0 GB of free disk beside a GPU"),
+        (
+            {"cuda": {"driver": "12.8", "torch": "13.0", "complaint": ""}},
+            "the driver serves CUDA up to 12.8, and torch was built for 13.0",
+        ),
+        (
+            {"cuda": {"driver": "", "torch": "", "complaint": "no device"}},
+            "nvidia-smi does not work: no device",
+        ),
+        ({"gpus": [{}, {}], "shared_memory_gb": 0.1}, "0.1 GB of shared memory in /dev/shm"),
+        ({"hub_token": False}, "no token of the Hugging Face hub"),
+        ({"ports": {"any": False, "8000": False}}, "no port can be opened on 127.0.0.1"),
+        ({"ports": {"any": True, "8000": False}}, "port 8000 is taken"),
+        ({"other_versions": {"trl": ["1.16.0", "1.15.0"]}}, "trl 1.16.0 is installed"),
     ],
 )
 def test_a_gap_is_named(change, what):

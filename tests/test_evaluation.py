@@ -18,7 +18,7 @@ from agentkit.evaluation.behaviour import behaviour
 from agentkit.evaluation.examples import examples
 from agentkit.evaluation.failures import failures
 from agentkit.evaluation.tables import to_csv
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import RunError
 
 
@@ -90,10 +90,10 @@ def test_comparison_with_one_sample():
         "sft",
         "grpo",
         0.25,
-        "mcnemar_exact",
+        "mcnemar_mid_p",
         4,
     )
-    assert pair["p"] == 1.0  # 2 against 1
+    assert pair["p"] == pytest.approx(1 - 3 / 8)  # 2 against 1, which counts by half
     assert got["n_tasks"] == 4
     assert got["flipped"] == {"sft->grpo": {"to_right": ["t0", "t1"], "to_wrong": ["t2"]}}
     json.dumps(got, allow_nan=False)
@@ -115,14 +115,9 @@ def test_comparison_with_several_samples_and_three_policies():
     pair = comparison.paired[1]
     assert pair["diff"] == pytest.approx(9 / 16)  # differences 1, 0.75, 0.75, -0.25
     assert pair["test"] == "sign_flip_permutation"
-    assert pair["p"] == pytest.approx(
-        4 / 16
-    )  # sums at least 2.25: all plus, and the smallest one flipped; doubled
-    assert comparison.flipped["base->grpo"] == {"to_right": ["t0", "t1", "t2"], "to_wrong": []}
-    assert comparison.flipped["sft->grpo"] == {
-        "to_right": ["t0", "t1"],
-        "to_wrong": [],
-    }  # exactly half is not solved
+    assert pair["p"] == pytest.approx(3 / 16)  # sums above 2.25: one; equal: one, by half; doubled
+    assert comparison.flipped["base->grpo"] == {"to_right": ["t0", "t1"], "to_wrong": []}
+    assert comparison.flipped["sft->grpo"] == {"to_right": [], "to_wrong": []}  # the first of each was right
 
 
 def test_paired_leaves_out_what_either_policy_has_no_score_for():
@@ -150,7 +145,7 @@ def test_table_and_html():
     assert table["gr<b>po"]["Tool call failure rate"].startswith("50.0 % [")
     page = comparison._repr_html_()
     assert "gr&lt;b&gt;po" in page and "<b>" not in page
-    assert "sft → gr&lt;b&gt;po: +50.0 points" in page and "exact McNemar, 4 tasks" in page
+    assert "sft → gr&lt;b&gt;po: +50.0 points" in page and "mid-p, 4 tasks" in page
 
 
 def test_clear_errors():
@@ -257,15 +252,87 @@ def test_identical_policies_show_no_difference_and_say_what_could_have_been_seen
     )
 
 
-def test_breakdowns_are_paired_too():
+def test_more_samples_flip_no_fewer_tasks():
+    rng = np.random.default_rng(0)
+    outcomes = [(rng.random((2, 8)) < p).astype(float) for p in rng.random(60)]
+
+    def drawn(which, k):
+        return [
+            trajectory(f"t{i}", row[which][j], j, "ab"[which])
+            for i, row in enumerate(outcomes)
+            for j in range(k)
+        ]
+
+    flips = [compare({"a": drawn(0, k), "b": drawn(1, k)}).flipped["a->b"] for k in (1, 4, 8)]
+    assert flips[0] == flips[1] == flips[2] and len(flips[0]["to_right"]) > 3
+
+
+def test_what_is_unscored_is_counted_against_and_for():
+    some = [trajectory(f"t{i}", s, j) for i, s in enumerate([1.0, None, 0.0, 1.0]) for j in range(2)]
+    entry = summarize(some)
+    assert entry["success"] == pytest.approx(2 / 3) and entry["worst_case"] == [0.5, 0.75]
+    comparison = compare({"a": singles([0.0, 0.0, 0.0, 1.0]), "b": some})
+    assert comparison.paired[0]["worst_case"] == [0.25, 0.5]
+    assert "+25.0 to +50.0 if the unscored" in comparison.sentences()[0]
+    table = comparison.table()
+    assert table.loc["… success with these counted wrong", "b"] == "50.0 %"
+    assert "worst_case" not in summarize(singles([1.0, 0.0]))
+
+
+def test_templates_stand_beside_where_tasks_name_them():
+    rng = np.random.default_rng(1)
+    meta = [{"template": f"kind {i % 6}"} for i in range(60)]
+    tasks = [Task(f"t{i}", "?", "1", family="A", meta=m) for i, m in enumerate(meta)]
+    better = rng.random(6) < 0.5
+    before = singles((rng.random(60) < 0.4).astype(float))
+    after = singles([1.0 if better[i % 6] else t.success for i, t in enumerate(before)])
+    comparison = compare({"a": before, "b": after}, tasks)
+    (pair,) = comparison.paired
+    width = [block["ci95"][1] - block["ci95"][0] for block in (pair, pair["by_template"])]
+    assert pair["by_template"]["n"] == 6 and width[1] > 2 * width[0] and pair["by_template"]["p"] > pair["p"]
+    assert "with 6 templates as the evidence" in comparison.sentences()[0]
+    assert comparison.policies["b"]["by_template"]["n"] == 6
+    assert "Overall success, clustered by template" in comparison.table().index
+    assert "by_template" not in compare({"a": before, "b": after}).paired[0]
+
+
+def test_two_seeds_give_an_interval_and_no_verdict():
+    base, lifted = sampled([0, 1, 1, 2] * 10), sampled([4, 4, 3, 4] * 10, "b")
+    (pair,) = (two := compare({"a": base, "b": {1: lifted, 2: lifted}})).paired
+    assert pair["p"] is pair["p_holm"] is None and pair["ci95"][0] > 0.5
+    assert "No verdict: two seeds" in two.sentences()[0] and two.paired_table()["p"][0] == "–"
+    assert Comparison.from_json(json.loads(json.dumps(two.to_json()))).sentences() == two.sentences()
+    assert compare({"a": base, "b": {1: lifted, 2: lifted, 3: lifted}}).paired[0]["verdict"] == "better"
+    mixed = compare({"a": base, "b": {1: lifted, 2: lifted}, "c": lifted}).paired
+    assert [p["verdict"] for p in mixed] == ["two seeds, no verdict", "better", "two seeds, no verdict"]
+
+
+def test_breakdowns_are_described_and_not_tested():
     before, after = singles([0.0, 0.0, 0.0, 1.0]), singles([1.0, 1.0, 0.0, 0.0], policy="grpo")
     comparison = compare({"sft": before, "grpo": after}, TASKS)
     (pair,) = comparison.paired
     assert pair["by_category"]["A"]["diff"] == 1.0 and pair["by_category"]["B"]["diff"] == -0.5
     assert list(pair["by_difficulty"]) == ["easy", "medium", "hard"]
+    assert pair["by_category"]["A"].keys() == {"diff", "ci95", "n"}
+    assert set(comparison.paired_table()["verdict"][1:]) == {"described, not tested"}
     assert list(comparison.paired_table()["tasks"]) == [
         "all tasks", "category A", "category B", "difficulty easy", "difficulty medium", "difficulty hard",
     ]  # fmt: skip
+
+
+def test_new_templates_are_reported_apart():
+    before, after = singles([0.0, 0.0, 0.0, 1.0]), singles([1.0, 0.0, 0.0, 1.0], policy="grpo")
+    tasks = [
+        replace(task, meta={"new_template": True}) if task.id in ("t0", "t1") else task for task in TASKS
+    ]
+    comparison = compare({"sft": before, "grpo": after}, tasks)
+    (pair,) = comparison.paired
+    assert {name: (block["diff"], block["n"]) for name, block in pair["by_novelty"].items()} == {
+        "new": (0.5, 2),
+        "trained": (0.0, 2),
+    }
+    assert list(comparison.table().index[6:8]) == ["New templates", "Trained templates"]
+    assert comparison.paired_table()["tasks"].iloc[-2:].tolist() == ["new templates", "trained templates"]
 
 
 def test_several_training_seeds_are_a_random_effect():
@@ -391,7 +458,9 @@ PUBLISHED = {  # the three-way table of six cases that a model card reported as 
 def test_a_table_of_six_cases_shows_no_difference():
     table, sentences = case_table(PUBLISHED)
     assert list(table.loc["Average"]) == ["0.81", "0.91", "0.86"] and len(table) == 7
-    assert "SFT → RL: -5.0 points" in sentences[2] and "p = 0.5" in sentences[2] and "6 cases" in sentences[2]
+    assert (
+        "SFT → RL: -5.0 points" in sentences[2] and "p = 0.25" in sentences[2] and "6 cases" in sentences[2]
+    )
     assert all("No difference shown" in s for s in sentences)
     with pytest.raises(ValueError, match=r"scored on different cases: \['f'\]"):
         case_table({"a": PUBLISHED["Base"], "b": {c: 0.5 for c in "abcde"}})
@@ -424,7 +493,26 @@ def test_sentences_on_draws_and_on_where():
         "sft: 43.8 % with one sample; of 4 samples, 75.0 % if any right "
         "one counts, 25.0 % if all must be right."
     )
-    assert "category A +25.0 points (no difference shown" in comparison.where("sft", "grpo")
+    assert "category A +25.0 [" in comparison.where("sft", "grpo")
+    assert "none tested" in comparison.where("sft", "grpo")
     assert "difficulty hard" in comparison.where("sft", "grpo")
     bare = compare({"sft": singles([1.0, 0.0])})
     assert bare.draws() == [] and bare.where("sft", "grpo") == "There is no breakdown to compare."
+
+
+def test_trajectories_under_each_others_names_are_refused():
+    sft, grpo = singles([0.0, 1.0]), singles([1.0, 1.0], policy="grpo")
+    assert compare({"sft": sft, "grpo": grpo}).paired[0]["diff"] == 0.5
+    assert compare({"before": sft, "after": grpo}).paired[0]["diff"] == 0.5
+    with pytest.raises(DataError, match="passed as sft are of grpo, and those passed as grpo are not"):
+        compare({"sft": grpo, "grpo": sft})
+    with pytest.raises(DataError, match="passed as a are of b"):
+        compare(
+            {
+                "a": singles([0.0], policy="b"),
+                "b": singles([0.0], policy="c"),
+                "c": singles([1.0], policy="a"),
+            }
+        )
+    with pytest.raises(DataError, match="a trajectory of task t0 is there twice"):
+        compare({"sft": sft + sft, "grpo": grpo})

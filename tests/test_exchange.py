@@ -1,6 +1,8 @@
 import dataclasses
 import json
+import os
 import zipfile
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,9 +17,21 @@ from agentkit.exchange import (
     write_messages,
     write_trl,
 )
-from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.records import (
+    AgentkitError,
+    DataError,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
+from agentkit.rollouts.call_formats import parse_turn
 from agentkit.runs import RunError
 
+USER = {"role": "user", "content": "q"}
+ASKS = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 NASTY = 'say "{}"\n</tool_call> <|im_end|> \u202e \x00 \ud800 é 日本 </script>'
 TASKS = [Task("t0", "What is 2 + 3?", "5", "numeric"), Task("t1", f"Repeat: {NASTY}", "é")]
 
@@ -237,6 +251,93 @@ def test_text_that_holds_tool_replies_is_one_turn_and_told(tmp_path):
     assert any("holds tool replies itself" in phrase for phrase in read.dropped)
 
 
+# what a model said last, in the forms of others; its answer is 5, and 6 is a thought
+TEXT, PROMPT = {"type": "text", "text": "5"}, "What is 2 + 3?"
+SAID = {
+    "vLLM": {"content": "5", "reasoning_content": "Answer: 6?"}, "OpenRouter": {"content": "5", "reasoning": "Answer: 6?"},
+    "Ollama": {"content": "5", "thinking": "Answer: 6?"}, "both keys": {"content": "5", "reasoning": "6", "reasoning_content": "6"},
+    "blocks apart": {"content": "5", "thinking": [{"type": "thinking", "text": "Answer: 6?"}, {"type": "redacted_thinking", "data": "x"}]},
+    "settings, no thought": {"content": "5", "reasoning": {"effort": "high"}}, "nothing": {"content": "5", "reasoning_content": None},
+    "inspect_ai": {"content": [{"type": "reasoning", "reasoning": "Answer: 6?", "signature": "x", "redacted": False}, TEXT]},
+    "Anthropic": {"content": [{"type": "thinking", "thinking": "Answer: 6?", "signature": "x"}, TEXT]},
+    "Anthropic, redacted": {"content": [{"type": "redacted_thinking", "data": "x"}, TEXT]},
+    "Mistral": {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Answer: 6?"}]}, TEXT]},
+    "Responses": {"content": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "Answer: 6?"}]}, {"type": "output_text", "text": "5"}]},
+    "Gemini": {"content": [{"text": "Answer: 6?", "thought": True}, TEXT]}, "texts": {"content": ["5"]},
+    "inline": {"content": "<think>\nAnswer: 6?\n</think>\n\n5"}, "inline, twice": {"content": "<think>6</think><think>Answer: 6</think>5"},
+    "opened by the template": {"content": "Hm.\nAnswer: 6?\n</think>\n\n5"}, "with the end token": {"content": "Answer: 6?</think>5<|im_end|>"},
+    "call in a thought": {"content": 'I could <tool_call>{"name": "add", "arguments": {}}</tool_call></think>5'},
+    "an end in a thought": {"content": "5", "reasoning_content": "It ends with </think>\nAnswer: 6"},
+    "a fence in a thought": {"content": "```\nAnswer: 6\n```\n</think>5"}, "parts and ends": {"content": [{"type": "text", "text": "6</think>5"}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", SAID)
+def test_an_answer_is_read_beside_its_thoughts_whatever_form_they_have(form):
+    user = {"role": "user", "content": PROMPT}
+    row = {"messages": [user, {"role": "assistant"} | SAID[form]]}
+    task = Task("t0", PROMPT, "5")
+    for imported in (from_messages([row]), from_messages([row], tasks=[task])):
+        (t,) = imported.trajectories
+        assert (t.answer, t.stop_reason) == ("5", StopReason.ANSWER)
+    assert t.success == 1.0
+    told = to_messages([t], [task])[0]["messages"]
+    assert told[-1]["content"].strip().endswith("5") and "tool_calls" not in told[-1]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "content"),
+    [("q", "<think>Answer: 5"), ("q<|im_start|>assistant\n<think>\n", "Answer: 5"), ("q<think>", ASKS), ("q", [{"type": "thinking", "thinking": "Answer: 5"}])],
+)  # fmt: skip
+def test_an_unfinished_thought_is_no_answer(prompt, content):
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": content}]
+    (t,) = from_messages([{"messages": messages}]).trajectories
+    assert t.answer is None
+    (message,) = to_messages([t], [Task(t.task_id, prompt, "5")])[0]["messages"][1:]
+    assert message == {"role": "assistant", "content": ""}
+
+
+def test_a_finished_thought_after_an_opened_one_is_read(tmp_path):
+    """As TRL logs a completion whose prompt opened the thought."""
+    row = {
+        "step": [1],
+        "prompt": ["q<|im_start|>assistant\n<think>\n"],
+        "completion": [f"{ASKS} Answer: 6</think>Answer: 5"],
+    }
+    pd.DataFrame(row | {"advantage": [0.0]}).to_parquet(tmp_path / "completions_00001.parquet")
+    assert from_trl(tmp_path).trajectories[0].answer == "5"
+
+
+def test_calls_keep_their_arguments_and_are_no_thoughts():
+    for thought in (
+        {"content": "<think>I look"},
+        {"content": "hm</think>"},
+        {"content": "", "reasoning_content": "I look"},
+    ):
+        for key in ("arguments", "parameters", "args", "input"):
+            for asked in (
+                {"name": "look", key: {"q": "x"}},
+                {"function": {"name": "look", key: '{"q": "x"}'}},
+                {"function": "look", key: {"q": "x"}},
+            ):
+                messages = [USER, {"role": "assistant", "tool_calls": [{"id": "a"} | asked]} | thought]
+                messages += [
+                    {"role": "tool", "tool_call_id": "a", "content": "3"},
+                    {"role": "assistant", "content": "5"},
+                ]
+                (t,) = from_messages([{"messages": messages}]).trajectories
+                assert [(r.name, r.arguments) for r in t.turns[0].results] == [("look", {"q": "x"})]
+                assert parse_turn(t.turns[0].text, thought=thought["content"] == "hm</think>").calls == (
+                    ToolCall("look", {"q": "x"}),
+                )
+
+
+def test_a_mark_in_code_ends_no_thought():
+    code = "```python\ndef f(s):\n    return s.split('</think>')[-1]\n```"
+    (t,) = from_messages([{"messages": [USER, {"role": "assistant", "content": code}]}]).trajectories
+    assert t.answer == code
+
+
 def inspect_log(**changes):
     call = {"id": "c1", "function": "add", "arguments": {"x": 2}, "type": "function"}
     messages = [
@@ -376,7 +477,7 @@ def test_inspect_archives(tmp_path, packed):
 
 # ---- broken input
 # ----------------------------------------------------------------------------------------------------
-USER, ASSISTANT = {"role": "user", "content": "q"}, {"role": "assistant", "content": "Answer: 1"}
+ASSISTANT = {"role": "assistant", "content": "Answer: 1"}
 
 
 @pytest.mark.parametrize(
@@ -454,3 +555,53 @@ def test_a_broken_log_is_named(tmp_path, text):
     with pytest.raises(DataError, match="no score 'nope'"):
         (tmp_path / "good.json").write_text(json.dumps(inspect_log()))
         from_inspect(tmp_path / "good.json", scorer="nope")
+
+
+FAILED_SAMPLES = {
+    "no messages": {"messages": None},
+    "messages of text": {"messages": "lost"},
+    "an empty list": {"messages": []},
+    "a message of none": {"messages": [None]},
+    "a call without a name": {"messages": [USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+    "content of a number": {"messages": [USER, {"role": "assistant", "content": 3}]},
+    "too deep": {"messages": [USER, ASSISTANT], "extra": json.loads('{"a":' * 600 + "1" + "}" * 600)},
+}
+
+
+@pytest.mark.parametrize("name", FAILED_SAMPLES)
+def test_one_failed_sample_costs_no_other(tmp_path, name):
+    path, log = tmp_path / "log.json", inspect_log()
+    failed = (
+        log["samples"][0] | {"id": 4, "error": {"message": "no route"}, "scores": None} | FAILED_SAMPLES[name]
+    )
+    path.write_text(json.dumps(log | {"samples": [failed, *log["samples"], None]}))
+    read = from_inspect(path)
+    assert [t.task_id for t in read.trajectories] == ["3"]
+    told = "before the model" if name == "an empty list" else "sample 1 cannot be read: "
+    assert any(told in phrase for phrase in read.dropped)
+    assert any("sample 3 cannot be read: it is damaged" in phrase for phrase in read.dropped)
+
+
+def test_a_sample_that_failed_with_an_answer_is_not_scored(tmp_path):
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(inspect_log(error={"message": "killed"})))
+    (t,) = from_inspect(path, tasks=[Task("3", "What is 2 + 3?", "5", "numeric")]).trajectories
+    assert t.stop_reason == StopReason.ERROR and t.success is None
+
+
+def test_a_damaged_member_of_an_archive_costs_no_other(tmp_path):
+    log = inspect_log()
+    with zipfile.ZipFile(tmp_path / "log.eval", "w") as archive:
+        archive.writestr("header.json", json.dumps({"eval": log["eval"]}))
+        archive.writestr("samples/a_epoch_1.json", json.dumps(log["samples"][0]))
+        archive.writestr("samples/b_epoch_1.json", json.dumps(log["samples"][0])[:200])
+    read = from_inspect(tmp_path / "log.eval")
+    assert len(read.trajectories) == 1 and any("sample 2 cannot be read" in p for p in read.dropped)
+
+
+@pytest.mark.parametrize("name", ["log.json", "log.eval", "rows.jsonl", "rows.json", "rows.parquet"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_log_that_is_no_file_is_a_sentence_and_nobody_waits(tmp_path, name, make):
+    make(tmp_path / name)
+    with pytest.raises(AgentkitError, match=name):
+        (from_inspect if name.startswith("log") else from_messages)(tmp_path / name)

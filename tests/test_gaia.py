@@ -1,15 +1,18 @@
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from agentkit import rollout
+from agentkit import nano, rollout
+from agentkit.cli import main
 from agentkit.evaluation import compare, summarize
 from agentkit.records import DataError
 from agentkit.rollouts.policy import Policy, Sample
-from agentkit.runs import RunError
+from agentkit.runs import Run, RunError, write_json
 from agentkit.tasks.public.gaia import GaiaEnvironment, load
 from agentkit.verifiers import gaia_equal, verify
+from agentkit.views.card import write_report
 
 # (gold answer, answer, right): the rules of the official scorer, each on its own
 NUMBERS = [
@@ -107,8 +110,11 @@ def test_secret_answers_stay_unscored(tmp_path):
     ("change", "says"),
     [
         ({"Question": None}, "row 2: it lacks 'Question'"),
-        ({"Level": 4}, "row 2: Level is '4'"),
-        ({"task_id": " "}, "row 2: task_id"),
+        ({"Level": "Which city?"}, "row 2: Level must be 1, 2 or 3. Mend the row.$"),
+        ({"task_id": " "}, "row 2: task_id is blank. Mend the row.$"),
+        ({"file_name": "a\0b"}, "row 2: there is no attachment"),
+        ({"file_name": "a" * 400}, "row 2: there is no attachment"),
+        ({"file_name": "metadata.jsonl"}, "row 2: its file_name is the file of the rows"),
         ({"Final answer": ["x"]}, "row 2: Final answer is"),
         ({"file_name": "nope.txt"}, "row 2: there is no attachment 'nope.txt'"),
         ({"file_name": "../../secret.txt"}, "row 2: there is no attachment '../../secret.txt'"),
@@ -121,8 +127,32 @@ def test_a_broken_row_is_named(tmp_path, change, says):
     (tmp_path / "secret.txt").write_text("outside")
     rows = [ROWS[0] | {"file_name": ""}, ROWS[1] | change]
     (place / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=says) as error:
         load(place)
+    assert "city" not in str(error.value)
+
+
+def test_other_levels_need_no_attachment(tmp_path):
+    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    assert [t.id for t in load(tmp_path, levels=[2, 3], limit=1)] == ["g2"]
+    with pytest.raises(DataError, match="no attachment"):
+        load(tmp_path)
+    with pytest.raises(DataError, match="no row of level none"):
+        load(tmp_path, levels=[])
+
+
+def test_a_large_attachment_leaves_the_tools_at_work(tmp_path, corpus):
+    with (tmp_path / "a.xlsx").open("wb") as file:
+        file.truncate(5 * 2**20)
+    (tmp_path / "b.csv").write_bytes(b"1" * (4 * 2**20 - 5))
+    inside = GaiaEnvironment(corpus)
+    inside.reset(file=str(tmp_path / "a.xlsx"))
+    assert inside.python("print(1)") == "1"
+    with pytest.raises(ValueError, match="a.xlsx is too large: it has 5242880 bytes"):
+        inside.read_file("a.xlsx")
+    inside.reset(file=str(tmp_path / "b.csv"))
+    inside.write_file("note.txt", "longer than what is left")
+    assert inside.python("import os; print(os.path.exists('note.txt'))") == "True"
 
 
 def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
@@ -170,7 +200,7 @@ def test_binary_attachments_and_odd_names(tmp_path, corpus):
     inside = GaiaEnvironment(corpus)
     inside.reset(file=str(tmp_path / "my file (1).xlsx"))
     assert inside.list_files() == "attachment.xlsx (4 bytes, attached)"
-    with pytest.raises(ValueError, match="is no text"):
+    with pytest.raises(ValueError, match="is no spreadsheet"):
         inside.read_file("attachment.xlsx")
     assert inside.python("print(open('attachment.xlsx', 'rb').read())").strip() == r"b'PK\x00\x01'"
 
@@ -202,3 +232,143 @@ def test_any_policy_runs_and_levels_are_tabled(folder, tokenizer):
         ("level 1", 1.0, 1), ("level 2", 0.0, 1), ("level 3", 1.0, 1)
     ]  # fmt: skip
     assert "Difficulty level 3" in compare({"reader": found}, tasks).table().index
+
+
+# ---- a run's agents on it
+# ---------------------------------------------------------------------------------------------------------
+SECRETS = (
+    "zebra crossings of Quantmoor",
+    "Wexlow",
+    "turnips in row seven",
+    "Brindlewick",
+)  # in no other file
+OFFICIAL = [
+    {"task_id": f"f{i}", "Question": f"{SECRETS[0]}, number {i}: look into the file?", "Level": 1 + i % 3, "Final answer": answer, "file_name": name,
+     "Annotator Metadata": {"Steps": SECRETS[2]}} for i, (answer, name) in enumerate(
+         [("Wexlow", "f0.txt"), ("2", "f1.csv"), ("Brindlewick", "f2.xlsx"), ("7", "f3.png"), ("12", "")])
+]  # fmt: skip
+SHEET = {
+    "xl/workbook.xml": '<workbook xmlns="m"><sheets><sheet name="Crops"/></sheets></workbook>',
+    "xl/sharedStrings.xml": '<sst xmlns="m"><si><t>crop</t></si><si><r><t>turnips in </t></r><r><t>row seven</t></r></si></sst>',
+    "xl/worksheets/sheet1.xml": '<worksheet xmlns="m"><sheetData><row><c r="A1" t="s"><v>0</v></c><c r="C1"><v>4.5</v></c></row>'
+    '<row><c r="A2" t="s"><v>1</v></c><c r="B2" t="inlineStr"><is><t>yes</t></is></c><c r="C2" t="s"/></row></sheetData></worksheet>',
+}  # fmt: skip
+
+
+@pytest.fixture
+def official(tmp_path):
+    """Made-up rows in the official schema, with attachments of four kinds."""
+    place = tmp_path / "theirs" / "2023" / "validation"
+    place.mkdir(parents=True)
+    (place / "metadata.jsonl").write_text("\n".join(map(json.dumps, OFFICIAL)))
+    (place / "f0.txt").write_text("The town is Wexlow.")
+    (place / "f1.csv").write_text("crop,row\nturnips in row seven,7\n")
+    with zipfile.ZipFile(place / "f2.xlsx", "w") as book:
+        for name, text in SHEET.items():
+            book.writestr(name, text)
+    (place / "f3.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0Brindlewick")
+    return tmp_path / "theirs"
+
+
+def test_attachments_of_four_kinds(official, corpus):
+    inside, tasks = GaiaEnvironment(corpus), load(official)
+    shown = {}
+    for task in tasks[:3]:
+        inside.reset(**task.meta)
+        shown[task.id] = inside.read_file(Path(task.meta["file"]).name)
+    assert shown["f0"] == "The town is Wexlow." and shown["f1"].startswith("crop,row")
+    assert shown["f2"] == "# Crops\ncrop\t\t4.5\nturnips in row seven\tyes\t"
+    inside.reset(**tasks[2].meta)
+    assert inside.read_file("f2.xlsx", 500) == "(nothing from character 500 on)"
+    inside.reset(**tasks[3].meta)
+    assert "f3.png" in inside.list_files() and "Attached file: f3.png" in tasks[3].prompt
+    with pytest.raises(ValueError, match="f3.png is a picture or a recording, which no tool here can read"):
+        inside.read_file("f3.png")
+
+
+@pytest.mark.parametrize("content", [b"PK\0\1", b"", b"<html>"])
+def test_a_spreadsheet_that_is_none(tmp_path, corpus, content):
+    (tmp_path / "a.xlsx").write_bytes(content)
+    inside = GaiaEnvironment(corpus)
+    inside.reset(file=str(tmp_path / "a.xlsx"))
+    with pytest.raises(ValueError, match="a.xlsx is no spreadsheet that can be read"):
+        inside.read_file("a.xlsx")
+    with pytest.raises(ValueError, match="there is no file 'b.xlsx'"):
+        inside.read_file("b.xlsx")
+
+
+TINY = {
+    "model": "nano",
+    "sft": True,
+    "test_samples": 1,
+    "max_turns": 2,
+    "max_turn_tokens": 24,
+    "max_tokens": 400,
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run with two adapters that were trained on nothing."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    run = Run.create(tmp_path_factory.mktemp("runs") / "tiny")
+    run.update(recipe=TINY)
+    for name in ("sft", "adapter"):
+        model = AutoModelForCausalLM.from_pretrained(nano.DATA)
+        get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(run.file(name))
+    return run
+
+
+def test_both_agents_by_level_and_nothing_of_the_questions_is_written(
+    official, trained, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    assert main(["gaia", str(trained.path), "--file", str(official)]) == 0
+    said = capsys.readouterr().out
+    assert all(part in said for part in ("level 1", "level 2", "level 3", "all", "sft → grpo", "tasks"))
+    kept = json.loads(trained.file("gaia.json").read_text())
+    assert set(kept["scores"]) == {"sft", "grpo"}
+    assert set(kept["scores"]["grpo"]) == {row["task_id"] for row in OFFICIAL}
+    assert [len(samples) for samples in kept["scores"]["sft"].values()] == [1] * 5
+    levels = kept["policies"]["sft"]["by_difficulty"]
+    assert {name: block["n"] for name, block in levels.items()} == {"level 1": 2, "level 2": 2, "level 3": 1}
+    words = ["--levels", "3", "--policies", "grpo", "--json"]
+    write_json(trained.file("comparison.json"), kept)
+    with pytest.warns(UserWarning, match="does not exist"):
+        write_report(trained)
+    assert "GAIA, scored by its official rules" in trained.file("report.html").read_text()
+    assert main(["gaia", str(trained.path), "--file", str(official), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["n_tasks"] == 1
+    for folder in (trained.path, tmp_path):
+        for path in folder.rglob("*"):
+            if path.is_file() and official not in path.parents:
+                assert not [s for s in SECRETS if s.encode() in path.read_bytes()], path
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--levels", "4"], "use 1, 2 and 3"),
+        (["--policies", "sft,gpro"], "the run has no policy 'gpro'"),
+        (["--file", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_wrong_word_is_one_sentence(official, trained, capsys, words, says):
+    assert main(["gaia", str(trained.path), "--file", str(official), *words]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert says in error
+
+
+def test_it_is_no_suite_to_be_written(tmp_path, capsys):
+    assert main(["hub", "gaia", "--out", str(tmp_path / "tasks.jsonl")]) == 2
+    assert "agentkit gaia RUN" in capsys.readouterr().err and not (tmp_path / "tasks.jsonl").exists()
+
+
+def test_secret_answers_are_refused_before_anything_runs(tmp_path, trained, capsys):
+    (tmp_path / "metadata.jsonl").write_text(json.dumps(OFFICIAL[4] | {"Final answer": "?"}))
+    assert main(["gaia", str(trained.path), "--file", str(tmp_path)]) == 2
+    assert "whose answer is known" in capsys.readouterr().err

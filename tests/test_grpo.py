@@ -145,7 +145,8 @@ def test_engine_mismatch_is_weighed_on_sampled_tokens(scored):
     sampled = (trained - 0.6931472) * own
     again = with_signal(made, batch)
     told = made.correct_mismatch(again, sampled, "token_truncate", 1.5)
-    assert told == pytest.approx({"mismatch": 0.6931472, "mismatch_weight": 1.5}, rel=1e-5)
+    assert told == pytest.approx({"mismatch_weight": 1.5, "effective_samples": 1.0}, rel=1e-5)
+    assert made.compare_engine(again, sampled, 1e-4).mean == pytest.approx(0.6931472, rel=1e-5)
     expected = torch.linspace(-1, 1, len(own))[:, None] * torch.where(own, 1.5, 1.0)
     assert torch.allclose(again["advantages"], expected) and torch.equal(
         again["old_per_token_logps"], trained

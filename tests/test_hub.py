@@ -12,7 +12,7 @@ import pytest
 from agentkit import Lab, Suite, Trajectory, verify
 from agentkit.cli import main
 from agentkit.records import AgentkitError, DataError, StopReason, ToolResult, Turn
-from agentkit.runs import RunError
+from agentkit.runs import RecipeError, RunError, read_recipe
 from agentkit.tasks.audit import audit
 from agentkit.tasks.public import hub
 from agentkit.tools.runtime import tools_of
@@ -367,6 +367,19 @@ def rows_like(name: str, number: int) -> dict:
             }
             return HOTPOT | {"id": f"h{number}", "question": f"Where was {who} of {named(number + 60)} born?",
                              "answer": "Paris", "context": passages}  # fmt: skip
+        case "2wikimultihopqa":
+            context = [[who, [f"{who} was born in Paris."]], ["Ed Wood", ["He made films."]]]
+            return TWOWIKI | {"_id": f"w{number}", "question": f"Where was {who} of {named(number + 60)} born?",
+                              "answer": "Paris", "context": context, "supporting_facts": [[who, 0]]}  # fmt: skip
+        case "triviaqa":
+            question = f"Where was {who} of {named(number + 60)} born?"
+            pages = {"title": [who], "wiki_context": [f"{who} travelled.\n\n\n{who} settled in La Paz."]}
+            return TRIVIA | {"question_id": f"t{number}", "question": question, "entity_pages": pages}
+        case "humaneval":
+            prompt = f'def {entry}(n: int) -> int:\n    """Add {number} for {named(number + 60)}."""\n'
+            test = f"def check(candidate):\n    assert candidate(1) == {number + 1}\n"
+            return {"task_id": f"HumanEval/{number}", "entry_point": entry, "prompt": prompt, "test": test,
+                    "canonical_solution": f"    return n + {number}\n"}  # fmt: skip
         case "mbpp":
             return {"task_id": number, "text": f"Add {number} for {who} in {named(number + 60)}.", "code": code,
                     "test_list": [f"assert {entry}(1) == {number + 1}"], "test_setup_code": ""}  # fmt: skip
@@ -378,15 +391,28 @@ def rows_like(name: str, number: int) -> dict:
     }
 
 
-@pytest.mark.parametrize("name", ["gsm8k", "hotpotqa", "mbpp", "open_agentrl"])
+@pytest.mark.parametrize("name", hub.SOURCES)
 def test_sixty_rows_are_a_suite_whose_environment_has_its_tools(tmp_path, name):
     source = write(tmp_path / "train.jsonl", *(rows_like(name, number) for number in range(60)))
     assert main(["hub", name, "--file", str(source), "--out", str(tmp_path / "tasks.jsonl")]) == 0
     lab = Lab.open({"tasks": str(tmp_path / "tasks.jsonl")})
     suite = lab.suite()
+    write(source, *(rows_like(name, number) for number in range(60)), '{"broken": 1}')
+    with pytest.warns(UserWarning, match="1 rows left out: .*row 61"):
+        assert list(Lab.open({"tasks": f"{name}:{source}"}).suite()) == list(suite), "in one command"
     sizes = {split: len(suite.split(split)) for split in ("train", "validation", "test")}
     assert len(suite) == 60 and min(sizes.values()) >= 5 and sizes["train"] >= 35
     for task in suite:
         environment = lab.environments[task.family]()
         assert set(task.tools) == set(tools_of(environment))
         environment.reset(**task.meta)
+        if "passages" in task.meta:
+            assert task.answer in environment.search(f"{task.prompt} born settled")
+
+
+def test_rows_beside_a_recipe_are_found_from_anywhere(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("{}")
+    (tmp_path / "mine.yaml").write_text("tasks: gsm8k:rows.jsonl")
+    assert read_recipe(tmp_path / "mine.yaml")["tasks"] == f"gsm8k:{tmp_path / 'rows.jsonl'}"
+    with pytest.raises(RecipeError, match="there is no file 'gsm9k'.*the data sets are .*gsm8k"):
+        Lab.open({"tasks": "gsm9k"}).suite()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import textwrap
+from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -204,7 +206,7 @@ def test_given_tasks_of_a_family_nobody_knows_or_given_twice_are_refused(tmp_pat
     with pytest.raises(SuiteError, match="family 'riddles', which is not known"):
         Lab.open({"tasks": str(path)}).suite()
     twice = [dataclasses.replace(t, id=f"{t.id}-{n}") for t in given(3) for n in (1, 2)]
-    with pytest.raises(SuiteError, match="two of the tasks are the same"):
+    with pytest.raises(SuiteError, match="two of the tasks, '.+' and '.+', are the same"):
         Lab.open({"tasks": str(write_tasks(path, twice))}).suite()
 
 
@@ -254,10 +256,18 @@ def test_a_measurement_holds_verdicts_and_another_reward_repeats_none(recipe, to
 
 
 # ---- transcripts
-def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, tmp_path):
+@pytest.mark.parametrize("template", [None, "qwen2_5_training", "qwen3_5_think", "qwen3_6"])
+def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, tmp_path, template):
+    """Where a template opens the thought (Qwen3.5 and later), both end it first."""
+    import trl
+
     from agentkit.training.sft import demonstrations
     from agentkit.training.transcripts import read_transcripts
 
+    if template:
+        tokenizer = copy.deepcopy(tokenizer)
+        file = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"
+        tokenizer.chat_template = file.read_text(encoding="utf-8")
     lab = Lab.open({"families": "A,B", "n_tasks": 40, "tool_cache": "off"})
     suite = lab.suite()
     rollouts = lab.rollout(suite.tasks[:8], ScriptedPolicy(tokenizer, Flaws(malformed=0.3)))

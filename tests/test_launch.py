@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import subprocess
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from labs import lab_with
@@ -17,7 +19,7 @@ from agentkit.lab import Lab
 from agentkit.runs import Run, RunError, read_jsonl, write_tasks
 from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.training.grpo import AgentGRPOTrainer, train
-from agentkit.training.launch import launch
+from agentkit.training.launch import Work, launch
 
 LAB = """
 from survive import Silent, evenness
@@ -27,11 +29,18 @@ families = {"tiny": Family(environment=Silent)}
 rewards = {"evenness": (evenness, 1.0)}
 """
 
+HELPER = """
+import os, subprocess
+
+if "AGENTKIT_JOB" in os.environ:  # in the processes that train
+    subprocess.Popen(["sleep", "77777"])
+"""
+
 
 def test_what_a_cell_defines_is_told_to_move_into_the_lab_file(tmp_path):
     shell = InteractiveShell()
     assert shell.run_cell("def brevity(task, trajectory):\n    return 0.0").success
-    lab = lab_with({}, reward={"brevity": (shell.user_ns["brevity"], 1.0)})
+    lab = lab_with({"processes": 2}, reward={"brevity": (shell.user_ns["brevity"], 1.0)})
     with pytest.raises(RecipeError, match="brevity is defined in a notebook cell.*move it into a lab file"):
         launch(lab, Run.create(tmp_path / "run"))
 
@@ -71,9 +80,11 @@ def prepared(folder: Path, name: str, **changes) -> tuple[Run, Lab]:
 
 @pytest.mark.slow
 def test_two_processes_train_one_adapter_on_whole_groups(folder):
-    run, lab = prepared(folder, "two")
+    run, lab = prepared(folder, "two", micro_batch_tokens=150)  # parts of some two of their four trajectories
     rows = []
-    result = launch(lab, run, rows.append)
+    work = Work(lab, run)
+    result, ranks = work.train(rows.append), work.record["ranks"]["train"]
+    assert [rank["sampled"]["validation"] for rank in ranks] == [3, 3], "three validations of two tasks"
     assert result["steps"] == 3 and [row["step"] for row in rows] == [0, 1, 2, 3]
     assert [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))] == [0, 1, 2, 3]
     for step in (1, 2, 3):
@@ -117,9 +128,45 @@ def test_interrupting_the_launch_leaves_a_checkpoint_and_no_process(folder):
     assert not _workers(run) and threading.active_count() <= threads + 2
 
 
+@pytest.mark.slow
+def test_a_killed_process_is_named_nobody_is_left_and_the_run_goes_on(folder):
+    """A rank first, then torchrun itself, with a helper of the lab file's that holds the output."""
+    run, lab = prepared(folder, "killed", steps=4, save_every=1, val_every=9)
+    (folder / "tiny.py").write_text(LAB + HELPER)
+
+    def kill(which, step):
+        def at_step(row):
+            if row["step"] == step:
+                found = [p for p in psutil.process_iter() if _of(p, run, which)]
+                found[-1].kill()
+
+        return at_step
+
+    with pytest.raises(
+        RunError, match=r"process \d was ended by SIGKILL.*checkpoint-\d is kept, run this again"
+    ):
+        launch(lab, run, kill("agentkit.training.worker", 2))
+    assert not _workers(run)
+    with pytest.raises(RunError, match=r"torchrun, which watches the processes, was ended by SIGKILL"):
+        launch(lab, run, kill("torch.distributed.run", 3))
+    assert not _workers(run)
+    assert launch(lab, run)["steps"] == 4
+    assert [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))] == [0, 1, 2, 3, 4]
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "77777"]]
+    assert not list(run.path.glob(".job*")), "a launch's file goes with it"
+
+
+def _of(process: psutil.Process, run: Run, which: str) -> bool:
+    try:
+        words = process.cmdline()
+    except psutil.Error:
+        return False
+    return str(run.path.resolve()) in words and which == words[words.index("-m") + 1]
+
+
 def _workers(run: Run) -> list[str]:
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.splitlines()
-    return [line for line in found if "agentkit.training.launch" in line and str(run.path) in line]
+    return [line for line in found if "agentkit.training.worker" in line and str(run.path) in line]
 
 
 @pytest.mark.slow
@@ -133,7 +180,8 @@ def test_two_interrupted_processes_go_on_as_if_they_had_not_been(folder):
     with pytest.raises(KeyboardInterrupt):
         launch(lab, run, stop_after_two)
     rows = []
-    assert launch(lab, run, rows.append)["steps"] == 4 and [row["step"] for row in rows] == [3, 4]
+    assert launch(lab, run, rows.append)["steps"] == 4
+    assert [row["step"] for row in rows] in ([3, 4], [4])  # it stops after the step that is under way
     whole, same = prepared(folder, "whole", steps=4, save_every=0, val_every=4)
     launch(same, whole)
     resumed, expected = (
@@ -144,3 +192,40 @@ def test_two_interrupted_processes_go_on_as_if_they_had_not_been(folder):
         for r in (run, whole)
     )
     assert resumed == expected
+
+
+@pytest.mark.slow
+def test_a_split_trains_on_when_a_server_dies_and_leaves_none_behind(folder):
+    """Two servers, one of which is killed after the first step, and two processes that train."""
+    pytest.importorskip("vllm")
+    changes = {"topology": "split", "replicas": 2, "engine": "vllm", "deterministic": False, "steps": 3}
+    run, lab = prepared(folder, "split", val_every=9, **changes)
+    killed = []
+
+    def kill_a_server(row):
+        if row["step"] == 1:
+            killed.extend(p for p in psutil.process_iter() if _serves(p, run))
+            killed[-1].kill()
+
+    work = Work(lab, run)
+    result = work.train(kill_a_server)
+    assert len(killed) == 2 and result["steps"] == 3 and "2 servers roll out" in str(work)
+    assert work.devices == 4
+    gaps = [row["sync_gap"] for row in read_jsonl(run.file("train", "metrics.jsonl")) if "sync_gap" in row]
+    assert len(gaps) >= 3 and max(gaps) < 1e-3, "they sample from the trained weights"
+    assert not [p for p in psutil.process_iter() if _writes_to(p, run)] and not _workers(run)
+
+
+def _writes_to(process: psutil.Process, run: Run) -> bool:
+    """Whether its log lies in the run's folder, as that of a server and of its engine does."""
+    try:
+        files = {Path(f"/proc/{process.pid}/fd/{number}").resolve().parent for number in (1, 2)}
+        return run.path.resolve() in files
+    except OSError:
+        return False
+
+
+def _serves(process: psutil.Process, run: Run) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return _writes_to(process, run) and "vllm.entrypoints.openai.api_server" in process.cmdline()
+    return False

@@ -5,6 +5,7 @@ inert.
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,8 @@ from agentkit.records import StopReason, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, append_jsonl, write_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.views.plots import training_curves
-from agentkit.views.widgets.live import CONTROL, Controls, Dashboard, panel, progress, request
+from agentkit.views.widgets import live
+from agentkit.views.widgets.live import CONTROL, Controls, Dashboard, panel, progress
 
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script></pre></body>'
 
@@ -68,7 +70,7 @@ def test_progress_says_how_far_how_long_and_how_much():
     said = progress(pd.DataFrame(rows(20)), Recipe(steps=60), ("$", "Lab", 3.6))
     assert (
         said
-        == "Step 20 of 60 · 40 s spent, about 80 s left · $0.04 of about $0.12 at Lab · best validation 60.0% at step 1"
+        == "Step 20 of 60 · 40 s spent, about 80 s left · $0.04 of about $0.12 at Lab · best validation 60.0% at step 11"
     )
     assert progress(pd.DataFrame({"step": []}), Recipe(steps=60)) == "Step 0 of 60"
 
@@ -121,7 +123,7 @@ def test_rows_redraw_only_when_it_is_time(run, capsys):
     dashboard = Dashboard(run, Recipe(steps=60), every_s=1000)
     for row in rows(20):
         dashboard(row)
-    assert capsys.readouterr().out.count('class="agentkit"') == 2
+    assert capsys.readouterr().out.count('class="agentkit ') == 2
 
 
 def test_slow_redrawings_become_rare(run, capsys, monkeypatch):
@@ -135,17 +137,80 @@ def test_slow_redrawings_become_rare(run, capsys, monkeypatch):
     for row in (rows(20) * 20)[:400]:  # one a second
         clock[0] += 1.0
         dashboard(row)
-    assert capsys.readouterr().out.count('class="agentkit"') // 2 <= 4  # 2 s in 133 s, not in 15 s
+    assert capsys.readouterr().out.count('class="agentkit ') // 2 <= 4  # 2 s in 133 s, not in 15 s
 
 
-def test_the_buttons_write_what_the_trainer_reads(run):
-    controls, file = Controls(run), run.file(*CONTROL)
-    controls._asked(controls, {"word": "checkpoint"}, [])
+def test_the_buttons_write_what_the_trainer_reads_while_there_is_one(run):
+    dashboard, file = Dashboard(run, Recipe(steps=60)), run.file(*CONTROL)
+    controls = dashboard._controls = Controls(run)
     controls._asked(controls, {"word": "stop"}, [])
-    controls._asked(controls, {"word": "rm -rf"}, [])
-    assert file.read_text().split() == ["checkpoint", "stop"] and controls.asked == "asked for: stop"
-    with pytest.raises(ValueError, match="use checkpoint or stop"):
-        request(file, "halt")
+    assert not file.exists() and controls.said == "no training is running"
+    with dashboard:
+        controls._asked(controls, {"word": "checkpoint"}, [])
+        assert controls.said.startswith("asked for a checkpoint")
+        dashboard({"step": 21})
+        assert controls.said.startswith("asked for a checkpoint"), "it is not there yet"
+        run.file("train", "checkpoints", "checkpoint-21").mkdir(parents=True)
+        dashboard({"step": 22})
+        assert controls.said == "checkpoint-21 is written"
+        for content in ({"word": "stop"}, {"word": "rm -rf"}, {"word": ["stop"]}, None, "stop"):
+            controls._asked(controls, content, [])
+        assert file.read_text().split() == ["checkpoint", "stop"] and controls.said.startswith(
+            "asked to stop"
+        )
+        assert file.stat().st_mode & 0o777 == 0o600
+    assert not controls.is_on and controls.said == ""
+
+
+@pytest.mark.parametrize(("error", "checkpoints", "finished", "says"), [
+    (None, [5], True, "Training is done. The adapter of the best validation is kept in {run}/adapter."),
+    (None, [5, 20], False, "Stopped as asked. Kept: 20 of 60 steps, in {run}/train/checkpoints/checkpoint-20; run this"),
+    (KeyboardInterrupt(), [5, 20], False, "Interrupted. Kept: 20 of 60 steps, in"),
+    (KeyboardInterrupt(), [], False, "Interrupted before a checkpoint was written: nothing is kept of it; run this"),
+    (RuntimeError("x"), [9, 10], False, "Stopped by an error (RuntimeError). Kept: 10 of 60 steps, in"),
+    (RuntimeError("x"), [9], True, "Stopped by an error (RuntimeError). Kept: 9 of 60 steps, in"),
+])  # fmt: skip
+def test_at_its_end_it_says_what_is_kept_and_how_to_go_on(run, capsys, error, checkpoints, finished, says):
+    for step in checkpoints:
+        run.file("train", "checkpoints", f"checkpoint-{step}").mkdir(parents=True)
+    run.file("train", "checkpoints", ".checkpoint-30").mkdir(parents=True)  # half of one
+    run.file("train", "finished.json").write_text("{}") if finished else None
+    with (
+        pytest.raises(type(error)) if error else nullcontext(),
+        Dashboard(run, Recipe(steps=60)) as dashboard,
+    ):
+        if error:
+            raise error
+    said = says.format(run=run.path)
+    assert said in dashboard._ended and said in run.file("train", "dashboard.html").read_text()
+    panel = dashboard._panel(run.metrics)
+    assert "left" not in panel and "Step 20 of 60" in panel
+
+
+def test_a_cell_that_is_run_again_is_drawn_in_again(run, monkeypatch):
+    shown = []
+    for name in ("display", "update_display"):
+        monkeypatch.setattr(
+            live, name, lambda *_, display_id, name=name, **__: shown.append((name, display_id))
+        )
+    dashboard = Dashboard(run, Recipe(steps=60))
+    for _ in range(2):
+        with dashboard:
+            dashboard({"step": 21})
+    panel = [name for name, display_id in shown if "panel" in display_id]
+    assert panel == ["display", "update_display"] * 2
+    curves = [name for name, display_id in shown if "curves" in display_id]
+    assert curves == ["display", "update_display", "update_display"] * 2, (
+        "a blank in between makes plotly draw anew"
+    )
+
+
+def test_before_the_first_step_only_the_end_is_drawn(run, capsys):
+    write_jsonl(run.file("train", "metrics.jsonl"), [{"step": 0, "val_success": 0.5}])
+    with pytest.raises(KeyboardInterrupt), Dashboard(run, Recipe(steps=60)):
+        raise KeyboardInterrupt
+    printed = capsys.readouterr().out
+    assert "nothing is kept" in printed and printed.count('class="agentkit ') == 1
 
 
 def test_without_a_front_end_a_sentence_stands_for_the_buttons(run, monkeypatch):

@@ -13,8 +13,8 @@ from trl.trainer.utils import split_tensor_dict
 from agentkit.bench import update as bench
 from agentkit.runs.recipe import LOSSES, Recipe, RecipeError
 from agentkit.training.grpo import config
+from agentkit.training.mismatch import mismatch_weights
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
-from agentkit.training.update import mismatch_weights
 
 GROUP, VOCABULARY = 4, 97
 
@@ -162,7 +162,7 @@ def test_mismatch_weights_act_as_trl_s_own_for_vllm(loss, mode, batch, tokenizer
     sampled = (logprobs(peer, batch) + 0.5 * torch.sin(torch.arange(own.numel()).reshape(own.shape))) * own
     output = {name: x for name, x in batch.items() if name != "old_per_token_logps"}
     metrics = ours.correct_mismatch(output, sampled, mode, 1.2)
-    assert metrics["mismatch"] > 0 and 0 < metrics["mismatch_weight"] < 1.2
+    assert 0 < metrics["mismatch_weight"] < 1.2 and 0 < metrics["effective_samples"] < 1
     weights = mismatch_weights(output["old_per_token_logps"], sampled, own, mode, 1.2)
     peer.use_vllm, peer.vllm_importance_sampling_correction = True, True
     theirs = batch | {
@@ -227,7 +227,7 @@ def test_mismatch_weights_survive_ratios_beyond_float32():
     [
         ({"loss_type": "ppo"}, "loss_type is 'ppo'; use grpo"),
         ({"importance_level": "turn"}, "use token, sequence"),
-        ({"mismatch": "tis"}, "use off, token_truncate"),
+        ({"mismatch": "tis"}, "use auto, off, token_truncate"),
         ({"mismatch_cap": 0.5}, "mismatch_cap is 0.5"),
         ({"loss_type": "cispo"}, "clip_epsilon_high, which is 0.2; set it to 1 or more"),
         ({"loss_type": "cispo", "clip_epsilon_high": 5.0, "dual_clip": 9.0}, "leave dual_clip out"),

@@ -30,7 +30,7 @@ def test_a_step_is_counted():
     counts = {"dead": 1, "dead_sampled": 2, "extra": 4, "left_out": 1}
     found = metrics.rollout_metrics(Step(1, (TASK, TASK), batch, counts=counts, seconds=3.0))
     assert found == {
-        "success": 0.5, "unscored": pytest.approx(1 / 3), "turns": 1.0, "tool_calls": pytest.approx(2 / 3),
+        "success": 0.5, "unscored": pytest.approx(1 / 3), "out_of_time": 0.0, "turns": 1.0, "thoughts_cut": 0.0, "tool_calls": pytest.approx(2 / 3),
         "tool_failure_rate": 0.5, "completion_tokens": 2.0, "rollout_seconds": 3.0,
         "tool_seconds": pytest.approx(2.5 / 3), "tool_slowest_seconds": 2.0, "tool_cache_hits": 0.5,
         "dead_groups": 0.5, "dead_groups_sampled": 1.0, "groups_replaced": 0, "groups_dropped": 0,
@@ -78,6 +78,7 @@ def test_every_column_of_a_training_is_listed_and_every_listed_one_explained(tmp
     row = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")[-1]
     named = {name for name in row if not name.startswith(tuple(metrics.FAMILIES))}
     assert named <= metrics.COLUMNS.keys() and {"reward/evenness", "weighted/evenness"} <= row.keys()
-    optional = {"skipped_steps", "lessons", "sync_gap", "mismatch", "mismatch_weight"}
+    own_weights = {"sync_gap", "sync_gap_share", "mismatch_share"}  # of an engine
+    optional = own_weights | {"skipped_steps", "lessons", "mismatch_weight", "effective_samples"}
     assert metrics.COLUMNS.keys() - named == optional
     assert all(len(meaning) > 10 for meaning in metrics.COLUMNS.values())

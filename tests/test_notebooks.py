@@ -5,6 +5,7 @@ wrong.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from papermill.exceptions import PapermillExecutionError
 from agentkit.cli import main
 from agentkit.evaluation import Comparison
 from agentkit.runs import load_run
+from agentkit.runs.run import MANIFEST, RUN_VARIABLE
 from agentkit.runs.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +33,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     arguments = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
     assert main(["run", str(ROOT / "params" / "nano.yaml"), "--run", str(folder), *arguments]) == 0
+    assert RUN_VARIABLE not in os.environ, "papermill named the run to the kernels only"
     return folder
 
 
@@ -50,9 +53,9 @@ def test_the_whole_path_leaves_every_artefact(finished):
     n_test = sum(t.split == "test" for t in run.tasks)
     assert len(run.trajectories("grpo")) == 2 * n_test and len(run.trajectories("grpo_greedy")) == n_test
     comparison, shown = run.comparison, Comparison.from_json(run.comparison)
-    assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {"sft", "grpo"}
+    assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {"base", "sft", "grpo"}
     assert 0 < comparison["paired"][0]["p"] <= 1
-    assert shown.table().index[0] == "Overall success" and len(shown.sentences()) == 1
+    assert shown.table().index[0] == "Overall success" and len(shown.sentences()) == 3
     assert run.manifest["recipe"]["n_tasks"] == 60 and run.manifest["hashes"]["tasks.jsonl"]
 
 
@@ -115,6 +118,42 @@ def test_plain_papermill_runs_one_notebook(finished, tmp_path):
     assert child.returncode == 0, child.stderr[-2000:]
     assert load_run(copy).manifest["stages"]["03_grpo"]["parameters"]["seed"] == 3
     assert load_run(copy).steps == [1]
+
+
+def until_stage(finished: Path, to: Path, last: int, **recipe) -> Path:
+    """A copy of a finished run as if it had ended earlier, and with another recipe."""
+    shutil.copytree(finished, to)
+    manifest = json.loads((to / MANIFEST).read_text())
+    for stage in STAGES[last + 1 :]:
+        del manifest["stages"][stage]
+    manifest["recipe"] |= recipe
+    (to / MANIFEST).write_text(json.dumps(manifest))
+    for path in to.glob("eval/*.parquet"):
+        if path.stem not in ("sft", "base"):
+            path.unlink()
+    (to / "comparison.json").unlink()
+    return to
+
+
+@pytest.mark.slow
+def test_a_run_repeats_bit_for_bit_and_another_is_told_apart(finished, tmp_path, capsys):
+    trained = until_stage(finished, tmp_path / "trained", 2)
+    assert main(["rerun", str(trained)]) == 0
+    assert "every result is the same" in capsys.readouterr().out
+    again = tmp_path / "trained-rerun"
+    for name in ("adapter/adapter_model.safetensors", "eval/sft.parquet"):
+        assert (again / name).exists() and load_run(again).manifest["hashes"].keys() >= {name}
+    assert load_run(again).metrics["step"].max() == TINY["steps"]
+    other = until_stage(finished, tmp_path / "other", 1, temperature=1.3)
+    manifest = json.loads((other / MANIFEST).read_text())
+    manifest["versions"]["torch"] = "0.1"
+    (other / MANIFEST).write_text(json.dumps(manifest))
+    for path in (other / "train", other / "adapter"):
+        shutil.rmtree(path)
+    assert main(["rerun", str(other), "--to", str(tmp_path / "told")]) == 1
+    told = capsys.readouterr().out
+    assert "not as then: versions, torch: 0.1 then" in told and "baseline.json differs" in told
+    assert "eval/sft.parquet differs in " in told and "tasks.jsonl" not in told and "sft/" not in told
 
 
 def execute(stage: str, folder: Path, **parameters) -> str:

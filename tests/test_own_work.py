@@ -72,9 +72,14 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
 
 @pytest.mark.slow
 def test_public_rows_train_and_test_with_the_tools_that_fit_them(tmp_path):
-    tools = {"gsm8k": {"calculator"}, "hotpotqa": {"search"}, "mbpp": {"python"}, "open_agentrl": {"python"}}
+    tools = {
+        "gsm8k": {"calculator"},
+        "hotpotqa": {"search"},
+        "mbpp": {"python"},
+        "taco_code": {"code_interpreter"},
+    }
     tasks = []
-    for name in tools:
+    for name in ("gsm8k", "hotpotqa", "mbpp", "open_agentrl"):
         (tmp_path / name).mkdir()
         source = write(tmp_path / name / "train.jsonl", *(rows_like(name, number) for number in range(60)))
         tasks += hub.load(name, source).tasks

@@ -9,17 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from agentkit.cli import main
 from agentkit.lab import Lab
+from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import PreflightError, examine, forecast, probe, report
+from agentkit.preflight import PreflightError, checks, examine, forecast, probe, report, task_checks
 from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.chances import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards import correctness, plan, with_noise
 from agentkit.rollouts import rollout
+from agentkit.runs import cost
 from agentkit.runs.recipe import Recipe
+from agentkit.training.memory import MemoryPlan
+from agentkit.training.timing import update_seconds
+from agentkit.trajectories import groups_by_task
 
 RECIPE = Recipe(group_size=4)
 NAMES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
@@ -297,6 +303,15 @@ def test_the_forecast_scales_with_the_measured_rollout():
     assert "measured" in forecast(Recipe(model="nano"), 0.05, 0.1).finding
 
 
+@pytest.mark.parametrize(
+    ("model", "device", "rented"),
+    [("nano", "", False), ("some-3b", "", True), ("nano", "GPU", True), ("some-3b", "CPU", False)],
+)
+def test_the_forecast_of_a_cpu_names_no_gpu_hours(model, device, rented):
+    finding = forecast(Recipe(model=model), 0.05, 0.01, device=device).finding
+    assert ("GPU-hours, $" in finding) is rented is ("$" in finding) and "memory so far." in finding
+
+
 def test_the_forecast_expects_trajectories_as_long_as_the_experts():
     now, later = (
         forecast(Recipe(model="nano"), 0.05, 0.01),
@@ -309,7 +324,7 @@ def test_the_forecast_expects_trajectories_as_long_as_the_experts():
 def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
     lab = Lab.open(Recipe(group_size=4, model="nano"))
     careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")
-    preflight, rollouts = examine(lab, careless, suite.split("train"), n_test=len(suite.split("test")))
+    preflight, rollouts = examine(lab, careless, suite.split("train"), test=suite.split("test"))
     preflight.require()
     assert (
         preflight["Gold trajectories"].light == "green"
@@ -345,3 +360,122 @@ def test_the_command_reports_on_the_small_agent(capsys):
         and "Groups without advantage" in printed
         and "rollouts of the starting policy" in printed
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "light", "says"),
+    [
+        ({"learning_rate": 1.5e-3, "steps": 54}, "green", "up to 0.081"),
+        ({"learning_rate": 0.0}, "red", "nothing is trained"),
+        ({"learning_rate": 1e-6, "steps": 200}, "amber", "no entry of the adapter by more than 0.0002"),
+        ({"learning_rate": 1e-5, "steps": 150, "lr_schedule": "linear"}, "amber", "try 1e-04"),
+        ({"importance_level": "sequence"}, "amber", "GSPO's paper takes 3e-4"),
+        ({"importance_level": "sequence", "clip_epsilon": 4e-4}, "green", ""),
+        ({"clip_epsilon_high": 0.28}, "amber", "do nothing"),
+        ({"clip_epsilon_high": 0.28, "minibatches": 2}, "green", ""),
+        ({"clip_epsilon_high": 5.0, "loss_type": "cispo"}, "green", ""),
+    ],
+)
+def test_settings_that_train_nothing_are_told(changes, light, says):
+    item = checks.settings(Recipe.from_mapping(changes))
+    assert item.light == light and says in item.finding
+
+
+def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already():
+    recipe = Recipe(model="nano", sft=True, sft_transcripts=1)
+    plain = forecast(recipe, 0.05, 0.01)
+    known = forecast(recipe, 0.05, 0.01, n_test=18, done={cost.PHASES[0]: 7.0})
+    final = cost.PHASES[4]
+    evaluated = cost.counts(recipe)["final"]
+    assert known.values["phases"][cost.PHASES[0]] == 7.0
+    assert known.values["phases"][final] / plain.values["phases"][final] == pytest.approx(
+        18 * (recipe.test_samples + 1) / evaluated)  # fmt: skip
+    low, high = known.values["interval"]
+    assert low < known.values["total_seconds"] < high and "[" in known.finding
+    longer = forecast(recipe, 0.05, 0.01, longer=3.0)
+    assert longer.values["interval"][0] < 0.6 * longer.values["total_seconds"]
+
+
+# ---- memory, and turns that are cut
+def tiny_plan(**changes):
+    values = {"weights": 8e9, "update_fixed": 9e9, "update_row": 3e9, "rollouts": 9e9, "engine_share": 0.3,
+              "micro_batch": 8} | changes  # fmt: skip
+    return MemoryPlan(**values)
+
+
+def test_memory_that_does_not_suffice_is_red_with_numbers_and_the_key_to_change():
+    item = checks.memory(tiny_plan(), 24.0, "GPU")
+    assert item.light == "red" and "36.3 GB of the GPU's 24 GB" in item.finding
+    assert item.advice == "It would run out of memory: micro_batch: 4."
+    assert checks.memory(tiny_plan(), 48.0, "GPU").light == "green"
+    asked = checks.memory(tiny_plan(row_tokens=5000), 24.0, "GPU")
+    assert asked.advice.endswith("micro_batch_tokens: 20000.")
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_sampled(tokenizer, suite, monkeypatch):
+    model, _ = load_agent("nano")
+    policy = ScriptedPolicy(tokenizer, name="sft")
+    lab = Lab.open(Recipe.from_mapping({"model": "nano", "max_tokens": 100_000, "max_turn_tokens": 30_000}))
+    monkeypatch.setattr("agentkit.policies.slots.memory_of", lambda device: 20 * 10**9)
+    found, rollouts = examine(lab, policy, suite.split("train"), model=model)
+    assert rollouts == [] and [item.name for item in found.items] == ["Memory"] and found.rollouts == 0
+    with pytest.raises(PreflightError, match="Memory: .* GB of the machine's 20 GB .*micro_batch: [1-7]"):
+        found.require()
+
+
+def test_turns_that_their_budget_cuts_are_told(rollouts):
+    tasks, sampled, _ = rollouts
+    cut = [
+        dataclasses.replace(t, stop_reason=StopReason.TRUNCATED_TURN) if i % 8 == 0 else t
+        for i, t in enumerate(sampled)
+    ]
+    item = checks.tools(groups_by_task(cut))
+    assert item.light == "amber" and "6% of the turns are cut at 2 tokens" in item.advice
+    assert "max_turn_tokens" in item.advice and item.values["cut_turns"] == pytest.approx(6 / 96)
+    assert checks.tools(groups_by_task(sampled)).values["cut_turns"] == 0
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"precision": "bfloat16"}, {"micro_batch_tokens": 2000, "beta": 0.0}]
+)
+def test_the_timed_update_is_the_trainings_and_leaves_the_model_as_it_was(
+    suite, tokenizer, changes, monkeypatch
+):
+    recipe = Recipe.from_mapping({"max_tokens": 1024, **changes})
+    model, _ = load_agent("nano", precision=recipe.precision)
+    sampled = rollout(suite.split("train")[:2], ScriptedPolicy(tokenizer), group_size=2)
+    before, seen = [p.clone() for p in model.parameters()], []
+    layer = type(model.model.layers[0])
+    call = layer.__call__
+
+    def note(self, *args, **kwargs):
+        seen.append(self.gradient_checkpointing)
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(layer, "__call__", note)
+    assert update_seconds(model, sampled, recipe) > 0
+    assert any(seen) is (recipe.precision == "bfloat16") and not model.is_gradient_checkpointing
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+    assert not any("lora" in name for name, _ in model.named_parameters())
+
+
+# ---- what a task check must not call a fault
+def test_the_same_question_in_another_world_is_another_task():
+    rooms = [
+        Task(str(i), "Find the exit of the maze you are in.", "done", meta={"seed": i}) for i in range(20)
+    ]
+    assert task_checks.held_out(rooms[:10], rooms[10:]).light == "green"
+    again = [dataclasses.replace(task, id=f"again {task.id}") for task in rooms[:10]]
+    assert task_checks.held_out(rooms[:10], again).light == "red"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "same"),
+    [
+        ("d4", "e4", False), ("12 May 1990", "12 June 1990", False), ("5 m", "5 km", False),
+        ("EUR 12.00", "12", True), ("12.0", "12", True), ("Room 5", "5", True), ("Sea-green", "sea green", True),
+        ("blue", "red", False),
+    ],
+)  # fmt: skip
+def test_which_answers_say_what_gold_says(answer, gold, same):
+    assert task_checks._says(answer, gold) == same

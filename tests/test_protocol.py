@@ -15,7 +15,7 @@ from says import Says
 import agentkit.training
 from agentkit import StopReason, Task, ToolCall, rollout
 from agentkit.rollouts import Limits
-from agentkit.rollouts.calls import format_call
+from agentkit.rollouts.call_formats import format_call
 from agentkit.tools.conformance import EnvironmentConformance
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment

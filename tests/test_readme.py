@@ -20,7 +20,9 @@ from agentkit.tools.runtime import tools_of
 ROOT = Path(__file__).resolve().parents[1]
 README, GUIDE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guide.md"))
 OWN, DECLARED = re.findall(r"```python\n(.*?)```", README + GUIDE, flags=re.DOTALL)
-BLOCKS = re.findall(r"```\w*\n(.*?)```", README + GUIDE, flags=re.DOTALL)
+PLAN = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```\w*\n(.*?)```", README + GUIDE + PLAN, flags=re.DOTALL)
+BLOCKS += [f"{command}\n" for command in re.findall(r"`(agentkit [^`]*)`", PLAN)]
 COMMANDS = [
     c.strip()
     for c in re.split(r"[\n&]", re.sub(r"#.*", "", "".join(BLOCKS)))
@@ -41,7 +43,7 @@ def test_the_example_of_a_lab_file_runs(tmp_path):
 def test_the_files_of_the_reading_tour_are_there():
     tour = README[README.index("## Reading tour") : README.index("## Data and licences")]
     files = re.findall(r"`([\w/]+\.py)`", tour)
-    assert len(files) == 13 and all((ROOT / "agentkit" / file).is_file() for file in files)
+    assert len(files) == 14 and all((ROOT / "agentkit" / file).is_file() for file in files)
 
 
 def test_the_example_of_a_declared_tool_keeps_the_protocol():
@@ -55,7 +57,7 @@ def test_the_example_of_a_declared_tool_keeps_the_protocol():
     for name in dir(suite):
         if name.startswith("test_"):
             getattr(suite(), name)()
-    assert namespace["Shop"].price.tool_spec.retries == 2
+    assert namespace["Shop"].price.tool_spec.max_concurrent == 8
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def test_a_command_is_understood_and_its_recipe_exists(command):
         re.sub(r"[\[\]]", "", command),
     ):  # without and with what is optional
         options = parsed(shlex.split(words)[1:])
-        recipe = options.get("recipe", ROOT)
+        recipe = options.get("recipe") or ROOT
         assert (ROOT / recipe).exists() or recipe.name == "mine.yaml"
 
 
@@ -91,5 +93,5 @@ def test_the_readme_names_every_command(capsys):
 
 
 def test_links_lead_to_files():
-    for text, folder in ((README, ROOT), (GUIDE, ROOT / "docs")):
+    for text, folder in ((README, ROOT), (GUIDE, ROOT / "docs"), (PLAN, ROOT / "docs")):
         assert all((folder / link).exists() for link in re.findall(r"\]\(((?!http)[^)#]+)\)", text))

@@ -5,15 +5,23 @@ or made.
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from papermill.cli import papermill
 
 from agentkit import cli
+from agentkit import lab as laboratory
 from agentkit.rewards import plan
 from agentkit.runs import Run, project_root, stages
+from agentkit.runs import recipe as recipes
 from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
@@ -81,6 +89,53 @@ def test_values_are_read_as_people_write_them():
     assert (recipe.learning_rate, recipe.beta, recipe.families) == (1e-6, 0.0, "A,B")
 
 
+OFFERED = [("preflight", "off"), ("mismatch", "off"), ("tool_cache", "off")]
+
+
+@pytest.mark.parametrize(("key", "word"), OFFERED)
+@pytest.mark.parametrize("form", ["{}", "'{}'", "{!u}", "false"])
+def test_off_is_the_word_the_help_text_offers(tmp_path, key, word, form):
+    """YAML 1.1 reads it as False, in a recipe, in -p, and in papermill."""
+    written = word.upper() if form == "{!u}" else form.format(word)
+    path = write(tmp_path / "r.yaml", f"{key}: {written}")
+    assert Recipe.from_mapping(read_recipe(path)).used() == {key: "off"}
+    assert Recipe.from_mapping(cli._overrides([f"{key}={written}"])).used() == {key: "off"}
+    assert Recipe.from_notebook({key: yaml.safe_load(written)}).used() == {key: "off"}
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("key", sorted(k for k, s in Recipe.keys().items() if isinstance(s.default, str)))
+def test_on_off_yes_and_no_are_refused_where_they_are_not_offered(key, value):
+    if not value and key in dict(OFFERED):
+        return
+    with pytest.raises(RecipeError, match=f"{key} is {value}; "):
+        Recipe.from_mapping({key: value})
+
+
+def test_words_offered_for_on_yes_and_no(monkeypatch):
+    words = ("on", "no", "auto")
+    monkeypatch.setitem(recipes.CHOICES, "resume", words)
+    got = [Recipe.from_mapping({"resume": yaml.safe_load(word)}).resume for word in words]
+    assert got == ["on", "no", "auto"]
+
+
+def test_plain_papermill_hands_off_over(tmp_path, monkeypatch):
+    """-f reads YAML 1.1 and injects False; -p injects the word."""
+    monkeypatch.setenv("AGENTKIT_RUN", "")
+    path = write(tmp_path / "r.yaml", "preflight: off\nmismatch: OFF\nsft: on\n")
+    notebook, out = project_root(__file__) / "notebooks" / "03_grpo.ipynb", tmp_path / "03_grpo.ipynb"
+    arguments = [str(notebook), str(out), "--prepare-only", "-f", str(path), "-p", "tool_cache", "off"]
+    result = CliRunner().invoke(papermill, arguments)
+    assert result.exit_code == 0, result.output
+    cells = json.loads(out.read_text())["cells"]
+    namespace: dict = {}
+    for cell in cells:
+        if {"parameters", "injected-parameters"} & set(cell["metadata"].get("tags", ())):
+            exec("".join(cell["source"]), namespace)
+    recipe = Recipe.from_notebook(namespace)
+    assert (recipe.preflight, recipe.mismatch, recipe.tool_cache, recipe.sft) == ("off", "off", "off", True)
+
+
 def test_micro_batch_must_divide_the_batch():
     with pytest.raises(RecipeError, match="micro_batch 5 must divide .* = 16"):
         Recipe.from_mapping({"micro_batch": 5, "prompts_per_step": 4, "group_size": 4})
@@ -110,6 +165,22 @@ def test_a_notebook_hands_over_its_parameters_only():
     assert Recipe.from_notebook(namespace).used() == {"seed": 3, "n_tasks": 50}
     with pytest.raises(RecipeError, match="did you mean 'n_tasks'"):
         Recipe.from_notebook(namespace | {"n_taks": 5})
+
+
+@pytest.mark.parametrize("first", ['run = ""\nseed = 3', '# mine\nrun = "outputs/a"\nseed = 3'])
+@pytest.mark.parametrize("injected", [[], ['# Parameters\nrun = "b"\nn_tasks = 50\n']])
+def test_a_second_run_all_is_not_disturbed_by_what_the_first_left(first, injected):
+    """Plain values of later cells, some with the names of keys, are in the same namespace."""
+    setup = "recipe = Recipe.from_notebook(globals())"
+    earlier = ["", first, *injected, setup, "tasks = {}; low, high = 0.1, 0.2\n", "broken (", "steps = []"]
+    left = {"low": 0.1, "high": 0.2, "tasks": {}, "steps": [], "run": "", "seed": 3, "n_tasks": 50}
+    for before in ([""], earlier):
+        namespace = left | {"In": [*before, first, *injected, setup]}
+        used = Recipe.from_notebook(namespace).used()
+        assert used == {"run": "", "seed": 3} | ({"n_tasks": 50} if injected else {})
+        typed = namespace | {"In": [*before, f"{first}\nstpes = 5", *injected, setup], "stpes": 5}
+        with pytest.raises(RecipeError, match="did you mean 'steps'"):
+            Recipe.from_notebook(typed)
 
 
 # ---- YAML
@@ -210,6 +281,26 @@ def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, capsys, no_note
     assert list(tmp_path.iterdir()) == [] and no_notebooks == []
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
+def test_metrics_for_a_package_that_is_missing_are_refused_before_anything_runs(
+    tmp_path, monkeypatch, capsys, no_notebooks, name
+):
+    installed: dict = {}
+    logs = {"wandb": ModuleSpec("wandb", None)}  # a folder in the working directory
+    monkeypatch.setattr(laboratory, "find_spec", lambda package: (logs | installed).get(package))
+    arguments = ["run", str(NANO), "--run", str(tmp_path / "a"), "-p", f"report_to={name}"]
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert f"report_to: {name} needs the package {name}" in error and f"pip install {name}" in error
+    assert "to none" in error and list(tmp_path.iterdir()) == [] and no_notebooks == []
+    finished = Run.create(tmp_path / "b")
+    finished.update(recipe={"report_to": name, "steps": 3})
+    assert laboratory.Lab.of(finished).recipe.steps == 3  # a finished run is read where the package is not
+    package = "tensorboardX" if name == "tensorboard" else name
+    installed[package] = ModuleSpec(package, None, origin="somewhere")
+    assert laboratory.Lab.open({"report_to": name}).recipe.report_to == name
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [("sede: 3", "did you mean 'seed'"), ("seed: [", "not valid YAML"), (None, "does not exist")],
@@ -286,13 +377,30 @@ def test_the_keys_a_notebook_declares_reach_it_and_done_stages_are_kept(tmp_path
     assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
 
 
-def test_a_stage_is_not_done_with_another_lab_file(tmp_path, no_notebooks):
-    run = Run.create(tmp_path / "a")
-    run.begin("01_tasks", {"n_tasks": 60})
-    run.end("01_tasks")
-    for lab, executed in (("", 0), ("abc", 1), ("abc", 1), ("def", 2), ("", 3)):
-        stages.run_stages(run, {"n_tasks": 60}, 0, 0, lab=lab)
-        assert len(no_notebooks) == executed
+def test_a_stage_is_not_done_with_another_lab_file(tmp_path, monkeypatch):
+    run, lab, executed = Run.create(tmp_path / "a"), tmp_path / "lab.py", []
+    recipe = {"n_tasks": 60, "lab": str(lab)}
+
+    def execute(stage: str, run: Run, parameters: dict) -> None:
+        executed.append(stage)
+        run.begin(stage, parameters, lab=stages.file_digests(recipe).get("lab", ""))
+        run.end(stage)
+        if "edit" in lab.read_text():
+            lab.write_text("changed = True")
+
+    monkeypatch.setattr(stages, "execute", execute)
+    for text, count in (("a = 1", 2), ("a = 1", 2), ("a = 2", 4), ("a = 1", 6)):
+        lab.write_text(text)
+        stages.run_stages(run, recipe, 0, 1, files=stages.file_digests(recipe))
+        assert len(executed) == count
+    lab.write_text("a = 'edit'")
+    with pytest.raises(RecipeError, match="lab file .* has changed since this began"):
+        stages.run_stages(run, recipe, 0, 1, files=stages.file_digests(recipe))
+    assert len(executed) == 7, "the second notebook would have run another lab file than the first"
+    files = stages.file_digests(recipe)
+    monkeypatch.setattr(stages, "execute", lambda stage, run, parameters: run.begin(stage, {}, lab="another"))
+    with pytest.raises(RecipeError, match="restore it, or start again"):  # edited when the notebook opened it
+        stages.run_stages(run, recipe, 0, 1, files=files)
 
 
 def test_a_call_from_outside_the_project_says_so(tmp_path, monkeypatch, capsys):
@@ -304,10 +412,10 @@ def test_a_call_from_outside_the_project_says_so(tmp_path, monkeypatch, capsys):
 def test_a_torn_line_is_one_sentence_and_the_rest_is_read(tmp_path, capsys):
     run = Run.create(tmp_path / "a")
     run.file("train").mkdir()
-    run.file("train", "metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "re')
+    run.file("train", "metrics.jsonl").write_text('{"step": 1, "kl": 0.5}\n{"step": 2, "re')
     assert cli.main(["alarms", str(run.path)]) == 0
     shown = capsys.readouterr()
-    assert shown.out == "0 alarms\n"
+    assert shown.out.startswith("no alarm in 1 steps; ") and "kl_spike" not in shown.out
     assert (
         shown.err.startswith(f"agentkit: {run.file('train', 'metrics.jsonl')}, line 2 is torn")
         and shown.err.count("\n") == 1
@@ -349,3 +457,16 @@ def test_the_shipped_recipes_overrides_are_plain_scalars():
     values = yaml.safe_load(NANO.read_text())
     assert all(isinstance(v, str | int | float | bool) for v in values.values())
     assert dataclasses.is_dataclass(Recipe.from_mapping(values))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), Path.mkdir])
+def test_a_recipe_or_price_file_that_is_no_file_is_a_sentence_and_nobody_waits(tmp_path, capsys, make):
+    path = tmp_path / "odd.yaml"
+    make(path)
+    for words in (
+        ["run", str(path), "--run", str(tmp_path / "a")],
+        ["cost", str(NANO), "--prices", str(path)],
+    ):
+        assert cli.main(words) == 2
+        (told,) = capsys.readouterr().err.splitlines()
+        assert told.startswith(f"agentkit: {path} cannot be read")

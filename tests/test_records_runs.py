@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
@@ -447,13 +448,16 @@ def test_a_run_gives_its_files_back(tmp_path):
         )
         runs.append_jsonl(run.file("train", "metrics.jsonl"), {"step": step, "reward": 0.5})
     run.file("train", "trajectories", "step_old.parquet").write_text("not a step")
-    runs.write_trajectories(run.file("eval", "grpo.parquet"), [make_trajectory()])
+    evaluated = make_trajectory(policy="grpo", step=None)
+    runs.write_trajectories(run.file("eval", "grpo.parquet"), [evaluated])
     runs.write_json(run.file("comparison.json"), {"n_tasks": 1})
     found = load_run(run.path)
     assert found.steps == [3, 12]
     assert found.trajectories(12) == found.trajectories(np.int64(12)) == [make_trajectory(step=12)]
-    assert found.trajectories("grpo") == [make_trajectory()]
-    assert found.metrics["step"].tolist() == [12, 3] and found.comparison == {"n_tasks": 1}
+    assert found.trajectories("grpo") == [evaluated]
+    with pytest.warns(UserWarning, match="gap: steps 1 to 2 have no row; there is a gap: steps 4 to 11"):
+        assert found.metrics["step"].tolist() == [12, 3]
+    assert found.comparison == {"n_tasks": 1}
 
 
 def test_the_project_root_is_found_from_inside(tmp_path):
@@ -471,12 +475,55 @@ def test_without_a_run_named_it_is_outputs_lab(tmp_path, monkeypatch):
     assert runs.default_folder() == tmp_path.resolve() / "outputs" / "lab"
 
 
-def test_plain_papermill_makes_the_run_folder_and_names_it(tmp_path):
-    """Through the entry point, here as an installed project declares it; a folder elsewhere must exist."""
+@pytest.mark.parametrize(
+    ("start", "notebook", "out"),
+    [
+        (".", "n.ipynb", "outputs/a/n.ipynb"),
+        (".", "./n.ipynb", "{root}/outputs/a/n.ipynb"),
+        ("notebooks", "../n.ipynb", "../outputs/a/n.ipynb"),
+        ("outputs", "../n.ipynb", "a/n.ipynb"),
+        ("..", "{root}/n.ipynb", "{root}/outputs/a/n.ipynb --cwd {root}/notebooks"),
+    ],
+)
+def test_plain_papermill_makes_the_run_folder_and_names_it(tmp_path, start, notebook, out):
+    """Through the entry point, here as an installed project declares it, from wherever it is called."""
+    for folder in ("notebooks", "outputs"):
+        (tmp_path / folder).mkdir()
+    papermill = _plain_papermill(tmp_path)
+    child = papermill(start, notebook.format(root=tmp_path), *out.format(root=tmp_path).split())
+    assert child.returncode == 0, child.stderr[-600:]
+    (written,) = (tmp_path / "outputs").rglob("n.ipynb")
+    (seen,) = tmp_path.rglob("seen")
+    assert seen.read_text() == str(written.parent) and written.parent.name == "a"
+    assert len(list(tmp_path.rglob("*.ipynb"))) == 2
+
+
+def test_a_notebook_finds_its_project_from_its_run_where_papermill_was_called_elsewhere(
+    tmp_path, monkeypatch
+):
+    project, elsewhere = tmp_path / "project", tmp_path / "home"
+    for folder in (project / "notebooks", project / "params", elsewhere):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.delenv(runs.run.RUN_VARIABLE, raising=False)
+    assert runs.project_root() == elsewhere
+    monkeypatch.setenv(runs.run.RUN_VARIABLE, str(project / "outputs" / "a"))
+    assert runs.project_root() == project and runs.project_root(elsewhere) == elsewhere
+    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
+    assert runs.project_root() == elsewhere
+
+
+def test_plain_papermill_makes_no_folder_elsewhere(tmp_path):
+    """That is papermill's own rule."""
+    child = _plain_papermill(tmp_path)(".", "n.ipynb", "other/n.ipynb")
+    assert child.returncode != 0 and not (tmp_path / "other").exists()
+
+
+def _plain_papermill(root):
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     ((scheme, handler),) = project["entry-points"]["papermill.io"].items()
-    (tmp_path / "site" / "plugin-1.dist-info").mkdir(parents=True)
-    (tmp_path / "site" / "plugin-1.dist-info" / "entry_points.txt").write_text(
+    (root / "site" / "plugin-1.dist-info").mkdir(parents=True)
+    (root / "site" / "plugin-1.dist-info" / "entry_points.txt").write_text(
         f"[papermill.io]\n{scheme} = {handler}\n"
     )
     code = "import os; open('seen', 'w').write(os.environ.get('AGENTKIT_RUN', ''))"
@@ -490,12 +537,31 @@ def test_plain_papermill_makes_the_run_folder_and_names_it(tmp_path):
     }
     kernel = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python 3"}}
     notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": [cell]}
-    (tmp_path / "n.ipynb").write_text(json.dumps(notebook))
-    command = [sys.executable, "-m", "papermill", "n.ipynb"]
-    paths = [str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")]
-    options = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": ":".join(paths)}, "timeout": 120}
-    subprocess.run([*command, "outputs/a/n.ipynb"], check=True, capture_output=True, **options)
-    assert (tmp_path / "seen").read_text() == str(tmp_path.resolve() / "outputs" / "a")
-    assert (tmp_path / "outputs" / "a" / "n.ipynb").exists()
-    child = subprocess.run([*command, "other/n.ipynb"], capture_output=True, **options)
-    assert child.returncode != 0 and not (tmp_path / "other").exists()
+    (root / "n.ipynb").write_text(json.dumps(notebook))
+    paths = [str(root / "site"), os.environ.get("PYTHONPATH", "")]
+    options = {"env": os.environ | {"PYTHONPATH": ":".join(paths)}, "timeout": 120, "text": True}
+
+    def papermill(start, *words):
+        command = [sys.executable, "-m", "papermill", *words]
+        return subprocess.run(command, cwd=root / start, capture_output=True, **options)
+
+    return papermill
+
+
+def test_a_suite_changed_behind_a_runs_back_is_told(tmp_path, suite):
+    run = Run.create(tmp_path / "a")
+    run.begin("01_tasks", {})
+    suite.save(run.file("tasks.jsonl"), force=True)
+    run.end("01_tasks")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(Run(run.path).tasks) == len(suite)
+    text = run.file("tasks.jsonl").read_text()
+    run.file("tasks.jsonl").write_text(text.replace("?", "!", 1))
+    with pytest.warns(UserWarning, match="tasks.jsonl is not as its stage left it"):
+        assert len(Run(run.path).tasks) == len(suite), "it is read all the same"
+
+
+def test_a_folder_with_a_suite_only_is_read(tmp_path):
+    runs.write_jsonl(tmp_path / "tasks.jsonl", [dataclasses.asdict(Task("t", "How many?", "3"))])
+    assert [task.answer for task in Run(tmp_path).tasks] == ["3"]

@@ -1,9 +1,11 @@
 import base64
 import dataclasses
+import html
 import json
 import os
 import re
 import shutil
+from contextlib import nullcontext
 
 import pytest
 from hostile.widget_texts import CHARACTERS, SCRIPTS
@@ -138,11 +140,113 @@ def test_every_part_is_there(tmp_path, capsys):
     assert page.count("Plotly.newPlot(") == 3 and len(page) < MAX_BYTES
 
 
+# ---- what names trajectories
+NAMED = ["3:A-0000#1", "3:B-0001#0", "3:A-0099#1"]  # the last is stored nowhere
+
+
+def named_run(path, **options):
+    """A run whose alarms and preflight name trajectories of training and of the preflight."""
+    run = make_run(path, **options)
+    sampled = [trajectory(t.id, "sft", k, float(k)) for t in run.tasks[:4] for k in (0, 1)]
+    write_trajectories(run.file("preflight.parquet"), sampled)
+    trained = [dataclasses.replace(t, step=3) for t in sampled]
+    write_trajectories(run.file("train", "trajectories", "step_00003.parquet"), trained)
+    cause = (
+        "The KL to the reference is 236.95074548350587 nats a token (at most 1.2345678901234567e-05 before)."
+    )
+    kl = alarm(
+        step=3, alarm="kl_spike", severity="critical", value=236.95074548350587, evidence=NAMED, cause=cause
+    )
+    append_jsonl(run.file("train", "alarms.jsonl"), kl)
+    names = [f"{t.task_id}#{t.sample}" for t in sampled]
+    items = [
+        item(name="Success now", finding="0.12345678901234567 of the rollouts are right.", evidence=names),
+        item(name="Gold trajectories", light="red", advice="Mend it.", evidence=["gold:A-0000#0"]),
+    ]
+    write_json(run.file("preflight.json"), {"light": "red", "items": items})
+    return run
+
+
+def words_of(page):
+    """What a reader sees of the parts that this kit writes: no script, no style, no trajectory."""
+    plain = re.sub(
+        r"<(script|style|iframe)\b.*?</\1>|<pre\b.*?</pre>", " ", page.split("<main>")[1], flags=re.DOTALL
+    )
+    return html.unescape(re.sub(r"<[^>]+>", " ", plain))
+
+
+def test_alarms_and_preflight_are_sentences_with_links_to_what_they_name(tmp_path):
+    run = named_run(tmp_path / "a")
+    run.update(
+        recipe={"lora_targets": ["q_proj", 0.30000000000000004], "odd": {"a": [1.23456789012345, None]}}
+    )
+    page = render(load_run(run.path))
+    anchors, links = re.findall(r' id="([^"]+)"', page), re.findall(r'<a href="#([^"]+)">([^<]+)</a>', page)
+    assert len(set(anchors)) == len(anchors) and {target for target, _ in links} <= set(anchors)
+    named = {text: target for target, text in links if target.startswith("trajectory-")}
+    assert {*NAMED[:2], "A-0000#0", "B-0001#1"} <= set(named) and len(set(named.values())) == len(named)
+    for text, target in named.items():
+        assert text in page.split(f'id="{target}"')[1].split("</details>")[0]
+    words = words_of(page)
+    assert "is 237 nats a token (at most 1.235e-05 before)" in words and "0.1235 of the rollouts" in words
+    assert "3:A-0099#1" in words and "gold:A-0000#0" in words and "and 2 more." in words
+    assert not re.search(r"""\[["']|\{["']|\d\.\d{7,}""", words), (
+        "raw JSON, or more digits than anybody reads"
+    )
+    assert (
+        "q_proj, 0.3" in words and "a: 1.235, –" in words and "look" not in words.split("Preflight")[1][:20]
+    )
+
+
+def test_evidence_that_must_not_be_shared_is_a_name_only(tmp_path):
+    share = {"share": False}
+    tasks = [
+        Task(f"g{i}", f"Private question {i}", "5", "exact", "GAIA", "hard", "test", meta=share)
+        for i in range(4)
+    ]
+    run = named_run(tmp_path / "a", tasks=tasks)
+    append_jsonl(run.file("train", "alarms.jsonl"), alarm(step=3, evidence=["3:g1#0"]))
+    page = render(load_run(run.path))
+    assert "3:g1#0" in page and "Let me look." not in page and "Private question" not in page
+    assert 'href="#trajectory-' not in page
+
+
+@pytest.mark.parametrize(
+    "evidence", [[3], [None], [["3:A-0000#1"]], ["9" * 5000 + ":x"], ["3:"], [":"], ["\ud800"]]
+)
+def test_evidence_of_any_form_is_shown_and_stops_nothing(tmp_path, evidence):
+    run = named_run(tmp_path / "a")
+    append_jsonl(run.file("train", "alarms.jsonl"), alarm(step=3, evidence=evidence, cause="It is so."))
+    damaged = not all(isinstance(name, str) for name in evidence)
+    with pytest.warns(UserWarning, match="an alarm was left out") if damaged else nullcontext():
+        page = render(load_run(run.path))
+    assert ("an alarm was left out" in page) is damaged is ("It is so." not in page)
+    assert "cannot be shown" not in page
+
+
+def test_a_run_on_a_cpu_has_no_gpu_hours_and_one_on_a_gpu_has(tmp_path):
+    run = make_run(tmp_path / "a")
+    assert "GPU-hour" not in words_of(render(run)).replace("no GPU-hours", "")
+    run.update(recipe={"model": "some-3b"})
+    assert "$/GPU-hour" in words_of(render(load_run(run.path)))
+    run.update(versions={"torch": "2.13.0+cpu"})
+    assert "$/GPU-hour" not in words_of(render(load_run(run.path)))
+
+
 def test_a_changed_file_is_told(tmp_path):
     run = make_run(tmp_path / "a")
     tasks = run.tasks
     write_tasks(run.file("tasks.jsonl"), [dataclasses.replace(tasks[0], prompt="Another?"), *tasks[1:]])
     assert "CHANGED to" in render(load_run(run.path))
+
+
+def test_torn_gains_leave_the_result_in_place(tmp_path):
+    run = make_run(tmp_path / "a")
+    for name in ("gains.json", "gaia.json"):
+        run.file(name).write_text('{"pairs": [')
+    page = render(load_run(run.path))
+    assert "gains.json is not valid JSON" in page and "gaia.json is not valid JSON" in page
+    assert "held-out tasks" in page and page.count("<h2>") == len(report.SECTIONS)
 
 
 @pytest.mark.parametrize(
@@ -404,6 +508,40 @@ def test_it_opens_offline(browser, tmp_path, scheme, width, dark):
     page.context.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 420])
+def test_words_stay_whole_and_links_open_what_they_lead_to(browser, tmp_path, scheme, width):
+    page, faults = opened(browser, write_report(named_run(tmp_path / "a")), scheme, width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    links = page.locator("#alarms a, #preflight a")
+    assert links.count() >= 8
+    assert page.evaluate(LINES, "#alarms a, #preflight a, #alarms b, nav a, .stages b, td.number") == []
+    assert page.evaluate(OVERLAPS) == []
+    target = page.locator(links.last.get_attribute("href"))
+    assert not target.is_visible()
+    links.last.click()
+    target.wait_for(state="visible", timeout=5_000)
+    assert "Let me look." in target.inner_text() and faults == []
+    nav, found = page.locator("nav").bounding_box(), target.bounding_box()
+    assert nav["height"] < 60 and found["y"] >= nav["y"] + nav["height"] - 1
+    page.context.close()
+
+
+# texts that stand on more than one line
+LINES = """selector => [...document.querySelectorAll(selector)].filter(e => {
+  const text = document.createRange();
+  text.selectNodeContents(e);
+  return e.checkVisibility() && new Set([...text.getClientRects()].map(r => Math.round(r.top))).size > 1;
+}).map(e => e.textContent)"""
+# titles and labels of a figure's panels that lie on each other
+OVERLAPS = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(plot => {
+  const words = [...plot.querySelectorAll('.annotation-text, .g-gtitle text, .legendtext, .xtitle, .ytitle')];
+  const boxes = words.map(e => [e.textContent, e.getBoundingClientRect()]).filter(([_, r]) => r.width > 0);
+  return boxes.flatMap(([a, p], i) => boxes.slice(i + 1).filter(([_, q]) =>
+    p.left < q.right - 2 && q.left < p.right - 2 && p.top < q.bottom - 2 && q.top < p.bottom - 2).map(([b]) => [a, b]));
+})"""
+
+
 def test_hostile_text_runs_nothing(browser, tmp_path):
     tasks = [
         Task(HOSTILE, HOSTILE, HOSTILE[:1500], "exact", HOSTILE, HOSTILE, "test"),
@@ -420,7 +558,7 @@ def test_hostile_text_runs_nothing(browser, tmp_path):
         {"step": 5, "reward": 1.0, f"reward/{HOSTILE}": 1.0, HOSTILE: HOSTILE},
     )
     told = {"alarm": HOSTILE, "severity": HOSTILE, "cause": HOSTILE, "advice": HOSTILE, "evidence": [HOSTILE]}
-    append_jsonl(run.file("train", "alarms.jsonl"), alarm(step=HOSTILE, **told))
+    append_jsonl(run.file("train", "alarms.jsonl"), alarm(step=5, **told))
     items = [item(name=HOSTILE, light=HOSTILE, finding=HOSTILE, advice=HOSTILE)]
     write_json(run.file("preflight.json"), {"light": HOSTILE, "items": items})
     run.update(

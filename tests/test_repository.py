@@ -343,7 +343,7 @@ def test_every_recipe_is_sound(recipe):
 
 
 def test_every_recipe_key_is_handed_to_a_notebook():
-    handed = {name for stage in STAGES for name in Recipe.keys_of(stage)}
+    handed = {name for stage in (*STAGES, "drawing") for name in Recipe.keys_of(stage)}
     assert set(Recipe.keys()) == handed
 
 
@@ -354,7 +354,7 @@ def test_every_recipe_key_is_read_by_something():
     assert set(Recipe.keys()) - read - {f"flaw_{name}" for name in Recipe().flaws} == set()
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [*STAGES, "drawing"])
 def test_a_notebooks_parameters_are_the_recipes(stage):
     """With the same help and, where the notebook is run by hand, the same value."""
     for name, shown in papermill.inspect_notebook(str(ROOT / "notebooks" / f"{stage}.ipynb")).items():

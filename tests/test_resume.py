@@ -4,6 +4,7 @@ happened.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -16,11 +17,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from survive import KINDS, SMALL, attempt, make_trainer, outcome, tiny_agent
 from transformers import TrainerCallback
 
-from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_jsonl
+from agentkit.cli import main
+from agentkit.diagnostics import Alarm
+from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_json, read_jsonl, write_json
 from agentkit.training import checkpoints
 from agentkit.training.adapters import save_adapter
 from agentkit.training.checkpoints import CheckpointError
@@ -86,6 +88,20 @@ def test_an_interrupted_training_leaves_a_checkpoint_of_the_last_step_and_ends_l
     assert not (tmp_path / "run" / "train-1").exists()
 
 
+def test_the_model_that_an_interrupted_trainer_had_goes_on_too(whole, tmp_path):
+    """As where a notebook's training cell alone is run again: the first trainer's adapter is still in it."""
+    agent = tiny_agent()
+    trainer = make_trainer(tmp_path / "run", agent=agent)
+    trainer.add_callback(Stop("on_step_begin", 5, TrainingStopped("stopped")))
+    with pytest.raises(
+        TrainingStopped, match="stopped; .*checkpoint-5 holds step 5, run this again to go on"
+    ) as caught:
+        train(trainer)
+    assert caught.value._render_traceback_() == [f"TrainingStopped: {caught.value}"]
+    train(make_trainer(tmp_path / "run", agent=agent))
+    assert outcome(tmp_path / "run") == outcome(whole) and not (tmp_path / "run" / "train-1").exists()
+
+
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "plain"])
 def test_it_ends_alike_where_a_step_trains_on_rollouts_made_before(kind, tmp_path):
     changes, parts = KINDS[kind]
@@ -111,6 +127,24 @@ def test_rows_and_trajectories_after_the_checkpoint_are_cut(stopped, whole, tmp_
         for p in (path, whole)
     )
     assert fired == wanted
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.write_text(""), lambda file: file.unlink()])
+def test_a_run_resumed_after_its_metrics_were_lost_says_that_there_is_a_gap(
+    stopped, tmp_path, capsys, damage
+):
+    path = copy_of(stopped, tmp_path)
+    alarms = path / "train" / "alarms.jsonl"
+    append_jsonl(alarms, dataclasses.asdict(Alarm(3, "kl_spike", "warning", 0.5, (), "cause", "advice")))
+    damage(path / "train" / "metrics.jsonl")
+    with pytest.warns(UserWarning, match="there is a gap: steps 1 to 5 have no row"):
+        trainer = make_trainer(path)
+    train(trainer)
+    assert [row["step"] for row in read_jsonl(path / "train" / "metrics.jsonl")] == [6]
+    assert "kl_spike" in [row["alarm"] for row in read_jsonl(alarms)]
+    capsys.readouterr()
+    assert main(["alarms", str(path)]) in (0, 2)
+    assert "there is a gap: steps 1 to 5 have no row" in capsys.readouterr().err
 
 
 def test_an_error_of_user_code_leaves_a_checkpoint_too(tmp_path):
@@ -173,6 +207,9 @@ def test_a_finished_training_starts_anew_unless_its_stage_was_cut_off(whole, tmp
     run = Run(path)
     run.begin("03_grpo", {})  # killed after training, before the end of the stage
     run.begin("03_grpo", {})
+    note = read_json(run.file("train", "finished.json"))
+    assert note["made_with"].pop("micro_batch_tokens") == 0  # as an older version wrote it
+    write_json(run.file("train", "finished.json"), note)
     trainer = make_trainer(path)
     before = outcome(path)
     assert train(trainer) == trainer.finished and trainer.finished["steps"] == 6 and outcome(path) == before
@@ -219,6 +256,16 @@ def test_a_watcher_may_ask_for_a_checkpoint_and_for_the_end(tmp_path):
     trainer.add_callback(Watcher())
     assert train(trainer) == {"best_val_success": 0.0, "best_step": 4, "steps": 4, "ended": "asked"}
     assert newest(tmp_path / "run") == ["checkpoint-4", "checkpoint-2"] and not control.exists()
+
+
+def test_what_was_asked_of_an_earlier_training_does_not_stop_the_next(tmp_path):
+    """A click may reach the kernel when training has ended."""
+    Run.create(tmp_path / "run").begin("03_grpo", {})
+    trainer, control = make_trainer(tmp_path / "run", save_every=0), tmp_path / "run" / "train" / ".control"
+    control.parent.mkdir(exist_ok=True)
+    control.write_text("stop\n")
+    os.utime(control, (1e9, 1e9))
+    assert train(trainer)["ended"] == "steps" and not control.exists()
 
 
 # ---- signals and kills
@@ -311,18 +358,6 @@ def reseal(path: Path, **about) -> None:
     checkpoints.commit(path.with_name(f".{path.name}"), kept)
 
 
-def wrong_shapes(path: Path) -> None:
-    save_file({k: v[:1].contiguous() for k, v in load_file(first_file(path)).items()}, first_file(path))
-    reseal(path)
-
-
-def wrong_moments(path: Path) -> None:
-    state = torch.load(path / "optimizer.pt", weights_only=True)
-    state["state"][0]["exp_avg"] = torch.zeros(3)
-    torch.save(state, path / "optimizer.pt")
-    reseal(path)
-
-
 def no_state(path: Path) -> None:
     (path / "trainer_state.json").write_text("[]")
     reseal(path)
@@ -353,10 +388,8 @@ DAMAGES = {
     "adapter empty": cut("adapter_model.safetensors", 0),
     "adapter missing": lambda path: first_file(path).unlink(),
     "adapter one bit": lambda path: flip(first_file(path)),
-    "adapter of other shapes": wrong_shapes,
     "optimiser cut": cut("optimizer.pt", 1000),
     "optimiser missing": lambda path: (path / "optimizer.pt").unlink(),
-    "optimiser of other shapes": wrong_moments,
     "schedule empty": cut("scheduler.pt", 0),
     "schedule runs code": evil,
     "random states cut": cut("rng_state.pth", 10),
@@ -426,7 +459,7 @@ def test_a_disk_without_room_is_one_sentence_and_the_last_checkpoint_stays(stopp
     class Fill(TrainerCallback):
         def on_step_end(self, args, state, control, **kwargs):
             resource.setrlimit(
-                resource.RLIMIT_FSIZE, (6000, hard)
+                resource.RLIMIT_FSIZE, (8000, hard)
             )  # the kernel refuses larger files, as a full disk would
 
     trainer.add_callback(Fill())

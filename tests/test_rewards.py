@@ -67,6 +67,24 @@ def test_the_plans_reward(tried, value):
 
 
 @pytest.mark.parametrize(
+    ("share", "value"), [(1.0, 0.98), (0.4375, 0.0), (0.99, 0.0), (0.0, 0.0), (None, None)]
+)
+def test_the_plan_takes_a_program_as_right_only_when_all_its_tests_pass(share, value):
+    code = Task("t", "Write f.", "", {"kind": "code", "tests": [[[1], 1]], "partial": True})
+    assert rewards.score(code, trajectory([], success=share), rewards.plan()).reward == value
+    graded = rewards.score(TASK, trajectory([], success=share), rewards.plan()).components["correctness"]
+    assert graded == share  # a verdict of another kind may be graded
+
+
+def test_the_plan_says_where_it_differs_from_the_document():
+    """A call that parses and fails: no valid call here, and one there."""
+    failed = ToolResult("search", {"query": "it"}, "Error: it failed.", False)
+    assert rewards.format_score(TASK, trajectory([FIRST, failed], [])) == 0.5
+    for words in (rewards.plan.__doc__, rewards.format_score.__doc__):
+        assert "parses" in words
+
+
+@pytest.mark.parametrize(
     "reward",
     [
         {"m": len},
@@ -434,27 +452,6 @@ def test_noise_warns_varies_between_scorings_and_is_fixed_by_the_seed():
 def test_noise_of_no_use_is_refused(std):
     with pytest.raises(ValueError, match="noise"):
         rewards.with_noise(rewards.plan(), std)
-
-
-def test_constant_components_are_named_with_their_value():
-    reward = {
-        "right": (rewards.correctness, 1.0),
-        "dead": (constant(-1.0), 1.0),
-        "silent": (constant(None), 1.0),
-    }
-    mixed = [trajectory([], success=float(i % 2)) for i in range(64)]
-    scored = rewards.score_all([TASK], mixed, reward)
-    assert rewards.constant_components(scored) == {"dead": -1.0, "silent": None}
-    assert rewards.constant_components(scored[:63]) == {}, "too few to say"
-    assert rewards.constant_components(scored[:8], min_rollouts=8) == {"dead": -1.0, "silent": None}
-
-
-def test_the_seeds_dead_tool_call_reward_is_named():
-    """Its input was never written: every rollout looks as if it had no turns with calls, so wrong answers all
-    score -1.
-    """
-    lost = [trajectory([], success=0.0) for _ in range(64)]
-    assert "tool_call_reward" in rewards.constant_components(rewards.score_all([TASK], lost, rewards.tcr()))
 
 
 # ---- the judge

@@ -137,3 +137,18 @@ def test_no_torch_is_loaded():
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
     )
+
+
+def test_steps_without_rollouts_are_one_sentence_and_a_damaged_step_leaves_the_rest(run, capsys):
+    whole = rescore(run, rewards.toolrl(), "toolrl")
+    first, second = (run.file("train", "trajectories", f"step_{step:05d}.parquet") for step in (1, 2))
+    rows = run.trajectories(1)
+    write_trajectories(first, rows[::-1])  # in whatever order
+    assert rescore(run, rewards.toolrl(), "toolrl").table().equals(whole.table())
+    second.write_bytes(b"PAR1")
+    with pytest.warns(UserWarning, match="step_00002.parquet is not a trajectory file"):
+        assert len(rescore(run, rewards.toolrl(), "toolrl").groups) == 2
+    for path in (first, second):
+        write_trajectories(path, [])
+    assert cli.main(["rescore", str(run.path), "--reward", "toolrl"]) == 2
+    assert "stores no training trajectories" in capsys.readouterr().err

@@ -24,8 +24,8 @@ import psutil
 import pytest
 from sandbox_tiers import expected_tiers
 
-from agentkit import sandbox
 from agentkit.runs import project_root
+from agentkit.sandbox import run as sandbox
 from agentkit.sandbox import run_python, zygote
 
 ROOT = project_root(__file__)
@@ -251,11 +251,9 @@ def test_without_a_sandbox_the_refusal_names_the_ways_out(no_sandbox, monkeypatc
         and sandbox.UNSAFE in refused.stderr
         and "families: A,B" in refused.stderr
     )
-    assert run_python("print(1)", allow_unsafe=True).stdout == "1\n"
     monkeypatch.setenv(sandbox.UNSAFE, "1")
-    assert (
-        run_python("print(1)").tier == "D" and run_python("print(1)", allow_unsafe=False).status == "refused"
-    )
+    found = run_python("print(1)")
+    assert (found.stdout, found.tier) == ("1\n", "D")
     assert "UNCONFINED" in sandbox.current_tier()._repr_html_()
 
 
@@ -265,6 +263,7 @@ def test_without_a_sandbox_the_refusal_names_the_ways_out(no_sandbox, monkeypatc
         ("print(input())\nprint(open('data/a.txt').read())", "ok", "line\nhello\n"),
         ("import sys\nprint(__name__, sys.argv)", "ok", "__main__ ['main.py']\n"),
         ("import helper\nprint(helper.x)", "ok", "7\n"),
+        ("print(open(__file__).read()[-6:])\nexit()", "ok", "exit()\n"),
         ("import os\nprint(sorted(os.environ.get('SECRET', 'none')))", "ok", "['e', 'n', 'n', 'o']\n"),
         ("1 / 0", "error", ""),
         ("raise SystemExit(3)", "error", ""),
@@ -277,15 +276,31 @@ def test_without_a_sandbox_the_refusal_names_the_ways_out(no_sandbox, monkeypatc
 )  # fmt: skip
 def test_an_unconfined_program_is_still_bounded(no_sandbox, monkeypatch, code, status, shows):
     monkeypatch.setenv("SECRET", "here")
+    monkeypatch.setenv(sandbox.UNSAFE, "1")
     files = {"data/a.txt": "hello", "helper.py": "x = 7"}
     start = time.monotonic()
-    found = run_python(
-        code, files=files, stdin="line\n", timeout_s=2 if status == "timeout" else 60, allow_unsafe=True
-    )
+    timeout_s = 2 if status == "timeout" else 60
+    found = run_python(code, files=files, stdin="line\n", timeout_s=timeout_s)
     assert found.status == status and found.tier == "D", found
     assert shows is None or found.stdout == shows
     assert time.monotonic() - start < 59 and len(found.stdout) <= zygote.MAX_OUTPUT
     assert not list(Path(tempfile.gettempdir()).glob("agentkit-unconfined-*"))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(
+    ("code", "status", "shows"),
+    [
+        ("print(1)\nexit()\nprint(2)", "ok", "1\n"), ("quit()", "ok", ""), ("exit(0)", "ok", ""), ("exit(3)", "error", ""),
+        ("quit('no')", "error", ""), ("def f():\n    exit()\ntry:\n    f()\nexcept SystemExit:\n    print('left')", "ok", "left\n"),
+        ("import os\nprint(__file__ == os.path.abspath('main.py'), os.path.dirname(__file__) == os.getcwd())", "ok", "True True\n"),
+        ("from pathlib import Path\nPath(__file__).with_name('a').write_text('b')\nprint(open('a').read())", "ok", "b\n"),
+        ("import builtins\nprint(all(hasattr(builtins, name) for name in 'exit quit help'.split()))", "ok", "True\n"),
+    ],
+)  # fmt: skip
+def test_a_program_ends_and_finds_itself_as_under_python(tier, code, status, shows):
+    found = run_python(code, tier=tier)
+    assert (found.status, found.stdout) == (status, shows), found.stderr
 
 
 def test_a_tier_whose_canary_gets_out_is_not_used(monkeypatch):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -13,12 +14,13 @@ from agentkit import StopReason, Task, rollout
 from agentkit.policies import Flaws, ScriptedPolicy
 from agentkit.policies.scripted import _wrong
 from agentkit.rollouts import Limits
-from agentkit.rollouts.calls import FORMATS
+from agentkit.rollouts.call_formats import FORMATS
 from agentkit.rollouts.loop import LAST_TURN
 from agentkit.tasks import solve
 from agentkit.tasks.expert import PlanError
 from agentkit.tools import calculate
 from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.outages import PROBLEMS
 
 ROOMY = Limits(max_turns=20, max_turn_tokens=400, max_tokens=8_000)
 
@@ -71,6 +73,25 @@ def test_without_flaws_everything_is_solved(flawless, suite, corpus):
         expected = solve(task, CorpusEnvironment(corpus)).calls
         assert [(r.name, r.arguments, r.observation) for r in calls(trajectory)] == list(expected)
         assert all(r.ok for r in calls(trajectory)) and len(trajectory.turns) == len(expected) + 1
+
+
+def test_a_call_that_fails_for_the_moment_is_repeated(suite, corpus, tokenizer):
+    tasks = list(suite)[::4]
+    options = {"environment": partial(CorpusEnvironment, corpus), "limits": ROOMY, "tool_failures": 0.3}
+    rolled = rollout(tasks, ScriptedPolicy(tokenizer), group_size=2, seed=1, **options)
+    made = [result for t in rolled for result in calls(t)]
+    failed = [result for result in made if not result.ok]
+    first = len({(t.task_id, r.name, str(r.arguments)) for t in rolled for r in calls(t)})
+    assert sum(t.success for t in rolled) > 0.9 * len(rolled)
+    assert 0.25 < len({str((r.arguments, r.observation)) for r in failed}) / first < 0.5
+    assert len({r.observation for r in failed}) == len(PROBLEMS)
+    for t in rolled:
+        for one, other in pairwise(calls(t)):
+            assert one.ok or other.arguments == one.arguments
+    for one, other in zip(rolled[::2], rolled[1::2], strict=True):  # samples of a task meet the same
+        assert [r.ok for r in calls(one)] == [r.ok for r in calls(other)]
+    elsewhere = rollout(tasks, ScriptedPolicy(tokenizer), seed=2, **options)
+    assert [r.ok for t in elsewhere for r in calls(t)] != [r.ok for t in rolled[::2] for r in calls(t)]
 
 
 def test_masks_cover_the_sampled_tokens_and_spans_line_up(flawless, tokenizer):
@@ -282,7 +303,7 @@ def test_a_step_may_carry_its_own_wrong_variants(shop):
     (wrong,) = shop([BUY[0] | expecting, then], n=1, wrong_operation=1.0)
     assert wrong.answer == "I see 5 in the cart: [('ham', 5)]"  # what it saw, not what the plan expects
     (right,) = shop([BUY[0] | expecting, then], n=1)
-    assert right.answer == "I see 1 tea"
+    assert right.answer == "I see 1 in the cart: [('tea', 1)]", "no tool said 1 tea"
 
 
 def test_names_of_shipped_tools_with_other_arguments_fail_no_flaw(shop):

@@ -6,25 +6,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from survive import make_trainer
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, read_jsonl
-from agentkit.runs.recipe import Recipe
+from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.training.grpo import AgentGRPOTrainer, train
-from agentkit.training.selection import (
-    fresh_tasks,
-    groups_of,
-    is_dead,
-    is_truncated,
-    is_void,
-    left_out,
-    penalty,
-    replace_dead,
-    resample_correct,
-    select,
-)
+from agentkit.training.selection import fresh_tasks, left_out, penalty, replace_dead, resample_correct, select
+from agentkit.trajectories import groups_of, is_dead, is_truncated, is_void, reward_range
 
 GOOD = ToolResult("search", {}, "found", ok=True)
 FAILED = ToolResult("search", {}, "Error.", ok=False)
@@ -57,6 +48,7 @@ def group(*rewards, task="t") -> Group:
 )
 def test_a_dead_group_has_fewer_than_two_different_rewards(rewards, dead):
     assert is_dead(group(*rewards)) is dead
+    assert (reward_range(group(*rewards)) < 1e-9) is dead
 
 
 def test_groups_are_consecutive_and_of_one_task():
@@ -100,7 +92,9 @@ def test_left_out_follows_the_recipe():
         ({"mask_truncated": True}, [0, 0, 1, 0, 0, 0]),
         ({"mask_truncated": True, "dead_groups": "drop"}, [0, 0, 1, 1, 1, 1]),
     ]:
-        assert left_out(groups, Recipe.from_mapping(values)) == [bool(x) for x in expected]
+        recipe = Recipe.from_mapping(values)
+        dropped = [recipe.dead_groups == "drop" and is_dead(group) for group in groups]
+        assert left_out(groups, dropped, recipe) == [bool(x) for x in expected]
 
 
 # ---- GRPO-RoC
@@ -181,8 +175,10 @@ def names(groups):
 
 def test_dead_groups_give_way_to_live_ones_in_place():
     world = World()
-    found = replace_dead(world(tasks("d1", "a", "d2")), tasks("d3", "b", "c", "e"), world, budget=100, cost=2)
-    assert names(found.groups) == ["b", "a", "c"] and (found.replaced, found.extra) == (2, 6)
+    found = replace_dead(
+        world(tasks("d1", "a", "d2")), tasks("d3", "b", "c", "e"), world, is_dead, budget=100, cost=2
+    )
+    assert names(found[0]) == ["b", "a", "c"] and found[1:] == (2, 6)
     assert world.asked[1:] == [["d3", "b"], ["c"]]
 
 
@@ -198,15 +194,15 @@ def test_dead_groups_give_way_to_live_ones_in_place():
 )
 def test_the_budget_is_kept(budget, expected, extra):
     world = World()
-    found = replace_dead(world(tasks("d1", "d2")), tasks("b", "d3", "c"), world, budget, cost=2)
-    assert names(found.groups) == expected and found.extra == extra
+    found = replace_dead(world(tasks("d1", "d2")), tasks("b", "d3", "c"), world, is_dead, budget, cost=2)
+    assert names(found[0]) == expected and found[2] == extra
 
 
 def test_when_fresh_tasks_run_out_the_rest_is_kept():
     world = World()
-    found = replace_dead(world(tasks("d1", "d2")), tasks("d3"), world, budget=100, cost=2)
-    assert names(found.groups) == ["d1", "d2"] and (found.replaced, found.extra) == (0, 2)
-    assert replace_dead(world(tasks("a")), tasks("b"), world, budget=100, cost=2).extra == 0
+    found = replace_dead(world(tasks("d1", "d2")), tasks("d3"), world, is_dead, budget=100, cost=2)
+    assert names(found[0]) == ["d1", "d2"] and found[1:] == (0, 2)
+    assert replace_dead(world(tasks("a")), tasks("b"), world, is_dead, budget=100, cost=2)[2] == 0
 
 
 def test_select_counts_what_it_did():
@@ -217,7 +213,7 @@ def test_select_counts_what_it_did():
     def roll_out(own, size):
         return [t for g in World()(own) for t in g.trajectories][: len(own) * size]
 
-    found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "e"), roll_out, recipe)
+    found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "e"), roll_out, is_dead, recipe)
     assert [t.task_id for t in found.trajectories][::2] == ["c", "d2", "a", "b"]
     expected = {"dead": 1, "dead_sampled": 2, "replaced": 1, "dropped": 0, "extra": 4, "left_out": 0}
     assert found.counts == expected
@@ -290,3 +286,28 @@ def test_dead_groups_are_replaced_and_void_ones_masked_in_training(agent, suite,
         row["extra_rollouts"] % 8 == 0
         and {"reward/overlong", "weighted/overlong", "dead_groups_sampled"} <= row.keys()
     )
+
+
+def test_a_group_of_equal_rewards_lives_where_the_estimator_still_learns_from_it(tmp_path):
+    """Turn-level advantages differ where totals do not: such a group is neither dropped nor replaced."""
+    alike = Group("t", (trajectory(1.0, [GOOD], []), trajectory(1.0, [FAILED], [], sample=1)))
+    assert is_dead(alike)
+    for estimator, dead in (("group", True), ("rloo", True), ("turn", False)):
+        trainer = make_trainer(tmp_path / estimator, advantage=estimator)
+        trainer._tasks["t"] = Task("t", "", "1")
+        assert trainer._teaches_nothing(alike) is dead, estimator
+
+
+def test_a_batch_of_rollouts_is_split_into_optimiser_steps(tmp_path):
+    trainer = make_trainer(tmp_path / "run", steps=4, minibatches=2, micro_batch=4, prompts_per_step=4)
+    train(trainer)
+    rows = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")[1:]
+    assert [("rollout_seconds" in row) for row in rows] == [True, False, True, False]
+    assert all(row["grad_norm"] > 0 for row in rows)
+    with pytest.raises(RecipeError, match="minibatches 3 must divide the 4 forward and backward passes"):
+        Recipe.from_mapping({"minibatches": 3, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4})
+
+
+def test_an_estimator_that_adds_components_refuses_their_product():
+    with pytest.raises(RecipeError, match="product would do nothing: use sum"):
+        Recipe.from_mapping({"advantage": "gdpo", "reward_combine": "product"})

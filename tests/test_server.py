@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -13,15 +15,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from test_vllm_weights import tiny, with_lora
 
-from agentkit.policies import EngineError, Request
-from agentkit.policies import server as module
+from agentkit.policies import EngineError, Request, serve
 from agentkit.policies.server import API_KEY, ServerPolicy
 from agentkit.policies.weights import ADAPTER
 from agentkit.records import Task
 from agentkit.rollouts.policy import seed_number
+from agentkit.runs import project_root
 from agentkit.runs.recipe import Recipe, RecipeError
 
 
@@ -35,7 +38,7 @@ class Replica:
     """A server whose every answer is a function of its own; the default one samples the seed's digits."""
 
     def __init__(self, url=""):
-        self.url, self.bodies, self.keys, self.well = url, [], [], True
+        self.url, self.bodies, self.keys = url, [], []
         self.models = {"data": [{"id": "m"}]}
         self.answer = self.right
 
@@ -60,12 +63,7 @@ def serving():
 
         def do_GET(self):
             replica.keys.append(self.headers["Authorization"])
-            if self.path == "/health":
-                while replica.well is None:
-                    time.sleep(0.05)
-                self.reply(200 if replica.well else 503, b"")
-            else:
-                self.reply(200, replica.models)
+            self.reply(200, replica.models)
 
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
@@ -89,7 +87,6 @@ def serving():
     try:
         yield replica
     finally:
-        replica.well = True
         made.shutdown()
         made.server_close()
 
@@ -171,21 +168,6 @@ def test_a_replica_that_fails_loses_its_requests_to_the_other_and_nothing_is_sam
         assert len(two[0].bodies) == count, "it is not asked again before it has the weights it missed"
 
 
-def test_a_replica_that_hangs_is_given_up_long_before_the_time_out(two, monkeypatch):
-    monkeypatch.setattr(module, "HEALTH_S", 0.1)
-
-    def hang(body):
-        two[0].well = None
-        time.sleep(3)
-
-    two[0].answer = hang
-    with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
-        asked, start = requests(6), time.monotonic()
-        with pytest.warns(UserWarning, match="asked after its health 3 times"):
-            assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
-        assert time.monotonic() - start < 2.5
-
-
 def test_without_any_replica_left_there_is_one_clear_message(two):
     for replica in two:
         replica.answer = FAULTS["failure"]
@@ -262,10 +244,10 @@ def test_servers_are_met_before_anything_is_sampled(two):
     with pytest.raises(EngineError, match="different models \\(m, other\\)"):
         ServerPolicy([replica.url for replica in two], EndsAt())
     two[1].models = {"data": []}
-    with pytest.raises(EngineError, match="serves no model"):
+    with pytest.raises(EngineError, match="does not say which model it serves"):
         ServerPolicy([two[1].url], EndsAt())
     two[1].models = b"hello"
-    with pytest.raises(EngineError, match="not that of an OpenAI-compatible server"):
+    with pytest.raises(EngineError, match="as an OpenAI-compatible server does"):
         ServerPolicy([two[1].url], EndsAt())
 
 
@@ -315,7 +297,7 @@ def test_the_key_comes_from_the_environment_and_a_refused_one_is_told_without_sh
         ({"engine": "server", "server_urls": "http://me:hunter2@a:1"}, "no path, user or password"),
         ({"engine": "server", "server_urls": "http://a:1/x"}, "no path"),
         ({"engine": "vllm", "deterministic": True}, "deterministic needs engine: transformers"),
-        ({"engine": "vllm", "weight_sync": "all"}, "weight_sync is 'all'; use merged, lora"),
+        ({"engine": "vllm", "weight_sync": "all"}, "weight_sync is 'all'; use auto, merged, lora"),
     ],
 )
 def test_a_recipe_names_an_engine_that_can_be(values, said):
@@ -327,3 +309,30 @@ def test_a_recipe_names_an_engine_that_can_be(values, said):
 def test_several_servers_are_read_from_one_key():
     recipe = Recipe.from_mapping({"engine": "server", "server_urls": "http://a:1, http://b:2/v1"})
     assert recipe.servers == ["http://a:1", "http://b:2/v1"]
+
+
+# ---- starting servers
+@pytest.mark.parametrize(
+    ("shown", "gpu", "card"), [("", 0, "0"), ("", 3, "3"), ("2,5", 1, "5"), ("GPU-1a2b", 0, "GPU-1a2b")]
+)
+def test_a_server_takes_the_card_it_names(monkeypatch, shown, gpu, card):
+    seen = []  # by torch, which reads the variable once
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen.append(os.environ[serve.CARDS]) or True)
+    monkeypatch.setenv(serve.CARDS, shown)
+    serve.take_card(gpu)
+    assert seen == [card] == [os.environ[serve.CARDS]]
+
+
+@pytest.mark.parametrize(("shown", "gpu"), [("", 2), ("", -1), ("0,1", 2), ("0", -1)])
+def test_a_card_that_is_not_there_is_named(monkeypatch, shown, gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: os.environ[serve.CARDS] in ("0", "1"))
+    monkeypatch.setenv(serve.CARDS, shown)
+    with pytest.raises(EngineError, match=f"there is no GPU {gpu}.*leave --gpu out"):
+        serve.take_card(gpu)
+
+
+def test_the_guides_servers_share_no_card():
+    guide = (project_root(__file__) / "docs" / "guide.md").read_text()
+    calls = re.findall(r"agentkit serve nano --port (\d+) --gpu (\d+)", guide)
+    ports, cards = zip(*calls, strict=True)
+    assert len(calls) == guide.count("agentkit serve nano --port") == len(set(ports)) == len(set(cards)) == 2

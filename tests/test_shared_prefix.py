@@ -168,12 +168,51 @@ def test_other_architectures_share_too(model, batch):
     assert_same(found(shared_logprobs, model, batch), plain, 1e-5)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        qwen3,
+        lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
+        lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, final_logit_softcapping=0.1)),
+    ],
+    ids=["qwen3", "window", "capped"],
+)
+def test_the_plain_way_with_the_output_layer_apart_is_the_plain_way(model, batch, monkeypatch):
+    model = model()
+    assert shared_prefix.splits(model)
+    plain, rows = found(plain_logprobs, model, batch), []
+    monkeypatch.setattr(shared_prefix, "CHUNK_ELEMENTS", {"cpu": 61 * 7})
+    hook = model.lm_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].numel() // 32))
+    ours = found(plain_logprobs, model, batch, split=True)
+    hook.remove()
+    assert_same(ours, plain, 1e-5)
+    assert max(rows) == 7, "no more logits at a time, however many are scored"
+
+
+def test_a_model_that_does_more_with_its_logits_keeps_its_own():
+    assert not shared_prefix.splits(scaled())
+
+
+def test_scored_tokens_are_multiplied_with_the_output_layer_in_float32(batch):
+    """Rounded to bfloat16, logits lie 0.03 apart; log-probabilities must not move in such steps."""
+    model = qwen3().to(torch.bfloat16)
+    assert shared_prefix.splits(model)
+    with torch.no_grad():
+        ours, _ = plain_logprobs(model, *batch, 0.7, split=True)
+        hidden = shared_prefix._hidden_states(
+            model, batch[0], attention_mask=batch[1], position_ids=(batch[1].cumsum(1) - 1).clamp(min=0)
+        )
+        exact = (hidden.float() @ model.lm_head.weight.float().T / 0.7).log_softmax(-1)
+    expected = exact[:, :-1].gather(2, batch[0][:, 1:, None]).squeeze(2)[:, -batch[2].shape[1] :] * batch[2]
+    assert (ours - expected).abs().max() < 2e-3  # other widths round hidden states otherwise
+
+
 def test_the_output_layer_sees_scored_tokens_only_in_chunks(batch, monkeypatch):
     model = qwen3()
     assert prepare(model) is None
     whole, rows = found(shared_logprobs, model, batch), []
     model.lm_head.register_forward_pre_hook(lambda module, inputs: rows.append(inputs[0].numel() // 32))
-    monkeypatch.setattr(shared_prefix, "CHUNK_ELEMENTS", 61 * 7)
+    monkeypatch.setattr(shared_prefix, "CHUNK_ELEMENTS", {"cpu": 61 * 7})
     chunked = found(shared_logprobs, model, batch)
     assert max(rows) == 7
     with torch.no_grad():

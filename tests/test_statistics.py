@@ -1,15 +1,11 @@
-"""Literals, equality with scipy and statsmodels, and simulated studies: coverage, level and power, all with
-fixed seeds.
-
-The bounds of the simulated studies allow for the noise of a finite number of studies, about three standard
-errors.
-"""
+"""Literals, equality with scipy and statsmodels, and a small part of the simulated studies, with fixed seeds."""
 
 from itertools import combinations
 from math import comb
 
 import numpy as np
 import pytest
+import simulated_statistics as simulated
 from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
@@ -61,17 +57,14 @@ def test_mcnemar_equals_statsmodels_and_literals():
         before, after = (rng.integers(0, 2, 40).astype(float) for _ in range(2))
         table = [[np.sum((before == i) & (after == j)) for j in (1, 0)] for i in (1, 0)]
         gained, lost = table[1][0], table[0][1]
-        assert gained + lost >= 10
-        assert st.mcnemar_p(before, after) == pytest.approx(min(mcnemar(table, exact=True).pvalue, 1.0))
-        assert st.mcnemar_p(before, after) == pytest.approx(
-            stats.binomtest(int(gained), int(gained + lost)).pvalue
-        )
-        mid = st.mcnemar_p(before, after) - stats.binom.pmf(min(gained, lost), gained + lost, 0.5)
+        exact = min(mcnemar(table, exact=True).pvalue, 1.0)
+        assert st.sign_flip_p(after - before, mid=False) == pytest.approx(exact)
+        mid = exact - stats.binom.pmf(min(gained, lost), gained + lost, 0.5)
         assert gained == lost or st.sign_flip_p(after - before) == pytest.approx(mid)
-    before, after = np.array([0, 0, 0, 0, 0, 0, 1, 1.0]), np.array([1, 1, 1, 1, 1, 0, 0, 1.0])
-    assert st.mcnemar_p(before, after) == pytest.approx(2 * (1 + 6) / 2**6)  # 5 against 1 of 6
-    assert st.mcnemar_p(before, before) == 1.0
-    assert st.mcnemar_p(np.zeros(3000), np.ones(3000)) > 0
+    five_against_one = np.array([1.0, 1, 1, 1, 1, -1, 0, 0])
+    assert st.sign_flip_p(five_against_one, mid=False) == pytest.approx(2 * (1 + 6) / 2**6)
+    assert st.sign_flip_p(five_against_one) == pytest.approx((2 * 1 + 6) / 2**6)
+    assert st.sign_flip_p(np.ones(3000)) > 0
 
 
 def test_sign_flips_equal_scipy_and_literals():
@@ -83,18 +76,14 @@ def test_sign_flips_equal_scipy_and_literals():
                 (values,), np.sum, permutation_type="samples", n_resamples=2**n
             ).pvalue
             assert st.sign_flip_p(values, mid=False) == pytest.approx(exact)
-    assert st.sign_flip_p(np.array([0.5, 0.25, 0.25, 1.0, 0.0])) == pytest.approx(
-        2 / 16
-    )  # all 4 differing one way
-    assert st.sign_flip_p(np.array([0.5, -0.5])) == 1.0 and st.sign_flip_p(np.array([0.5])) == 1.0
+    four_one_way = np.array([0.5, 0.25, 0.25, 1.0, 0.0])
+    assert st.sign_flip_p(four_one_way) == pytest.approx(1 / 16)  # ties by half
+    assert (
+        st.sign_flip_p(np.array([0.5, -0.5])) == pytest.approx(0.75)
+        and st.sign_flip_p(np.array([0.5])) == 1.0
+    )
     assert st.sign_flip_p(np.full(200, 0.25)) == pytest.approx(1 / 2**200)  # far beyond any resampling
     assert st.sign_flip_p(np.full(4000, 1 / 3)) > 0
-
-
-def test_sign_flips_of_outcomes_are_exact_mcnemar():
-    rng = np.random.default_rng(3)
-    before, after = (rng.integers(0, 2, 60).astype(float) for _ in range(2))
-    assert st.sign_flip_p(after - before, mid=False) == pytest.approx(st.mcnemar_p(before, after))
 
 
 def test_sign_flips_of_scores_on_no_lattice_agree_with_the_t_test():
@@ -113,6 +102,63 @@ def test_holm_of_a_literal():
         [0.04, 0.09, 0.09, 0.5]
     )  # 4 x, then 3 x, kept increasing
     assert st.holm([]) == []
+
+
+def test_an_interval_at_holms_level_decides_as_holm_does():
+    assert st.holm_levels([0.001, 0.04, 0.03, 0.5]) == pytest.approx([0.05 / 4, *[0.05 / 3] * 3])
+    assert st.holm_levels([0.01, 0.001, 0.02]) == pytest.approx([0.05 / 2, 0.05 / 3, 0.05])
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        ps = rng.beta(0.3, 2, rng.integers(1, 8)).tolist()
+        assert [p < level for p, level in zip(ps, st.holm_levels(ps), strict=True)] == [
+            p < 0.05 for p in st.holm(ps)
+        ]
+
+
+def test_intervals_agree_with_the_test_and_keep_their_other_bound():
+    rng = np.random.default_rng(4)
+    for k, alpha in ((1, 0.05), (4, 0.05), (1, 0.05 / 3), (4, 0.05 / 6)):
+        moved = 0
+        for _ in range(300):
+            d = (rng.binomial(k, 0.62, 30) - rng.binomial(k, 0.45, 30)) / k
+            p = st.sign_flip_p(d)
+            plain, own = (st.difference_interval(d, k == 1, q, alpha) for q in (None, p))
+            assert (p < alpha) == (not own[0] <= 0 <= own[1])
+            moved += plain != pytest.approx(own)
+            assert sum(a != pytest.approx(b) for a, b in zip(plain, own, strict=True)) <= 1
+        assert 0 < moved < 40, "the two tests differ near the border only"
+
+
+def test_rates_are_over_the_tasks_with_an_occasion():
+    happened, occasions = np.array([3.0, 0, 1, 2, 0]), np.array([4.0, 4, 4, 4, 4])
+    alone = st.share_interval(happened, occasions)
+    diluted = st.share_interval(np.r_[happened, np.zeros(178)], np.r_[occasions, np.zeros(178)])
+    assert alone == pytest.approx(diluted) and alone[0] < 0.11 < 0.6 < alone[1]
+
+
+def test_a_change_of_shares_is_judged_by_its_own_interval():
+    never, always = np.array([[0.0] * 13, [3.0] * 13]), np.array([[3.0] * 13, [3.0] * 13])
+    difference, interval, p = st.shares_change(never, always)
+    assert difference == 1.0 and interval[0] > 0.5 and 0 < p < 1e-5
+    assert st.shares_change(never, never)[0] == 0.0 and st.shares_change(never, never)[2] == 1.0
+    rng = np.random.default_rng(5)
+    for _ in range(100):
+        m = rng.integers(0, 4, (2, 40)) + 0.0
+        a, b = (
+            np.array([rng.binomial(own.astype(int), q), own]) + 0.0
+            for own, q in zip(m, (0.4, 0.55), strict=True)
+        )
+        _, (low, high), p = st.shares_change(a, b)
+        assert (p < 0.05) == (not low <= 0 <= high)
+
+
+def test_templates_as_the_evidence_widen_an_interval_where_they_agree():
+    clusters = np.repeat(np.arange(12), 5)
+    alike = np.repeat(np.random.default_rng(6).normal(0.1, 0.3, 12), 5)
+    got = st.clustered(alike, clusters)
+    twelve = stats.ttest_1samp(alike[::5], 0.0)
+    assert got["n"] == 12 and got["p"] == pytest.approx(twelve.pvalue)
+    assert got["ci95"] == pytest.approx(tuple(twelve.confidence_interval(0.95)))
 
 
 def test_holm_is_that_of_statsmodels():
@@ -160,94 +206,54 @@ def test_equal_outcomes_do_not_claim_certainty(n, value):
 def test_the_smallest_samples_are_defined():
     one = np.array([1.0])
     assert st.mean_p(one) == st.sign_flip_p(one) == 1.0
-    assert st.detectable_mean(5, 0.2) is st.detectable_mcnemar(5, 0.3) is None
-    assert st.detectable_mcnemar(6, 0.0) is not None
+    assert st.detectable_mean(4, 0.2) is st.detectable_mcnemar(4, 0.3) is None
+    assert st.detectable_mcnemar(6, 0.0) is not None and st.detectable_mcnemar(6, 0.0, 0.01) is None
     assert st.seeds_interval(np.full((2, 1), 0.5), low=0, high=1)[1] > 0.5
     assert st.seeds_p(np.zeros((3, 8))) == 1.0
 
 
-# ---- simulated studies
-def outcomes(rng, studies, n, k, shape, lift=0.0):
-    """Two policies' rates in many studies: samples of a task share its own success chance. Shapes (R, N) and
-    the true lift.
-    """
-    chance = rng.beta(*shape, (studies, n))
-    raised = chance + lift * (1 - chance)
-    truth = lift * (1 - shape[0] / sum(shape))
-    return rng.binomial(k, chance) / k, rng.binomial(k, raised) / k, truth
+# ---- simulated studies: a small part of simulated_statistics.py, with bounds of three standard errors
+def test_success_intervals_cover():
+    cells = [
+        (60, 4, 0.05, 0.3),
+        (60, 4, 0.95, 0.6),
+        (183, 1, 0.5, 0.1),
+        (20, 8, 0.3, 0.3),
+        (183, 8, 0.1, 0.1),
+    ]
+    for cell, covered in simulated.success(1000, np.random.default_rng(6), cells):
+        assert 0.91 <= covered <= 0.985, cell
 
 
-def covered(intervals, truth):
-    low, high = np.array(intervals).T
-    return float(np.mean((low <= truth) & (truth <= high)))
+def test_paired_tests_hold_their_level_and_intervals_cover():
+    cells = [(60, 1, 0.5, 0.1), (60, 4, 0.5, 0.5), (183, 4, 0.8, 0.5)]
+    for cell, (level, covered) in simulated.paired(1000, np.random.default_rng(7), cells):
+        assert 0.03 <= level <= 0.07 and 0.925 <= covered <= 0.975, cell
 
 
-SHAPES = [(0.5, 0.5), (2, 2), (0.6, 2.4)]  # tasks mostly clear-cut, mostly unclear, mostly hard
+def test_behaviour_rates_cover_where_few_tasks_have_an_occasion():
+    cells = [(0.13, 4, 0.3, 0.4), (0.6, 4, 0.9, 0.1), (0.3, 1, 0.6, 0.4)]
+    for cell, (covered, level) in simulated.behaviour_rates(500, np.random.default_rng(8), cells):
+        assert 0.91 <= covered <= 0.985 and level <= 0.08, cell
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("n", "k"), [(30, 4), (60, 8), (180, 4)])
-def test_success_intervals_cover(n, k, shape):
-    rates, _, _ = outcomes(np.random.default_rng(6), 2000, n, k, shape)
-    assert 0.93 <= covered([st.success_interval(r, n * k) for r in rates], shape[0] / sum(shape)) <= 0.97
+def test_a_table_of_equal_policies_hardly_ever_calls_one_better():
+    for cell, false in simulated.null_tables(60, np.random.default_rng(9), [(4, 1, 60)]):
+        assert false <= 0.15, cell  # one by one its 42 rows would say so in a third of the tables
 
 
-@pytest.mark.parametrize(("n", "p"), [(40, 0.3), (100, 0.5), (180, 0.85)])
-def test_success_intervals_of_single_samples_cover(n, p):
-    solved = np.random.default_rng(7).binomial(n, p, 3000)
-    known = {s: st.success_interval(np.repeat([1.0, 0.0], [s, n - s])) for s in set(solved)}
-    assert 0.93 <= covered([known[s] for s in solved], p) <= 0.97
+def test_what_could_be_seen_is_seen():
+    for cell, (said, found) in simulated.could_see(300, np.random.default_rng(10), [(60, 1, 2), (60, 4, 3)]):
+        assert 0.05 < said < 0.4 and 0.72 <= found <= 0.88, cell
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("n", "k"), [(20, 8), (60, 4), (180, 1)])
-@pytest.mark.parametrize("lift", [0.0, 0.3])
-def test_difference_intervals_cover(n, k, shape, lift):
-    before, after, truth = outcomes(np.random.default_rng(8), 2000, n, k, shape, lift)
-    assert 0.93 <= covered([st.difference_interval(d, k == 1) for d in after - before], truth) <= 0.97
-
-
-@pytest.mark.parametrize(
-    ("seeds", "n", "spread"), [(3, 40, 0.08), (5, 120, 0.05), (5, 60, 0.0), (10, 60, 0.08)]
-)
-def test_intervals_over_seeds_cover(seeds, n, spread):
-    rng = np.random.default_rng(10)
-    noise = (
-        rng.normal(0, spread, (2000, seeds, 1))
-        + rng.normal(0, 0.3, (2000, 1, n))
-        + rng.normal(0, 0.3, (2000, seeds, n))
-    )
-    assert 0.93 <= covered([st.seeds_interval(0.1 + e, low=-9, high=9) for e in noise], 0.1) <= 0.98
+def test_two_seeds_give_an_interval_and_never_a_verdict():
+    (_, (two, _)), (_, (three, covered)) = simulated.seeds(200, np.random.default_rng(11), (2, 3))
+    assert two == 0 and three <= 0.09 and covered >= 0.91
 
 
 def rejected(pvalues):
     return float(np.mean(np.array(pvalues) < 0.05))
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("n", "k"), [(30, 8), (60, 4), (180, 4)])
-def test_sign_flips_hold_their_level_on_clustered_samples(n, k, shape):
-    before, after, _ = outcomes(np.random.default_rng(11), 2000, n, k, shape)
-    assert 0.04 <= rejected([st.sign_flip_p(d) for d in after - before]) <= 0.06
-
-
-def mcnemar_ps(function, n, discordant, gain, studies=4000, seed=12):
-    """P values of studies with this share of differing tasks, of which the share ``gain`` rose."""
-    rng = np.random.default_rng(seed)
-    differ = rng.binomial(n, discordant, studies)
-    known = {}
-    for m, rose in zip(differ, rng.binomial(differ, gain), strict=True):
-        if (m, rose) not in known:
-            before = np.r_[np.zeros(rose), np.ones(m - rose), np.zeros(n - m)]
-            known[m, rose] = function(before, np.r_[np.ones(rose), np.zeros(n - rose)])
-        yield known[m, rose]
-
-
-@pytest.mark.parametrize(("n", "discordant"), [(40, 0.5), (100, 0.4), (180, 0.2), (600, 0.3)])
-def test_mcnemar_holds_its_level(n, discordant):
-    exact = rejected(list(mcnemar_ps(st.mcnemar_p, n, discordant, 0.5)))
-    assert 0.01 <= exact <= 0.055  # exact is conservative: at most 5 %
-    assert 0.04 <= rejected(list(mcnemar_ps(lambda a, b: st.sign_flip_p(b - a), n, discordant, 0.5))) <= 0.06
 
 
 def test_pooling_samples_as_if_they_were_tasks_does_not_hold_its_level():
@@ -259,63 +265,31 @@ def test_pooling_samples_as_if_they_were_tasks_does_not_hold_its_level():
     assert 0.04 <= rejected([st.sign_flip_p(d) for d in after - before]) <= 0.06
 
 
-def test_a_family_of_three_errs_in_five_percent_of_studies():
-    rng = np.random.default_rng(14)
-    chance = rng.beta(2, 2, (1500, 60))
-    policies = [rng.binomial(4, chance) / 4 for _ in range(3)]
-    families = [[st.sign_flip_p(b[i] - a[i]) for a, b in combinations(policies, 2)] for i in range(1500)]
-    assert np.mean([min(ps) < 0.05 for ps in families]) > 0.08  # uncorrected
-    assert (
-        np.mean([3 * min(ps) < 0.05 for ps in families]) <= 0.06
-    )  # Holm rejects something when its first step does
-    assert all(min(st.holm(ps)) == pytest.approx(min(3 * min(ps), 1.0)) for ps in families[:10])
-
-
-def test_tests_over_seeds_hold_their_level():
-    rng = np.random.default_rng(15)
-    for seeds, spread in ((3, 0.08), (5, 0.05), (10, 0.05)):
-        noise = (
-            rng.normal(0, spread, (2000, seeds, 1))
-            + rng.normal(0, 0.3, (2000, 1, 60))
-            + rng.normal(0, 0.3, (2000, seeds, 60))
-        )
-        assert 0.025 <= rejected([st.seeds_p(e) for e in noise]) <= 0.065
-
-
-@pytest.mark.parametrize(("n", "discordant"), [(40, 0.5), (180, 0.2), (600, 0.3)])
-def test_mcnemar_power_agrees_with_simulation(n, discordant):
-    smallest = st.detectable_mcnemar(n, discordant)
-    assert st.mcnemar_power(n, smallest, discordant) == pytest.approx(0.8, abs=0.005)
-    discordant = max(discordant, smallest)
-    gain = (discordant + smallest) / (2 * discordant)
-    assert rejected(list(mcnemar_ps(st.mcnemar_p, n, discordant, gain))) == pytest.approx(0.8, abs=0.025)
-
-
-@pytest.mark.parametrize(("n", "k"), [(30, 4), (120, 4)])
-def test_power_of_the_sign_flip_agrees_with_simulation(n, k):
-    rng = np.random.default_rng(16)
-    before, after, truth = outcomes(rng, 3000, n, k, (2, 2), 0.5 / np.sqrt(n / 4))
-    differences = after - before
-    want = st.mean_power(n, truth, float(differences.std(ddof=1)))
-    assert rejected([st.sign_flip_p(d) for d in differences]) == pytest.approx(want, abs=0.03)
-    smallest = st.detectable_mean(n, 0.3)
-    assert TTestPower().power(smallest / 0.3, n, 0.05) == pytest.approx(0.8, abs=1e-3)
-
-
-def test_power_over_seeds_agrees_with_simulation():
-    rng = np.random.default_rng(17)
+@pytest.mark.parametrize(
+    ("seeds", "n", "spread"), [(3, 40, 0.08), (5, 120, 0.05), (5, 60, 0.0), (10, 60, 0.08)]
+)
+def test_intervals_over_seeds_cover(seeds, n, spread):
+    rng = np.random.default_rng(10)
     noise = (
-        rng.normal(0, 0.05, (2000, 5, 1))
-        + rng.normal(0, 0.3, (2000, 1, 60))
-        + rng.normal(0, 0.3, (2000, 5, 60))
+        rng.normal(0, spread, (1000, seeds, 1))
+        + rng.normal(0, 0.3, (1000, 1, n))
+        + rng.normal(0, 0.3, (1000, seeds, n))
     )
-    error = np.sqrt(0.05**2 / 5 + 0.3**2 / 60 + 0.3**2 / 300)
-    freedom = float(np.median([st.seeds_spread(e)[1] for e in noise]))
-    lift = st.detectable_seeds(error, freedom)
-    assert rejected([st.seeds_p(lift + e) for e in noise]) == pytest.approx(0.8, abs=0.05)
+    assert (
+        0.925 <= simulated.inside([st.seeds_interval(0.1 + e, low=-9, high=9) for e in noise], 0.1) <= 0.985
+    )
+    assert 0.02 <= rejected([st.seeds_p(e) for e in noise]) <= 0.075
+
+
+def test_power_of_the_t_test_is_that_of_statsmodels():
+    smallest = st.detectable_mean(30, 0.3)
+    assert TTestPower().power(smallest / 0.3, 30, 0.05) == pytest.approx(0.8, abs=1e-3)
+    at_level = st.detectable_mean(30, 0.3, 0.05 / 6)
+    assert TTestPower().power(at_level / 0.3, 30, 0.05 / 6) == pytest.approx(0.8, abs=1e-3)
+    assert st.mean_power(183, 0.5, 0.1) == pytest.approx(1.0)
 
 
 def test_few_odd_differences_are_never_called_significant():
-    """Four tasks have 16 flips, so no permutation test can go under 2/16, whatever Student's t would say."""
+    """Four tasks have 16 flips, so no permutation test can go under 1/16, whatever Student's t would say."""
     odd = np.array([0.31234567, 0.31334567, 0.31434561, 0.31534559]) + np.pi / 1e5
     assert st.mean_p(odd) < 0.001 and st.sign_flip_p(odd) == pytest.approx(2 / 16)

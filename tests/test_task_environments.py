@@ -13,7 +13,7 @@ from says import Says
 
 from agentkit import Task, ToolCall, rollout
 from agentkit.rollouts import Limits
-from agentkit.rollouts.calls import format_call
+from agentkit.rollouts.call_formats import format_call
 from agentkit.tools.conformance import ROW, EnvironmentConformance
 from agentkit.tools.environments import CalculatorEnvironment, PassagesEnvironment
 from agentkit.tools.runtime import run_call, tools_of

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from agentkit import Score, StopReason, Suite, Task, Trajectory, verifiers, verify
+from agentkit import Lab, Score, StopReason, Suite, Task, Trajectory, verifiers, verify
 from agentkit.tasks import PlanError, SuiteError, bands, catalogue, expert, shipped_families, solve, splits
 from agentkit.tasks.families import lookup, multihop, wide
+from agentkit.tasks.families.facts import QUESTIONS
 from agentkit.tasks.family import Family, difficulty
+from agentkit.tasks.paraphrase import PARAPHRASES
 from agentkit.tools import calculate, search_passages
 from agentkit.tools.corpus import PHRASES, facts
 from agentkit.tools.environments import CorpusEnvironment
@@ -63,6 +65,41 @@ def test_splits_share_nothing_and_none_is_empty(corpus, n_tasks, seed):
     assert sum(len(suite.split(name)) for name in splits.SPLITS) == n_tasks
 
 
+def test_new_templates_are_in_the_test_only_and_say_so(corpus):
+    spec = {"n_tasks": 150, "seed": 3, "new_templates": "A total4, C text 4"}
+    suite = Suite.build(spec, corpus=corpus)
+    new = [t for t in suite if splits.stratum(t) in ("A total4", "C text 4")]
+    assert len({splits.stratum(t) for t in new}) == 2
+    assert all(t.split == "test" and t.meta["new_template"] for t in new)
+    assert not any(t.meta.get("new_template") for t in suite if t not in new) and shared(suite) == {}
+    plain = Suite.build(spec | {"new_templates": ""}, corpus=corpus)
+    assert [t.prompt for t in plain] == [t.prompt for t in suite]
+    with pytest.warns(UserWarning, match="'A totall', of which no task was drafted"):
+        Suite.build(spec | {"new_templates": "A totall"}, corpus=corpus)
+    every = ",".join(sorted({splits.stratum(t) for t in suite}))
+    with pytest.raises(SuiteError, match="none is left to train on"):
+        Suite.build(spec | {"new_templates": every}, corpus=corpus)
+    lab = Lab.open({"tasks": "some.jsonl", "new_templates": "A total4"})
+    with pytest.raises(SuiteError, match="give one of the two"):
+        lab.suite()
+
+
+# ---- in other words
+def test_a_paraphrase_keeps_the_question(suite):
+    for task in suite.tasks[::12]:
+        for kind, say in PARAPHRASES.items():
+            words = sorted(re.findall(r"\S+", task.prompt))
+            said = re.findall(r"\S+", say(task.prompt))
+            assert not collections.Counter(words) - collections.Counter(said)
+            assert (say(task.prompt) != task.prompt) or kind == "order"
+    assert len(PARAPHRASES) == 10
+    question = "What is the area of Chad divided by the area of Fiji? Round to 2 decimals."
+    assert (
+        PARAPHRASES["order"](question)
+        == "Round to 2 decimals. What is the area of Chad divided by the area of Fiji?"
+    )
+
+
 def test_the_check_for_shared_entities_finds_a_planted_leak(suite):
     task = next(t for t in suite if t.split == "train")
     leak = dataclasses.replace(task, id="leak", split="test")
@@ -81,7 +118,7 @@ def test_no_answer_and_no_entity_pair_dominates(large):
         assert answers.most_common(1)[0][1] <= 0.02 * 600
 
 
-def test_near_duplicates_are_found_exactly_and_nothing_else():
+def test_near_duplicates_are_found_exactly_and_nothing_else(monkeypatch):
     rng = random.Random(0)
     words = "what is the population of a city in some far away country where nobody has ever been before now".split()
     prompts = [" ".join(rng.sample(words, rng.randint(4, 18))) for _ in range(120)]
@@ -99,7 +136,8 @@ def test_near_duplicates_are_found_exactly_and_nothing_else():
             for i, j in combinations(range(len(prompts)), 2)
             if alike(prompts[i], prompts[j]) >= similar
         }
-        found = list(splits.near_duplicates(prompts, similar))
+        monkeypatch.setattr(splits, "SIMILAR", similar)
+        found = list(splits.near_duplicates(prompts))
         assert len(found) == len(set(found)) and set(found) == expected and expected
 
 
@@ -238,7 +276,7 @@ def test_plans_answer_from_the_corpus_and_questions_name_the_start_only(corpus, 
 
 def test_every_template_and_chain_occurs(large):
     templates = {t.meta["template"] for t in large}
-    assert set(lookup.TEMPLATES) | {" > ".join(chain) for chain in multihop.CHAINS} <= templates
+    assert set(lookup.TEMPLATES) | set(QUESTIONS["chains"]) <= templates
 
 
 def test_literal_golds_of_family_a(corpus):
@@ -292,15 +330,15 @@ def test_wide_questions_are_solved_and_their_golds_checked(corpus, family, draft
     for _ in range(700):
         task = draft(corpus, rng)
         try:
-            solution = solve(task, shipped_families(corpus)[task.family].environment()) if task else None
+            solution = solve(task, shipped_families(corpus)[family].environment()) if task else None
         except PlanError:  # another passage ranks first: such drafts are left out of suites
             continue
         if solution is not None:
-            assert task.family == family and verify(task, solution.answer).value == 1.0, task
+            assert verify(task, solution.answer).value == 1.0, task
             kinds[task.meta["template"].removesuffix(" distractor")] += 1
             if "assumes something wrong" in task.prompt:
                 false[task.answer == wide.FALSE] += 1
-    plain = set(lookup.TEMPLATES) if family == "A" else {" > ".join(chain) for chain in multihop.CHAINS}
+    plain = set(lookup.TEMPLATES) if family == "A" else set(QUESTIONS["chains"])
     assert len(set(kinds) - plain) >= 7 and min(false[True], false[False]) > 0.3 * sum(false.values()) > 3
 
 
@@ -453,7 +491,7 @@ def test_a_family_and_a_tool_of_ones_own(corpus):
         and {(t.family, t.difficulty) for t in suite} == {("mine", "easy")}
         and shared(suite) == {}
     )
-    mixed = Suite.build({"families": ["lookup", "multihop", "mine"], "n_tasks": 60}, **own)
+    mixed = Suite.build({"families": ["A", "B", "mine"], "n_tasks": 60}, **own)
     assert collections.Counter(t.family for t in mixed) == {"A": 20, "B": 20, "mine": 20}
 
 
@@ -527,11 +565,6 @@ def test_two_families_may_not_ask_the_same(corpus):
 
 
 # ---- the spec
-def test_aliases_name_the_same_families(corpus):
-    by_name = Suite.build({"families": ["lookup", "multihop"], "n_tasks": 40, "seed": 1}, corpus=corpus)
-    assert by_name.tasks == Suite.build({"families": "A, B", "n_tasks": 40, "seed": 1}, corpus=corpus).tasks
-
-
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
@@ -545,7 +578,7 @@ def test_aliases_name_the_same_families(corpus):
         ({"families": []}, "unknown task family"),
         ({"families": [None]}, "unknown task family"),
         ({"families": [["A"]]}, "unknown task family"),
-        ({"families": ["A", "lookup"]}, "named twice"),
+        ({"families": ["A", "A"]}, "named twice"),
         ({"variety": "wild"}, "unknown variety 'wild': use plain or wide"),
         ({"variety": None}, "unknown variety None"),
         ({"n_tasks": 19}, "n_tasks is 19"),
@@ -562,10 +595,10 @@ def test_a_wrong_spec_is_named(corpus, spec, says):
 
 
 # ---- the table
-def test_the_readme_shows_what_the_command_prints(corpus):
+def test_the_readme_shows_what_the_command_prints():
     readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
     shown = [line for line in readme.splitlines() if re.match(r"\| (family|[ABC]) \| ", line)]
-    printed = catalogue.markdown(catalogue.catalogue(families=("A", "B"), corpus=corpus)).splitlines()
+    printed = catalogue.markdown(catalogue.catalogue(families=("A", "B"))).splitlines()
     assert [line for line in shown if not line.startswith("| C ")] == [printed[0], *printed[2:]]
     assert [line[:12] for line in shown if line.startswith("| C ")] == ["| C | plain ", "| C | wide |"]
 

@@ -4,11 +4,14 @@ stalls a parser.
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import time
+from pathlib import Path
 
 import pytest
+import trl
 from hypothesis import given
 from hypothesis import strategies as st
 from says import Says
@@ -16,15 +19,8 @@ from says import Says
 from agentkit import StopReason, Task, ToolCall, Trajectory, rollout
 from agentkit.records import ToolResult, Turn
 from agentkit.rollouts import Limits
-from agentkit.rollouts.calls import (
-    FORMATS,
-    MAX_CALLS,
-    MAX_DEPTH,
-    NEITHER,
-    detect_format,
-    format_call,
-    parse_turn,
-)
+from agentkit.rollouts.call_formats import FORMATS, MAX_CALLS, NEITHER, detect_format, format_call, parse_turn
+from agentkit.rollouts.call_json import MAX_DEPTH
 from agentkit.rollouts.chat import SEARCH_R1_PROMPT, ChatCodec
 from agentkit.runs import read_trajectories, write_trajectories
 from agentkit.tools.environments import CorpusEnvironment
@@ -32,7 +28,9 @@ from agentkit.tools.environments import CorpusEnvironment
 SEARCH = ToolCall("search", {"query": "x"})
 CODER = "<tool_call>\n<function=search>\n<parameter=query>\nx\n</parameter>\n</function>\n</tool_call>"
 LLAMA = '{"name": "search", "parameters": {"query": "x"}}'
-ONE = {"hermes": '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>', "qwen3_coder": CODER, "llama3": LLAMA,
+GLM = "<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>x</arg_value>\n</tool_call>"
+GEMMA = '<|tool_call>call:search{query:<|"|>x<|"|>}<tool_call|>'
+ONE = {"glm": GLM, "gemma4": GEMMA, "lfm2": "<|tool_call_start|>[search(query='x')]<|tool_call_end|>", "hermes": '<tool_call>{"name": "search", "arguments": {"query": "x"}}</tool_call>', "qwen3_coder": CODER, "llama3": LLAMA,
        "search_r1": "<search> x </search>"}  # fmt: skip
 SCHEMA = [{"type": "function", "function": {"name": "t", "parameters": {"type": "object", "properties": {
     "text": {"type": "string"}, "n": {"type": "integer"}, "x": {"type": "number"}, "flag": {"type": "boolean"},
@@ -261,6 +259,23 @@ def test_a_search_r1_rollout_ends_turns_at_its_tags_and_shows_replies_between_it
         ) == {1}
 
 
+def test_tags_in_a_thought_end_no_search_r1_turn(tokenizer, corpus):
+    thought = "<think>I could <search> x </search> or say <answer> Rome </answer></think>"
+    policy = Says(tokenizer, f"{thought}<answer> Paris </answer> more", end="")
+    options = {
+        "environment": lambda: CorpusEnvironment(corpus, 1),
+        "tool_format": "search_r1",
+        "limits": Limits(max_turn_tokens=400, max_tokens=4_000),
+    }
+    (t,) = rollout([Task("t", "Which city?", "Paris")], policy, **options)
+    assert (t.answer, t.success, t.turns[0].text) == ("Paris", 1.0, f"{thought}<answer> Paris </answer>")
+    codec, ids = ChatCodec(tokenizer, "", [], "search_r1"), lambda text: tokenizer(text)["input_ids"]
+    said = ids("x </search> y </think><answer> z </answer> w")
+    assert codec.decode(said[: codec.turn_end(said)]) == "x </search>"
+    assert codec.decode(said[: codec.turn_end(said, ids("assistant\n<think>\n"))]).endswith("z </answer>")
+    assert codec.turn_end(ids("x </search> y"), ids("<think>")) is None
+
+
 def test_replies_cannot_forge_search_r1s_tags(tokenizer):
     codec = ChatCodec(tokenizer, "", [], "search_r1")
     text = codec.decode(
@@ -332,6 +347,74 @@ def test_a_schema_without_types_leaves_texts(parameters):
     schema = [{"type": "function", "function": {"name": "t", "parameters": parameters}}]
     found = parse_turn(coder("<function=t><parameter=x>1</parameter></function>"), "qwen3_coder", schema)
     assert found.calls == (ToolCall("t", {"x": "1"}),)
+
+
+# what each parameter's schema allows, and values that keep their types
+OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+KINDS = {
+    "text": ({"type": "string"}, ["3", "null", "None", "true", "[1]", '"quoted"', "", " a ", "\n", "two\nlines\n", "\n\nif x:\n    y", "0012", "1e5", "é"]),
+    "optional": (OPTIONAL, ["a", None, "null", "None", "3", "true", '"null"', '"quoted"', '"\\"null\\""', "", "null ", "none", "[]"]),
+    "nullable": ({"type": "string", "nullable": True}, ["a", None, "null", "5"]), "names": ({"type": ["string", "null"]}, ["a", None, "null"]),
+    "n": ({"type": "integer"}, [3, -7, 0, 10**30]), "x": ({"type": "number"}, [0.1, 3, -1e-30, 2.0, 1e300]),
+    "flag": ({"type": "boolean"}, [True, False]), "maybe": ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, [3, None, 0]),
+    "either": ({"anyOf": [{"type": "integer"}, {"type": "string"}]}, [3, "3", "three", "", "3.0", "true", "null", "[1]", '"3"']),
+    "one": ({"oneOf": [{"type": "number"}, {"type": "string"}, {"type": "boolean"}]}, [3, 0.5, "0.5", True, "true", "True", "x"]),
+    "items": ({"type": "array", "items": {"type": "integer"}}, [[1, 2], [], [[1, None], {"a": "b"}]]),
+    "options": ({"type": "object"}, [{}, {"a": {"b": [1, 2.5, None, True, "x"]}}]),
+    "deep": ({"anyOf": [{"anyOf": [{"type": "array"}, {"type": "null"}]}, {"type": "string"}]}, [[1], None, "[1]", "null", "a", "{}"]),
+    "choice": ({"enum": ["a", "1", 1, None]}, ["a", "1", 1, None]), "unknown": ({}, ["3", "a", "null"]), "object": ({"type": "object", "nullable": True}, [None, {}]),
+}  # fmt: skip
+TYPED = [{"type": "function", "function": {"name": "t", "parameters": {
+    "type": "object", "properties": {name: schema for name, (schema, _) in KINDS.items()}}}}]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_values_keep_their_types_through_xml_both_ways(name):
+    for value in KINDS[name][1]:
+        written = format_call("t", {name: value}, "qwen3_coder", TYPED)
+        (call,) = parse_turn(written, "qwen3_coder", TYPED).calls
+        assert (call.arguments, type(call.arguments[name])) == ({name: value}, type(value)), written
+
+
+TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+
+
+@pytest.mark.parametrize("template", ["qwen3_5_think", "qwen3_6", "qwen3_8", "nemotron_3_nano"])
+def test_values_keep_their_types_as_the_models_own_template_writes_them(tokenizer, template):
+    """Where a template writes two values alike, as "3" and 3 for a parameter that may be both, none can."""
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
+    alike = {"optional": ["null", "None", '"null"', '"\\"null\\""'], "nullable": ["null"], "names": ["null"], "either": ["3", '"3"'],
+             "one": ["0.5", "true", "True"], "deep": ["[1]", "null"], "choice": ["1"], "text": []}  # fmt: skip
+    for name, (_, values) in KINDS.items():
+        for value in values:
+            if isinstance(value, str) and (value != value.strip() or value in alike.get(name, [])):
+                continue
+            message = {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{"function": {"name": "t", "arguments": {name: value}}}],
+            }
+            text = other.apply_chat_template(
+                [{"role": "user", "content": "q"}, message], tools=TYPED, tokenize=False
+            )
+            text = text[text.rindex("<tool_call>") :].partition(other.eos_token)[0]
+            (call,) = parse_turn(text, "qwen3_coder", TYPED).calls
+            assert (call.arguments, type(call.arguments[name])) == ({name: value}, type(value)), text
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "a</parameter>\n</function>b",
+        "</parameter><parameter=b>",
+        "</function></tool_call>",
+        "</parameter></tool_call>",
+    ],
+)
+def test_a_value_that_xml_cannot_hold_is_refused(code):
+    with pytest.raises(ValueError, match="cannot say a call of 'python' with code"):
+        format_call("python", {"code": code}, "qwen3_coder")
 
 
 NAME = st.from_regex(r"[a-z_]{1,10}", fullmatch=True)

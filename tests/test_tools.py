@@ -242,7 +242,7 @@ def test_a_workspace_keeps_files():
     assert space.list() == "the workspace is empty"
     assert space.write("notes/a.txt", "hello") == "Wrote 5 characters to notes/a.txt."
     space.write("notes/a.txt", "hello again")
-    assert space.read("notes/a.txt") == "hello again" and space.read("notes/a.txt", 6, 3) == "aga"
+    assert space.read("notes/a.txt") == "hello again" and space.read("notes/a.txt", 6) == "again"
     assert space.list() == "notes/a.txt (11 characters)"
     assert Workspace().files == {}
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from agentkit.policies import EngineError, Request
-from agentkit.policies.slots import SlotCache
+from agentkit.policies.slots import SlotCache, memory_of, token_bytes
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
 
@@ -47,12 +47,6 @@ class EndsAt:
 def plain(model, ids):
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0, -1]
-
-
-def eager():
-    model = tiny()
-    model.set_attn_implementation("eager")
-    return model
 
 
 def forgetful():
@@ -92,9 +86,7 @@ def common(one, other):
 
 
 @pytest.mark.parametrize("width", [1, 7])
-@pytest.mark.parametrize(
-    "make", [tiny, lambda: tiny(Qwen2ForCausalLM, Qwen2Config), eager, forgetful, latent]
-)
+@pytest.mark.parametrize("make", [tiny, lambda: tiny(Qwen2ForCausalLM, Qwen2Config), forgetful, latent])
 def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width):
     model, rng = make(), random.Random(2)
     cache, held = SlotCache(model), {}
@@ -297,3 +289,47 @@ def test_deterministic_batches_wait_for_trajectories_that_begin_late():
             super().begin(trajectory)
 
     assert play(Held(model, EndsAt(), deterministic=True), 6) == expected
+
+
+def bounded(model, tokens, **options):
+    """A policy whose keys and values may take so many tokens' memory."""
+    share = tokens * token_bytes(model.config, model.dtype) / memory_of(model.device)
+    return TransformersPolicy(model, EndsAt(), memory_share=share * (1 + 1e-9), **options)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("tokens", [110, 300])
+def test_a_bound_on_memory_leaves_fewer_slots_and_the_same_samples(tokens, deterministic):
+    """Without a bound these 10 trajectories take some 10 x 50 tokens."""
+    model = tiny()
+    want, policy, seen = play(TransformersPolicy(model, EndsAt()), 10), bounded(model, tokens), []
+    policy.deterministic = deterministic
+    reserve = policy._cache.reserve
+    policy._cache.reserve = lambda *asked: reserve(*asked) or seen.append(policy._cache.shape)
+    assert_same(play(policy, 10), want)
+    assert max(slots * length for slots, length in seen) <= policy._cache.room == tokens
+    assert min(slots for slots, _ in seen) < 10, "the longer they get, the fewer there are"
+
+
+def test_one_trajectory_that_memory_does_not_hold_is_told_so():
+    with pytest.raises(EngineError, match="engine_memory leaves room for 20. Raise it, lower max_tokens"):
+        play(bounded(tiny(), 20), 3)
+
+
+def test_the_formula_is_what_the_store_takes():
+    model = tiny()
+    policy, seen = TransformersPolicy(model, EndsAt()), []
+    cache, forward = policy._cache, policy._cache.forward
+
+    def measured(*asked):
+        logits = forward(*asked)
+        seen.append(
+            (sum(s.nbytes for layer in cache.layers for s in (layer.keys, layer.values)), cache.shape)
+        )
+        return logits
+
+    cache.forward = measured  # the store is emptied by a thread, at any time after the last answer
+    play(policy, 6)
+    assert len({shape for _, shape in seen}) > 1
+    for taken, (slots, length) in seen:
+        assert taken == slots * length * token_bytes(model.config, model.dtype)

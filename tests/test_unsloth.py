@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-def test_two_steps_with_the_gradient_of_the_plain_engine_and_an_adapter_for_peft(tmp_path):
+def test_two_steps_with_the_gradient_of_the_plain_engine_an_adapter_for_peft_and_planted_faults(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     command = [sys.executable, str(HERE / "unsloth_run.py"), str(tmp_path)]
@@ -36,6 +36,8 @@ def test_two_steps_with_the_gradient_of_the_plain_engine_and_an_adapter_for_peft
     assert found["grad_norm"] > 1e-3 and found["grad_diff"] < 1e-4 and found["loss_diff"] < 1e-4
     assert found["steps"] == 2 and len(found["losses"]) == 2 and found["moved"] > 0
     assert found["best_step"] < 2 or found["adapter_gap"] < 1e-4
+    caught = dict.fromkeys(("withheld", "wrong adapter", "temperature", "stale"), "stopped")
+    assert found["faults"] == caught | {"none": "went on"}
     assert found["base"] == "nano" and not list(work.iterdir()), "its generated code goes to the user's cache"
 
 
@@ -59,5 +61,5 @@ def test_four_bits_and_what_it_cannot_do_are_refused():
         {"engine": "unsloth", "processes": 2},
         {"engine": "unsloth", "deterministic": True},
     ):
-        with pytest.raises(RecipeError, match="needs engine"):
+        with pytest.raises(RecipeError, match="needs engine|is not for engine 'unsloth'"):
             Recipe.from_mapping(recipe)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
 
@@ -22,6 +24,7 @@ from agentkit.verifiers import (
     check,
     final_answer,
     normalize,
+    numbers,
     parse_number,
     register,
 )
@@ -58,6 +61,25 @@ def value(kind, answer, gold, **options):
 )
 def test_the_answer_of_a_final_turn(text, answer):
     assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("below", "expected"),
+    [
+        ("This is correct and was verified.", 1),
+        ("I have checked that the correct value is 7.", 1),
+        ("Let me know if you need an update.", 1),
+        ("Source: last update 2020.", 1),
+        ("Edit: it is 8.", 0),
+        ("UPDATE: 8", 0),
+        ("I forgot a term.", 0),
+        ("The correct answer is 8, not 7.", 0),
+        ("The correct value should be 7.5", 0),
+        ("The correct one is not 7.", 0),
+    ],
+)
+def test_lines_below_an_answer_that_take_it_back(below, expected):
+    assert value("numeric", final_answer(f"Answer: 7\n{below}"), "7") == expected
 
 
 @pytest.mark.parametrize(
@@ -148,10 +170,10 @@ def test_normalising_twice_changes_nothing(text):
         ("1, 2", "1", 0),
         ("1,2", "12", 0),
         ("1,00", "100", 0),
-        ("1.000,5", "1000.5", 0),
+        ("1.000,5", "1000.5", 1),
         ("1-2", "1", 0),
         ("1/2", "0.5", 1),
-        ("½", "0.5", 0),
+        ("½", "0.5", 1),
         ("10²", "102", 0),
         ("10⁶", "106", 0),
         ("about 1", "1", 0),
@@ -179,7 +201,7 @@ def test_normalising_twice_changes_nothing(text):
         ("9^{9^{9}}", "1", 0),
         ("10000000!", "1", 0),
         ("().__class__", "1", 0),
-        ("\\boxed{4}", "4", 0),
+        ("\\boxed{4}", "4", 1),
         ("1\n2", "1", 0),
         ("1 \ud800", "1", 0),
     ],
@@ -296,6 +318,22 @@ def test_units_convert_and_currencies_must_agree(answer, gold, unit, expected):
     assert value("numeric", answer, gold, unit=unit) == expected
 
 
+def test_threads_that_ask_for_a_unit_first_share_one_registry():
+    """Rollouts verify in threads; units of two registries could never be compared again."""
+    for function in (numbers._made_registry, numbers._pint_unit, numbers.is_unit):
+        function.cache_clear()
+    together = threading.Barrier(8)
+
+    def ask(unit: str) -> float | None:
+        together.wait()
+        return value("numeric", f"3 {unit}", "3", unit=unit)
+
+    with ThreadPoolExecutor(8) as pool:
+        values = list(pool.map(ask, ["km", "miles", "hours", "grams", "litres", "meters", "seconds", "days"]))
+    assert values == [1.0] * 8
+    assert value("numeric", "120 minutes", "2", unit="hours") == 1.0
+
+
 # ---- check and verify
 @given(TEXT, TEXT, st.sampled_from(["exact", "numeric"]))
 def test_any_answer_gets_a_verdict_and_the_same_one_twice(answer, gold, kind):
@@ -318,6 +356,27 @@ def test_huge_answers_are_bounded():
         for kind in ("exact", "numeric"):
             assert value(kind, answer, "7") == 0
     assert time.monotonic() - start < 5
+
+
+def test_a_task_tells_its_verifier_what_was_asked():
+    task = Task("a", "Wanda had 3 apples and bought 2. How many apples has she?", "5", "symbolic")
+    assert (
+        verify(task, r"\boxed{5\text{ apples}}").value
+        == verify(task, r"Wanda has \boxed{5} apples.").value
+        == 1
+    )
+    assert (
+        verify(task, r"\boxed{5\text{ pears}}").value == verify(task, r"Ann has \boxed{5} apples.").value == 0
+    )
+    assert check("symbolic", r"Wanda has \boxed{5} apples.", "5").value == 0
+    assert check("exact", "5", "5", question="p").value == 1  # not every kind looks at it
+
+
+@pytest.mark.parametrize("answer", ["5 and 6", "5 and 5", "5 people and 6 cars", "5 m^2 and 6", "5 in 2000"])
+def test_words_of_the_question_join_no_second_number(answer):
+    question = "How many people and cars live in A and B in 2000?"
+    assert value("numeric", answer, "5", question=question) == 0
+    assert value("numeric", "5 people", "5", question=question) == 1
 
 
 def test_mistakes_of_the_author_are_errors():

@@ -5,6 +5,8 @@ something dies.
 from __future__ import annotations
 
 import asyncio
+import copy
+import inspect
 import os
 import random
 import signal
@@ -18,16 +20,19 @@ from importlib.util import find_spec
 import httpx
 import pytest
 import torch
+from engines import FAULTS, adapter_on, planted_in_sync
+from engines import move as moved
 from peft import LoraConfig, get_peft_model
 
 from agentkit.lab import Lab
+from agentkit.nano import DATA as NANO
 from agentkit.policies import EngineError, Request
-from agentkit.policies import sync as guard
-from agentkit.policies.loading import load_agent
+from agentkit.policies import sync_guard as guard
+from agentkit.policies.loading import load_agent, make_policy
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.policies.vllm import VllmPolicy
+from agentkit.policies.vllm import VllmPolicy, model_folder
 from agentkit.records import Task
 from agentkit.rollouts import Limits, rollout
 from agentkit.runs import Run, read_jsonl
@@ -49,8 +54,8 @@ RANK = 4
 
 @pytest.fixture(scope="module", autouse=True)
 def processes(tmp_path_factory):
-    """Two servers that take whole weights and one that takes adapters, all started at once, to come up during
-    the first tests.
+    """Two servers that take whole weights and one that takes adapters, in bfloat16, all started at once, to
+    come up during the first tests.
     """
     folder, found = tmp_path_factory.mktemp("served"), []
     for number, rank in enumerate((0, 0, RANK)):
@@ -58,8 +63,9 @@ def processes(tmp_path_factory):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command, environment = serve_command(
-            "nano", folder / str(number), port=port, max_length=2048, max_lora_rank=rank
-        )
+            "nano", folder / str(number), port=port, max_length=2048, max_lora_rank=rank,
+            precision="bfloat16" if rank else "float32",
+        )  # fmt: skip
         log = (folder / f"{number}.log").open("wb")
         child = subprocess.Popen(
             command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -162,6 +168,41 @@ def ask(policy, count, length=12, temperature=1.0, start=0):
     return together
 
 
+def with_other_end(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = "<|endoftext|>"
+    return other
+
+
+def check_ends(policy, agent, suite, corpus):
+    """Turns end with the template's token, and run on where only the tokenizer's ends them."""
+    end, eos = (agent[1].convert_tokens_to_ids(mark) for mark in ("<|im_end|>", "<|endoftext|>"))
+    adapter = {name: x.clone() for name, x in agent[0].named_parameters() if "lora_" in name}
+    try:
+        _set(agent[0], {name: torch.zeros_like(x) for name, x in adapter.items()})  # others moved it far
+        policy.sync(agent[0])
+        _check_ends(policy, agent, suite, corpus, end, eos)
+    finally:
+        _set(agent[0], adapter)
+
+
+@torch.no_grad()
+def _set(model, values):
+    for name, parameter in model.named_parameters():
+        if name in values:
+            parameter.copy_(values[name])
+
+
+def _check_ends(policy, agent, suite, corpus, end, eos):
+    found = play(policy, suite, corpus, count=3)
+    assert_same(found, play(TransformersPolicy(*agent), suite, corpus, count=3))
+    spans = [(t, turn.span) for t in found for turn in t.turns if turn.span[1] - turn.span[0] < 40]
+    assert spans and all(t.completion_ids[stop - 1] == end for t, (_, stop) in spans)
+    assert end in policy.ends and eos in policy.ends
+    policy.ends = [eos]
+    assert any(len(turn.text) > 60 for t in play(policy, suite, corpus, count=3) for turn in t.turns)
+
+
 # ---- in this process
 # -------------------------------------------------------------------------------------------------
 def test_greedy_rollouts_are_those_of_transformers(engine, agent, suite, corpus):
@@ -207,6 +248,13 @@ def test_an_engine_that_was_given_gets_the_adapter_only_and_outlives_the_policy(
     assert guard.sync(engine, model, 1.0).largest < 1e-4
 
 
+@pytest.mark.parametrize("engine", ["lora"], indirect=True)
+def test_a_turn_ends_where_the_template_ends_it(engine, agent, suite, corpus):
+    """The tokenizer's own end is another token, as in base models whose template is a chat's."""
+    with VllmPolicy(agent[0], with_other_end(agent[1]), "other", engine=engine._engine) as policy:
+        check_ends(policy, agent, suite, corpus)
+
+
 def test_weights_that_went_to_the_wrong_place_are_caught(engine, agent, monkeypatch):
     model, _ = agent
     move(model, 0.05)
@@ -231,6 +279,57 @@ def test_weights_that_went_to_the_wrong_place_are_caught(engine, agent, monkeypa
         monkeypatch.setattr(engine._engine, "collective_rpc", reload)
     with pytest.raises(guard.SyncError, match="other weights"):
         guard.sync(engine, model, 1.0)
+
+
+def test_the_engine_sleeps_where_its_build_can_and_wakes_for_requests_and_weights(engine, agent, monkeypatch):
+    """vLLM's CPU build cannot: there it stays awake, and the calls that a GPU's build gets are noted."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+
+    assert engine._can_sleep is current_platform.is_sleep_mode_available()
+    if not engine._can_sleep:
+        with pytest.raises(ValueError, match="Sleep mode is not supported"):
+            EngineArgs(
+                model=str(NANO), enable_sleep_mode=True, skip_tokenizer_init=True
+            ).create_model_config()
+        engine.sleep()
+        assert not engine._asleep
+        monkeypatch.setattr(engine, "_can_sleep", True)
+    calls, inner = [], engine._engine
+    assert inspect.signature(inner.sleep).parameters["level"].default == 1
+    for name in ("sleep", "wake_up", "add_request", "collective_rpc", "add_lora"):
+        own = getattr(inner, name)
+        quiet = name in ("sleep", "wake_up")
+        monkeypatch.setattr(
+            inner,
+            name,
+            lambda *a, n=name, f=own, q=quiet, **k: calls.append(n) or (None if q else f(*a, **k)),
+        )
+    engine.sleep(), engine.sleep()
+    assert calls == ["sleep"], "once"
+    asyncio.run(engine.sample(Request(SEED_TASK, 900, 0, [5, 6, 7], (1,), 4, 0.7)))
+    engine.sleep()
+    engine.sync(agent[0])
+    assert calls[1:4] == ["wake_up", "add_request", "sleep"] and calls[4] == "wake_up"
+    assert calls[5] in ("collective_rpc", "add_lora")
+
+
+def test_a_model_has_one_folder_so_that_compiled_code_is_found_again(agent, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config, held = agent[0].config, []
+    with model_folder(config) as first:
+        (first / "model.safetensors").write_text("weights")
+        with model_folder(config) as second:
+            held.append(second)
+        assert second != first, "other ranks start meanwhile"
+    with model_folder(config) as again:
+        assert again == first and not (first / "model.safetensors").exists()
+    with model_folder(config), model_folder(config) as second:
+        assert [second] == held, "and find their compiled code as well"
+    other = copy.deepcopy(config)
+    other.hidden_size += 8
+    with model_folder(other) as folder:
+        assert folder != first and folder.parent == first.parent
 
 
 def test_a_request_that_does_not_fit_is_refused_alone(engine):
@@ -318,6 +417,8 @@ def test_servers_take_the_weights_and_give_the_tokens_of_transformers(policy, se
     assert all(completions(url) > count for (url, _, _), count in zip(servers, before, strict=True)), (
         "both have work"
     )
+    with ServerPolicy([url for url, _, _ in servers], with_other_end(agent[1]), "other") as other:
+        check_ends(other, agent, suite, corpus)
 
 
 def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, servers, agent, suite, corpus):
@@ -348,19 +449,20 @@ def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, serve
     killer.join()
 
 
-def test_a_server_takes_adapters_and_then_newer_ones(processes, suite, corpus, monkeypatch):
+def test_a_server_in_bfloat16_takes_adapters_and_what_it_gets_wrong_is_caught(processes):
     (url, child, _) = until_ready(processes[2:])[0]
-    model, tokenizer = with_adapter()
-    with ServerPolicy([url], tokenizer, "server", lora=True) as policy:
-        for size in (0.0, 0.03):
-            move(model, size)
-            assert guard.sync(policy, model, 0.7).largest < 1e-4
-            assert_same(
-                play(policy, suite, corpus, count=3),
-                play(TransformersPolicy(model, tokenizer), suite, corpus, count=3),
-            )
-        move(model, 0.05)
-        monkeypatch.setattr(policy, "sync", lambda model: None)
-        with pytest.raises(guard.SyncError, match="other weights"):
-            guard.sync(policy, model, 0.7)
+    model, tokenizer = load_agent("nano", precision="bfloat16")
+    model = adapter_on(model, 0.03, rank=RANK)
+    recipe = Recipe(engine="server", server_urls=url, precision="bfloat16", temperature=1.0)
+    with make_policy(model, tokenizer, "server", recipe) as policy:
+        for number, size in enumerate([0.0, 2e-4, 1e-3, 3e-3, 1e-2, 2e-2, 3e-2, 4e-2, 5e-2, 3e-2]):
+            found = guard.sync(policy, moved(model, size, number), 1.0)
+            assert size < 3e-2 or found.share == pytest.approx(1.0, abs=0.3), (size, found)
+        for fault in FAULTS:
+            with (
+                planted_in_sync(policy, model, fault, 0.08),
+                pytest.raises(guard.SyncError, match="engine (shows|and trainer differ)"),
+            ):
+                guard.sync(policy, model, 1.0)
+        assert guard.sync(policy, model, 1.0).share == pytest.approx(1.0, abs=0.3)
     kill(child)

@@ -16,13 +16,16 @@ from agentkit.policies.unsloth import import_first
 
 import_first("unsloth")
 
+import engines  # noqa: E402
 import torch  # noqa: E402
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict  # noqa: E402
+from survive import make_trainer  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from agentkit import Run, Suite, nano  # noqa: E402
 from agentkit.lab import Lab  # noqa: E402
 from agentkit.policies.loading import load_agent  # noqa: E402
+from agentkit.policies.sync_guard import SyncError  # noqa: E402
 from agentkit.policies.vllm import VllmPolicy  # noqa: E402
 from agentkit.runs.recipe import Recipe  # noqa: E402
 from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402
@@ -52,6 +55,25 @@ def batch(trainer: AgentGRPOTrainer) -> dict[str, torch.Tensor]:
     masks = [[int(t % 3 > 0) for t in range(len(row))] for row in completions]
     made = as_batch([ids[:30]] * 4, completions, masks, [1.0, -0.4, 0.3, -0.9])
     return {name: x.to(trainer.accelerator.device) for name, x in made.items()}
+
+
+def faults(folder: Path) -> dict[str, str]:
+    """What becomes of a training in bfloat16 whose rollouts come from another policy, and of a sound one."""
+    found = {}
+    for fault in (*engines.FAULTS, "none"):
+        changes = {"beta": 0.0 if fault == "withheld" else 0.02, "max_turn_tokens": 64, "max_tokens": 128}
+        changes |= {"engine": "unsloth", "precision": "bfloat16", "deterministic": False, "steps": 2}
+        agent = load_agent("nano", precision="bfloat16")
+        trainer = make_trainer(folder / fault.replace(" ", "-"), agent=agent, **changes)
+        engines.move(trainer.model, 0.03)
+        if fault != "none":
+            engines.plant_in_batch(trainer, fault)
+        try:
+            train(trainer)
+            found[fault] = "went on"
+        except SyncError:
+            found[fault] = "stopped"
+    return found
 
 
 def main(folder: Path) -> None:
@@ -106,6 +128,10 @@ def main(folder: Path) -> None:
     with torch.no_grad():
         gap = (saved.eval()(ids).logits - ours.model.eval()(ids).logits).abs().max()
     found["adapter_gap"] = float(gap)
+    if torch.cuda.is_available():  # the faults of vLLM's engine: tests/gpu/run.sh vllm
+        found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    else:
+        found["faults"] = faults(folder)
     print(json.dumps(found), flush=True)
 
 

@@ -3,8 +3,6 @@
 No threshold was set on the runs that are used by default. Leaves out real trainings (tests/planted.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,7 +18,6 @@ from agentkit.runs import write_json
 RUNS, HEALTHY = 20, 60  # simulated runs of each fault, and without any
 HELD_BACK = 1_000_000  # the first seed that no threshold was set on
 EARLY = 1  # steps before its fault at which an alarm counts as false
-Judged = tuple[Simulated, Sequence[Alarm]]
 
 
 def judge(run: Simulated) -> list[Alarm]:
@@ -32,10 +29,7 @@ def judge(run: Simulated) -> list[Alarm]:
 def measured(
     runs: int = RUNS, healthy: int = HEALTHY, *, first_seed: int = HELD_BACK, progress: bool = False
 ) -> pd.DataFrame:
-    """Simulate so many runs of each fault and healthy ones, judge and count, as ``table``.
-
-    Thresholds are set on runs whose seeds begin at 0.
-    """
+    """Simulate so many runs of each fault and healthy ones, judge and count, as ``table``."""
     from tqdm.auto import tqdm
 
     planned = [(None, i) for i in range(healthy)] + [
@@ -48,7 +42,7 @@ def measured(
     return table(judged)
 
 
-def table(judged: Iterable[Judged]) -> pd.DataFrame:
+def table(judged: Iterable[tuple[Simulated, Sequence[Alarm]]]) -> pd.DataFrame:
     """Count what fired where.
 
     Returns:

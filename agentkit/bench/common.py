@@ -3,8 +3,6 @@
 Leaves out what is measured (the benches).
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import statistics
@@ -17,7 +15,6 @@ from agentkit.tools.environments import SYSTEM_PROMPT
 
 
 def report(name: str, cases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The bench JSON."""
     cpu = platform.processor() or platform.machine()
     machine = {"cpu": cpu, "cores": os.cpu_count(), "system": platform.system()}
     return {"bench": name, "machine": machine, "versions": versions(), "cases": list(cases)}
@@ -38,10 +35,8 @@ def case(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Smallest, median and largest."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
 def messages(task: Task) -> list[dict[str, str]]:
-    """A task as TRL takes it."""
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task.prompt}]

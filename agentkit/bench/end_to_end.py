@@ -8,8 +8,6 @@ weights. Families A and B only: TRL gives every trajectory the same tools. Leave
 beyond the target.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time
@@ -29,8 +27,7 @@ from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
 from agentkit.rewards.components import TURN_PENALTY
 from agentkit.rollouts import rollout
-from agentkit.runs import Run, project_root
-from agentkit.runs.recipe import Recipe, read_recipe
+from agentkit.runs import Recipe, Run, project_root, read_recipe
 from agentkit.training.adapters import lora, merged
 from agentkit.training.grpo import AgentGRPOTrainer, config
 from agentkit.training.peer import StockTrainer
@@ -47,16 +44,12 @@ Result = dict[str, Any]  # seconds in all, steps, whether it reached the target,
 def bench_end_to_end(quick: bool = False) -> dict[str, Any]:
     """Seconds of training until 85 % of validation is solved; ``quick`` times two steps of one seed.
 
-    Returns:
-        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``reached`` counts the seeds that came
-        to the target; one that did not counts with the seconds after which it was stopped, so its ratio is a
-        lower bound where only the peer was.
+    ``ratio`` is peer / ours: above 1 is faster. ``reached`` counts the seeds that came to the target; one
+    that did not counts with the seconds after which it was stopped, a lower bound where only the peer was.
     """
     runs = [_seed(seed, quick) for seed in SEEDS[: 1 if quick else None]]
-    figures: dict[str, dict[str, list]] = {name: {} for name in ("seconds", "steps", "reached", "success")}
-    for side in ("ours", "peer"):
-        for name, values in figures.items():
-            values[side] = [run[side][name] for run in runs]
+    names = ("seconds", "steps", "reached", "success")
+    figures = {name: {side: [run[side][name] for run in runs] for side in ("ours", "peer")} for name in names}
     seconds, unit = figures.pop("seconds"), f"s to {TARGET:.0%}"
     if quick:
         unit = "s/step"

@@ -5,8 +5,6 @@ take turns. Seconds are wall clock as the caller sees them. Leaves out memory, a
 besides: run it on an idle one.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -31,12 +29,10 @@ Figures = dict[str, list[float]]  # by runner
 
 
 def bench_sandbox(quick: bool = False) -> dict[str, Any]:
-    """Cold and warm latency and runs a second, per tier; ``quick`` repeats less.
+    """Cold and warm latency and runs a second of the strongest tier, ``others`` beside; ``quick`` repeats
+    less.
 
-    Returns:
-        The bench JSON. ``ours`` is the strongest tier, ``peer`` plain subprocess, ``ratio`` ours / peer:
-        below 1 is faster for cold and warm (ms), above 1 for throughput (runs/s). ``others`` holds the other
-        tiers that work here.
+    ``ratio`` is ours / plain subprocess: below 1 is faster for cold and warm (ms), above 1 for throughput.
     """
     runners = _runners()
     warm, cold, batch = QUICK if quick else FULL

@@ -6,13 +6,13 @@ the same scale. A fault sets in at a drawn step and strength, suddenly or over a
 policies: nothing is learnt here, only imitated.
 """
 
-from __future__ import annotations
-
 import math
 import random
+import tomllib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,34 +25,8 @@ VAL_TASKS = 60
 STEPS = 45
 IDS = tuple(range(4096))
 
-# what a fault brings with it, so that an alarm about it is no mistake
-CONSEQUENCES: dict[str, tuple[str, ...]] = {
-    "zero_variance": ("dead_component", "stalled_learning", "dominance"),
-    "dead_component": (),
-    "reward_hacking": ("dominance", "stalled_learning", "overfitting"),
-    "dominance": ("stalled_learning", "reward_hacking"),
-    "tool_abandonment": ("stalled_learning",),
-    "call_inflation": ("length_explosion", "truncation", "stalled_learning"),
-    "answer_collapse": ("zero_variance", "dead_component", "stalled_learning", "overfitting", "dominance"),
-    "mode_collapse": ("zero_variance", "entropy_collapse", "stalled_learning", "dominance"),
-    "entropy_collapse": ("mode_collapse", "stalled_learning"),
-    "kl_spike": (),
-    "gradient_spike": (),
-    "clip_drift": (),
-    "engine_mismatch": ("stalled_learning",),
-    "length_explosion": ("truncation", "stalled_learning"),
-    "truncation": ("zero_variance", "stalled_learning"),
-    "template_collapse": ("answer_collapse", "stalled_learning"),
-    "overfitting": (),
-    "stalled_learning": (),
-    "slow_tools": (),
-    "stale_cache": (),
-}
-FLAT = ("zero_variance", "dominance", "stalled_learning")  # nothing is learnt from the first step on
-HALTS = ("tool_abandonment", "call_inflation", "answer_collapse", "mode_collapse", "entropy_collapse",
-         "length_explosion", "truncation", "template_collapse", "reward_hacking")  # fmt: skip
-# learning stops where one of HALTS sets in
-
+_TABLES = tomllib.loads(Path(__file__).with_name("synthetic.toml").read_text(encoding="utf-8"))
+CONSEQUENCES: dict[str, list[str]] = _TABLES["consequences"]  # what a fault brings with it
 
 World = dict[str, Any]  # what one simulated step is drawn from; a fault changes some of it
 METRICS = (
@@ -63,27 +37,11 @@ METRICS = (
     "mismatch",
     "loss",
 )  # of a world, which a step's row holds
-HEALTHY = {
-    "failures": 0.03,  # of calls
-    "silent": 0.01,  # trajectories without a call
-    "common": 0.02,  # trajectories that give the commonest answer
-    "template": 0.0,  # first actions shared over tasks
-    "cut": 0.01,
-    "stuck": 0.0,  # groups whose rewards are equal by a fault
-    "timeouts": 0.0,
-    "stale": 0.0,  # groups in which a cached reply is old
-    "bonus": 0.0,  # a component that pays for something else
-    "doubt": 0.0,  # more answers that the auditor refuses though they are accepted
-    "val_drop": 0.0,  # of success on tasks that are not trained on
-    "dead": None,  # value of a component that never varies
-    "weights": {"correctness": 1.0, "format": 0.1, "efficiency": 1.0},
-}
+HEALTHY = _TABLES["healthy"] | {"dead": None}  # dead: the value of a component that never varies
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """One simulated run."""
-
     fault: str | None
     onset: int  # the step at which the fault sets in; 0 where there is none
     steps: list[tuple[dict[str, Any], list[Trajectory]]]  # metrics row and rollouts
@@ -96,14 +54,14 @@ def simulate(fault: str | None, seed: int, steps: int = STEPS) -> Simulated:
     rng = np.random.default_rng([seed, zlib.crc32((fault or "healthy").encode())])
     onset = 0
     if fault is not None:
-        from_the_start = fault in FLAT or (fault == "dead_component" and rng.random() < 0.5)
+        from_the_start = fault in _TABLES["flat"] or (fault == "dead_component" and rng.random() < 0.5)
         onset = 1 if from_the_start else int(rng.integers(12, 24))
     strength, ramp = float(rng.uniform(0, 1)), int(rng.choice([1, 1, 3, 6]))
     curve = _Curve(rng, fault)
     rows = []
     for step in range(steps + 1):
         depth = 0.0 if fault is None or step < onset else min(1.0, (step - onset + 1) / ramp)
-        world = curve.world(step if not (fault in HALTS and depth) else onset)
+        world = curve.world(step if not (fault in _TABLES["halts"] and depth) else onset)
         if depth:
             world |= FAULTS[fault](world, Planted(depth, strength, step - onset, rng))
         rows.append(_step(step, world, curve, rng))
@@ -113,30 +71,15 @@ def simulate(fault: str | None, seed: int, steps: int = STEPS) -> Simulated:
 class _Curve:
     """A healthy learning curve with scales of its own."""
 
-    SCALES = {
-        "calls": (1.2, 4.0),
-        "more_calls": (0.8, 1.5),
-        "tokens": (30, 120),
-        "entropy": (0.03, 0.8),
-        "entropy_left": (0.35, 1.2),
-        "kl": (0.003, 0.05),
-        "grad_norm": (0.02, 1.5),
-        "clip_fraction": (0, 0.04),
-        "mismatch": (0, 0.03),
-        "seconds": (0.005, 0.15),
-        "copied": (0.0, 0.55),
-        "doubt": (0.0, 0.1),  # answers that the auditor refuses though they are accepted
-    }
-
     def __init__(self, rng: np.random.Generator, fault: str | None):
         self.rng = rng
         self.group = int(rng.choice([4, 8]))
         self.start = float(rng.uniform(0.2, 0.55))
-        self.end = self.start if fault in FLAT else float(rng.uniform(self.start + 0.2, 0.93))
+        self.end = self.start if fault in _TABLES["flat"] else float(rng.uniform(self.start + 0.2, 0.93))
         self.pace = float(rng.uniform(6, 18))
         self.spread = float(rng.uniform(0.8, 2.5))  # of tasks' difficulty, in logits
         self.tasks = rng.normal(0, self.spread, TASKS)
-        self.scales = {name: float(rng.uniform(*bounds)) for name, bounds in self.SCALES.items()}
+        self.scales = {name: float(rng.uniform(*bounds)) for name, bounds in _TABLES["scales"].items()}
         self.every = int(rng.integers(5, 11))  # steps between validations
 
     def world(self, step: int) -> World:
@@ -269,7 +212,6 @@ def _validation(success: float, rng: np.random.Generator) -> dict[str, float]:
 
 
 def _group(step: int, task: int, world: World, curve: _Curve, rng: random.Random) -> Iterator[Trajectory]:
-    """G rollouts of one task; copies repeat the first of the group."""
     logit = math.log(world["success"] / (1 - world["success"])) * math.sqrt(1 + 0.35 * curve.spread**2)
     chance = 1 / (1 + math.exp(-logit - curve.tasks[task]))
     stuck, first = rng.random() < world["stuck"], None
@@ -289,7 +231,6 @@ def _group(step: int, task: int, world: World, curve: _Curve, rng: random.Random
 def _rollout(
     step: int, task: int, sample: int, right: bool, odd: set[str], world: World, rng: random.Random
 ) -> Trajectory:
-    """One trajectory whose record shows what the world says."""
     calls = 0 if "silent" in odd else max(1, round(rng.gauss(world["calls"], 0.7)))
     turns = _turns(0 if "template" in odd else task + 1, calls, world, rng)
     if len(turns) > 1 and sample == 0 and rng.random() < world["stale"]:

@@ -9,8 +9,6 @@ Memory is what the process grows by at its peak, as the system sees it. Leaves o
 arithmetic, which is the same for both.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import tempfile
@@ -36,12 +34,10 @@ FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt t
 
 
 def bench_update(quick: bool = False) -> dict[str, Any]:
-    """Seconds of one update with LoRA, largest differences in log-probabilities and gradients, peak memory.
+    """Seconds of one update, largest differences in log-probabilities and gradients, peak memory.
 
-    Returns:
-        The bench JSON. ``ratio`` is peer / ours: above 1 is faster. ``logp_diff`` is in nats, ``grad_diff``
-        relative to the norm of the peer's gradient; ``..._full`` are those of training all weights instead of
-        LoRA adapters.
+    ``ratio`` is peer / ours: above 1 is faster. ``logp_diff`` is in nats, ``grad_diff`` relative to the norm
+    of the peer's gradient; ``..._full`` are those of training all weights instead of LoRA adapters.
     """
     repeats = QUICK if quick else FULL
     lora, full = _pair(True), _pair(False)
@@ -57,7 +53,6 @@ def bench_update(quick: bool = False) -> dict[str, Any]:
 
 
 def _pair(adapters: bool) -> tuple[Any, Any]:
-    """Two trainers of the small agent: ours and the peer."""
     recipe = Recipe(beta=0.0, temperature=0.7, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP)
     trainers = []
     for kind in (SharingTrainer, StockTrainer):
@@ -67,7 +62,6 @@ def _pair(adapters: bool) -> tuple[Any, Any]:
 
 
 def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
-    """One group on a prompt of so many tokens."""
     text = " ".join(passage for (passage,) in Corpus.open().rows("SELECT text FROM passage LIMIT 400"))
     tokens = cycle(pair[0].processing_class(text)["input_ids"])
     shared = list(islice(tokens, prompt))

@@ -6,8 +6,6 @@ thread, no sandbox. The judge meets a local server that answers at once. The lab
 math-verify's own tests (agentkit/verifiers/data). Leaves out what a verifier ought to accept (tests).
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -61,12 +59,11 @@ def bench_verifiers(quick: bool = False) -> dict[str, Any]:
 def agreement(every: int = 1) -> dict[str, Any]:
     """The symbolic verifier on labelled cases: how many verdicts equal the label, and which do not.
 
-    Of the 256 labels, some 43 differ on purpose: answers in prose with neither a box nor "the final answer
-    is" (12) and several boxes or a box beside another answer (14), which would pay a policy for naming
-    candidates; words or numbers that go on behind the answer (4), decimals for a fraction without a declared
-    tolerance (3), decimal commas, which separate thousands here (3), and a percent sign (1). Another time of
-    day is wrong, and a gold answer that is no expression is unscored. Five labels are mistaken or pin down
-    the reader's own limits, such as 1 + 1/e for 1 - 1/e.
+    Of the 256 labels, some 37 differ on purpose: answers in prose around which stands no known frame (12) or
+    beside which another one is given (6), decimals for a fraction without a declared tolerance (3), decimal
+    commas, which separate thousands here (3), and an inequality for its interval, which is right here (1).
+    Another time of day is wrong, and a gold answer that is no expression is unscored. Five labels are
+    mistaken or pin down the reader's own limits, such as 1 + 1/e for 1 - 1/e.
     """
     rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf-8").splitlines()][::every]
     outcomes, different = {"agree": 0, "differ": 0, "unscored": 0}, []
@@ -107,11 +104,6 @@ def _rate(run: Callable[[int], Score | bool], seconds: float, repeat: int) -> fl
 
 
 # ---- the usual ways
-def _re_peer(n: int) -> bool:
-    match = re.search(APPLES, f"I found {n} apples.")
-    return match is not None and float(match[1]) == n
-
-
 def _math_verify_peer(n: int) -> bool:
     from math_verify import parse, verify
 
@@ -125,7 +117,7 @@ def _subprocess_peer(n: int) -> bool:
 
 
 PEERS: dict[str, Callable[[int], bool]] = {
-    "regex": _re_peer,
+    "regex": lambda n: float(re.search(APPLES, f"I found {n} apples.")[1]) == n,
     "symbolic": _math_verify_peer,
     "code": _subprocess_peer,
     "code_source_tests": _subprocess_peer,
@@ -133,13 +125,11 @@ PEERS: dict[str, Callable[[int], bool]] = {
 
 
 class _Judge(BaseHTTPRequestHandler):
-    """Says correct where the reference stands in the answer."""
+    """Says correct at once: every answer here is."""
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        question = json.loads(body["messages"][-1]["content"])
-        verdict = "correct" if question["reference"] in question["answer"] else "incorrect"
-        content = json.dumps({"verdict": verdict})
+        self.rfile.read(int(self.headers["Content-Length"]))
+        content = json.dumps({"verdict": "correct"})
         reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(reply)))
@@ -152,7 +142,6 @@ class _Judge(BaseHTTPRequestHandler):
 
 @contextmanager
 def _judge_endpoint() -> Iterator[dict[str, Any]]:
-    """Options of the judge that reach a local server."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Judge) as server, TemporaryDirectory() as folder:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"

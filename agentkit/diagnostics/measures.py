@@ -4,8 +4,6 @@
 code. Leaves out what is a fault (conditions, rules) and reading files (watch).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -68,8 +66,8 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
         ``cache_conflicts``.
     """
     values = {k: float(v) for k, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    broken = [name for name in FINITE if name in row and not math.isfinite(values.get(name, math.nan))]
-    values["not_finite"] = float(len(broken))
+    finite = [math.isfinite(values.get(name, math.nan)) for name in FINITE if name in row]
+    values |= {"not_finite": float(finite.count(False))} if finite else {}
     evidence: dict[str, tuple[str, ...]] = {}
     if trajectories:
         groups = groups_by_task(trajectories)
@@ -79,6 +77,9 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
             for name, shown in shown_by.items():
                 if shown:
                     evidence[name] = tuple(map(trajectory_id, shown[:EVIDENCE]))
+    if "stuck" not in values and {"zero_variance", "success"} <= values.keys():
+        # of a log without groups: the share of solved groups is at most the mean success
+        values["stuck"] = max(0.0, values["zero_variance"] - values["success"])
     return StepMeasures(int(row["step"]), values, evidence)
 
 

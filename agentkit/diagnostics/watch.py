@@ -7,14 +7,15 @@ Leaves out the rules and what they read (rules, measures).
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentkit.diagnostics.measures import StepMeasures, observe
-from agentkit.diagnostics.rules import Alarm, holding
+from agentkit.diagnostics.rules import RULES, Alarm, holding, lacks
 from agentkit.records import Trajectory
-from agentkit.runs import Run, append_jsonl, read_jsonl, read_trajectories, write_jsonl
+from agentkit.runs import Run, RunError, append_jsonl, fault, read_jsonl, write_jsonl
 
 QUIET = 10  # steps without it before an alarm may fire again
 FILE = ("train", "alarms.jsonl")
@@ -31,15 +32,25 @@ class Watch:
         self.history: list[StepMeasures] = []
         self.alarms: list[Alarm] = []
         self._path = path
-        self._held: dict[str, int] = {}  # the last step at which each rule held
+        self._held: dict[tuple[str, str], int] = {}  # the last step at which each held with this severity
 
     @classmethod
     def over(cls, run: Run) -> Watch:
-        """A watch that goes on from what a run has stored; alarms of steps that were cut are dropped."""
-        watch = cls()
-        if run.file("train", "metrics.jsonl").exists():
-            for step in read_steps(run.file("train")):
-                watch.take(step)
+        """A watch that goes on from what a run has stored.
+
+        Alarms of steps that were cut are dropped, those of steps whose metrics are lost are kept.
+        """
+        watch, steps, alarms = cls(), [], []
+        try:
+            alarms = read_alarms(run)
+            steps = read_steps(run) if run.file("train", "metrics.jsonl").exists() else []
+        except RunError as error:  # no reason to stop a training
+            warnings.warn(f"alarms look at the steps from here on only: {error}", stacklevel=2)
+        for step in steps:
+            watch.take(step)
+        judged = {step.number for step in steps}
+        lost = [a for a in alarms if a.step not in judged and (not steps or a.step < steps[-1].number)]
+        watch.alarms = lost + watch.alarms
         watch._path = run.file(*FILE)
         if watch.alarms or watch._path.exists():
             write_jsonl(watch._path, map(dataclasses.asdict, watch.alarms))
@@ -52,7 +63,8 @@ class Watch:
     def take(self, step: StepMeasures) -> list[Alarm]:
         """``add`` for a step in numbers. Step 0, which is a validation only, raises no alarm."""
         self.history.append(step)
-        held = holding(self.history) if step.number > 0 else {}
+        alarms = holding(self.history).values() if step.number > 0 else ()
+        held = {(alarm.alarm, alarm.severity): alarm for alarm in alarms}
         silent_for = {name: step.number - self._held.get(name, -QUIET - 1) for name in held}
         fired = [alarm for name, alarm in held.items() if silent_for[name] > QUIET]
         self._held |= dict.fromkeys(held, step.number)
@@ -71,25 +83,52 @@ def scan(steps: Iterable[StepMeasures]) -> list[Alarm]:
     return watch.alarms
 
 
-def read_steps(folder: Path) -> list[StepMeasures]:
-    """A stored training in numbers: metrics.jsonl and trajectories/ of a run's train/."""
-    rows = read_jsonl(folder / "metrics.jsonl")
-    latest = {row["step"]: row for row in rows if isinstance(row.get("step"), int)}
-    steps = []
-    for number, row in sorted(latest.items()):
-        path = folder / "trajectories" / f"step_{number:05d}.parquet"
-        steps.append(observe(row, read_trajectories(path) if path.exists() else ()))
+def read_steps(run: Run) -> list[StepMeasures]:
+    """A stored training in numbers: train/metrics.jsonl and train/trajectories/, by step."""
+    rows = {row["step"]: row for row in run.metric_rows()}
+    stored = sorted(rows.keys() & set(run.steps))
+    observed = {number: observe(rows[number], rollouts) for number, rollouts in run.rollouts(stored)}
+    lost = [str(number) for number in sorted(rows) if number > 0 and number not in stored]
+    if stored and lost:
+        folder, named = run.file("train", "trajectories"), ", ".join(lost[:5])
+        warnings.warn(f"{folder} holds no rollouts of step {named} ({len(lost)} in all).", stacklevel=2)
+    return [observed.get(number) or observe(row) for number, row in sorted(rows.items())]
+
+
+def trained_steps(run: Run) -> list[StepMeasures]:
+    """``read_steps`` of a training. Raises RunError where no alarm could look at anything that is stored."""
+    steps = read_steps(run)
+    if len(steps) > 0 == steps[-1].number or len(lacks(steps)) == len(RULES):
+        needed = ", ".join(dict.fromkeys(need for needs in lacks([]).values() for need in needs))
+        raise RunError(
+            f"{run.file('train', 'metrics.jsonl')} holds no training step that an alarm could look at: a row "
+            f"needs 'step' from 1 on and, in it or in the trajectories of its step, some of {needed}. "
+            "Run notebook 03_grpo for this run."
+        )
     return steps
 
 
 def stored_alarms(run: Run) -> list[Alarm]:
-    """The alarms of a run, judged again from what is stored."""
-    return scan(read_steps(run.file("train")))
+    """The alarms of a run, judged again from what is stored. Raises RunError where none could look."""
+    return scan(trained_steps(run))
+
+
+def coverage(steps: Sequence[StepMeasures]) -> str:
+    """How many steps were looked at, and which alarms could not look, as they lack what they need."""
+    looked = f"in {sum(step.number > 0 for step in steps)} steps"
+    if not (lacking := lacks(steps)):
+        return looked
+    listed = "; ".join(f"{alarm} needs {' or '.join(needs)}" for alarm, needs in lacking.items())
+    return f"{looked}; {len(lacking)} of the {len(RULES)} rules could not look: {listed}"
 
 
 def read_alarms(run: Run) -> list[Alarm]:
     """train/alarms.jsonl; an empty list where no alarm has fired."""
     path = run.file(*FILE)
-    fields = {field.name for field in dataclasses.fields(Alarm)}
-    rows = read_jsonl(path) if path.exists() else []
-    return [Alarm(**row | {"evidence": tuple(row["evidence"])}) for row in rows if row.keys() == fields]
+    alarms = []
+    for row in read_jsonl(path) if path.exists() else []:
+        if problem := fault("alarm", row):
+            warnings.warn(f"{path}: an alarm was left out, for {problem}.", stacklevel=2)
+        else:
+            alarms.append(Alarm(**row | {"evidence": tuple(row["evidence"])}))
+    return alarms

@@ -8,7 +8,16 @@ Leaves out: the formulas (statistics), sampling and scoring (rollouts, verifiers
 (behaviour, failures), figures (plots) and showing trajectories (widgets).
 """
 
-from agentkit.evaluation.comparison import Comparison, case_of, case_scores, case_table, compare
+from agentkit.evaluation.comparison import (
+    Comparison,
+    case_of,
+    case_scores,
+    case_table,
+    compare,
+    compare_by,
+    measure_table,
+    score_table,
+)
 from agentkit.evaluation.summary import SOLVED, Samples, flatten, summarize, task_success
 from agentkit.evaluation.tables import family_table
 
@@ -20,8 +29,11 @@ __all__ = [
     "case_scores",
     "case_table",
     "compare",
+    "compare_by",
     "family_table",
     "flatten",
+    "measure_table",
+    "score_table",
     "summarize",
     "task_success",
 ]

@@ -17,6 +17,7 @@ import pandas as pd
 
 from agentkit.evaluation import SOLVED, Samples, flatten, statistics, tables
 from agentkit.evaluation.evidence import TEXT_LIMIT, gave_up, stands, was_run, writes_code
+from agentkit.evaluation.summary import ratio_of
 from agentkit.records import Task, ToolResult, Trajectory
 from agentkit.trajectories import call_key, needs_tools, plan_of, results_of, verifier_kind
 
@@ -133,7 +134,9 @@ MEASURES = {
 class Behaviour:
     """Behaviour of policies on the same tasks, with 95 % intervals clustered by task."""
 
-    rates: dict[str, dict[str, dict[str, Any]]]  # measure -> policy -> value (or None), ci95, occasions
+    rates: dict[
+        str, dict[str, dict[str, Any]]
+    ]  # measure -> policy -> value (or None), ci95, occasions, tasks
     changes: list[dict[str, Any]]  # measure, a, b, diff, ci95, p, p_holm: each policy against the first
 
     def table(self) -> pd.DataFrame:
@@ -151,12 +154,14 @@ class Behaviour:
 
     def _repr_html_(self) -> str:
         rules = [f"{MEASURES[name].title}: {MEASURES[name].meaning}." for name in self.rates]
-        caption = "Share of occasions; 95 % intervals over tasks in brackets"
+        caption = "Share of occasions; 95 % intervals over the tasks with an occasion in brackets"
         return tables.to_html(self.table(), caption, self.sentences(), rules)
 
 
 def behaviour(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Behaviour:
-    """Measure what policies do, and what changed against the first (t test over tasks, Holm over changes).
+    """Measure what policies do, and what changed against the first (Holm over all changes).
+
+    Only tasks with an occasion to behave so are evidence, for a rate and for its change.
 
     Args:
         policies: trajectories by policy name, the baseline first.
@@ -167,56 +172,56 @@ def behaviour(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Behavio
     rates: dict[str, dict[str, dict[str, Any]]] = {}
     changes = []
     for name, measure in MEASURES.items():
-        ratios = {policy: _ratio(flatten(samples), by_id, measure) for policy, samples in policies.items()}
-        rates[name] = {policy: _rate(ratio, measure) for policy, ratio in ratios.items()}
+        counts = {policy: _counts(flatten(samples), by_id, measure) for policy, samples in policies.items()}
+        rates[name] = {policy: _rate(own, measure) for policy, own in counts.items()}
         for other in others:
-            if ratios[first] and ratios[other]:
-                change = _change(ratios[first], ratios[other])
+            if rates[name][first]["tasks"] and rates[name][other]["tasks"]:
+                change = _change(counts[first], counts[other], measure)
                 changes.append({"measure": name, "a": first, "b": other, **change})
     corrected = statistics.holm([change["p"] for change in changes])
     return Behaviour(rates, [change | {"p_holm": p} for change, p in zip(changes, corrected, strict=True)])
 
 
-_Ratio = tuple[float, dict[str, float], int]  # the ratio, each task's influence on it, occasions
+_Counts = dict[str, np.ndarray]  # by task: the sum of a measure's values, and the occasions
 
 
-def _ratio(trajectories: Sequence[Trajectory], tasks: Mapping[str, Task], measure: Measure) -> _Ratio | None:
+def _counts(trajectories: Sequence[Trajectory], tasks: Mapping[str, Task], measure: Measure) -> _Counts:
     totals = {t.task_id: np.zeros(2) for t in trajectories}
     for t in trajectories:
         values = measure.values(t, tasks[t.task_id])
         totals[t.task_id] += [sum(values), len(values)]
-    if not any(occasions for _, occasions in totals.values()):
-        return None
-    sums, occasions = np.array(list(totals.values())).T.copy()
-    ratio, influence = statistics.ratio_influence(sums, occasions)
-    return ratio, dict(zip(totals, influence.tolist(), strict=True)), int(occasions.sum())
+    return totals
 
 
-def _rate(ratio: _Ratio | None, measure: Measure) -> dict[str, Any]:
-    if ratio is None:
-        return {"value": None, "ci95": None, "occasions": 0}
-    value, influence, occasions = ratio
-    high = 1.0 if measure.share else np.inf
-    interval = statistics.ratio_interval(value, np.array(list(influence.values())), high=high)
-    return {"value": value, "ci95": interval, "occasions": occasions}
+def _rate(counts: _Counts, measure: Measure) -> dict[str, Any]:
+    totals = np.array(list(counts.values())).T
+    value, interval = ratio_of(totals, measure.share)
+    occasions, tasks = int(totals[1].sum()), int((totals[1] > 0).sum())
+    return {"value": value, "ci95": interval, "occasions": occasions, "tasks": tasks}
 
 
-def _change(before: _Ratio, after: _Ratio) -> dict[str, Any]:
-    """Difference of two ratios over the same tasks, by each task's influence on it."""
-    difference = after[0] - before[0]
-    shared = [task for task in before[1] if task in after[1]]
-    moved = np.array([after[1][task] - before[1][task] for task in shared]) + difference
+def _change(before: _Counts, after: _Counts, measure: Measure) -> dict[str, Any]:
+    """Difference of two ratios over the same tasks, with its interval and p."""
+    shared = [task for task in before if task in after]
+    pair = [np.array([own[task] for task in shared]).T.copy() for own in (before, after)]
+    if measure.share:
+        difference, interval, p = statistics.shares_change(*pair)
+        return {"diff": difference, "ci95": interval, "p": p}
+    (a, u), (b, v) = (statistics.ratio_influence(*counts) for counts in pair)
+    moved = (b - a + v - u)[(pair[0][1] > 0) | (pair[1][1] > 0)]
     if float(np.ptp(moved)) < 1e-12:
-        return {"diff": difference, "ci95": [difference, difference], "p": 1.0}
+        return {"diff": b - a, "ci95": [b - a, b - a], "p": 1.0}
     interval = statistics.mean_interval(moved, low=-np.inf, high=np.inf)
-    return {"diff": difference, "ci95": interval, "p": statistics.mean_p(moved)}
+    return {"diff": b - a, "ci95": interval, "p": statistics.mean_p(moved)}
 
 
 def _rate_cell(name: str, rate: Mapping[str, Any]) -> str:
     if rate["value"] is None:
         return "– (no occasion)"
     if MEASURES[name].share:
-        return f"{tables.percent(rate['value'], rate['ci95'])} of {rate['occasions']}"
+        return (
+            f"{tables.percent(rate['value'], rate['ci95'])} of {rate['occasions']} in {rate['tasks']} tasks"
+        )
     bounds = f" [{rate['ci95'][0]:.2f}, {rate['ci95'][1]:.2f}]" if rate["ci95"] else ""
     return f"{rate['value']:.2f}{bounds}"
 

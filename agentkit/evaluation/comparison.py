@@ -5,9 +5,10 @@ Leaves out how numbers are said in words (tables) and the formulas (statistics).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from itertools import combinations
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from itertools import combinations, permutations
 from statistics import fmean
 from typing import Any
 
@@ -17,14 +18,15 @@ import pandas as pd
 from agentkit.evaluation import statistics, tables
 from agentkit.evaluation.statistics import ALPHA
 from agentkit.evaluation.summary import (
+    BREAKDOWNS,
     SOLVED,
     Samples,
     Values,
-    easy_first,
+    clusters_of,
+    flatten,
     labels_of,
     measure,
     named,
-    rate,
     rates,
     same_tasks,
     single_samples,
@@ -33,10 +35,9 @@ from agentkit.evaluation.summary import (
     task_success,
     values_of,
 )
-from agentkit.records import Task
+from agentkit.records import DataError, Task, Trajectory
 from agentkit.runs import RunError
-
-BREAKDOWNS = {"by_category": sorted, "by_difficulty": easy_first}
+from agentkit.trajectories import wholly_right
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Comparison:
 
     n_tasks: int
     policies: dict[str, dict[str, Any]]  # summarize() of each; "greedy": {success, ci95, n} where measured
-    paired: list[dict[str, Any]]  # each pair (earlier, later): a, b, and what paired_test and verdicts add
-    flipped: dict[str, dict[str, list[str]]]  # "a->b": ids of the tasks that went to_right and to_wrong
+    paired: list[dict[str, Any]]  # each pair (earlier, later): what ``judged`` says, and what stands beside
+    flipped: dict[str, dict[str, list[str]]]  # "a->b": tasks whose first sample went to_right and to_wrong
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and None."""
@@ -73,7 +74,7 @@ class Comparison:
         return tables.policy_table(self.policies)
 
     def paired_table(self) -> pd.DataFrame:
-        """One row a paired test: overall, by category and by difficulty, each with Holm's correction."""
+        """One row a pair over all tasks, tested, and one for each category and difficulty, described."""
         rows = []
         for pair in self.paired:
             for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items():
@@ -96,10 +97,11 @@ class Comparison:
         return [tables.sentence(p, self.flipped[f"{p['a']}->{p['b']}"], n) for p in self.paired]
 
     def where(self, a: str, b: str) -> str:
-        """For which categories and difficulties policy b differs from policy a, in one sentence."""
+        """By how much policy b differs from policy a on each category and difficulty, in one sentence."""
         pair = next((p for p in self.paired if (p["a"], p["b"]) == (a, b)), {})
         parts = [f"{tasks} {tables.briefly(block)}" for tasks, block in tables.breakdown(pair).items()]
-        return f"{a} → {b}: {'; '.join(parts)}." if parts else "There is no breakdown to compare."
+        how = "described with 95 % intervals, each on its own and none tested"
+        return f"{a} → {b}: {'; '.join(parts)} ({how})." if parts else "There is no breakdown to compare."
 
     def draws(self) -> list[str]:
         """What sampling more than once would give, one sentence a policy."""
@@ -118,11 +120,12 @@ def compare(
 ) -> Comparison:
     """Measure policies on the same tasks and test every pair (earlier, later).
 
-    The test is exact McNemar where every task has one right-or-wrong sample (its mid-p stands beside it),
-    else a sign-flip permutation test on task means, and a t test over seeds and tasks where a policy was
-    trained with several seeds. A task that either policy of a pair has no scored sample of is left out of
-    that pair. Holm's correction is over the pairs, and within a pair over its categories and over its
-    difficulties; the verdict follows the corrected p.
+    The test is McNemar's mid-p where every task has one right-or-wrong sample, else a sign-flip permutation
+    test on task means, and a t test over seeds and tasks where a policy was trained with three seeds or more;
+    two give an interval and no verdict. A task that either policy of a pair has no scored sample of is left
+    out of that pair, and what the difference could be at most and at least with it stands beside. The verdict
+    follows Holm's correction over the pairs, and interval and smallest detectable difference its level.
+    Categories and difficulties are described with intervals and not tested.
 
     Args:
         policies: trajectories by policy name, the baseline first; {training seed: trajectories} where there
@@ -131,11 +134,13 @@ def compare(
         greedy: greedy trajectories by policy name, measured beside the sampled ones.
 
     Raises:
-        ValueError: policies, or training seeds of one, cover different tasks; two policies have different
-            seeds, share no scored task, or have nothing to measure.
+        DataError: policies, or training seeds of one, cover different tasks; two policies have different
+            seeds, share no scored task, or have nothing to measure; a sample is there twice; trajectories are
+            passed under another one's name.
     """
     if not policies:
-        raise ValueError("there is no policy to compare. Pass {'sft': trajectories, 'grpo': trajectories}.")
+        raise DataError("there is no policy to compare. Pass {'sft': trajectories, 'grpo': trajectories}.")
+    _under_their_names(policies)
     tasks = None if tasks is None else list(tasks)
     values = {name: named(name, values_of, samples) for name, samples in policies.items()}
     entries = {name: named(name, summarize, samples, tasks) for name, samples in policies.items()}
@@ -144,101 +149,235 @@ def compare(
         same_tasks(first, values[first], name, values[name])
     for name, samples in (greedy or {}).items():
         if name not in entries:
-            raise ValueError(f"greedy trajectories of {name!r}, not among the policies {sorted(entries)}.")
-        greedy_values = named(f"{name}, greedy", values_of, samples)
-        same_tasks(name, values[name], f"{name}, greedy", greedy_values)
-        entries[name]["greedy"] = measure(greedy_values)
-    labels = dict(zip(BREAKDOWNS, labels_of(values[first], tasks), strict=True))
-    paired, flipped = [], {}
+            raise DataError(f"greedy trajectories of {name!r}, not among the policies {sorted(entries)}.")
+        entries[name]["greedy"] = _greedy(name, samples, values[name])
+    labels = labels_of(values[first], tasks)
+    clusters = clusters_of(values[first], tasks)
     for a, b in combinations(values, 2):
         _same_seeds(a, policies[a], b, policies[b])
-        paired.append(paired_test(a, b, values[a], values[b], labels))
-        flipped[f"{a}->{b}"] = _flips(values[a], values[b])
-    return Comparison(len(values[first]), entries, with_verdicts(paired), flipped)
+    pairs = [Pair.of(a, b, values[a], values[b]) for a, b in combinations(values, 2)]
+    paired = [
+        entry
+        | _beside(pair, entry["level"], clusters, [entries[pair.a], entries[pair.b]])
+        | _described(pair, labels)
+        for pair, entry in zip(pairs, judged(pairs), strict=True)
+    ]
+    flipped = {f"{pair.a}->{pair.b}": _flips(pair) for pair in pairs}
+    return Comparison(len(values[first]), entries, paired, flipped)
+
+
+def _greedy(name: str, samples: Samples, sampled: Any) -> dict[str, Any]:
+    values = named(f"{name}, greedy", values_of, samples)
+    same_tasks(name, sampled, f"{name}, greedy", values)
+    return measure(values)
+
+
+def _under_their_names(policies: Mapping[str, Samples]) -> None:
+    rows = {name: {t.policy for t in flatten(samples)} for name, samples in policies.items()}
+    for name, other in permutations(rows, 2):
+        if other in rows[name] and other not in rows[other]:
+            why = f"the trajectories passed as {name} are of {other}, and those passed as {other} are not"
+            raise DataError(f"{why}. Pass each under its own name.")
 
 
 def _same_seeds(a: str, samples_a: Samples, b: str, samples_b: Samples) -> None:
     seeds = [list(map(str, s)) if isinstance(s, Mapping) else [] for s in (samples_a, samples_b)]
     if min(map(len, seeds)) > 1 and seeds[0] != seeds[1]:
         named = f"{a} has the training seeds {', '.join(seeds[0])} and {b} has {', '.join(seeds[1])}"
-        raise ValueError(f"{named}. Pass the same seeds in the same order, or one of them alone.")
+        raise DataError(f"{named}. Pass the same seeds in the same order, or one of them alone.")
 
 
-def paired_test(
-    a: str, b: str, values_a: Values, values_b: Values, labels: Mapping[str, Mapping[str, str]] | None = None
-) -> dict[str, Any]:
-    """One pair's entry of comparison.json, over the tasks that are scored for both."""
-    both = {i: None for i in values_a if all(values_a[i]) and all(values_b[i])}
-    if not both:
-        raise ValueError(f"{a} and {b} share no task that is scored for both. Score more trajectories.")
-    pair = {"a": a, "b": b, **_difference(values_a, values_b, list(both))}
+@dataclass(frozen=True)
+class Pair:
+    """Two policies on the tasks that are scored for both."""
+
+    a: str
+    b: str
+    values: tuple[Values, Values]
+    tasks: list[str]
+
+    @classmethod
+    def of(cls, a: str, b: str, values_a: Values, values_b: Values) -> Pair:
+        """Raises DataError where no task is scored for both."""
+        both = [task for task in values_a if all(values_a[task]) and all(values_b[task])]
+        if not both:
+            raise DataError(f"{a} and {b} share no task that is scored for both. Score more trajectories.")
+        return cls(a, b, (values_a, values_b), both)
+
+    def among(self, tasks: Iterable[str]) -> Pair:
+        return replace(self, tasks=[task for task in self.tasks if task in set(tasks)])
+
+    @cached_property
+    def rates(self) -> tuple[np.ndarray, np.ndarray]:
+        """Success by seed and task of both; a policy with one seed stands beside each of the other's."""
+        both = tuple(rates(values, self.tasks) for values in self.values)
+        return tuple(np.broadcast_arrays(*both))
+
+    @property
+    def differences(self) -> np.ndarray:
+        return self.rates[1] - self.rates[0]  # (S, N)
+
+    @cached_property
+    def single(self) -> bool:
+        return single_samples(values[task] for values in self.values for task in self.tasks)
+
+    @cached_property
+    def p(self) -> float | None:
+        """None for two training seeds: a spread of one degree of freedom holds no level."""
+        seeds = len(self.differences)
+        if seeds > 1:
+            return statistics.seeds_p(self.differences) if seeds >= statistics.SEEDS else None
+        return statistics.sign_flip_p(self.differences[0])
+
+    @property
+    def test(self) -> str:
+        if len(self.differences) > 1:
+            return "seeds_and_tasks_t"
+        return "mcnemar_mid_p" if self.single else "sign_flip_permutation"
+
+    def interval(self, alpha: float = ALPHA, p: float | None = None) -> list[float]:
+        """At 1 - ``alpha``, and in accord with ``p`` where it is given."""
+        if len(self.differences) > 1:
+            return statistics.seeds_interval(self.differences, low=-1.0, high=1.0, alpha=alpha)
+        return statistics.difference_interval(self.differences[0], self.single, p, alpha)
+
+    def detectable(self, alpha: float) -> float | None:
+        """What the test at this level could have seen with 80 % power."""
+        differences, n = self.differences, len(self.tasks)
+        if len(differences) > 1:
+            error, freedom = statistics.seeds_spread(differences)
+            return statistics.detectable_seeds(error, freedom, alpha) if error else None
+        success = np.mean(self.rates, axis=0)[0]
+        if self.single:
+            share = float(np.mean(differences != 0))
+            return statistics.detectable_mcnemar(n, share, alpha, float(success.mean()))
+        spread, lacks = float(differences.std(ddof=1)) if n > 1 else 0.0, 1 - float(success.mean())
+        return statistics.detectable_mean(n, spread, alpha, float(success.std()) / max(lacks, 1e-3))
+
+
+def judged(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """Each pair's entry of comparison.json; Holm's correction over all that are tested.
+
+    A verdict, its interval and what it could have seen are at one level: the one at which Holm decides.
+    """
+    tested = [pair for pair in pairs if pair.p is not None]
+    pvalues = [pair.p for pair in tested]
+    decided = zip(tested, statistics.holm(pvalues), statistics.holm_levels(pvalues), strict=True)
+    found = {id(pair): (p_holm, level) for pair, p_holm, level in decided}
+    entries = []
+    for pair in pairs:
+        p_holm, level = found.get(id(pair), (None, ALPHA))
+        shown = p_holm is not None and p_holm < ALPHA
+        difference, better = float(pair.differences.mean()), pair.differences.mean() > 0
+        verdict = ("better" if better else "worse") if shown else tables.NO_DIFFERENCE
+        entry = {"a": pair.a, "b": pair.b, "diff": difference, "ci95": pair.interval(level, pair.p)}
+        entry |= {"p": pair.p, "test": pair.test, "n": len(pair.tasks), "p_holm": p_holm, "level": level}
+        entry["verdict"] = tables.NO_VERDICT if pair.p is None else verdict
+        entry["detectable"] = None if pair.p is None else pair.detectable(level)
+        entries.append(entry | {"effect": statistics.effect_sizes(*(own.mean(axis=0) for own in pair.rates))})
+    return entries
+
+
+def _described(pair: Pair, labels: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Differences by category and difficulty, each with a 95 % interval, described, not tested."""
+    described: dict[str, dict] = {}
     for kind, order in BREAKDOWNS.items():
-        groups = split_by(both, (labels or {}).get(kind, {}), order)
-        pair[kind] = {name: _difference(values_a, values_b, list(ids)) for name, ids in groups.items()}
-    return pair
+        groups = split_by(dict.fromkeys(pair.tasks), labels.get(kind, {}), order)
+        parts = {name: pair.among(ids) for name, ids in groups.items()}
+        described[kind] = {
+            name: {"diff": float(part.differences.mean()), "ci95": part.interval(), "n": len(part.tasks)}
+            for name, part in parts.items()
+        }
+    return described
 
 
-def _difference(values_a: Values, values_b: Values, tasks: list[str]) -> dict[str, Any]:
-    """Difference in success over these tasks: size, interval, test, and what the test could have seen."""
-    rates_a, rates_b = rates(values_a, tasks), rates(values_b, tasks)
-    before, after = rates_a.mean(axis=0), rates_b.mean(axis=0)
-    differences = rates_b - rates_a  # (S, N); a policy with one seed stands beside each of the other's
-    if len(differences) > 1:
-        tested = _several_seeds(differences)
-    else:
-        tested = _one_seed(before, after, single_samples(v[i] for v in (values_a, values_b) for i in tasks))
-    effect = statistics.effect_sizes(before, after)
-    return {"diff": float(differences.mean()), **tested, "n": len(tasks), "effect": effect}
+def _beside(
+    pair: Pair, level: float, clusters: Mapping[str, int], entries: Sequence[Mapping]
+) -> dict[str, Any]:
+    """What stands beside a verdict: templates as the evidence, and the unscored counted against either."""
+    beside: dict[str, Any] = {}
+    if clusters and len(pair.differences) == 1:
+        index = np.unique([clusters[task] for task in pair.tasks], return_inverse=True)[1]
+        beside["by_template"] = statistics.clustered(pair.differences[0], index, level)
+    if any(entry["unscored"] for entry in entries):
+        (a_low, a_high), (b_low, b_high) = (e.get("worst_case") or [e["success"]] * 2 for e in entries)
+        beside["worst_case"] = [b_low - a_high, b_high - a_low]
+    return beside
 
 
-def _several_seeds(differences: np.ndarray) -> dict[str, Any]:
-    error, freedom = statistics.seeds_spread(differences)
+def _flips(pair: Pair) -> dict[str, list[str]]:
+    """Tasks whose first sample changed sides, so that more samples give no fewer and no more of them."""
+    flips: dict[str, list[str]] = {"to_right": [], "to_wrong": []}
+    for task in pair.tasks:
+        before, after = (values[task][0][0] > SOLVED for values in pair.values)
+        if before != after:
+            flips["to_right" if after else "to_wrong"].append(task)
+    return flips
+
+
+# ---- measures that a family adds
+def compare_by(
+    measures: Mapping[str, Callable[[Task, Trajectory], float | None]],
+    policies: Mapping[str, Samples],
+    tasks: Iterable[Task],
+) -> dict[str, Comparison]:
+    """A comparison for each measure of these tasks, with its value in [0, 1] in the place of success."""
+    by_id = {task.id: task for task in tasks}
+
+    def measured(samples: Samples, measure: Callable[[Task, Trajectory], float | None]) -> Samples:
+        if isinstance(samples, Mapping):
+            return {seed: measured(own, measure) for seed, own in samples.items()}
+        own = [t for t in samples if t.task_id in by_id]
+        return [replace(t, success=measure(by_id[t.task_id], t)) for t in own]
+
     return {
-        "ci95": statistics.seeds_interval(differences, low=-1.0, high=1.0),
-        "p": statistics.seeds_p(differences),
-        "test": "seeds_and_tasks_t",
-        "detectable": statistics.detectable_seeds(error, freedom) if error else None,
+        name: compare({policy: measured(own, measure) for policy, own in policies.items()}, by_id.values())
+        for name, measure in measures.items()
     }
 
 
-def _one_seed(before: np.ndarray, after: np.ndarray, single: bool) -> dict[str, Any]:
-    differences, n = after - before, before.size
-    tested = {"ci95": statistics.difference_interval(differences, single)}
-    flip_p = statistics.sign_flip_p(differences)
-    if single:
-        tested |= {"p": statistics.mcnemar_p(before, after), "test": "mcnemar_exact", "mid_p": flip_p}
-        return tested | {"detectable": statistics.detectable_mcnemar(n, float(np.mean(before != after)))}
-    spread = float(differences.std(ddof=1)) if n > 1 else 0.0
-    tested |= {"p": flip_p, "test": "sign_flip_permutation"}
-    return tested | {"detectable": statistics.detectable_mean(n, spread)}
+def measure_table(comparisons: Mapping[str, Comparison]) -> tuple[pd.DataFrame, list[str]]:
+    """A row a measure, a column a policy, and a sentence for each pair of policies."""
+    rows = {
+        name: {policy: tables.percent(e["success"], e["ci95"]) for policy, e in own.policies.items()}
+        for name, own in comparisons.items()
+    }
+    said = [f"{name}, {sentence}" for name, own in comparisons.items() for sentence in own.sentences()]
+    return tables.text_table(rows), said
 
 
-def with_verdicts(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pairs with p_holm and a verdict, overall and in each breakdown."""
-    judged = _judged(pairs)
-    for pair in judged:
-        for kind in BREAKDOWNS:
-            pair[kind] = dict(zip(pair[kind], _judged(list(pair[kind].values())), strict=True))
-    return judged
+# ---- by family, as GRPO-TCR's model card prints it
+SCORES = ("tool_call_reward", "tool_call_bonus")  # components that stand in the place of the verifier's value
 
 
-def _judged(family: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    corrected = statistics.holm([test["p"] for test in family])
-    judged = []
-    for test, p in zip(family, corrected, strict=True):
-        better = "better" if test["diff"] > 0 else "worse"
-        judged.append(test | {"p_holm": p, "verdict": better if p < ALPHA else tables.NO_DIFFERENCE})
-    return judged
+def score_table(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> pd.DataFrame:
+    """A row for each family and policy: accuracy with its interval, mean score and reward, tasks.
+
+    Accuracy counts what is right altogether. Score is the verifier's value, such as the share of tests that a
+    program passes, or the tool-call reward made of it.
+    """
+    tasks, rows = list(tasks), {}
+    for family in dict.fromkeys(task.family for task in tasks):
+        own = [task for task in tasks if task.family == family]
+        for policy, samples in policies.items():
+            tried = [t for t in flatten(samples) if t.task_id in {task.id for task in own}]
+            right = measure(values_of([replace(t, success=wholly_right(t)) for t in tried]))
+            rows[f"{family}, {policy}"] = {
+                "accuracy": tables.percent(right["success"], right["ci95"]) if right["n"] else "–",
+                "score": _mean(map(_score, tried)),
+                "reward": _mean(t.reward for t in tried),
+                "tasks": right["n"],
+            }
+    return tables.text_table(rows)
 
 
-def _flips(values_a: Values, values_b: Values) -> dict[str, list[str]]:
-    flips: dict[str, list[str]] = {"to_right": [], "to_wrong": []}
-    for task in values_a:
-        if all(values_a[task]) and all(values_b[task]):
-            solved = rate(values_a[task]) > SOLVED, rate(values_b[task]) > SOLVED
-            if solved[0] != solved[1]:
-                flips["to_right" if solved[1] else "to_wrong"].append(task)
-    return flips
+def _score(t: Trajectory) -> float | None:
+    return next((t.components[name] for name in SCORES if name in t.components), t.success)
+
+
+def _mean(values: Iterable[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.4g}" if known else "–"
 
 
 # ---- cases: a table of a few kinds of tasks, as model cards print them
@@ -276,15 +415,15 @@ def case_table(scores: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame,
         scores: mean score in [0, 1] by policy and case, the baseline first.
 
     Raises:
-        ValueError: policies are scored on different cases.
+        DataError: policies are scored on different cases.
     """
     (first, cases), *others = scores.items()
     for name, other in others:
         if other.keys() != cases.keys():
             differing = sorted(other.keys() ^ cases.keys())
-            raise ValueError(f"{first} and {name} are scored on different cases: {differing}.")
+            raise DataError(f"{first} and {name} are scored on different cases: {differing}.")
     rows = {case: {name: f"{score[case]:.2f}" for name, score in scores.items()} for case in cases}
     rows["Average"] = {name: f"{fmean(score.values()):.2f}" for name, score in scores.items()}
     values = {name: {case: [[score[case]]] for case in cases} for name, score in scores.items()}
-    pairs = with_verdicts([paired_test(a, b, values[a], values[b]) for a, b in combinations(values, 2)])
+    pairs = judged([Pair.of(a, b, values[a], values[b]) for a, b in combinations(values, 2)])
     return tables.text_table(rows), [tables.sentence(pair, None, len(pairs), unit="cases") for pair in pairs]

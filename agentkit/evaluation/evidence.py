@@ -58,17 +58,3 @@ def stands(value: str, text: str) -> bool:
         return number in _numbers(text)
     words = normalize(value[:TEXT_LIMIT])
     return bool(words) and f" {words} " in f" {normalize(text[:TEXT_LIMIT])} "
-
-
-def right_in_other_form(answer: str, gold: str) -> bool:
-    """Whether the right answer stands in this one, or was rounded further."""
-    if stands(gold, answer):
-        return True
-    if max(len(answer), len(gold)) >= 100:
-        return False
-    given, right = parse_number(answer), parse_number(gold)
-    if given is None or right is None:
-        return False
-    decimals = [len(text.strip().partition(".")[2]) for text in (answer, gold)]
-    fewer = min(decimals)
-    return decimals[0] != decimals[1] and abs(round(given, fewer) - round(right, fewer)) < 1e-9

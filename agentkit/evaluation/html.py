@@ -15,10 +15,12 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+_AMOUNT = re.compile(r"[-+−]?[$€£]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?(?![\w.])")  # no version and no hash
 # control characters, marks of reading direction, invisible ones and lone surrogates
 _UNSEEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
+_NO_FORMULAS = "mathjax_ignore tex2jax_ignore"  # classes that MathJax 3 and 2 look for
 _LONG = 40  # characters from which a cell may wrap
 
 
@@ -47,8 +49,8 @@ def joined(parts: Iterable[Any]) -> Markup:
 
 
 def fragment(*children: Any) -> Markup:
-    """What a notebook's cell shows: the style sheet and the children."""
-    return element("div", element("style", Markup(style())), *children, class_="agentkit")
+    """What a notebook's cell shows: the style sheet and the children, in which no dollar begins a formula."""
+    return element("div", element("style", Markup(style())), *children, class_=f"agentkit {_NO_FORMULAS}")
 
 
 def page(title: str, *children: Any, policy: str = "", look: str = "") -> str:
@@ -94,9 +96,10 @@ def paragraphs(texts: Iterable[Any]) -> Markup:
 def _look(cells: Sequence[Any]) -> str:
     if max((len(cell) for cell in cells if isinstance(cell, str)), default=0) > _LONG:
         return "words long"
-    return "number" if any(_is_number(cell) for cell in cells) else "words"
+    filled = [cell for cell in cells if cell != ""]
+    return "number" if filled and all(map(_is_number, filled)) else "words"
 
 
 def _is_number(cell: Any) -> bool:
-    """Whether a cell is a number, or text that starts with one; a dash stands for one that is missing."""
-    return not isinstance(cell, str) or cell.lstrip("+-−")[:1].isdigit() or cell.startswith("–")
+    """Whether a cell is a number, or text that begins with one; a dash stands for one that is missing."""
+    return not isinstance(cell, str) or cell.startswith("–") or bool(_AMOUNT.match(cell))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy import special, stats
@@ -17,8 +18,11 @@ from scipy.optimize import brentq
 
 ALPHA = 0.05  # level of every test; intervals are at 1 - ALPHA
 POWER = 0.8  # at which a smallest detectable effect is stated
+Z95 = float(special.ndtri(1 - ALPHA / 2))
+SEEDS = 3  # training seeds below which an interval is given and no verdict
+PRIOR, PRIOR_WEIGHT = 0.6, 1.0  # correlation within tasks before anything is seen, and its weight in tasks
 _TINY = 1e-12  # differences below this are none
-_FEW = 10  # differing tasks below which a mid-p is not used
+_FAR = 37.0  # standard errors whose p is hardly a number any more
 _SMALLEST_P = sys.float_info.min  # an exact p underflows for thousands of tasks
 
 
@@ -44,56 +48,97 @@ def _check_draw(n: int, c: int, k: int) -> None:
 
 
 # ---- intervals
-def success_interval(rates: np.ndarray, samples: int | None = None) -> list[float]:
-    """95 % interval of a mean success over tasks; ``rates`` has shape (N,).
+def share_interval(
+    numerators: np.ndarray, denominators: np.ndarray, samples: float | None = None, critical: float = Z95
+) -> list[float]:
+    """95 % interval of a share, the ratio of two totals over clusters of shape (N,), within [0, 1].
 
-    Wilson's interval. Where rates lie between 0 and 1, ``samples`` (of all tasks together) is given and
-    bounds the effective sample size p (1-p) / var(mean), and Student's quantile is used: the modified Wilson
-    interval for clustered samples (Franco et al. 2019, J. Survey Stat. Methodol. 7:334).
+    Clusters are tasks: what went right of the occasions of each. Clusters with no occasion say nothing and
+    leave no trace. For a mean of rates, where every denominator is 1, ``samples`` says how many lie behind
+    them all. Wilson's interval on an effective sample size: samples / (1 + (size - 1) correlation), where
+    size is the mean cluster that a sample lies in. The correlation within clusters is estimated from the
+    linearised variance and drawn to a prior, as few events say little of it, and without that intervals near
+    0 and 1 cover 81 to 90 % (tests/simulated_statistics.py).
     """
-    _check(rates)
-    n, p = rates.size, float(rates.mean())
-    effective, z2 = float(n), _student(math.inf) ** 2
-    if samples is not None:
-        variance = float(rates.var(ddof=1)) / n if n > 1 else 0.0
-        z2 = _student(max(n - 1, 1)) ** 2
-        if variance > _TINY:
-            effective = min(p * (1 - p) / variance, max(samples, n))
-    centre = p + z2 / (2 * effective)
-    half = math.sqrt(z2 * (max(p * (1 - p), 0.0) / effective + z2 / (4 * effective**2)))
+    x, m = numerators[denominators > 0], denominators[denominators > 0]
+    _check(x)
+    total = float(m.sum())
+    samples = total if samples is None else float(samples)
+    size = float(m @ m) / total * samples / total
+    share = min(max(float(x.sum()) / total, 0.0), 1.0)
+    spread, correlation = share * (1 - share), 0.0
+    if size > 1:
+        _, influence = ratio_influence(x, m)
+        variance = float(influence @ influence) / (x.size * max(x.size - 1, 1))
+        excess = (variance / max(spread / samples, _TINY) - 1) / (size - 1)
+        seen = 4 * spread * total**2 / float(m @ m)  # how many clusters tell of the correlation
+        correlation = (PRIOR_WEIGHT * PRIOR + seen * min(max(excess, 0.0), 1.0)) / (PRIOR_WEIGHT + seen)
+    effective, z2 = samples / (1 + max(size - 1, 0.0) * correlation), critical**2
+    centre = share + z2 / (2 * effective)
+    half = math.sqrt(z2 * (spread / effective + z2 / (4 * effective**2)))
     scale = 1 + z2 / effective
-    return [max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0)]
+    low, high = (centre - half) / scale, (centre + half) / scale
+    return [min(max(low, 0.0), share), max(min(high, 1.0), share)]
 
 
-def mean_interval(values: np.ndarray, *, low: float, high: float) -> list[float]:
-    """95 % interval of a mean over tasks by Student's t, within [low, high]; ``values`` has shape (N,).
+def success_interval(rates: np.ndarray, samples: int | None = None) -> list[float]:
+    """95 % interval of a mean success over tasks, shape (N,), with so many ``samples`` of them all."""
+    return share_interval(rates, np.ones_like(rates), samples)
+
+
+def mean_interval(
+    values: np.ndarray, *, low: float, high: float, alpha: float = ALPHA, p: float | None = None
+) -> list[float]:
+    """Interval at 1 - ``alpha`` of a mean over tasks by Student's t, in [low, high]; values have shape (N,).
 
     Where all values are equal t would claim certainty. Then the exact binomial bound on the unseen says how
     many tasks could differ, and the interval is what the mean would be if those lay at ``low`` or ``high``.
+    A ``p`` of "the mean is 0" makes the interval ``agree`` with it.
     """
     _check(values)
     n, mean = values.size, float(values.mean())
     if np.ptp(values) < _TINY:
-        unseen = 1 - (ALPHA / 2) ** (1 / n)
-        return [mean - (mean - low) * unseen, mean + (high - mean) * unseen]
-    half = _student(n - 1) * float(values.std(ddof=1)) / math.sqrt(n)
-    return [max(mean - half, low), min(mean + half, high)]
+        unseen = 1 - (alpha / 2) ** (1 / n)
+        bounds = [mean - (mean - low) * unseen, mean + (high - mean) * unseen]
+    else:
+        half = _student(n - 1, 1 - alpha / 2) * float(values.std(ddof=1)) / math.sqrt(n)
+        bounds = [mean - half, mean + half]
+    bounds = bounds if p is None else agree(bounds, mean, p, alpha, n - 1)
+    return [max(bounds[0], low), min(bounds[1], high)]
 
 
-def difference_interval(differences: np.ndarray, single: bool) -> list[float]:
-    """95 % interval of a mean paired difference, of shape (N,).
+def difference_interval(
+    differences: np.ndarray, single: bool, p: float | None = None, alpha: float = ALPHA
+) -> list[float]:
+    """Interval at 1 - ``alpha`` of a mean paired difference, of shape (N,), that ``agree``s with ``p``.
 
     For one right-or-wrong sample a task (``single``) Agresti and Min's, Wald's with half a task added to
     each of the four cells (Statistics in Medicine 24:729, 2005); otherwise Student's t over tasks.
     """
     if not single:
-        return mean_interval(differences, low=-1.0, high=1.0)
+        return mean_interval(differences, low=-1.0, high=1.0, alpha=alpha, p=p)
     _check(differences)
     gained, lost = float(np.sum(differences > 0)) + 0.5, float(np.sum(differences < 0)) + 0.5
     n = differences.size + 2
     mean = (gained - lost) / n
-    half = _student(math.inf) * math.sqrt(((gained + lost) / n - mean**2) / n)
-    return [max(mean - half, -1.0), min(mean + half, 1.0)]
+    half = _student(math.inf, 1 - alpha / 2) * math.sqrt(((gained + lost) / n - mean**2) / n)
+    bounds = [mean - half, mean + half]
+    bounds = bounds if p is None else agree(bounds, mean, p, alpha, math.inf)
+    return [max(bounds[0], -1.0), min(bounds[1], 1.0)]
+
+
+def agree(bounds: list[float], mean: float, p: float, alpha: float, freedom: float) -> list[float]:
+    """An interval that holds 0 exactly where the test does not reject it.
+
+    The values that an inverted test does not reject, where 0 is tested by ``p`` and the others by Student's
+    t. Where the two differ on 0, which they do near the border only, the bound on the side of 0 is moved: to
+    the mean's distance from 0 times the critical quantile over that of ``p``.
+    """
+    if (p < alpha) != (bounds[0] <= 0 <= bounds[1]) or mean == 0:
+        return bounds
+    quantile = max(_student(max(freedom, 1), 1 - p / 2), _TINY)
+    near = mean - mean * _student(max(freedom, 1), 1 - alpha / 2) / quantile
+    return [near, bounds[1]] if mean > 0 else [bounds[0], near]
 
 
 def ratio_influence(numerators: np.ndarray, denominators: np.ndarray) -> tuple[float, np.ndarray]:
@@ -108,10 +153,57 @@ def ratio_influence(numerators: np.ndarray, denominators: np.ndarray) -> tuple[f
     return ratio, (numerators - ratio * denominators) / denominators.mean()
 
 
-def ratio_interval(ratio: float, influence: np.ndarray, *, high: float) -> list[float] | None:
-    """95 % interval of a ratio within [0, high]; None where one task, or equal ones, say nothing of it."""
-    bounds = mean_interval(ratio + influence, low=0.0, high=high) if influence.size > 1 else [math.inf]
-    return bounds if math.isfinite(bounds[-1]) else None
+def clustered(values: np.ndarray, clusters: np.ndarray, alpha: float = ALPHA) -> dict[str, Any]:
+    """``ci95``, ``p`` and the number ``n`` of clusters of a mean over tasks whose clusters are the evidence.
+
+    Linearised, with Student's t; the degrees of freedom are of as many clusters as would be equally large.
+    """
+    sizes, mean = np.bincount(clusters).astype(float), float(values.mean())
+    n, freedom = sizes.size, max(values.size**2 / float(sizes @ sizes) - 1, 1.0)
+    rest = np.bincount(clusters, values - mean)
+    error = math.sqrt(n / max(n - 1, 1) * float(rest @ rest)) / values.size
+    if n < 2 or error < _TINY:
+        return {"ci95": [-1.0, 1.0], "p": 1.0, "n": n}
+    half = _student(freedom, 1 - alpha / 2) * error
+    bounds = [max(mean - half, -1.0), min(mean + half, 1.0)]
+    return {"ci95": bounds, "p": _two_sided(mean, error, freedom), "n": n}
+
+
+def shares_change(before: np.ndarray, after: np.ndarray) -> tuple[float, list[float], float]:
+    """Difference of two shares over the same tasks, its 95 % interval and its p.
+
+    Both have shape (2, N): what happened and the occasions of each task. The two ``share_interval``s joined
+    by the square-and-add rule with the correlation of the tasks' influences (Newcombe 1998, Statistics in
+    Medicine 17:2635); the p is where that interval's bound is 0.
+    """
+    (a, u), (b, v) = ratio_influence(*before), ratio_influence(*after)
+    norm = math.sqrt(float(u @ u) * float(v @ v))
+    correlation = float(u @ v) / norm if norm > _TINY else 0.0
+
+    def bounds(critical: float) -> list[float]:
+        (a_low, a_high), (b_low, b_high) = (
+            share_interval(*counts, critical=critical) for counts in (before, after)
+        )
+        down, up = (b - b_low, a_high - a), (b_high - b, a - a_low)
+        halves = [math.sqrt(max(x * x + y * y - 2 * correlation * x * y, 0.0)) for x, y in (down, up)]
+        return [b - a - halves[0], b - a + halves[1]]
+
+    side = 0 if b > a else 1
+    near = lambda critical: bounds(critical)[side] * (1 if b > a else -1)  # noqa: E731 - above 0: rejected
+    if abs(b - a) < _TINY:
+        p = 1.0
+    elif near(_FAR) > 0:
+        p = _SMALLEST_P
+    else:
+        p = 2 * float(special.ndtr(-brentq(near, 1e-6, _FAR))) if near(1e-6) > 0 else 1.0
+    low, high = bounds(Z95)
+    return b - a, [max(low, -1.0), min(high, 1.0)], p
+
+
+def interaction(table: np.ndarray) -> float:
+    """Sum of squares of a two-way table, shape (S, N), that neither its rows nor its columns explain."""
+    rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
+    return float((rest**2).sum())
 
 
 def seeds_spread(rates: np.ndarray) -> tuple[float, float]:
@@ -126,35 +218,22 @@ def seeds_spread(rates: np.ndarray) -> tuple[float, float]:
     s, n = rates.shape
     seed = float(rates.mean(axis=1).var(ddof=1)) / s
     task = float(rates.mean(axis=0).var(ddof=1)) / n if n > 1 else 0.0
-    rest = rates - rates.mean(axis=0) - rates.mean(axis=1, keepdims=True) + rates.mean()
-    inner = float((rest**2).sum()) / ((s - 1) * max(n - 1, 1)) / (s * n)
+    inner = interaction(rates) / ((s - 1) * max(n - 1, 1)) / (s * n)
     variance = max(seed + task - inner, seed, task)
     parts = seed**2 / (s - 1) + task**2 / max(n - 1, 1) + inner**2 / ((s - 1) * max(n - 1, 1))
     return math.sqrt(variance), variance**2 / parts if parts > 0 else float(s - 1)
 
 
-def seeds_interval(rates: np.ndarray, *, low: float, high: float) -> list[float]:
-    """95 % interval of the mean over seeds and tasks, shape (S, N), within [low, high]."""
+def seeds_interval(rates: np.ndarray, *, low: float, high: float, alpha: float = ALPHA) -> list[float]:
+    """Interval at 1 - ``alpha`` of the mean over seeds and tasks, shape (S, N), within [low, high]."""
     error, freedom = seeds_spread(rates)
     if error < _TINY:
-        return mean_interval(rates.mean(axis=0), low=low, high=high)
-    mean, half = float(rates.mean()), _student(freedom) * error
+        return mean_interval(rates.mean(axis=0), low=low, high=high, alpha=alpha)
+    mean, half = float(rates.mean()), _student(freedom, 1 - alpha / 2) * error
     return [max(mean - half, low), min(mean + half, high)]
 
 
 # ---- tests
-def mcnemar_p(before: np.ndarray, after: np.ndarray) -> float:
-    """Two-sided exact McNemar p of two right-or-wrong outcomes of the same tasks, each of shape (N,).
-
-    Its level is mostly 2 to 4 % where under some 200 tasks differ; ``sign_flip_p`` of the differences,
-    McNemar's mid-p for such outcomes, comes closer to 5 % (Fagerland et al. 2013, BMC Med. Res. Methodol.
-    13:91).
-    """
-    assert before.shape == after.shape and before.ndim == 1
-    gained, lost = int(np.sum(after > before)), int(np.sum(before > after))
-    return max(float(stats.binomtest(gained, gained + lost).pvalue), _SMALLEST_P) if gained + lost else 1.0
-
-
 def sign_flip_p(differences: np.ndarray, *, mid: bool = True) -> float:
     """Two-sided p of "the two policies are exchangeable within each task", from differences of shape (N,).
 
@@ -162,8 +241,8 @@ def sign_flip_p(differences: np.ndarray, *, mid: bool = True) -> float:
     the distribution over all 2^N flips is a convolution. Where there is no L up to 1000 it is Monte Carlo
     (scipy), and over 1,000 tasks Student's t, which by then is the same. Rates have few values, so sums often
     tie with the observed one and the plain p rejects in 3 to 4 % of null studies. ``mid`` counts ties by half
-    (Lancaster 1961, JASA 56:223), which brings that to 5 %, where at least 10 tasks differ; with fewer its
-    level could pass 6 %.
+    (Lancaster 1961, JASA 56:223), which brings that to 5 %. For right or wrong outcomes it is McNemar's mid-p
+    (Fagerland et al. 2013, BMC Med. Res. Methodol. 13:91).
     """
     _check(differences)
     differing = differences[np.abs(differences) > _TINY]  # a sign flip leaves zeros alone
@@ -179,8 +258,7 @@ def sign_flip_p(differences: np.ndarray, *, mid: bool = True) -> float:
         positive[::step] = stats.binom.pmf(np.arange(count + 1), count, 0.5)
         chances = np.convolve(chances, positive)
     sums = np.abs(2 * np.arange(total + 1) - total)
-    ties = 0.5 if mid and differing.size >= _FEW else 1.0
-    p = float(chances[sums > observed].sum() + ties * chances[sums == observed].sum())
+    p = float(chances[sums > observed].sum() + (0.5 if mid else 1.0) * chances[sums == observed].sum())
     return max(min(p, 1.0), _SMALLEST_P)
 
 
@@ -232,6 +310,16 @@ def holm(pvalues: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
+def holm_levels(pvalues: Sequence[float]) -> list[float]:
+    """The level at which Holm's procedure decides each test: an interval at it holds 0 where it accepts.
+
+    ALPHA / m, ALPHA / (m - 1) ... for those it rejects, in order; the first level that failed for the others.
+    """
+    adjusted, ranks = np.array(holm(pvalues)), np.argsort(np.argsort(pvalues, kind="stable"))
+    rejected = int(np.sum(adjusted < ALPHA))
+    return [ALPHA / (adjusted.size - min(int(rank), rejected)) for rank in ranks]
+
+
 # ---- effect sizes
 def effect_sizes(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:
     """Sizes of a paired difference, of two shapes (N,), that do not depend on the number of tasks.
@@ -251,8 +339,8 @@ def effect_sizes(before: np.ndarray, after: np.ndarray) -> dict[str, float | Non
 
 
 # ---- power
-def mcnemar_power(n: int, difference: float, discordant: float) -> float:
-    """Power of the exact McNemar test at 5 %, summed over all outcomes.
+def mcnemar_power(n: int, difference: float, discordant: float, alpha: float = ALPHA) -> float:
+    """Power of McNemar's mid-p test at ``alpha``, summed over all outcomes.
 
     ``difference`` is the true one, ``discordant`` the share of the n tasks on which the policies differ.
     """
@@ -262,38 +350,49 @@ def mcnemar_power(n: int, difference: float, discordant: float) -> float:
         return 0.0
     spread = 10 * math.sqrt(n * discordant * (1 - discordant)) + 10
     m = np.arange(max(1, math.floor(n * discordant - spread)), min(n, math.ceil(n * discordant + spread)) + 1)
-    critical = stats.binom.ppf(ALPHA / 2, m, 0.5)
-    critical -= stats.binom.cdf(critical, m, 0.5) > ALPHA / 2  # the last that rejects
+    critical = stats.binom.ppf(alpha / 2, m, 0.5)
+    mid = stats.binom.cdf(critical, m, 0.5) - stats.binom.pmf(critical, m, 0.5) / 2
+    critical -= mid >= alpha / 2  # the last that rejects
     gain = (discordant + difference) / (2 * discordant)
     rejects = stats.binom.cdf(critical, m, gain) + stats.binom.sf(m - critical - 1, m, gain)
     return float(np.sum(stats.binom.pmf(m, n, discordant) * rejects))
 
 
-def mean_power(n: int, difference: float, spread: float) -> float:
-    """Power at 5 % of a t test of a mean difference over n tasks with this spread between them."""
-    critical, shift = _student(n - 1), difference / spread * math.sqrt(n)
-    return float(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift))
+def mean_power(n: int, difference: float, spread: float, alpha: float = ALPHA) -> float:
+    """Power at ``alpha`` of a t test of a mean difference over n tasks with this spread between them."""
+    critical, shift = _student(n - 1, 1 - alpha / 2), difference / spread * math.sqrt(n)
+    other = np.nan_to_num(stats.nct.cdf(-critical, n - 1, shift))  # scipy has no number for the far tail
+    return float(stats.nct.sf(critical, n - 1, shift) + other)
 
 
-def detectable_mcnemar(n: int, discordant: float) -> float | None:
-    """Smallest difference that exact McNemar sees with 80 % power; None where it can see none."""
-    if mcnemar_power(n, 1.0, 1.0) < POWER:
+def detectable_mcnemar(n: int, discordant: float, alpha: float = ALPHA, mean: float = 0.0) -> float | None:
+    """Smallest difference that McNemar's mid-p sees with 80 % power; None where it can see none.
+
+    A policy that is better by d on tasks of which the share ``mean`` is solved, in proportion to what each
+    task lacks, differs from the other on ``discordant`` + d (1 - discordant / (1 - mean)) of them.
+    """
+    if mcnemar_power(n, 1.0, 1.0, alpha) < POWER:
         return None
-    return float(brentq(lambda d: mcnemar_power(n, d, discordant) - POWER, 0.0, 1.0, xtol=1e-4))
+    more = 1 - discordant / max(1 - mean, discordant / 2, _TINY)
+    differing = lambda d: min(max(discordant + d * more, d), 1.0)  # noqa: E731 - where the difference is d
+    return float(brentq(lambda d: mcnemar_power(n, d, differing(d), alpha) - POWER, 0.0, 1.0, xtol=1e-4))
 
 
-def detectable_mean(n: int, spread: float) -> float | None:
-    """Smallest mean difference seen with 80 % power; None where none can be. 6 tasks are the least."""
+def detectable_mean(n: int, spread: float, alpha: float = ALPHA, uneven: float = 0.0) -> float | None:
+    """Smallest mean difference seen with 80 % power; None where none can be. 6 tasks are the least.
+
+    ``spread`` is between the tasks' differences where there is none on average. A difference d differs
+    between tasks by ``uneven`` d more: it is in proportion to what each lacks.
+    """
     if n < 6 or spread < _TINY:
-        return detectable_mcnemar(n, 0.0)
-    largest = 8 * spread / math.sqrt(n)  # eight standard errors: power is above 99 % there even for n = 6
-    seen = brentq(lambda d: mean_power(n, d, spread) - POWER, 0.0, largest, xtol=1e-4 * largest)
-    return min(float(seen), 1.0)
+        return detectable_mcnemar(n, 0.0, alpha)
+    short = lambda d: mean_power(n, d, math.hypot(spread, min(uneven, 1.0) * d), alpha) - POWER  # noqa: E731
+    return float(brentq(short, 0.0, 1.0, xtol=1e-5)) if short(1.0) > 0 else None
 
 
-def detectable_seeds(error: float, freedom: float) -> float:
+def detectable_seeds(error: float, freedom: float, alpha: float = ALPHA) -> float:
     """Smallest mean difference seen with 80 % power, from ``seeds_spread``."""
-    return min((_student(freedom) + _student(freedom, POWER)) * error, 1.0)
+    return min((_student(freedom, 1 - alpha / 2) + _student(freedom, POWER)) * error, 1.0)
 
 
 def _student(freedom: float, share: float = 1 - ALPHA / 2) -> float:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from agentkit.evaluation import statistics
-from agentkit.records import Task, Trajectory
+from agentkit.records import DataError, Task, Trajectory
 from agentkit.trajectories import by_task, failure_of, results_of
 
 SOLVED = 0.5  # a task is solved when its success rate is above this: more than half of its samples are right
@@ -49,22 +50,29 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
         None.
 
     Raises:
-        ValueError: there is nothing to measure, a success is outside [0, 1], a task is not in ``tasks``, or
+        DataError: there is nothing to measure, a success is outside [0, 1], a task is not in ``tasks``, or
             training seeds were measured on different tasks.
     """
     values, flat = values_of(trajectories), flatten(trajectories)
     if not any(any(seeds) for seeds in values.values()):
-        raise ValueError(f"none of the {len(flat)} trajectories is scored. Verify them first.")
+        raise DataError(f"none of the {len(flat)} trajectories is scored. Verify them first.")
     counts = _counts(flat)
-    family, difficulty = labels_of(values, tasks)
-    samples = len(flat) / len(values)
+    labels = labels_of(values, tasks)
+    clusters = clusters_of(values, tasks)
     entry = {
         **measure(values),
-        "samples": int(samples) if samples.is_integer() else round(samples, 2),
+        "samples": int(each) if (each := len(flat) / len(values)).is_integer() else round(each, 2),
         "unscored": sum(t.success is None for t in flat),
-        "by_category": _blocks(counts, split_by(values, family, sorted)),
-        "by_difficulty": _blocks(counts, split_by(values, difficulty, easy_first)),
+        **{
+            kind: _blocks(counts, split_by(values, labels[kind], order)) for kind, order in BREAKDOWNS.items()
+        },
     }
+    if entry["unscored"]:
+        entry["worst_case"] = _worst_case(trajectories)
+    if clusters and not isinstance(trajectories, Mapping):
+        scored = {task: clusters[task] for task, seeds in values.items() if all(seeds)}
+        samples = sum(t.success is not None for t in flat)
+        entry["by_template"] = _by_template(rates(values, scored)[0], list(scored.values()), samples)
     ratios = {name: _ratio(name, counts.values()) for name in RATIOS}
     entry |= {name: value for name, (value, _) in ratios.items()}
     entry["intervals"] = {name: interval for name, (_, interval) in ratios.items()}
@@ -74,6 +82,22 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
     return entry | _draws(values)
 
 
+def _worst_case(trajectories: Samples) -> list[float]:
+    """Success over all tasks if every unscored trajectory were wrong, and if every one were right."""
+    filled = lambda ts, value: [t if t.success is not None else replace(t, success=value) for t in ts]  # noqa: E731
+    as_if = ({s: filled(ts, v) for s, ts in by_seed(trajectories).items()} for v in (0.0, 1.0))
+    return [measure(values_of(samples))["success"] for samples in as_if]
+
+
+def _by_template(success: np.ndarray, clusters: Sequence[int], samples: int) -> dict[str, Any]:
+    """The interval of success with templates as the evidence, and how many there are."""
+    index = np.unique(clusters, return_inverse=True)[1]
+    interval = statistics.share_interval(
+        np.bincount(index, success), np.bincount(index).astype(float), samples
+    )
+    return {"ci95": interval, "n": int(index.max()) + 1}
+
+
 def task_success(trajectories: Samples) -> dict[str, float]:
     """Mean success of each task's scored samples (of each seed's mean); a task with none is left out."""
     return {task: rate(seeds) for task, seeds in values_of(trajectories).items() if all(seeds)}
@@ -81,19 +105,19 @@ def task_success(trajectories: Samples) -> dict[str, float]:
 
 def flatten(trajectories: Samples) -> list[Trajectory]:
     """All trajectories of a policy, of whatever training seed."""
-    return [t for samples in _by_seed(trajectories).values() for t in samples]
+    return [t for samples in by_seed(trajectories).values() for t in samples]
 
 
-def _by_seed(trajectories: Samples) -> Mapping[Any, Sequence[Trajectory]]:
+def by_seed(trajectories: Samples) -> Mapping[Any, Sequence[Trajectory]]:
     return trajectories if isinstance(trajectories, Mapping) else {"": trajectories}
 
 
 def values_of(trajectories: Samples) -> Values:
     """Scored successes by task id, in order of first appearance, then by seed; empty where none is scored."""
-    seeds = {seed: by_task(samples) for seed, samples in _by_seed(trajectories).items()}
+    seeds = {seed: by_task(samples) for seed, samples in by_seed(trajectories).items()}
     tasks = next(iter(seeds.values()), None)
     if not tasks:
-        raise ValueError("there is no trajectory to measure. Roll out the policy first.")
+        raise DataError("there is no trajectory to measure. Roll out the policy first.")
     first, *others = seeds
     for seed in others:
         refusal = "training seeds measured on different tasks cannot be pooled"
@@ -103,10 +127,12 @@ def values_of(trajectories: Samples) -> Values:
 
 def _scores(samples: Sequence[Trajectory]) -> list[float]:
     scored = [t for t in samples if t.success is not None]
+    if len(set(map(id, samples))) < len(samples):
+        raise DataError(f"a trajectory of task {samples[0].task_id} is there twice. Pass each once.")
     for t in scored:
         if not 0.0 <= t.success <= 1.0:  # also catches NaN
             sample = f"task {t.task_id}, sample {t.sample}"
-            raise ValueError(f"{sample}: success is {t.success}, which is not in [0, 1].")
+            raise DataError(f"{sample}: success is {t.success}, which is not in [0, 1].")
     return [float(t.success) for t in scored]
 
 
@@ -156,15 +182,33 @@ def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
     return counts
 
 
+def clusters_of(values: Iterable[str], tasks: Iterable[Task] | None) -> dict[str, int]:
+    """The template of each measured task as a number; empty where no task names one or none has two tasks."""
+    by_id = {task.id: task for task in tasks or ()}
+    names = {i: (by_id[i].family, str(by_id[i].meta.get("template") or i)) for i in values if i in by_id}
+    numbers = {name: n for n, name in enumerate(dict.fromkeys(names.values()))}
+    return {i: numbers[name] for i, name in names.items()} if len(numbers) < len(names) else {}
+
+
 def _ratio(name: str, counts: Iterable[Counter]) -> tuple[float | None, list[float] | None]:
     """One of RATIOS with its interval, clustered by task; None where there is nothing to divide by."""
-    rows = [[count[key] for key in RATIOS[name]] for count in counts]
-    above, below = np.array(rows, dtype=np.float64).T
+    rows = np.array([[count[key] for key in RATIOS[name]] for count in counts], dtype=np.float64)
+    return ratio_of(rows.T, share=name.endswith("_rate"))
+
+
+def ratio_of(counts: np.ndarray, share: bool) -> tuple[float | None, list[float] | None]:
+    """The ratio of two totals over tasks, of shape (2, N), and its 95 % interval over those with an occasion.
+
+    One task, or equal ones, give no interval of what is no ``share``.
+    """
+    above, below = (row.copy() for row in counts[:, counts.any(axis=0)])
     if not below.sum():
         return None, None
     ratio, influence = statistics.ratio_influence(above, below)
-    high = 1.0 if name.endswith("_rate") else math.inf
-    return ratio, statistics.ratio_interval(ratio, influence, high=high)
+    if share:
+        return ratio, statistics.share_interval(above, below)
+    varies = below.size > 1 and np.ptp(influence) > 1e-12
+    return ratio, statistics.mean_interval(ratio + influence, low=0.0, high=math.inf) if varies else None
 
 
 def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict[str, dict]:
@@ -199,35 +243,42 @@ def _chance(chance: Callable, scores: Sequence[float], k: int) -> list[float]:
 
 
 def named(name: str, function: Callable, *arguments: Any) -> Any:
-    """What a function gives; a ValueError is raised again with this name before its message."""
+    """What a function gives; a fault is raised again with this name before its message."""
     try:
         return function(*arguments)
     except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise DataError(f"{name}: {error}") from None
 
 
 def same_tasks(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:
-    """Raises ValueError, naming the tasks, where one lacks some of the other's."""
+    """Raises DataError, naming the tasks, where one lacks some of the other's."""
     all_in(a, ids_a, b, ids_b)
     all_in(b, ids_b, a, ids_a)
 
 
 def all_in(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:
-    """Raises ValueError, naming the tasks, where the second lacks some of the first's."""
+    """Raises DataError, naming the tasks, where the second lacks some of the first's."""
     missing = sorted(set(ids_a) - set(ids_b))
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         named = ", ".join(missing[:5]) + more
-        raise ValueError(f"tasks of {a} missing in {b} ({len(missing)}): {named}. Use the same tasks.")
+        raise DataError(f"tasks of {a} missing in {b} ({len(missing)}): {named}. Use the same tasks.")
 
 
-def labels_of(values: Iterable[str], tasks: Iterable[Task] | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Family and difficulty of each measured task; both empty without tasks."""
+def labels_of(values: Iterable[str], tasks: Iterable[Task] | None) -> dict[str, dict[str, str]]:
+    """Family, difficulty, case and, where some are new, kind of template of each measured task."""
     if tasks is None:
-        return {}, {}
+        return {kind: {} for kind in BREAKDOWNS}
     by_id = {task.id: task for task in tasks}
     all_in("the trajectories", values, "the given tasks", by_id)
-    return {i: by_id[i].family for i in values}, {i: by_id[i].difficulty for i in values}
+    measured = {i: by_id[i] for i in values}
+    new = {i: "new" if task.meta.get("new_template") else "trained" for i, task in measured.items()}
+    return {
+        "by_category": {i: task.family for i, task in measured.items()},
+        "by_difficulty": {i: task.difficulty for i, task in measured.items()},
+        "by_case": {i: str(case) for i, task in measured.items() if (case := task.meta.get("case"))},
+        "by_novelty": new if "new" in new.values() else {},
+    }
 
 
 def split_by(values: Mapping[str, Any], label: Mapping[str, str], order: Callable) -> dict[str, dict]:
@@ -242,3 +293,11 @@ def split_by(values: Mapping[str, Any], label: Mapping[str, str], order: Callabl
 def easy_first(names: Iterable[str]) -> list[str]:
     """Names of difficulties from easy to hard, others after them."""
     return sorted(names, key=lambda n: (DIFFICULTIES.index(n) if n in DIFFICULTIES else len(DIFFICULTIES), n))
+
+
+BREAKDOWNS: dict[str, Callable] = {
+    "by_category": sorted,
+    "by_difficulty": easy_first,
+    "by_case": sorted,
+    "by_novelty": sorted,
+}

@@ -21,8 +21,11 @@ from agentkit.runs import write_bytes
 
 CATEGORIES = {"A": "math", "B": "multi-hop", "C": "code"}  # what the families of the default suite are about
 NO_DIFFERENCE = "no difference shown"
+NO_VERDICT = "two seeds, no verdict"
+DESCRIBED = "described, not tested"
 TESTS = {
-    "mcnemar_exact": "exact McNemar",
+    "mcnemar_mid_p": "McNemar's mid-p",
+    "mcnemar_exact": "exact McNemar",  # of earlier versions
     "sign_flip_permutation": "sign-flip permutation",
     "seeds_and_tasks_t": "t test over seeds and tasks",
 }
@@ -80,7 +83,7 @@ def to_html(
 
 def drawn(table: pd.DataFrame, caption: str = "") -> html.Markup:
     """The table alone, as a part of something larger."""
-    return html.table(["", *table.columns], _rows(table), caption)
+    return html.table([table.index.name or "", *table.columns], _rows(table), caption)
 
 
 def _rows(table: pd.DataFrame) -> list[list]:
@@ -155,6 +158,8 @@ def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
     blocks |= {
         f"Difficulty {name}": entry["by_difficulty"][name] for name in easy_first(entry["by_difficulty"])
     }
+    blocks |= {f"Case {name}": block for name, block in entry.get("by_case", {}).items()}
+    blocks |= {f"{name.capitalize()} templates": b for name, b in entry.get("by_novelty", {}).items()}
     k = _most(entry)
     if k != "1":
         titles = {"pass_at_k": "pass@", "pass_hat_k": "pass^"}
@@ -164,8 +169,13 @@ def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
     for key, (title, form) in MEASURES.items():
         if key in entry:
             yield title, entry[key], (entry.get("intervals") or {}).get(key), entry["n"], form
+    if entry.get("by_template"):
+        of = entry["by_template"]
+        yield "Overall success, clustered by template", entry["success"], of["ci95"], of["n"], "{:.1%}"
     if entry.get("unscored"):
         yield "Trajectories not scored", entry["unscored"], None, entry["n"], "{:.0f}"
+    for counted, value in zip(("wrong", "right"), entry.get("worst_case") or (), strict=False):
+        yield f"… success with these counted {counted}", value, None, entry["n"], "{:.1%}"
 
 
 def policy_table(policies: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
@@ -188,6 +198,25 @@ def family_table(entry: Mapping[str, Any]) -> pd.DataFrame:
     return text_table(rows)
 
 
+def level_table(
+    policies: Mapping[str, Mapping[str, Any]], paired: Sequence[Mapping[str, Any]]
+) -> pd.DataFrame:
+    """Success by difficulty: one column a policy, one a pair's difference, and the tasks."""
+    first, rows = next(iter(policies.values())), {}
+    for name in [*easy_first(first["by_difficulty"]), "all"]:
+        row = {
+            policy: percent(block["success"], block["ci95"])
+            for policy, entry in policies.items()
+            for block in [entry if name == "all" else entry["by_difficulty"][name]]
+            if block["success"] is not None
+        }
+        for pair in paired:
+            block = pair if name == "all" else pair["by_difficulty"].get(name)
+            row |= {f"{pair['a']} → {pair['b']}": briefly(block)} if block else {}
+        rows[name] = row | {"tasks": (first if name == "all" else first["by_difficulty"][name])["n"]}
+    return text_table(rows)
+
+
 def _cell(value: float | None, interval: list[float] | None, form: str) -> str:
     if value is None:
         return "–"
@@ -198,19 +227,23 @@ def _cell(value: float | None, interval: list[float] | None, form: str) -> str:
 
 
 def breakdown(pair: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A pair's tests by category and difficulty."""
+    """A pair's differences by category, difficulty, case and, where some are new, kind of template."""
     blocks = {f"category {name}": block for name, block in pair.get("by_category", {}).items()}
-    return blocks | {f"difficulty {name}": block for name, block in pair.get("by_difficulty", {}).items()}
+    blocks |= {f"difficulty {name}": block for name, block in pair.get("by_difficulty", {}).items()}
+    blocks |= {f"case {name}": block for name, block in pair.get("by_case", {}).items()}
+    return blocks | {f"{name} templates": block for name, block in pair.get("by_novelty", {}).items()}
 
 
 def paired_cells(block: Mapping[str, Any]) -> dict[str, str]:
-    """A tested difference as cells of the table of pairs."""
-    detectable, (low, high) = block.get("detectable"), block["ci95"]
+    """A difference as cells of the table of pairs; one that was not tested has neither p nor verdict."""
+    detectable = block.get("detectable")
+    template = block.get("by_template")
     return {
-        "difference, points": f"{_points(block['diff'])} [{_points(low)}, {_points(high)}]",
-        "p": f"{block['p']:.2g}",
-        "p, Holm": f"{block.get('p_holm', block['p']):.2g}",
-        "verdict": block.get("verdict", ""),
+        "difference, points": _spanned(block["diff"], block["ci95"]),
+        "clustered by template": _spanned(block["diff"], template["ci95"]) if template else "–",
+        "p": _p(block.get("p")),
+        "p, Holm": _p(block.get("p_holm", block.get("p"))),
+        "verdict": block.get("verdict", "" if "p" in block else DESCRIBED),
         "could see, points": "–" if detectable is None else f"{100 * detectable:.1f}",
         "n": str(block["n"]),
     }
@@ -221,13 +254,18 @@ def _points(share: float) -> str:
     return f"{100 * share:+.1f}"
 
 
+def _spanned(difference: float, interval: Sequence[float]) -> str:
+    return f"{_points(difference)} [{_points(interval[0])}, {_points(interval[1])}]"
+
+
+def _p(p: float | None) -> str:
+    return "–" if p is None else f"{p:.2g}"
+
+
 # ---- sentences
 def briefly(block: Mapping[str, Any]) -> str:
-    """A difference with its verdict, and with what the test could have seen where it saw nothing."""
-    verdict = block["verdict"]
-    if verdict == NO_DIFFERENCE and block["detectable"] is not None:
-        verdict += f", could have seen {100 * block['detectable']:.1f}"
-    return f"{_points(block['diff'])} points ({verdict})"
+    """A difference with its interval."""
+    return f"{_spanned(block['diff'], block['ci95'])} points"
 
 
 def sentence(
@@ -235,20 +273,30 @@ def sentence(
 ) -> str:
     """A tested pair in words, with its verdict."""
     test = f"{TESTS.get(pair['test'], pair['test'])}, {pair['n']} {unit}"
-    if family > 1 and "p_holm" in pair:
-        test += f"; Holm over {family} comparisons {pair['p_holm']:.2g}"
+    if family > 1 and pair.get("p_holm") is not None:
+        test += f"; Holm over {family} comparisons {_p(pair['p_holm'])}, and its level for the interval"
     low, high = pair["ci95"]
-    difference = f"{_points(pair['diff'])} points [{_points(low)}, {_points(high)}]"
-    words = f"{pair['a']} → {pair['b']}: {difference}, p = {pair['p']:.2g} ({test})"
+    words = f"{pair['a']} → {pair['b']}: {_points(pair['diff'])} points [{_points(low)}, {_points(high)}]"
+    words += f" ({test})" if pair["p"] is None else f", p = {_p(pair['p'])} ({test})"
+    if template := pair.get("by_template"):
+        low, high = template["ci95"]
+        words += f"; with {template['n']} templates as the evidence [{_points(low)}, {_points(high)}]"
+        words += f", p = {_p(template['p'])}"
     if flips:
         right, wrong = len(flips["to_right"]), len(flips["to_wrong"])
-        words += f"; {right} tasks went from wrong to right, {wrong} from right to wrong"
+        words += f"; by the first sample {right} tasks went from wrong to right, {wrong} from right to wrong"
+    if worst := pair.get("worst_case"):
+        words += (
+            f"; {_points(worst[0])} to {_points(worst[1])} if the unscored were all against or all for it"
+        )
     return f"{words}.{_verdict(pair, unit)}"
 
 
 def _verdict(pair: Mapping[str, Any], unit: str) -> str:
     if "verdict" not in pair:  # a comparison.json from before there were verdicts
         return ""
+    if pair["verdict"] == NO_VERDICT:
+        return f" No verdict: {NO_VERDICT.split(',')[0]} say too little of how much seeds differ."
     if pair["verdict"] != NO_DIFFERENCE:
         return f" {pair['b']} is {pair['verdict']}."
     if pair["detectable"] is None:

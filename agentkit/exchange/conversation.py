@@ -3,8 +3,6 @@
 Leaves out files and their formats (tables, inspect_log).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -15,14 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.rollouts.chat import parse_turn
-from agentkit.runs import trajectory_from
+from agentkit.records import DataError, Score, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.rollouts.call_formats import THINK, THOUGHT, parse_stored
+from agentkit.rollouts.call_json import ARGUMENTS
+from agentkit.runs import parse_json, trajectory_from
 from agentkit.verifiers import final_answer, verify
 
 RECORD = "trajectory"  # the column that holds a whole record as JSON
 _UNKNOWN = "token ids, masks and log-probabilities (the rows hold text: lengths in tokens read 0)"
-_END = re.compile(r"(?:<\|[^|<>\s]{1,40}\|>|</s>)\s*$")  # the end token of a turn
+_END = re.compile(
+    r"(?:<[|｜][^|<>\s]{1,40}[|｜]>|<(?:/s|eos|end_of_turn|turn\||\|tool_response)>)\s*$"
+)  # the end token of a turn
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking", "summary", "content", "text")  # where they stand
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -60,8 +62,9 @@ def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
     """The conversation in OpenAI's form: user, then assistant and tool in turn; arguments as JSON text."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     for number, turn in enumerate(trajectory.turns):
-        parsed = parse_turn(_END.sub("", turn.text))
-        asked = [result for result in turn.results if result.name] or parsed.calls
+        parsed = parse_stored(_END.sub("", turn.text))
+        answers = trajectory.stop_reason is StopReason.ANSWER and number == len(trajectory.turns) - 1
+        asked = [result for result in turn.results if result.name] or (() if answers else parsed.calls)
         calls = []
         for i, call in enumerate(asked):
             function = {"name": call.name, "arguments": json.dumps(call.arguments)}
@@ -85,14 +88,10 @@ def encode_record(trajectory: Trajectory) -> str:
 def decode_record(text: str, where: str) -> Trajectory:
     """The trajectory that ``encode_record`` wrote. Raises DataError where it is damaged."""
     try:
-        trajectory = trajectory_from(json.loads(text))
-        tokens = (trajectory.completion_ids, trajectory.action_mask, trajectory.old_logprobs)
-        if len({len(values) for values in tokens}) > 1:
-            raise ValueError("its token fields differ in length")
-        return trajectory
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return trajectory_from(parse_json(text))
+    except ValueError as error:
         raise DataError(
-            f"{where}: the record in {RECORD!r} is damaged ({type(error).__name__}: {error}). "
+            f"{where}: the record in {RECORD!r} is damaged ({error}). "
             "Restore it, or drop it to read the messages alone."
         ) from None
 
@@ -117,7 +116,8 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
                 raise DataError(
                     f"{row.where}: its task {identity!r} is not among the tasks given. Pass its suite."
                 )
-            verdict = verify(task, trajectory)
+            failed = trajectory.stop_reason is StopReason.ERROR
+            verdict = Score(None, "it failed") if failed else verify(task, trajectory)
             trajectory = replace(trajectory, task_id=task.id, success=verdict.value, why=verdict.why)
         else:
             made.setdefault(trajectory.task_id, Task(trajectory.task_id, prompt, row.gold, family="imported"))
@@ -126,12 +126,13 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
         raise DataError("there is no row to read. Name a file that holds some.")
     used = {trajectory.task_id for trajectory in trajectories}
     kept = [task for task in given if task.id in used] or list(made.values())
-    return Imported(_numbered(trajectories), kept, _phrases(dropped))
+    phrases = tuple(f"{phrase} ({n})" if n > 1 else phrase for phrase, n in dropped.items() if n)
+    return Imported(_numbered(trajectories), kept, phrases)
 
 
 def _trajectory(row: Row, policy: str, dropped: Counter) -> tuple[Trajectory, str]:
     """The trajectory of one row, and its prompt; its sample is -1 where the row has none."""
-    prompt, turns, answered = _turns(row.messages, row.where, dropped)
+    prompt, turns, answered = turns_of(row.messages, row.where, dropped)
     if row.record is not None:
         trajectory = decode_record(row.record, row.where)
         if _comparable(as_messages(trajectory, prompt)) != _comparable(row.messages):
@@ -148,7 +149,7 @@ def _trajectory(row: Row, policy: str, dropped: Counter) -> tuple[Trajectory, st
         "policy": policy or "imported",
         "sample": -1,
         "stop_reason": StopReason.ANSWER if answered else StopReason.TURN_LIMIT,
-        "answer": final_answer(_END.sub("", turns[-1].text)) if answered else None,
+        "answer": final_answer(parse_stored(_END.sub("", turns[-1].text)).text) if answered else None,
     } | known
     tokens = dict.fromkeys(("prompt_ids", "completion_ids", "action_mask", "old_logprobs"), ())
     return Trajectory(seed=0, turns=tuple(turns), **tokens, **values), prompt
@@ -167,7 +168,7 @@ def _numbered(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return numbered
 
 
-def _turns(
+def turns_of(
     messages: Sequence[Mapping[str, Any]], where: str, dropped: Counter
 ) -> tuple[str, list[Turn], bool]:
     """Prompt, turns, and whether the last turn answers."""
@@ -175,6 +176,10 @@ def _turns(
     for message in messages:
         role, content = message["role"], _content(message, dropped)
         if role == "assistant":
+            if not turns and prompt and prompt[-1].rstrip().endswith(THINK):  # as its template left it
+                content = THINK + content
+            if message.get("tool_calls") and content.rfind(THINK) > content.rfind(THOUGHT):
+                content += THOUGHT
             inline = "<tool_response>" in content
             dropped["where turns end in text that holds tool replies itself (each is one turn)"] += inline
             open_calls, blocks = {}, [content] if content else []
@@ -214,18 +219,19 @@ def _asked(call: Any, where: str) -> tuple[str, dict]:
     """Name and arguments of one entry of tool_calls, OpenAI's form or inspect_ai's flat one."""
     inner = call.get("function") if isinstance(call, dict) else None
     if isinstance(inner, str):
-        inner = {"name": inner, "arguments": call.get("arguments")}
+        inner = call | {"name": inner}
     elif not isinstance(inner, dict):
         inner = call if isinstance(call, dict) else {}
-    name, arguments = inner.get("name"), inner.get("arguments")
+    name = inner.get("name")
+    arguments = next((inner[key] for key in ARGUMENTS if inner.get(key) is not None), None)
     if not isinstance(name, str):
         raise DataError(
             f"{where}: a tool call has no name ({str(call)[:80]}). Give it one, or remove the row."
         )
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = parse_json(arguments)
+        except ValueError:
             arguments = {"unparsed": arguments}
     elif isinstance(arguments, dict):  # a table fills absent arguments with null
         arguments = {key: value for key, value in arguments.items() if value is not None}
@@ -233,20 +239,32 @@ def _asked(call: Any, where: str) -> tuple[str, dict]:
 
 
 def _content(message: Mapping[str, Any], dropped: Counter) -> str:
-    """The text of a message; of a list of parts its texts, and thoughts in <think>."""
+    """The text of a message; thoughts, which logs keep apart from it or among its parts, in <think>."""
     content = message.get("content") or ""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for part in content:
+    apart = (
+        _thought({key: message.get(key) for key in _THOUGHTS[:3]}) if message["role"] == "assistant" else ""
+    )
+    texts = [apart] if apart else []
+    for part in [content] if isinstance(content, str) else content:
         match part:
-            case {"type": "text"}:
+            case str():
+                texts.append(part)
+            case {"type": "reasoning" | "thinking" | "redacted_thinking"} | {"thought": True}:
+                texts.append(_thought(part))
+            case {"type": "text" | "output_text" | "input_text"}:
                 texts.append(str(part.get("text") or ""))
-            case {"type": "reasoning"}:
-                texts.append(f"<think>{part.get('reasoning') or ''}</think>")
             case _:
                 dropped["parts of messages that are no text (images, sound, data)"] += 1
-    return "\n".join(texts)
+    return "\n".join(filter(None, texts))
+
+
+def _thought(held: Mapping[str, Any]) -> str:
+    """What stands under the first of _THOUGHTS, a text or parts with a text, in <think>."""
+    value = next((held[key] for key in _THOUGHTS if held.get(key)), "")
+    parts = value if isinstance(value, list) else [value]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    text = "\n".join(text for text in texts if isinstance(text, str))
+    return f"{THINK}{text.replace(THOUGHT, '< /think>')}{THOUGHT}" if text else ""
 
 
 def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
@@ -296,8 +314,3 @@ def utf8(value: Any) -> Any:
 def number(value: Any) -> float | None:
     """A number as float; None for anything else, NaN and infinity included."""
     return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
-
-
-def _phrases(dropped: Counter) -> tuple[str, ...]:
-    """What was dropped, each with how often."""
-    return tuple(f"{phrase} ({count})" if count > 1 else phrase for phrase, count in dropped.items() if count)

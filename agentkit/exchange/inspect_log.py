@@ -4,8 +4,6 @@ Leaves out inspect_ai itself, whose cloud libraries need other versions than req
 transcript of events.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -28,15 +26,17 @@ from agentkit.exchange.conversation import (
     number,
     prompt_of,
     read_conversations,
+    turns_of,
     utf8,
 )
 from agentkit.records import DataError, StopReason, Task, Trajectory
-from agentkit.runs import write_json
+from agentkit.runs import open_file, parse_json, write_json
 
 _MAX_MEMBER = 1 << 30  # bytes of one sample in an .eval archive
 _UNREAD = ("attachments", "events", "events_data")  # parts of a sample
 _ZSTANDARD = 93  # the method of an archive's member
 _GRADES = {"C": 1.0, "I": 0.0, "P": 0.5, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_DAMAGED = (OSError, ValueError, KeyError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile)
 _LIMITS = {"time": StopReason.TIME_LIMIT, "working": StopReason.TIME_LIMIT, "token": StopReason.TOKEN_LIMIT}
 
 
@@ -157,45 +157,57 @@ def from_inspect(
         DataError: no readable log, a broken sample, an unknown scorer, or a task that is not among ``tasks``.
     """
     header, samples = _read_log(Path(path))
-    dropped: Counter = Counter()
-    rows = []
+    dropped, rows, faults = Counter(), [], []
     for i, sample in enumerate(samples, start=1):
-        row = _row(sample, f"{path}, sample {i}", scorer, dropped)
-        if any(message["role"] == "assistant" for message in row.messages):
-            rows.append(row)
-        else:
-            dropped["samples that ended before the model said anything"] += 1
-    events = any(sample.get("events") for sample in samples)
+        where = f"{path}, sample {i}"
+        score = _score(sample, where, scorer, dropped)
+        try:
+            row = _row(sample, where, score)
+            if any(message["role"] == "assistant" for message in row.messages):
+                turns_of(row.messages, where, Counter())
+                rows.append(row)
+            else:
+                dropped["samples that ended before the model said anything"] += 1
+        except (DataError, RecursionError) as error:
+            faults.append(DataError(f"{where} cannot be read: {error}"))
+            dropped[str(faults[-1])] = 1
+    if faults and not rows:
+        raise faults[0]
+    events = any(_dict(sample).get("events") for sample in samples)
     dropped["the transcript of events (times, usage, model calls)"] = int(events)
     model = _dict(header.get("eval")).get("model")
     return read_conversations(rows, policy or str(model or "inspect"), tasks, dropped)
 
 
-def _read_log(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _read_log(path: Path) -> tuple[dict[str, Any], list[Any]]:
     """Header and samples of a log. Raises DataError where it is damaged, or something else."""
     try:
-        if path.suffix == ".eval":
-            with zipfile.ZipFile(path) as archive:
-                header = _member(archive, "header.json")
-                names = [name for name in archive.namelist() if re.fullmatch(r"samples/.*\.json", name)]
-                samples = [_member(archive, name) for name in names]
-        else:
-            header = json.loads(path.read_bytes())
-            samples = _dict(header).get("samples")
+        with open_file(path) as file:
+            if path.suffix == ".eval":
+                with zipfile.ZipFile(file) as archive:
+                    names = [name for name in archive.namelist() if re.fullmatch(r"samples/.*\.json", name)]
+                    header = _member(archive, "header.json")
+                    samples = [_member_or_none(archive, name) for name in names]
+            else:
+                header = parse_json(file.read())
+                samples = _dict(header).get("samples")
     except FileNotFoundError:
         raise DataError(f"{path} does not exist. Name an inspect_ai log, .json or .eval.") from None
-    except (OSError, ValueError, KeyError, RecursionError, zipfile.BadZipFile, NotImplementedError) as error:
-        why = f"{type(error).__name__}: {error}"
+    except _DAMAGED as error:
+        why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise DataError(f"{path} is not a readable inspect_ai log ({why}). Copy it again.") from None
-    if (
-        not samples
-        or not isinstance(samples, list)
-        or not all(isinstance(sample, dict) for sample in samples)
-    ):
+    if not isinstance(samples, list) or not any(isinstance(sample, dict) for sample in samples):
         raise DataError(
             f"{path} holds no samples of inspect_ai. Name a log of 'inspect eval' that ran to its end."
         )
     return _dict(header), samples
+
+
+def _member_or_none(archive: zipfile.ZipFile, name: str) -> Any:
+    try:
+        return _member(archive, name)
+    except _DAMAGED:
+        return None
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> Any:
@@ -204,7 +216,7 @@ def _member(archive: zipfile.ZipFile, name: str) -> Any:
     if info.file_size > _MAX_MEMBER:
         raise ValueError(f"{name} is {info.file_size:,} bytes; {_MAX_MEMBER:,} is the limit")
     if info.compress_type != _ZSTANDARD:
-        return json.loads(archive.read(info))
+        return parse_json(archive.read(info))
     import pyarrow as pa
 
     packed = copy.copy(info)
@@ -213,30 +225,36 @@ def _member(archive: zipfile.ZipFile, name: str) -> Any:
     data = pa.decompress(archive.read(packed), info.file_size, "zstd", asbytes=True)
     if zlib.crc32(data) != info.CRC:
         raise ValueError(f"{name} is damaged")
-    return json.loads(data)
+    return parse_json(data)
 
 
-def _row(sample: Mapping[str, Any], where: str, scorer: str, dropped: Counter) -> Row:
-    sample = _attached(sample, _dict(sample.get("attachments")))
-    scores = _dict(sample.get("scores"))
+def _score(sample: Any, where: str, scorer: str, dropped: Counter) -> dict[str, Any]:
+    """The score that counts, and its grade. Raises DataError where the scorer is the wrong one."""
+    scores = _dict(_dict(sample).get("scores"))
     if scorer and scores and scorer not in scores:
         raise DataError(f"{where} has no score {scorer!r}. Its scorers are {', '.join(map(str, scores))}.")
     score = _dict(scores.get(scorer or next(iter(scores), "")))
     dropped["samples with scores of other scorers"] += len(scores) > 1
+    return {"success": _grade(score.get("value"), where), "why": str(score.get("explanation") or "")}
+
+
+def _row(sample: Any, where: str, score: dict[str, Any]) -> Row:
+    if not isinstance(sample, dict):
+        raise DataError("it is damaged")
+    sample = _attached(sample, _dict(sample.get("attachments")))
     target, epoch = sample.get("target"), sample.get("epoch")
     record = _dict(sample.get("metadata")).get(RECORD)
+    identity = {
+        "task_id": None if sample.get("id") in (None, "") else str(sample["id"]),
+        "sample": epoch - 1 if isinstance(epoch, int) and epoch > 0 else None,
+        "stop_reason": _stop(sample),
+    }
     return Row(
         where,
-        checked_messages(sample.get("messages"), f"{where}: messages"),
+        checked_messages(sample.get("messages"), "messages"),
         record if isinstance(record, str) else None,
         gold="; ".join(map(str, target)) if isinstance(target, list) else str(target or ""),
-        fields={
-            "task_id": None if sample.get("id") in (None, "") else str(sample["id"]),
-            "sample": epoch - 1 if isinstance(epoch, int) and epoch > 0 else None,
-            "success": _grade(score.get("value"), where),
-            "why": str(score.get("explanation") or ""),
-            "stop_reason": _stop(sample),
-        },
+        fields=identity | score,
     )
 
 

@@ -3,8 +3,6 @@
 Leaves out columns that are neither messages, scores nor ours; those dropped are reported.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path

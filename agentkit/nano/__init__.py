@@ -4,8 +4,6 @@ It was pre-trained on transcripts about made-up worlds (world, pretrain); ``agen
 Leaves out loading it (policies.loading).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 DATA = Path(__file__).with_name("data")

@@ -6,8 +6,6 @@ expert's own tokens only. Everything is seeded; on two CPU cores it takes under 
 checkpoints to go on from: a new run starts over.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
@@ -23,6 +21,7 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentkit.nano import DATA
@@ -83,7 +82,6 @@ def mixed_quality(rng: random.Random) -> list[Flaws]:
 
 
 def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[Trajectory]]:
-    """Trajectories of the scripted expert, world by world."""
     with tempfile.TemporaryDirectory() as folder:
         for number in worlds:
             corpus = Corpus(make_world(Path(folder) / f"{number}.sqlite", number))
@@ -94,7 +92,6 @@ def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer on transcripts of a few worlds."""
     bytes_only = _wrap(_bpe([]))
     texts = []
     for batch in transcripts(bytes_only, range(900_000, 900_006), 250):
@@ -133,7 +130,6 @@ def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: Any, seed: int) -> Qwen3ForCausalLM:
-    """An untrained model for a tokenizer."""
     torch.manual_seed(seed)
     ids = {
         "eos_token_id": tokenizer.eos_token_id,
@@ -160,8 +156,7 @@ def copy_batches(
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Ids, labels and mask of sentences about a made-up world, twice, in two orders; loss on the second time.
 
-    Copying is the skill everything else rests on, and it is learnt fastest where half of all tokens are
-    copies.
+    Copying is the skill everything else rests on, learnt fastest where half of all tokens are copies.
     """
     with tempfile.TemporaryDirectory() as folder:
         for step in range(steps):
@@ -180,13 +175,10 @@ def copy_batches(
 
 def collate(rows: Sequence[tuple[Sequence[int], Sequence[int]]], pad: int) -> tuple[torch.Tensor, ...]:
     """Ids, labels and mask (B, T) of rows (token ids, 1 where a token is trained), padded on the right."""
-    ids = torch.full((len(rows), max(len(tokens) for tokens, _ in rows)), pad)
-    labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
-    for i, (tokens, trained) in enumerate(rows):
-        row = torch.tensor(tokens)
-        ids[i, : len(row)], mask[i, : len(row)] = row, 1
-        labels[i, : len(row)] = torch.where(torch.tensor(trained, dtype=torch.bool), row, -100)
-    return ids, labels, mask
+    tokens, trained = ([torch.tensor(values) for values in column] for column in zip(*rows, strict=True))
+    ids = pad_sequence(tokens, batch_first=True, padding_value=pad)
+    mask = pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True)
+    return ids, ids.where(pad_sequence(trained, batch_first=True).bool(), -100), mask
 
 
 @dataclass(slots=True)
@@ -224,12 +216,10 @@ class _Training:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self.start
 
     @property
     def loss(self) -> float:
-        """Mean of the last steps."""
         return sum(self.losses) / len(self.losses)
 
 
@@ -246,17 +236,10 @@ def make_optimizers(model: Any) -> dict[torch.optim.Optimizer, float]:
 def pretrain(
     out: Path = DATA, *, seed: int = 0, minutes: float = 44.0, copy_steps: int = 400, per_world: int = 400
 ) -> dict:
-    """Train tokenizer and model and write them to ``out``.
+    """Train tokenizer and model and write them to ``out``; returns the report that is stored with them.
 
-    Args:
-        out: folder of the package data.
-        seed: of the model's first weights and the order of batches.
-        minutes: wall-clock budget of the training, over which the learning rate decays to zero.
-        copy_steps: steps on plain copying before the transcripts.
-        per_world: transcripts a world; each is seen once.
-
-    Returns:
-        A report: steps, tokens, last losses and the success of greedy rollouts in an unseen world.
+    Over ``minutes`` of wall clock the learning rate decays to zero; each of a world's transcripts is seen
+    once.
     """
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed)
@@ -283,7 +266,6 @@ def pretrain(
 
 
 def greedy_success(model: Any, tokenizer: Any, count: int = 200) -> float:
-    """Share of tasks of an unseen world that greedy rollouts solve."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(make_world(Path(folder) / "unseen.sqlite", 1_000_000))
         tasks = draft_tasks(corpus, count, random.Random("unseen"))
@@ -293,7 +275,6 @@ def greedy_success(model: Any, tokenizer: Any, count: int = 200) -> float:
 
 
 def save(model: Any, tokenizer: Any, out: Path, report: dict) -> None:
-    """Write weights in half precision, tokenizer, template and report."""
     out.mkdir(parents=True, exist_ok=True)
     copy.deepcopy(model).to(torch.float16).save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -4,61 +4,28 @@ A world is a corpus file with the same tables, so the same families, tools and e
 sense: a film may be older than its director.
 """
 
-from __future__ import annotations
-
 import random
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 from agentkit.tools.corpus import TABLES, build
 
-_FRAGMENTS = (
-    "a al am an ar as at ba bar be bel ben ber bi bo bor bra bri bru bu ca can car ce cel cen cha che chi "
-    "cho ci cla co con cor cra cri cro cu da dal dan dar de del den der di din do don dor dra dre du e ed "
-    "el en er es et fa fal fe fer fi fin fla fo for fra fu ga gal gan gar ge gen ger gi gla go gon gor "
-    "gra gre gri gu ha hal ham han har he hel hen her hi ho hol hor hu i ia ic ie il im in ing ir is it "
-    "ja jan je jo ju ka kal kan kar ke kel ken ker ki kin ko kon kor kra ku la lan lar las le len ler les "
-    "li lin lis lo lon lor lu ma mal man mar mas me mel men mer mi mil min mo mon mor mu na nan nar ne "
-    "nel nen ner ni nin no nor nu o ol on or os ou pa pal pan par pe pel pen per pi pin po pol por pra "
-    "pre pri pro qua que qui ra ran ras re ren res ri rin ris ro ron ros ru sa sal san sar se sel sen ser "
-    "sha she shi sho si sin so sol son sor sta ste sti sto stra su ta tal tan tar te tel ten ter tha the "
-    "thi ti tin to ton tor tra tre tri tro tu u ul un ur us va val van ver vi vin vo vor wa wal wan we "
-    "wel wer wi win wo wood ya ye yo za zan ze zi zo"
-).split()
-_ACCENTED = "àáâãäåçèéêëíîïñóôöøúüāēīōūăćčęğıłńřśşšţźżžạảấầậắếềễệịọốồộớủứừ"
-_LETTERS = 4 * "abcdefghijklmnopqrstuvwxyzaeioaeionrst" + _ACCENTED
-_SMALL = "of the and in on to for a from with at by".split()
-_SUFFIXES = [
-    "stan",
-    "land",
-    "ia",
-    " Islands",
-    " City",
-    "ville",
-    "burg",
-    "ton",
-    "ium",
-    "son",
-    "er",
-    "ing",
-    "ed",
-    "s",
-]
-_CONTINENTS = ["Africa", "Asia", "Europe", "North America", "Oceania", "South America"]
+_NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
+_FRAGMENTS, _SMALL = _NAMES["fragments"].split(), _NAMES["small"].split()
 COUNTRIES, CITIES, ELEMENTS, FILMS = 60, 150, 60, 220
 
 
 def word(rng: random.Random, parts: int | None = None) -> str:
     """One made-up capitalised word: fragments as many languages have them, or now and then any letters."""
     if rng.random() < 0.12:
-        text = "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 8)))
+        text = "".join(rng.choice(_NAMES["letters"]) for _ in range(rng.randint(2, 8)))
     else:
         text = "".join(rng.choice(_FRAGMENTS) for _ in range(parts or rng.choice([1, 2, 2, 2, 3])))
-    return text.capitalize() + (rng.choice(_SUFFIXES) if rng.random() < 0.12 else "")
+    return text.capitalize() + (rng.choice(_NAMES["suffixes"]) if rng.random() < 0.12 else "")
 
 
 def place(rng: random.Random) -> str:
-    """A made-up country or city name: one to three words, sometimes hyphenated."""
     words = [word(rng) for _ in range(rng.choices([1, 2, 3], [7, 4, 1])[0])]
     if len(words) == 3:
         words[1] = rng.choice(["and", "de", "of", "del", "la", words[1]])
@@ -66,7 +33,6 @@ def place(rng: random.Random) -> str:
 
 
 def person(rng: random.Random) -> str:
-    """A made-up person: two or three words, sometimes an initial."""
     first = word(rng, 2) if rng.random() < 0.9 else f"{rng.choice('ABCDEFGHJKLMNPRSTW')}."
     initial, particle = f"{rng.choice('ABCDEFGHJKLMNPRSTW')}.", rng.choice(["de", "van", "von", "Mc", "O'"])
     middle = rng.choices([[], [initial], [particle]], [10, 1, 2])[0]
@@ -104,14 +70,13 @@ def _size(rng: random.Random, low: float, high: float) -> int:
 
 
 def make_world(path: str | Path, seed: int) -> Path:
-    """Write one made-up world as a corpus file."""
     rng = random.Random(f"world-{seed}")
     countries, cities = _distinct(place, rng, COUNTRIES), _distinct(place, rng, CITIES)
     currencies = [word(rng) for _ in range(25)]
     tables: dict[str, list[tuple]] = {name: [] for name in TABLES}
     for i, name in enumerate(countries):
         people, area = _size(rng, 2.5, 9.2), _size(rng, 0.8, 7.2)
-        currency, continent = rng.choice(currencies), rng.choice(_CONTINENTS)
+        currency, continent = rng.choice(currencies), rng.choice(_NAMES["continents"])
         tables["country"].append((name, f"{i:02d}", cities[i], people, area, currency, continent))
     for name in countries:
         others = [other for other in countries if other != name]

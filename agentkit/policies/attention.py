@@ -5,8 +5,6 @@ once (training.prefix); both do so on the same model, which therefore keeps one 
 what is brought along.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

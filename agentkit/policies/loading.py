@@ -3,53 +3,129 @@
 Leaves out what Unsloth loads (unsloth.py) and servers that run elsewhere (serve.py).
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from agentkit.nano import model_path
+from agentkit.policies.precision import precision_of
 from agentkit.policies.server import ServerPolicy
-from agentkit.policies.sync import sync
+from agentkit.policies.sync_guard import sync
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
-from agentkit.rollouts.policy import Policy
+from agentkit.policies.weights import folded
+from agentkit.rollouts.policy import EngineError, Policy
+from agentkit.rollouts.templates import with_template
+from agentkit.runs import Run, RunError, open_file
 from agentkit.runs.recipe import Recipe
 
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
 
 
-def load_agent(model: str, merge: Sequence[str | Path] = ()) -> tuple[Any, Any]:
-    """A model and its tokenizer, on the GPU in bfloat16 where there is one, else on the CPU in float32.
+def load_agent(
+    model: str,
+    merge: Sequence[str | Path] = (),
+    adapter: str | Path | None = None,
+    precision: str = "auto",
+    chat: tuple[str, Mapping[str, Any]] = ("", {}),
+) -> tuple[Any, Any]:
+    """A model and its tokenizer, on the GPU where there is one.
 
     Args:
         model: "nano", a folder or a hub name.
-        merge: adapter folders merged in, in order.
+        merge: adapter folders folded in, in order.
+        adapter: one more on top of these: folded in float32, where that samples faster and loses nothing; an
+            adapter still in half precision, where rounding would lose it.
+        precision: float32, bfloat16, or auto: bfloat16 on a GPU, else float32.
+        chat: the recipe's chat template and its arguments (``Recipe.chat``).
 
     Raises:
-        FileNotFoundError: the model or an adapter cannot be loaded; the message says what to do.
+        FileNotFoundError: the model cannot be loaded; the message says what to do.
+        RecipeError: the chat template cannot.
+        RunError: an adapter cannot.
     """
-    cuda = torch.cuda.is_available()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = precision_of(precision)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # on Hopper it plans anew for each length of the keys
     logging.disable_progress_bar()  # a bar for each load says nothing here
-    source = model_path(model)
+    tokenizer = load_tokenizer(model, chat)
+    loaded = _loaded(AutoModelForCausalLM, model, dtype=dtype)
+    keeps = adapter is not None and dtype != torch.float32
+    for folder in [*merge] if keeps or adapter is None else [*merge, adapter]:
+        loaded = folded(with_adapter(loaded, Path(folder)))
+    if keeps:
+        loaded = with_adapter(loaded, Path(adapter))
+    return loaded.to(device), tokenizer
+
+
+def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -> Any:
+    """A model's tokenizer alone, with the recipe's chat template. Raises as ``load_agent``."""
+    tokenizer = _loaded(AutoTokenizer, model)
+    with_template(tokenizer, *chat)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _loaded(kind: Any, model: str, **options: Any) -> Any:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-        loaded = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16 if cuda else torch.float32)
+        return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
             f"cannot load the model {model!r}: {str(error)[:200]}. Use 'nano', a folder or a hub name."
         ) from None
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    for adapter in merge:
-        loaded = PeftModel.from_pretrained(loaded, str(adapter)).merge_and_unload()
-    return loaded.to("cuda" if cuda else "cpu"), tokenizer
+
+
+def described(recipe: Recipe) -> str:
+    """A recipe's model in a line, from its configuration: no weight is loaded."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(_loaded(AutoConfig, recipe.model))
+    tokens = len(load_tokenizer(recipe.model, recipe.chat))
+    return f"{recipe.model}: {model.num_parameters():,} parameters, {tokens:,} tokens"
+
+
+def agent_of(run: Run, recipe: Recipe, name: str) -> tuple[Any, Any]:
+    """The model behind a policy of a run and its tokenizer: "base", "sft", "grpo" or a control. Raises as
+    ``load_agent``.
+    """
+    cold_start, trained = _adapters(run, recipe, name)
+    return load_agent(recipe.model, cold_start, trained, recipe.precision, recipe.chat)
+
+
+def check_agents(run: Run, recipe: Recipe, names: Iterable[str]) -> None:
+    """Raises RunError where the run lacks an adapter of one of these policies; loads nothing."""
+    for name in names:
+        cold_start, trained = _adapters(run, recipe, name)
+        for folder in [*cold_start, *([trained] if trained else [])]:
+            if not (folder / "adapter_config.json").is_file():
+                raise RunError(
+                    f"the run has no policy {name[:60]!r}: {folder} holds no adapter. Name base, sft, grpo "
+                    "or a control that was trained"
+                )
+
+
+def _adapters(run: Run, recipe: Recipe, name: str) -> tuple[list[Path], Path | None]:
+    cold_start = [run.file("sft")] if recipe.sft and name != "base" else []
+    return cold_start, None if name in ("base", "sft") else run.file("adapter" if name == "grpo" else name)
+
+
+def with_adapter(model: Any, folder: Path) -> Any:
+    """A model with an adapter beside its weights. Raises RunError where its files cannot be used."""
+    try:
+        for path in folder.iterdir():
+            if not path.is_dir():
+                open_file(path).close()  # torch would wait for a pipe
+        return PeftModel.from_pretrained(model, str(folder))
+    except Exception as error:  # PEFT, safetensors and torch have one each for a damaged file
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise RunError(
+            f"the adapter in {folder} cannot be used ({why}). Restore it, or train it again."
+        ) from None
 
 
 def longest(model: Any, recipe: Recipe) -> int:
@@ -60,17 +136,22 @@ def longest(model: Any, recipe: Recipe) -> int:
 def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: Any = None) -> Policy:
     """The policy that samples from a loaded model on the recipe's engine. Close it, or use it in a ``with``.
 
-    An engine with weights of its own is given the model's and must then compute the same (``guard.sync``).
-
-    ``name`` is recorded in trajectories; ``engine`` is vLLM's where Unsloth loaded the model
-    (``unsloth.adapted``).
-
-    Raises:
-        EngineError: the engine is not installed, does not answer or computes something else.
+    An engine with weights of its own is given the model's and must then compute the same (``sync``), else
+    EngineError. ``engine`` is vLLM's where Unsloth loaded the model (``unsloth.adapted``).
     """
     lora = recipe.weight_sync == "lora"
+    if isinstance(model, PeftModel) and model.dtype != torch.float32:
+        if recipe.weight_sync == "merged":
+            raise EngineError(
+                "weight_sync: merged would lose the adapter: folded into bfloat16 weights a small update is "
+                "rounded away. Set weight_sync: lora or auto (servers: agentkit serve --lora-rank "
+                f"{recipe.lora_r})"
+            )
+        lora = True
     if recipe.engine == "transformers" or (recipe.engine == "unsloth" and not torch.cuda.is_available()):
-        return TransformersPolicy(model, tokenizer, name, recipe.max_batch, recipe.deterministic)
+        return TransformersPolicy(
+            model, tokenizer, name, recipe.max_batch, recipe.deterministic, recipe.engine_memory
+        )
     if recipe.engine == "server":
         policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora)
     else:

@@ -5,8 +5,6 @@ examples. A flaw strikes where it makes sense: on the shipped tools, and on any 
 ``wrong`` variants of its arguments. Leaves out solving without flaws, which is tasks/expert.py.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Generator, Iterable
 from dataclasses import asdict, dataclass
@@ -14,9 +12,13 @@ from functools import partial
 from typing import Any
 
 from agentkit.records import Task, ToolResult
-from agentkit.rollouts.chat import format_call
+from agentkit.rollouts.chat import format_call, parse_turn, turn_after
 from agentkit.rollouts.policy import Policy, Request, Sample
-from agentkit.tasks.expert import PlanError, answer_of, fill
+from agentkit.rollouts.templates import end_of_turn
+from agentkit.tasks.expert import PlanError, answer_of, fill, shows
+from agentkit.tools.outages import momentary
+
+TRIES = 8  # of a call that fails for the moment
 
 Script = Generator[str, tuple[ToolResult, ...], None]
 
@@ -51,8 +53,15 @@ class ScriptedPolicy(Policy):
         self.name = name
         self._flaws = [flaws] if isinstance(flaws, Flaws) else list(flaws) or [Flaws()]
         self._scripts: dict[int, Script] = {}  # by trajectory
+        self._said: dict[int, list[int]] = {}  # the ids of its turn, for one that is sampled in pieces
 
     async def sample(self, request: Request) -> Sample:
+        if not request.begun:
+            self._said[request.trajectory] = self._turn(request)
+        ids = self._said[request.trajectory][request.begun :][: request.max_new_tokens]
+        return Sample(ids, [0.0] * len(ids))
+
+    def _turn(self, request: Request) -> list[int]:
         if request.turn == 0:
             rng = random.Random(repr(request.seed))
             flaws = rng.choice(self._flaws)
@@ -60,11 +69,14 @@ class ScriptedPolicy(Policy):
             text = next(script)
         else:
             text = self._scripts[request.trajectory].send(request.results)
-        ids = self.tokenizer(text + self.tokenizer.eos_token, add_special_tokens=False)["input_ids"]
-        return Sample(ids[: request.max_new_tokens], [0.0] * min(len(ids), request.max_new_tokens))
+        parsed = parse_turn(text, request.tool_format)
+        end = end_of_turn(self.tokenizer, called=bool(parsed.calls or parsed.errors))
+        text = turn_after(self.tokenizer, request.ids, text)
+        return self.tokenizer(text + end, add_special_tokens=False)["input_ids"]
 
     def end(self, trajectory: int) -> None:
         self._scripts.pop(trajectory, None)
+        self._said.pop(trajectory, None)
 
 
 def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str) -> Script:
@@ -92,16 +104,23 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str) -> Scri
                 break
             values.append(_made_up(str(step.get("expect", "")), rng))
             continue
-        if flaw == "wrong_operation":
-            arguments = _wrong_arguments(step, rng)
+        if flaw == "wrong_operation" and step.get("wrong"):
+            arguments = rng.choice(step["wrong"])
+        elif flaw == "wrong_operation":
+            arguments = arguments | {"expression": _wrong(arguments["expression"], rng)}
         elif bug is not None and "code" in arguments:
             arguments = arguments | {"code": arguments["code"].replace(task.meta["solution"], bug)}
         arguments = fill(arguments, values)
         if rng.random() < flaws.malformed:
             yield _slip(task, step["tool"], arguments, rng, tool_format)
-        result, *_ = yield format_call(step["tool"], arguments, tool_format)
-        observed = result.observation.strip()
-        values.append(str(step.get("expect", observed)) if flaw is None and bug is None else observed)
+        for _ in range(TRIES):
+            result, *_ = yield format_call(step["tool"], arguments, tool_format)
+            if not momentary(result):
+                break
+        observed, expected = result.observation.strip(), step.get("expect")
+        read = flaw is None and bug is None and expected is not None
+        read = read and shows(step["tool"], result.observation, expected)  # never what no tool has said
+        values.append(str(expected) if read else observed)
         if not result.ok:
             break
     if bug is not None and "answer_if" in task.meta:
@@ -129,14 +148,15 @@ def _plan(task: Task, tool_format: str) -> list[dict]:
 
 
 def _flaw(task: Task, step: dict, first: bool, flaws: Flaws, rng: random.Random) -> str | None:
-    """The flaw that strikes a step, of those that make sense there."""
     if step["tool"] == "search" and not first:
         if rng.random() < flaws.give_up:
             return "give_up"
         if rng.random() < flaws.skip_lookup:
             return "skip_lookup"
-    computes = step["tool"] == "calculator" or (step["tool"] == "python" and first)
-    if computes and _can_guess(task) and rng.random() < flaws.in_head:
+    computes = step["tool"] == "calculator" or (first and "code" in step["arguments"])
+    number = task.answer.lstrip("-").replace(".", "", 1)
+    can_guess = number.isdecimal() or bool(task.meta.get("answer_if"))  # what looks like a right answer
+    if computes and can_guess and rng.random() < flaws.in_head:
         return "in_head"
     calculates = step["tool"] == "calculator" and "expression" in step["arguments"]
     if (calculates or step.get("wrong")) and rng.random() < flaws.wrong_operation:
@@ -145,7 +165,6 @@ def _flaw(task: Task, step: dict, first: bool, flaws: Flaws, rng: random.Random)
 
 
 def _near_misses(task: Task) -> list[str]:
-    """Code that is nearly the task's solution; none where the task gives none."""
     return task.meta.get("near_misses", []) if "solution" in task.meta else []
 
 
@@ -162,12 +181,6 @@ def _made_up(value: str, rng: random.Random) -> str:
     return str(rng.randint(10, 99) * 10 ** max(0, digits - 2))
 
 
-def _can_guess(task: Task) -> bool:
-    """Whether a wrong answer can be stated that looks like a right one."""
-    number = task.answer.lstrip("-").replace(".", "", 1)
-    return number.isdecimal() or bool(task.meta.get("answer_if"))
-
-
 def _guess(task: Task, rng: random.Random) -> str:
     """What is answered without calculating: a name or code that it may be, or a number of the right size."""
     answers = task.meta.get("answer_if")
@@ -176,13 +189,6 @@ def _guess(task: Task, rng: random.Random) -> str:
     if _near_misses(task):
         return rng.choice([task.answer, *_near_misses(task)])
     return rng.choice(list(answers.values()))
-
-
-def _wrong_arguments(step: dict, rng: random.Random) -> dict:
-    """One of the step's wrong variants; where it has none, a calculation with another operation."""
-    if step.get("wrong"):
-        return rng.choice(step["wrong"])
-    return step["arguments"] | {"expression": _wrong(step["arguments"]["expression"], rng)}
 
 
 def _wrong(expression: str, rng: random.Random) -> str:
@@ -202,6 +208,7 @@ def _slip(task: Task, name: str, arguments: dict, rng: random.Random, tool_forma
         while wrong_name in task.tools:
             wrong_name = f"my_{wrong_name}"
         return format_call(wrong_name, arguments, tool_format)
-    end = {"qwen3_coder": "</function>", "search_r1": "</search>"}.get(tool_format, "}")
+    ends = {"qwen3_coder": "</function>", "search_r1": "</search>", "glm": "</tool_call>", "lfm2": ")"}
+    end = ends.get(tool_format, "}")
     before, _, after = format_call(name, arguments, tool_format).rpartition(end)
     return before + after

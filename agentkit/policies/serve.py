@@ -1,12 +1,11 @@
 """The command that serves a model for the server policy: vLLM's own server with what the policy needs.
 
-Leaves out starting and watching several replicas, which is a process manager's work.
+Leaves out starting and watching several of them (replicas).
 """
-
-from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,29 +13,34 @@ from pathlib import Path
 import torch
 
 from agentkit.policies.loading import load_agent
+from agentkit.policies.replicas import SERVED
 from agentkit.policies.server import API_KEY
 from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missing
 from agentkit.policies.weights import HeadPadding, save_weights
 from agentkit.rollouts.policy import EngineError
+from agentkit.runs.children import TOKEN, die_with_parent
+from agentkit.runs.topology import CARDS
 
-SERVED = "agentkit"  # what the server calls the model
 CPU_SERVER = CPU_ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # less memory than with two processes
 
 
 def serve_command(
     model: str, folder: Path, *, merge: Sequence[str | Path] = (), host: str = "127.0.0.1", port: int = 8000,
-    max_lora_rank: int = 0, max_length: int | None = None, memory_share: float = 0.9,
+    max_lora_rank: int = 0, max_length: int | None = None, memory_share: float = 0.9, gpu: int | None = None,
+    precision: str = "auto",
 ) -> tuple[list[str], dict[str, str]]:  # fmt: skip
     """Command line and environment of a server; the arguments are those of ``agentkit serve``.
 
-    A server of this kind lets whoever reaches it load weights and run its worker's methods: keep it on the
-    local machine or in a private network. An API key (environment variable AGENTKIT_API_KEY) guards
-    completions only. ``folder`` is where the model is written if it cannot be served as it lies, because it
-    is merged or padded for a CPU.
+    ``folder`` is where the model is written if it cannot be served as it lies, being merged or padded for a
+    CPU.
     """
     if importlib.util.find_spec("vllm") is None:
         raise EngineError(missing())
-    loaded, tokenizer = load_agent(model, merge)
+    if TOKEN in os.environ:  # a notebook's, which ends with it
+        die_with_parent(signal.SIGTERM)
+    if gpu is not None:
+        take_card(gpu)
+    loaded, tokenizer = load_agent(model, merge, precision=precision)
     cpu = not torch.cuda.is_available()
     padding = HeadPadding.needed(loaded.config) if cpu else None
     source = loaded.config._name_or_path
@@ -44,14 +48,22 @@ def serve_command(
         save_weights(loaded, folder, padding)
         tokenizer.save_pretrained(folder)
         source = str(folder)
-    options = {"model": source, "host": host, "port": port, "dtype": str(loaded.dtype).removeprefix("torch.")}
-    options |= {"served-model-name": SERVED, "worker-extension-cls": EXTENSION, "generation-config": "vllm"}
-    options |= {"logprobs-mode": "processed_logprobs", "gpu-memory-utilization": memory_share}
+    options = {
+        "model": source,
+        "host": host,
+        "port": port,
+        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "served-model-name": os.environ.get(SERVED, "agentkit"),
+        "worker-extension-cls": EXTENSION,
+        "generation-config": "vllm",
+        "logprobs-mode": "processed_logprobs",
+        "gpu-memory-utilization": memory_share,
+    }
     switches = ["--enforce-eager", "--no-enable-chunked-prefill"] if cpu else []
     environment = {"VLLM_NO_USAGE_STATS": "1"} | (CPU_SERVER if cpu else {}) | os.environ
     environment["VLLM_SERVER_DEV_MODE"] = "1"  # the ways to load weights and to drop the prefix cache
     if max_length:
-        options["max-model-len"] = max_length
+        options["max-model-len"] = min(max_length, loaded.config.get_text_config().max_position_embeddings)
     if max_lora_rank:
         options |= {"max-loras": 1, "max-lora-rank": lora_rank(max_lora_rank)}
         switches.append("--enable-lora")
@@ -60,3 +72,12 @@ def serve_command(
         environment["VLLM_API_KEY"] = key
     flags = [f"--{name}={value}" for name, value in options.items()]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *switches], environment
+
+
+def take_card(gpu: int) -> None:
+    """Show this process, and the server it becomes, one of its GPUs only. Raises EngineError."""
+    shown = os.environ.get(CARDS, "")
+    os.environ[CARDS] = dict(enumerate(shown.split(","))).get(gpu, "") if shown else str(gpu)
+    if not torch.cuda.is_available():
+        among = f" among {CARDS}={shown}" if shown else ""
+        raise EngineError(f"there is no GPU {gpu}{among}: nvidia-smi lists them; on a CPU leave --gpu out")

@@ -4,14 +4,13 @@ Several replicas of one model share the load: a request goes to the one with the
 preference for the one that served the trajectory's last turn and still has its keys and values. A replica
 that fails is left out and its requests go to another; since a request carries its own seed, the sample stays
 the same. A replica that comes back is used again after the next ``sync``, which brings it the weights it
-missed. Leaves out starting the servers (serve.py).
+missed. Leaves out starting the servers (serve.py, replicas.py).
 """
-
-from __future__ import annotations
 
 import asyncio
 import math
 import os
+import re
 import shutil
 import tempfile
 import threading
@@ -25,13 +24,15 @@ from typing import Any
 import httpx
 from peft import PeftModel
 
+from agentkit.policies.ranks import on_main_process
 from agentkit.policies.weights import HeadPadding, save_lora, save_weights
 from agentkit.rollouts.policy import EngineError, Policy, Request, Sample, seed_number
+from agentkit.rollouts.templates import end_of_turn_ids
 
 API_KEY = "AGENTKIT_API_KEY"  # the environment variable; a key belongs into no recipe
 LOYALTY = 4  # requests more in flight that a replica may have and still get its trajectory's next turn
-HEALTH_S, HEALTH_MISSES = 5.0, 3  # a busy replica is asked so often, and given up after so many silences
 CONNECT_S = 10.0
+ADAPTER_NAME = re.compile(r"weights-\d+")  # what ``sync`` calls those it hands over
 
 
 class _ReplicaError(Exception):
@@ -40,27 +41,18 @@ class _ReplicaError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """One server."""
-
     url: str
     model: str = ""  # what it calls the model it serves
     why: str = ""  # it is left out for this reason; "" while it is used
-    misses: int = 0  # questions after its health without an answer, in a row
     running: set[asyncio.Task] = field(default_factory=set)
 
 
 class ServerPolicy(Policy):
-    """Samples from vLLM servers.
+    """Samples from vLLM servers at ``urls``, replicas of one model.
 
-    Args:
-        urls: of the replicas, such as http://localhost:8000; all serve the same model.
-        tokenizer: the model's tokenizer, whose eos_token ends a turn.
-        name: recorded in trajectories.
-        lora: hand over a PEFT model's adapter, instead of all weights with the adapter folded in.
-        timeout_s: one turn may take so long, waiting in the server included.
-
-    Raises:
-        EngineError: a replica does not answer or serves no model; the message says which and what to do.
+    With ``lora`` a PEFT model's adapter is handed over, instead of all weights with the adapter folded in.
+    One turn may take ``timeout_s``, waiting in the server included. Raises EngineError for a replica that
+    does not answer or serves no model.
     """
 
     shares_weights = False
@@ -80,6 +72,7 @@ class ServerPolicy(Policy):
                 "http://localhost:8000,http://localhost:8001"
             )
         self.tokenizer, self.name, self._lora = tokenizer, name, lora
+        self.ends = sorted(end_of_turn_ids(tokenizer))
         self._replicas = [_Replica(url.rstrip("/").removesuffix("/v1")) for url in dict.fromkeys(urls)]
         self._last: dict[int, _Replica] = {}  # by trajectory
         self._updates = 0
@@ -99,7 +92,6 @@ class ServerPolicy(Policy):
         except BaseException:
             self.close()
             raise
-        asyncio.run_coroutine_threadsafe(self._watch(), self._loop)
 
     def _call(self, work: Coroutine) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -111,13 +103,17 @@ class ServerPolicy(Policy):
         self._last.pop(trajectory, None)
 
     def sync(self, model: Any) -> None:
-        """Have every replica that answers load the model's weights, and drop what it had cached.
+        """Have every replica that answers load the model's weights, and drop what it had cached, or
+        EngineError.
 
         They go through a folder in the temporary directory (TMPDIR), which the servers must be able to read.
-
-        Raises:
-            EngineError: a replica cannot load them, or none answers.
+        Of several processes that train together the first hands them over.
         """
+        states = on_main_process(lambda: self._hand_over(model))
+        for replica, (name, why) in zip(self._replicas, states, strict=True):
+            replica.model, replica.why = name, why
+
+    def _hand_over(self, model: Any) -> list[tuple[str, str]]:
         self._updates += 1
         folder = self._folder / f"weights-{self._updates}"
         lora = self._lora and isinstance(model, PeftModel)
@@ -129,6 +125,7 @@ class ServerPolicy(Policy):
             self._call(self._deliver(folder, lora))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        return [(replica.model, replica.why) for replica in self._replicas]
 
     def close(self) -> None:
         """Close all connections. The servers run on."""
@@ -149,27 +146,28 @@ class ServerPolicy(Policy):
     async def _meet(self) -> None:
         for replica in self._replicas:
             try:
-                replica.model = await self._served(replica)
+                replica.model = (await self._served(replica))[0]
             except (_ReplicaError, EngineError) as error:
                 raise EngineError(
                     f"the server {replica.url} in server_urls: {error}. Start it (agentkit serve)"
                 ) from None
-        served = sorted({replica.model for replica in self._replicas})
+            except (ValueError, LookupError, TypeError):
+                raise EngineError(
+                    f"the server {replica.url} in server_urls does not say which model it serves, as an "
+                    "OpenAI-compatible server does at /v1/models. Start it (agentkit serve)"
+                ) from None
+        served = sorted(
+            {replica.model.partition("#")[0] for replica in self._replicas}
+        )  # the nth start of one
         if len(served) > 1:
             raise EngineError(
                 f"the servers in server_urls serve different models ({', '.join(served)}): let all serve one"
             )
 
-    async def _served(self, replica: _Replica) -> str:
+    async def _served(self, replica: _Replica) -> list[str]:
+        """Names of what a replica serves, the model before its adapters."""
         reply = await self._ask(replica, "GET", "/v1/models", timeout=CONNECT_S)
-        try:
-            return str(reply.json()["data"][0]["id"])
-        except IndexError:
-            raise _ReplicaError("serves no model") from None
-        except (ValueError, KeyError, TypeError):
-            raise _ReplicaError(
-                "its answer to /v1/models is not that of an OpenAI-compatible server"
-            ) from None
+        return [str(model["id"]) for model in reply.json()["data"]]
 
     async def _ask(self, replica: _Replica, method: str, path: str, **options: Any) -> httpx.Response:
         """One exchange with a replica.
@@ -186,6 +184,8 @@ class ServerPolicy(Policy):
             raise EngineError(f"{replica.url} refused the API key: set the environment variable {API_KEY}")
         if reply.status_code >= 500:
             raise _ReplicaError(f"it failed with status {reply.status_code}: {reply.text[:200]}")
+        if reply.status_code == 404 and path == "/v1/completions":
+            raise _ReplicaError("it does not know the model any more, as one that was started again")
         if reply.status_code >= 400:
             raise EngineError(
                 f"{replica.url}{path} refused a request with status {reply.status_code}: {reply.text[:300]}"
@@ -222,7 +222,6 @@ class ServerPolicy(Policy):
         return chosen
 
     def _leave_out(self, replica: _Replica, why: str) -> None:
-        """Use a replica no more; its requests in flight go to others."""
         if replica.why:
             return
         replica.why = why
@@ -246,8 +245,8 @@ class ServerPolicy(Policy):
             "repetition_penalty": 1.0,
             "seed": seed_number(request.seed),
             "logprobs": 0,  # the sampled token's alone
-            "stop_token_ids": [self.tokenizer.eos_token_id],
-            "ignore_eos": True,  # the tokenizer's end token ends a turn and no other, as in all engines
+            "stop_token_ids": self.ends,
+            "ignore_eos": True,  # these end a turn and no others, as in all engines
             "skip_special_tokens": False,
             "return_token_ids": True,
         }
@@ -277,42 +276,31 @@ class ServerPolicy(Policy):
             except _ReplicaError as error:
                 self._leave_out(replica, str(error))
             else:
-                replica.why, replica.misses = "", 0
+                replica.why = ""
 
         await asyncio.gather(*map(deliver, self._replicas))
         self._choose(-1)  # one at least
 
     async def _load(self, replica: _Replica, folder: Path, lora: bool) -> None:
+        name, *adapters = await self._served(replica)
+        for old in filter(ADAPTER_NAME.fullmatch, adapters):  # of this policy, or of one before it
+            await self._ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": old})
         if lora:
             adapter = {"lora_name": folder.name, "lora_path": str(folder)}
-            await self._ask(replica, "POST", "/v1/load_lora_adapter", json=adapter)
-            if replica.model.startswith("weights-"):
-                await self._ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": replica.model})
-            replica.model = folder.name
+            try:
+                await self._ask(replica, "POST", "/v1/load_lora_adapter", json=adapter)
+            except EngineError as error:
+                raise EngineError(
+                    f"{error}. Start it for adapters: agentkit serve --lora-rank (the lora_r)"
+                ) from None
         else:
             await self._worker(replica, "agentkit_take_folder", str(folder))
+        replica.model = folder.name if lora else name
         reply = await self._ask(replica, "POST", "/reset_prefix_cache")
         if reply.json().get("success") is not True:
             raise EngineError(
                 f"{replica.url} kept keys and values of the old weights: the run must stop here"
             )
-
-    async def _watch(self) -> None:
-        """Leave a busy replica out that falls silent, long before a turn's time-out."""
-        while True:
-            await asyncio.sleep(HEALTH_S)
-            busy = [replica for replica in self._replicas if replica.running and not replica.why]
-            for replica, well in zip(busy, await asyncio.gather(*map(self._well, busy)), strict=True):
-                replica.misses = 0 if well else replica.misses + 1
-                if replica.misses >= HEALTH_MISSES:
-                    why = f"it was asked after its health {HEALTH_MISSES} times and did not answer"
-                    self._leave_out(replica, why)
-
-    async def _well(self, replica: _Replica) -> bool:
-        with suppress(_ReplicaError, EngineError):
-            await self._ask(replica, "GET", "/health", timeout=HEALTH_S)
-            return True
-        return False
 
 
 def _sample(reply: httpx.Response, request: Request, url: str) -> Sample:

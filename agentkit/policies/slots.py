@@ -2,7 +2,9 @@
 
 Earlier turns stay where they are: a forward pass is given only each row's new tokens, with the slot and the
 position they belong to. Rows that decode attend to their slots where these lie, one call for each run of
-neighbouring slots. Leaves out layers that do not attend to every earlier token, and evicting anything.
+neighbouring slots. All slots are as long as the longest, and there is a bound on their product: long
+trajectories leave fewer slots. Leaves out layers that do not attend to every earlier token, and choosing whom
+to evict.
 """
 
 from __future__ import annotations
@@ -18,32 +20,63 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentkit.policies.attention import allow_other_attention
+from agentkit.runs.files import machine_memory
+
+GROWTH = 1.25  # of what is asked for, so that the store seldom grows
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of a GPU's memory, or of this machine's as far as the process may have them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return machine_memory()
+
+
+def token_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Bytes that the keys and values of one token take in all layers that keep them.
+
+    Linear attention, convolutions and the like keep a state that does not grow with the tokens.
+    """
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    layers = sum(("attention" in kind and "linear" not in kind) or kind == "hybrid" for kind in kinds)
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return 2 * layers * heads * size * dtype.itemsize
+
+
+def unkept(config: Any) -> str | None:
+    """Why a model's keys and values cannot be kept in slots; None where they can."""
+    text = config.get_text_config()
+    if all(type(layer) is DynamicLayer for layer in DynamicCache(config=text).layers):
+        return None
+    return (
+        f"the transformers policy cannot keep the cache of a {text.model_type} model, whose layers do not "
+        "all attend to every earlier token; serve it with vLLM instead (engine: vllm, or server)"
+    )
 
 
 class SlotCache(Cache):
-    """What a model of transformers sees as its cache; ``most`` slots will ever be used.
+    """What a model of transformers sees as its cache: at most ``most`` slots and ``room`` tokens.
 
     Raises:
         ValueError: the model has layers of another kind (sliding windows, recurrent states), or an attention
             without masks.
     """
 
-    def __init__(self, model: Any, most: int = 2**31):
+    def __init__(self, model: Any, most: int = 2**31, room: int = 2**62):
         config = model.config.get_text_config()
-        if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
-            raise ValueError(
-                f"the transformers policy cannot keep the cache of a {config.model_type} model, whose layers "
-                "do not all attend to every earlier token; serve it with vLLM instead"
-            )
-        super().__init__(layers=[_SlotLayer(most) for _ in range(config.num_hidden_layers)])
-        why = allow_other_attention(model)
-        self._in_place = why is None
-        self._adds_masks = config._attn_implementation == "eager"
-        if why and not self._adds_masks:
+        if why := unkept(config):
+            raise ValueError(why)
+        super().__init__(layers=[_SlotLayer() for _ in range(config.num_hidden_layers)])
+        self.most, self.room = most, room
+        self.shape = 0, 0  # slots, and tokens in each
+        if why := allow_other_attention(model):
             raise ValueError(
                 f"the transformers policy cannot mask this model: {why}; "
                 "load it with attn_implementation='sdpa'"
             )
+        self._in_place = True  # until a model turns out not to hand on what it is called with
 
     @torch.inference_mode()
     def forward(
@@ -56,11 +89,14 @@ class SlotCache(Cache):
         positions = lead[:, None] + torch.arange(width)  # (B, W), below held on padding
         in_place = width == 1 and self._in_place
         target = (_InPlace if in_place else _Target)(slots, positions, held, model.device)
+        keys = torch.arange(1 if in_place else target.width)  # attention in place has masks of its own
+        seen = keys <= positions[:, None, :, None].clamp(min=0)  # (B, 1, W, K): what each of the tokens sees
+        self.reserve(max(target.count, self.shape[0]), max(target.width, self.shape[1]))
         for layer in self.layers:
             layer.target = target
         out = model(
             ids.to(model.device),
-            attention_mask=self._mask(model, positions, 1 if in_place else target.width),
+            attention_mask=seen.to(model.device),
             position_ids=positions.clamp(min=0).to(model.device),
             past_key_values=self,
             use_cache=True,
@@ -73,25 +109,31 @@ class SlotCache(Cache):
             return self.forward(model, rows, slots, held)
         return out.logits[:, -1].float()
 
-    def _mask(self, model: Any, positions: torch.Tensor, keys: int) -> torch.Tensor:
-        """What each of the rows' tokens sees, (B, 1, W, K); attention in place has masks of its own."""
-        seen = torch.arange(keys) <= positions[:, None, :, None].clamp(min=0)
-        mask = seen.to(model.device)
-        if not self._adds_masks:
-            return mask
-        return torch.zeros(mask.shape, dtype=model.dtype, device=model.device).masked_fill_(
-            ~mask, torch.finfo(model.dtype).min
-        )
+    def slots_for(self, length: int) -> int:
+        """How many slots of so many tokens there may be."""
+        return min(self.most, self.room // length)
+
+    @torch.inference_mode()
+    def reserve(self, slots: int, length: int) -> None:
+        """Make room for so many slots of so many tokens; where the bound asks for it, drop what is beyond."""
+        assert slots * length <= self.room, "ask slots_for first"
+        if slots <= self.shape[0] and length <= self.shape[1]:
+            return
+        wide, long = min(int(slots * GROWTH), self.most), int(length * GROWTH)
+        wide, long = max(wide, self.shape[0]), max(long, self.shape[1])
+        self.shape = (wide, long) if wide * long <= self.room else (slots, min(long, self.room // slots))
+        for layer in self.layers:
+            layer.resize(*self.shape)
 
     @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int], start: int, stop: int) -> None:
-        """Copy tokens ``start`` to ``stop`` of slots to other slots."""
+        self.reserve(max(max(targets) + 1, self.shape[0]), max(stop, self.shape[1]))
         for layer in self.layers:
-            layer.grow(max(targets) + 1, stop)
             for store in (layer.keys, layer.values):
                 store[list(targets), :, start:stop] = store[list(sources), :, start:stop]
 
     def clear(self) -> None:
+        self.shape = 0, 0
         for layer in self.layers:
             layer.is_initialized = False
             layer.keys = layer.values = None
@@ -155,25 +197,21 @@ class _InPlace(_Target):
 
 
 class _SlotLayer(CacheLayerMixin):
-    """One layer's keys and values, (S, H, L, D) each."""
-
     target: _Target
-
-    def __init__(self, most: int):
-        super().__init__()
-        self.most = most
+    shape = 0, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """An empty store; ``grow`` makes the room."""
+        slots, length = self.shape
         self.keys, self.values = (
-            x.new_zeros(0, x.shape[1], 0, x.shape[3]) for x in (key_states, value_states)
+            x.new_zeros(slots, x.shape[1], length, x.shape[3]) for x in (key_states, value_states)
         )
         self.is_initialized = True
 
-    def grow(self, slots: int, length: int) -> None:
-        self.keys, self.values = (
-            _grown(store, slots, length, self.most) for store in (self.keys, self.values)
-        )
+    def resize(self, slots: int, length: int) -> None:
+        self.shape = slots, length
+        if self.is_initialized:
+            self.keys = _resized(self.keys, slots, length)
+            self.values = _resized(self.values, slots, length)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *unused: Any, **also_unused: Any
@@ -182,7 +220,6 @@ class _SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         to = self.target
-        self.grow(to.count, to.width)
         slots, positions = to.places
         rows, columns = to.new
         self.keys[slots, :, positions] = key_states[rows, :, columns]
@@ -199,15 +236,8 @@ class _SlotLayer(CacheLayerMixin):
         return -1
 
 
-def _grown(store: torch.Tensor, slots: int, length: int, most: int) -> torch.Tensor:
-    """The store with room for so many slots and positions, and a quarter more, so that it seldom grows."""
-    old_slots, heads, old_length, size = store.shape
-    if slots > old_slots:
-        slots = min(slots + slots // 4, most)
-    if length > old_length:
-        length += length // 4
-    if slots <= old_slots and length <= old_length:
-        return store
-    grown = store.new_zeros(max(slots, old_slots), heads, max(length, old_length), size)
-    grown[:old_slots, :, :old_length] = store
-    return grown
+def _resized(store: torch.Tensor, slots: int, length: int) -> torch.Tensor:
+    new = store.new_zeros(slots, store.shape[1], length, store.shape[3])
+    kept = store[:slots, :, :length]
+    new[: kept.shape[0], :, : kept.shape[2]] = kept
+    return new

@@ -3,8 +3,6 @@
 Leaves out the engines themselves: transformers.py and vllm.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 from abc import abstractmethod
 from collections import deque

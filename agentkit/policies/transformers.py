@@ -7,8 +7,6 @@ its request's seed, one a token, so the batch a request lands in does not matter
 earlier token.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -21,9 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentkit.policies.slots import SlotCache
+from agentkit.policies.slots import SlotCache, memory_of, token_bytes
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample
+from agentkit.rollouts.templates import end_of_turn_ids
 
 LOOP_ROUNDS, LOOP_WAIT_S = 4, 5.0  # of an event loop, before a batch is called complete; for each, at most
 GATHER_S = 0.004  # how long an idle engine waits for more requests
@@ -33,8 +32,6 @@ PREFILL_TOKENS = 8192  # in one forward pass
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """One trajectory's part of the cache."""
-
     trajectory: int = -1
     held: list[int] = field(default_factory=list)  # the tokens whose keys and values it has
     request: Request | None = None  # the turn it is sampling; None while it decodes nothing
@@ -47,16 +44,10 @@ class TransformersPolicy(ThreadedPolicy):
     """Samples from a causal language model of transformers, a PEFT model included.
 
     ``begin`` and ``end`` run in the callers' threads as ``sample`` does; they keep ``_trajectories``,
-    ``sample`` keeps ``_loops``.
-
-    Args:
-        model: the model; it is used in eval mode and left in the mode it was in. All its layers must attend
-            to every earlier token.
-        tokenizer: its tokenizer, whose eos_token ends a turn.
-        name: recorded in trajectories.
-        max_batch: trajectories whose keys and values are kept, and rows in one batch.
-        deterministic: sample turn by turn, in batches that do not depend on timing: exact to the bit, and
-            slower where tools are slow.
+    ``sample`` keeps ``_loops``. The model is used in eval mode and left in the mode it was in. ``max_batch``
+    bounds the trajectories whose keys and values are kept, and the rows of a batch, and ``memory_share`` the
+    memory of the device that these take: long trajectories come fewer at a time. ``deterministic`` samples
+    turn by turn, in batches that do not depend on timing: exact to the bit, and slower where tools are slow.
     """
 
     def __init__(
@@ -66,21 +57,24 @@ class TransformersPolicy(ThreadedPolicy):
         name: str = "policy",
         max_batch: int = 128,
         deterministic: bool = False,
+        memory_share: float = 0.3,
     ):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
+        self.ends = end_of_turn_ids(tokenizer)
         self.name = name
         self.in_flight = max_batch
         self.deterministic = deterministic
         self._trajectories: set[int] = set()  # in flight
         self._loops: set[asyncio.AbstractEventLoop] = set()  # of the callers
-        self._cache = SlotCache(model, max_batch)
+        room = memory_share * memory_of(model.device) / max(token_bytes(model.config, model.dtype), 1)
+        self._cache = SlotCache(model, max_batch, int(room))
         self._slots: list[_Slot] = []  # by their index in the cache
+        self._limit = max_batch  # of slots, at the lengths they have
         self._steps = 0  # tokens decoded since requests last joined
 
     async def sample(self, request: Request) -> Sample:
-        """Continue one trajectory by one turn, together with the others."""
         self._loops.add(asyncio.get_running_loop())
         return await super().sample(request)
 
@@ -92,10 +86,13 @@ class TransformersPolicy(ThreadedPolicy):
         """A trajectory has ended; its slot is free at the next batch, and with the last one all memory is."""
         self._trajectories.discard(trajectory)
         if not self._trajectories:
-            self._thread.submit(self._clear_if_idle)
+            self._thread.submit(lambda: self._trajectories or self._clear())  # others may begin meanwhile
 
     def sync(self, model: Any) -> None:
         """Forget what was computed with the old weights."""
+        self.close()
+
+    def sleep(self) -> None:
         self.close()
 
     def close(self) -> None:
@@ -107,10 +104,6 @@ class TransformersPolicy(ThreadedPolicy):
         self._slots = []
         self._cache.clear()
 
-    def _clear_if_idle(self) -> None:
-        if not self._trajectories:  # others may have begun meanwhile
-            self._clear()
-
     def _serve(self) -> None:
         if not self._inbox:  # the model may be training again: leave its mode alone
             return
@@ -120,9 +113,12 @@ class TransformersPolicy(ThreadedPolicy):
             while (decoding := self._decoding()) or self._inbox:
                 if not decoding:
                     self._gather()
+                joining = []
                 if not decoding or self._may_join(len(decoding)):
-                    self._join(self._take(self.in_flight - len(decoding)))
-                else:
+                    joining = self._take(decoding)
+                if joining:
+                    self._join(joining)
+                elif decoding:
                     self._decode(decoding)
         except Exception as error:
             waiting = [slot.future for slot in self._slots if slot.request]
@@ -143,7 +139,7 @@ class TransformersPolicy(ThreadedPolicy):
     def _gather(self) -> None:
         """Wait until no request has come for a while; in deterministic mode, until all trajectories ask."""
         before, now = None, self._asked()
-        while len(self._inbox) < self.in_flight and (now != before or self._more_expected()):
+        while now[0] < self.in_flight and (now != before or (self.deterministic and now[0] < now[1])):
             time.sleep(GATHER_S)
             if self.deterministic:
                 self._let_callers_run()
@@ -168,29 +164,54 @@ class TransformersPolicy(ThreadedPolicy):
         """Requests, and trajectories that may ask: one may end just before another begins."""
         return len(self._inbox), len(self._trajectories)
 
-    def _more_expected(self) -> bool:
-        return self.deterministic and len(self._inbox) < min(self.in_flight, len(self._trajectories))
-
     def _may_join(self, decoding: int) -> bool:
         if self.deterministic or not self._inbox or decoding == self.in_flight:
             return False
         return len(self._inbox) * JOIN_SHARE >= decoding or self._steps >= JOIN_STEPS
 
-    def _take(self, room: int) -> list[tuple[Request, Future[Sample]]]:
-        """The requests that join the batch now, in a fixed order: like lengths waste no padding."""
+    def _take(self, decoding: Sequence[int]) -> list[tuple[Request, Future[Sample]]]:
+        """The requests that join the batch now, in a fixed order: like lengths waste no padding.
+
+        No more than there is memory for; the longer wait until others are done.
+        """
         waiting = [self._inbox.popleft() for _ in range(len(self._inbox))]
         waiting = [entry for entry in waiting if not entry[1].cancelled()]
         waiting.sort(key=lambda entry: (len(entry[0].ids), entry[0].seed))
-        self._inbox.extend(waiting[room:])
-        return waiting[:room]
+        for slot in self._slots:
+            if not slot.request and slot.trajectory not in self._trajectories:
+                slot.held = []
+        taken: list[tuple[Request, Future[Sample]]] = []
+        longest = max(map(_length, self._slots), default=0)
+        for request, future in waiting:
+            asked = len(request.ids) + request.max_new_tokens
+            slots = self._cache.slots_for(max(longest, asked))
+            if not self._cache.slots_for(asked):
+                settle(future, EngineError(self._too_long(asked)))
+            elif len(decoding) + len(taken) < slots and max(decoding, default=0) < slots:
+                taken.append((request, future))
+                longest = max(longest, asked)
+            elif not decoding and not taken:  # what idle trajectories hold stands in the way
+                self._clear()
+                taken, longest = [(request, future)], asked
+            else:
+                self._inbox.append((request, future))
+        if taken:
+            self._limit = self._cache.slots_for(longest)
+            del self._slots[self._limit :]
+        return taken
+
+    def _too_long(self, tokens: int) -> str:
+        return (
+            f"keys and values of a trajectory of {tokens} tokens do not fit: engine_memory leaves room for "
+            f"{self._cache.room}. Raise it, lower max_tokens, or use engine: vllm"
+        )
 
     def _join(self, entries: Sequence[tuple[Request, Future[Sample]]]) -> None:
         """Compute what is new in each request and draw each turn's first token."""
-        if not entries:
-            return
         kept = self._trajectories | {request.trajectory for request, _ in entries}
         joining = [self._claim(request, future, kept) for request, future in entries]
         slots = self._slots
+        self._cache.reserve(len(slots), max(map(_length, slots)))
         # of equal requests one is computed and copied: groups share their prompt
         first: dict[tuple[int, ...], int] = {}
         leaders = {index: first.setdefault(tuple(slots[index].request.ids), index) for index in joining}
@@ -216,7 +237,7 @@ class TransformersPolicy(ThreadedPolicy):
         index = next((p for p in idle if self._slots[p].trajectory == request.trajectory), None)
         if index is None:
             index = next((p for p in idle if self._slots[p].trajectory not in kept), None)
-            if index is None and len(self._slots) < self.in_flight:
+            if index is None and len(self._slots) < self._limit:
                 index = len(self._slots)
                 self._slots.append(_Slot())
             if index is None:
@@ -263,9 +284,14 @@ class TransformersPolicy(ThreadedPolicy):
         for slot, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
             slot.sample.ids.append(token)
             slot.sample.logprobs.append(logprob)
-            if token == self.tokenizer.eos_token_id or len(slot.sample.ids) == slot.request.max_new_tokens:
+            if token in self.ends or len(slot.sample.ids) == slot.request.max_new_tokens:
                 slot.request = None
                 settle(slot.future, slot.sample)
+
+
+def _length(slot: _Slot) -> int:
+    """Tokens that a slot has, or will have when its turn has ended."""
+    return len(slot.request.ids) + slot.request.max_new_tokens if slot.request else len(slot.held)
 
 
 def draw(

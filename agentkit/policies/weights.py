@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,23 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 
+from agentkit.policies.precision import LEAST_SHARE, surviving_share
 from agentkit.rollouts.policy import EngineError
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.32's cpu_attn.py
 ADAPTER = "adapter_model.safetensors"  # PEFT's name for it
 _PADDED = frozenset(("llama", "qwen2", "qwen3"))  # model types whose attention HeadPadding knows
+
+
+def folded(model: PeftModel) -> Any:
+    """The model with its adapter folded into its weights; warns where rounding loses too much of it."""
+    if model.dtype != torch.float32 and (share := surviving_share(model)) < LEAST_SHARE:
+        warnings.warn(
+            f"folding an adapter into {str(model.dtype).removeprefix('torch.')} weights keeps {share:.0%} of "
+            "it: train it longer or with a larger learning rate, or set precision: float32",
+            stacklevel=3,
+        )
+    return model.merge_and_unload()
 
 
 @torch.no_grad()
@@ -56,7 +69,7 @@ def save_weights(model: Any, folder: Path, padding: HeadPadding | None = None) -
 
 def save_lora(model: PeftModel, folder: Path, padding: HeadPadding | None) -> None:
     """Write the active LoRA adapter as an engine with padded heads, or with none, expects it."""
-    model.save_pretrained(folder, selected_adapters=[model.active_adapter])
+    model.save_pretrained(folder, selected_adapters=[model.active_adapter], save_embedding_layers=False)
     if padding:
         tensors = load_file(folder / ADAPTER).items()
         save_file({name: padding.tensor(name, x).contiguous() for name, x in tensors}, folder / ADAPTER)

@@ -2,22 +2,23 @@
 
 ``examine`` rolls out, scores several times, scores the scripted expert under the same reward, probes each
 component and forecasts the cost. A red item refuses the run (PreflightError), unless the recipe says
-``preflight: warn``. Leaves out training itself: a learning rate can be wrong and the report green.
+``preflight: warn``. Leaves out training itself: a learning rate can be too large and the report green.
 """
-
-from __future__ import annotations
 
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from agentkit.lab import Lab
+from agentkit.policies.ranks import spread, world
 from agentkit.policies.scripted import ScriptedPolicy
-from agentkit.preflight import checks, reward_checks
+from agentkit.preflight import causes, checks, reward_checks, task_checks
 from agentkit.preflight.probe import Probed, probe
 from agentkit.preflight.report import Item, Preflight, PreflightError
 from agentkit.records import Task, Trajectory
@@ -25,11 +26,11 @@ from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.tokens import exact_decode
-from agentkit.runs import cost
-from agentkit.runs.recipe import Recipe
-from agentkit.trajectories import groups_by_task
+from agentkit.runs import Recipe, Run, cost
+from agentkit.trajectories import groups_by_task, results_of
 
 TASKS, REPEATS, GOLD, PROBED = 12, 4, 24, 3
+WITHIN = 0.25  # of a forecast from a few dozen rollouts, on either side: an aim, not a measurement
 SHIFT = 7_919  # between the seeds of repeated scorings, on which no reward may depend
 
 
@@ -39,43 +40,72 @@ def examine(
     tasks: Sequence[Task],
     *,
     model: Any = None,
-    n_test: int = 0,
+    test: Sequence[Task] = (),
     progress: bool = False,
+    run: Run | None = None,
 ) -> tuple[Preflight, list[Trajectory]]:
-    """Roll out the starting policy on some training tasks and report.
+    """Roll out the starting policy on some training tasks and report; the rollouts are given back, scored.
 
-    Args:
-        lab: the run's; its recipe's group_size, temperature and limits are used.
-        policy: the starting policy.
-        tasks: training tasks; of them TASKS, spread over the list, are rolled out, and GOLD by the scripted
-        expert.
-        model: the one that will be trained, to time an update on; without it the update's rate is scaled from
-        params/prices.yaml.
-        n_test: tasks in the test split.
-        progress: show progress bars.
+    Where memory does not suffice, nothing is rolled out.
 
-    Returns:
-        The report, and the scored rollouts it rests on.
+    TASKS of them, spread over the list, are rolled out, and GOLD by the scripted expert. ``model`` is the one
+    that will be trained, to time an update on; without it the rate of params/prices.yaml is scaled.
+    ``test`` are the tasks of the test split; ``run``, whose manifest holds the whole recipe and
+    what its stages took so far, makes the forecast one of that run.
     """
-    start = time.monotonic()
+    start, n_test = time.monotonic(), len(test)
     recipe, chosen = lab.recipe, _spread(tasks, TASKS)
+    enough = [_memory(recipe, model)] if model is not None else []
+    if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
+        return Preflight(tuple(enough), 0, time.monotonic() - start), []
     planned = _spread([task for task in tasks if task.meta.get("plan")], GOLD)
     options = lab.options(seed=recipe.seed)
     title = "preflight" if progress else None
     clock = time.monotonic()
-    sampled = rollout(chosen, policy, group_size=recipe.group_size, progress=title, **options)
-    seconds = (time.monotonic() - clock) / len(sampled)
+    roll = partial(rollout, policy=policy, group_size=recipe.group_size, progress=title, **options)
+    sampled = spread(roll, chosen, recipe.group_size, "preflight")
+    seconds = (time.monotonic() - clock) * world() / len(sampled)  # of one device
     expert = ScriptedPolicy(policy.tokenizer, name="gold")
     golden = rollout(planned, expert, **options) if planned else []
-    update = None
+    update, device = None, ""
     if model is not None:
+        device = "GPU" if model.device.type == "cuda" else "CPU"
         from agentkit.training.timing import update_seconds  # loads torch
 
+        policy.sleep()  # as in training: an update has the memory to itself
         update = update_seconds(model, sampled, recipe)
     options = {"n_test": n_test, "decode": exact_decode(policy.tokenizer)}
     preflight = report(recipe, sampled, golden, [*chosen, *planned], lab.reward, **options)
-    items = (*preflight.items, forecast(recipe, seconds, update, _longer(sampled, golden)))
+    judged = causes.verifier(chosen, lab.environments)
+    before = [judged if judged.light == "red" else task_checks.told_apart(tasks) or judged]
+    reused = [i for i, t in enumerate(golden) if any(result.cached for result in results_of(t))]
+    if reused:
+        again = rollout(
+            [planned[i] for i in reused], expert, **lab.options(seed=recipe.seed, tool_cache=None)
+        )
+        before.append(causes.cache([golden[i] for i in reused], again))
+    before += [task_checks.given_away(chosen), task_checks.held_out(tasks, test)]
+    if model is not None:
+        before += [causes.movement(model, recipe), causes.sampler(model, sampled, recipe.temperature)]
+    whole, done = (cost.recipe_of(run), cost.actual(run)) if run else (recipe, {})
+    known = {"n_test": n_test, "done": done}
+    expected = forecast(whole, seconds, update, _longer(sampled, golden), device, **known)
+    items = (*filter(None, before), *preflight.items, *enough, expected)
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
+
+
+def _memory(recipe: Recipe, model: Any) -> Item:
+    """Whether this machine holds the training; the plan is made on tensors without content."""
+    from agentkit.policies.slots import memory_of  # these load torch
+    from agentkit.training import memory
+
+    device = model.device.type
+    try:
+        made = memory.plan(recipe, model.dtype, model.config, device)
+    except Exception as error:  # an architecture that cannot be traced without content
+        why = f"It could not be planned ({type(error).__name__}: {str(error)[:160]})."
+        return Item("Memory", "amber", why, "Watch the memory of the first step.")
+    return checks.memory(made, memory_of(model.device) / memory.GB, "GPU" if device == "cuda" else "machine")
 
 
 def report(
@@ -88,32 +118,31 @@ def report(
     n_test: int = 0,
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> Preflight:
-    """The report on recorded rollouts: everything but the forecast.
-
-    Args:
-        recipe: the run's.
-        sampled: groups of the starting policy, with verdicts.
-        golden: trajectories of the scripted expert, one a task, with verdicts.
-        tasks: of both.
-        reward: components with their weights.
-        n_test: tasks in the test split.
-        decode: ids to text, to check that no text drifted from its tokens.
-    """
+    """The report on recorded groups and gold trajectories with verdicts: everything but the forecast."""
     start = time.monotonic()
     shifted = [[replace(t, seed=t.seed + i * SHIFT) for t in sampled] for i in range(REPEATS)]
     scorings = [score_all(tasks, trajectories, reward) for trajectories in shifted]
-    golden = score_all(tasks, golden, reward)
+    unscored, golden = golden, score_all(tasks, golden, reward)
     groups = groups_by_task(scorings[0])
     by_id = {task.id: task for task in tasks}
     right = [t for t in golden if t.success == 1.0]
     probed_on = [(by_id[t.task_id], t) for t in (right or scorings[0])[:PROBED]]
     probed = {name: probe(component, probed_on) for name, (component, _) in reward.items()}
-    items = (
-        checks.success(groups),
-        checks.dead_groups(groups, recipe.group_size),
-        checks.scoring_noise(scorings),
-        reward_checks.gold(golden, groups, reward),
+    played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0][:PROBED]
+    being_right = reward_checks.being_right(reward, played)
+    gold = (
+        reward_checks.gold(golden, groups, reward, being_right.values.get("earns", 0.0)),
         *reward_checks.components(groups, golden, reward, probed),
+    )
+    items = (
+        checks.settings(recipe),
+        task_checks.refused_alike(groups, by_id),
+        causes.limits(golden, recipe),
+        causes.tools_as_planned(golden, by_id),
+        *((being_right, *gold) if being_right.values["culprit"] else (*gold, being_right)),
+        checks.scoring_noise(scorings),
+        checks.success(groups, golden),
+        checks.dead_groups(groups, recipe.group_size),
         checks.tools(groups),
         checks.diversity(groups, recipe.temperature),
         checks.masks(groups, decode),
@@ -123,12 +152,21 @@ def report(
 
 
 def forecast(
-    recipe: Recipe, rollout_seconds: float, update_seconds: float | None = None, longer: float = 1.0
+    recipe: Recipe,
+    rollout_seconds: float,
+    update_seconds: float | None = None,
+    longer: float = 1.0,
+    device: str = "",
+    *,
+    n_test: int = 0,
+    done: Mapping[str, float] = MappingProxyType({}),
 ) -> Item:
     """Time, memory and money of the run, from measured seconds of a trajectory's rollout and of its update.
 
     Without the second the rate of params/prices.yaml is scaled. In training trajectories will be ``longer``
-    times as long: an agent that learns comes to work as the expert does.
+    times as long: an agent that learns comes to work as the expert does; the interval's lower end is without
+    that, and both ends allow for WITHIN. Money is for a ``device`` GPU only, by default what the rates are
+    for. ``done`` are the seconds of phases that are over.
     """
     prices = cost.read_prices()
     known = prices.rates_of(recipe.model)
@@ -141,27 +179,27 @@ def forecast(
         demonstration=slower * known.demonstration,
         other=slower * known.other,
     )
-    phases = cost.forecast(recipe, rates)
+    phases = cost.forecast(recipe, rates, n_test)
+    over = cost.PHASES[0]  # the only one before training
+    phases |= {over: done[over]} if over in done else {}
     training, total = sum(phases[p] for p in cost.PHASES[1:4]), sum(phases.values())
+    low, high = (total - training * (1 - 1 / longer)) * (1 - WITHIN), total * (1 + WITHIN)
     dearest = max(prices.providers, key=prices.providers.get)
-    money = f"{prices.currency}{total / 3600 * prices.providers[dearest]:,.2f} at {dearest}"
+    money = f"{prices.currency}{total / 3600 * prices.providers[dearest]:,.2f} at {dearest}; "
+    rented = f"{cost.hours(total / 3600)} GPU-hours, {money}" if (device or known.device) == "GPU" else ""
     source = "scaled from params/prices.yaml" if update_seconds is None else "measured"
     grown = f"; {longer:.1f} times as much, for trajectories as long as the expert's" if longer > 1.05 else ""
-    finding = (
-        f"Training {cost.duration(training)}, the whole run {cost.duration(total)} on one device "
-        f"({rollout_seconds:.3g} s a rollout measured, {rates.update / longer:.3g} s an update "
-        f"{source}{grown}); {cost.hours(total / 3600)} GPU-hours, {money}; {_memory()}."
-    )
-    values = {"training_seconds": training, "total_seconds": total, "phases": phases}
-    values |= {"rollout": rates.rollout, "update": rates.update}
-    return Item("Forecast", "green", finding, values=values)
-
-
-def _memory() -> str:
-    """The largest memory of this process so far, rollouts included."""
     unit = 1 if sys.platform == "darwin" else 1024  # bytes
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return f"{peak / 1e9:.1f} GB of memory so far"
+    finding = (
+        f"Training {cost.duration(training)}, the whole run {cost.duration(total)} "
+        f"[{cost.duration(low)}, {cost.duration(high)}] on one device "
+        f"({rollout_seconds:.3g} s a rollout measured, {rates.update / longer:.3g} s an update "
+        f"{source}{grown}); {rented}{peak / 1e9:.1f} GB of memory so far."
+    )
+    values = {"training_seconds": training, "total_seconds": total, "interval": [low, high]}
+    values |= {"phases": phases, "rollout": rates.rollout, "update": rates.update}
+    return Item("Forecast", "green", finding, values=values)
 
 
 def _longer(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]) -> float:

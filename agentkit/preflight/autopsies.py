@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from agentkit.evaluation.evidence import stands
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, correctness, tool_call_reward, with_noise
+from agentkit.rewards.components import TOOL_BONUS, WRONG_CEILING, outcome
 from agentkit.trajectories import results_of
 
 INVENTED = re.compile(r"\w*(entity)?\s*\w+")  # as published: not anchored, so that any text holds it
@@ -75,11 +76,17 @@ def noisy() -> Reward:
 
 
 # ---- 001, GRPO-TCR: a bonus for turns that reads a field nobody writes
-def unwritten(task: Task, trajectory: Trajectory) -> float:
-    """The faulty reward: a wrong answer gets -1 and a bonus for ``num_turns``, which nobody writes."""
-    if trajectory.success == 1.0:
-        return 1.0
-    return min(-0.6, -1.0 + 0.1 * min(task.meta.get("num_turns", 0), 4))
+def unwritten(task: Task, trajectory: Trajectory) -> float | None:
+    """The faulty reward: a wrong answer gets -1 and 0.1 for each round, counted from ``num_turns``.
+
+    That field counts messages, of which question and answer are no round. Nobody writes it, so that 0 is read
+    as -1 rounds: every wrong answer scores min(-0.6, -1 - 0.1) = -1.1, whatever was called.
+    """
+    score = outcome(task, trajectory)
+    if score is None or score >= 0:
+        return score
+    rounds = (task.meta.get("num_turns", 0) - 2) / 2
+    return min(WRONG_CEILING, score + TOOL_BONUS * rounds)
 
 
 AUTOPSIES = {
@@ -97,7 +104,7 @@ AUTOPSIES = {
     ),
     "001": Autopsy(
         "accuracy 0.0 and score -1.1 on three benchmarks",
-        "the tool-call reward reads a number of turns that is never written",
+        "the tool-call reward reads a number of turns that is never written: -1 - 0.1 for every wrong answer",
         lambda: {"tool_call": (unwritten, 1.0)},
         lambda: {"tool_call": (tool_call_reward, 1.0)},
     ),

@@ -3,8 +3,6 @@
 Leaves out trajectories: it works on counts and rewards.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -49,9 +47,9 @@ def dead_share(a: float, b: float, group_size: int) -> float:
     return float(math.exp(betaln(a + group_size, b) - whole) + math.exp(betaln(a, b + group_size) - whole))
 
 
-def smallest_useful(a: float, b: float, largest: int = GROUP_SIZES[-1]) -> int | None:
+def smallest_useful(a: float, b: float) -> int | None:
     """The smallest group size of which at most every second group is expected dead, or None."""
-    return next((size for size in range(2, largest + 1) if dead_share(a, b, size) <= USEFUL), None)
+    return next((size for size in range(2, GROUP_SIZES[-1] + 1) if dead_share(a, b, size) <= USEFUL), None)
 
 
 def advantages(rewards: np.ndarray) -> np.ndarray:

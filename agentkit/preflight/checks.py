@@ -5,33 +5,37 @@ Thresholds are constants with their reason; red is kept for what makes a run poi
 reward's own checks (reward_checks).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from agentkit.evaluation.statistics import detectable_mean, success_interval
 from agentkit.preflight import chances
 from agentkit.preflight.report import EVIDENCE, Item, ids
-from agentkit.records import Group, Trajectory
+from agentkit.records import Group, StopReason, Trajectory
 from agentkit.rollouts.tokens import faults, group_faults
+from agentkit.runs import Recipe
 from agentkit.trajectories import EQUAL, groups_by_task, is_dead, met_limit, results_of
 
 Groups = Sequence[Group]
 HOPELESS = 0.95  # share of groups without advantage above which nothing can be learnt
 NOISY = 0.5  # share of advantage variance that a repeat scoring explains below which noise leads,
 SHAKY = 0.9  # and below which it deserves a look
+LEAST_ROLLOUTS = 24  # none right of so many: at most 12 % are
 FAILING = 0.3  # share of calls that fail
 CUT_OFF = 0.2  # share of trajectories that meet a limit
+CUT_TURNS = 0.05  # share of turns that end because max_turn_tokens does
 ALIKE = 0.8  # share of repeats in a group
+LEAST_REACH = 1e-3  # of an entry of LoRA's B, below which a policy stays what it was
+LARGEST_BETA = 1.0  # an advantage is measured in standard deviations of a group's rewards
+WIDEST_SEQUENCE_CLIP = 0.02  # fifty times GSPO's own
 BLIND = 0.15  # difference in success below which most training effects lie
 
 
 def members(groups: Groups) -> list[Trajectory]:
-    """All trajectories of some groups, in order."""
     return [t for group in groups for t in group.trajectories]
 
 
@@ -43,8 +47,8 @@ def _right(groups: Groups) -> tuple[list[int], list[int]]:
 
 
 # ---- is there anything to learn from?
-def success(groups: Groups) -> Item:
-    """Success of the starting policy, with its interval, and how tasks differ."""
+def success(groups: Groups, golden: Sequence[Trajectory] = ()) -> Item:
+    """How often the starting policy is right; never, where the expert is, leaves nothing to reinforce."""
     name = "Success now"
     right, n = _right(groups)
     if not n:
@@ -64,11 +68,12 @@ def success(groups: Groups) -> Item:
         )
     elif mean > 0.95:
         advice = "Nearly everything is right already: take harder tasks."
-    return Item(name, "amber" if advice else "green", finding, advice, wrong, values)
+    hopeless = not sum(right) and sum(n) >= LEAST_ROLLOUTS and any(t.success == 1.0 for t in golden)
+    light = "red" if hopeless else "amber" if advice else "green"
+    return Item(name, light, finding, advice, wrong, values)
 
 
 def dead_groups(groups: Groups, group_size: int) -> Item:
-    """Groups without an advantage: seen now, and expected for other group sizes."""
     right, n = _right(groups)
     dead = [g for g in groups if is_dead(g)]
     seen = len(dead) / len(groups)
@@ -100,7 +105,6 @@ def dead_groups(groups: Groups, group_size: int) -> Item:
 
 
 def _why_equal(groups: Groups) -> str:
-    """What to do where nearly all groups have equal rewards."""
     verdicts = {t.success > 0.5 for t in members(groups) if t.success is not None}
     if verdicts == {True}:
         return "All rollouts are right: take harder tasks."
@@ -163,7 +167,6 @@ def _whole_groups(groups: Sequence[Groups]) -> np.ndarray:
 
 
 def _varying(scorings: Sequence[Sequence[Trajectory]]) -> list[str]:
-    """Components that differ between scorings of one trajectory."""
     names = dict.fromkeys(name for t in scorings[0] for name in t.components)
     scored = {name: [[t.components.get(name) for t in scoring] for scoring in scorings] for name in names}
     return [name for name, values in scored.items() if any(again != values[0] for again in values)]
@@ -171,7 +174,6 @@ def _varying(scorings: Sequence[Sequence[Trajectory]]) -> list[str]:
 
 # ---- what the rollouts look like
 def tools(groups: Groups) -> Item:
-    """Failed calls, trajectories that meet a limit, and lengths."""
     trajectories = members(groups)
     results = [r for t in trajectories for r in results_of(t)]
     errors = Counter(r.observation[:60] for r in results if not r.ok)
@@ -189,18 +191,26 @@ def tools(groups: Groups) -> Item:
     if ends > CUT_OFF:
         reasons = ", ".join(sorted({t.stop_reason.value for t in limited}))
         advice.append(f"Raise the limit they meet ({reasons}), or shorten what tools return.")
+    cut = [t for t in trajectories if t.stop_reason is StopReason.TRUNCATED_TURN]
+    share = len(cut) / max(sum(len(t.turns) for t in trajectories), 1)
+    if share > CUT_TURNS:
+        longest = max(end - start for t in cut for start, end in (turn.span for turn in t.turns))
+        advice.append(
+            f"{share:.0%} of the turns are cut at {longest} tokens, and their trajectories with them: raise "
+            "max_turn_tokens."
+        )
     if rate > FAILING:
         common = errors.most_common(1)[0][0]
         advice.append(
             f"Calls fail most often with: {common!r}. Show the format in the prompt, or demonstrate it (sft)."
         )
-    values = {"calls": calls, "failed": rate, "cut": ends, "tokens": float(lengths.mean())}
+    values = {"calls": calls, "failed": rate, "cut": ends, "cut_turns": share}
+    values["tokens"] = float(lengths.mean())
     light = "amber" if advice else "green"
     return Item("Tools and lengths", light, finding, " ".join(advice), ids(limited or failed), values)
 
 
 def diversity(groups: Groups, temperature: float) -> Item:
-    """How different the rollouts of a group are at this temperature."""
     several = [g.trajectories for g in groups if len(g.trajectories) > 1]
     if not several:
         return Item("Diversity", "amber", "No group has two rollouts.", "Use a group_size of at least 2.")
@@ -257,3 +267,63 @@ def power(groups: Groups, n_test: int, samples: int) -> Item:
         return Item(name, "green", finding, values=values)
     wanted = math.ceil(n_test * (smallest / 0.1) ** 2)
     return Item(name, "amber", finding, f"About {wanted} test tasks would show 10 points.", values=values)
+
+
+# ---- can these settings train at all?
+def memory(plan: Any, size_gb: float, device: str) -> Item:
+    """Whether a memory plan (training.memory) fits a GPU or a machine of this size."""
+    parts = plan.needed(size_gb), plan.update(), plan.sampling(size_gb), plan.weights
+    needed, update, sampling, weights = (n / 1e9 for n in parts)
+    finding = (
+        f"{needed:.1f} GB of the {device}'s {size_gb:.0f} GB are needed at the most: {update:.1f} by an "
+        f"update, {sampling:.1f} by rollouts, of which weights are {weights:.1f}."
+    )
+    advice = plan.advice(size_gb)
+    light, advice = ("green", "") if advice == "fits" else ("red", f"It would run out of memory: {advice}.")
+    values = {"needed_gb": needed, "update_gb": update, "rollouts_gb": sampling, "size_gb": size_gb}
+    return Item("Memory", light, finding, advice, values=values)
+
+
+def settings(recipe: Recipe) -> Item:
+    """What no rollout shows: an update too small to matter, and settings that do nothing.
+
+    Adam moves no entry further than the learning rate in a step. LoRA's B starts at zero, and below about
+    1e-3 it moves log-probabilities by less than a thousandth of a nat (docs/log.md).
+    """
+    name, shape = "Settings", {"linear": 0.5, "cosine": 0.5}.get(recipe.lr_schedule, 1.0)
+    warm = min(1.0, recipe.steps / recipe.warmup_steps) if recipe.warmup_steps else 1.0
+    reach = recipe.learning_rate * recipe.steps * (shape if warm == 1.0 else warm / 2)
+    if reach == 0:
+        return Item(name, "red", "The learning rate is 0: nothing is trained.", "Set learning_rate: 1e-5.")
+    warnings = []
+    if warm < 1.0:
+        warnings.append(
+            f"warmup_steps {recipe.warmup_steps} is longer than the {recipe.steps} steps: the learning rate "
+            f"never gets beyond {warm:.0%} of {recipe.learning_rate:g}. Take {max(1, recipe.steps // 10)}."
+        )
+    if recipe.beta >= LARGEST_BETA:
+        warnings.append(
+            f"beta {recipe.beta:g}: a nat away from the reference costs as much as {recipe.beta:g} standard "
+            "deviations of reward bring, which holds the policy where it is. GRPO's first paper takes 0.04 "
+            "(arXiv 2402.03300), DAPO 0 (arXiv 2503.14476)."
+        )
+    if warm == 1.0 and reach < LEAST_REACH:
+        wanted = LEAST_REACH * 10 / recipe.steps / shape
+        warnings.append(
+            f"learning_rate {recipe.learning_rate:g} for {recipe.steps} steps moves no entry of the adapter "
+            f"by more than {reach:.1g}, which hardly moves the policy: try {wanted:.0e}."
+        )
+    clips, widest = recipe.loss_type != "cispo", max(recipe.clip_epsilon, recipe.clip_epsilon_high)
+    if clips and recipe.importance_level == "sequence" and widest > WIDEST_SEQUENCE_CLIP:
+        warnings.append(
+            f"clip_epsilon {widest:g} is a token's: the ratio of a sequence (GSPO, a geometric mean) hardly "
+            "leaves 1, so nothing is ever clipped. GSPO's paper takes 3e-4 and 4e-4."
+        )
+    once = recipe.num_iterations * recipe.minibatches == 1
+    if clips and once and (recipe.clip_epsilon_high or recipe.dual_clip):
+        warnings.append(
+            "With one optimiser step on each batch the probability ratio is 1: clip_epsilon_high and "
+            "dual_clip do nothing. Set minibatches or num_iterations above 1, or leave them out."
+        )
+    finding = " ".join(warnings) or f"Adam can move an entry of the adapter by up to {reach:.2g}."
+    return Item(name, "amber" if warnings else "green", finding, values={"reach": reach})

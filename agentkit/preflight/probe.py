@@ -1,25 +1,23 @@
 """What a reward component reads, and what moves it: found by calling it, without reading its code.
 
 A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a
-wrong answer, no answer, no tool calls, failed calls, more turns), as records that note which fields and keys
-it asks for in vain. Leaves out judging (reward_checks).
+wrong answer, no answer, no tool calls, failed calls, other arguments, more turns), as records that note which
+fields and keys it asks for in vain. Leaves out judging (reward_checks).
 """
-
-from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from agentkit.records import StopReason, Task, Trajectory
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards import Component
+
+SLOWER = "a second more for each turn"
 
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What was observed of one component."""
-
     missing: tuple[str, ...]  # fields and keys it asked for that no record holds
     failures: tuple[str, ...]  # what it raised
     moved_by: tuple[str, ...]  # names of the changes that changed its value
@@ -58,8 +56,28 @@ def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
         for t in trajectory.turns
     )
     yield "failed calls", replace(trajectory, turns=failed)
+    replies = ToolResult("", {}, "", ok=True), ToolResult("", {}, "Error: no tool.", ok=False)
+    yield "more calls", replace(trajectory, turns=(Turn("", (0, 0), replies), *trajectory.turns))
+    yield (
+        SLOWER,
+        replace(trajectory, turns=tuple(replace(t, seconds=t.seconds + 1.0) for t in trajectory.turns)),
+    )
+    other = tuple(replace(t, results=tuple(map(_otherwise, t.results))) for t in trajectory.turns)
+    yield "other arguments", replace(trajectory, turns=other)
+    yield "an answer that no tool has shown", replace(trajectory, turns=_without(trajectory))
     tokens = {n: getattr(trajectory, n) * 200 for n in ("completion_ids", "action_mask", "old_logprobs")}
     yield "many more tokens", replace(trajectory, turns=trajectory.turns * 5, **tokens)
+
+
+def _otherwise(result: ToolResult) -> ToolResult:
+    texts = {name for name, value in result.arguments.items() if isinstance(value, str)}
+    return replace(result, arguments=result.arguments | dict.fromkeys(texts, "no such thing"))
+
+
+def _without(trajectory: Trajectory) -> tuple[Turn, ...]:
+    """The turns with the answer cut out of every observation."""
+    hide = lambda r: replace(r, observation=r.observation.replace(trajectory.answer or "\0", "…"))  # noqa: E731
+    return tuple(replace(t, results=tuple(map(hide, t.results))) for t in trajectory.turns)
 
 
 # ---- records that note what they are asked for
@@ -67,8 +85,6 @@ Lookups = dict[str, bool]  # field or key -> whether some record holds it
 
 
 class _NotingDict(dict):
-    """A dictionary that notes the keys it was asked for."""
-
     get, __contains__ = Mapping.get, Mapping.__contains__  # both ask __getitem__
 
     def __init__(self, values: Mapping, path: str, lookups: Lookups):

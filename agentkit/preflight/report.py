@@ -3,8 +3,6 @@
 Leaves out where the items come from (checks, reward_checks).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +12,7 @@ import pandas as pd
 
 from agentkit.evaluation.tables import to_html
 from agentkit.records import TrainingError, Trajectory
-from agentkit.runs import write_json
+from agentkit.runs import read_json, write_json
 from agentkit.trajectories import trajectory_id
 
 LIGHTS = {"green": "🟢", "amber": "🟠", "red": "🔴"}  # from good to bad
@@ -51,12 +49,10 @@ class Preflight:
 
     @property
     def light(self) -> str:
-        """The worst light."""
         return max((item.light for item in self.items), key=list(LIGHTS).index)
 
     @property
     def causes(self) -> list[Item]:
-        """What refuses the run."""
         return [item for item in self.items if item.light == "red"]
 
     def require(self) -> None:
@@ -67,7 +63,6 @@ class Preflight:
             raise PreflightError(f"this run is not worth starting. {' '.join(causes)} {way_out}")
 
     def text(self) -> str:
-        """The report for a terminal."""
         lines = []
         for item in self.items:
             lines.append(f"[{WORDS[item.light]:>4}] {item.name}: {item.finding}")
@@ -78,8 +73,14 @@ class Preflight:
         return "\n".join(lines)
 
     def save(self, path: Path) -> Path:
-        """Write it as JSON."""
         return write_json(path, {"light": self.light, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> "Preflight":
+        """The report that ``save`` wrote."""
+        kept = read_json(path)
+        items = (Item(**item | {"evidence": tuple(item["evidence"])}) for item in kept["items"])
+        return cls(tuple(items), kept["rollouts"], kept["seconds"])
 
     def _repr_html_(self) -> str:
         rows = [(f"{LIGHTS[i.light]} {WORDS[i.light]}", i.finding, i.advice, _listed(i)) for i in self.items]
@@ -94,5 +95,4 @@ def _listed(item: Item) -> str:
 
 
 def ids(trajectories: Iterable[Trajectory]) -> tuple[str, ...]:
-    """Trajectories as evidence."""
     return tuple(map(trajectory_id, trajectories))

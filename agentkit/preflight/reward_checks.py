@@ -3,20 +3,20 @@
 Leaves out what moves a component and what it reads (probe).
 """
 
-from __future__ import annotations
-
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from agentkit.diagnostics.measures import about_means, explained
 from agentkit.preflight.checks import Groups, members
-from agentkit.preflight.probe import Probed
+from agentkit.preflight.probe import SLOWER, Probed, variants
 from agentkit.preflight.report import Item, ids
-from agentkit.records import Trajectory
-from agentkit.rewards import Product, Reward
-from agentkit.trajectories import EQUAL
+from agentkit.records import Task, Trajectory
+from agentkit.rewards import Product, Reward, score
+from agentkit.trajectories import EQUAL, verifier_kind
+from agentkit.verifiers import looks_at_calls
 
 SLACK = 0.25  # of what a gold trajectory earns may be taken by penalties such as a price a turn
 DOMINANT = 0.7  # of the reward's variance comes from one component,
@@ -25,8 +25,11 @@ GOLD_ODDS = 0.02  # gold trajectories that may fail: a corpus may hold a fact tw
 
 
 # ---- gold trajectories
-def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward) -> Item:
-    """Trajectories of the scripted expert under the same verifier and reward: they must reach its maximum."""
+def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, earns: float = 0.0) -> Item:
+    """Trajectories of the scripted expert under the same verifier and reward: they must reach its maximum.
+
+    ``earns`` is how much more a right answer earns than a wrong one.
+    """
     name, n = "Gold trajectories", len(golden)
     if not golden:
         advice = "Give tasks a plan (meta['plan']), so that the reward can be tried on gold trajectories."
@@ -35,16 +38,19 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward) -> Item:
     if len(refused) > GOLD_ODDS * n:
         finding = f"The verifier refuses {len(refused)} of {n} gold trajectories ({refused[0].why[:120]})."
         advice = "Mend the verifier or the gold answers: a right policy would be punished."
-        return Item(name, "red", finding, advice, ids(refused))
+        return Item(name, "red", finding, advice, _gold_ids(refused))
     unscored = [t for t in golden if t.reward is None]
     if len(unscored) > GOLD_ODDS * n:
+        failing = Counter(name for t in unscored for name in reward if t.components.get(name) is None)
         finding = f"{len(unscored)} of {n} gold trajectories have no reward."
-        advice = "Mend the components that fail on them; see the components below."
-        return Item(name, "red", finding, advice, ids(unscored))
-    return _gold_earnings(name, golden, groups, reward)
+        advice = f"Mend what fails on them: {_listed([name for name, _ in failing.most_common()])}."
+        return Item(name, "red", finding, advice, _gold_ids(unscored))
+    return _gold_earnings(name, golden, groups, reward, earns)
 
 
-def _gold_earnings(name: str, golden: Sequence[Trajectory], groups: Groups, reward: Reward) -> Item:
+def _gold_earnings(
+    name: str, golden: Sequence[Trajectory], groups: Groups, reward: Reward, earns: float
+) -> Item:
     """What gold trajectories earn, what penalties take from them, and which wrong rollouts earn more."""
     earned = {t.task_id: t.reward for t in golden if t.reward is not None}
     rewards = list(earned.values())
@@ -54,7 +60,7 @@ def _gold_earnings(name: str, golden: Sequence[Trajectory], groups: Groups, rewa
         f"{len(golden)} gold trajectories earn {np.mean(rewards):.3g} on average ({min(rewards):.3g} to "
         f"{max(rewards):.3g}); the best rollout {best:.3g}."
     )
-    penalties = {} if isinstance(reward, Product) else _penalties(golden, reward)
+    penalties = {} if isinstance(reward, Product) else _penalties(golden, reward, earns)
     values = {"rewards": rewards, "best_rollout": best, "penalties": penalties}
     if penalties:
         penalty = min(penalties, key=penalties.get)
@@ -65,7 +71,7 @@ def _gold_earnings(name: str, golden: Sequence[Trajectory], groups: Groups, rewa
             f"Without it gold would earn {np.mean(rewards) - penalties[penalty]:.3g}. Mend what {penalty} "
             "matches before training; the usual cause is an unanchored pattern, which every text matches."
         )
-        return Item(name, "red", finding, advice, ids(golden), values)
+        return Item(name, "red", finding, advice, _gold_ids(golden), values)
     wrong = [t for t in rollouts if t.success == 0.0]
     above = [t for t in wrong if t.reward > earned.get(t.task_id, math.inf) + EQUAL]
     if not above:
@@ -76,17 +82,81 @@ def _gold_earnings(name: str, golden: Sequence[Trajectory], groups: Groups, rewa
     return Item(name, light, finding, advice, ids(above), values)
 
 
-def _penalties(golden: Sequence[Trajectory], reward: Reward) -> dict[str, float]:
-    """Components that take more from gold than SLACK of what the others give, with the mean they take."""
+def _gold_ids(golden: Sequence[Trajectory]) -> tuple[str, ...]:
+    """Told apart from rollouts of the same tasks, which are stored with the report."""
+    return tuple(f"gold:{name}" for name in ids(golden))
+
+
+def _penalties(golden: Sequence[Trajectory], reward: Reward, earns: float) -> dict[str, float]:
+    """Components that take more from gold than SLACK of what others or being right give, and the mean."""
     means = {
         name: weight * float(np.mean(_scored(golden, name) or 0.0)) for name, (_, weight) in reward.items()
     }
-    earned = sum(mean for mean in means.values() if mean > 0)
+    earned = max(earns, sum(mean for mean in means.values() if mean > 0))
     return {name: mean for name, mean in means.items() if mean < 0 and -mean > SLACK * max(earned, EQUAL)}
 
 
 def _scored(trajectories: Sequence[Trajectory], name: str) -> list[float]:
     return [t.components[name] for t in trajectories if t.components.get(name) is not None]
+
+
+def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item:
+    """Whether a right answer earns more than a wrong one on gold trajectories, and what else is paid for.
+
+    Its ``culprit`` is the component that is to blame; "" where none can be told.
+    """
+    name, values = "What being right earns", {"culprit": ""}
+    if not gold or any(component in t.components for _, t in gold for component in reward):
+        finding = "There is no gold trajectory, or its environment gives the reward: it cannot be varied."
+        return Item(name, "green", finding, values=values)
+    gains = _gains(reward, gold)
+    wrong, unseen = gains["a wrong answer"], gains["an answer that no tool has shown"]
+    finding = "A right answer earns {:.3g} more than a wrong one in the same gold trajectory."
+    if abs(wrong["reward"]) <= EQUAL and all(looks_at_calls(verifier_kind(task)) for task, _ in gold):
+        wrong = gains["a wrong answer without tool calls"]  # where calls are judged, the reward may read them
+        finding = (
+            "A gold trajectory earns {:.3g} more than one without its calls, which the verifier looks at."
+        )
+    earns = -wrong["reward"]
+    finding, values = finding.format(earns), values | {"earns": earns}
+    paid = {n: w * wrong[n] for n, (_, w) in reward.items() if w * wrong[n] > EQUAL}
+    reads = {n: -w * unseen[n] for n, (_, w) in reward.items() if -w * unseen[n] > EQUAL > abs(wrong[n])}
+    blamed = [
+        (n, f"{n} alone tells right from wrong, and its weight is 0: give it one.")
+        for n, (_, w) in reward.items()
+        if not w and wrong[n] < -EQUAL and earns <= EQUAL
+    ]
+    if earns <= EQUAL and paid:
+        why = "pays more for a wrong answer than for a right one: its sign, or its weight's, is flipped."
+        blamed.append((most := max(paid, key=paid.get), f"{most} {why}"))
+    if reads and max(reads.values()) >= earns / 2:
+        why = "pays for the answer standing in an observation, whatever is answered: pay for the answer."
+        blamed.append((most := max(reads, key=reads.get), f"{most} {why}"))
+    if blamed or earns <= EQUAL:
+        culprit, why = (*blamed, ("", "Nothing in the reward depends on being right: add correctness."))[0]
+        light = "red" if earns <= max(EQUAL, *reads.values(), 0.0) else "amber"
+        return Item(name, light, finding, why, values=values | {"culprit": culprit})
+    longer = gains["many more tokens"]["reward"]
+    if longer > max(SLACK * earns, EQUAL):
+        longer = (
+            f"A trajectory five times as long earns {longer:.3g} more: bound what pays for length or calls."
+        )
+        return Item(name, "amber", finding, longer, values=values)
+    return Item(name, "green", finding, values=values)
+
+
+def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str, dict[str, float]]:
+    """How much more each variant of gold trajectories earns, as ``reward`` and by component, on average."""
+    rows: dict[str, list[dict[str, float]]] = {}
+    for task, trajectory in gold:
+        scored = {name: score(task, variant, reward) for name, variant in variants(trajectory)}
+        earned = {name: t.components | {"reward": t.reward} for name, t in scored.items()}
+        for name, own in earned.items():
+            base = {n: earned["gold"].get(n) for n in own}
+            more = {n: v - base[n] for n, v in own.items() if v is not None and base[n] is not None}
+            rows.setdefault(name, []).append(more)
+    names = (*reward, "reward")
+    return {v: {n: float(np.mean([m.get(n, 0.0) for m in ms])) for n in names} for v, ms in rows.items()}
 
 
 # ---- components
@@ -117,18 +187,27 @@ def _component(
         explains = f"it explains {_percent(share)} of the reward's variance within groups"
         finding = f"{min(values):.3g} to {max(values):.3g}, mean {np.mean(values):.3g}; {explains}."
         light, advice = _alive(name, weight, share, explained(groups, lambda t: t.success), probed)
-    numbers = {"weight": weight, "share": share, "constant": constant}
-    numbers |= {"low": min(values, default=None), "high": max(values, default=None)}
+    numbers = {
+        "weight": weight,
+        "share": share,
+        "constant": constant,
+        "low": min(values, default=None),
+        "high": max(values, default=None),
+    }
     return Item(
         f"Component {name}", light, finding, advice, () if light == "green" else ids(rollouts), numbers
     )
 
 
 def _alive(name: str, weight: float, share: float, by_success: float, probed: Probed) -> tuple[str, str]:
-    """Light and advice for a component that varies."""
     if probed.missing and weight:
         reads = f"It reads {_listed(probed.missing)}, which no record holds"
         return "red", f"{reads}: that part of it never acts. Write that input, or remove it."
+    if SLOWER in probed.moved_by and weight:
+        clock = (
+            f"{name} depends on how busy the machine is, and is {_percent(share)} of the reward's variance"
+        )
+        return "red" if share >= DOMINANT else "amber", f"{clock}: count turns or tokens, or scale it down."
     if share >= DOMINANT and by_success < BESIDES:
         decides = f"{name} decides the advantages, success only {_percent(by_success)} of them"
         return "amber", f"{decides}: lower its weight ({weight:g})."

@@ -24,6 +24,7 @@ from agentkit.rewards.components import (
 from agentkit.rewards.presets import (
     drawing,
     from_recipe,
+    image,
     ordebug,
     plan,
     preset,
@@ -32,28 +33,19 @@ from agentkit.rewards.presets import (
     toolrl,
     toolrla,
 )
-from agentkit.rewards.scoring import (
-    Component,
-    Product,
-    Reward,
-    constant_components,
-    product,
-    score,
-    score_all,
-    with_noise,
-)
+from agentkit.rewards.scoring import Component, Product, Reward, product, score, score_all, with_noise
 
 __all__ = [
     "Component",
     "Product",
     "Reward",
-    "constant_components",
     "correctness",
     "dapo_overlong",
     "drawing",
     "efficiency",
     "format_score",
     "from_recipe",
+    "image",
     "judged",
     "of_environments",
     "ordebug",

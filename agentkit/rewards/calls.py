@@ -4,8 +4,6 @@ The needed calls are the task's plan (gold data that no policy sees), with earli
 out tasks without a plan: these components do not apply to them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -16,7 +14,6 @@ from agentkit.tools import calculate
 from agentkit.trajectories import results_of
 
 COMPLIANCE_PENALTY = -10.0
-OfCalls = Callable[[list[ToolCall], Trajectory], float]  # of the plan's calls and a trajectory
 
 
 def calls_of(trajectory: Trajectory) -> list[ToolCall]:
@@ -44,7 +41,9 @@ def _computed(call: ToolCall) -> str:
     return calculate(call.arguments["expression"])
 
 
-def against_plan(component: OfCalls) -> Callable[[Task, Trajectory], float | None]:
+def against_plan(
+    component: Callable[[list[ToolCall], Trajectory], float],
+) -> Callable[[Task, Trajectory], float | None]:
     """A component (task, trajectory) that gets the plan's calls in place of the task; None without a plan."""
 
     @wraps(component)
@@ -134,7 +133,6 @@ def toolrl_match(called: Sequence[ToolCall], gold: Sequence[ToolCall]) -> float:
 
 @against_plan
 def toolrl_correctness(gold: list[ToolCall], trajectory: Trajectory) -> float:
-    """``toolrl_match`` of the trajectory's calls against the plan's."""
     return toolrl_match(calls_of(trajectory), gold)
 
 

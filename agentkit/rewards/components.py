@@ -4,8 +4,6 @@ Leaves out those that compare calls with the task's plan (calls.py) and repairs 
 (repairs.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from statistics import fmean
@@ -14,8 +12,8 @@ from typing import Any
 from agentkit.records import Task, Trajectory
 from agentkit.rewards.calls import subgoals
 from agentkit.rewards.scoring import Component, Reward
-from agentkit.tasks.relabel import is_grid, pixel_equality
 from agentkit.trajectories import results_of, verifier_kind
+from agentkit.verifiers.grids import drawn_in, is_grid, pixel_equality
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.programs import extract_code, returned
 
@@ -24,12 +22,18 @@ TOOL_BONUS, MAX_ROUNDS, WRONG_CEILING = 0.1, 4, -0.6  # of the tool-call reward
 
 
 def correctness(task: Task, trajectory: Trajectory) -> float | None:
-    """The verifier's value: 1 right, 0 wrong, None not scored."""
+    """The verifier's value: 1 right, 0 wrong, None not scored; a program that fails any test is wrong."""
+    if trajectory.success is not None and verifier_kind(task) == "code":
+        return float(trajectory.success == 1.0)  # a verifier with ``partial`` gives the share of tests
     return trajectory.success
 
 
 def format_score(task: Task, trajectory: Trajectory) -> float | None:
-    """Share of attempted calls that were valid and ran; 0 where there was none ("RLVR for Agents")."""
+    """Share of attempted calls that were valid and ran; 0 where there was none.
+
+    Stricter than "RLVR for Agents", which counts calls that parse: here one that parses and fails is none, so
+    that a call of a tool that does not exist, or with arguments it refuses, earns nothing.
+    """
     results = results_of(trajectory)
     return sum(result.ok for result in results) / max(len(results), 1)
 
@@ -149,6 +153,8 @@ def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
     targets = [test[1] for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
     if not targets or not all(map(is_grid, targets)):
         return None
+    if len(targets) == 1 and (seen := drawn_in(trajectory.why)):  # the verifier has run it
+        return pixel_equality(seen, targets[0])
     options = {name: verifier[name] for name in ("entry", "setup", "timeout_s") if name in verifier}
     drawn = returned(trajectory.answer or "", [test[0] for test in verifier["tests"]], **options)
     return fmean(map(pixel_equality, drawn, targets))

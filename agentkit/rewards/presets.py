@@ -3,12 +3,10 @@
 Leaves out the formulas themselves (components, calls, repairs).
 """
 
-from __future__ import annotations
-
 import difflib
 from types import MappingProxyType
 
-from agentkit.rewards import calls, components, repairs
+from agentkit.rewards import calls, components, pictures, repairs
 from agentkit.rewards.scoring import Product, Reward, product, with_noise
 from agentkit.runs.recipe import REWARDS, Recipe, RecipeError
 
@@ -16,8 +14,10 @@ from agentkit.runs.recipe import REWARDS, Recipe, RecipeError
 def plan(
     correctness_weight: float = 1.0, format_weight: float = 0.1, efficiency_weight: float = 1.0
 ) -> Reward:
-    """The additive reward of "RLVR for Agents": 1 when right, 0.1 * share of valid calls, -0.02 a turn when
-    right.
+    """The additive reward of "RLVR for Agents": 1 when right (a program: when all its tests pass), 0.1 *
+    share of valid calls, -0.02 a turn when right.
+
+    It differs from the document in one thing: a valid call also ran, where there one that parses is enough.
     """
     return {
         "correctness": (components.correctness, correctness_weight),
@@ -39,6 +39,17 @@ def toolrla() -> Reward:
         "efficiency": (calls.plan_efficiency, 1.0),
         "compliance": (calls.compliance, 1.0),
     }
+
+
+def image() -> Reward:
+    """The image agent's product after ToolRLA: R = R_fmt + S_name * S_acc * S_eff.
+
+    S_acc is about the prompt's facts, each shown by a tool: S_comp is left out, which counts names of calls,
+    where search and database may show the same. Efficiency is a factor of at most 1: added, as in ToolRLA, an
+    answer without any call would earn as much as a perfect trajectory. No tool is forbidden: no R_cpl.
+    """
+    factors = calls.tool_names, pictures.prompt_accuracy, pictures.leanness
+    return {"format": (calls.whole_format, 1.0), "grounded": (product(*factors), 1.0)}
 
 
 def tcr(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
@@ -86,6 +97,7 @@ def preset(name: str, max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
         "none": dict,
         "toolrl": toolrl,
         "toolrla": toolrla,
+        "image": image,
         "tcr": lambda: tcr(max_tokens, buffer),
         "tcr_paper": lambda: tcr_paper(max_tokens, buffer),
         "drawing": drawing,

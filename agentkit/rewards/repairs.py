@@ -5,11 +5,11 @@ The actions are tools, in lower or upper case: get_iis(), drop_constraint(name),
 amount), submit(). Everything is read from parsed calls and their replies, never by a pattern over prose: in
 the published run an unanchored pattern took 20 from almost every text, so that each rollout had 20 - 1 + 10
 - 20 = 9.0 where a perfect one has 29. A task gives ``meta["constraints"]``, all names, and ``meta["iis"]``,
-those in conflict; a task without them is not scored. Leaves out the solver, which stands behind the user's
-tools.
+those in conflict; a task without them is not scored. What the natural way earns, in a turn each: get_iis(),
+one right repair whose reply is the conflict that is left, submit(): 100 + 10 - 3 + 5 = 112 with the solver,
+and 20 - 3 + 10 = 27 without it, of which the published fault takes 20. Leaves out the solver, which stands
+behind the tools (tasks.families.ordebug, or your own).
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -21,10 +21,9 @@ from agentkit.runs import parse_json
 from agentkit.trajectories import results_of
 
 REPAIRS = ("drop_constraint", "relax_constraint")
-OfRepair = Callable[[Task, Trajectory], float]
 
 
-def of_problem(component: OfRepair) -> Callable[[Task, Trajectory], float | None]:
+def of_problem(component: Callable[[Task, Trajectory], float]) -> Callable[[Task, Trajectory], float | None]:
     """A component that is None for tasks without a problem to repair."""
 
     @wraps(component)
@@ -57,7 +56,7 @@ def repair(task: Task, trajectory: Trajectory) -> float:
 
 @of_problem
 def step(task: Task, trajectory: Trajectory) -> float:
-    """-1 for each attempted call, and for a trajectory without one."""
+    """-1 for each attempted call, not for each turn, and -1 for a trajectory without one."""
     return -1.0 * max(len(results_of(trajectory)), 1)
 
 
@@ -92,7 +91,11 @@ def _last_submit(trajectory: Trajectory) -> dict:
 
 @of_problem
 def solved(task: Task, trajectory: Trajectory) -> float:
-    """+100 when the last submit() replies {"status": "optimal"}, else -50: also where there is none."""
+    """+100 when the last submit() replies {"status": "optimal"}, else -50: also where there is none.
+
+    The shipped tool says so of the known optimum only; another one is "changed", and one for which more was
+    changed than was wrong "overdone".
+    """
     return 100.0 if _last_submit(trajectory).get("status") == "optimal" else -50.0
 
 
@@ -104,20 +107,28 @@ def preserved(task: Task, trajectory: Trajectory) -> float:
 
 @of_problem
 def iis_shrinks(task: Task, trajectory: Trajectory) -> float:
-    """+10 each time get_iis() replies with a shorter list than before; the first, than the task's own."""
-    replies = [_reply(result) for result in _named(trajectory, "get_iis")]
-    lists = [task.meta["iis"], *(reply for reply in replies if isinstance(reply, list))]
-    return 10.0 * sum(len(after) < len(before) for before, after in zip(lists, lists[1:], strict=False))
+    """+10 each time get_iis() or a repair replies with a shorter list than any before, the task's too.
+
+    Than any: a submission puts the program back, and whoever begins anew should not earn it again.
+    """
+    shortest, shrunk = len(task.meta["iis"]), 0
+    for result in _named(trajectory, "get_iis", *REPAIRS):
+        reply = _reply(result)
+        if isinstance(reply, list) and len(reply) < shortest:
+            shortest, shrunk = len(reply), shrunk + 1
+    return 10.0 * shrunk
 
 
 @of_problem
 def contradiction(task: Task, trajectory: Trajectory) -> float:
-    """-20 for each repair of a constraint that the IIS replied last does not hold."""
+    """-20 for each repair of what the IIS replied last does not hold; a submission begins anew."""
     iis, contradictions = None, 0
-    for result in _named(trajectory, "get_iis", *REPAIRS):
-        if result.name.lower() == "get_iis":
-            reply = _reply(result)
-            iis = reply if isinstance(reply, list) else iis
-        elif iis is not None and result.arguments.get("name") not in iis:
+    for result in _named(trajectory, "get_iis", *REPAIRS, "submit"):
+        name, reply = result.name.lower(), _reply(result)
+        if name in REPAIRS and iis is not None and result.arguments.get("name") not in iis:
             contradictions += 1
+        if name == "submit":
+            iis = None
+        elif isinstance(reply, list):
+            iis = reply
     return -20.0 * contradictions

@@ -5,9 +5,8 @@ prefers. Leaves out what training with the other reward would have sampled: thes
 reward used.
 """
 
-from __future__ import annotations
-
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -62,23 +61,17 @@ def rescore(run: Run, reward: Reward, name: str, steps: Iterable[int] | None = N
     Raises:
         RunError: the run stores no training trajectories.
     """
-    steps = run.steps if steps is None else list(steps)
-    if not steps:
+    rows = [row for _, stored in run.rollouts(steps) for row in compare_step(stored, run.tasks, reward)]
+    if not rows:
         raise RunError(
             f"{run.path} stores no training trajectories. Run notebook 03_grpo for this run first."
         )
-    rows = [row for number in steps for row in compare_step(run.trajectories(number), run.tasks, reward)]
     return Rescoring(name, pd.DataFrame(rows))
 
 
 def compare_step(stored: Sequence[Trajectory], tasks: Iterable[Task], reward: Reward) -> list[dict]:
     """One row a group for the trajectories of one step, in the order they were stored."""
     by_id = {task.id: task for task in tasks}
-    unknown = {t.task_id for t in stored} - by_id.keys()
-    if unknown:
-        raise RunError(
-            f"the run's tasks.jsonl lacks task {min(unknown)!r}, which it trained on: restore the file"
-        )
     rows = []
     for before in _groups(stored):
         task = by_id[before.task_id]
@@ -133,11 +126,10 @@ def _best(scored: Sequence[tuple[float, float]], which: int) -> set[int]:
 
 
 def _groups(stored: Sequence[Trajectory]) -> list[Group]:
-    """Consecutive trajectories of one task; a sample number that does not rise begins another group."""
-    groups: list[list[Trajectory]] = []
+    """Trajectories by task, in whatever order; a sample that is there again belongs to another group."""
+    groups: dict[tuple[str, int], list[Trajectory]] = {}
+    seen = Counter[tuple[str, int]]()
     for t in stored:
-        if groups and t.task_id == groups[-1][-1].task_id and t.sample > groups[-1][-1].sample:
-            groups[-1].append(t)
-        else:
-            groups.append([t])
-    return [Group(members[0].task_id, tuple(members)) for members in groups]
+        groups.setdefault((t.task_id, seen[t.task_id, t.sample]), []).append(t)
+        seen[t.task_id, t.sample] += 1
+    return [Group(task_id, tuple(members)) for (task_id, _), members in groups.items()]

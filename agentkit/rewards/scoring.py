@@ -1,29 +1,27 @@
-"""Combining components into a reward, and what a batch of scored trajectories says about each of them.
+"""Combining components into a reward, and scoring trajectories with it.
 
 Leaves out the components (components, calls, repairs) and who may bring some (lab).
 """
-
-from __future__ import annotations
 
 import math
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
+from typing import Self
 
 from agentkit.records import Task, Trajectory
 
 Component = Callable[[Task, Trajectory], float | None]
 Reward = Mapping[str, tuple[Component, float]]  # each component with its weight
-MIN_ROLLOUTS = 64  # a component that never varied over fewer is no evidence of a fault
 
 
 class Product(dict):
     """A reward whose weighted components are multiplied instead of summed; ``|`` keeps it one."""
 
-    def __or__(self, other: Mapping) -> Product:
+    def __or__(self, other: Mapping) -> Self:
         return Product({**self, **other})
 
 
@@ -61,7 +59,6 @@ def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
 
 
 def _check(reward: Reward) -> None:
-    """Raises ValueError for what is no reward."""
     if not isinstance(reward, Mapping):
         raise ValueError(f"a reward of type {type(reward).__name__}: give {{name: (function, weight)}}")
     for name, pair in reward.items():
@@ -127,21 +124,3 @@ def with_noise(reward: Reward, std: float, seed: int = 0) -> Reward:
 
     noisy = {**reward, "noise": (noise, 1.0)}
     return Product(noisy) if isinstance(reward, Product) else noisy
-
-
-def constant_components(
-    trajectories: Sequence[Trajectory], min_rollouts: int = MIN_ROLLOUTS
-) -> dict[str, float | None]:
-    """Components that never varied, each with its one value; None for one that was never scored.
-
-    A constant component moves no advantage, whatever its weight. Usually its input is never written: the
-    tool-call reward of GRPO-TCR-Qwen3-4B-quarter read a number of turns that its reward manager did not give,
-    so each wrong answer had -1 - 0.1. Nothing is said of fewer than ``min_rollouts`` trajectories.
-    """
-    if len(trajectories) < min_rollouts:
-        return {}
-    seen: dict[str, set] = defaultdict(set)
-    for t in trajectories:
-        for name, value in t.components.items():
-            seen[name] |= set() if value is None else {value}
-    return {name: next(iter(values), None) for name, values in seen.items() if len(values) < 2}

@@ -6,21 +6,41 @@ string that the tokenizer would read as an added token is broken up before it is
 and writing calls (calls.py).
 """
 
-from __future__ import annotations
-
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from agentkit.records import ParsedTurn
-from agentkit.rollouts.calls import FORMATS, MAX_CALLS, check_format, detect_format, format_call, parse_turn
+from agentkit.records import ParsedTurn, RecipeError
+from agentkit.rollouts import token_forms
+from agentkit.rollouts.call_formats import (
+    CHANNEL,
+    FORMATS,
+    MAX_CALLS,
+    THINK,
+    THOUGHT,
+    check_format,
+    detect_format,
+    format_call,
+    parse_turn,
+)
+from agentkit.rollouts.templates import (
+    ANSWERED,
+    HERMES,
+    REPLY,
+    TURN,
+    answered,
+    end_of_turn,
+    end_of_turn_ids,
+    messages_with,
+    template_of,
+)
+from agentkit.rollouts.tokens import exact_decode
 
 __all__ = ["FORMATS", "MAX_CALLS", "ChatCodec", "detect_format", "format_call", "parse_turn"]
 
-MAX_OBSERVATION = 500  # tokens; Search-R1's limit
 CUT = "\n[cut: {} more tokens]"
-_SENTINEL = "OBSERVATION-{}-HERE"
 # Search-R1's own prompt (its data/nq_search processing); the question follows it
 SEARCH_R1_PROMPT = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you "
@@ -30,15 +50,33 @@ SEARCH_R1_PROMPT = (
     "needed, you can directly provide the answer inside <answer> and </answer>, without detailed "
     "illustrations. For example, <answer> Beijing </answer>."
 )
-_SEARCH_R1_END = re.compile("</search>|</answer>")
+_SEARCH_R1_END = re.compile(f"{THINK}.*?(?:{THOUGHT}|\\Z)|(</search>|</answer>)", re.DOTALL)
 _RESPONSE = ("<tool_response>", "</tool_response>")
 _TAGS = {  # what frames a text and may be plain text to a tokenizer, as <tool_response> is to Qwen2.5's
     "hermes": _RESPONSE,
     "qwen3_coder": _RESPONSE,
+    "gemma4": (token_forms.QUOTE, *token_forms.GEMMA4, "<|tool_response>", "<tool_response|>"),
+    "lfm2": ("<|tool_response_start|>", "<|tool_response_end|>", *token_forms.LFM2),
     "search_r1": tuple(
         f"<{end}{tag}>" for tag in "information search answer think".split() for end in ("", "/")
     ),
 }
+
+
+_TAIL = 32  # tokens in which a template's last word stands
+
+
+def turn_after(tokenizer: Any, ids: Sequence[int], text: str) -> str:
+    """A turn that somebody wrote, as it follows these ids: it first ends a thought that they open."""
+    if not opens_thought(tokenizer, ids):
+        return text
+    channel = CHANNEL[0] in exact_decode(tokenizer)(ids[-_TAIL:])
+    return f"{CHANNEL[1]}{text}" if channel else f"\n{THOUGHT}\n\n{text}"
+
+
+def opens_thought(tokenizer: Any, ids: Sequence[int]) -> bool:
+    """Whether a turn that follows these ids begins inside a thought, as some chat templates have it."""
+    return exact_decode(tokenizer)(ids[-_TAIL:]).rstrip().endswith((THINK, f"{CHANNEL[0]}thought"))
 
 
 def _is_control(token: Any) -> bool:
@@ -51,71 +89,109 @@ class ChatCodec:
     """Turns messages and observations into token ids for one tokenizer and its chat template.
 
     Args:
-        tokenizer: with a prefix-preserving chat template.
+        tokenizer: with a chat template.
         system_prompt: what the policy is told first; for Search-R1's format its own prompt stands there
             instead.
         tools: JSON schemas of the tools.
         format: how the policy writes calls, one of FORMATS; None reads it from the chat template.
 
     Raises:
-        ValueError: unknown format.
+        ValueError: unknown format, or a chat template that cannot carry tool calls.
     """
 
     def __init__(self, tokenizer: Any, system_prompt: str, tools: Sequence[dict], format: str | None = None):
-        self.tokenizer = tokenizer
-        self.format = format or detect_format(getattr(tokenizer, "chat_template", None))
-        check_format(self.format)
-        self.system_prompt = SEARCH_R1_PROMPT if self.format == "search_r1" else system_prompt
+        self.tokenizer, self.decode = tokenizer, exact_decode(tokenizer)
+        if format is not None:
+            check_format(format)
         self.tools = list(tools)
+        self.template = template_of(tokenizer)
+        native = detect_format(self.template.text) if self.template.shows_tools else "hermes"
+        self.format = format or native
+        own = self.format == "hermes" and not (self.template.shows_tools and native == "hermes")
+        self._shown = None if own or self.format == "search_r1" else self.tools or None
+        self.system_prompt = SEARCH_R1_PROMPT if self.format == "search_r1" else system_prompt
+        if own and self.tools:
+            shown = HERMES.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools))
+            self.system_prompt = f"{self.system_prompt}\n\n{shown}".strip()
         control = {i: t.content.strip() for i, t in tokenizer.added_tokens_decoder.items() if _is_control(t)}
         self.control_ids = frozenset(control)
-        broken = sorted({*control.values(), *_TAGS.get(self.format, ())}, key=len, reverse=True)
+        broken = sorted({*control.values(), *_TAGS.get(self.format, _RESPONSE)}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, broken)) or r"(?!)")
-        self.end_id = tokenizer.eos_token_id
-        self._frames: dict[int, list[list[int]]] = {}
+        self.ends = end_of_turn_ids(tokenizer)
+        self._end = self._encode(end_of_turn(tokenizer, called=True))
+        self._think, self._thought = CHANNEL if self.format == "gemma4" else (THINK, THOUGHT)
+        space = "" if self.format == "gemma4" else "\n\n"
+        self.closing = self._encode(f"\n{self._thought}{space}")  # what the loop ends a thought with
+        self._names = frozenset(tool["function"]["name"] for tool in self.tools)
+        self._frames: dict[tuple[str, ...], list[list[int]]] = {}
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Ids of system prompt, tools and question, up to where the policy's first turn starts."""
-        messages = [
-            {"role": "system", "content": self.system_prompt},
-            {"role": "user", "content": self.inert(prompt)},
-        ]
+        question = self.inert(prompt)
+        messages = [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
+        if not self.template.system:
+            whole = f"{self.system_prompt}\n\n{question}".strip()
+            messages = [{"role": "user", "content": whole}]
         return tuple(self._encode(self._render(messages, add_generation_prompt=True)))
 
-    def observation_ids(self, observations: Sequence[str]) -> list[int]:
-        """Ids appended after a turn's end token: the tool replies, up to where the next turn starts.
+    def observation_ids(
+        self, observations: Sequence[str], turn: Sequence[int] = (), names: Sequence[str] = ()
+    ) -> list[int]:
+        """Ids appended after a turn: the tool replies, up to where the next turn starts.
 
-        The frame around the replies comes from the chat template, once per number of replies; the replies
-        themselves are encoded apart from it, with control tokens made inert.
+        The frame around the replies comes from the chat template, once for each number of replies (with the
+        ``names`` of their tools where it shows them); the replies themselves are encoded apart from it, with
+        control tokens made inert. Where the ids of the ``turn`` end with another token than the template puts
+        there, that one follows first.
         """
         if self.format == "search_r1":
             replies = [f"\n\n<information>{self.inert(text)}</information>\n\n" for text in observations]
             return self._encode("".join(replies))
-        count = len(observations)
-        if count not in self._frames:
-            self._frames[count] = self._frame(count)
-        first, *others = self._frames[count]
-        ids = list(first)
+        key = ("",) * len(observations)
+        if self.template.role == ANSWERED:  # a name that is no tool's was made up by the model
+            key = tuple(name if name in self._names else "unknown" for name in names or key)
+        if key not in self._frames:
+            self._frames[key] = self._frame(key)
+        first, *others = self._frames[key]
+        ids = [*self._end, *first] if turn and [*turn[-1:]] != self._end else list(first)
         for text, after in zip(observations, others, strict=True):
-            ids += self.text_ids(text)
+            ids += self.text_ids(self.template.written(text))
             ids += after
         return ids
 
-    def parse(self, ids: Sequence[int]) -> ParsedTurn:
+    def parse(self, ids: Sequence[int], before: Sequence[int] = ()) -> ParsedTurn:
+        """What a turn says that follows the ids ``before``."""
         text = self.decode(ids)
-        return parse_turn(text.removesuffix(self.tokenizer.eos_token), self.format, self.tools)
+        if ids and ids[-1] in self.ends:
+            text = text.removesuffix(self.decode(ids[-1:]))
+        return parse_turn(text, self.format, self.tools, opens_thought(self.tokenizer, before))
 
-    def turn_end(self, ids: Sequence[int]) -> int | None:
-        """How many of the sampled ids make up a whole turn; None where it has not ended.
+    def turn_end(self, ids: Sequence[int], before: Sequence[int] = ()) -> int | None:
+        """How many of the ids sampled after ``before`` make up a whole turn; None where it has not ended.
 
-        A turn ends with the end token. Search-R1's ends behind </search> or </answer> as well, and what an
-        engine sampled after that is left out: the tokens before it were drawn without it.
+        A turn ends with the template's token for it, or the tokenizer's. Search-R1's ends behind </search> or
+        </answer> as well, outside thoughts, and what an engine sampled after that is left out: the tokens
+        before it were drawn without it.
         """
-        if self.format == "search_r1" and (tag := _SEARCH_R1_END.search(self.decode(ids))):
-            # the shortest prefix whose text holds the tag
-            lengths = range(len(ids))
-            return bisect_left(lengths, tag.end(), key=lambda n: len(self.decode(ids[:n])))
-        return len(ids) if ids and ids[-1] == self.end_id else None
+        if self.format == "search_r1":
+            text = self.decode(ids)
+            start = len(text.partition(THOUGHT)[0]) if opens_thought(self.tokenizer, before) else 0
+            if ends := [found.end() for found in _SEARCH_R1_END.finditer(text, start) if found[1]]:
+                # the shortest prefix whose text holds the tag
+                return bisect_left(range(len(ids)), ends[0], key=lambda n: len(self.decode(ids[:n])))
+        return len(ids) if ids and ids[-1] in self.ends else None
+
+    def thought_length(self, ids: Sequence[int], before: Sequence[int] = ()) -> int:
+        """Tokens of the thought that a turn's ``ids`` so far, sampled after ``before``, leave open; or 0."""
+        text = self.decode(ids)
+        ended = text.rfind(self._thought)
+        start = text.find(self._think, max(ended, 0))
+        if ended < 0 and opens_thought(self.tokenizer, before):
+            return len(ids)
+        if start < 0:
+            return 0
+        inside = start + len(self._think)
+        return len(ids) - bisect_left(range(len(ids)), inside, key=lambda n: len(self.decode(ids[:n])))
 
     def shorten(self, text: str, limit: int) -> str:
         """A tool's reply of at most ``limit`` tokens; a mark says how much is missing."""
@@ -156,25 +232,30 @@ class ChatCodec:
                 return text
             text = self.decode([i for i in ids if i not in self.control_ids])
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-
     def _render(self, messages: list[dict], **options: Any) -> str:
-        tools = None if self.format == "search_r1" else self.tools or None
-        return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **options)
+        return self.tokenizer.apply_chat_template(
+            messages, tools=self._shown, tokenize=False, chat_template=self.template.text, **options
+        )
 
     def _encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    def _frame(self, count: int) -> list[list[int]]:
-        """Ids of the template's text before the first of ``count`` replies, between, and after the last."""
-        base = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "turn"}]
-        replies = [{"role": "tool", "content": _SENTINEL.format(i)} for i in range(count)]
-        before, after = self._render(base), self._render(base + replies, add_generation_prompt=True)
-        end = self.tokenizer.eos_token
-        if not after.startswith(before) or end not in before:
-            raise ValueError(
-                "the chat template rewrites earlier turns when tool replies follow: use one that does not"
+    def _frame(self, names: tuple[str, ...]) -> list[list[int]]:
+        """Ids of the template's text before the first of so many replies, between, and after the last."""
+        if not self.template.ends[0]:
+            raise RecipeError(
+                "what the chat template puts behind a turn is no token of this tokenizer: set chat_template "
+                "to a template of the model's own family"
             )
-        tail = before[before.rindex(end) + len(end) :] + after[len(before) :]
-        return [self._encode(piece) for piece in re.split(_SENTINEL.format(r"\d+"), tail)]
+        question, replies = (
+            {"role": "user", "content": "question"},
+            [REPLY.format(i) for i in range(len(names))],
+        )
+        if self.template.role == ANSWERED:
+            text = self._render([question, answered(names, replies)], add_generation_prompt=True)
+            after = text.rpartition(token_forms.GEMMA4[1])[2]
+        else:
+            turns = [{"role": "assistant", "content": TURN}, *messages_with(replies, self.template.role)]
+            after = self._render([question, *turns], add_generation_prompt=True).rpartition(TURN)[2]
+        tail = after.partition(self.template.ends[0])[2]
+        return [self._encode(piece) for piece in re.split(REPLY.format(r"\d+"), tail)]

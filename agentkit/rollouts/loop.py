@@ -22,19 +22,24 @@ from itertools import count
 from typing import Any
 
 from agentkit.records import Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
-from agentkit.rollouts.chat import MAX_OBSERVATION, ChatCodec
+from agentkit.rollouts.chat import ChatCodec
+from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.policy import Policy, Request
+from agentkit.runs.recipe import Recipe
 from agentkit.sandbox import current_tier
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.tools.outages import Outages
 from agentkit.tools.runtime import (
     call_method,
+    check_call,
     in_thread,
     malformed,
     reset,
     run_blocking,
     run_call,
     tool_schemas,
+    tools_of,
 )
 from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers import final_answer, verify
@@ -42,20 +47,25 @@ from agentkit.verifiers import final_answer, verify
 _NUMBERS = count()  # of trajectories, in this process
 Factory = Callable[[], object]  # of environments
 VERDICT_S = 120.0  # a verifier's own limits are shorter; this one is for a verifier that has none
+OUT_OF_TIME = "the wall clock ended it: raise trajectory_timeout_s, or use a faster engine or tools"
 CODE_TOOL = "python"
+_KEYS = Recipe.keys()  # the defaults of Limits
 LAST_TURN = "No turns are left for tools: answer now."
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds one trajectory."""
+    """What bounds one trajectory; by default as a recipe has it."""
 
-    max_turns: int = 10  # policy calls
-    max_turn_tokens: int = 128  # sampled in one turn
-    max_tokens: int = 1024  # completion tokens, tool replies included
-    tool_timeout_s: float = 10.0  # of a tool that declares no limit of its own
-    trajectory_timeout_s: float = 600.0
-    max_observation: int = MAX_OBSERVATION  # tokens of one tool reply; a longer one is cut, visibly
+    max_turns: int = _KEYS["max_turns"].default  # policy calls
+    max_turn_tokens: int = _KEYS["max_turn_tokens"].default  # sampled in one turn
+    max_tokens: int = _KEYS["max_tokens"].default  # completion tokens, tool replies included
+    tool_timeout_s: float = _KEYS["tool_timeout_s"].default  # of a tool that declares no limit of its own
+    trajectory_timeout_s: float = _KEYS["trajectory_timeout_s"].default  # one that takes longer is not scored
+    max_observation: int = _KEYS[
+        "max_observation"
+    ].default  # tokens of one reply; a longer one is cut, visibly
+    max_thought: int = 0  # tokens of one thought, which the loop then ends; 0 leaves it as it was sampled
 
 
 async def arollout(
@@ -70,6 +80,7 @@ async def arollout(
     system_prompt: str = SYSTEM_PROMPT,
     tool_format: str | None = None,
     tool_cache: ToolCache | None = None,
+    tool_failures: float = 0.0,
     step: int | None = None,
     progress: str | None = None,
 ) -> list[Trajectory]:
@@ -85,9 +96,10 @@ async def arollout(
         temperature: of sampling; 0 is greedy.
         limits: turns, tokens and seconds.
         system_prompt: told to the policy first, where its environment has no ``system_prompt`` of its own.
-        tool_format: how the policy writes calls (rollouts.calls.FORMATS); None reads it from its chat
+        tool_format: how the policy writes calls (rollouts.call_formats.FORMATS); None reads it from its chat
             template.
         tool_cache: answers of tools declared pure; None asks them every time.
+        tool_failures: chance that a call is answered with an error, and works when it is repeated.
         step: recorded in the trajectories.
         progress: label of a progress bar; None shows none.
 
@@ -96,24 +108,30 @@ async def arollout(
         Where an environment has ``get_reward``, what it gives stands among the components under the
         environment's class name.
     """
-    families = _families(tasks, environment, policy, (system_prompt, tool_format))
+    families = _families(tasks, environment, policy.tokenizer, (system_prompt, tool_format))
     rollouts = [
-        _Rollout(task, index, policy, *families[task.family], seed, temperature, limits, tool_cache)
+        _Rollout(
+            task,
+            index,
+            policy,
+            *families[task.family],
+            seed,
+            temperature,
+            limits,
+            tool_cache,
+            Outages(tool_failures, f"{seed} {task.id}"),
+        )
         for task in tasks
         for index in range(group_size)
     ]
-    try:
-        trajectories = await _gathered(rollouts, policy.in_flight or len(rollouts), progress)
-    finally:
-        if tool_cache is not None:
-            tool_cache.flush()
+    trajectories = await _gathered(rollouts, policy.in_flight or len(rollouts), progress)
     return [replace(trajectory, step=step) for trajectory in trajectories]
 
 
 def _families(
     tasks: Sequence[Task],
     environment: Factory | Mapping[str, Factory],
-    policy: Policy,
+    tokenizer: Any,
     chat: tuple[str, str | None],
 ) -> dict[str, tuple[ChatCodec, Factory]]:
     """For each family its chat format, with the tools of its environment, and what makes one."""
@@ -122,8 +140,19 @@ def _families(
         make = environment[family] if isinstance(environment, Mapping) else environment
         example = make()
         system_prompt = getattr(example, "system_prompt", chat[0])
-        families[family] = ChatCodec(policy.tokenizer, system_prompt, tool_schemas(example), chat[1]), make
+        families[family] = ChatCodec(tokenizer, system_prompt, tool_schemas(example), chat[1]), make
     return families
+
+
+def prompt_lengths(
+    tasks: Sequence[Task],
+    tokenizer: Any,
+    environment: Factory | Mapping[str, Factory],
+    tool_format: str | None = None,
+) -> dict[str, int]:
+    """Tokens of each task's prompt, with the tools it lists, by task id; what a reset adds is not counted."""
+    families = _families(tasks, environment, tokenizer, (SYSTEM_PROMPT, tool_format))
+    return {task.id: len(families[task.family][0].prompt_ids(task.prompt)) for task in tasks}
 
 
 async def _gathered(rollouts: Sequence[_Rollout], in_flight: int, progress: str | None) -> list[Trajectory]:
@@ -153,7 +182,7 @@ def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Traje
 
 @dataclass(slots=True)
 class _Rollout:
-    """One trajectory from prompt to verdict; ``ids``, ``mask`` and ``logprobs`` stay equally long."""
+    """One trajectory from prompt to verdict."""
 
     task: Task
     index: int  # in its group
@@ -164,9 +193,8 @@ class _Rollout:
     temperature: float
     limits: Limits
     cache: ToolCache | None
-    ids: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    outages: Outages
+    completion: Completion = field(default_factory=Completion)
     turns: list[Turn] = field(default_factory=list)
     answer: str | None = None
     number: int = field(default_factory=lambda: next(_NUMBERS))
@@ -199,9 +227,9 @@ class _Rollout:
             self.index,
             self.seed,
             prompt_ids=tuple(prompt),
-            completion_ids=tuple(self.ids),
-            action_mask=tuple(self.mask),
-            old_logprobs=tuple(self.logprobs),
+            completion_ids=tuple(self.completion.ids),
+            action_mask=tuple(self.completion.mask),
+            old_logprobs=tuple(self.completion.logprobs),
             turns=tuple(self.turns),
             stop_reason=stop,
             answer=self.answer,
@@ -217,7 +245,7 @@ class _Rollout:
         results: tuple[ToolResult, ...] = ()
         limits = self.limits
         for turn in range(limits.max_turns):
-            budget = min(limits.max_turn_tokens, limits.max_tokens - len(self.ids))
+            budget = min(limits.max_turn_tokens, limits.max_tokens - len(self.completion.ids))
             if budget <= 0:
                 return StopReason.TOKEN_LIMIT
             start = time.perf_counter()
@@ -226,24 +254,23 @@ class _Rollout:
                 self.task,
                 self.number,
                 turn,
-                prompt + self.ids,
+                prompt + self.completion.ids,
                 seed,
                 budget,
                 self.temperature,
                 results,
                 self.codec.format,
             )
-            sample = await self.policy.sample(request)
-            end = self.codec.turn_end(sample.ids)
-            ids = sample.ids[:end]
-            self._append(ids, 1, sample.logprobs[:end])
-            span = len(self.ids) - len(ids), len(self.ids)
-            self.turns.append(Turn(self.codec.decode(ids), span, seconds=time.perf_counter() - start))
-            if end is None:
+            said, ended, closings = await self._sampled(request)
+            span = self.completion.extended(said)
+            closings = tuple((span[0] + i, span[0] + j) for i, j in closings)
+            text, seconds = self.codec.decode(said.ids), time.perf_counter() - start
+            self.turns.append(Turn(text, span, seconds=seconds, closings=closings))
+            if not ended:
                 return (
                     StopReason.TRUNCATED_TURN if budget == limits.max_turn_tokens else StopReason.TOKEN_LIMIT
                 )
-            parsed = self.codec.parse(ids)
+            parsed = self.codec.parse(said.ids, request.ids)
             if not parsed.calls and not parsed.errors:
                 self.answer = final_answer(parsed.text)
                 return StopReason.ANSWER
@@ -254,12 +281,32 @@ class _Rollout:
                 self._observe(results, last=turn + 2 == limits.max_turns)
         return StopReason.TURN_LIMIT
 
-    def _append(self, ids: list[int], mask: int, logprobs: list[float]) -> None:
-        self.ids += ids
-        self.mask += [mask] * len(ids)
-        self.logprobs += logprobs
+    async def _sampled(self, request: Request) -> tuple[Completion, bool, list[tuple[int, int]]]:
+        """One turn, whether it ended, and where in it the loop has ended a thought that was too long.
+
+        Where thoughts are bounded it is sampled in pieces that no thought can outgrow.
+        """
+        said, closings, limit = Completion(), [], self.limits.max_thought
+        while (room := request.max_new_tokens - len(said.ids)) > 0:
+            thought = self.codec.thought_length(said.ids, request.ids) if limit else 0
+            if limit and thought >= limit:
+                closings.append(said.observed(self.codec.closing[:room]))
+                continue
+            piece = replace(request, ids=request.ids + said.ids, begun=len(said.ids))
+            if limit:
+                seed = (*request.seed, piece.begun) if piece.begun else request.seed
+                piece = replace(piece, seed=seed, max_new_tokens=min(room, limit - thought))
+            sample = await self.policy.sample(piece)
+            said.sampled(sample.ids, sample.logprobs)
+            end = self.codec.turn_end(said.ids, request.ids)
+            if end is not None or len(sample.ids) < piece.max_new_tokens:  # an engine may have a limit too
+                return said.until(end), end is not None, closings
+        return said, False, closings
 
     async def _call(self, call: ToolCall) -> ToolResult:
+        valid = check_call(call, tools_of(self.environment)) is None
+        if valid and (problem := self.outages.problem(call)):
+            return malformed(problem, call)
         result = await run_call(
             call, self.environment, timeout_s=self.limits.tool_timeout_s, cache=self.cache
         )
@@ -272,8 +319,9 @@ class _Rollout:
         texts = [r.observation for r in results]
         if last:
             texts[-1] += f"\n{LAST_TURN}"
-        ids = self.codec.observation_ids(texts)[: self.limits.max_tokens - len(self.ids)]
-        self._append(ids, 0, [0.0] * len(ids))
+        before = self.completion.ids
+        ids = self.codec.observation_ids(texts, before, [r.name for r in results])
+        self.completion.observed(ids[: self.limits.max_tokens - len(before)])
 
     async def _own_reward(self) -> dict[str, float | None]:
         """What the environment itself gives; None where it fails or is no finite number."""
@@ -286,6 +334,8 @@ class _Rollout:
 
 
 def _verdict(task: Task, trajectory: Trajectory) -> Score:
+    if trajectory.stop_reason is StopReason.TIME_LIMIT:  # a slow machine is not the policy's fault
+        return Score(None, OUT_OF_TIME)
     if trajectory.answer is None:
         return Score(0.0, f"no answer ({trajectory.stop_reason.value})")
     try:

@@ -1,11 +1,9 @@
 """What a policy is asked and what it returns. Leaves out the engines (policies)."""
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from agentkit.records import EngineError as EngineError
 from agentkit.records import Task, ToolResult
@@ -29,6 +27,7 @@ class Request:
     temperature: float  # 0 is greedy
     results: tuple[ToolResult, ...] = ()
     tool_format: str = "hermes"
+    begun: int = 0  # trailing ids that belong to this turn already, where it is sampled in pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,13 @@ class Policy(ABC):
     def sync(self, model: Any) -> None:  # noqa: B027
         """Take over the trained model's weights, and forget what was computed with the old ones."""
 
+    def sleep(self) -> None:  # noqa: B027
+        """Give back what memory it can spare until the next request or sync."""
+
     def close(self) -> None:  # noqa: B027
         """Give back what the engine holds; the policy samples no more."""
 
-    def __enter__(self) -> Policy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

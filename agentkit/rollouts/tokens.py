@@ -34,7 +34,7 @@ class Token:
 
     id: int
     text: str  # "" where the character goes on in the next token
-    source: str  # prompt, model (inside a turn's span) or observation (after one)
+    source: str  # prompt, model (sampled in a turn) or observation (what the loop appended)
     mask: int = 0  # action_mask: 1 is trained on; 0 in the prompt
     turn: int | None = None  # 0-based; None in the prompt
     old_logprob: float | None = None  # at sampling, nats; None where mask is 0
@@ -102,6 +102,8 @@ def _sources(trajectory: Trajectory) -> list[tuple[int | None, str]]:
                 f"turn {number} spans [{start}, {end}) of {length} completion tokens: the record is damaged."
             )
         sources[start:] = [(number, "model")] * (end - start) + [(number, "observation")] * (length - end)
+        for first, last in turn.closings:  # the loop's words: nothing there was sampled
+            sources[first:last] = [(number, "observation")] * (min(last, end) - first)
     return sources
 
 

@@ -8,8 +8,10 @@ from agentkit.runs.files import (
     append_jsonl,
     cut_jsonl,
     digest,
+    disk_remedy,
     encode_json,
     numbered_rows,
+    open_file,
     parse_json,
     read_json,
     read_jsonl,
@@ -19,7 +21,9 @@ from agentkit.runs.files import (
     write_json,
     write_jsonl,
     write_table,
+    writing,
 )
+from agentkit.runs.recipe import Recipe, RecipeError, find_file, read_recipe
 from agentkit.runs.run import (
     Run,
     check_name,
@@ -30,8 +34,8 @@ from agentkit.runs.run import (
     secure,
     versions,
 )
+from agentkit.runs.schemas import SPLITS, fault
 from agentkit.runs.stored import (
-    SPLITS,
     read_tasks,
     read_trajectories,
     task_problem,
@@ -41,9 +45,10 @@ from agentkit.runs.stored import (
 )
 
 __all__ = [
-    "SPLITS", "Run", "RunError", "append_jsonl", "check_name", "cut_jsonl", "default_folder", "digest",
-    "encode_json", "git_state", "load_run", "numbered_rows", "parse_json", "project_root", "read_json",
-    "read_jsonl", "read_rows", "read_tasks", "read_trajectories", "secure", "task_problem", "trajectory_from",
-    "user_cache", "versions", "write_bytes", "write_json", "write_jsonl", "write_table", "write_tasks",
-    "write_trajectories",
+    "Recipe", "RecipeError", "Run", "RunError", "SPLITS", "append_jsonl", "check_name", "cut_jsonl",
+    "disk_remedy", "fault", "open_file", "writing",
+    "default_folder", "digest", "encode_json", "find_file", "git_state", "load_run", "numbered_rows",
+    "parse_json", "project_root", "read_json", "read_jsonl", "read_recipe", "read_rows", "read_tasks",
+    "read_trajectories", "secure", "task_problem", "trajectory_from", "user_cache", "versions", "write_bytes",
+    "write_json", "write_jsonl", "write_table", "write_tasks", "write_trajectories",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import pandas as pd
 import yaml
 
 from agentkit.records import RecipeError, RunError
-from agentkit.runs import Run, project_root
+from agentkit.runs import Run, open_file, project_root
 from agentkit.runs.recipe import Recipe
 
 PHASES = (
@@ -28,6 +28,7 @@ PHASES = (
     "Final evaluation",
     "Everything else",
 )
+_SECONDS = ("rollout", "evaluation", "update", "demonstration", "other")
 TIMINGS = ("rollout_seconds", "update_seconds", "val_seconds")  # of train/metrics.jsonl, phases 1 to 3
 
 
@@ -41,6 +42,7 @@ class Rates:
     demonstration: float  # forward and backward pass of one demonstration of the cold start
     other: float  # a run: building tasks, diagnostics, loading models
     source: str  # where these figures come from
+    device: str = "GPU"  # or CPU, which nobody rents by the hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +62,37 @@ def read_prices(path: str | Path | None = None) -> Prices:
     """Read the prices; by default params/prices.yaml of the project. Raises RecipeError."""
     path = project_root() / "params" / "prices.yaml" if path is None else Path(path)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            values = yaml.safe_load(file)
         rates = {model: Rates(**seconds) for model, seconds in values.pop("rates").items()}
         prices = Prices(**values, rates=rates)
-        prices.rates_of("default")
+        numbers = [*prices.providers.values()] + [getattr(prices.rates_of("default"), n) for n in _SECONDS]
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError("a price or a rate is no number")
     except OSError as error:
         raise RecipeError(
             f"{path} cannot be read ({error.strerror}). Name a price file with --prices."
         ) from None
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise RecipeError(f"{path} is no price file ({why}). Write it like params/prices.yaml.") from None
     return prices
 
 
 # ---- from a recipe
-def counts(recipe: Recipe) -> dict[str, int]:
-    """How many trajectories a recipe asks for, by what for."""
+def counts(recipe: Recipe, n_test: int = 0) -> dict[str, int]:
+    """How many trajectories a recipe asks for, by what for; ``n_test`` is a test that is known."""
     test, validation, train = (round(recipe.n_tasks * share) for share in (0.15, 0.15, 0.70))
+    recipe, test = recipe.planned(train), n_test or test
     batch = recipe.prompts_per_step * recipe.group_size
+    shown = min(train, recipe.sft_tasks or train)
     evaluated = test * (recipe.test_samples + 1)  # the samples, and once greedily
     return {
-        "demonstrations": train * recipe.sft_transcripts * recipe.sft_epochs if recipe.sft else 0,
-        "baseline": evaluated,
-        "rollouts": math.ceil(recipe.steps / recipe.num_iterations) * batch,
-        "updates": recipe.steps * batch,
+        "demonstrations": shown * recipe.sft_transcripts * recipe.sft_epochs if recipe.sft else 0,
+        "baseline": evaluated * (2 if recipe.measure_base and recipe.sft else 1)
+        + train * recipe.filter_rollouts,
+        "rollouts": math.ceil(recipe.steps / recipe.num_iterations / recipe.minibatches) * batch,
+        "updates": recipe.steps * batch // recipe.minibatches,
         "validation": validations(recipe) * min(recipe.val_tasks, validation) * recipe.val_samples,
         "final": evaluated,
     }
@@ -95,9 +103,9 @@ def validations(recipe: Recipe) -> int:
     return 1 + math.ceil(recipe.steps / recipe.val_every)
 
 
-def forecast(recipe: Recipe, rates: Rates) -> dict[str, float]:
+def forecast(recipe: Recipe, rates: Rates, n_test: int = 0) -> dict[str, float]:
     """Device seconds of each phase."""
-    n = counts(recipe)
+    n = counts(recipe, n_test)
     seconds = (
         n["demonstrations"] * rates.demonstration + n["baseline"] * rates.evaluation,
         n["rollouts"] * rates.rollout,
@@ -119,22 +127,25 @@ def actual(run: Run) -> dict[str, float]:
         spent |= dict(zip(PHASES[1:4], training.values(), strict=True))
         rest = max(0.0, stages.get("03_grpo", 0.0) - sum(training.values()))
         spent[PHASES[5]] = stages.get("01_tasks", 0.0) + stages.get("04_diagnostics", 0.0) + rest
-    devices = recipe_of(run).processes
-    return {phase: spent[phase] * devices for phase in PHASES if spent.get(phase) is not None}
+    fallback, by_phase = recipe_of(run).processes, {PHASES[0]: "02_baseline", PHASES[4]: "05_compare"}
+    used = {name: stage.get("devices", fallback) for name, stage in run.manifest["stages"].items()}
+    devices = {phase: used.get(by_phase.get(phase, "03_grpo"), fallback) for phase in PHASES}
+    return {phase: spent[phase] * devices[phase] for phase in PHASES if spent.get(phase) is not None}
 
 
 def measured_rates(run: Run) -> Rates:
     """Rates measured on a run with its own recipe. Raises RunError when it has not trained yet."""
     spent, recipe = actual(run), recipe_of(run)
     metrics = _training_metrics(run)
-    steps = int(metrics["rollout_seconds"].notna().sum())
+    steps = int(metrics["rollout_seconds"].notna().sum())  # that sampled; others train on the same rollouts
     if not steps:
         raise RunError(
             f"{run.path} has no finished training step to measure a rate on. Run notebook 03 first."
         )
     batch = recipe.prompts_per_step * recipe.group_size
-    n, validated = counts(recipe), int(metrics["val_seconds"].notna().sum())
-    rollout = evaluation = spent[PHASES[1]] / (math.ceil(steps / recipe.num_iterations) * batch)
+    n_test = sum(task.split == "test" for task in run.tasks) if run.file("tasks.jsonl").exists() else 0
+    n, validated = counts(recipe, n_test), int(metrics["val_seconds"].notna().sum())
+    rollout = evaluation = spent[PHASES[1]] / (steps * batch)
     if PHASES[4] in spent:
         evaluation = spent[PHASES[4]] / n["final"]
     elif validated:
@@ -143,11 +154,19 @@ def measured_rates(run: Run) -> Rates:
     return Rates(
         rollout=rollout,
         evaluation=evaluation,
-        update=spent[PHASES[2]] / (steps * batch),
+        update=spent[PHASES[2]] / (steps * recipe.num_iterations * batch),
         demonstration=cold_start / n["demonstrations"] if n["demonstrations"] else 0.0,
         other=spent[PHASES[5]],
         source=f"measured on {run.path.name}, {steps} steps with processes: {recipe.processes}",
+        device=device_of(run),
     )
+
+
+def device_of(run: Run) -> str:
+    """Whether a run was made on a CPU or on GPUs, as far as its version of torch and its model tell."""
+    if str(run.manifest["versions"].get("torch")).endswith("+cpu"):
+        return "CPU"
+    return read_prices().rates_of(recipe_of(run).model).device
 
 
 def recipe_of(run: Run) -> Recipe:
@@ -157,10 +176,9 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def _training_metrics(run: Run) -> pd.DataFrame:
-    """Step and timings of train/metrics.jsonl, a resumed step counted once; empty before the first step."""
+    """Step and timings of train/metrics.jsonl; empty before the first step."""
     metrics = run.metrics if run.file("train", "metrics.jsonl").exists() else pd.DataFrame()
-    metrics = metrics.reindex(columns=("step", *TIMINGS)).apply(pd.to_numeric, errors="coerce")
-    return metrics.drop_duplicates("step", keep="last")
+    return metrics.reindex(columns=("step", *TIMINGS)).astype(float)
 
 
 def _training_seconds(run: Run) -> dict[str, float]:
@@ -173,8 +191,13 @@ def _training_seconds(run: Run) -> dict[str, float]:
 
 # ---- tables
 def phase_table(seconds: Mapping[str, float], devices: int = 4) -> pd.DataFrame:
-    """Device-hours of each phase and their wall clock on ``devices`` devices, with the sum of the run."""
+    """GPU-hours of each phase and their wall clock on ``devices`` GPUs, with the sum of the run.
+
+    Of 0 GPUs, the time on a CPU.
+    """
     rows = [*seconds.items(), ("Run total", sum(seconds.values()))]
+    if not devices:
+        return pd.DataFrame([(name, duration(s)) for name, s in rows], columns=("Phase", "On one CPU"))
     columns = ("Phase", "GPU-hours", f"Wall clock ({devices} GPU{'s' * (devices > 1)})")
     return pd.DataFrame([(name, hours(s / 3600), duration(s / devices)) for name, s in rows], columns=columns)
 

@@ -12,13 +12,30 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from agentkit.records import RunError
+import psutil
+
+from agentkit.records import AgentkitError, DiskError, RunError
+
+_ROOM = "Make room there and run the same again: it goes on from what is kept."
+_RIGHTS = "Name another folder, or change its rights."
+_REMEDIES = {
+    "No space left": _ROOM,
+    "disk is full": _ROOM,  # SQLite's words
+    "quota exceeded": _ROOM,
+    "File too large": f"Raise the limit on the size of files (ulimit -f). {_ROOM}",
+    "Read-only file system": _RIGHTS,
+    "Permission denied": _RIGHTS,
+    "Operation not permitted": _RIGHTS,
+}
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def user_cache(name: str) -> Path:
@@ -26,20 +43,58 @@ def user_cache(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / name
 
 
+def machine_memory() -> int:
+    """Bytes of memory that this process may have: the machine's, or the least that its cgroups allow."""
+    limits = [psutil.virtual_memory().total]
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kinds, group = line.split(":", 2)
+            if kinds and "memory" not in kinds.split(","):
+                continue
+            root, name = (CGROUPS / "memory", "memory.limit_in_bytes") if kinds else (CGROUPS, "memory.max")
+            folder = root / group.lstrip("/")
+            for place in (folder, *folder.parents):
+                with suppress(OSError, ValueError):  # none there, or the word max
+                    limits.append(int((place / name).read_text()))
+    return min(limits)
+
+
+def disk_remedy(error: BaseException) -> str:
+    """What to do where a disk refused a write, whichever library says so; "" where it is another fault."""
+    return next((remedy for words, remedy in _REMEDIES.items() if words in str(error)), "")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes the folder of a file that is written. Raises DiskError with the file and the remedy."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        yield
+    except AgentkitError:
+        raise
+    except Exception as error:
+        remedy = disk_remedy(error)  # libraries have errors of their own for a full disk
+        if not (remedy or isinstance(error, OSError)):
+            raise
+        why = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
+        raise DiskError(f"{path} cannot be written ({why}). {remedy or 'Name another place.'}") from None
+
+
 def write_bytes(path: str | Path, data: bytes) -> Path:
     """Write a file atomically (temporary name, fsync, rename), readable by its owner only."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mkstemp creates it 0600
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with writing(path):
+        # mkstemp creates it 0600
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:200]}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
     return path
 
 
@@ -67,12 +122,21 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def open_file(path: str | Path) -> BinaryIO:
+    """A file to read. Raises OSError for a pipe, socket or device too, which one would wait for."""
+    kind = os.stat(path).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
+    return open(path, "rb")  # noqa: SIM115
+
+
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_file(path) as file:
+            return file.read()
     except FileNotFoundError:
         raise RunError(f"{path} does not exist. Run the notebook that writes it first.") from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+    except (OSError, ValueError, MemoryError) as error:  # ValueError: a name with a NUL
         why = getattr(error, "strerror", None) or error
         raise RunError(
             f"{path} cannot be read ({why}). Restore it or run the stage that writes it."
@@ -100,24 +164,28 @@ def append_jsonl(path: str | Path, row: dict) -> None:
     line.
 
     Raises:
-        OSError: the disk took none or only part of the line, such as when it is full; the file is then as it
-            was before.
+        DiskError: the disk took none or only part of the line, such as when it is full; the file is then as
+            it was before.
     """
     path, line = Path(path), encode_json(row)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # else a tear after the look at the tail would swallow the line
-        size = os.fstat(handle).st_size
-        torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-        if torn:
-            line = b"\n" + line
-        if os.write(handle, line) != len(line):
-            os.ftruncate(handle, size)
-            raise OSError(errno.ENOSPC, "the disk took only part of a line, which was taken back", str(path))
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with writing(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # else a tear after the look at the tail swallows the line
+            _append(handle, line)
+        finally:
+            os.close(handle)
+
+
+def _append(handle: int, line: bytes) -> None:
+    size = os.fstat(handle).st_size
+    torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
+    if torn:
+        line = b"\n" + line
+    if os.write(handle, line) != len(line):
+        os.ftruncate(handle, size)
+        raise OSError(errno.ENOSPC, "No space left for the whole line, which was taken back")
+    os.fsync(handle)
 
 
 def cut_jsonl(path: str | Path, step: int) -> int:
@@ -248,4 +316,5 @@ def parquet_rows(path: Path, what: str = "readable Parquet file", way: str = "Co
 
 def digest(path: str | Path) -> str:
     """SHA-256 of a file, first 16 hex digits."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]

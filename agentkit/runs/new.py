@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from agentkit.records import RecipeError
+from agentkit.runs.files import write_bytes
 from agentkit.runs.run import project_root
 
 
@@ -27,5 +28,5 @@ def new_lab(name: str) -> tuple[Path, Path]:
         example = folder / f"example{path.suffix}"
         if not example.exists():
             raise RecipeError(f"there is no {example}: call agentkit from inside the project's folder")
-        path.write_text(example.read_text(encoding="utf-8").replace("example.py", lab.name), encoding="utf-8")
+        write_bytes(path, example.read_bytes().replace(b"example.py", lab.name.encode()))
     return recipe, lab

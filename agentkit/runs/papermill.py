@@ -1,32 +1,40 @@
 """What papermill does with a path in outputs/: it makes the run folder and names it to the notebook.
 
-Papermill finds it through the entry point "papermill.io" in pyproject.toml. Leaves out paths elsewhere: their
-folder must exist, and ``-p run FOLDER`` names it.
+Papermill finds it through the entry point "papermill.io" in pyproject.toml, whatever the path. Leaves out
+paths elsewhere: their folder must exist, and ``-p run FOLDER`` names it.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentkit.runs.run import RUN_VARIABLE
 
 
-class OutputsHandler:
-    """Papermill's own handler of files, for notebooks executed into a run folder."""
+def __getattr__(name: str) -> Any:
+    """HANDLER: papermill's own handler of local files, so that a run folder may be written in any way.
 
-    def __getattr__(self, name: str) -> Any:
-        from papermill.iorw import LocalHandler  # papermill imports this module while it is imported itself
+    A path may be absolute, or relative to any folder (``./outputs/a``, ``../outputs/a``), and papermill
+    chooses handlers by how a path begins. Made when papermill asks: it does so while it is itself imported.
+    """
+    if name != "HANDLER":
+        raise AttributeError(name)
+    from papermill.iorw import papermill_io
 
-        return getattr(LocalHandler(), name)
+    local = papermill_io.get_handler("local")
+    local.write = partial(_write, local)
+    return local
 
-    def write(self, text: str, path: str) -> None:
-        """Write the notebook. Papermill does so before it starts the kernel, which inherits the variable."""
-        folder = Path(path).resolve().parent
+
+def _write(local: Any, text: str, path: str) -> None:
+    """Write the notebook. Papermill does so before it starts the kernel, which inherits the variable."""
+    start = local.cwd(None)  # the folder papermill was called in, also where --cwd names another
+    local.cwd(start)
+    folder = Path(start or "", path).resolve().parent
+    if "outputs" in folder.parts:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ[RUN_VARIABLE] = str(folder)
-        self.__getattr__("write")(text, path)
-
-
-HANDLER = OutputsHandler()
+    type(local).write(local, text, path)

@@ -8,6 +8,7 @@ families, verifiers and rewards of one's own stand in a lab file (agentkit.lab).
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import difflib
@@ -21,11 +22,20 @@ from typing import Any
 import yaml
 
 from agentkit.records import RecipeError
+from agentkit.runs.files import open_file
 from agentkit.runs.run import project_root
 
-REWARDS = ("plan", "none", "toolrl", "toolrla", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver")
+REWARDS = (
+    *("plan", "none", "toolrl", "toolrla", "image", "tcr", "tcr_paper"),
+    *("drawing", "ordebug", "ordebug_solver"),
+)
 LOSSES = ("grpo", "dapo", "dr_grpo", "bnpo", "cispo")
-MISMATCH = ("off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+MISMATCH = (
+    "auto",
+    "off",
+    *(f"{level}_{kind}" for level in ("token", "sequence", "geometric") for kind in ("truncate", "mask")),
+)
+TOOL_FORMATS = ("auto", "hermes", "qwen3_coder", "llama3", "search_r1", "glm", "lfm2", "gemma4")
 ADVANTAGES = (
     "group",
     "dr_grpo",
@@ -38,12 +48,20 @@ ADVANTAGES = (
     "step",
 )
 CONTROLS = ("sft_more", "rft", "hindsight")
-FILES = ("lab", "tasks", "transcripts")  # keys that name a file, relative to the recipe
+FILES = (
+    "lab",
+    "tasks",
+    "transcripts",
+    "chat_template",
+    "gaia",
+)  # keys that name a file, relative to the recipe
 CHOICES = {  # of keys that take one of a few words
     "variety": ("plain", "wide"),
-    "tool_format": ("auto", "hermes", "qwen3_coder", "llama3", "search_r1"),
+    "tool_format": TOOL_FORMATS,
+    "thinking": ("kept", "cut", "dropped"),
     "engine": ("transformers", "vllm", "server", "unsloth"),
-    "weight_sync": ("merged", "lora"),
+    "precision": ("auto", "float32", "bfloat16"),
+    "weight_sync": ("auto", "merged", "lora"),
     "lr_schedule": ("constant_with_warmup", "linear", "cosine"),
     "loss_type": LOSSES,
     "importance_level": ("token", "sequence"),
@@ -55,6 +73,7 @@ CHOICES = {  # of keys that take one of a few words
     "preflight": ("refuse", "warn", "off"),
     "report_to": ("none", "tensorboard", "wandb", "trackio"),
     "resume": ("auto", "never"),
+    "topology": ("auto", "colocate", "split"),
 }
 
 
@@ -78,27 +97,56 @@ class Recipe:
     families: str = _key("A,B,C", "task families, separated by commas", stages="1")
     n_tasks: int = _key(1200, "tasks in the suite, split 70/15/15", 20, 50_000, stages="1")
     variety: str = _key("plain", "kinds of questions: plain, or wide for more of them", stages="1")
+    new_templates: str = _key(
+        "", "templates only the test has, such as A total4, with commas; reported apart", stages="1"
+    )
     suite_seed: int = _key(0, "of the suite, so that seeds share one test", 0, 2**31 - 1, stages="1")
-    tasks: str = _key("", "a given tasks.jsonl in place of families, split where it is not", stages="1")
+    tasks: str = _key(
+        "", "in place of families: a tasks.jsonl, or a public data set such as gsm8k", stages="1"
+    )
     # the agent and its rollouts
     model: str = _key("nano", "the agent: nano, a model folder or a hub name", stages="235")
     max_turns: int = _key(10, "policy calls in one trajectory", 1, 100, stages="235")
-    max_turn_tokens: int = _key(128, "tokens sampled in one turn", 4, 32_768, stages="235")
-    max_tokens: int = _key(1024, "completion tokens, tool replies included", 16, 131_072, stages="235")
+    max_turn_tokens: int = _key(1024, "tokens sampled in one turn", 4, 32_768, stages="235")
+    max_tokens: int = _key(8192, "completion tokens, tool replies included", 16, 131_072, stages="235")
+    max_prompt_tokens: int = _key(
+        0, "tokens of a prompt; tasks with a longer one are left out; 0: no limit", 0, 131_072, stages="235"
+    )
     top_k: int = _key(3, "passages the search tool returns", 1, 20, stages="1235")
     tool_format: str = _key(
-        "auto",
-        "how the agent writes tool calls: auto, hermes, qwen3_coder, llama3 or search_r1",
+        "auto", "how the agent writes tool calls: " + ", ".join(TOOL_FORMATS), stages="235"
+    )
+    chat_template: str = _key(
+        "", "a file, the name of one that TRL ships, or training; empty: the model's own", stages="235"
+    )
+    template_arguments: str = _key(
+        "", "what the chat template is called with, such as enable_thinking=false", stages="235"
+    )
+    thinking: str = _key(
+        "kept",
+        "thoughts: kept as sampled, or cut (the loop ends those that reach max_thought_tokens); dropped is "
+        "refused with the reason",
         stages="235",
     )
+    max_thought_tokens: int = _key(512, "thinking cut: tokens of one thought", 1, 32_768, stages="235")
     tool_timeout_s: float = _key(
         10.0, "seconds a tool call may take, where the tool declares no limit", 0.1, 3600, stages="235"
     )
+    trajectory_timeout_s: float = _key(
+        600.0, "seconds of wall clock for one trajectory; a longer one is not scored", 1, 86_400, stages="235"
+    )
     max_observation: int = _key(
-        500, "tokens of one tool reply; longer ones are cut", 16, 32_768, stages="235"
+        500, "tokens of one tool reply; longer ones are cut (Search-R1's limit)", 16, 32_768, stages="235"
     )
     tool_cache: str = _key(
         "", "file of answers of pure tools; empty means the user's cache folder, off means none", stages="235"
+    )
+    tool_failures: float = _key(
+        0.0,
+        "chance that a tool call fails for the moment; the same call repeated may work",
+        0,
+        0.9,
+        stages="235",
     )
     temperature: float = _key(0.7, "of sampling, in training and evaluation", 0.05, 2.0, stages="235")
     max_batch: int = _key(128, "trajectories sampled together", 1, 4096, stages="235")
@@ -110,9 +158,12 @@ class Recipe:
     server_urls: str = _key(
         "", "engine server: its replicas, separated by commas, such as http://localhost:8000", stages="235"
     )
+    precision: str = _key(
+        "auto", "of the weights: float32, bfloat16, or auto: bfloat16 on a GPU, else float32", stages="235"
+    )
     weight_sync: str = _key(
-        "merged",
-        "how vllm and servers get trained weights: merged (all, in place) or lora (the adapter)",
+        "auto",
+        "how vllm and servers get weights: merged (all), lora (the adapter); auto: lora in bfloat16",
         stages="235",
     )
     sync_threshold: float = _key(
@@ -123,7 +174,11 @@ class Recipe:
         stages="235",
     )
     engine_memory: float = _key(
-        0.3, "engines vllm and unsloth: share of the GPU's memory", 0.01, 0.99, stages="235"
+        0.3,
+        "share of the GPU's memory for the engine; transformers: for keys and values",
+        0.01,
+        0.99,
+        stages="235",
     )
     load_in_4bit: bool = _key(
         False, "engine unsloth: base weights in 4 bits while training; needs bitsandbytes"
@@ -135,6 +190,7 @@ class Recipe:
     )
     # 02 baseline
     sft: bool = _key(False, "fine-tune the agent on demonstrations first", stages="235")
+    sft_tasks: int = _key(0, "training tasks that are demonstrated; 0 is all", 0, 1_000_000, stages="2")
     sft_transcripts: int = _key(2, "demonstrations for each training task", 1, 64, stages="2")
     sft_epochs: int = _key(1, "passes over the demonstrations", 1, 50, stages="2")
     sft_learning_rate: float = _key(1e-4, "peak learning rate of the cold start", 0, 1, stages="2")
@@ -146,15 +202,29 @@ class Recipe:
     flaw_malformed: float = _key(0.0, "chance of a malformed call before the right one", 0, 1, stages="2")
     test_samples: int = _key(4, "sampled trajectories for each test task", 1, 64, stages="25")
     transcripts: str = _key("", "messages data set to imitate in place of the scripted expert", stages="2")
+    filter_rollouts: int = _key(
+        0, "rollouts of each training task; what none or all solve is left out; 0 is off, 8 GRPO-TCR's",
+        0, 64, stages="235",
+    )  # fmt: skip
     measure_base: bool = _key(False, "measure the agent before its cold start too: base, SFT, RL", stages="2")
     # 03 GRPO
     train_difficulty: str = _key("", "easy, medium or hard tasks only, with commas; empty: all", stages="35")
     steps: int = _key(200, "optimiser steps", 1, 100_000)
+    epochs: int = _key(
+        0,
+        "passes over the training tasks; of these and steps, unless that is 200, the fewer; 0: steps",
+        0,
+        1000,
+    )
     prompts_per_step: int = _key(8, "groups in one step", 1, 4096)
     group_size: int = _key(8, "trajectories in a group, G", 2, 256)
     micro_batch: int = _key(8, "trajectories in one forward and backward pass", 1, 1024)
-    num_iterations: int = _key(1, "optimiser steps on each batch of rollouts", 1, 16)
-    learning_rate: float = _key(1e-6, "of GRPO", 0, 1)
+    micro_batch_tokens: int = _key(
+        0, "tokens in one such pass, the longest first, in place of micro_batch; 0 is off", 0, 2**24
+    )
+    minibatches: int = _key(1, "optimiser steps that one batch of rollouts is split into", 1, 1024)
+    num_iterations: int = _key(1, "passes over each batch of rollouts", 1, 16)
+    learning_rate: float = _key(1e-5, "of GRPO, for LoRA", 0, 1)
     lr_schedule: str = _key(
         "constant_with_warmup", "of GRPO: constant_with_warmup, linear or cosine (both end at zero)"
     )
@@ -170,8 +240,13 @@ class Recipe:
     dual_clip: float = _key(
         0.0, "cap of the ratio where the advantage is negative, 3 is usual; 0 is off", 0, 1000
     )
-    mismatch: str = _key("off", "weights where engine and trainer disagree: " + ", ".join(MISMATCH))
+    mismatch: str = _key(
+        "auto",
+        "weights where engine and trainer disagree: " + ", ".join(MISMATCH) + "; auto: token_truncate where "
+        "they can (half precision, or an engine with weights of its own)",
+    )
     mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
+    mismatch_floor: float = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5", 0, 1)
     share_prefixes: bool = _key(True, "compute what trajectories have in common once: as exact, and faster")
     lora_r: int = _key(16, "LoRA rank", 1, 1024, stages="23")
     lora_alpha: int = _key(32, "LoRA scale", 1, 4096, stages="23")
@@ -180,7 +255,9 @@ class Recipe:
         "sum", "how weighted components become one number: sum or product", stages="35"
     )
     reward_correctness: float = _key(1.0, "plan: weight of the verifier's verdict", -100, 100, stages="35")
-    reward_format: float = _key(0.1, "plan: weight of the share of valid tool calls", -100, 100, stages="35")
+    reward_format: float = _key(
+        0.1, "plan: weight of the share of tool calls that ran", -100, 100, stages="35"
+    )
     reward_efficiency: float = _key(1.0, "plan: weight of -0.02 a turn when correct", -100, 100, stages="35")
     reward_process: float = _key(
         0.0, "weight of the share of subgoals reached; 0 leaves it out", -100, 100, stages="35"
@@ -221,6 +298,9 @@ class Recipe:
         "what GRPO is compared with besides, at its compute: sft_more, rft, hindsight; with commas",
         stages="5",
     )
+    gaia: str = _key(
+        "", "a further test: the folder with GAIA's files, or hub; empty is none (agentkit gaia)", stages="5"
+    )
     preflight: str = _key("refuse", "look before training: refuse a hopeless run, warn only, or off")
     report_to: str = _key(
         "none", "where metrics go besides the run folder: none, tensorboard, wandb or trackio"
@@ -235,10 +315,24 @@ class Recipe:
     save_every: int = _key(
         5, "steps between checkpoints; 0 writes one only when training is stopped", 0, 100_000
     )
+    until_solved: bool = _key(False, "end training once every task of a step was solved by some rollout")
     patience: int = _key(
         0, "validations without improvement before training ends early; 0 is never", 0, 100_000
     )
-    processes: int = _key(1, "processes that train together, one a GPU", 1, 1024)
+    # drawing: single-task training
+    drawings: str = _key("lines", "tasks to solve one by one: lines, 12, 16, 20, 25, with commas", stages="d")
+    methods: str = _key("grpo,her,hybrid", "how to train until a drawing is solved, with commas", stages="d")
+    n_seeds: int = _key(1, "seeds for each drawing and method, from seed on", 1, 100, stages="d")
+    # several GPUs
+    gpus: str = _key("auto", "GPUs to use: auto (all that are visible) or a number", stages="235")
+    topology: str = _key(
+        "auto",
+        "colocate (every GPU rolls out and trains), split (servers roll out, the others train), or auto",
+    )
+    processes: int = _key(
+        1, "processes that train together, one a GPU; left out where GPUs are visible: all", 1, 1024
+    )
+    replicas: int = _key(0, "topology split: servers that roll out; 0 is half of the GPUs", 0, 1024)
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @classmethod
@@ -253,7 +347,14 @@ class Recipe:
         recipe = cls(
             **{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values)
         )
-        for check in (_check_clipping, _check_engine, _check_reward_and_controls, _check_batch):
+        _template_arguments(recipe.template_arguments)
+        for check in (
+            _check_clipping,
+            _check_engine,
+            _check_reward_and_controls,
+            _check_batch,
+            _check_thinking,
+        ):
             check(recipe)
         return recipe
 
@@ -266,16 +367,14 @@ class Recipe:
     def from_notebook(cls, namespace: Mapping[str, Any]) -> Recipe:
         """Read the parameters a notebook defined, papermill's injected ones included.
 
-        Called right after the parameters cell: every plain value in the namespace must be a known key, so
-        that a misspelled parameter stops the notebook instead of being ignored.
+        Called right after the parameters cell: every plain value assigned there and since must be a known
+        key, so that a misspelled parameter stops the notebook instead of being ignored. What cells left
+        behind that ran before it, such as those of an earlier Run All, is not looked at.
         """
         plain = (str, int, float, bool, list, dict, type(None))
-        mine = {
-            n: v
-            for n, v in namespace.items()
-            if not n.startswith("_") and n not in _IPYTHON and isinstance(v, plain)
-        }
-        return cls.from_mapping({n: v for n, v in mine.items() if not n.startswith("PAPERMILL_")})
+        names = _assigned_since_parameters(namespace.get("In", [])) or set(namespace) - _IPYTHON
+        mine = {n: v for n, v in namespace.items() if n in names and isinstance(v, plain)}
+        return cls.from_mapping({n: v for n, v in mine.items() if not n.startswith(("_", "PAPERMILL_"))})
 
     @classmethod
     def keys(cls) -> dict[str, dataclasses.Field]:
@@ -284,8 +383,21 @@ class Recipe:
 
     @classmethod
     def keys_of(cls, stage: str) -> list[str]:
-        """Names of the keys that a notebook such as "02_baseline" is handed."""
-        return [name for name, key in cls.keys().items() if stage[1] in key.metadata["stages"]]
+        """Names of the keys that a notebook such as "02_baseline" or "drawing" is handed."""
+        letter = stage.removeprefix("0")[0]
+        return [name for name, key in cls.keys().items() if letter in key.metadata["stages"]]
+
+    def planned(self, n_tasks: int) -> Recipe:
+        """The recipe with ``epochs`` over so many training tasks as steps.
+
+        ``steps`` at its default is no limit: a notebook's parameters cell names it always.
+        """
+        if not self.epochs:
+            return self
+        batches = self.epochs * max(1, n_tasks // self.prompts_per_step)
+        steps = batches * self.minibatches * self.num_iterations
+        steps = steps if self.steps == self.keys()["steps"].default else min(steps, self.steps)
+        return dataclasses.replace(self, steps=steps, epochs=0, given=self.given | {"steps"})
 
     def used(self) -> dict[str, Any]:
         """The parameters that were set, defaults of the notebook included."""
@@ -307,6 +419,14 @@ class Recipe:
     def servers(self) -> list[str]:
         """The replicas of engine server."""
         return [url.strip() for url in self.server_urls.split(",") if url.strip()]
+
+    @property
+    def chat(self) -> tuple[str, dict[str, Any]]:
+        """The chat template, a file where there is one, and what it is called with."""
+        name = self.chat_template
+        with contextlib.suppress(RecipeError):
+            name = str(find_file(name)) if name else ""
+        return name, _template_arguments(self.template_arguments)
 
     @property
     def control_names(self) -> list[str]:
@@ -348,9 +468,15 @@ def _check_engine(recipe: Recipe) -> None:
             )
     if recipe.load_in_4bit and recipe.engine != "unsloth":
         raise RecipeError(f"load_in_4bit needs engine: unsloth, and engine is {recipe.engine!r}")
-    for name, value in (("deterministic", recipe.deterministic), ("processes above 1", recipe.processes > 1)):
-        if value and recipe.engine != "transformers":
-            raise RecipeError(f"{name} needs engine: transformers, and engine is {recipe.engine!r}")
+    if recipe.deterministic and recipe.engine != "transformers":
+        raise RecipeError(f"deterministic needs engine: transformers, and engine is {recipe.engine!r}")
+    if recipe.processes > 1 and recipe.engine == "unsloth":
+        raise RecipeError(
+            f"processes: {recipe.processes} is not for engine 'unsloth', which trains in one process on one "
+            "card here: leave processes out, or use engine: vllm, which samples as fast"
+        )
+    if not re.fullmatch(r"auto|[1-9]\d{0,3}", recipe.gpus):
+        raise RecipeError(f"gpus is {recipe.gpus[:40]!r}; use auto, or how many, such as 2")
 
 
 def _check_reward_and_controls(recipe: Recipe) -> None:
@@ -359,6 +485,11 @@ def _check_reward_and_controls(recipe: Recipe) -> None:
             raise RecipeError(
                 f"{name} is a weight of reward plan, not of reward {recipe.reward}: leave it out"
             )
+    if recipe.advantage == "gdpo" and recipe.reward_combine == "product":
+        raise RecipeError(
+            "advantage: gdpo normalises each component by itself and adds them up, so that reward_combine: "
+            "product would do nothing: use sum, or advantage: group"
+        )
     if unknown := set(recipe.control_names) - set(CONTROLS):
         raise RecipeError(
             f"controls names {min(unknown)[:60]!r}; use {', '.join(CONTROLS)}, or several with commas"
@@ -367,19 +498,76 @@ def _check_reward_and_controls(recipe: Recipe) -> None:
 
 def _check_batch(recipe: Recipe) -> None:
     rollouts = recipe.prompts_per_step * recipe.group_size
-    if rollouts % recipe.micro_batch:
+    size = 1 if recipe.micro_batch_tokens else recipe.micro_batch
+    if 0 < recipe.micro_batch_tokens < recipe.max_tokens:
         raise RecipeError(
-            f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}"
+            f"micro_batch_tokens {recipe.micro_batch_tokens} is less than max_tokens {recipe.max_tokens}, "
+            "which one trajectory may have: raise it, or lower max_tokens"
         )
-    if recipe.prompts_per_step % recipe.processes or rollouts // recipe.processes % recipe.micro_batch:
+    if rollouts % size:
+        raise RecipeError(
+            f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}; "
+            "micro_batch_tokens in its place takes any number"
+        )
+    if recipe.prompts_per_step % recipe.processes or rollouts // recipe.processes % size:
         raise RecipeError(
             f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that "
             "no group is split,"
             f" and micro_batch {recipe.micro_batch} the {rollouts // recipe.processes} trajectories of each"
         )
+    passes = rollouts // recipe.processes // size
+    if passes % recipe.minibatches:
+        raise RecipeError(
+            f"minibatches {recipe.minibatches} must divide the {passes} forward and backward passes of a "
+            "batch (prompts_per_step * group_size / processes / micro_batch): lower it, or micro_batch"
+        )
 
 
+def _check_thinking(recipe: Recipe) -> None:
+    if recipe.thinking == "dropped":
+        raise RecipeError(
+            "thinking: dropped would take a turn's thoughts out of what the next turns read, so that no one "
+            "sequence of tokens is what was sampled, and log-probabilities, mask and KL would be those of a "
+            "text that the agent never read. Use thinking: cut with max_thought_tokens, which bounds each "
+            "thought and stays exact, or template_arguments: enable_thinking=false, which many templates know"
+        )
+    if recipe.thinking == "cut" and recipe.max_thought_tokens >= recipe.max_turn_tokens:
+        raise RecipeError(
+            f"thinking: cut at max_thought_tokens {recipe.max_thought_tokens} does nothing where "
+            f"max_turn_tokens {recipe.max_turn_tokens} ends the turn first: lower the one or raise the other"
+        )
+
+
+def _template_arguments(text: str) -> dict[str, Any]:
+    """Names and values of a text such as "enable_thinking=false, reasoning_effort=low"."""
+    arguments = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, value = map(str.strip, part.partition("="))
+        word = re.fullmatch(r"[\w.+-]+", value)
+        known = yaml.safe_load(value) if word else None
+        if not name.isidentifier() or not isinstance(known, str | int | float):
+            raise RecipeError(
+                f"template_arguments holds {part[:60]!r}, which is no NAME=VALUE with a word, a number, true "
+                "or false: write enable_thinking=false, reasoning_effort=low"
+            )
+        arguments[name] = known
+    return arguments
+
+
+_WORDS = {"off": False, "no": False, "on": True, "yes": True}
 _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})
+# the first cell of a notebook; papermill's own cell, which may assign run too, comes after it
+_PARAMETERS = re.compile(r"(?!# Parameters\n)(?s:.*\n)?run = [\"']")
+
+
+def _assigned_since_parameters(cells: list[str]) -> set[str]:
+    """Names that IPython's cells assign, from the newest parameters cell on; none where there is none."""
+    begins = [number for number, cell in enumerate(cells) if _PARAMETERS.match(cell)]
+    names = set()
+    for cell in cells[begins[-1] : -1] if begins else []:
+        with contextlib.suppress(SyntaxError):
+            names |= {n.id for n in ast.walk(ast.parse(cell)) if isinstance(n, ast.Name)}
+    return names
 
 
 def _checked(spec: dataclasses.Field, value: Any) -> Any:
@@ -390,11 +578,16 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
             value = float(value)
     if spec.name == "families" and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
+    if spec.name == "gpus" and type(value) is int:
+        value = str(value)
+    if kind is str and isinstance(value, bool):  # what YAML 1.1 makes of the words off, no, on and yes
+        offered = CHOICES.get(spec.name) or re.findall(r"\w+", bounds["help"])
+        value = next((word for word in offered if _WORDS.get(word) is value), value)
     shown = f"{spec.name} is {reprlib.repr(value)[:100]}"  # a value may be of any size
-    if type(value) is not kind:
-        raise RecipeError(f"{shown}; it must be of type {kind.__name__} ({bounds['help']})")
     if spec.name in CHOICES and value not in CHOICES[spec.name]:
         raise RecipeError(f"{shown}; use {', '.join(CHOICES[spec.name])}")
+    if type(value) is not kind:
+        raise RecipeError(f"{shown}; it must be of type {kind.__name__} ({bounds['help']})")
     if bounds["low"] is not None and not bounds["low"] <= value <= bounds["high"]:
         raise RecipeError(
             f"{shown}; it must lie between {bounds['low']:g} and {bounds['high']:g} ({bounds['help']})"
@@ -406,7 +599,8 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
     """The keys a YAML recipe sets, checked. Raises RecipeError."""
     path = Path(path)
     try:
-        values = _flat(path.read_text(encoding="utf-8"))
+        with open_file(path) as file:
+            values = _flat(file.read().decode("utf-8"))
         Recipe.from_mapping(values)
     except FileNotFoundError:
         raise RecipeError(f"{path} does not exist: recipes lie in params/") from None
@@ -432,7 +626,9 @@ def _beside(recipe: Path, name: Any) -> Any:
     """A file that a recipe names relative to itself, as seen from the project's folder if it lies there."""
     file = (recipe.parent / str(name)).resolve()
     if not name or not file.exists():
-        return name
+        source, mark, rows = str(name).partition(":")  # tasks: rows of a public data set
+        beside = _beside(recipe, rows) if mark and rows and source.isidentifier() else rows
+        return name if beside == rows else f"{source}:{beside}"
     root = project_root()
     return str(file.relative_to(root) if file.is_relative_to(root) else file)
 

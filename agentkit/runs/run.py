@@ -11,20 +11,24 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from agentkit.records import RunError, Task, Trajectory
 from agentkit.runs.files import digest, read_json, read_jsonl, write_json
-from agentkit.runs.stored import read_tasks, read_trajectories
+from agentkit.runs.stored import misplaced, read_tasks, read_trajectories, step_rows
 
 MANIFEST = "run.json"
 RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes
 SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of the manifest, each a mapping
 WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline",
+           "pass_rates.json": "02_baseline",
            "adapter": "03_grpo", "train": "03_grpo", "eval": "05_compare"}  # fmt: skip
+HASHED = ("tasks.jsonl", "baseline.json", "preflight.json", "comparison.json", "eval/*.parquet",
+          "adapter/adapter_model.safetensors", "train/metrics.jsonl")  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSIONED = "agentkit torch transformers trl peft datasets accelerate plotly papermill".split()
 
@@ -38,9 +42,13 @@ def check_name(name: str) -> str:
 
 
 def project_root(start: str | Path | None = None) -> Path:
-    """The nearest folder at or above ``start`` that holds notebooks/ and params/, else ``start`` itself."""
+    """The nearest folder at or above ``start`` that holds notebooks/ and params/, else ``start`` itself.
+
+    Without ``start`` it is that of the working directory, or of the run that papermill was told to write.
+    """
+    named = Path("" if start else os.environ.get(RUN_VARIABLE, ""))
     start = Path(start or Path.cwd()).resolve()
-    for folder in (start, *start.parents):
+    for folder in (start, *start.parents, *named.parents):
         if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
             return folder
     return start
@@ -119,36 +127,100 @@ class Run:
         }
         if self.manifest["stages"].get(name, {}).get("status", "done") != "done":
             entry["interrupted"] = True  # so it goes on from where an earlier attempt was stopped
+        if "CUDA_VISIBLE_DEVICES" in os.environ:
+            entry["gpus"] = os.environ["CUDA_VISIBLE_DEVICES"]
         self.update(recipe=recipe, versions=versions(), git=git_state(), stages={name: entry})
 
     def end(self, name: str, status: str = "done", **extra: Any) -> None:
         """Mark a stage as done (or failed), with its seconds, and make every file of the run private."""
         stage = dict(self.manifest["stages"].get(name, {}))
         seconds = round(time.time() - stage.pop("_clock", time.time()), 1)
-        hashed = [f for f in ("tasks.jsonl", "adapter/adapter_model.safetensors") if self.file(f).exists()]
+        files = [path for pattern in HASHED for path in sorted(self.path.glob(pattern)) if path.is_file()]
         self.update(
             stages={name: stage | {"status": status, "seconds": seconds} | extra},
-            hashes={file: digest(self.file(file)) for file in hashed},
+            hashes={str(path.relative_to(self.path)): digest(path) for path in files},
         )
         secure(self.path)
 
     @cached_property
     def tasks(self) -> list[Task]:
         """The suite of this run."""
+        self._warn_if_changed("tasks.jsonl")
         return read_tasks(self.file("tasks.jsonl"))
+
+    def changed(self, name: str) -> bool:
+        """Whether a finished stage left a file with another content."""
+        recorded = self.manifest["hashes"].get(name)
+        return recorded is not None and digest(self.path / name) != recorded
+
+    def _warn_if_changed(self, name: str) -> None:
+        """Once a file of a run; not while a stage runs, which may have written it anew."""
+        if not (self.path / MANIFEST).exists():
+            return
+        running = any(stage.get("status") == "running" for stage in self.manifest["stages"].values())
+        if not running and (self.path / name).is_file() and self.changed(name):
+            remedy = "restore it, or run the stage again that writes it"
+            warnings.warn(f"{self.path / name} is not as its stage left it: {remedy}.", stacklevel=3)
 
     @property
     def metrics(self) -> Any:
         """train/metrics.jsonl as a pandas DataFrame, one row a step."""
         import pandas as pd
 
-        return pd.DataFrame(read_jsonl(self.file("train", "metrics.jsonl")))
+        rows = self.metric_rows()
+        return pd.DataFrame(rows, columns=None if rows else ["step"])
+
+    def metric_rows(self, last: int = 0) -> list[dict[str, float | None]]:
+        """train/metrics.jsonl: the last row of each step, with the values that are numbers or null.
+
+        One warning says what is left out, and which steps have no row though later ones or ``last`` have.
+        """
+        path = self.file("train", "metrics.jsonl")
+        rows, faults = step_rows(read_jsonl(path), last)
+        if faults:
+            more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
+            warnings.warn(f"{path}: {'; '.join(faults[:3])}{more}.", stacklevel=2)
+        return rows
 
     def trajectories(self, which: int | str) -> list[Trajectory]:
-        """Training trajectories of a step (int), or the evaluation trajectories of a policy (str)."""
+        """Training trajectories of a step (int), or the evaluation trajectories of a policy (str).
+
+        Raises:
+            RunError: the file is missing or damaged, or its rows are not what its name and the suite say.
+        """
         if isinstance(which, str):
-            return read_trajectories(self.file("eval", f"{check_name(which)}.parquet"))
-        return read_trajectories(self.file("train", "trajectories", f"step_{which:05d}.parquet"))
+            path, step = self.file("eval", f"{check_name(which)}.parquet"), None
+            policies = dict.fromkeys((which, which.removesuffix("_greedy")))
+            self._warn_if_changed(f"eval/{path.name}")
+        else:
+            path, step = self.file("train", "trajectories", f"step_{which:05d}.parquet"), int(which)
+            policies = None
+        trajectories = read_trajectories(path)
+        suite = self.tasks if self.file("tasks.jsonl").exists() else None
+        if fault := misplaced(trajectories, policies, step, suite):
+            raise RunError(f"{path}: {fault}. Restore the file, or run the stage that writes it again.")
+        if str(which).endswith("_greedy") and any(t.sample for t in trajectories):
+            raise RunError(
+                f"{path} holds several samples of a task: it is no greedy measurement. Restore it."
+            )
+        return trajectories
+
+    def rollouts(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[Trajectory]]]:
+        """Training trajectories of steps, or of all that are stored; one warning names the files left out.
+
+        Raises:
+            RunError: none of the files can be used.
+        """
+        unread, numbers = [], list(self.steps if steps is None else steps)
+        for step in numbers:
+            try:
+                yield step, self.trajectories(step)
+            except RunError as error:
+                unread.append(error)
+        if unread and len(unread) == len(numbers):
+            raise unread[0]
+        if unread:
+            warnings.warn(f"{unread[0]} The rollouts of {len(unread)} steps are left out.", stacklevel=2)
 
     @property
     def steps(self) -> list[int]:

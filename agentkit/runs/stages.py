@@ -5,7 +5,9 @@ Each notebook is handed the recipe's keys of its stage. Leaves out what the note
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -13,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import RecipeError, RunError
-from agentkit.runs.recipe import Recipe
-from agentkit.runs.run import Run, project_root, secure
+from agentkit.runs.files import digest
+from agentkit.runs.labfile import lab_digest
+from agentkit.runs.recipe import FILES, Recipe, find_file
+from agentkit.runs.run import MANIFEST, RUN_VARIABLE, Run, project_root, secure
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 SHUTDOWN_S = 30.0  # for a kernel to write its checkpoint when this process is told to end
@@ -29,7 +33,13 @@ def stage_number(name: str) -> int:
 
 
 def run_stages(
-    run: Run, recipe: Mapping[str, Any], first: int, last: int, *, lab: str = "", anew: bool = False
+    run: Run,
+    recipe: Mapping[str, Any],
+    first: int,
+    last: int,
+    *,
+    files: Mapping[str, str] | None = None,
+    anew: bool = False,
 ) -> None:
     """Execute the notebooks that are not done with these parameters and lab file, and all after one that ran.
 
@@ -38,25 +48,47 @@ def run_stages(
         recipe: its keys, checked.
         first: index in STAGES of the first one.
         last: of the last one, which is executed too.
-        lab: the lab file's digest.
+        files: digests of the files it names, as ``file_digests`` gives them.
         anew: also those that are done.
 
     Raises:
         RunError: a notebook stopped; it is kept as far as it came.
+        RecipeError: a file that the recipe names is another than it was.
     """
+    lab = (files := files or {}).get("lab", "")
     for stage in STAGES[first : last + 1]:
-        keys = [name for name in Recipe.keys_of(stage) if name in recipe and name != "run"]
-        parameters = {name: recipe[name] for name in keys}
-        if not anew and _is_done(run, stage, parameters, lab):
+        if not anew and is_done(run, stage, recipe, lab):
             print(f"{stage}: done, kept")
             continue
         anew = True  # the later ones build on what this one writes
-        execute(stage, run, parameters)
-        if lab:
-            run.update(stages={stage: run.manifest["stages"].get(stage, {}) | {"lab": lab}})
+        _check_files(recipe, files, file_digests(recipe))
+        execute(stage, run, parameters_of(stage, recipe))
+        _check_files(recipe, {"lab": lab}, run.manifest["stages"].get(stage, {}))  # what it opened
 
 
-def _is_done(run: Run, stage: str, parameters: Mapping[str, Any], lab: str) -> bool:
+def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Hashes of the files a recipe names, the lab file's imports included."""
+    found = {}
+    for name in (name for name in FILES if recipe.get(name)):
+        with contextlib.suppress(RecipeError):  # chat_template may be a name
+            found[name] = (lab_digest if name == "lab" else digest)(find_file(recipe[name]))
+    return found
+
+
+def _check_files(recipe: Mapping[str, Any], files: Mapping[str, str], now: Mapping[str, Any]) -> None:
+    if changed := [name for name, before in files.items() if now.get(name, "") != before]:
+        why = f"the {changed[0]} file {recipe.get(changed[0])} has changed since this began"
+        raise RecipeError(f"{why}, and results of both would be mixed: restore it, or start again")
+
+
+def parameters_of(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe that a notebook is handed."""
+    return {name: recipe[name] for name in Recipe.keys_of(stage) if name in recipe and name != "run"}
+
+
+def is_done(run: Run, stage: str, recipe: Mapping[str, Any], lab: str = "") -> bool:
+    """Whether a notebook is executed with a recipe's keys and this lab file."""
+    parameters = parameters_of(stage, recipe)
     entry = run.manifest["stages"].get(stage, {})
     same = parameters.items() <= entry.get("parameters", {}).items() and entry.get("lab", "") == lab
     return same and entry.get("status") == "done"
@@ -73,15 +105,15 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
     """One notebook through papermill, kept as far as it came. Raises RunError with a failing cell's error."""
     import nbformat
     import papermill
+    from nbclient.exceptions import DeadKernelError
     from nbformat.sign import NotebookNotary
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
     start, out = time.monotonic(), run.file(f"{stage}.ipynb")
     print(f"{stage}: running", flush=True)
-    logging.getLogger("papermill").setLevel(
-        logging.ERROR
-    )  # it warns of keys that the parameters cell does not list
+    # it warns of keys that the parameters cell does not list, and says a second time that a kernel died
+    logging.getLogger("papermill").setLevel(logging.CRITICAL)
     try:
         papermill.execute_notebook(
             str(_notebook(stage)),
@@ -93,12 +125,18 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             extra_arguments=["--IPKernelApp.log_level=ERROR"],  # no warning of how the kernel is reached
             config=Config({"KernelManager": {"shutdown_wait_time": SHUTDOWN_S}}),
         )
-    except PapermillExecutionError as error:
-        why = f"{error.ename}: {error.evalue}"
-        if run.manifest["stages"].get(stage, {}).get("status") == "running":
+    except (PapermillExecutionError, DeadKernelError, OSError) as error:
+        why = f"{type(error).__name__}: {error}"
+        if isinstance(error, PapermillExecutionError):
+            why = f"cell {error.exec_count}, {error.ename}: {error.evalue}"
+        elif isinstance(error, DeadKernelError):
+            why = "its kernel died, as where memory runs out; run the same again to go on"
+        running = run.file(MANIFEST).exists() and run.manifest["stages"].get(stage, {}).get("status")
+        if running == "running":
             run.end(stage, status="failed", why=why[:500])
         raise RunError(f"{stage} stopped: {why} (see {out})") from None
     finally:
+        os.environ.pop(RUN_VARIABLE, None)  # papermill.py named this run to the kernel, and to nobody else
         secure(run.path)
     NotebookNotary().sign(nbformat.read(out, as_version=4))  # so that JupyterLab may show its widgets
     print(f"{stage}: done in {time.monotonic() - start:.0f} s", flush=True)

@@ -1,5 +1,6 @@
 """Trajectories and suites on disk: what was written is read back as it was, or an error says why not.
 
+What is read is checked against the records' own types, so that no later code meets a field of a wrong kind.
 Leaves out writing files safely (files) and where they lie in a run (run).
 """
 
@@ -7,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from agentkit.records import RunError, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs.files import finite, parquet_rows, read_jsonl, write_jsonl, write_table
+from agentkit.runs.files import finite, parquet_rows, parse_json, read_jsonl, write_jsonl, write_table
+from agentkit.runs.schemas import fault
 
-SPLITS = ("train", "validation", "test")
 TEXTS = ("turns", "components")  # fields of a trajectory that are stored as JSON
 TOKENS = ("prompt_ids", "completion_ids", "action_mask", "old_logprobs")
 
@@ -53,11 +54,15 @@ def read_trajectories(path: str | Path) -> list[Trajectory]:
     """Read what write_trajectories wrote. Raises RunError when the file is missing or damaged."""
     what, way = "trajectory file", "Run the stage that writes it again"
     rows = parquet_rows(Path(path), what, way)
+    trajectories: list[Trajectory] = []
     try:
-        return [trajectory_from(row | {k: json.loads(row[k]) for k in TEXTS}) for row in rows]
-    except (KeyError, TypeError, ValueError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        for row in rows:
+            texts = {name: parse_json(row[name]) for name in TEXTS if isinstance(row.get(name), str)}
+            trajectories.append(trajectory_from(row | texts))
+    except ValueError as error:
+        why = " ".join(f"row {len(trajectories) + 1}: {error}".split())[:300]
         raise RunError(f"{path} is not a {what} ({why}). {way}.") from None
+    return trajectories
 
 
 def _trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
@@ -66,21 +71,86 @@ def _trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
     row["turns"] = json.dumps(finite(turns), ensure_ascii=True)  # ASCII: a model may emit lone surrogates
     row["components"] = json.dumps(finite(trajectory.components))
     row["stop_reason"] = trajectory.stop_reason.value
-    return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in row.items()}
+    return {k: _utf8(v) if isinstance(v, str) else v for k, v in row.items()}
+
+
+def _utf8(text: str) -> str:
+    """Text as Parquet holds it: what UTF-8 lacks is replaced."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
     """A trajectory from its fields as ``dataclasses.asdict`` and JSON give them.
 
     Raises:
-        KeyError, TypeError, ValueError: a field is missing, unknown or of another form.
+        ValueError: a field is missing, unknown, of another kind, or does not fit the others.
     """
-    turns = tuple(
-        Turn(t["text"], tuple(t["span"]), tuple(ToolResult(**r) for r in t["results"]), t["seconds"])
-        for t in row["turns"]
-    )
+    if problem := fault("trajectory", row):
+        raise ValueError(problem)
+    if len({len(row[name]) for name in TOKENS if name != "prompt_ids"}) > 1:
+        raise ValueError("its token fields differ in length")
+    if row["success"] != row["success"]:
+        raise ValueError("success is no number")
+    turns = tuple(map(_turn, row["turns"]))
     tokens = {name: tuple(row[name]) for name in TOKENS}
     return Trajectory(**(row | tokens | {"turns": turns, "stop_reason": StopReason(row["stop_reason"])}))
+
+
+def _turn(turn: Mapping[str, Any]) -> Turn:
+    start, end = map(int, turn["span"])
+    results = tuple(ToolResult(**r) for r in turn["results"])
+    closings = tuple((int(i), int(j)) for i, j in turn.get("closings", ()))
+    return Turn(turn["text"], (start, end), results, turn["seconds"], closings)
+
+
+def misplaced(
+    trajectories: Iterable[Trajectory],
+    policies: Collection[str] | None,
+    step: int | None,
+    suite: Iterable[Task] | None,
+) -> str | None:
+    """How rows differ from what their file's name and the run's suite say, or None.
+
+    Args:
+        trajectories: the rows of a file.
+        policies: names that the rows may have, all of them the same; None where its name says none.
+        step: of each row; None outside training.
+        suite: the run's tasks, where they are known.
+    """
+    known = None if suite is None else {_utf8(task.id) for task in suite}
+    seen: dict[tuple[str, int], Trajectory] = {}
+    for number, t in enumerate(trajectories, start=1):
+        if policies is not None and t.policy not in policies:
+            return f"row {number} is of policy {t.policy!r:.60}, and the file of {', '.join(policies)}"
+        policies = {t.policy}
+        if t.step != step:
+            names = ["no training step" if n is None else f"step {n}" for n in (t.step, step)]
+            return f"row {number} is of {names[0]}, and the file of {names[1]}"
+        if known is not None and t.task_id not in known:
+            return f"the run's tasks.jsonl lacks task {t.task_id!r:.60}, which row {number} is of"
+        earlier = seen.setdefault((t.task_id, t.sample), t)
+        if earlier is not t and (step is None or earlier == t):  # a batch may hold a task twice
+            return f"row {number} holds sample {t.sample} of task {t.task_id!r:.60} a second time"
+    return None
+
+
+# ---- metrics
+def step_rows(rows: Iterable[dict], last: int = 0) -> tuple[list[dict], list[str]]:
+    """The last row of each step; in phrases, what was left out, and which steps up to ``last`` lack a row."""
+    latest: dict[int, dict] = {}
+    faults, before = [], 0
+    for row in rows:
+        if problem := fault("metrics", row):
+            faults.append(f"a row was left out, for {problem}")
+            continue
+        step = int(row["step"])
+        faults += [f"step {step} has several rows, of which the last counts"] * (step in latest)
+        latest[step] = finite(row) | {"step": step}
+    for step in sorted({*latest, last + 1} if last else latest):
+        if step > before + 1:
+            faults.append(f"there is a gap: steps {before + 1} to {step - 1} have no row")
+        before = step
+    return list(latest.values()), faults
 
 
 # ---- tasks as JSON lines
@@ -105,7 +175,7 @@ def task_problem(task: Any) -> str | None:
     if not isinstance(task, Task):
         return f"it is of type {type(task).__name__}; return a Task"
     try:
-        return _task_problem(_task_row(task))
+        return fault("task", _task_row(task))
     except RunError as error:
         return str(error)
 
@@ -119,48 +189,12 @@ def _suite_problem(rows: Iterable[dict]) -> str | None:
             return f"task {number} lacks {sorted(missing)}"
         if unknown := row.keys() - known:
             return f"task {number} has unknown fields {sorted(unknown)}"
-        if problem := _task_problem(row):
+        if problem := fault("task", row):
             return f"task {number} ({row['id']!r:.60}): {problem}"
         if row["id"] in seen:
             return f"task {row['id']} occurs twice"
         seen.add(row["id"])
     return None if seen else "it holds no task"
-
-
-def _task_problem(row: dict) -> str | None:
-    """What is wrong with a task's fields, or None."""
-    for name in ("id", "prompt", "answer", "family", "difficulty", "split"):
-        if not isinstance(row.get(name, ""), str):
-            return f"{name} must be text"
-    verifier = row.get("verifier", "")
-    if isinstance(verifier, dict):
-        verifier = verifier.get("kind")
-    if not isinstance(verifier, str):
-        return 'verifier must be text or an object with a "kind"'
-    if row.get("split", "train") not in SPLITS:
-        return f"split is {row['split']!r:.60}; it must be {', '.join(SPLITS[:-1])} or {SPLITS[-1]}"
-    if not _texts(row.get("tools", [])):
-        return "tools must be a list of names"
-    meta = row.get("meta", {})
-    if not isinstance(meta, dict):
-        return "meta must be an object"
-    if not _texts(meta.get("entities", [])):
-        return "meta['entities'] must be a list of texts"
-    plan = meta.get("plan", [])
-    if not isinstance(plan, list | tuple) or not all(map(_is_step, plan)):
-        step = {"tool": "calculator", "arguments": {"expression": "1 + 1"}}
-        return f"meta['plan'] must be a list of steps such as {json.dumps(step)}"
-    return None
-
-
-def _texts(values: Any) -> bool:
-    return isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
-
-
-def _is_step(step: Any) -> bool:
-    if not isinstance(step, dict):
-        return False
-    return isinstance(step.get("tool"), str) and isinstance(step.get("arguments"), dict)
 
 
 def _task_row(task: Task) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 Each yields (code, limits, fault of the result or None). Leaves out what takes long: tests/hostile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

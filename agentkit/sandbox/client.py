@@ -3,8 +3,6 @@
 Leaves out which tier to use and how many programs run at once: see agentkit.sandbox.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import marshal

@@ -7,8 +7,6 @@ pivot_root; system call numbers from the kernel's unistd headers (x86_64 and the
 uses).
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform
@@ -227,7 +225,6 @@ class Ruleset:
         self.allow(rules)
 
     def allow(self, rules: Iterable[tuple[int, int]]) -> None:
-        """These (descriptor, rights) too."""
         for handle, rights in rules:
             _syscall(_ADD_RULE, self.handle, 1, struct.pack("=Qi", rights & self.handled, handle), 0)
 
@@ -236,7 +233,6 @@ class Ruleset:
         _syscall(_RESTRICT_SELF, self.handle, 0)
 
     def close(self) -> None:
-        """Forget the rules; who is confined stays it."""
         os.close(self.handle)
 
 
@@ -349,7 +345,6 @@ def gain_nothing() -> None:
 
 
 def die_with_parent() -> None:
-    """SIGKILL this process when its parent ends."""
     _checked(_libc.prctl(1, ctypes.c_ulong(9), 0, 0, 0), "prctl")
 
 

@@ -3,8 +3,6 @@
 Leaves out every other installed package, which is as if it were not there.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig
@@ -36,7 +34,8 @@ def zygote_settings() -> dict:
     sites = sorted({os.path.realpath(paths[key]) for key in ("purelib", "platlib")})
     hidden = [*sites, f"{stdlib}/site-packages", f"{stdlib}/dist-packages", "/usr/lib/python3/dist-packages"]
     entries = [os.path.join(site, entry) for site in sites for entry in sorted(os.listdir(site))]
-    packages = [path for path in entries if _is_package(os.path.basename(path))]
+    ours = {f"{name}{suffix}" for name in PACKAGES for suffix in ("", ".py", ".libs")}
+    packages = [path for path in entries if os.path.basename(path) in ours]
     visible = [*filter(os.path.exists, LIBRARIES), stdlib, *DATA, *DEVICES]
     rules = [rule for root in (*visible, *sites, *packages) for rule in _rules(root, hidden, packages)]
     beside_stdlib = [p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib))]
@@ -52,10 +51,6 @@ def zygote_settings() -> dict:
         "names": PACKAGES,
         "sites": sites,
     }
-
-
-def _is_package(entry: str) -> bool:
-    return entry.removesuffix(".py").removesuffix(".libs") in PACKAGES
 
 
 def _rules(root: str, hidden: list[str], packages: list[str]) -> list[tuple[str, str]]:

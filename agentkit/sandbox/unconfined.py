@@ -6,8 +6,6 @@ file of this user, use the network and leave processes behind. What a model wrot
 machine with anything worth protecting.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

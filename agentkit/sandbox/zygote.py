@@ -9,8 +9,6 @@ closes and the zygote ends, and every program with it. Leaves out all of agentki
 what is imported here is what untrusted code finds in its memory.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib.machinery
@@ -23,6 +21,7 @@ import os
 import resource
 import select
 import signal
+import site
 import socket
 import stat
 import struct
@@ -31,8 +30,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 if __name__ == "__main__":  # run as a script, without the package around it
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -61,7 +59,6 @@ class Installed:
         self.names, self.folders = names, folders
 
     def find_spec(self, name: str, path: list[str] | None = None, target: object = None) -> object:
-        """A top-level package's spec, or None."""
         if path is None and name in self.names:
             return importlib.machinery.PathFinder.find_spec(name, self.folders)
         return None
@@ -116,6 +113,8 @@ def _go_on_as_child() -> None:
 
 def _load_packages(settings: dict) -> None:
     threading.stack_size(1 << 20)
+    site.setquit()  # exit, quit and help, as where Python is run without -S
+    site.sethelper()
     sys.path[:] = settings["path"]
     sys.meta_path.append(Installed(settings["names"], settings["sites"]))
     for name in settings["preload"]:
@@ -166,7 +165,6 @@ class Call:
         os.kill(self.process, signal.SIGKILL)  # not waited for yet, so the number is still its own
 
     def finish(self) -> None:
-        """Tell the caller how the program ended."""
         _, status = os.waitpid(self.process, 0)
         os.close(self.pidfd)
         code, seconds = os.waitstatus_to_exitcode(status), time.monotonic() - self.start
@@ -174,7 +172,6 @@ class Call:
 
 
 def reply(connection: socket.socket, **message: str | float) -> None:
-    """Send a caller a message; it reads the first."""
     with suppress(OSError), connection:  # it may be gone
         connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
@@ -257,7 +254,6 @@ class Supervisor:
         return 1000 * max(0.0, min(*deadlines, self.next_look) - time.monotonic()) + 1
 
     def _handle(self, handle: int) -> None:
-        """A program has ended, or its caller has gone."""
         if handle in self.calls:
             call = self.calls.pop(handle)
             self.poll.unregister(handle)
@@ -342,7 +338,7 @@ def run_confined(supervisor: Supervisor, scratch: str, program: int) -> None:
 def _run(code: str, scratch: str) -> None:
     leave, flush = os._exit, (sys.stdout.flush, sys.stderr.flush)
     main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__.update(__builtins__=__builtins__, __file__=os.path.join(scratch, NAME))
     sys.modules["__main__"] = main
     sys.modules.pop("confine", None)
     sys.argv[:], sys.path[:] = [NAME], [scratch, *sys.path]
@@ -394,7 +390,6 @@ def _report(error: BaseException) -> None:
 
 
 def _of_the_program(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without this file's frames."""
     frames = []
     while trace:
         if trace.tb_frame.f_code.co_filename != __file__:
@@ -454,42 +449,14 @@ def within(folder: str, files: int, size: int) -> bool:
 
 def remove_tree(folder: str) -> None:
     """Remove a folder that untrusted code filled: no link is followed, no depth and no mode is in the way."""
-    for _ in range(100 * MAX_FILES):  # each pass takes one level away
-        with suppress(OSError), _opened(folder) as top:
-            for name in os.listdir(top):
-                try:
-                    os.unlink(name, dir_fd=top)
-                except IsADirectoryError:
-                    _lift(name, top)
-                    os.rmdir(name, dir_fd=top)
-        with suppress(OSError):
-            os.rmdir(folder)
-        if not os.path.lexists(folder):
-            return
+    import shutil
+    import subprocess
 
-
-def _lift(name: str, top: int) -> None:
-    """Move what a folder in ``top`` holds into ``top``."""
-    with _opened(name, top) as folder:
-        for entry in os.listdir(folder):
-            with suppress(OSError), _opened(entry, folder):  # a folder moves only when it may be written
-                pass
-            os.rename(entry, os.urandom(12).hex(), src_dir_fd=folder, dst_dir_fd=top)
-
-
-@contextmanager
-def _opened(name: str, parent: int | None = None) -> Iterator[int]:
-    """A folder's descriptor, made readable and writable for its owner; a link is refused."""
-    path = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-    try:
-        os.chmod(f"/proc/self/fd/{path}", 0o700)
-        handle = os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=path)
-    finally:
-        os.close(path)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+            subprocess.run([*command, folder], check=False, stderr=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

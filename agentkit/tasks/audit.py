@@ -4,15 +4,14 @@ A reward bug looks like a flat reward curve; here it is a row with the task's id
 answer is true.
 """
 
-from __future__ import annotations
-
-import inspect
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +20,7 @@ from agentkit.tasks.expert import as_trajectory, solve
 from agentkit.tools import search_passages
 from agentkit.tools.corpus import Corpus
 from agentkit.trajectories import verifier_kind
-from agentkit.verifiers import KINDS, normalize, verify
+from agentkit.verifiers import looks_at_calls, normalize, verify
 
 CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal",
           "longest passage", "repeatable")  # fmt: skip
@@ -54,10 +53,9 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
 
     Returns:
         One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``,
-        ``tasks``),
-        one for every task that fails one (``task``, ``answer``, ``why``), and one of time a verifier (``ms``
-        mean and
-        ``slowest_ms``).
+        ``tasks``), one for every task that fails one (``task``, ``answer``, ``why``), one that names
+        different gold answers of words which pass for each other, if there are any, and one of time a
+        verifier (``ms`` mean and ``slowest_ms``).
     """
     others = _other_answers(tasks)
     by_check, seconds = defaultdict(list), defaultdict(list)
@@ -72,18 +70,37 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
         failures = [_failure(verdict) for verdict in verdicts if not verdict.passes]
         passed = {"check": CHECKS[check], "verifier": kind, "passed": True, "tasks": len(verdicts)}
         rows += failures or [passed]
-    return rows + [_timing(kind, spent) for kind, spent in sorted(seconds.items()) if spent]
+    rows += _fallen_together(tasks)
+    for kind, spent in sorted(seconds.items()):
+        if spent:
+            times = {"ms": 1000 * fmean(spent), "slowest_ms": 1000 * max(spent)}
+            rows.append({"check": "timing", "verifier": kind, "passed": True, "tasks": len(spent)} | times)
+    return rows
+
+
+def _fallen_together(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """What a rule for words cannot tell apart, in a sentence: one task's gold answer passes for another's."""
+    alike = defaultdict(dict)
+    for task in tasks:
+        if verifier_kind(task) == "exact":
+            rule = task.verifier.get("rule", "words")
+            alike[rule, normalize(task.answer).replace(" ", "")].setdefault(
+                task.answer.casefold().strip(), task
+            )
+    pairs = [
+        f"{task.answer!r} (task {task.id}) and {other.answer!r} (task {other.id}) are one to rule {rule!r}"
+        for (rule, _), group in alike.items()
+        for task, other in pairwise(group.values())
+        if verify(task, other.answer).value == 1.0
+    ]
+    row = {"check": "same gold", "verifier": "exact", "passed": True, "tasks": len(pairs)}
+    return [row | {"why": "; ".join(pairs[:3])}] if pairs else []
 
 
 def _failure(verdict: Verdict) -> dict[str, Any]:
     row = {"check": verdict.check, "verifier": verifier_kind(verdict.task), "passed": False}
     row |= {"task": verdict.task.id, "answer": verdict.answer[:500]}
     return row | {"value": verdict.score.value, "why": verdict.score.why}
-
-
-def _timing(kind: str, seconds: Sequence[float]) -> dict[str, Any]:
-    times = {"ms": 1000 * sum(seconds) / len(seconds), "slowest_ms": 1000 * max(seconds)}
-    return {"check": "timing", "verifier": kind, "passed": True, "tasks": len(seconds)} | times
 
 
 def _verdicts(task: Task, other: str | None, environments: Environments) -> list[Verdict]:
@@ -106,8 +123,7 @@ def _verdicts(task: Task, other: str | None, environments: Environments) -> list
 
 def _expert(task: Task, environments: Environments) -> Trajectory | None:
     """The scripted expert's trajectory where the verifier looks at one. Raises ValueError where it fails."""
-    verifier = KINDS.get(verifier_kind(task))
-    if verifier is None or "trajectory" not in inspect.signature(verifier).parameters:
+    if not looks_at_calls(verifier_kind(task)):
         return None
     if task.family not in environments:
         known = f"no environment of family {task.family!r} is known"

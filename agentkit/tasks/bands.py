@@ -6,33 +6,16 @@ An optional pass between building a suite and training on it. Leaves out validat
 their tasks, so that what is measured does not depend on the policy.
 """
 
-from __future__ import annotations
-
-import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
-from agentkit.records import SuiteError, Trajectory
+from agentkit.records import SuiteError, Task, Trajectory
 from agentkit.tasks.suite import Suite
+from agentkit.trajectories import wholly_right
 
 EASY, HARD = 0.75, 0.25
-
-
-def pass_rates(trajectories: Iterable[Trajectory]) -> dict[str, float]:
-    """The mean success of each task's scored trajectories, by task id."""
-    successes = defaultdict(list)
-    for trajectory in trajectories:
-        if trajectory.success is not None:
-            successes[trajectory.task_id].append(trajectory.success)
-    return {task: fmean(values) for task, values in successes.items()}
-
-
-def band(rate: float) -> str:
-    """easy from 0.75 on, hard up to 0.25, medium between."""
-    if rate >= EASY:
-        return "easy"
-    return "hard" if rate <= HARD else "medium"
 
 
 def model_aware(suite: Suite, trajectories: Iterable[Trajectory]) -> Suite:
@@ -50,16 +33,39 @@ def model_aware(suite: Suite, trajectories: Iterable[Trajectory]) -> Suite:
     Raises:
         SuiteError: a training task has no scored trajectory, or no training task is left.
     """
-    rates = pass_rates(trajectories)
-    if missing := [task.id for task in suite.split("train") if task.id not in rates]:
+    known = banded(suite, pass_rates(suite.split("train"), trajectories))
+    kept = {task.id for task in learnable(known.split("train"))}
+    return Suite([task for task in known if task.split != "train" or task.id in kept])
+
+
+def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """How often each task was solved whole, by id. Raises SuiteError where one has no scored trajectory."""
+    successes = defaultdict(list)
+    for t in trajectories:
+        if t.success is not None:
+            successes[t.task_id].append(wholly_right(t))
+    if missing := [task.id for task in tasks if task.id not in successes]:
         count = f"{len(missing)} training tasks have no scored trajectory"
         raise SuiteError(f"{count}, {missing[0]} first: roll them out too")
-    kept = [task for task in suite if task.split != "train" or 0 < rates[task.id] < 1]
-    for i, task in enumerate(kept):
-        if task.split == "train":
-            rate = rates[task.id]
-            kept[i] = dataclasses.replace(task, meta=task.meta | {"pass_rate": rate, "band": band(rate)})
-    if not any(task.split == "train" for task in kept):
+    return {task.id: fmean(successes[task.id]) for task in tasks}
+
+
+def banded(suite: Suite, rates: Mapping[str, float]) -> Suite:
+    """The suite, whose tasks with a known pass rate say so, and how easy they are, in ``meta``."""
+    return Suite(
+        [_banded(task, rates[task.id]) if task.id in rates else task for task in suite], suite.environments
+    )
+
+
+def learnable(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks that are not known to be solved never or always. Raises SuiteError where none is left."""
+    kept = [task for task in tasks if 0 < task.meta.get("pass_rate", 0.5) < 1]
+    if not kept:
         why = "this policy always or never solves each training task"
         raise SuiteError(f"{why}: take other tasks or more rollouts")
-    return Suite(kept)
+    return kept
+
+
+def _banded(task: Task, rate: float) -> Task:
+    band = "easy" if rate >= EASY else "hard" if rate <= HARD else "medium"
+    return replace(task, meta=task.meta | {"pass_rate": rate, "band": band})

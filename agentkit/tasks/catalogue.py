@@ -4,15 +4,12 @@ Difficulty is the number of tool calls of the scripted expert: easy 1-2, medium 
 out families of a lab file.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from itertools import product
 
 from agentkit.records import Task
-from agentkit.tasks.suite import DEFAULT_FAMILIES, DRAFTS, Suite
-from agentkit.tools.corpus import Corpus
+from agentkit.tasks.suite import DEFAULT_FAMILIES, VARIETIES, Suite
 
 _FACTS = "films CC0 (Wikidata); GeoNames and Gapminder CC BY 4.0; mendeleev MIT"
 ABOUT = {
@@ -24,16 +21,13 @@ COLUMNS = ("family", "variety", "asks for", "kinds", "tasks", "easy", "medium", 
 
 
 def catalogue(
-    n_tasks: int = 1200,
-    seed: int = 0,
-    families: Iterable[str] = DEFAULT_FAMILIES,
-    corpus: Corpus | None = None,
+    n_tasks: int = 1200, seed: int = 0, families: Iterable[str] = DEFAULT_FAMILIES
 ) -> list[dict[str, str | int]]:
     """A row for each family and variety, counted in a suite of a family's equal share of ``n_tasks``."""
     rows = []
-    for family, variety in product(families, DRAFTS):
+    for family, variety in product(families, VARIETIES):
         spec = {"families": [family], "seed": seed, "variety": variety}
-        suite = Suite.build(spec | {"n_tasks": n_tasks // len(DEFAULT_FAMILIES)}, corpus=corpus)
+        suite = Suite.build(spec | {"n_tasks": n_tasks // len(DEFAULT_FAMILIES)})
         counts = Counter(task.difficulty for task in suite)
         shares = {name: f"{100 * counts[name] / len(suite):.0f} %" for name in ("easy", "medium", "hard")}
         asks, data = ABOUT[family]
@@ -53,6 +47,5 @@ def kinds(tasks: Iterable[Task]) -> set[str]:
 
 
 def markdown(rows: list[dict[str, str | int]]) -> str:
-    """The rows as a Markdown table."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *([str(row[c]) for c in COLUMNS] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -5,8 +5,6 @@ The plan is gold data; no policy ever sees it. Leaves out the expert that errs o
 (policies/scripted.py).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -28,12 +26,10 @@ class Solution:
 
 
 def solve(task: Task, environment: object) -> Solution:
-    """Follow a task's plan in a fresh environment, through the calls that a policy's tools go through.
+    """Follow a task's plan, which may be empty, in a fresh environment, through the calls a policy's go
+    through.
 
-    A plan may be empty: the task is then answered without a tool.
-
-    Raises:
-        PlanError: there is no plan, an observation does not show the expected value, or a tool fails.
+    Raises PlanError: there is no plan, an observation does not show the expected value, or a tool fails.
     """
     return run_blocking(_solve(task, environment))
 
@@ -49,7 +45,10 @@ async def _solve(task: Task, environment: object) -> Solution:
     values: list[str] = []
     calls = []
     for step in plan:
-        arguments = _arguments(task, step, values)
+        try:
+            arguments = fill(step["arguments"], values)
+        except (IndexError, KeyError, TypeError) as error:
+            raise PlanError(f"{task.prompt!r}: the step {step!r:.200} failed: {error}") from None
         result = await run_call(ToolCall(step["tool"], arguments), environment)
         if not result.ok:
             why = result.observation.removeprefix("Error: ")
@@ -60,13 +59,6 @@ async def _solve(task: Task, environment: object) -> Solution:
         values.append(result.observation if expected is None else expected)
         calls.append((step["tool"], arguments, result.observation))
     return Solution(tuple(calls), answer_of(task, values[-1]) if values else task.answer)
-
-
-def _arguments(task: Task, step: dict[str, Any], values: list[str]) -> dict[str, Any]:
-    try:
-        return fill(step["arguments"], values)
-    except (IndexError, KeyError, TypeError) as error:
-        raise PlanError(f"{task.prompt!r}: the step {step!r:.200} failed: {error}") from None
 
 
 def as_trajectory(task: Task, solution: Solution) -> Trajectory:
@@ -110,5 +102,4 @@ def states(observation: str, value: str) -> bool:
 
 
 def answer_of(task: Task, last: str) -> str:
-    """The answer that follows from the last step's value."""
     return task.meta.get("answer_if", {}).get(last, last)

@@ -4,14 +4,12 @@ One record for shipped families, public data sets and a user's own. Leaves out b
 (suite).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from agentkit.records import Task, Trajectory
 from agentkit.tools.corpus import Corpus
@@ -19,19 +17,17 @@ from agentkit.tools.environments import CorpusEnvironment
 
 Draft = Callable[[Corpus, random.Random], Task | None]
 Relabel = Callable[[Task, Trajectory], Task | None]
+Measure = Callable[[Task, Trajectory], float | None]  # a value in [0, 1]; None: not to be counted
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """What the kit has to know of a kind of task."""
 
-    draft: Draft | None = (
-        None  # makes one random task, or None to try again; a data set given as a file has none
-    )
-    environment: Callable[[], object] = (
-        CorpusEnvironment  # one for each trajectory; its public methods are the tools
-    )
+    draft: Draft | None = None  # makes one random task, or None to try again; a task file needs none
+    environment: Callable[[], object] = CorpusEnvironment  # one a trajectory; public methods are the tools
     relabel: Relabel | None = None  # the task that a trajectory did solve, for hindsight
+    measures: Mapping[str, Measure] = field(default_factory=dict)  # what policies are compared by besides
 
 
 def with_content_id(task: Task) -> Task:

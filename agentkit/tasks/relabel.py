@@ -4,8 +4,6 @@ arguments.
 Leaves out sampling, ordering and imitating the relabelled tasks (training.hindsight).
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import hashlib
@@ -16,10 +14,11 @@ from statistics import fmean
 from typing import Any
 
 from agentkit.records import Task, Trajectory
+from agentkit.verifiers.grids import as_rows, is_grid, pixel_equality
 from agentkit.verifiers.programs import NOTHING, extract_code, returned
 
 MAX_PROGRAM = 2_000  # characters; a longer one is not relabelled
-MAX_VALUE = 400  # characters of a value in a prompt
+MAX_VALUE = 400  # characters of a value in a prompt, but for grids
 SHOWN = 2  # inputs with their results in a relabelled prompt, at most
 TIMEOUT_S = 1.0  # for a program on all its inputs, as in arc25
 
@@ -68,14 +67,17 @@ def _asked(task: Task, values: list[Any], close: float) -> Task | None:
     shown = [
         (call, value)
         for call, value in zip(calls, values, strict=True)
-        if len(call) + len(repr(value)) <= MAX_VALUE and str(value) and str(value) == str(value).strip()
+        if as_rows(value)
+        or len(call) + len(repr(value)) <= MAX_VALUE
+        and str(value) == str(value).strip() != ""
     ]
     if not shown:
         return None
     prompt = f"Write {entry}. " + " ".join(f"Example: {call} is {value!r}." for call, value in shown[:SHOWN])
     outcome = json.dumps(values)
     code = f"{task.answer}\nprint({shown[0][0]})"
-    plan = [{"tool": "python", "arguments": {"code": code}, "expect": str(shown[0][1])}]
+    tool = next(iter(task.tools), "python")
+    plan = [{"tool": tool, "arguments": {"code": code}, "expect": str(shown[0][1])}]
     meta = {
         "plan": plan,
         "answer_if": {str(shown[0][1]): task.answer},
@@ -83,7 +85,7 @@ def _asked(task: Task, values: list[Any], close: float) -> Task | None:
         "closeness": close,
     }
     name = f"{task.id}-h{hashlib.sha256(outcome.encode()).hexdigest()[:8]}"
-    return dataclasses.replace(task, id=name, prompt=prompt, meta=meta, tools=("python",))
+    return dataclasses.replace(task, id=name, prompt=prompt, meta=meta, tools=(tool,))
 
 
 def without_idle_lines(program: str, same: Callable[[str], bool]) -> str:
@@ -126,21 +128,8 @@ def _text(tree: ast.Module, program: str) -> str:
     return f"{head} {'; '.join(map(ast.unparse, tree.body[0].body))}"
 
 
-def pixel_equality(drawn: Any, target: list[list[int]]) -> float:
-    """Share of equal pixels; 0 where ``drawn`` is not a grid of the target's shape (height, width)."""
-    if not is_grid(drawn) or [*map(len, drawn)] != [*map(len, target)]:
-        return 0.0
-    return fmean(a == b for rows in zip(drawn, target, strict=True) for a, b in zip(*rows, strict=True))
-
-
 def closeness(values: Sequence[Any], wanted: Sequence[Any]) -> float:
     """How near results are to those wanted, in [0, 1]: pixel equality for grids, else the share equal."""
     if all(map(is_grid, wanted)):
         return fmean(map(pixel_equality, values, wanted))
     return fmean(type(a) is type(b) and a == b for a, b in zip(values, wanted, strict=True))
-
-
-def is_grid(value: Any) -> bool:
-    """Whether a value is a list of rows of whole numbers."""
-    rows = value if isinstance(value, list) and value else [None]
-    return all(isinstance(row, list) and row and all(type(cell) is int for cell in row) for row in rows)

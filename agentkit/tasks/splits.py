@@ -5,14 +5,14 @@ PPJoin, 2008) over the word pairs of normalised prompts: two prompts that alike 
 rarest pairs, so only prompts with a rare pair in common are compared. Leaves out paraphrases.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import ceil
+
+import numpy as np
 
 from agentkit.records import Task
 from agentkit.verifiers import normalize
@@ -22,11 +22,18 @@ SIMILAR = 0.85  # Jaccard similarity of word pairs from which two prompts are ne
 
 
 def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
-    """70/15/15 within each template; tasks that share entities or ask nearly the same stay together."""
-    components = _components(tasks)
+    """70/15/15 within each template; tasks that share entities or ask nearly the same stay together.
+
+    Tasks whose meta says ``new_template``, and what stays together with them, are for the test only.
+    """
+    new, tasks_of = [], _components(tasks)
+    components = []
+    for component in tasks_of:
+        (new if any(task.meta.get("new_template") for task in component) else components).append(component)
     rng.shuffle(components)
     components.sort(key=len, reverse=True)
-    wanted = Counter(stratum(task) for task in tasks)
+    others = [task for component in components for task in component]
+    wanted = Counter(stratum(task) for task in others)
     given: Counter[tuple[str, str]] = Counter()
     filled: Counter[str] = Counter()
     split_of: dict[str, str] = {}
@@ -34,7 +41,7 @@ def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
         kind = Counter(stratum(task) for task in component).most_common(1)[0][0]
 
         def need(split: str, kind: str = kind) -> float:
-            share = filled[split] / (SPLITS[split] * len(tasks))  # small suites: no split stays empty
+            share = filled[split] / (SPLITS[split] * len(others))  # small suites: no split stays empty
             return SPLITS[split] * wanted[kind] - given[kind, split] - 3 * share
 
         chosen = max(SPLITS, key=need)
@@ -42,6 +49,7 @@ def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
             split_of[task.id] = chosen
             given[stratum(task), chosen] += 1
             filled[chosen] += 1
+    split_of |= {task.id: "test" for component in new for task in component}
     return [dataclasses.replace(task, split=split_of[task.id]) for task in tasks]
 
 
@@ -56,18 +64,18 @@ def entity_combinations(task: Task) -> list[str]:
     return [" + ".join(pair) for pair in combinations(entities, 2)] or entities
 
 
-def near_duplicates(prompts: Sequence[str], similar: float = SIMILAR) -> Iterator[tuple[int, int]]:
-    """Pairs of positions of prompts whose word pairs have a Jaccard similarity of at least ``similar``."""
+def near_duplicates(prompts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Pairs of positions of prompts whose word pairs have a Jaccard similarity of at least ``SIMILAR``."""
     pairs = [_word_pairs(prompt) for prompt in prompts]
     frequency = Counter(pair for words in pairs for pair in words)
     index: dict[str, list[int]] = defaultdict(list)
     for i, words in enumerate(pairs):
         rare_first = sorted(words, key=lambda pair: (frequency[pair], pair))
-        rarest = rare_first[: len(words) - ceil(similar * len(words)) + 1]
+        rarest = rare_first[: len(words) - ceil(SIMILAR * len(words)) + 1]
         for j in dict.fromkeys(j for pair in rarest for j in index[pair]):
             small, large = sorted((len(words), len(pairs[j])))
-            needed = similar / (1 + similar) * (small + large)  # pairs in common, for that Jaccard similarity
-            if small >= similar * large and len(words & pairs[j]) >= needed:
+            needed = SIMILAR / (1 + SIMILAR) * (small + large)  # pairs in common, for that Jaccard similarity
+            if small >= SIMILAR * large and len(words & pairs[j]) >= needed:
                 yield j, i
         for pair in rarest:
             index[pair].append(i)
@@ -79,22 +87,18 @@ def _word_pairs(prompt: str) -> frozenset[str]:
 
 
 def _components(tasks: list[Task]) -> list[list[Task]]:
-    """Groups of tasks connected by a shared entity combination or by near-duplicate prompts (union-find)."""
-    parent = list(range(len(tasks)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
+    """Groups of tasks connected by a shared entity combination or by near-duplicate prompts."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
 
     owner: dict[str, int] = {}
-    for i, task in enumerate(tasks):
-        for key in entity_combinations(task):
-            parent[root(i)] = root(owner.setdefault(key, i))
-    for i, j in near_duplicates([task.prompt for task in tasks]):
-        parent[root(i)] = root(j)
+    edges = [
+        (owner.setdefault(key, i), i) for i, task in enumerate(tasks) for key in entity_combinations(task)
+    ]
+    edges += near_duplicates([task.prompt for task in tasks])
+    ends = np.array(edges, dtype=int).reshape(-1, 2).T
+    graph = coo_matrix((np.ones(len(edges)), (ends[0], ends[1])), shape=(len(tasks), len(tasks)))
     groups = defaultdict(list)
-    for i, task in enumerate(tasks):
-        groups[root(i)].append(task)
+    for task, label in zip(tasks, connected_components(graph, directed=False)[1], strict=True):
+        groups[label].append(task)
     return list(groups.values())

@@ -4,35 +4,30 @@ tasks.jsonl.
 Leaves out what a task of a family asks (families) and how the agent's environment is chosen for it (lab).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agentkit.records import SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, write_tasks
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, as_trajectory, solve
-from agentkit.tasks.families import code, lookup, multihop, wide
+from agentkit.tasks.families import code, drawing, image, lookup, multihop, ordebug, wide
 from agentkit.tasks.family import Draft, Family, difficulty, with_content_id
 from agentkit.tasks.relabel import relabel_code
-from agentkit.tasks.splits import assign_splits, entity_combinations
+from agentkit.tasks.splits import assign_splits, entity_combinations, stratum
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment
 from agentkit.verifiers import KINDS, normalize, verify
 
-DRAFTS: dict[str, dict[str, Draft]] = {  # of the families that ship, by variety
-    "plain": {"A": lookup.draft, "B": multihop.draft, "C": code.draft},
-    "wide": {"A": wide.lookup_draft, "B": wide.multihop_draft, "C": code.draft_wide},
-}
+VARIETIES = ("plain", "wide")
 DEFAULT_FAMILIES = ("A", "B", "C")
-ALIASES = {"lookup": "A", "multihop": "B", "code": "C"}
 MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more
 MAX_MISSES = 3_000  # drafts in a row that give no new task before a family counts as exhausted
 
@@ -42,7 +37,7 @@ class Suite:
 
     def __init__(self, tasks: Sequence[Task], environments: Mapping[str, Callable[[], object]] | None = None):
         self.tasks = tuple(tasks)
-        self._environments = environments or {}  # by family: where the expert solves tasks for the audit
+        self.environments = environments or {}  # by family: where the expert solves tasks for the audit
         self._audited: tuple[dict, list[dict]] | None = None  # the verifiers at the time, and what they found
 
     def __iter__(self) -> Iterator[Task]:
@@ -56,7 +51,7 @@ class Suite:
         return [task for task in self.tasks if task.split == name]
 
     @classmethod
-    def load(cls, path: str | Path) -> Suite:
+    def load(cls, path: str | Path) -> Self:
         """Read tasks.jsonl, or the run folder that holds it. Raises RunError where that cannot be done."""
         return cls(read_tasks(_file(path)))
 
@@ -78,18 +73,19 @@ class Suite:
         *,
         corpus: Corpus | None = None,
         families: Mapping[str, Family | Draft] | None = None,
-    ) -> Suite:
+    ) -> Self:
         """Draft, solve, validate and split a suite.
 
         Args:
-            spec: ``families`` (names of shipped ones or in ``families``), ``n_tasks``, ``seed`` and
-                ``variety``: "plain", or "wide" for more kinds of questions in every shipped family.
+            spec: ``families`` (names of shipped ones or in ``families``), ``n_tasks``, ``seed``, ``variety``
+                ("plain", or "wide" for more kinds of questions in every shipped family) and
+                ``new_templates``: such as "A total4", whose tasks are in the test split only.
             corpus: where facts come from; the shipped one by default.
             families: more families, as {name: Family or draft function}; a name that ships is replaced.
 
         Raises:
-            SuiteError: an unknown key or family, a corpus too small for that many different tasks, or a
-                failing check.
+            SuiteError: an unknown key or family, a corpus too small for that many different tasks,
+                ``new_templates`` that leave none to train on, or a failing check.
         """
         _check_spec(spec)
         corpus = corpus or Corpus.open()
@@ -97,13 +93,18 @@ class Suite:
         known |= {name: f if isinstance(f, Family) else Family(f) for name, f in (families or {}).items()}
         names = family_names(spec.get("families", DEFAULT_FAMILIES), known)
         n_tasks, seed = spec.get("n_tasks", 1200), spec.get("seed", 0)
+        new = set(_listed(spec.get("new_templates", ())))
         drafted, prompts = [], set()
         for position, name in enumerate(names):
             count = n_tasks // len(names) + (position < n_tasks % len(names))
             rng = random.Random(f"{seed}-{name}")
-            drafted += _draft_family(known[name], corpus, count, rng, name, prompts)
+            drafted += _draft_family(known[name], corpus, count, rng, name, prompts, new)
+        for name in sorted(new - {stratum(task) for task in drafted}):
+            warnings.warn(f"new_templates names {name!r}, of which no task was drafted", stacklevel=2)
         environments = {name: known[name].environment for name in names}
         suite = cls(assign_splits(drafted, random.Random(f"{seed}-splits")), environments)
+        if new and not suite.split("train"):
+            raise SuiteError("new_templates names every template that was drafted: none is left to train on")
         suite._check("not built")
         return suite
 
@@ -119,24 +120,33 @@ class Suite:
         Done once; again where a verifier was added or replaced since.
         """
         if self._audited is None or self._audited[0] != KINDS:
-            self._audited = dict(KINDS), audit(self.tasks, self._environments)
+            self._audited = dict(KINDS), audit(self.tasks, self.environments)
         return [dict(row) for row in self._audited[1]]
 
 
 def _file(path: str | Path) -> Path:
-    """tasks.jsonl in a folder, or the file itself."""
-    return (
-        Path(path, "tasks.jsonl") if os.path.isdir(path) else Path(path)
-    )  # false for a name that no file can have
+    folder = os.path.isdir(path)  # false for a name that no file can have
+    return Path(path, "tasks.jsonl") if folder else Path(path)
 
 
 def shipped_families(corpus: Corpus, top_k: int = 3, variety: str = "plain") -> dict[str, Family]:
-    """The families that ship: search and calculator for A and B, programs for C."""
-    lookups = partial(CorpusEnvironment, corpus, top_k)
-    environments = {"A": lookups, "B": lookups, "C": CodeEnvironment}
-    relabel = {"C": relabel_code}
+    """The families that ship, with their tools: search, python, a solver, pictures, or none."""
+    lookups, more = partial(CorpusEnvironment, corpus, top_k), variety == "wide"
     return {
-        name: Family(draft, environments[name], relabel.get(name)) for name, draft in DRAFTS[variety].items()
+        "A": Family(wide.lookup_draft if more else lookup.draft, lookups),
+        "B": Family(wide.multihop_draft if more else multihop.draft, lookups),
+        "C": Family(code.draft_wide if more else code.draft, CodeEnvironment, relabel_code),
+        "ordebug": Family(
+            ordebug.draft_wide if more else ordebug.draft,
+            ordebug.RepairEnvironment,
+            measures=ordebug.MEASURES,
+        ),
+        "image": Family(
+            image.draft_wide if more else image.draft,
+            partial(image.PictureEnvironment, corpus, top_k),
+            measures=image.MEASURES,
+        ),
+        "drawing": Family(drawing.draft, drawing.DrawingEnvironment, drawing.relabel),
     }
 
 
@@ -144,9 +154,7 @@ def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
     """Names of families from a list or comma-separated text. Raises SuiteError for one that is not known."""
     if not isinstance(names, str | list | tuple):
         raise SuiteError(f"families is {names!r}; it must be a list of {', '.join(sorted(known))}")
-    words = names.split(",") if isinstance(names, str) else names
-    chosen = [str(word).strip() for word in words]
-    chosen = [name if name in known else ALIASES.get(name, name) for name in chosen]
+    chosen = _listed(names)
     unknown = [name for name in chosen if name not in known]
     if unknown or not chosen:
         raise SuiteError(
@@ -157,18 +165,24 @@ def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
     return chosen
 
 
+def _listed(names: str | Sequence[Any]) -> list[str]:
+    words = names.split(",") if isinstance(names, str) else names
+    return [str(word).strip() for word in words if str(word).strip()]
+
+
 def _check_spec(spec: Any) -> None:
     if not isinstance(spec, dict):
         raise SuiteError(
             f"the suite's spec is {spec!r}; give an object such as {{'families': ['A'], 'n_tasks': 100}}"
         )
-    if unknown := set(spec) - {"families", "n_tasks", "seed", "variety"}:
+    if unknown := set(spec) - {"families", "n_tasks", "seed", "variety", "new_templates"}:
         raise SuiteError(
-            f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed and variety"
+            f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed, variety and "
+            "new_templates"
         )
     variety, n_tasks, seed = spec.get("variety", "plain"), spec.get("n_tasks", 1200), spec.get("seed", 0)
-    if not isinstance(variety, str) or variety not in DRAFTS:
-        raise SuiteError(f"unknown variety {variety!r}: use {' or '.join(DRAFTS)}")
+    if not isinstance(variety, str) or variety not in VARIETIES:
+        raise SuiteError(f"unknown variety {variety!r}: use {' or '.join(VARIETIES)}")
     if not isinstance(n_tasks, int) or n_tasks < 20:
         raise SuiteError(f"n_tasks is {n_tasks!r}; it must be a whole number of at least 20")
     if not isinstance(seed, int):
@@ -176,9 +190,18 @@ def _check_spec(spec: Any) -> None:
 
 
 def _draft_family(
-    family: Family, corpus: Corpus, count: int, rng: random.Random, name: str, prompts: set[str]
+    family: Family,
+    corpus: Corpus,
+    count: int,
+    rng: random.Random,
+    name: str,
+    prompts: set[str],
+    new: set[str],
 ) -> list[Task]:
-    """``count`` tasks of one family whose normalised prompts are not in ``prompts`` yet; adds them there."""
+    """``count`` tasks of one family whose normalised prompts are not in ``prompts`` yet; adds them there.
+
+    Those of the templates in ``new`` say so in their meta.
+    """
     if family.draft is None:
         raise SuiteError(
             f"family {name} drafts no tasks: give its tasks as a file, with the recipe key tasks"
@@ -206,7 +229,10 @@ def _draft_family(
         misses = 0
         prompts.add(normalize(task.prompt))
         uses.update(keys)
-        tasks.append(with_content_id(dataclasses.replace(task, family=name, difficulty=difficulty(calls))))
+        task = dataclasses.replace(task, family=name, difficulty=difficulty(calls))
+        if stratum(task) in new:
+            task = dataclasses.replace(task, meta=task.meta | {"new_template": True})
+        tasks.append(with_content_id(task))
     if len(tasks) < count:
         raise SuiteError(
             f"family {name} gave only {len(tasks)} different tasks of the "

@@ -7,13 +7,11 @@ from agentkit.tools.calculator import calculate
 from agentkit.tools.database import query_database
 from agentkit.tools.files import Workspace
 from agentkit.tools.python import run_program
-from agentkit.tools.search import Passages, Recording, RetrievalServer, WebSearch, search_passages
+from agentkit.tools.search import Passages, RetrievalServer, search_passages
 
 __all__ = [
     "Passages",
-    "Recording",
     "RetrievalServer",
-    "WebSearch",
     "Workspace",
     "calculate",
     "query_database",

@@ -6,8 +6,6 @@ names the tool. Leaves out: expiry (raise a tool's version, or remove the file),
 flight between processes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib
@@ -17,15 +15,14 @@ import sqlite3
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agentkit.runs import user_cache
 
 MAX_MB = 2_000  # of the file; after that nothing more is kept
-BATCH = 100  # answers written in one transaction
-BUSY_S = 0.2  # how long another process' transaction is waited for
+BUSY_S = 2.0  # how long other processes' writing is waited for
 Outcome = tuple[str, bool]  # what the policy is shown, and whether the call went well
 
 
@@ -34,7 +31,6 @@ class StaleCacheWarning(UserWarning):
 
 
 def default_path() -> Path:
-    """The file of the tools' answers in the user's cache folder."""
     return user_cache("tools.sqlite")
 
 
@@ -44,34 +40,26 @@ def canonical(arguments: dict[str, Any]) -> str:
 
 
 def key_of(tool: str, version: str, arguments: str) -> bytes:
-    """32 bytes that stand for one call."""
     return hashlib.sha256(json.dumps([tool, version, arguments]).encode()).digest()
 
 
 class ToolCache:
     """Answers by call: ``answer`` asks a tool where it must; ``find`` and ``keep`` are for other askers.
 
-    Args:
-        path: the file, made where it is missing (folder 0700, file 0600); None keeps answers in memory.
-        replay_every: of the hits on one tool, which are checked against the tool itself.
-
-    Attributes:
-        hits, mismatches: counts by tool, since this cache was opened.
-
-    Raises:
-        ValueError: the file holds no cache of answers, or cannot be made or read.
+    Without a path answers stay in memory. Of the ``hits`` on a tool every so many is checked against the tool
+    itself; ``mismatches`` counts other answers. Raises ValueError for a file that is no cache of answers.
     """
 
     def __init__(self, path: str | Path | None = None, *, replay_every: int = 50):
         self.path, self.replay_every = path and Path(path), replay_every
         self.hits, self.mismatches = Counter[str](), Counter[str]()
         self._lock = threading.Lock()
-        self._new: dict[bytes, tuple[str, str]] = {}  # tool and answer, not yet written
         self._flights: dict[tuple[int, bytes], _Flight] = {}
         self._broken = False
         try:
-            if self.path and not self.path.exists():
-                _create(self.path)
+            if self.path:
+                self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))
             self._file = sqlite3.connect(
                 self.path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
@@ -84,15 +72,13 @@ class ToolCache:
                 "(recipe key tool_cache), or switch the cache off (tool_cache: 'off')"
             ) from None
 
-    def __enter__(self) -> ToolCache:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Write what is left and close the file."""
-        self.flush()
         with self._lock:
             self._file.close()
 
@@ -151,56 +137,35 @@ class ToolCache:
         return (again, True), False
 
     def find(self, key: bytes) -> str | None:
-        """A kept answer."""
-        if key in self._new:
-            return self._new[key][1]
-        rows = []
-        with self._transaction() as file:
-            rows = file.execute("SELECT text FROM answer WHERE key = ?", (key,)).fetchall()
+        rows = self._executed("SELECT CAST(text AS BLOB) FROM answer WHERE key = ?", key)
         with contextlib.suppress(UnicodeError):  # a damaged row is no answer
             return rows[0][0].decode("utf-8", "surrogatepass") if rows else None
 
     def keep(self, tool: str, key: bytes, text: str) -> None:
-        """Keep an answer; it is written with the next ones."""
         if not self._broken:
-            self._new[key] = (tool, text)
-            if len(self._new) % BATCH == 0:
-                self.flush()
+            encoded = text.encode("utf-8", "surrogatepass")
+            self._executed("INSERT OR REPLACE INTO answer VALUES (?, ?, ?)", key, tool, encoded)
 
-    def flush(self) -> None:
-        """Write what is new. A file that cannot be written costs a warning, never a run."""
-        new = list(self._new.items())
-        if not new:
-            return
-        rows = [(key, tool, text.encode("utf-8", "surrogatepass")) for key, (tool, text) in new]
-        with self._transaction() as file:
-            file.execute("BEGIN IMMEDIATE")
-            file.executemany("INSERT OR REPLACE INTO answer VALUES (?, ?, ?)", rows)
-            file.execute("COMMIT")
-            for key, _ in new:
-                self._new.pop(key, None)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """The file, for one thread at a time; where it fails, the rest of the block is skipped."""
+    def _executed(self, statement: str, *values: bytes | str) -> list[tuple]:
+        """What one statement gives; a file that fails costs a warning, never a run."""
         try:
-            with self._lock, self._file:  # which rolls back
-                yield self._file
+            with self._lock:
+                return self._file.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             if "locked" not in str(error) and not self._broken:
                 self._broken = True
                 message = f"the cache of tools {self.path} failed ({error}); the run goes on"
                 warnings.warn(message, stacklevel=4)
+            return []
 
 
 class _Flight:
-    """A call under way and how many wait for it."""
-
     def __init__(self, task: asyncio.Future):
         self.task, self.waiting = task, 0
 
 
 def _set_up(file: sqlite3.Connection) -> None:
+    file.execute("PRAGMA journal_mode = WAL")
     file.execute(
         "CREATE TABLE IF NOT EXISTS answer (key BLOB PRIMARY KEY, tool TEXT NOT NULL, text BLOB NOT NULL)"
     )
@@ -208,18 +173,3 @@ def _set_up(file: sqlite3.Connection) -> None:
     file.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last answers: they are asked again
     (page,) = file.execute("PRAGMA page_size").fetchone()
     file.execute(f"PRAGMA max_page_count = {MAX_MB * 2**20 // page}")
-
-
-def _create(path: Path) -> None:
-    """A new file in WAL mode, made under a temporary name: switching modes would stop others who write."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
-    os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    try:
-        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as file:
-            file.execute("PRAGMA journal_mode = WAL")
-            _set_up(file)
-        with contextlib.suppress(FileExistsError):  # another process was quicker
-            os.link(part, path)
-    finally:
-        part.unlink()

@@ -4,8 +4,6 @@ Leaves out names, attributes, calls other than FUNCTIONS, and numbers so large t
 long.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

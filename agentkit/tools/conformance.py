@@ -7,8 +7,6 @@
 pytest then runs every check on it. Leaves out whether the tools are any good.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json
@@ -45,19 +43,15 @@ class EnvironmentConformance:
         return environment
 
     def call(self, method: Callable, arguments: dict[str, Any]) -> Any:
-        """What reset or get_reward gives."""
         return asyncio.run(call_method(method, arguments, self.timeout_s))
 
     def results(self, environment: object, calls: Sequence[ToolCall]) -> list[ToolResult]:
-        """The results of calls, one after another."""
-
         async def work() -> list[ToolResult]:
             return [await run_call(call, environment, timeout_s=self.timeout_s) for call in calls]
 
         return asyncio.run(work())
 
     def observations(self, environment: object, calls: Sequence[ToolCall]) -> list[str]:
-        """What the policy is shown after calls, one after another."""
         return [result.observation for result in self.results(environment, calls)]
 
     def test_reset_takes_a_row_and_gives_text_or_nothing(self) -> None:

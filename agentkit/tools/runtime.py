@@ -6,8 +6,6 @@ arguments, exceptions, time-outs) becomes an observation that tells the policy w
 the work is done and how it is ended (agentkit.tools.execution).
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import hashlib
@@ -54,17 +52,13 @@ class ToolSpec:
     process: bool = False
     # calls at once in one event loop; None: one a core for processes, else no limit
     max_concurrent: int | None = None
-    retries: int = 0  # more tries after an exception other than ValueError, within the same time limit
-    backoff_s: float = 0.5  # before the first of them; twice as long before each one after it
     timeout_s: float | None = None  # wall clock of a call; None: the rollout's
 
     def __post_init__(self) -> None:
-        for name, low in (("max_concurrent", 1), ("retries", 0), ("backoff_s", 0), ("timeout_s", 0.001)):
+        for name, low in (("max_concurrent", 1), ("timeout_s", 0.001)):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and value >= low):
                 raise ValueError(f"a tool's {name} is {value!r}; it must be a number of at least {low}")
-        if not isinstance(self.retries, int) or self.backoff_s is None:
-            raise ValueError("a tool's retries must be a whole number, and its backoff_s a number")
 
 
 def tool(**declared: Any) -> Callable[[Callable], Callable]:
@@ -108,7 +102,9 @@ def check_call(call: ToolCall, tools: dict[str, Callable]) -> str | None:
     """What is wrong with a call, in one sentence, or None."""
     if call.name not in tools:
         return f"there is no tool {call.name[:60]!r}; there are {', '.join(tools)}"
-    parameters, hints = _signature(tools[call.name])
+    method = tools[call.name]
+    parameters, hints = _signature(getattr(method, "__func__", method))
+    parameters = dict(list(parameters.items())[inspect.ismethod(method) :])  # without self
     named = [name for name, parameter in parameters.items() if parameter.kind not in _VARIADIC]
     unknown = sorted(set(call.arguments) - set(named))
     if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -122,14 +118,8 @@ def check_call(call: ToolCall, tools: dict[str, Callable]) -> str | None:
     return None
 
 
-def _signature(method: Callable) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
-    """A tool's parameters and their types."""
-    parameters, hints = _read_signature(getattr(method, "__func__", method))
-    return dict(list(parameters.items())[inspect.ismethod(method) :]), hints
-
-
 @functools.lru_cache(maxsize=1024)
-def _read_signature(function: Callable) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
+def _signature(function: Callable) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any]]:
     try:
         hints = typing.get_type_hints(function)
     except Exception:  # an annotation that names nothing importable: its arguments go unchecked
@@ -151,12 +141,8 @@ async def run_call(
 ) -> ToolResult:
     """Run one call; whatever fails becomes an observation that starts with "Error:" and ok=False.
 
-    Args:
-        call: the tool's name and arguments.
-        environment: its public methods are the tools.
-        timeout_s: wall clock, where the tool declares none; it starts when the call does, not while it waits
-            for its turn among ``max_concurrent``.
-        cache: answers of tools declared pure; None asks every time.
+    ``timeout_s`` holds where the tool declares none; it starts when the call does, not while it waits for its
+    turn among ``max_concurrent``. Without a cache every call is asked.
     """
     start, cached = time.perf_counter(), False
     tools = tools_of(environment)
@@ -179,21 +165,10 @@ def malformed(problem: str, call: ToolCall = ToolCall("", {})) -> ToolResult:  #
 
 
 async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Outcome:
-    """Call a tool, as often as it may be tried, whatever it raises; what the policy is shown."""
-    left_s, wait = limit_s, spec.backoff_s
+    """What the policy is shown of a call, whatever the tool raises."""
     try:
         async with limited(_name(method), spec.max_concurrent or (os.cpu_count() if spec.process else None)):
-            deadline = time.monotonic() + limit_s
-            for tries_left in range(spec.retries, -1, -1):
-                try:
-                    value = await _run(method, spec, arguments, left_s)
-                    break
-                except Exception as error:
-                    left_s = deadline - time.monotonic() - wait
-                    if not tries_left or left_s <= 0 or isinstance(error, ValueError):
-                        raise
-                await asyncio.sleep(wait)
-                wait *= 2
+            value = await _run(method, spec, arguments, limit_s)
             if type(value) is not str:
                 value = await in_thread(functools.partial(_as_text, value), limit_s)
             return _cut(value), True
@@ -205,7 +180,6 @@ async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limi
 
 
 def _run(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Awaitable[Any]:
-    """The call itself, where its kind of tool runs."""
     work, name = functools.partial(method, **arguments), _name(method)
     if inspect.iscoroutinefunction(method):
         return on_tool_loop(work, limit_s, name)
@@ -218,14 +192,13 @@ async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: fl
 
 
 async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
-    """Reset an environment with the row that TRL would hand it; what it adds to the question.
-
-    Raises:
-        RuntimeError: it did not answer in time.
-        TypeError: it returned something else than text or None.
-    """
-    row = {**task.meta, "prompt": [{"role": "user", "content": task.prompt}]}
-    row |= {"task_id": task.id, "answer": task.answer}
+    """Reset an environment with the row that TRL would hand it; what it adds to the question."""
+    row = {
+        **task.meta,
+        "prompt": [{"role": "user", "content": task.prompt}],
+        "task_id": task.id,
+        "answer": task.answer,
+    }
     parameters = inspect.signature(environment.reset).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         row = {name: value for name, value in row.items() if name in parameters}

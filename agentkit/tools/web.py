@@ -3,33 +3,41 @@
 Leaves out redirects, unpacking (a few kilobytes can hold gigabytes), and ending the look-up of a name early.
 """
 
-from __future__ import annotations
-
 import asyncio
 from functools import lru_cache
 from typing import Any
 
+from agentkit.runs import parse_json
 from agentkit.tools.runtime import run_blocking
 
 
 class ReplyError(RuntimeError):
-    """A reply that was not read to its end. The message says what it is, as in "is larger than 10 bytes"."""
+    """A server gave no reply that can be used. The message says why, and nothing that the server wrote."""
+
+
+def post_json(who: str, url: str, body: dict[str, Any], **options: Any) -> Any:
+    """A server's reply as parsed JSON; ``options`` are ``fetch``'s. Raises ReplyError: ``who`` and why."""
+    try:
+        status, reply = fetch("POST", url, json=body, **options)
+        if status == 200:
+            return parse_json(reply)
+        why = f"answered with status {status}"
+    except TimeoutError:
+        why = "did not answer in time"
+    except ConnectionError as error:
+        why = f"cannot be reached ({error})"
+    except ReplyError as error:
+        why = f"gave a reply that {error}"
+    except ValueError:
+        why = "gave a reply that is not JSON"
+    raise ReplyError(f"{who} {why}")
 
 
 def fetch(method: str, url: str, *, timeout_s: float, most: int, **options: Any) -> tuple[int, bytes]:
-    """Status and body of a server's reply; the body of a status other than 200 is not read.
+    """Status and body of a server's reply, ``most`` bytes; the body of a status other than 200 is not read.
 
-    Args:
-        method: GET or POST.
-        url: the address.
-        timeout_s: wall clock of the whole request, however the server spreads its reply.
-        most: bytes of a body.
-        options: what httpx's stream takes besides, such as json, params and headers.
-
-    Raises:
-        TimeoutError: it took longer.
-        ConnectionError: there was no connection or no reply in HTTP; the message names no header.
-        ReplyError: the body is too large or packed.
+    ``timeout_s`` bounds the whole request, however the server spreads its reply; ``options`` are httpx's.
+    Raises TimeoutError, ConnectionError (whose message names no header) or ReplyError.
     """
     return run_blocking(asyncio.wait_for(_fetch(method, url, most, options), timeout_s))
 

@@ -71,7 +71,6 @@ def reply(pipe: Connection, message: dict) -> None:
 
 
 def outcome(work) -> dict:
-    """What a call returned or raised, as JSON can say it."""
     try:
         return {"text": str(work())}
     except BaseException as error:

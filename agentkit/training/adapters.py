@@ -3,8 +3,6 @@
 Leaves out training them (sft, grpo) and exporting them with their model (merge).
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ import torch
 from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 
+from agentkit.runs import writing
 from agentkit.runs.recipe import Recipe
 
 
@@ -27,6 +26,15 @@ def lora(recipe: Recipe) -> LoraConfig:
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
+
+
+def bare(model: Any) -> Any:
+    """The model without the adapter layers that a trainer which was interrupted left in it."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            model.set_submodule(name, layer.get_base_layer())
+    vars(model).pop("peft_config", None)
+    return model
 
 
 @contextmanager
@@ -49,21 +57,36 @@ def merged(model: Any) -> Iterator[None]:
             layer.weight.data.copy_(weight)
 
 
+def settled(model: Any) -> Any:
+    """A trained model to sample from: its adapter folded in, or left as it is in half precision."""
+    return model.merge_and_unload() if model.dtype == torch.float32 else model
+
+
 def save_adapter(model: Any, tokenizer: Any, out: Path) -> None:
     """Save a LoRA adapter so that a reader sees the old one or the new one, never half of one."""
-    temporary = out.with_name(f".{out.name}.new")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    (temporary / "README.md").unlink(missing_ok=True)  # PEFT's model card is an empty form
-    replace_folder(temporary, out)
+    with replacing(out) as new:
+        write_adapter(model, new)
+        tokenizer.save_pretrained(new)
 
 
-def replace_folder(new: Path, out: Path) -> None:
-    """Rename a folder to ``out``; what was there is gone afterwards."""
-    old = out.with_name(f".{out.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if out.exists():
-        out.rename(old)
-    new.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
+def write_adapter(model: Any, folder: Path) -> None:
+    """Write a LoRA adapter; PEFT would ask the hub whether the embeddings have another size there."""
+    model.save_pretrained(folder, save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card is an empty form
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """A folder to fill that then takes the place of ``out``; where that fails, ``out`` stays as it was."""
+    new, old = (out.with_name(f".{out.name}.{word}") for word in ("new", "old"))
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        with writing(out):
+            yield new
+            shutil.rmtree(old, ignore_errors=True)
+            if out.exists():
+                out.rename(old)
+            new.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)

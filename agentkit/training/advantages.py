@@ -6,8 +6,6 @@ advantage is 0. So is that of a group of one, or of equal rewards. Dimensions: B
 components, T completion tokens, N turns. Leaves out which groups are trained on (selection).
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -22,7 +20,6 @@ from agentkit.runs.recipe import Recipe
 
 EPSILON = 1e-4  # added to every standard deviation, as in TRL
 NAN = float("nan")
-TurnRewards = Sequence[Sequence[float | None]]  # of each trajectory's turns
 Spans = Sequence[Sequence[tuple[int, int]]]  # of each trajectory's turns, [start, end) in its completion
 
 
@@ -60,15 +57,11 @@ def estimate(
     assert not rewards.isinf().any(), "rewards: infinite"
     if estimator not in ESTIMATORS:
         raise ValueError(f"unknown advantage estimator {estimator!r}: use {', '.join(ESTIMATORS)}")
-    function = ESTIMATORS[estimator]
-    known = {
-        name: p for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY
-    }
-    if unknown := sorted(options.keys() - known):
-        raise ValueError(f"advantage estimator {estimator!r} has no option {unknown[0]!r}")
-    if missing := [name for name, p in known.items() if p.default is p.empty and name not in options]:
-        raise ValueError(f"advantage estimator {estimator!r} needs the option {missing[0]!r}")
-    return function(rewards, groups, **options)
+    try:
+        inspect.signature(ESTIMATORS[estimator]).bind(rewards, groups, **options)
+    except TypeError as error:
+        raise ValueError(f"advantage estimator {estimator!r}: {error}") from None
+    return ESTIMATORS[estimator](rewards, groups, **options)
 
 
 # ---- one number a trajectory
@@ -90,7 +83,7 @@ def rloo(rewards: Tensor, groups: Tensor) -> Tensor:
 
 def batch_std(rewards: Tensor, groups: Tensor) -> Tensor:
     """Lite-PPO (arXiv 2508.08221): r - group mean, over the standard deviation of the batch. (B,)"""
-    return _centered(rewards, groups) / (_std(rewards) + EPSILON)
+    return _centered(rewards, groups) / (_group_std(rewards, torch.zeros_like(groups)) + EPSILON)
 
 
 def reinforce_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -181,34 +174,28 @@ def step(
     states: Sequence[Sequence[Hashable]],
     spans: Spans,
     length: int,
-    turn_rewards: TurnRewards | None = None,
     gamma: float = 0.95,
     weight: float = 1.0,
 ) -> Tensor:
     """GiGPO (arXiv 2505.10978): A = A_episode + weight * A_step on each turn's tokens. (B, T)
 
-    A_step compares the turns of a group that met the same state, by their discounted returns sum of gamma^k
-    r; a turn alone in its state has 0.
+    A_step compares the turns of a group that met the same state, by their discounted returns gamma^k r of the
+    reward k turns later; a turn alone in its state has 0.
 
     Args:
         states: of each trajectory's turns: anything hashable that is equal where the policy stood before the
             same choice.
         spans: of each trajectory's turns, from the records.
         length: T, at least as long as the longest completion.
-        turn_rewards: of each trajectory's turns; by default the whole reward at the last turn.
         gamma: discount, a turn.
         weight: w.
     """
     _check_turns(rewards, states, spans)
-    if turn_rewards is None:
-        turn_rewards = [
-            [0.0] * (len(turns) - 1) + [r] for turns, r in zip(states, rewards.tolist(), strict=True)
-        ]
-    _check_turns(rewards, turn_rewards, spans)
     outcome = group(rewards, groups)[:, None].expand(-1, max(map(len, states), default=0)).clone()  # (B, N)
     met = torch.tensor([(i, n) for i, turns in enumerate(states) for n in range(len(turns))]).reshape(-1, 2)
     rows, columns = met.to(rewards.device).unbind(1)  # trajectory and number of each turn
-    returns = _padded_turns([_returns(values, gamma) for values in turn_rewards], rewards)[rows, columns]
+    last = torch.tensor([len(turns) - 1 for turns in states]).to(rewards.device)
+    returns = rewards[rows] * torch.full_like(rewards[rows], gamma) ** (last[rows] - columns)
     same = _numbered([(int(groups[i]), states[i][n]) for i, n in met.tolist()], rewards.device)
     among = group(returns.masked_fill(rewards[rows].isnan(), NAN), same)
     outcome[rows, columns] += weight * among
@@ -231,12 +218,7 @@ def of_trajectories(
 ) -> Tensor:
     """Advantages of scored trajectories as the recipe asks: (B,), or (B, T) with T the longest completion.
 
-    Args:
-        tasks: by id.
-        trajectories: B.
-        groups: the group of each.
-        reward: what they were scored with; its weights are those of gdpo.
-        recipe: the estimator and its numbers.
+    ``tasks`` are by id, ``groups`` the group of each; the reward's weights are those of gdpo.
     """
     options: dict[str, Any] = {}
     if recipe.advantage == "gdpo":
@@ -295,13 +277,11 @@ def _numbered(labels: Sequence[Hashable], device: torch.device) -> Tensor:
 
 
 def _group_sum(values: Tensor, groups: Tensor) -> Tensor:
-    """The sum of each trajectory's group. (B,)"""
     labels, index = groups.unique(return_inverse=True)
     return values.new_zeros(len(labels)).index_add(0, index, values)[index]
 
 
 def _counts(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Scored rewards in each trajectory's group. (B,)"""
     return _group_sum((~rewards.isnan()).to(rewards.dtype), groups)
 
 
@@ -322,15 +302,9 @@ def _group_std(rewards: Tensor, groups: Tensor) -> Tensor:
     return (squares / (_counts(rewards, groups) - 1).clamp(min=1)).sqrt()
 
 
-def _std(rewards: Tensor) -> Tensor:
-    """Sample standard deviation of the scored rewards; 0 for fewer than two. ()"""
-    scored = rewards[~rewards.isnan()]
-    return scored.std() if len(scored) > 1 else rewards.new_zeros(())
-
-
 def _whitened(values: Tensor, rewards: Tensor) -> Tensor:
     """Mean 0 and standard deviation 1 over the scored; 0 where not scored, and where all are equal. (B,)"""
-    one_group = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+    one_group = torch.zeros_like(values, dtype=torch.int64)
     return group(values.masked_fill(rewards.isnan(), NAN), one_group)
 
 
@@ -339,21 +313,12 @@ def _check_turns(rewards: Tensor, of_turns: Sequence[Sequence], spans: Spans) ->
     assert all(len(a) == len(b) for a, b in zip(of_turns, spans, strict=True)), "one entry a turn"
 
 
-def _padded_turns(values: TurnRewards, like: Tensor) -> Tensor:
+def _padded_turns(values: Sequence[Sequence[float | None]], like: Tensor) -> Tensor:
     """(B, N), NaN where a trajectory has no such turn or the turn no value."""
     padded = like.new_full((len(values), max(map(len, values), default=0)), NAN)
     for i, row in enumerate(values):
         padded[i, : len(row)] = torch.tensor([NAN if v is None else v for v in row], dtype=like.dtype)
     return padded
-
-
-def _returns(rewards: Sequence[float | None], gamma: float) -> list[float]:
-    """Discounted returns of a trajectory's turns; a turn without a reward adds nothing."""
-    returns, total = [], 0.0
-    for reward in reversed(rewards):
-        total = (reward or 0.0) + gamma * total
-        returns.append(total)
-    return returns[::-1]
 
 
 def _spread(of_turns: Tensor, spans: Spans, length: int) -> Tensor:

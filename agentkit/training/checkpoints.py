@@ -5,8 +5,6 @@ and only then it is renamed to checkpoint-N, N the optimiser step. Also: what an
 train/ is cut back or set aside. Leaves out what a checkpoint holds (resume).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -17,7 +15,7 @@ from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
-from agentkit.runs import Run, RunError, cut_jsonl, secure, write_json
+from agentkit.runs import Run, RunError, cut_jsonl, open_file, secure, write_json
 
 MANIFEST = "manifest.json"
 KEEP = 2  # the newest, and one to fall back to
@@ -43,7 +41,8 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
         new: what ``begin`` gave.
         about: goes into the manifest; JSON values.
     """
-    manifest = {"about": dict(about), "files": {name: _digest(new / name) for name in _files(new)}}
+    names = sorted(str(path.relative_to(new)) for path in new.rglob("*") if path.is_file())
+    manifest = {"about": dict(about), "files": {name: _digest(new / name) for name in names}}
     write_json(new / MANIFEST, manifest | {"sha256": _seal(manifest)})
     secure(new)
     for path in [*new.rglob("*"), new]:
@@ -67,7 +66,6 @@ def steps(folder: Path) -> list[Path]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimiser step in a checkpoint's name."""
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
@@ -78,7 +76,8 @@ def verify(path: Path) -> dict[str, Any]:
         CheckpointError: a file is missing or changed, or the manifest is.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        with open_file(path / MANIFEST) as file:
+            manifest = json.load(file)
         seal, files, about = manifest.pop("sha256"), manifest["files"], manifest["about"]
         if seal != _seal(manifest):
             raise ValueError("its seal is another")
@@ -97,12 +96,10 @@ def verify(path: Path) -> dict[str, Any]:
 
 
 def newest_sound(folder: Path, fits: Callable[[Path, dict[str, Any]], None]) -> Path | None:
-    """The newest checkpoint that is unharmed, with a warning for each that is not; None where there is none.
+    """The newest checkpoint that is unharmed and ``fits``, with a warning for each that is not; or None.
 
-    Args:
-        folder: of the checkpoints.
-        fits: called with a checkpoint whose files are sound, and what its manifest says; raises
-            CheckpointError where it cannot be used all the same.
+    ``fits`` is called with a sound checkpoint and its manifest; it raises CheckpointError where that cannot
+    be used.
     """
     newest_first = steps(folder)
     for path, older in zip_longest(newest_first, newest_first[1:]):
@@ -120,6 +117,7 @@ def cut_back(run: Run, checkpoint: Path) -> None:
     step = step_of(checkpoint)
     for name in ("metrics.jsonl", "alarms.jsonl"):
         cut_jsonl(run.file("train", name), step)
+    run.file("train", "metrics.jsonl").touch(0o600)
     for number in run.steps:
         if number > step:
             run.file("train", "trajectories", f"step_{number:05d}.parquet").unlink()
@@ -138,12 +136,8 @@ def _unused(path: Path) -> Path:
     return next(other for n in count(1) if not (other := path.with_name(f"{path.name}-{n}")).exists())
 
 
-def _files(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

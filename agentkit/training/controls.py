@@ -10,14 +10,15 @@ stops when it is done, and its figures tell what it took. Leaves out measuring a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import cycle
+from functools import partial
+from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
 
-from agentkit.policies.loading import load_agent, make_policy
+from agentkit.policies.loading import agent_of, make_policy
+from agentkit.policies.ranks import spread
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
-from agentkit.runs import Run, RunError
-from agentkit.runs.recipe import Recipe
+from agentkit.runs import Recipe, Run, RunError
 from agentkit.training.hindsight import hindsight
 from agentkit.training.sft import demonstrations, fine_tune, right_ones, token_count
 
@@ -37,45 +38,32 @@ def grpo_tokens(run: Run, recipe: Recipe) -> int:
 
 
 def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any, dict[str, float]]:
-    """Train one control of a run and save its adapter to the run's folder of that name.
+    """Train one control of a run: sft_more, rft or hindsight; its adapter goes to the run's folder of that
+    name.
 
-    Args:
-        name: "sft_more" for fresh demonstrations of the same expert, "rft" for the SFT model's own right
-            answers, "hindsight" for replay on the tasks whose family can be relabelled.
-        lab: the one that the run was made with, ``Lab.of(run)``.
-        run: with a finished GRPO training.
-        tasks: those that GRPO was trained on.
-
-    Returns:
-        The trained model, its tokenizer, and figures: training tokens of GRPO, its own, and the trajectories
-            it learnt from.
-
-    Raises:
-        RunError: there is nothing to compare with, or no right answer to imitate.
+    Returns the trained model, its tokenizer, and figures: training tokens of GRPO, its own, and the
+    trajectories it learnt from. Raises RunError where there is nothing to compare with, or no right answer to
+    imitate.
     """
     recipe = lab.recipe
     budget = grpo_tokens(run, recipe)
-    agent, tokenizer = load_agent(recipe.model, merge=[run.file("sft")] if recipe.sft else [])
+    agent, tokenizer = agent_of(run, recipe, "sft")
     if name == "hindsight":
         replayed = [task for task in tasks if lab.families[task.family].relabel]
         if not replayed:
             raise RunError("no family of these tasks has a relabel function: hindsight has nothing to replay")
         trained, rounds = hindsight(lab, agent, tokenizer, replayed, run)
-        figures = {
-            "tokens": sum(row["tokens"] for row in rounds),
-            "trajectories": sum(row["lessons"] for row in rounds),
-        }
-        return trained, tokenizer, {"grpo_tokens": budget} | figures
-    if name == "sft_more":
-        found = up_to(budget, fresh_demonstrations(lab, tasks, tokenizer))
+        tokens, learnt = sum(row["tokens"] for row in rounds), sum(row["lessons"] for row in rounds)
     else:
-        found = up_to(budget, cycle(own_right_answers(lab, run, agent, tokenizer, tasks)))
-    trained, _ = fine_tune(agent, tokenizer, found, recipe, run.file(name), num_train_epochs=1)
-    return (
-        trained,
-        tokenizer,
-        {"grpo_tokens": budget, "tokens": token_count(found), "trajectories": len(found)},
-    )
+        endless = (
+            fresh_demonstrations(lab, tasks, tokenizer)
+            if name == "sft_more"
+            else cycle(own_right_answers(lab, run, agent, tokenizer, tasks))
+        )
+        found = up_to(budget, endless)
+        trained, _ = fine_tune(agent, tokenizer, found, recipe, run.file(name), num_train_epochs=1)
+        tokens, learnt = token_count(found), len(found)
+    return trained, tokenizer, {"grpo_tokens": budget, "tokens": tokens, "trajectories": learnt}
 
 
 def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
@@ -91,9 +79,7 @@ def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 def fresh_demonstrations(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> Iterable[Trajectory]:
     """Demonstrations without end; the expert's flaws fall anew in each batch, and unlike the cold start's."""
-    batch = 0
-    while True:
-        batch += 1
+    for batch in count(1):
         yield from demonstrations(lab, tasks, tokenizer, lab.recipe.seed + batch * SEED_STEP)
 
 
@@ -104,11 +90,13 @@ def own_right_answers(
     recipe = lab.recipe
     groups = sum(len(run.trajectories(step)) for step in run.steps) // recipe.group_size
     chosen = [task for task, _ in zip(cycle(tasks), range(groups), strict=False)]
-    policy, found = make_policy(agent, tokenizer, "rft", recipe), []
-    for number, start in enumerate(range(0, groups, len(tasks))):  # a task again has another seed
-        seed = recipe.seed + number * SEED_STEP
-        options = lab.options(group_size=recipe.group_size, seed=seed, progress="rft")
-        found += rollout(chosen[start : start + len(tasks)], policy, **options)
+    found = []
+    with make_policy(agent, tokenizer, "rft", recipe) as policy:  # whose engine's memory the update needs
+        for number, start in enumerate(range(0, groups, len(tasks))):  # a task again has another seed
+            seed = recipe.seed + number * SEED_STEP
+            options = lab.options(group_size=recipe.group_size, seed=seed, progress="rft")
+            roll = partial(rollout, policy=policy, **options)
+            found += spread(roll, chosen[start : start + len(tasks)], recipe.group_size, "rft")
     if not (right := right_ones(found)):
         raise RunError(
             f"none of the agent's {len(found)} answers is right: there is nothing to imitate. Use sft_more."

@@ -15,34 +15,37 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from agentkit.diagnostics import Watch
 from agentkit.evaluation import summarize
 from agentkit.policies.loading import make_policy
-from agentkit.policies.sync import sync
+from agentkit.policies.ranks import gathered, on_main_process, patience, spread
+from agentkit.policies.sync_guard import NOISE, SyncError, sync
 from agentkit.policies.unsloth import adapted
-from agentkit.records import Step, Task, TrainingError, Trajectory
+from agentkit.records import Group, Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import rollout
+from agentkit.rollouts.templates import end_of_turn_ids
 from agentkit.rollouts.tokens import check_batch
-from agentkit.runs import Run, append_jsonl, write_trajectories
-from agentkit.runs.recipe import Recipe
+from agentkit.runs import Recipe, Run, append_jsonl, write_trajectories
 from agentkit.training import advantages, metrics
-from agentkit.training.adapters import lora, merged, save_adapter
+from agentkit.training.adapters import bare, lora, merged, save_adapter
 from agentkit.training.guards import Guards
 from agentkit.training.hindsight import lesson_batch
-from agentkit.training.processes import check_processes, check_same, gathered, on_main_process
+from agentkit.training.processes import check_processes, check_same
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import fresh_tasks, select
-from agentkit.training.trainers import Progress, only_own_progress, quiet_trainer
-from agentkit.training.update import Update
+from agentkit.training.trainers import Progress, on_one_card, only_own_progress, quiet_trainer
+from agentkit.training.update import Update, kl_median
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -52,15 +55,15 @@ OnMetrics = Callable[[dict[str, Any]], None]
 
 def config(recipe: Recipe, out: Path) -> GRPOConfig:
     """TRL's configuration, every default that matters, or that Unsloth changes, set explicitly."""
-    cuda = torch.cuda.is_available()
     check_processes(recipe)
     rollouts = recipe.prompts_per_step * recipe.group_size // recipe.processes  # whole groups in each process
-    return GRPOConfig(
+    size = rollouts // recipe.minibatches if recipe.micro_batch_tokens else recipe.micro_batch
+    return on_one_card(GRPOConfig)(
         output_dir=str(out),
         max_steps=recipe.steps,
-        per_device_train_batch_size=recipe.micro_batch,
-        gradient_accumulation_steps=rollouts // recipe.micro_batch,
-        steps_per_generation=rollouts // recipe.micro_batch,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=rollouts // size // recipe.minibatches,
+        steps_per_generation=rollouts // size,
         num_generations=recipe.group_size,
         num_iterations=recipe.num_iterations,
         learning_rate=recipe.learning_rate,
@@ -80,11 +83,11 @@ def config(recipe: Recipe, out: Path) -> GRPOConfig:
         scale_rewards="group",
         mask_truncated_completions=False,
         vllm_importance_sampling_correction=True,
+        ddp_timeout=int(patience(recipe)),
         router_aux_loss_coef=0.0,  # our log-probabilities come without a router's loss
         logging_nan_inf_filter=True,
         torch_empty_cache_steps=None,
-        gradient_checkpointing=cuda,
-        **(quiet_trainer(recipe.seed, cuda) | {"report_to": recipe.report_to}),
+        **(quiet_trainer(recipe) | {"report_to": recipe.report_to}),
     )
 
 
@@ -93,16 +96,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
 
     It goes on from the newest sound checkpoint in the run's train/ where that was made with the same
     parameters; otherwise what an earlier training left there is kept beside it as train-1, train-2 and so on.
-
-    Args:
-        lab: recipe, environments and reward.
-        model: the SFT model; its LoRA adapter is added here, and the reference is the same model with it
-            switched off. ``engine: unsloth`` loads it anew.
-        tokenizer: with a chat template.
-        tasks: training tasks.
-        validation: tasks for validation, in the order they are used.
-        run: where metrics, trajectories and the best adapter go.
-        on_metrics: called with every metrics row, as for live curves.
+    A new LoRA adapter is put on ``model``, the SFT model, which is the reference with the adapter switched
+    off; ``engine: unsloth`` loads it anew. ``on_metrics`` is called with every metrics row.
 
     Attributes:
         step: the batch in the making or in use, of all processes; it travels beside TRL's batch.
@@ -126,19 +121,20 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self.best: tuple[float, int] = (-1.0, 0)
         self.step = Step(0, ())
         self.guards = Guards(recipe)
-        self.lesson_weight = recipe.hindsight_weight
+        self.lesson_weight, self.token_budget = recipe.hindsight_weight, recipe.micro_batch_tokens
         self._options = lab.options()
         self._tasks = {task.id: task for task in tasks}
         self._watch: Watch | None = None
         self._measured: dict[str, float] = {}  # columns of the next metrics row
         self._mismatches = 0  # of the tool cache, so far
+        self._noise: dict[str, float] = {}  # what engine and trainer last differed by
         self._started = time.monotonic()
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # of rollout_func, tested with this pin
         unsloth, engine = recipe.engine == "unsloth", None
         if unsloth:
             model, engine = adapted(model, tokenizer, recipe)
         super().__init__(
-            model=model,
+            model=model if unsloth else bare(model),
             args=config(recipe, run.file("train", "checkpoints")),
             reward_funcs=[_reward],
             train_dataset=Dataset.from_list(
@@ -184,9 +180,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         sampled = _padded([t.old_logprobs for t in self.own_trajectories], completion_ids)
         if self.lesson_weight:
             self._add_lessons(output)
-        self._measured |= self.correct_mismatch(
-            output, sampled, self.recipe.mismatch, self.recipe.mismatch_cap
-        )
+        self._measured |= self._correct_and_compare(output, sampled)
         self._measured |= metrics.rollout_metrics(self.step) | metrics.reward_metrics(self.step, self.reward)
         if self.accelerator.is_main_process:
             path = self.run.file("train", "trajectories", f"step_{self.step.number:05d}.parquet")
@@ -204,9 +198,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         fresh = fresh_tasks(self._tasks.values(), gathered([task.id for task in asked]), seed)
         fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
         with self._synced() as gap:
-            selected = select(
-                asked, fresh, lambda chosen, size: self._rollout(chosen, size, seed), self.recipe
-            )
+            roll = partial(self._rollout, seed=seed)
+            selected = select(asked, fresh, roll, self._teaches_nothing, self.recipe)
         trajectories = selected.trajectories
         trained = (
             (0,) * len(t.action_mask) if out else t.action_mask
@@ -222,20 +215,62 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         )
         self.step = metrics.joined(gathered([step]))
         self.guards.scored(self.step.trajectories)
-        self._measured |= gap | self._cache_mismatches()
+        self._measured |= gap | self._cache_mismatches() | {"planned_steps": self.recipe.steps}
 
     @contextmanager
     def _synced(self) -> Iterator[dict[str, float]]:
-        """Give the policy the weights as they are; yields ``sync_gap`` where its engine has its own."""
+        """Give the policy the weights as they are; yields metrics where its engine has weights of its own.
+
+        Afterwards its engine sleeps, so that the update has its memory.
+        """
         model = self.accelerator.unwrap_model(self.model)
         with merged(model):
-            gap = sync(self.policy, model, self.recipe.temperature, self.recipe.sync_threshold)
-            yield {"sync_gap": gap.mean} if gap else {}
+            recipe, noise = self.recipe, self._noise.get("sync")
+            gap = sync(self.policy, model, recipe.temperature, recipe.sync_threshold, noise)
+            if gap:
+                self._noise["sync"] = gap.mean
+            yield gap.metrics("sync_gap") if gap else {}
+        self.policy.sleep()
+
+    def _teaches_nothing(self, group: Group) -> bool:
+        """Whether the estimator in use gives every token of a group's trajectories no advantage."""
+        tasks = {group.task_id: self._tasks[group.task_id]}
+        one = [0] * len(group.trajectories)
+        values = advantages.of_trajectories(tasks, group.trajectories, one, self.reward, self.recipe)
+        return float(values.abs().max()) < advantages.EPSILON**2
 
     def _rollout(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[Trajectory]:
         step = self.state.global_step + 1
         sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
-        return score_all(tasks, sampled, self.reward)
+        end = (sorted(end_of_turn_ids(self.processing_class))[0],)
+        whole = [t if t.completion_ids else _with_token(t, end) for t in sampled]
+        return score_all(tasks, whole, self.reward)
+
+    def _correct_and_compare(self, output: dict[str, Any], sampled: torch.Tensor) -> dict[str, float]:
+        """The batch corrected where engine and trainer disagree, and metrics of how far they do.
+
+        Raises:
+            SyncError: the batch was sampled by another policy than the one that is trained.
+        """
+        recipe, mode = self.recipe, self.recipe.mismatch
+        dtype = self.accelerator.unwrap_model(self.model).dtype
+        if mode == "auto":
+            same = self.policy.shares_weights and dtype == torch.float32
+            mode = "off" if same else "token_truncate"
+        measured = self.correct_mismatch(output, sampled, mode, recipe.mismatch_cap, recipe.mismatch_floor)
+        if not any(any(mask) for mask in self.step.trained[self._own]):
+            return measured
+        compared = self.compare_engine(output, sampled, self._noise.get("batch", NOISE[dtype]))
+        measured |= {"adapter_effect": compared.effect} | kl_median(output)
+        if mode == "off":
+            return measured | {"mismatch": self.engine_gap(output, sampled)}
+        if why := compared.problem(dtype, recipe.sync_threshold):
+            raise SyncError(
+                f"in the rollouts of step {self.step.number} {why}: they were sampled by another policy than "
+                "the one that is trained, or at another temperature. The run stops before it learns from them"
+            )
+        self._noise["batch"] = compared.mean
+        return measured | compared.metrics("mismatch")
 
     def _cache_mismatches(self) -> dict[str, int]:
         """Replayed tool calls whose cached answer was another one, since the last step."""
@@ -259,11 +294,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         return _padded(self.step.trained[self._own], completion_mask).bool()
 
     def _advantages(self, like: torch.Tensor) -> torch.Tensor:
-        """Advantages of this process' trajectories among those of all, into the record too.
-
-        Returns:
-            (B,), or (B, T) with T the columns of ``like``.
-        """
+        """(B,) or (B, T) advantages of this process' trajectories among those of all, into the record too."""
         trajectories = self.step.trajectories
         groups = [i // self.recipe.group_size for i in range(len(trajectories))]
         values = advantages.of_trajectories(self._tasks, trajectories, groups, self.reward, self.recipe)
@@ -279,14 +310,14 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         return torch.nn.functional.pad(values, (0, missing))[:, : like.shape[1]]
 
     def _add_lessons(self, output: dict[str, Any]) -> None:
-        """Put what this process' rollouts did achieve into the batch, where it is to be imitated."""
         lessons = lesson_batch(self.lab, self.step.tasks, self.own_trajectories, self.processing_class)
+        counts = gathered([int(lessons["lesson_tokens"])])  # gradients are averaged over processes
+        lessons["lesson_tokens"] = torch.tensor(sum(counts) / len(counts) / self.recipe.minibatches)
         output |= {name: values.to(output["completion_ids"].device) for name, values in lessons.items()}
         self._measured["lessons"] = int(lessons["lesson_scored"].any(1).sum())
 
     # ---- the metrics row, and validation
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Write one metrics row a step as soon as it is known."""
         if "loss" in logs:
             self._measured |= self.guards.metrics()
         if self.recipe.report_to != "none" and "loss" in logs:
@@ -297,7 +328,6 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             self._started = time.monotonic()
 
     def _write_row(self, logs: dict[str, Any], seconds: float | None = None) -> None:
-        """Append the metrics row of the step that ends, and show it to the alarms and the live view."""
         number = self.state.global_step
         row = metrics.row(number, logs, self._measured, seconds)
         self._measured = {}
@@ -313,18 +343,18 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             return
         start = time.monotonic()
 
-        def sample() -> list[Trajectory]:
-            with self._synced():
-                return self._rollout(self.validation, self.recipe.val_samples, self.recipe.seed)
-
-        summary = summarize(on_main_process(sample), self.validation)
+        samples = self.recipe.val_samples
+        roll = partial(self._rollout, group_size=samples, seed=self.recipe.seed)
+        with self._synced():
+            sampled = spread(roll, self.validation, samples, "validation")
+        summary = summarize(sampled, self.validation)
         improved = summary["success"] >= self.best[0]
         if improved:
             self.best = (summary["success"], self.state.global_step)
             model, out = self.accelerator.unwrap_model(self.model), self.run.file("adapter")
             on_main_process(lambda: save_adapter(model, self.processing_class, out))
         self.guards.validated(improved)
-        self._measured |= metrics.validation_metrics(summary, time.monotonic() - start)
+        self._measured |= metrics.validation_metrics(summary, sampled, time.monotonic() - start)
 
 
 class _Validate(TrainerCallback):
@@ -345,7 +375,6 @@ class _Validate(TrainerCallback):
 
 
 def _reward(rewards: list[float | None], **unused: Any) -> list[float | None]:
-    """A reward function in TRL's form: the trajectories are scored already."""
     return rewards
 
 
@@ -362,24 +391,23 @@ def _rollout_func(prompts: list, trainer: AgentGRPOTrainer) -> dict[str, list]:
     }
 
 
+def _with_token(trajectory: Trajectory, ids: tuple[int, ...]) -> Trajectory:
+    """One that ended before its first token, with one that is not trained on: TRL expects a token."""
+    return replace(trajectory, completion_ids=ids, action_mask=(0,), old_logprobs=(0.0,))
+
+
 def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
     """Values of completion tokens, (B, T) with zeros at the right end, beside completion ids."""
-    values = torch.zeros(like.shape, dtype=torch.float32, device=like.device)
-    for i, row in enumerate(rows):
-        values[i, : len(row)] = torch.tensor(row)
-    return values
+    values = pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
+    return torch.nn.functional.pad(values, (0, like.shape[1] - values.shape[1])).to(like.device)
 
 
 def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     """Run GRPO from the SFT reference; the best adapter lies in the run's adapter/ afterwards.
 
-    Returns:
-        The best validation success, its step, the number of steps, and why training ended: steps, patience
-            or asked.
-
-    Raises:
-        TrainingError: a guard stopped it; a checkpoint is kept.
-        TrainingStopped: it was interrupted; a checkpoint is kept, and a new trainer goes on from it.
+    Returns the best validation success, its step, the number of steps, and why training ended: steps,
+    patience, solved or asked. A checkpoint is kept where it raises TrainingError (a guard) or TrainingStopped
+    (interrupted).
     """
     with trainer.policy:
         if trainer.finished:

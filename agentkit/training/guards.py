@@ -4,8 +4,6 @@ The decisions are pure functions and one small record, ``Watch``, which a checkp
 applies them to a trainer. Leaves out checkpoints and signals (resume).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,8 +23,6 @@ MIN_UNSCORED = 3  # one or two are no pattern
 
 @dataclass(slots=True)
 class Watch:
-    """What the guards remember between steps."""
-
     skipped: int = 0  # steps whose loss or gradient was not finite, in all
     skipped_in_row: int = 0
     unscored: list[int] = field(
@@ -48,10 +44,8 @@ def is_finite_step(parameters: Sequence[torch.nn.Parameter]) -> bool:
 class Guards(TrainerCallback):
     """Applies the guards, as a callback of the trainer.
 
-    Attributes:
-        watch: what is remembered; a checkpoint carries it.
-        ended: why training ended before its last step: "patience"; None otherwise.
-        problem: why training cannot go on; raised once the step is written.
+    ``ended`` says why training ended before its last step ("patience" or "solved"), ``problem`` why it cannot
+    go on, which is raised once the step is written.
     """
 
     def __init__(self, recipe: Recipe):
@@ -61,7 +55,6 @@ class Guards(TrainerCallback):
         self.problem: str | None = None
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
         return asdict(self.watch)
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -71,7 +64,6 @@ class Guards(TrainerCallback):
         self._consider_the_end()
 
     def metrics(self) -> dict[str, float]:
-        """Columns of the metrics row, once a step was skipped."""
         columns: dict[str, float] = {"skipped_steps": self.watch.skipped} if self.watch.skipped else {}
         if self.watch.skipped_in_row:
             columns["loss"] = math.nan  # transformers logs 0
@@ -102,11 +94,13 @@ class Guards(TrainerCallback):
 
     # ---- rollouts
     def scored(self, batch: Sequence[Trajectory]) -> None:
-        """Count the trajectories of a batch that have no reward; they are masked.
+        """Count a batch's trajectories without a reward, which are masked; TrainingError beyond 20 %.
 
-        Raises:
-            TrainingError: more than 20 % have none.
+        Says that training ends where the batch solved all it was asked and the recipe wants no more.
         """
+        solved = {t.task_id for t in batch if t.success == 1.0}
+        if self._recipe.until_solved and solved == {t.task_id for t in batch}:
+            self.ended = "solved"
         latest = self.watch.unscored + [int(t.reward is None) for t in batch]
         self.watch.unscored = latest = latest[-max(WINDOW, len(batch)) :]
         if not too_many_unscored(latest):
@@ -119,13 +113,12 @@ class Guards(TrainerCallback):
                 reasons |= {t.why} if t.success is None and t.why else set()
         raise TrainingError(
             f"{sum(latest) / len(latest):.0%} of the latest trajectories have no reward, more than "
-            f"{MAX_UNSCORED:.0%}: a verifier or a reward component raises or gives values that are not "
-            f"finite ({'; '.join(sorted(reasons))[:200]}). Mend it, then run this again."
+            f"{MAX_UNSCORED:.0%}: {'; '.join(sorted(reasons))[:400]}. Mend it (a verifier or a reward that "
+            "raises or gives no finite number, or a limit on time), then run this again."
         )
 
     # ---- validation
     def validated(self, improved: bool) -> None:
-        """Take in a validation: end early without improvement."""
         self.watch.since_best = 0 if improved else self.watch.since_best + 1
         self._consider_the_end()
 

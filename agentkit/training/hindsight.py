@@ -9,7 +9,8 @@ part by its ``relabel``. Leaves out how a trajectory is relabelled (tasks.relabe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,29 +20,34 @@ from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, append_jsonl
-from agentkit.runs.recipe import Recipe
 from agentkit.tasks.family import Family
 from agentkit.training.sft import fine_tune, token_count
+from agentkit.verifiers.grids import drawn_in
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
+
+AT_ONCE = 4  # programs relabelled
 
 
 def lessons(
     tasks: Sequence[Task], trajectories: Sequence[Trajectory], families: Mapping[str, Family]
 ) -> list[Task]:
-    """The relabelled tasks of a round: the shortest answer for each outcome, from worst to best.
-
-    Each family's ``relabel`` gives the task that a trajectory solved, with ``outcome`` and ``closeness`` in
-    its meta, or None; trajectories of families without one give no lesson.
-    """
+    """The relabelled tasks of a round: the shortest answer for each outcome, from worst to best."""
     by_id = {task.id: task for task in tasks}
-    different = {(t.task_id, t.answer): t for t in trajectories}
-    shortest: dict[str, Task] = {}
-    for trajectory in different.values():
+    longest_first = sorted(trajectories, key=lambda t: len(t.answer or ""), reverse=True)
+    # of programs that the verifier saw draw the same, one is tried
+    different = {(t.task_id, str(drawn_in(t.why) or t.answer)): t for t in longest_first}
+
+    def relabelled(trajectory: Trajectory) -> tuple[Task, Task | None]:
         asked = by_id[trajectory.task_id]
         relabel = families[asked.family].relabel if asked.family in families else None
-        solved = relabel(asked, trajectory) if relabel else None
+        return asked, relabel(asked, trajectory) if relabel else None
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        found = list(threads.map(relabelled, different.values()))
+    shortest: dict[str, Task] = {}
+    for asked, solved in found:
         if solved is None:
             continue
         key = f"{asked.id} {solved.meta['outcome']}"
@@ -51,40 +57,46 @@ def lessons(
 
 
 def hindsight(
-    lab: Lab, model: Any, tokenizer: Any, tasks: Sequence[Task], run: Run
+    lab: Lab,
+    model: Any,
+    tokenizer: Any,
+    tasks: Sequence[Task],
+    run: Run,
+    on_round: Callable[[Sequence[Trajectory]], None] = lambda sampled: None,
 ) -> tuple[Any, list[dict]]:
     """Sample, relabel, fine-tune and repeat, until every task was solved by some sample or the rounds are
     over.
 
-    Args:
-        lab: families with their ``relabel``; its recipe says rounds, samples a task, learning rate and LoRA.
-        model: is changed; each round's adapter is merged into it, and saved to hindsight/round-<n> in the
-            run.
-        tokenizer: of the model.
-        tasks: what is to be solved.
-        run: also gets hindsight/log.jsonl, one row a round.
-
-    Returns:
-        The model, and the log: round, share of tasks solved by some sample, mean success, lessons, their
-        tokens, and loss.
+    ``model`` is changed: each round's adapter is merged into it, and saved to hindsight/round-<n> in the run.
+    In half precision all rounds train one adapter, and round-<n> holds it as it was then. ``on_round`` hears
+    what a round sampled. Returns the model with the log, which hindsight/log.jsonl holds too: a row a round.
     """
     recipe, log = lab.recipe, []
+    settings = {
+        "train_sampling_strategy": "sequential",
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "learning_rate": recipe.hindsight_learning_rate,
+        "num_train_epochs": 1,
+    }
     for number in range(1, recipe.hindsight_rounds + 1):
         policy = make_policy(model, tokenizer, "hindsight", recipe)
         options = lab.options(
             group_size=recipe.hindsight_samples,
-            seed=recipe.seed + number,
+            seed=recipe.seed + 1_000_003 * number,  # not what another seed's round samples
             step=number,
             progress=f"hindsight, round {number}",
         )
         sampled = rollout(tasks, policy, **options)
+        on_round(sampled)
         solved = {t.task_id for t in sampled if t.success == 1.0}
         row = {"round": number, "solved": len(solved) / len(tasks), "lessons": 0, "tokens": 0, "loss": None}
         row["success"] = sum(t.success or 0.0 for t in sampled) / len(sampled)
         if len(solved) < len(tasks):
             transcripts = demonstrate(lab, lessons(tasks, sampled, lab.families), tokenizer)
             if transcripts:
-                model, losses = _learn(model, tokenizer, transcripts, recipe, run, number)
+                out = run.file("hindsight", f"round-{number}")
+                model, losses = fine_tune(model, tokenizer, transcripts, recipe, out, **settings)
                 row |= {"lessons": len(transcripts), "tokens": token_count(transcripts)}
                 row["loss"] = losses[-1]["loss"]
         log.append(row)
@@ -108,10 +120,8 @@ def lesson_batch(
 ) -> dict[str, torch.Tensor]:
     """The lessons of a batch of B rollouts as tensors that are split and stored with it, for ``Update``.
 
-    Returns:
-        ``lesson_ids`` and ``lesson_mask`` (B, T), the transcripts at evenly spaced rows and nothing in the
-        others, padded on the right; ``lesson_scored`` (B, T), 1 on what the expert wrote; ``lesson_tokens``
-        (), their number.
+    ``lesson_ids``, ``lesson_mask`` and ``lesson_scored`` (B, T), 1 on what the expert wrote: the transcripts
+    at evenly spaced rows, padded on the right; ``lesson_tokens`` (), the number scored.
     """
     transcripts = demonstrate(lab, lessons(tasks, trajectories, lab.families), tokenizer)
     width = max((len(t.prompt_ids) + len(t.completion_ids) for t in transcripts), default=1)
@@ -121,13 +131,3 @@ def lesson_batch(
         ids[row, :end], mask[row, :end] = torch.tensor([*t.prompt_ids, *t.completion_ids]), 1
         scored[row, len(t.prompt_ids) : end] = torch.tensor(t.action_mask)
     return {"lesson_ids": ids, "lesson_mask": mask, "lesson_scored": scored, "lesson_tokens": scored.sum()}
-
-
-def _learn(
-    model: Any, tokenizer: Any, transcripts: Sequence[Trajectory], recipe: Recipe, run: Run, number: int
-) -> tuple[Any, list[dict]]:
-    changes = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "constant", "warmup_steps": 0}
-    changes |= {"learning_rate": recipe.hindsight_learning_rate, "num_train_epochs": 1}
-    return fine_tune(
-        model, tokenizer, transcripts, recipe, run.file("hindsight", f"round-{number}"), **changes
-    )

@@ -1,11 +1,14 @@
-"""Training in several processes, one a GPU: started by a notebook as a child, watched and stopped cleanly.
+"""What a notebook has done with its recipe's agent: here, or by processes of their own, one a GPU, started as
+children, watched and stopped cleanly.
 
-``python -m torch.distributed.run ... -m agentkit.training.launch RUN`` is one of them; each opens the
-recipe's lab itself, so that nothing has to be pickled. Leaves out other machines, and training itself (grpo).
+``python -m torch.distributed.run ... -m agentkit.training.worker RUN JOB`` is one of the processes; each
+opens the recipe's lab itself, so that nothing has to be pickled, and sees its own card only. This process
+then holds no memory of a GPU. Leaves out other machines, what is done (jobs), and which card does what
+(runs.topology).
 """
 
-from __future__ import annotations
-
+import contextlib
+import gc
 import json
 import os
 import re
@@ -13,125 +16,263 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import uuid
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from agentkit.lab import Lab
-from agentkit.policies.loading import load_agent
-from agentkit.records import AgentkitError
-from agentkit.runs import Run, RunError, read_json, write_bytes, write_json
-from agentkit.runs.recipe import Recipe
+from agentkit.policies.ranks import patience
+from agentkit.policies.replicas import replicas
+from agentkit.records import Trajectory
+from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
+from agentkit.runs.children import TOKEN, end_all
+from agentkit.runs.topology import CARDS, Topology, choose, settled
+from agentkit.training import checkpoints
+from agentkit.training.processes import TrainingStopped
+from agentkit.training.worker import MARK, function_of
 
-JOB, LOG = ".job.json", "launch.log"  # in the run's folder
-# set for workers whose standard input ends when the process that launched them does
-WATCH = "AGENTKIT_STOP_WITH_STDIN"
-MARK = "agentkit-metrics "  # a line of the child's output that is a row of metrics
-STOP_S = 60.0  # to write a checkpoint, before the child is killed
+LOG = "launch.log"  # in the run's folder
+JOBS = "agentkit.training.jobs"
+DEMONSTRATIONS = ".demonstrations.parquet"  # in the run's folder, for as long as they are imitated
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
-def launch(lab: Lab, run: Run, on_metrics: OnMetrics = lambda row: None) -> dict[str, Any]:
-    """Train in ``recipe.processes`` processes and return what ``grpo.train`` returns.
+def _ignore(row: dict[str, Any]) -> None:
+    pass
 
-    Interrupting it stops the child after its step, with a checkpoint; so does the end of this process.
 
-    Args:
-        lab: its recipe says how many processes; they open it anew.
-        run: holds tasks.jsonl, and sft/ where the recipe asks for it.
-        on_metrics: called with every row of metrics.
+class Work:
+    """Jobs of one recipe in one run; ``topology`` says who does them, and why.
 
-    Raises:
-        RecipeError: something of the lab is defined in a notebook cell.
-        RunError: the child failed; the message ends with its last error.
+    Raises RecipeError where the recipe asks for GPUs that are not there.
     """
-    lab.check_for_children()
-    processes = lab.recipe.processes
-    write_json(run.file(JOB), {"recipe": lab.recipe.everything()})
-    child = _start(run, processes)
-    try:
-        _follow(child, on_metrics)
-    except BaseException:
-        _stop(child)
-        raise
-    if child.returncode:
-        why = _last_error(run.file(LOG).read_text(encoding="utf-8", errors="replace"))
-        raise RunError(f"training in {processes} processes failed (see {run.file(LOG)}): {why}")
-    return read_json(run.file(JOB))["result"]
+
+    def __init__(self, lab: Lab, run: Run):
+        self.lab, self.run = lab, run
+        self.topology = _topology(lab.recipe, run)
+        self._ranks: dict[str, Any] = {}  # by job: each process' card, and what it sampled
+
+    def __str__(self) -> str:
+        return str(self.topology)
+
+    @property
+    def devices(self) -> int:
+        """GPUs, or processes on a CPU, whose time is spent."""
+        return max(self.topology.workers, self.topology.processes + self.topology.replicas)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the manifest keeps of who did what."""
+        return {"topology": str(self.topology), "devices": self.devices, "ranks": self._ranks}
+
+    @property
+    def recipe(self) -> Recipe:
+        """As the processes that train have it."""
+        return Recipe.from_mapping(settled(self.lab.recipe, self.topology))
+
+    def cold_start(self, demonstrations: Sequence[Trajectory]) -> list[dict[str, Any]]:
+        """Fine-tune the agent on demonstrations: the run's sft/ holds the adapter; the log, a row a step."""
+        file = self.run.file(DEMONSTRATIONS)
+        write_trajectories(file, demonstrations)
+        try:
+            return self.do(f"{JOBS}:cold_start", processes=self._imitating)["log"]
+        finally:
+            file.unlink()
+
+    @property
+    def _imitating(self) -> int:
+        """The most processes that share SFT's batch evenly, so that it is the recipe's with any cards."""
+        return max(n for n in range(1, self.topology.workers + 1) if self.lab.recipe.sft_batch % n == 0)
+
+    def measure(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
+        """Measure a policy of the run on the test (``Lab.measure``), spread over all cards."""
+        self.do(f"{JOBS}:measure", name=name)
+        return self._measured(name)
+
+    def baseline(self) -> tuple[list[Trajectory], list[Trajectory], str]:
+        """Measure the policy that GRPO starts from, and what ``Lab.sift`` says of the training tasks."""
+        sifted = self.do(f"{JOBS}:measure", name="sft", sift=True)["sifted"]
+        return *self._measured("sft"), sifted
+
+    def _measured(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
+        return self.run.trajectories(name), self.run.trajectories(f"{name}_greedy")
+
+    def control(self, name: str) -> dict[str, float]:
+        """Train one of the recipe's controls and measure it; what it learnt from."""
+        number = 1 if name == "hindsight" else self._imitating  # its rounds are one process' own
+        return self.do(f"{JOBS}:control", name=name, processes=number)["figures"]
+
+    def train(self, on_metrics: OnMetrics = _ignore) -> dict[str, Any]:
+        """GRPO, with servers that roll out where the topology is split; what ``grpo.train`` returns.
+
+        Interrupting it stops after the step, with a checkpoint; so does the end of this process.
+        """
+        topology = self.topology
+        with replicas(self.lab.recipe, self.run, topology.serving if topology.replicas else ()) as urls:
+            job, cards = f"{JOBS}:train", topology.training
+            return self.do(job, on_metrics, processes=topology.processes, cards=cards, urls=urls)
+
+    def do(
+        self,
+        job: str,
+        tell: OnMetrics = _ignore,
+        *,
+        processes: int | None = None,
+        cards: Sequence[str] | None = None,
+        urls: Sequence[str] = (),
+        **arguments: Any,
+    ) -> dict[str, Any]:
+        """Call a job, "module:function", with the lab and the run, here or in ``processes``."""
+        topology = self.topology
+        if topology.kind == "here":
+            return function_of(job)(self.lab, self.run, tell, **arguments)
+        self.lab.check_for_children()
+        number = processes or topology.workers
+        cards = topology.cards if cards is None else cards
+        recipe = settled(self.lab.recipe, topology, urls)
+        written = {"recipe": recipe, "job": job, "arguments": arguments}
+        _let_go()
+        name = job.partition(":")[2]
+        children = _Children(self.run, name, number, cards[:number], patience(self.recipe), written)
+        result = children.result(tell)
+        self._ranks[f"{name} {arguments.get('name', '')}".strip()] = result.pop("ranks")
+        return result
 
 
-def _start(run: Run, processes: int) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command += ["-m", "agentkit.training.launch", str(run.path.resolve())]
-    threads = max((os.cpu_count() or 1) // processes, 1)
-    paths = os.pathsep.join(filter(None, sys.path))
-    environ = {"OMP_NUM_THREADS": str(threads), **os.environ, WATCH: "1", "PYTHONPATH": paths}
-    pipe = subprocess.PIPE
-    with write_bytes(run.file(LOG), b"").open("wb") as log:
-        return subprocess.Popen(
-            command, env=environ, stdin=pipe, stdout=pipe, stderr=log, text=True, start_new_session=True
+def launch(lab: Lab, run: Run, on_metrics: OnMetrics = _ignore) -> dict[str, Any]:
+    """Train in as many processes as the recipe and the visible GPUs say (``Work.train``)."""
+    return Work(lab, run).train(on_metrics)
+
+
+def _topology(recipe: Recipe, run: Run) -> Topology:
+    """The choice for this machine, with what preflight measured and the memory plan where there are GPUs."""
+    count, seconds, fits = torch.cuda.device_count(), (0.0, 0.0), "fits"
+    with contextlib.suppress(RunError, KeyError, TypeError, StopIteration):
+        items = read_json(run.file("preflight.json"))["items"]
+        values = next(item["values"] for item in items if item["name"] == "Forecast")
+        seconds = values["rollout"], values["update"]
+    if count > 1 and torch.cuda.is_available() and recipe.topology == "auto":
+        from agentkit.training import memory
+
+        with contextlib.suppress(Exception):  # a model that cannot be planned for is tried
+            size = torch.cuda.get_device_properties(0).total_memory / memory.GB
+            needs = memory.plan(recipe)
+            if max(needs.update(), needs.sampling(size)) <= size * memory.GB:  # else a split helps neither
+                fits = needs.advice(size)
+    return choose(recipe, count, seconds, fits)
+
+
+def _let_go() -> None:
+    """Give the memory of GPUs back, which the children need; warns of what a cell still holds."""
+    if not torch.cuda.is_initialized():
+        return
+    gc.collect()
+    torch.cuda.empty_cache()
+    if held := sum(torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())):
+        warnings.warn(
+            f"this notebook holds {held / 1e9:.1f} GB of GPU memory, which the training processes lack: "
+            "delete what a cell has loaded, or restart the kernel",
+            stacklevel=3,
         )
 
 
-def _follow(child: subprocess.Popen, on_metrics: OnMetrics) -> None:
-    for line in child.stdout:
-        if line.startswith(MARK):
-            on_metrics(json.loads(line.removeprefix(MARK)))
-    child.wait()
+class _Children:
+    """torchrun and its processes, from their start to the last of them gone, however they end."""
+
+    def __init__(
+        self, run: Run, name: str, number: int, cards: Sequence[str], wait_s: float, job: dict[str, Any]
+    ):
+        self._run, self._name, self._number, self._wait_s = run, name, number, wait_s
+        self._token = uuid.uuid4().hex
+        self._job = run.file(f".job-{self._token}.json")  # of this launch: the result comes back in it
+        write_json(self._job, job)
+        options = f"--standalone --nproc_per_node={number}" + " --virtual-local-rank" * bool(cards)
+        command = f"-m torch.distributed.run {options} -m agentkit.training.worker"
+        threads = max((os.cpu_count() or 1) // number, 1)
+        paths = os.pathsep.join(filter(None, sys.path))
+        environ = {"OMP_NUM_THREADS": str(threads)} | os.environ | {TOKEN: self._token, "PYTHONPATH": paths}
+        environ |= {CARDS: ",".join(cards)} if cards else {}
+        with write_bytes(run.file(LOG), b"").open("wb") as log:
+            self._child = subprocess.Popen(
+                [sys.executable, *command.split(), str(run.path.resolve()), str(self._job.resolve())],
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self._end = threading.Thread(target=self._end_with_it, daemon=True)
+        self._end.start()
+
+    def _end_with_it(self) -> None:
+        """End what torchrun leaves: a helper of a lab file may hold the output that is read to its end."""
+        self._child.wait()
+        end_all(TOKEN, self._token.__eq__)
+
+    def result(self, tell: OnMetrics) -> dict[str, Any]:
+        """What the job returned. Raises RunError with its last error, TrainingStopped when interrupted."""
+        try:
+            try:
+                self._follow(tell)
+            except BaseException as error:
+                self._stop()
+                if not isinstance(error, KeyboardInterrupt):
+                    raise
+                why = f"{self._name} in {self._number} processes was stopped; run this again to go on"
+                raise TrainingStopped(why) from None
+            answer = read_json(self._job)
+        finally:
+            end_all(TOKEN, self._token.__eq__)
+            self._job.unlink(missing_ok=True)
+        if "result" not in answer:
+            raise RunError(self._failure())
+        return answer["result"]
+
+    def _follow(self, tell: OnMetrics) -> None:
+        for line in self._child.stdout:
+            if line.startswith(MARK):
+                tell(json.loads(line.removeprefix(MARK)))
+        self._end.join()
+
+    def _stop(self) -> None:
+        """Ask the processes to stop by ending their input, and wait for a step and its checkpoint.
+
+        Not by a signal to torchrun, which would give them 30 seconds. A second interrupt does not wait.
+        """
+        self._child.stdin.close()
+        timer = threading.Timer(self._wait_s, partial(end_all, TOKEN, self._token.__eq__))
+        timer.start()
+        try:
+            self._follow(_ignore)
+        finally:
+            timer.cancel()
+
+    def _failure(self) -> str:
+        log = self._run.file(LOG).read_text(encoding="utf-8", errors="replace")
+        why = death(self._child.returncode, log) or _last_error(log)
+        kept = checkpoints.steps(self._run.file("train", "checkpoints"))
+        after = f"{kept[0].name} is kept, run this again to go on" if kept else "there is no checkpoint yet"
+        after = f". {after}" if self._name == "train" else ""
+        return f"{self._name} in {self._number} processes failed (see {self._run.file(LOG)}): {why}{after}"
 
 
-def _stop(child: subprocess.Popen) -> None:
-    """SIGTERM, time for a checkpoint, then SIGKILL; the whole group either way."""
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGTERM)
-    timer = threading.Timer(STOP_S, lambda: child.poll() is None and os.killpg(child.pid, signal.SIGKILL))
-    timer.start()
-    try:
-        _follow(child, lambda row: None)
-    finally:
-        timer.cancel()
+def death(code: int | None, log: str) -> str:
+    """Which process was ended by which signal, from torchrun's exit status and what it wrote; or ""."""
+    if code and code < 0:
+        return f"torchrun, which watches the processes, was ended by {signal.Signals(-code).name}"
+    for number, rank in re.findall(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", log):
+        name = signal.Signals(int(number)).name
+        if name != "SIGTERM":  # by which torchrun ends the others
+            return f"process {rank} was ended by {name}, by hand or because memory ran out"
+    return ""
 
 
 def _last_error(log: str) -> str:
     lines = log.splitlines()
     errors = [line.strip() for line in lines if re.match(r"(\[rank\d+\]: *)?\w*(Error|Stopped): ", line)]
     return " | ".join(errors[-1:] or lines[-3:])[:600]
-
-
-# ---- one of the processes
-def work(folder: str) -> None:
-    """Train; the first process writes the result beside the job."""
-    os.umask(0o077)
-    if os.environ.get(WATCH):
-        threading.Thread(target=_stop_with_the_parent, daemon=True).start()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    from agentkit.training.grpo import train  # TRL looks at the device when it is loaded
-
-    run = Run(folder)
-    job = read_json(run.file(JOB))
-    lab = Lab.open(Recipe.from_mapping(job["recipe"]))
-    agent, tokenizer = load_agent(lab.recipe.model, merge=[run.file("sft")] if lab.recipe.sft else [])
-    trainer = lab.trainer(agent, tokenizer, lab.load(run), run, on_metrics=_print_row)
-    result = train(trainer)
-    if trainer.accelerator.is_main_process:
-        write_json(run.file(JOB), job | {"result": result})
-
-
-def _print_row(row: dict[str, Any]) -> None:
-    print(MARK + json.dumps(row), flush=True)
-
-
-def _stop_with_the_parent() -> None:
-    """Standard input ends when the process that launched this one has gone."""
-    while sys.stdin.buffer.raw.read(1024):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    try:
-        work(sys.argv[1])
-    except AgentkitError as error:
-        sys.exit(f"{type(error).__name__}: {error}")

@@ -1,12 +1,10 @@
 """An adapter folded into the model it was trained on: a full model that needs neither PEFT nor this kit.
 
 The merged model is written in the data type of the model it came from, read back from the disk, and must then
-give the tokens of the run's own trajectories the log-probabilities that model and adapter gave them;
-otherwise it is not kept. Leaves out quantised models, whose weights an adapter cannot be folded into without
-loss.
+give the tokens of the run's own trajectories the log-probabilities that model and adapter gave them, with at
+least 95 % of what the adapter does; otherwise it is not kept. Where rounding loses more, model and adapter
+are exported side by side. Leaves out quantised models.
 """
-
-from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
@@ -15,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentkit.nano import model_path
+from agentkit.policies.loading import with_adapter
+from agentkit.policies.precision import LEAST_SHARE, surviving_share
+from agentkit.policies.weights import folded
 from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.runs import Run, RunError, secure
-from agentkit.training.adapters import replace_folder
+from agentkit.training.adapters import replacing
 
-# nats a token on average, by what rounding costs
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 CHECKED, CHECKED_TOKENS = 8, 2048  # trajectories, and tokens of each
-NAMES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,73 +36,65 @@ class Merged:
     mean_difference: float  # between merged model, and model with adapter
     max_difference: float
     adapter_effect: float  # mean difference between model with adapter, and without
+    surviving: float  # share of the adapter's effect that the merged model shows
 
 
-def merge(run: Run, dtype: str | None = None) -> Merged:
+def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     """Fold a run's best adapter (and its SFT adapter under it) into the full model, in ``merged/``.
 
-    Args:
-        run: with ``adapter/`` and trajectories.
-        dtype: float32, float16 or bfloat16; by default that of the model it was trained on.
-
-    Raises:
-        RunError: there is no adapter, no trajectory to check with, or the merged model gives other
-            log-probabilities.
+    With e the effect of the adapter on log-probabilities of the run's own tokens and r what the merged model
+    misses of it, the share that survives is 1 - |r|^2 / |e|^2, or that of the weights' change where this is
+    less, since a few tokens may show all of it by chance. ``dtype`` is by default that of the model it was
+    trained on; ``unmerged`` leaves the adapter as it is, in merged/adapter beside the model. Raises RunError
+    where there is no adapter, no trajectory to check with, or less than 95 % survives.
     """
-    adapter, merged, recipe = run.file("adapter"), run.file("merged"), run.manifest.get("recipe", {})
+    adapter, out, recipe = run.file("adapter"), run.file("merged"), run.manifest.get("recipe", {})
     if not (adapter / "adapter_config.json").exists():
         raise RunError(f"{adapter} does not exist: train this run first, with notebook 03.")
     source = str(model_path(recipe.get("model", "nano")))
-    kept = NAMES[dtype] if dtype else _stored_dtype(source)
+    kept = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(source).dtype
+    kept = kept if kept in (torch.float16, torch.bfloat16) else torch.float32
     rows = _token_rows(run)
-    model = _load(source, torch.float32)
+    model = _load(source, kept)
     if recipe.get("sft"):
-        model = PeftModel.from_pretrained(model, str(run.file("sft"))).merge_and_unload()
-    without = logprobs(model, rows)
-    model = PeftModel.from_pretrained(model, str(adapter))
+        model = folded(with_adapter(model, run.file("sft")))
+    without = logprobs(model.float(), rows)
+    model = with_adapter(model, adapter)
     before = logprobs(model, rows)
-    new = run.file(".merged.new")
-    shutil.rmtree(new, ignore_errors=True)
-    model.merge_and_unload().to(kept).save_pretrained(new)
-    AutoTokenizer.from_pretrained(adapter).save_pretrained(new)
-    del model
-    after = logprobs(_load(str(new), kept).float(), rows)
-    mean, largest = _differences(before, after)
-    if not mean <= TOLERANCE[kept]:  # NaN is refused too
-        shutil.rmtree(new)
-        raise RunError(
-            f"the merged model is not kept: its log-probabilities differ from the adapter's by {mean:.2g} "
-            f"nats a token on average ({largest:.2g} at most), more than {TOLERANCE[kept]:g}; merge with "
-            "another --dtype, such as float32."
-        )
-    replace_folder(new, merged)
-    secure(merged)
-    effect, _ = _differences(before, without)
-    return Merged(merged, str(kept).removeprefix("torch."), len(torch.cat(before)), mean, largest, effect)
+    of_weights = 1.0 if unmerged else surviving_share(model, kept)
+    with replacing(out) as new:
+        (model.unload() if unmerged else model.merge_and_unload()).to(kept).save_pretrained(new)
+        AutoTokenizer.from_pretrained(adapter).save_pretrained(new)
+        del model
+        written = _load(str(new), kept).float()
+        if unmerged:
+            shutil.copytree(adapter, new / "adapter")
+            written = with_adapter(written, new / "adapter")
+        misses, effect = logprobs(written, rows) - before, before - without
+        surviving = 1 - float(misses.square().sum() / effect.square().sum()) if effect.any() else 1.0
+        surviving = min(surviving, of_weights)
+        name = str(kept).removeprefix("torch.")
+        if not surviving >= LEAST_SHARE:  # NaN is refused too
+            raise RunError(
+                f"the merged model is not kept: {max(surviving, 0.0):.0%} of what the adapter does to "
+                f"log-probabilities survives in {name}, and {LEAST_SHARE:.0%} should (it moves them by "
+                f"{effect.abs().mean():.2g} nats a token, rounding by {misses.abs().mean():.2g}): merge with "
+                "--dtype float32, or keep the adapter beside the model with --unmerged"
+            )
+    secure(out)
+    mean, largest = float(misses.abs().mean()), float(misses.abs().max())
+    return Merged(out, name, len(effect), mean, largest, float(effect.abs().mean()), surviving)
 
 
-def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> list[torch.Tensor]:
-    """Log-probabilities at temperature 1 of the tokens that were sampled.
-
-    Args:
-        model: a causal language model.
-        rows: token ids with a mask of the same length, 1 on sampled tokens; the first token is never scored.
-
-    Returns:
-        For each row a float32 tensor as long as its mask has ones.
-    """
+def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
+    """(tokens,) log-probabilities at temperature 1 of what rows' masks mark; a row is ids and a mask."""
     scores = []
     with torch.inference_mode():
         for ids, mask in rows:
             row = torch.tensor([ids])
             values, _ = completion_logprobs(model, row, torch.ones_like(row), len(ids) - 1, 1.0)
             scores.append(values[0, torch.tensor(mask[1:], dtype=torch.bool)])
-    return scores
-
-
-def _differences(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> tuple[float, float]:
-    gaps = (torch.cat(list(one)) - torch.cat(list(other))).abs()
-    return float(gaps.mean()), float(gaps.max())
+    return torch.cat(scores)
 
 
 def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:
@@ -125,11 +114,6 @@ def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:
             f"{run.path} holds no trajectory to check the merged model with: run notebook 03 or 05 first."
         )
     return rows[:: max(len(rows) // CHECKED, 1)][:CHECKED]
-
-
-def _stored_dtype(source: str) -> torch.dtype:
-    dtype = AutoConfig.from_pretrained(source).dtype
-    return dtype if dtype in TOLERANCE else torch.float32
 
 
 def _load(source: str, dtype: torch.dtype) -> Any:

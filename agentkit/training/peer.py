@@ -7,8 +7,6 @@ then TRL's own ``selective_log_softmax`` and ``entropy_from_logits``. All else i
 the same trainer with our update. Leaves out rollouts, and the race itself (bench).
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -55,12 +53,7 @@ def make_trainer(
     args: GRPOConfig,
     lora: LoraConfig | None = None,
 ) -> GRPOTrainer:
-    """A trainer of the kind, for ``update`` and ``logprobs``; adapters are away from zero, the same for every
-    kind.
-
-    Raises:
-        ValueError: the model cannot share prefixes.
-    """
+    """A trainer of the kind, its adapters away from zero alike; ValueError where it cannot share prefixes."""
     rows = Dataset.from_list([{"prompt": "unused"}])
     trainer = kind(model, lambda **_: [0.0], args, rows, processing_class=tokenizer, peft_config=lora)
     generator = torch.Generator().manual_seed(0)
@@ -103,11 +96,7 @@ def _padded(rows: list[list[int]], value: int, side: str = "right") -> torch.Ten
 def update(
     trainer: GRPOTrainer, batch: dict[str, torch.Tensor], parts: int = 1
 ) -> tuple[float, float, torch.Tensor]:
-    """One batch forward and backward, split into micro-batches in its order.
-
-    Returns:
-        Seconds, loss, and the gradient of all trained parameters, flat, float32.
-    """
+    """One batch forward and backward in micro-batches: seconds, loss, and the flat gradient in float32."""
     trainer.model.train()
     trainer.model.zero_grad(set_to_none=True)
     trainer.current_gradient_accumulation_steps = parts

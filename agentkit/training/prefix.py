@@ -13,9 +13,7 @@ Leaves out layers that are not full causal attention (sliding windows, recurrent
 for a shared token.
 """
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -23,15 +21,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentkit.policies.attention import allow_other_attention
-from agentkit.rollouts.tokens import completion_logprobs, token_logprobs
+from agentkit.rollouts.tokens import token_logprobs
 
 PLAIN_ROWS = 4  # scored together
-CHUNK_ELEMENTS = 2**24  # logits that exist at a time: 64 MiB in float32
+CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}  # logits that exist at a time: 64 MiB and 1 GiB in float32
 # nats, by the precision of the weights
 PROBE_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
 
@@ -101,22 +100,19 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 
 
 class _Layout:
-    """What attention needs of a tree, on the model's device: sizes, paths, a causal mask for each run.
+    """What attention needs of a tree: sizes, paths, and the causal pattern of each run.
 
-    A run that is a whole sequence needs no mask; runs of one shape share theirs.
+    A run's tokens are the last of its path, so each sees a lower right triangle of it: a pattern with a name,
+    which fast kernels know, and no mask in memory. A run that is a whole sequence is plainly causal.
     """
 
-    def __init__(self, tree: Tree, device: torch.device):
+    def __init__(self, tree: Tree):
         self.runs, self.pieces, self.paths = list(tree.runs), list(tree.pieces), tree.paths
-        masks: dict[tuple[int, int], torch.Tensor | None] = {}
-        shapes = [
-            (run, sum(tree.pieces[piece] for piece in path))
-            for run, path in zip(tree.runs, tree.paths, strict=True)
+        lengths = (sum(tree.pieces[piece] for piece in path) for path in tree.paths)
+        self.masks = [
+            None if run == length else causal_lower_right(run, length)
+            for run, length in zip(tree.runs, lengths, strict=True)
         ]
-        for run, length in dict.fromkeys(shapes):
-            full = torch.ones((run, length), dtype=torch.bool, device=device)
-            masks[run, length] = None if run == length else full.tril(length - run)[None, None]
-        self.masks = [masks[shape] for shape in shapes]
 
 
 def tree_attention(
@@ -137,13 +133,8 @@ def prepare(model: Any) -> str | None:
     """Give a causal language model the attention that can share prefixes; other calls are SDPA as before.
 
     It stays, because gradient checkpointing runs layers again during the backward pass. The model is then
-    asked for log-probabilities of three short sequences both ways.
-
-    Args:
-        model: a transformers model, with or without PEFT adapters.
-
-    Returns:
-        None, or why this model cannot share prefixes; it is then as it was.
+    asked for log-probabilities of three short sequences both ways. Returns None, or why this model cannot
+    share prefixes; it is then as it was.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or [])
@@ -170,7 +161,7 @@ def prepare(model: Any) -> str | None:
 @torch.no_grad()
 def _probe(model: Any) -> str | None:
     """Why log-probabilities of three short sequences differ from the plain ones; None where they agree."""
-    words = torch.arange(1, 25) * 37 % model.config.get_text_config().vocab_size
+    words = torch.arange(1, 25) * 37 % _config(model).vocab_size
     rows = [words[:20], torch.cat([words[:12], words[3:14]]), torch.cat([words[:12], words[3:8], words[20:]])]
     device = model.get_input_embeddings().weight.device
     ids = pad_sequence(rows, batch_first=True).to(device)
@@ -206,9 +197,8 @@ def shared_logprobs(
         (B, K) log-probabilities with zeros where nothing is scored, and (B, K) entropies likewise or None.
     """
     _check(ids, mask, scored)
-    if not scored.any():  # every trajectory here is left out of the loss
-        zeros = torch.zeros(scored.shape, device=ids.device)
-        return zeros, zeros.clone() if entropy else None
+    if not scored.any():
+        return _nothing(scored, entropy)
     rows, targets = _used(ids, mask, scored)
     tree = build_tree(rows)
     # a node stands for its token and all before it: each distinct one is scored once, from the node before
@@ -217,9 +207,12 @@ def shared_logprobs(
     distinct, first, back = np.unique(nodes, return_index=True, return_inverse=True)
     arrays = tree.ids, tree.positions, parents[first], tree.ids[distinct], back
     packed, positions, predict, token, back = (torch.from_numpy(array).to(ids.device) for array in arrays)
-    hidden = _hidden_states(model, packed[None], positions[None], _Layout(tree, ids.device))
-    head = _unwrapped(model).get_output_embeddings()
-    logprobs, entropies = _chunked(head, hidden.index_select(0, predict), token, temperature, entropy)
+    no_mask = torch.empty((1, 1, 0, 0), device=ids.device)  # of four dimensions: passed on, so none is built
+    attend = partial(tree_attention, _Layout(tree))
+    options = {"attention_mask": no_mask, "position_ids": positions[None], "attend": attend}
+    hidden = _hidden_states(model, packed[None], **options)[0]
+    scored_states = hidden.index_select(0, predict)
+    logprobs, entropies = chunked_logprobs(model, scored_states, token, temperature, entropy)
     logprobs = _scatter(logprobs.index_select(0, back), scored)
     return logprobs, _scatter(entropies.index_select(0, back), scored) if entropy else None
 
@@ -246,19 +239,16 @@ def _used(
     return rows, targets
 
 
-def _hidden_states(model: Any, ids: torch.Tensor, positions: torch.Tensor, tree: _Layout) -> torch.Tensor:
-    """(N, hidden size): what the output layer reads, by the model's own forward, so that wrappers see it."""
+def _hidden_states(model: Any, ids: torch.Tensor, **options: Any) -> torch.Tensor:
+    """(B, T, hidden size): what the output layer reads, by the model's own forward, which wrappers see."""
     outputs: list[torch.Tensor] = []
     decoder = _unwrapped(model).get_decoder()
     hook = decoder.register_forward_hook(lambda module, inputs, output: outputs.append(output[0]))
-    mask = torch.empty((1, 1, 0, 0), device=ids.device)  # of four dimensions: passed on, so none is built
-    attend = partial(tree_attention, tree)
     try:
-        model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1,
-              attend=attend)  # fmt: skip
+        model(input_ids=ids, use_cache=False, logits_to_keep=1, **options)
     finally:
         hook.remove()
-    return outputs[0][0]
+    return outputs[0]
 
 
 def _unwrapped(model: Any) -> Any:
@@ -266,29 +256,61 @@ def _unwrapped(model: Any) -> Any:
     return model.module if hasattr(model, "module") and not hasattr(model, "get_output_embeddings") else model
 
 
-def _chunked(
-    head: Any, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy: bool
+def chunked_logprobs(
+    model: Any,
+    hidden: torch.Tensor,
+    tokens: torch.Tensor,
+    temperature: float,
+    entropy: bool,
+    elements: int | None = None,
+    project: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``_score`` in chunks of ``CHUNK_ELEMENTS`` logits; several are computed again going backward."""
-    size = max(1, CHUNK_ELEMENTS // head.weight.shape[0])
-    score = partial(_score, head)
+    """``_score`` in chunks of so many logits (CHUNK_ELEMENTS); several are computed again going backward."""
+    project = project or _projection(model)
+    size = max(1, (elements or CHUNK_ELEMENTS[hidden.device.type]) // _output_layer(model).weight.shape[0])
+    score = partial(_score, project)
     if len(hidden) > size and torch.is_grad_enabled():
-        score = partial(checkpoint, _score, head, use_reentrant=False)
+        score = partial(checkpoint, _score, project, use_reentrant=False)
     chunks = zip(hidden.split(size), tokens.split(size), strict=True)
     logprobs, entropies = zip(*(score(h, t, temperature, entropy) for h, t in chunks), strict=True)
     return torch.cat(logprobs), torch.cat(entropies) if entropy else None
 
 
+def _output_layer(model: Any) -> Any:
+    return _unwrapped(model).get_output_embeddings()
+
+
+def _projection(model: Any, exact: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From hidden states to logits: the output layer, and the cap that Gemma puts on its logits.
+
+    Unless told otherwise the product is as exact as the hidden states: in half precision an adapter moves
+    logits by less than rounding.
+    """
+    head, cap = _output_layer(model), getattr(_config(model), "final_logit_softcapping", None)
+    half = head.weight.dtype in (torch.bfloat16, torch.float16)
+    if exact and half and type(head) is torch.nn.Linear:
+        head = partial(_in_float32, head.weight.float(), head.bias)
+    return head if not cap else lambda hidden: torch.tanh(head(hidden).float() / cap) * cap
+
+
+def _config(model: Any) -> Any:
+    return _unwrapped(model).config.get_text_config()
+
+
+def _in_float32(weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        return torch.nn.functional.linear(hidden.float(), weight, None if bias is None else bias.float())
+
+
 def _score(
-    head: Any, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy: bool
+    project: Callable, hidden: torch.Tensor, tokens: torch.Tensor, temperature: float, entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(N,) log-probabilities of tokens after hidden states (N, hidden size), and (N,) entropies or None."""
-    logits = head(hidden).float().div_(temperature)  # (N, V); in place, for the memory
+    logits = project(hidden).float().div_(temperature)  # (N, V); in place, for the memory
     return token_logprobs(logits, tokens, entropy=entropy)
 
 
 def _scatter(values: torch.Tensor, scored: torch.Tensor) -> torch.Tensor:
-    """Values of the scored tokens, row by row, in a tensor of zeros."""
     return torch.zeros(scored.shape, dtype=values.dtype, device=values.device).masked_scatter(scored, values)
 
 
@@ -299,23 +321,61 @@ def plain_logprobs(
     scored: torch.Tensor,
     temperature: float,
     entropy: bool = False,
+    split: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As ``shared_logprobs``, on any causal language model; rows of like length go together, unpadded."""
+    """As ``shared_logprobs``, on any causal language model; rows of like length go together.
+
+    They are padded on the right, which no earlier token sees, so that no attention needs a mask. With
+    ``split``, for models that ``splits`` accepts, the output layer is applied in chunks, and only where a
+    token is scored; others compute all logits from the first scored token on.
+    """
     _check(ids, mask, scored)
-    keep = scored.shape[1]
-    rows = scored.any(1).nonzero().flatten()
-    rows = rows[mask[rows].sum(1).argsort(stable=True)]
-    logprobs = torch.zeros(scored.shape, dtype=torch.float32, device=ids.device)
-    entropies = torch.zeros_like(logprobs) if entropy else None
-    for part in rows.split(PLAIN_ROWS):
-        used = mask[part].any(0).nonzero().flatten()
-        columns = slice(int(used[0]), int(used[-1]) + 1)
-        width = columns.stop - (ids.shape[1] - keep)  # completion columns that hold a token
-        values, surprise = completion_logprobs(
-            model, ids[part, columns], mask[part, columns], width, temperature, entropy
-        )
-        padded = torch.nn.functional.pad(values * scored[part, :width], (0, keep - width))
-        logprobs = logprobs.index_add(0, part, padded)
-        if entropy:
-            entropies[part, :width] = surprise * scored[part, :width]
-    return logprobs, entropies
+    rows, targets = _used(ids, mask, scored)
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    project = _projection(model) if split else None  # one float32 copy of the output layer for all rows
+    for start in range(0, len(order), PLAIN_ROWS):
+        part = order[start : start + PLAIN_ROWS]
+        batch = pad_sequence([torch.tensor(rows[i]) for i in part], batch_first=True).to(ids.device)
+        row = np.repeat(np.arange(len(part)), [len(targets[i]) for i in part])
+        at = np.concatenate([targets[i] for i in part])
+        tokens = batch[row, at]
+        if split:
+            states = _hidden_states(model, batch)[row, at - 1]
+            found.append(chunked_logprobs(model, states, tokens, temperature, entropy, project=project))
+        else:
+            first = int(at.min()) - 1
+            out = model(input_ids=batch, use_cache=False, logits_to_keep=batch.shape[1] - first)
+            found.append(token_logprobs(out.logits[row, at - 1 - first], tokens, temperature, entropy))
+    if not found:
+        return _nothing(scored, entropy)
+    starts = np.cumsum([0, *map(len, targets)])
+    back = np.argsort(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in order]))
+    logprobs, entropies = zip(*found, strict=True)
+    return (
+        _scatter(torch.cat(logprobs)[back], scored),
+        _scatter(torch.cat(entropies)[back], scored) if entropy else None,
+    )
+
+
+def _nothing(scored: torch.Tensor, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Of a batch in which every trajectory is left out of the loss."""
+    zeros = torch.zeros(scored.shape, device=scored.device)
+    return zeros, zeros.clone() if entropy else None
+
+
+@torch.no_grad()
+def splits(model: Any) -> bool:
+    """Whether a model's logits are ``_projection`` of its decoder's last hidden states, and nothing more."""
+    ids = torch.arange(1, 9, device=model.get_input_embeddings().weight.device)[None]
+    ids = ids * 37 % _config(model).vocab_size
+    training = model.training
+    model.eval()
+    try:
+        logits = model(ids, use_cache=False).logits[0].float()
+        ours = _projection(model, exact=False)(_hidden_states(model, ids)[0]).float()
+    except Exception:  # whatever an unknown architecture raises, its own logits remain
+        return False
+    finally:
+        model.train(training)
+    return ours.shape == logits.shape and bool(((ours - logits).abs() < 1e-2 * logits.std()).all())

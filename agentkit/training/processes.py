@@ -1,10 +1,8 @@
-"""Inside a process that trains: signals that stop it, the lock on its run, random states, and what several
-processes share.
+"""Inside a process that trains: signals that stop it, the lock on its run, random states, and whether several
+processes are those of the recipe.
 
-Leaves out starting several of them (launch).
+Leaves out starting several of them (launch) and what they tell each other (policies.ranks).
 """
-
-from __future__ import annotations
 
 import fcntl
 import hashlib
@@ -16,34 +14,33 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
 
-from agentkit.runs import Run, RunError
-from agentkit.runs.recipe import Recipe
+from agentkit.policies.ranks import gathered, join, world
+from agentkit.runs import Recipe, Run, RunError
 
 LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
 _LOCKS: dict[Path, int] = {}  # descriptors that this process holds; a trainer made anew uses the old one's
-T = TypeVar("T")
 
 
 class TrainingStopped(KeyboardInterrupt):
     """Training was asked to stop. No Exception: a guard around user code must not take it for an error."""
 
+    def _render_traceback_(self) -> list[str]:
+        """In a notebook a sentence: where the code was when somebody pressed a button tells nothing."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 # ---- one process
 def random_states() -> tuple[Any, ...]:
-    """The states of Python's, NumPy's and torch's generators."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
 
 
 def set_random_states(states: tuple[Any, ...]) -> None:
-    """Put back what ``random_states`` gave."""
     python, numpy, cpu, cuda = states
     random.setstate(python)
     np.random.set_state(numpy)
@@ -71,11 +68,7 @@ def signals(handler: Callable[[str], None]) -> Iterator[None]:
 
 
 def lock(run: Run) -> None:
-    """Keep other processes from training in this run, until ``unlock`` or the end of this process.
-
-    Raises:
-        RunError: another process holds it.
-    """
+    """Keep others from training in this run, until ``unlock`` or the end of this process, or RunError."""
     path = run.file(".training").resolve()
     if path in _LOCKS:
         return
@@ -104,7 +97,6 @@ def _locked(handle: int) -> bool:
 
 
 def unlock(run: Run) -> None:
-    """Let others train in this run."""
     handle = _LOCKS.pop(run.file(".training").resolve(), None)
     if handle is not None:
         os.close(handle)
@@ -113,43 +105,14 @@ def unlock(run: Run) -> None:
 # ---- several
 def check_processes(recipe: Recipe) -> None:
     """Raise RunError where another number of processes runs than the recipe says: batches would differ."""
-    running = PartialState(cpu=not torch.cuda.is_available()).num_processes
+    join(recipe)
+    running = world()
     if running != recipe.processes:
         raise RunError(
             f"the recipe says processes: {recipe.processes}, and {running} run{'s' * (running == 1)}. Start "
             "them with notebook 03 or 'python -m torch.distributed.run --standalone --nproc_per_node "
             f"{recipe.processes}'; 'accelerate launch --cpu' runs one process whatever it is told."
         )
-
-
-def gathered(items: list[T]) -> list[T]:
-    """The items of all processes, in the order of the processes."""
-    return gather_object(items) if PartialState().num_processes > 1 else items
-
-
-def from_main(*values: Any) -> list[Any]:
-    """The first process' values, in every process."""
-    shared = list(values)
-    if PartialState().num_processes > 1:
-        broadcast_object_list(shared)
-    return shared
-
-
-def on_main_process(work: Callable[[], T]) -> T:
-    """Do something in the first process only; all get its result, or the error it raised."""
-    state = PartialState()
-    if state.num_processes == 1:
-        return work()
-    result, error = None, None
-    if state.is_main_process:
-        try:
-            result = work()
-        except Exception as raised:
-            error = raised
-    result, error = from_main(result, error)
-    if error is not None:
-        raise error
-    return result
 
 
 def check_same(model: Any) -> None:

@@ -18,21 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from peft import set_peft_model_state_dict
 from safetensors.torch import load_file
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
+from agentkit.policies.ranks import from_main, gathered
 from agentkit.records import Task
-from agentkit.runs import RunError, read_json, write_json
-from agentkit.runs.recipe import Recipe
+from agentkit.runs import Recipe, RunError, read_json, write_json
 from agentkit.training import checkpoints
-from agentkit.training.adapters import replace_folder
+from agentkit.training.adapters import replacing, write_adapter
 from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
 from agentkit.training.processes import (
     TrainingStopped,
-    from_main,
     lock,
     random_states,
     set_random_states,
@@ -74,25 +73,20 @@ def _sketch(model: Any) -> Iterator[str]:
             yield f"{name} {tuple(weight.shape)} {weight.detach().flatten()[:16].tolist()}"
 
 
-class Resumable:
-    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best`` and ``guards``.
+def _value(made: dict[str, Any], name: str) -> Any:
+    """What a fingerprint says of a key; where the key is newer than it, the key's default."""
+    return made.get(name, getattr(Recipe(), name, None))
 
-    Attributes:
-        resume_from: the checkpoint that training goes on from; None where it starts anew.
-        finished: the result of a training that had come to its end before, which needs nothing more.
-    """
+
+class Resumable:
+    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best`` and ``guards``."""
 
     resume_from: Path | None = None
     finished: dict[str, Any] | None = None
 
     def open_training(self, fingerprint: dict[str, Any]) -> None:
-        """Decide between going on and starting anew, once the trainer is built.
-
-        What an earlier training left is cut back to the checkpoint, or set aside as train-1, train-2 and so
-        on.
-
-        Raises:
-            RunError: another process trains in this run.
+        """Decide between going on and starting anew, once the trainer is built; RunError where another
+        trains.
         """
         self._fingerprint = fingerprint
         self._boundary: tuple[int, Any] | None = None  # the last finished step and the random states after it
@@ -105,13 +99,13 @@ class Resumable:
         self.resume_from, self.finished = from_main(self.resume_from, self.finished)
 
     def _look_back(self) -> None:
-        """Find out what an earlier training left, and tidy it up."""
         if self.recipe.resume != "never":
             self.finished = self._finished_before()
             if not self.run.file("train", FINISHED).exists():
                 self.resume_from = self._checkpoint()
         if self.resume_from:
             cut_back(self.run, self.resume_from)
+            self.run.metric_rows(checkpoints.step_of(self.resume_from))  # says where rows are lost
         elif not self.finished:
             set_aside(self.run.file("train"))
 
@@ -123,7 +117,9 @@ class Resumable:
         try:
             content = read_json(file)
             whole = self.run.file("adapter", ADAPTER).exists()
-            return content["result"] if whole and content["made_with"] == self._fingerprint else None
+            ours, made = self._fingerprint, content["made_with"]
+            same = made.keys() <= ours.keys() and all(_value(made, name) == ours[name] for name in ours)
+            return content["result"] if whole and same else None
         except (RunError, KeyError, TypeError):
             _say(f"{file} is damaged and is not used")
             file.unlink()  # so that training goes on from its last checkpoint
@@ -136,7 +132,7 @@ class Resumable:
         if path is None:
             return None
         made, ours = checkpoints.verify(path)["made_with"], self._fingerprint
-        if other := sorted(name for name in {*made, *ours} if made.get(name) != ours.get(name)):
+        if other := sorted(name for name in {*made, *ours} if _value(made, name) != ours.get(name)):
             _say(
                 f"the training in {folder.parent} was made with another {', '.join(other[:5])}: it is kept "
                 "beside this one, which starts anew"
@@ -146,27 +142,18 @@ class Resumable:
         return path
 
     def _fits(self, path: Path, about: dict[str, Any]) -> None:
-        """Raise CheckpointError where a checkpoint cannot be loaded into this model."""
         if about.get("made_with") != self._fingerprint:
             return  # not ours: nothing to load
         try:
             state = TrainerState.load_from_json(str(path / "trainer_state.json"))
-            adapter = load_file(path / ADAPTER)
-            optimizer = _load(path / "optimizer.pt")["state"]
+            load_file(path / ADAPTER)
             for file in path.glob("*.pt*"):
                 _load(file)
             read_json(path / "state.json")
         except Exception as error:  # whatever a damaged file makes its reader raise
             raise CheckpointError(f"{path.name}: {type(error).__name__}: {_short(error)}") from None
-        ours = get_peft_model_state_dict(self.accelerator.unwrap_model(self.model))
-        if _shapes(adapter) != _shapes(ours):
-            raise CheckpointError(f"{path.name}: its adapter has other shapes than this model's")
         if state.global_step != about["step"] or path.name != f"checkpoint-{about['step']}":
             raise CheckpointError(f"{path.name}: it holds step {state.global_step}")
-        moments = [tuple(entry["exp_avg"].shape) for entry in optimizer.values() if "exp_avg" in entry]
-        trained = [tuple(p.shape) for p in self.model.parameters() if p.requires_grad]
-        if moments and sorted(moments) != sorted(trained):  # empty where every step was skipped
-            raise CheckpointError(f"{path.name}: its optimiser has other shapes than this model's")
 
     # ---- writing
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -174,11 +161,8 @@ class Resumable:
         self.write_checkpoint()
 
     def write_checkpoint(self) -> Path:
-        """Write a checkpoint of the current step.
-
-        Raises:
-            RunError: it could not be written, such as on a full disk; the checkpoints before it are as they
-                were.
+        """Write a checkpoint of the current step; RunError where it could not be, with the older ones
+        unharmed.
         """
         folder, step = self.run.file("train", "checkpoints"), self.state.global_step
         new, main = folder / f".checkpoint-{step}", self.accelerator.is_main_process
@@ -211,9 +195,7 @@ class Resumable:
         return self._buffered_inputs is not None and done % parts != 0
 
     def _fill(self, new: Path) -> None:
-        """What the main process writes into a checkpoint."""
-        self.accelerator.unwrap_model(self.model).save_pretrained(new)
-        (new / "README.md").unlink(missing_ok=True)  # PEFT's model card is an empty form
+        write_adapter(self.accelerator.unwrap_model(self.model), new)
         self._save_optimizer_and_scheduler(str(new))
         state = dataclasses.replace(self.state, log_history=[])  # which metrics.jsonl holds
         state.save_to_json(str(new / "trainer_state.json"))
@@ -228,10 +210,8 @@ class Resumable:
         path = Path(resume_from_checkpoint)
         set_peft_model_state_dict(self.accelerator.unwrap_model(self.model), load_file(path / ADAPTER))
         if self.accelerator.is_main_process and (path / "best").exists():
-            new = self.run.file(".adapter.new")
-            shutil.rmtree(new, ignore_errors=True)
-            shutil.copytree(path / "best", new)
-            replace_folder(new, self.run.file("adapter"))
+            with replacing(self.run.file("adapter")) as new:
+                shutil.copytree(path / "best", new)
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:
         self._sampler = super()._get_train_sampler(dataset)
@@ -258,15 +238,9 @@ class Resumable:
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._boundary, self._moving = (self.state.global_step, random_states()), False
-        if self._everywhere(self._stop_asked):
+        if any(gathered([self._stop_asked])):
             self.write_checkpoint()  # together: on its way out a process no longer waits for the others
             raise TrainingStopped(f"stopped after step {self.state.global_step}")
-
-    def _everywhere(self, flag: bool) -> bool:
-        """Whether any process raised the flag; all of them get the same answer."""
-        if self.accelerator.num_processes == 1:
-            return flag
-        return bool(self.accelerator.reduce(torch.tensor(float(flag), device=self.accelerator.device)) > 0)
 
     def train(self) -> None:
         """Train from the checkpoint that was found, or anew; interrupted, it leaves a checkpoint."""
@@ -302,7 +276,7 @@ class Resumable:
         again, self._stop_asked = self._stop_asked and name == "SIGINT", True
         if again or (self.accelerator.num_processes == 1 and not self._moving):
             step = self.state.global_step
-            raise TrainingStopped(f"stopped by {name} after step {step}; run this again to go on")
+            raise TrainingStopped(f"stopped by {name} after step {step}")
 
     def _leave(self, error: BaseException) -> None:
         """The checkpoint of the last finished step, if it is not there yet and this process can write it."""
@@ -317,16 +291,23 @@ class Resumable:
             except RunError as second:
                 _say(f"{why}: {error}; {second}")
                 return
-        _say(
-            f"training stopped ({why}: {str(error)[:200]}); {path} holds step {step}, run this again to go on"
-        )
+        kept = f"{path} holds step {step}, run this again to go on"
+        if isinstance(error, TrainingStopped):
+            error.args = (f"{error}; {kept}",)
+        else:
+            _say(f"training stopped ({why}: {str(error)[:200]}); {kept}")
 
     def asked_for(self) -> set[str]:
         """The words in the control file, which is then removed; every process gets the same."""
         words: set[str] = set()
         file = self.run.file("train", CONTROL)
         if self.accelerator.is_main_process and file.exists():
-            words = set(file.read_text(encoding="utf-8", errors="replace").split()) & {"stop", "checkpoint"}
+            began = self.run.manifest["stages"].get(STAGE, {}).get("_clock", 0.0)
+            if file.stat().st_mtime >= began:  # else nobody was training any more when it was written
+                words = set(file.read_text(encoding="utf-8", errors="replace").split()) & {
+                    "stop",
+                    "checkpoint",
+                }
             file.unlink()
         return from_main(words)[0]
 
@@ -364,10 +345,6 @@ def _load(path: Path, device: Any = "cpu") -> Any:
     """A file of torch's, without running what it says."""
     with safe_globals():
         return torch.load(path, map_location=device, weights_only=True)
-
-
-def _shapes(tensors: dict[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _short(error: Exception) -> str:

@@ -6,19 +6,17 @@ counts tokens is smaller by its tokens. ``select`` is the one loop that samples;
 function that rolls out. Leaves out advantages.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from agentkit.records import Group, Task, Trajectory
 from agentkit.runs.recipe import Recipe
-from agentkit.trajectories import groups_of, is_dead, is_truncated, is_void, results_of
+from agentkit.trajectories import groups_of, is_truncated, is_void, results_of
 
 # tasks, trajectories a task -> scored trajectories, group by group
 Roll = Callable[[Sequence[Task], int], list[Trajectory]]
-Sampler = Callable[[Sequence[Task]], list[Group]]
+IsDead = Callable[[Group], bool]  # whether a group teaches nothing under the estimator in use
 
 
 def penalty(trajectory: Trajectory) -> float:
@@ -49,30 +47,18 @@ def resample_correct(group: Group, keep: int) -> Group:
     return Group(group.task_id, tuple(replace(t, sample=i) for i, t in enumerate(chosen)))
 
 
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """What ``replace_dead`` gave back."""
-
-    groups: list[Group]
-    replaced: int  # dead groups whose place a fresh task took
-    extra: int  # trajectories sampled for it
-
-
 def replace_dead(
-    groups: Sequence[Group], fresh: Sequence[Task], sample: Sampler, budget: int, cost: int
-) -> Replaced:
-    """Dynamic sampling (DAPO, arXiv 2503.14476): dead groups give way to live groups of fresh tasks, within a
-    budget.
+    groups: Sequence[Group],
+    fresh: Sequence[Task],
+    sample: Callable[[Sequence[Task]], list[Group]],
+    is_dead: IsDead,
+    budget: int,
+    cost: int,
+) -> tuple[list[Group], int, int]:
+    """Dynamic sampling (DAPO, arXiv 2503.14476): dead groups give way to live groups of ``fresh`` tasks.
 
-    Args:
-        groups: of one step.
-        fresh: tasks to draw from, in the order they are tried.
-        sample: rolls tasks out and scores them, a group for each.
-        budget: trajectories that may be sampled in all.
-        cost: trajectories that are sampled for one group.
-
-    Returns:
-        As many groups, in place; those for which tasks or budget did not suffice are kept as they were.
+    At most ``budget`` trajectories are sampled, ``cost`` a group; those for which tasks or budget did not
+    suffice are kept as they were.
     """
     result, affordable = list(groups), min(budget // cost, len(fresh))
     dead = [i for i, group in enumerate(groups) if is_dead(group)]
@@ -84,7 +70,7 @@ def replace_dead(
         for i, group in zip(dead, alive, strict=False):
             result[i] = group
         dead = dead[len(alive) :]
-    return Replaced(result, before - len(dead), tried * cost)
+    return result, before - len(dead), tried * cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +84,10 @@ class Selected:
     ]  # of groups: dead, dead_sampled, replaced, dropped; of trajectories: extra, left_out
 
 
-def select(tasks: Sequence[Task], fresh: Sequence[Task], roll_out: Roll, recipe: Recipe) -> Selected:
-    """Sample one step's groups as the recipe asks.
-
-    Args:
-        tasks: P tasks, one a group.
-        fresh: tasks that may take the place of those whose group is dead, in the order they are tried.
-        roll_out: rolls tasks out, the given number of trajectories each, and scores them.
-        recipe: ``group_size`` and what is done about dead groups, faults on the way, void turns and
-            truncation.
-    """
+def select(
+    tasks: Sequence[Task], fresh: Sequence[Task], roll_out: Roll, is_dead: IsDead, recipe: Recipe
+) -> Selected:
+    """Sample one step's groups as the recipe asks; ``fresh`` tasks may take a dead group's place."""
     cost = recipe.group_size * (2 if recipe.resample_correct else 1)
 
     def sample(chosen: Sequence[Task]) -> list[Group]:
@@ -118,33 +98,32 @@ def select(tasks: Sequence[Task], fresh: Sequence[Task], roll_out: Roll, recipe:
 
     groups = sample(tasks)
     budget = int(recipe.extra_rollouts * len(tasks) * cost) if recipe.dead_groups == "replace" else 0
-    result = replace_dead(groups, fresh, sample, budget, cost)
-    out = left_out(result.groups, recipe)
-    dead = sum(map(is_dead, result.groups))
+    chosen, replaced, extra = replace_dead(groups, fresh, sample, is_dead, budget, cost)
+    dropped = [recipe.dead_groups == "drop" and is_dead(group) for group in chosen]
+    out = left_out(chosen, dropped, recipe)
+    dead = sum(map(is_dead, chosen))
     counts = {
         "dead": dead,
         "dead_sampled": sum(map(is_dead, groups)),
-        "replaced": result.replaced,
+        "replaced": replaced,
         "dropped": dead if recipe.dead_groups == "drop" else 0,
-        "extra": result.extra,
+        "extra": extra,
         "left_out": sum(out),
     }
-    return Selected([t for group in result.groups for t in group.trajectories], out, counts)
+    return Selected([t for group in chosen for t in group.trajectories], out, counts)
 
 
-def left_out(groups: Sequence[Group], recipe: Recipe) -> list[bool]:
-    """For each trajectory, group by group, whether the recipe leaves it out of the loss."""
+def left_out(groups: Sequence[Group], dropped: Sequence[bool], recipe: Recipe) -> list[bool]:
+    """For each trajectory, group by group, whether the recipe leaves it or its group out of the loss."""
     flags = []
-    for group in groups:
-        dropped = recipe.dead_groups == "drop" and is_dead(group)
+    for group, drop in zip(groups, dropped, strict=True):
         for t in group.trajectories:
             void, truncated = recipe.mask_void and is_void(t), recipe.mask_truncated and is_truncated(t)
-            flags.append(dropped or void or truncated)
+            flags.append(drop or void or truncated)
     return flags
 
 
 def fresh_tasks(tasks: Iterable[Task], used: Sequence[str], seed: int) -> list[Task]:
-    """The tasks that are not used yet, shuffled by the seed."""
     unused = [task for task in tasks if task.id not in set(used)]
     random.Random(seed).shuffle(unused)
     return unused

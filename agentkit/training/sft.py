@@ -6,46 +6,47 @@ hold. Leaves out reading a messages data set (transcripts).
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
+from peft import PeftModel
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
+from agentkit.policies.ranks import on_main_process, patience, world
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
-from agentkit.training.adapters import lora, save_adapter
-from agentkit.training.trainers import Progress, only_own_progress, quiet_trainer
+from agentkit.training.adapters import lora, save_adapter, settled
+from agentkit.training.trainers import Progress, on_one_card, only_own_progress, quiet_trainer
 from agentkit.training.transcripts import read_transcripts
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
 
 
-class _PlainLossTrainer(SFTTrainer):
-    """TRL's SFTTrainer with the model's own loss: TRL 1.15 computes it with a kernel that needs a GPU."""
+class _Trainer(SFTTrainer):
+    """TRL's SFTTrainer, on a CPU with the model's own loss.
+
+    TRL 1.15's own never holds all logits, which a GPU needs, and is a Triton kernel, which a CPU has not.
+    """
 
     def compute_loss(
         self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Cross-entropy over labels, as transformers' Trainer computes it."""
-        return Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
+        kind = SFTTrainer if torch.cuda.is_available() else Trainer
+        return kind.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
 
 
 def demonstrations(
     lab: Lab, tasks: Sequence[Task], tokenizer: Any, seed: int | None = None
 ) -> list[Trajectory]:
-    """What the cold start imitates: the recipe's ``transcripts``, or ``sft_transcripts`` a task by the
-    scripted expert.
-
-    Raises:
-        RecipeError: no task has a plan that an expert could follow, and there are no transcripts.
-    """
+    """What the cold start imitates: ``transcripts``, or ``sft_transcripts`` a task by the expert."""
     recipe = lab.recipe
     if recipe.transcripts:
         return read_transcripts(find_file(recipe.transcripts), tokenizer, lab)
@@ -56,6 +57,8 @@ def demonstrations(
             "messages "
             "data set, or sft: false"
         )
+    if 0 < recipe.sft_tasks < len(planned):
+        planned = random.Random(f"{recipe.seed}-sft").sample(planned, recipe.sft_tasks)
     policy = ScriptedPolicy(tokenizer, Flaws(**recipe.flaws), name="expert")
     seed = recipe.seed if seed is None else seed
     options = lab.options(group_size=recipe.sft_transcripts, seed=seed, progress="demonstrations")
@@ -98,42 +101,33 @@ def fine_tune(
 ) -> tuple[Any, list[dict]]:
     """Fine-tune a new LoRA adapter with loss on sampled tokens only, and save it to ``out``.
 
-    Args:
-        model: is changed: the adapter is put into it.
-        tokenizer: of the model.
-        trajectories: what is imitated.
-        recipe: LoRA and the numbers of the cold start.
-        out: folder of the adapter.
-        **changes: arguments of TRL's SFTConfig in place of the recipe's.
-
-    Returns:
-        The model with the adapter merged, and the log, one row a step with ``step`` and ``loss`` (mean
-        negative log-likelihood of a trained token, nats).
+    ``model`` is changed, and goes on training its adapter where it has one; ``changes`` are arguments of
+    TRL's SFTConfig in place of the recipe's. Returns the model with the adapter, ``settled``, and the log:
+    ``step`` and ``loss``, nats a trained token.
     """
-    cuda = torch.cuda.is_available()
     settings = {
         "output_dir": str(out.parent / ".sft-trainer"),
         "num_train_epochs": recipe.sft_epochs,
-        "per_device_train_batch_size": recipe.sft_batch,
+        "per_device_train_batch_size": max(1, recipe.sft_batch // world()),
+        "ddp_timeout": int(patience(recipe)),
         "learning_rate": recipe.sft_learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": 10,
         "weight_decay": 0.0,
         "max_length": None,
         "packing": False,
-        "gradient_checkpointing": cuda,
         "train_sampling_strategy": "group_by_length",
     }
-    trainer = _PlainLossTrainer(
+    trainer = _Trainer(
         model=model,
-        args=SFTConfig(**(settings | quiet_trainer(recipe.seed, cuda) | changes)),
+        args=on_one_card(SFTConfig)(**(settings | quiet_trainer(recipe) | changes)),
         train_dataset=sft_dataset(trajectories),
         processing_class=tokenizer,
-        peft_config=lora(recipe),
+        peft_config=None if isinstance(model, PeftModel) else lora(recipe),
         callbacks=[Progress("SFT")],
     )
     only_own_progress(trainer)
     trainer.train()
-    save_adapter(trainer.model, tokenizer, out)
+    on_main_process(lambda: save_adapter(trainer.model, tokenizer, out))
     log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
-    return trainer.model.merge_and_unload(), log
+    return settled(trainer.model), log

@@ -3,8 +3,6 @@
 Leaves out rollouts, whose time preflight's own tell, and the optimiser's step.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +15,7 @@ from agentkit.records import Trajectory
 from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import lora
 from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs
+from agentkit.training.trainers import checkpoints
 
 PARTS = 4  # micro-batches that are timed
 
@@ -24,13 +23,11 @@ PARTS = 4  # micro-batches that are timed
 def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recipe) -> float:
     """Seconds of one device for one trajectory in a GRPO update: reference, policy, backward pass.
 
-    Args:
-        model: the one that will be trained; without an adapter, it gets one for the moment, and loses it
-            again.
-        trajectories: as training would sample them, group by group.
-        recipe: for micro_batch, beta, share_prefixes, temperature and LoRA.
+    A model without an adapter gets one for the moment. The trajectories come group by group, as in training,
+    and activations are checkpointed where training does so.
     """
-    size = recipe.micro_batch
+    longest = max(len(t.prompt_ids) + len(t.completion_ids) for t in trajectories)
+    size = max(recipe.micro_batch_tokens // longest, 1) if recipe.micro_batch_tokens else recipe.micro_batch
     parts = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
     parts = [parts[i * len(parts) // PARTS] for i in range(PARTS)] if len(parts) > PARTS else parts
     has_adapter = isinstance(model, PeftModel)
@@ -39,6 +36,9 @@ def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recip
     try:
         score = shared_logprobs if recipe.share_prefixes and prepare(adapted) is None else plain_logprobs
         adapted.train()
+        if checkpoints(adapted.dtype):
+            adapted.enable_input_require_grads()
+            adapted.gradient_checkpointing_enable()
         _pass(adapted, parts[0], recipe, score)  # not counted: the first pass sets up what the others find
         start = time.perf_counter()
         for part in parts:
@@ -46,6 +46,9 @@ def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recip
         return (time.perf_counter() - start) / sum(map(len, parts))
     finally:
         adapted.zero_grad(set_to_none=True)
+        if checkpoints(adapted.dtype):
+            adapted.gradient_checkpointing_disable()
+            adapted.disable_input_require_grads()
         (adapted if has_adapter else adapted.unload()).eval()
 
 
@@ -58,9 +61,11 @@ def _pass(model: Any, trajectories: Sequence[Trajectory], recipe: Recipe, score:
         for values in (rows, [torch.ones_like(row) for row in rows], masks)
     )
     scored = scored[:, 1:].bool()
+    half = torch.autocast(model.device.type, torch.bfloat16, enabled=model.dtype != torch.float32)
     if recipe.beta:
-        with torch.no_grad(), model.disable_adapter():
+        with torch.no_grad(), half, model.disable_adapter():
             score(model, ids, real, scored, recipe.temperature)
-    logprobs, _ = score(model, ids, real, scored, recipe.temperature, True)
+    with half:
+        logprobs, _ = score(model, ids, real, scored, recipe.temperature, True)
     logprobs.sum().backward()
     logprobs.sum().item()  # waits for the device

@@ -3,26 +3,49 @@
 Leaves out what each of them trains on (sft, grpo).
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from huggingface_hub import constants
 from transformers import ProgressCallback
 
+from agentkit.policies.precision import precision_of
+from agentkit.runs.recipe import Recipe
 
-def quiet_trainer(seed: int, cuda: bool) -> dict[str, Any]:
+
+def checkpoints(dtype: torch.dtype) -> bool:
+    """Whether activations are computed again in the backward pass, to save memory."""
+    return dtype != torch.float32 or torch.cuda.is_available()
+
+
+def quiet_trainer(recipe: Recipe) -> dict[str, Any]:
     """Arguments of every trainer here: seeded, one log row a step, no reports elsewhere, no checkpoints."""
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL reports every trainer to the hub
+    dtype = precision_of(recipe.precision)
     return {
-        "seed": seed,
-        "data_seed": seed,
-        "use_cpu": not cuda,
-        "bf16": cuda,
+        "seed": recipe.seed,
+        "data_seed": recipe.seed,
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": dtype != torch.float32,
+        "gradient_checkpointing": checkpoints(dtype),
         "logging_steps": 1,
         "report_to": "none",
         "save_strategy": "no",
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
     }
+
+
+def on_one_card(kind: type) -> Callable[..., Any]:
+    """A trainer's configuration for one GPU: with several in sight transformers would split batches."""
+
+    def made(**settings: Any) -> Any:
+        arguments = kind(**settings)
+        arguments._n_gpu = min(arguments.n_gpu, 1)  # as transformers itself sets it for a model on several
+        return arguments
+
+    return made
 
 
 class Progress(ProgressCallback):
@@ -33,7 +56,6 @@ class Progress(ProgressCallback):
         self._label = label
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Open the bar."""
         super().on_train_begin(args, state, control, **kwargs)
         if self.training_bar is not None:
             self.training_bar.set_description(self._label)

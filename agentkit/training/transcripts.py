@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from agentkit.exchange.conversation import Row, checked_messages, read_conversations
 from agentkit.records import RunError, StopReason, Trajectory, Turn
-from agentkit.rollouts.chat import ChatCodec, format_call, parse_turn
+from agentkit.rollouts.call_formats import format_call, parse_stored
+from agentkit.rollouts.chat import ChatCodec, turn_after
+from agentkit.rollouts.templates import end_of_turn
 from agentkit.runs import read_rows
 from agentkit.tools.environments import SYSTEM_PROMPT
 from agentkit.tools.runtime import tool_schemas
@@ -24,10 +26,8 @@ if TYPE_CHECKING:
 
 
 def read_transcripts(path: Path, tokenizer: Any, lab: Lab) -> list[Trajectory]:
-    """Transcripts of a .jsonl, .json or .parquet file in the tokenizer's chat format, one a row.
-
-    Raises:
-        RunError: the file or a row of it cannot be read; the message names the row.
+    """Transcripts of a .jsonl, .json or .parquet file in the tokenizer's chat format; RunError names a bad
+    row.
     """
     transcripts = []
     for number, row in enumerate(read_rows(path), start=1):
@@ -56,14 +56,16 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
     messages = checked_messages(row["messages"], place)
     (conversation,) = read_conversations([Row(place, messages)], "transcripts", [], Counter()).trajectories
     prompt = "\n\n".join(str(m["content"]) for m in messages if m["role"] == "user")
+    prompt_ids = codec.prompt_ids(prompt)
     ids: list[int] = []
     mask: list[int] = []
     turns = []
     for turn in conversation.turns:
-        text = _in_format(turn.text, codec.format)
-        sampled = codec.tokenizer(text + codec.tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+        text = turn_after(codec.tokenizer, [*prompt_ids, *ids], _in_format(turn.text, codec))
+        end = end_of_turn(codec.tokenizer, called=bool(turn.results))
+        sampled = codec.tokenizer(text + end, add_special_tokens=False)["input_ids"]
         turns.append(Turn(text, (len(ids), len(ids) + len(sampled)), turn.results))
-        replies = codec.observation_ids([r.observation for r in turn.results]) if turn.results else []
+        replies = _replies(codec, turn) if turn.results else []
         ids += [*sampled, *replies]
         mask += [1] * len(sampled) + [0] * len(replies)
     return Trajectory(
@@ -71,7 +73,7 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
         policy="transcripts",
         sample=0,
         seed=0,
-        prompt_ids=codec.prompt_ids(prompt),
+        prompt_ids=prompt_ids,
         completion_ids=tuple(ids),
         action_mask=tuple(mask),
         old_logprobs=(0.0,) * len(ids),
@@ -81,8 +83,12 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
     )
 
 
-def _in_format(text: str, tool_format: str) -> str:
+def _replies(codec: ChatCodec, turn: Turn) -> list[int]:
+    return codec.observation_ids([r.observation for r in turn.results], (), [r.name for r in turn.results])
+
+
+def _in_format(text: str, codec: ChatCodec) -> str:
     """A turn whose calls were read in Hermes form, with its calls as this agent writes them."""
-    turn = parse_turn(text, "hermes")
-    calls = [format_call(call.name, call.arguments, tool_format) for call in turn.calls]
+    turn = parse_stored(text)
+    calls = [format_call(call.name, call.arguments, codec.format, codec.tools) for call in turn.calls]
     return "\n".join([turn.text, *calls] if turn.text else calls)

@@ -4,41 +4,45 @@
 it splits it into micro-batches; here they stay in the order sampled, so that a group's prompt is shared
 (prefix). Log-probabilities are computed only where the loss reads them. Trajectories without advantage are
 not computed where their part of loss and gradient is exactly zero; they still count in every denominator.
-Leaves out the loss itself, and what a batch holds (grpo).
+With a budget of tokens, micro-batches hold as many trajectories as fit (micro_batches), and loss and gradient
+are those of fixed ones. Leaves out the loss itself, and what a batch holds (grpo).
 """
 
-from __future__ import annotations
-
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from trl.trainer.utils import split_tensor_dict
 
+from agentkit.policies.ranks import gathered
+from agentkit.policies.sync_guard import Gap, gap
 from agentkit.policies.unsloth import return_logits
-from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs
+from agentkit.training.micro_batches import packed
+from agentkit.training.mismatch import mismatch_weights
+from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs, splits
+
+GAP_ROWS = 4  # trajectories on which an engine that needs no correction is compared all the same
 
 
 class Update:
-    """Goes in front of GRPOTrainer in the bases of a trainer.
-
-    Attributes:
-        unshared: why prefixes are not shared; None where they are.
-        lesson_weight: of imitating the lessons that a batch brings (hindsight.lesson_batch); 0 where it
-            brings none.
-    """
+    """Goes in front of GRPOTrainer in the bases of a trainer."""
 
     unshared: str | None = None
     lesson_weight: float = 0.0
+    token_budget: int = 0  # of one forward and backward pass; 0: as many trajectories as TRL says
+    _split = False  # whether the output layer can be applied in chunks where prefixes are not shared
     _scored: torch.Tensor | None = None  # (B, T) bool: what ``_only`` says; None asks ``sampled_mask``
 
     def share_prefixes(self, wanted: bool = True) -> None:
         """Compute shared prefixes once from now on; warns where the model cannot."""
-        self.unshared = "it was not asked for"
-        if wanted:
-            self.unshared = prepare(self.accelerator.unwrap_model(self.model))
+        model = self.accelerator.unwrap_model(self.model)
+        self.unshared = prepare(model) if wanted else "it was not asked for"
+        self._split = bool(self.unshared) and splits(model)
         if wanted and self.unshared:
             warnings.warn(
                 f"every trajectory is computed in full, prompt included: {self.unshared}", stacklevel=2
@@ -61,27 +65,104 @@ class Update:
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """TRL's; Unsloth puts a loss of its own here, on log-probabilities that it computes itself."""
-        return self._compute_loss(model, inputs)
+        """TRL's; Unsloth puts a loss of its own here, on log-probabilities that it computes itself.
 
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """TRL's loss, computed only on the tokens that move it.
+        With a budget of tokens TRL's micro-batch is a whole optimiser step. Each of its parts goes backward
+        at once, but for the last, which TRL's caller takes backward: the value is that of all.
+        """
+        if not self.token_budget:
+            return self._compute_loss(model, inputs)
+        before = {name: len(values) for name, values in self._metrics["train"].items()}
+        *earlier, last = parts = self._parts(inputs)
+        done = torch.zeros((), device=inputs["completion_ids"].device)
+        for rows in earlier:
+            with self.accelerator.no_sync(model):
+                loss = self._part_loss(model, inputs, rows)
+                self.accelerator.backward(loss)
+            done += loss.detach()
+        loss = self._part_loss(model, inputs, last) + done
+        self._join_metrics(before, [(int(_loss_mask(inputs)[rows].sum()), len(rows)) for rows in parts])
+        return loss
+
+    def _join_metrics(self, before: dict[str, int], sizes: list[tuple[int, int]]) -> None:
+        """What TRL has measured of each part since ``before``, as one figure of the optimiser step.
+
+        TRL takes each over a part's tokens, or its rows where the ratio is a sequence's; ``sizes`` has both.
+        """
+        world = np.array(gathered(sizes), dtype=float).reshape(-1, len(sizes), 2).sum(0)
+        for name, values in self._metrics["train"].items():
+            new = values[before.get(name, 0) :]
+            if len(new) != len(sizes):
+                continue
+            by_row = "clip_ratio" in name and self.importance_sampling_level == "sequence"
+            known = ~np.isnan(new)
+            weights = world[:, int(by_row)] * known
+            end = {"min": np.nanmin, "max": np.nanmax}.get(name.rpartition("_")[2])
+            if not np.isfinite(np.asarray(new, float)[world[:, 0] > 0]).all() and "clip_ratio" not in name:
+                values[-len(new) :] = [float("nan")]  # a part with tokens diverged
+                continue
+            mean = np.nan_to_num(new) @ weights / max(weights.sum(), 1.0)
+            values[-len(new) :] = [float(end(new) if end and known.any() else mean)]
+
+    def _parts(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
+        """Row indices of an optimiser step's parts; as many in every process, since TRL's loss gathers."""
+        scored, ids, real = self._loss_tokens(inputs), *_sequences(inputs)
+        parts = self._micro_batches(ids, real, scored)
+        return self._micro_batches(ids, real, scored, least=max(gathered([len(parts)])))
+
+    def _micro_batches(
+        self, ids: torch.Tensor, real: torch.Tensor, scored: torch.Tensor, size: int = 1, least: int = 1
+    ) -> list[torch.Tensor]:
+        """Row indices of what is computed at a time: ``size`` rows, or as many as the token budget holds.
+
+        Of sequences (B, T) and their scored tokens (B, K); rows without any cost nothing.
+        """
+        if not self.token_budget:
+            return list(torch.arange(len(ids)).split(size))
+        start, any_scored = ids.shape[1] - scored.shape[1], scored.any(1)
+        prompts, own = ((part.sum(1) * any_scored).tolist() for part in (real[:, :start], real[:, start:]))
+        groups = list(range(len(ids)))
+        if not self.unshared:
+            groups = torch.unique(ids[:, :start], dim=0, return_inverse=True)[1].tolist()
+        return [torch.tensor(part) for part in packed(prompts, groups, own, self.token_budget, least)]
+
+    def _part_loss(self, model: Any, inputs: dict[str, Any], rows: torch.Tensor) -> torch.Tensor:
+        """The part of an optimiser step's loss that is these rows'.
+
+        TRL's losses are means over a micro-batch's rows (grpo, dr_grpo) or tokens (bnpo), or sums over what
+        the whole batch has (dapo, cispo).
+        """
+        whole, count = _loss_mask(inputs), len(inputs["completion_ids"])
+        part = {n: x[rows] if torch.is_tensor(x) and x.ndim else x for n, x in inputs.items()}
+        weight = {"bnpo": float(whole[rows].sum() / whole.sum().clamp(min=1)), "dapo": 1.0, "cispo": 1.0}.get(
+            self.loss_type, len(rows) / count
+        )
+        return self._compute_loss(model, part, weight)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], weight: float = 1.0) -> torch.Tensor:
+        """TRL's loss times ``weight``, and the lessons', computed only on the tokens that move it.
 
         The trick: TRL's loss calls back ``_get_per_token_logps_and_entropies``, whose arguments cannot say
         which tokens matter; ``_only`` lays that aside for it. Elsewhere new and old log-probabilities are 0,
         so their ratio is 1, and TRL's own mask and zero advantages take the rest out.
         """
-        scored = _loss_mask(inputs)
-        if self.beta == 0 and not self._entropy_bonus_enabled and self.top_entropy_quantile == 1:
-            has_advantage = inputs["advantages"].reshape(len(scored), -1).any(1, keepdim=True)
-            scored = scored & has_advantage  # nothing else would count on the others
+        scored = self._loss_tokens(inputs)
         if not scored.any():  # one row must make the graph; the loss takes it times 0
             shortest = inputs["completion_mask"].sum(1).argmin()
             scored[shortest] = inputs["completion_mask"][shortest].bool()
         given = [name for name in ("old_per_token_logps", "ref_per_token_logps") if name in inputs]
         with self._only(scored):
             loss = super()._compute_loss(model, inputs | {name: inputs[name] * scored for name in given})
+        loss = loss * weight
         return loss + self.lesson_weight * self._lesson_loss(model, inputs) if self.lesson_weight else loss
+
+    def _loss_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """(B, T) bool: the tokens that can move the loss."""
+        scored = _loss_mask(inputs)
+        if self.beta == 0 and not self._entropy_bonus_enabled and self.top_entropy_quantile == 1:
+            has_advantage = inputs["advantages"].reshape(len(scored), -1).any(1, keepdim=True)
+            scored = scored & has_advantage  # nothing else would count on the others
+        return scored
 
     def _lesson_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """This micro-batch's part of the lessons' mean negative log-likelihood, nats a token."""
@@ -103,7 +184,7 @@ class Update:
 
     @property
     def _score(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
-        return plain_logprobs if self.unshared else shared_logprobs
+        return partial(plain_logprobs, split=self._split) if self.unshared else shared_logprobs
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int,
@@ -117,86 +198,96 @@ class Update:
         return_logits()
         completion_mask = attention_mask[:, -logits_to_keep:].bool()
         scored = self.sampled_mask(completion_mask) if self._scored is None else self._scored
-        size = batch_size or len(input_ids)
-        parts = zip(input_ids.split(size), attention_mask.split(size), scored.split(size), strict=True)
+        parts = [torch.arange(len(input_ids))]
+        if batch_size:  # not a micro-batch already
+            parts = self._micro_batches(input_ids, attention_mask, scored, batch_size)
+        given = ((input_ids[rows], attention_mask[rows], scored[rows]) for rows in parts)
         with self.accelerator.autocast():
-            parts = [self._score(model, *part, self.temperature, compute_entropy) for part in parts]
-        logprobs = torch.cat([values for values, _ in parts])
+            found = [self._score(model, *part, self.temperature, compute_entropy) for part in given]
+        back = torch.cat(parts).argsort()
+        logprobs = torch.cat([values for values, _ in found])[back]
         if not compute_entropy:
             return logprobs, None, None
-        entropies = torch.cat([values for _, values in parts])
+        entropies = torch.cat([values for _, values in found])[back]
         return logprobs, entropies.where(scored, entropies[scored].mean()), None
 
     def correct_mismatch(
-        self, output: dict[str, Any], sampled: torch.Tensor, mode: str, cap: float
+        self, output: dict[str, Any], sampled: torch.Tensor, mode: str, high: float, low: float = 0.0
     ) -> dict[str, float]:
-        """Say what the old policy was, and weigh tokens where engine and trainer disagree.
+        """Say what the old policy was, and weigh tokens where engine and trainer disagree; returns metrics.
 
         TRL multiplies a token's loss by such a weight for vLLM only. As no weight is negative, multiplying
-        its advantage is the same in every loss used here, and leaves the KL term alone.
-
-        Args:
-            output: a batch as TRL makes it; its old log-probabilities and advantages are replaced.
-            sampled: (B, T) log-probabilities by the engine that sampled.
-            mode: "off" takes ``sampled`` as the old policy's; else as in ``mismatch_weights``.
-            cap: C.
-
-        Returns:
-            Metrics: the mean absolute difference in nats and the mean weight; nothing where the mode is off.
+        its advantage is the same in every loss used here, and leaves the KL term alone. With ``mode`` off the
+        old policy is the engine's ``sampled`` log-probabilities (B, T); else as in ``mismatch_weights``,
+        whose bounds are ``high`` and ``low``.
         """
         if mode == "off":
             output["old_per_token_logps"] = sampled
             return {}
-        ids = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
-        real = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        mask, size = _loss_mask(output), self.args.per_device_train_batch_size
-        with torch.no_grad(), self._only(mask):
-            trained, _, _ = self._get_per_token_logps_and_entropies(
-                self.model, ids, real, sampled.shape[1], size
-            )
-        weights = mismatch_weights(trained, sampled, mask, mode, cap)
+        mask = _loss_mask(output)
+        trained = self._batch_logprobs(output, mask)
+        weights = mismatch_weights(trained, sampled, mask, mode, high, low)
         advantages = output["advantages"]
         output["old_per_token_logps"] = trained
         output["advantages"] = (advantages if advantages.ndim == 2 else advantages[:, None]) * weights
         if not mask.any():
-            return {"mismatch": 0.0, "mismatch_weight": 1.0}
-        difference = (trained - sampled).abs()[mask].mean()
-        return {"mismatch": float(difference), "mismatch_weight": float(weights.expand_as(mask)[mask].mean())}
+            return {"mismatch_weight": 1.0, "effective_samples": 1.0}
+        counted = weights.expand_as(mask)[mask] if weights.shape == mask.shape else weights[mask.any(1)]
+        mean, square = counted.mean(), counted.square().mean()
+        return {"mismatch_weight": float(mean), "effective_samples": float(mean**2 / square)}
+
+    @torch.no_grad()
+    def _batch_logprobs(self, output: dict[str, Any], mask: torch.Tensor) -> torch.Tensor:
+        """(B, T) log-probabilities of a batch's completions by the model as it is, where the mask is true."""
+        ids, real = _sequences(output)
+        size = self.args.per_device_train_batch_size
+        with self._only(mask):
+            return self._get_per_token_logps_and_entropies(self.model, ids, real, mask.shape[1], size)[0]
+
+    def engine_gap(self, output: dict[str, Any], sampled: torch.Tensor) -> float:
+        """Mean distance of the engine from the trainer in log-probabilities, on GAP_ROWS rows of the loss."""
+        mask = _loss_mask(output)
+        mask = mask & (mask.any(1).cumsum(0) <= GAP_ROWS)[:, None]
+        own = self._batch_logprobs(output, mask)
+        return float((own - sampled).abs()[mask].mean()) if mask.any() else math.nan
+
+    def compare_engine(self, output: dict[str, Any], sampled: torch.Tensor, noise: float) -> Gap:
+        """How far the engine was from the trainer on a corrected batch, and what the adapter does there.
+
+        Without the reference's log-probabilities (``beta`` 0) the first micro-batch is computed once more
+        with the adapter off.
+        """
+        mask, off = _loss_mask(output), output.get("ref_per_token_logps")
+        if off is None:
+            rows = self._micro_batches(*_sequences(output), mask, self.args.per_device_train_batch_size)[0]
+            first = torch.zeros(len(mask), 1, dtype=torch.bool, device=mask.device)
+            first[rows] = True
+            mask = mask & first
+            with self.accelerator.unwrap_model(self.model).disable_adapter():
+                off = self._batch_logprobs(output, mask)
+        values = (sampled, output["old_per_token_logps"], off)
+        return gap(*([x.float()[mask].tolist()] for x in values), noise)
+
+
+def _sequences(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompts with their completions (B, P + T), and 1 on real tokens."""
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+    return ids, torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+
+
+def kl_median(output: dict[str, Any]) -> dict[str, float]:
+    """The median over trajectories of their mean k3, nats a token, before the update; {} without a reference.
+
+    Beside the mean over tokens, of which one token in thousands can make the most.
+    """
+    mask, reference = _loss_mask(output), output.get("ref_per_token_logps")
+    if reference is None or not mask.any():
+        return {}
+    gap = (reference - output["old_per_token_logps"]).float().where(mask, 0.0)
+    means = (gap.exp() - gap - 1).sum(1)[mask.any(1)] / mask.sum(1)[mask.any(1)]
+    return {"kl_median": float(means.median())}
 
 
 def _loss_mask(inputs: dict[str, Any]) -> torch.Tensor:
     """(B, T) bool: the tokens TRL's loss reads."""
     return (inputs["completion_mask"] * inputs.get("tool_mask", 1)).bool()
-
-
-def mismatch_weights(
-    trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor, mode: str, cap: float
-) -> torch.Tensor:
-    """Importance weights of tokens that another engine sampled, pi_train_old / pi_rollout, kept below a cap.
-
-    Truncated importance sampling is min(ratio, C) (Yao et al. 2025, "Your Efficient RL Framework Secretly
-    Brings You Off-Policy RL Training"); masking drops what lies beyond C. Over a sequence the ratio is the
-    product of its tokens'. The modes are those of TRL's ``vllm_importance_sampling_mode``.
-
-    Args:
-        trained: (B, T) float log-probabilities by the trainer, before the update.
-        sampled: (B, T) by the engine, when sampling.
-        mask: (B, T) bool, true on sampled tokens.
-        mode: token_truncate, token_mask, sequence_truncate or sequence_mask.
-        cap: C, above 0.
-
-    Returns:
-        (B, T), or (B, 1) for sequences.
-
-    Raises:
-        ValueError: another mode.
-    """
-    assert trained.ndim == 2 and trained.shape == sampled.shape == mask.shape and mask.dtype == torch.bool
-    level, _, kind = mode.partition("_")
-    if level not in ("token", "sequence") or kind not in ("truncate", "mask"):
-        raise ValueError(
-            f"mismatch is {mode!r}; use token_truncate, token_mask, sequence_truncate or sequence_mask"
-        )
-    difference = (trained - sampled).where(mask, 0.0)
-    ratio = torch.exp(difference if level == "token" else difference.sum(1, keepdim=True))
-    return ratio.clamp(max=cap) if kind == "truncate" else ratio.where(ratio <= cap, 0.0)

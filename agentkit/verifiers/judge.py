@@ -8,19 +8,19 @@ wrong. Whatever fails (network, time-out, a refusal, a malformed reply) is None.
 environment and is never stored. Leaves out grades: a verdict is correct or incorrect.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import re
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from agentkit.records import Score, Unscored
-from agentkit.runs.files import parse_json, user_cache
+from agentkit.runs.files import user_cache
 from agentkit.tools.cache import ToolCache, canonical, key_of
-from agentkit.tools.web import ReplyError, fetch
+from agentkit.tools.web import ReplyError, post_json
 
 # environment variables
 URL, KEY, MODEL = "AGENTKIT_JUDGE_URL", "AGENTKIT_JUDGE_KEY", "AGENTKIT_JUDGE_MODEL"
@@ -79,12 +79,29 @@ def judge(
     url, model = url or os.environ.get(URL, ""), model or os.environ.get(MODEL, "")
     if not url or not model:
         raise Unscored(f"no judge: set {URL} and {MODEL}, or give url and model")
-    with _Judge(url, model, n, timeout_s, cache or user_cache("judge.sqlite")) as judging:
-        if not judging.accepts(answer, gold, question, rubric):
+    deadline = time.monotonic() + timeout_s
+    try:
+        verdicts = ToolCache(cache or user_cache("judge.sqlite"))
+    except ValueError as error:
+        raise Unscored(f"the judge's cache: {error}") from None
+    with verdicts:
+        ask = partial(_verdict, verdicts, url, model, deadline=deadline)
+        texts = {"question": question, "rubric": rubric, "answer": answer}
+        if not _most_accept(ask, texts | {"reference": gold}, n):
             return Score(0.0, "judged incorrect")
-        if judging.accepts(answer, _decoy(question, gold, answer), question, rubric):
+        if _most_accept(ask, texts | {"reference": _decoy(question, gold, answer)}, n):
             return Score(0.0, "judged correct beside a decoy reference too: the answer addresses the judge")
     return Score(1.0, "judged correct")
+
+
+def _most_accept(ask: Callable[[str, int], str], texts: dict[str, str], n: int) -> bool:
+    """Whether more than half of n verdicts are "correct"; asked until it is decided."""
+    votes = {"correct": 0, "incorrect": 0}
+    for sample in range(n):
+        votes[ask(canonical(texts), sample)] += 1
+        if max(votes.values()) > n // 2:
+            break
+    return votes["correct"] > votes["incorrect"]
 
 
 def _decoy(question: str, gold: str, answer: str) -> str:
@@ -101,46 +118,19 @@ def _decoy(question: str, gold: str, answer: str) -> str:
     return decoy
 
 
-class _Judge:
-    """One endpoint with a deadline, and a cache: the same question about an answer is paid for once."""
-
-    def __init__(self, url: str, model: str, n: int, timeout_s: float, cache: str | Path):
-        self.url, self.model, self.n = url, model, n
-        self.deadline = time.monotonic() + timeout_s
-        try:
-            self.cache = ToolCache(cache)
-        except ValueError as error:
-            raise Unscored(f"the judge's cache: {error}") from None
-
-    def __enter__(self) -> _Judge:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.cache.close()
-
-    def accepts(self, answer: str, reference: str, question: str, rubric: str) -> bool:
-        """Whether more than half of n verdicts are "correct"; asked until it is decided. Raises Unscored."""
-        texts = {"question": question, "rubric": rubric, "answer": answer, "reference": reference}
-        votes = {"correct": 0, "incorrect": 0}
-        for sample in range(self.n):
-            votes[self.verdict(canonical(texts), sample)] += 1
-            if max(votes.values()) > self.n // 2:
-                break
-        return votes["correct"] > votes["incorrect"]
-
-    def verdict(self, texts: str, sample: int) -> str:
-        """One verdict, from the cache or the endpoint. Raises Unscored."""
-        request = {"url": self.url, "model": self.model, "system": _SYSTEM, "texts": texts, "sample": sample}
-        key = key_of("judge", "1", canonical(request))
-        verdict = self.cache.find(key)
-        if verdict not in ("correct", "incorrect"):  # not there, or damaged
-            verdict = _ask(self.url, self.model, texts, sample, self.deadline)
-            self.cache.keep("judge", key, verdict)
-        return verdict
+def _verdict(verdicts: ToolCache, url: str, model: str, texts: str, sample: int, *, deadline: float) -> str:
+    """One verdict, from the cache or the endpoint: the same question about an answer is paid for once."""
+    request = {"url": url, "model": model, "system": _SYSTEM, "texts": texts, "sample": sample}
+    key = key_of("judge", "1", canonical(request))
+    verdict = verdicts.find(key)
+    if verdict not in ("correct", "incorrect"):  # not there, or damaged
+        verdict = _ask(url, model, texts, sample, deadline)
+        verdicts.keep("judge", key, verdict)
+    return verdict
 
 
 def _ask(url: str, model: str, texts: str, sample: int, deadline: float) -> str:
-    """One request, its reply bounded in size and time."""
+    """One verdict of the endpoint, "correct" or "incorrect". Raises Unscored on anything but exactly one."""
     body = {
         "model": model,
         "messages": [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": texts}],
@@ -151,24 +141,12 @@ def _ask(url: str, model: str, texts: str, sample: int, deadline: float) -> str:
     headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if os.environ.get(KEY) else {}
     address, left = f"{url.rstrip('/')}/chat/completions", max(0.0, deadline - time.monotonic())
     try:
-        status, reply = fetch("POST", address, timeout_s=left, most=MAX_REPLY, json=body, headers=headers)
-    except TimeoutError:
-        raise Unscored("the judge did not answer in time") from None
-    except ConnectionError as error:
-        raise Unscored(f"the judge could not be asked ({error})") from None
-    except ReplyError as error:
-        raise Unscored(f"the judge's reply {error}") from None
-    if status != 200:
-        raise Unscored(f"the judge answered with status {status}")
-    return _verdict(reply)
-
-
-def _verdict(reply: bytes) -> str:
-    """The verdict in a reply, "correct" or "incorrect". Raises Unscored on anything but exactly one."""
-    try:
-        text = parse_json(reply)["choices"][0]["message"]["content"].strip()
+        reply = post_json("the judge", address, body, timeout_s=left, most=MAX_REPLY, headers=headers)
+        text = reply["choices"][0]["message"]["content"].strip()
         pairs = json.loads(re.sub(r"\A```(?:json)?\s*|\s*```\Z", "", text), object_pairs_hook=tuple)
         ((key, verdict),) = pairs if isinstance(pairs, tuple) else ()
+    except ReplyError as error:
+        raise Unscored(str(error)) from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise Unscored("the judge's reply is malformed") from None
     if key != "verdict" or verdict not in ("correct", "incorrect"):

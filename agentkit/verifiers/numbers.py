@@ -2,15 +2,14 @@
 
 One rule for units, percent and currency: they count only where the task declares them, by its ``unit`` option
 or in its gold answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in
-front cannot mislead, unless another currency is declared; "0.05 m" is 5 where the unit is cm (converted by
-Pint); "5 km" never is. Numbers are exact fractions, so neighbours beyond a float's digits differ. Leaves out
-numbers in words and in other bases.
+front cannot mislead, unless another currency, a percentage or a unit is declared; "0.05 m" is 5 where the
+unit is cm and "5 °C" is 278.15 where it is K (converted by Pint); "5 km" never is. Numbers are exact
+fractions, so neighbours beyond a float's digits differ. Leaves out numbers in words and in other bases.
 """
-
-from __future__ import annotations
 
 import re
 import sys
+import threading
 import unicodedata
 from fractions import Fraction
 from functools import lru_cache
@@ -18,46 +17,104 @@ from typing import Any
 
 from agentkit.records import Score, Unscored
 
+MULTIPLES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _NUMBER = re.compile(
-    r"(?P<sign>[-+]?)\s*(?P<currency>[$€£¥]?)\s*"
-    r"(?P<number>(?:\d{1,3}(?:(?:,|\\,|\\,\\!| | )\d{3})+|\d{1,400})(?:\.\d{0,400})?|\.\d{1,400})"
-    r"(?:[eE](?P<exponent>[-+]?\d{1,3})"
-    r"|\s?(?:[×x*]|\\times|\\cdot)\s?10\^(?P<open>\{)?(?P<power>[-+]?\d{1,3})(?(open)\}))?"
-    r"\s*(?P<unit>[^\d\s].{0,40})?"
+    r"""
+    (?P<sign>[-+])?\s*
+    (?P<currency>(?:US[ ]?)?\$|[€£¥]|(?:USD|EUR|GBP|JPY)[ ]?)?\s*
+    (?(sign)|(?P<inner>[-+])?)  # a sign behind the currency: $-5
+    (?P<number>
+      (?:\d{1,3}(?:(?:,|\{,\}|\\,|\\,\\!|[ ]|')\d{3})+|\d{1,400})(?:\.\d{0,400})?
+    | \.\d{1,400}
+    )
+    (?:
+      [eE](?P<exponent>[-+]?\d{1,3})
+    | \s?(?:[×x*·⋅]|\\times|\\cdot)\s?10\^(?P<open>\{)?(?P<power>[-+]?\d{1,3})(?(open)\})
+    """
+    rf"| [\s-](?P<multiple>{'|'.join(MULTIPLES)})\b)?"
+    r"\s*(?P<unit>[^\d\s].{0,40})?",
+    re.VERBOSE,
 )
-_FRACTION = re.compile(r"([-+]?\d{1,15}) ?/ ?(\d{1,15})")
+_FRACTION = re.compile(r"(?:([-+]?)(\d{1,15}) )?([-+]?)(\d{1,15}) ?/ ?(\d{1,15})(?:\s+([^\W\d_].{0,40}))?")
+_TEN = re.compile(r"(?P<sign>[-+]?)10\^(?=\{?[-+]?\d)")  # 10^3 is 1 × 10^3
+_VULGAR = re.compile("(?<![\\w/.,^])(\\d{1,15}\\s?)?([¼-¾⅐-⅞])(?![\\w/.,])")
+_DELIMITERS = re.compile(  # of mathematics and a box
+    r"\A(?P<open>\$\$?|\\\(|\\\[)?\s*(?P<box>\\boxed\s*\{)?(?P<inside>[^{}$]{1,600}|[^{}$]{0,99}\{,\}[^$]{1,99}?)"
+    r"(?(box)\})\s*(?(open)(?:\$\$?|\\\)|\\\]))\Z"
+)
+# 1.234.567 and 1.234,56: one reading only; 1.234 and 1,234 have two, and the English one is taken
+_GROUPED = re.compile(
+    r"(?<![\d.,])\d{1,3}(?:(?:\.\d{3}){2,40}(?:,\d{1,40})?|(?:[.\s]\d{3}){1,40},\d{1,40})(?![\d.,])"
+)
+_DECIMAL_COMMA = re.compile(r"(?<![\d.,])(0|\d{1,15}(?=,\d\d?\s?[€%°]|,\d\d? [^\W\d_])),(\d{1,40})(?![\d.,])")
+_INDIAN = re.compile(r"(?<![\d.,])[1-9]\d?(?:,\d\d){1,40},\d{3}(?![\d,])")
+_DASH = re.compile("[‐-–−]")  # hyphens, the en dash and the minus
 # no powers of powers: bounded work
 _UNIT = re.compile(r"[^\W\d_]{1,20}(?:\^-?\d)?(?: ?[*/ ] ?[^\W\d_]{1,20}(?:\^-?\d)?){0,4}")
-_POWER = re.compile(r"(?<=[^\W\d_])[²³]")  # of a unit: m², not 10²
+# times a number: what these words are behind it
+_TIMES = {"dozen": Fraction(12), "lakh": Fraction(10**5), "crore": Fraction(10**7), "half": Fraction(1, 2)}
+_TIMES |= {"halves": Fraction(1, 2), "third": Fraction(1, 3)}
+_TIMES |= {f"{name}th": Fraction(1, n) for n, name in enumerate("four fif six seven eigh nin ten".split(), 4)}
+_COUNTED = re.compile(  # neither a number in words nor what changes one
+    r"""(?!(?:and|per|plus|minus|times|negative|positive|below|above|under|over|less|more|fewer|least|most
+    |greater|smaller|squared?|cubed?|factorial|choose|percent\w*|point|short|off|out|down|from|early|late|loss|profit|north|south
+    |east|west|behind|ahead|about|around|nearly|roughly|almost|maybe|perhaps|probably|possibly|approximately
+    |before|after|ago|not|none|never|wrong|inverse|reciprocal|opposite|double[sd]?|tripled?|twice|thrice
+    |quarters?|score|gross|dozens?|couples?|lakhs?|crores?|hal[fv]e?s?|thirds?|\w*(?:four|fif|six|seven
+    |eigh|nin|ten|eleven|twelf|teen|tie|dred|sand|illion)ths?|\w+teen|twenty|thirty|fo?u?rty|fifty|sixty|seventy
+    |eighty|ninety|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundreds?|thousands?
+    |\w*[mb]illi(?:one?|ard)\w*|mil|mila|mille|milh\w+|mill[oõ]\w+|cien\w*|tausend|hundert|dutzend|douzaines?
+    |docenas?|dozzin\w+|d[uú]zias?|halb\w*|h[äa]lften?|drittel|viertel|\w+[ns]tel|moiti[ée]s?|demie?s?|tiers
+    |quarts?|mitad(?:es)?|medi[oa]s?|mezz[oi]|meno|menos|moins|minder|weniger|mehr|hoch|mal|quadrat\w*|unter
+    |[üu]ber|sobre|sous|sotto|bajo|negativ\w*|prozent|fakult[äa]t|тысяч\w*|миллион\w*|миллиард\w*|дюжин\w*
+    |половин\w*|минус|плюс|ниже|выше)\b)[^\W\d_]{3,30}""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_ASKED_UNIT = re.compile(
+    r"\b(?:how (?:many|much)|number of|in)[,\s]+(?:(?P<power>square|cubic)\s+)?"
+    r"\$?(?P<unit>°\s?[CF]?\b|degrees? (?:Celsius|Fahrenheit)|US dollars?|[€£¥$](?!\d)"
+    r"|[^\W\d_]{1,20}(?:/[^\W\d_]{1,10}| per [^\W\d_]{1,10})?(?:[²³]|\^[23])?)",
+    re.IGNORECASE,
+)
+_MONEY = re.compile(
+    r"(?<![^\W\d_])(?:US )?[$€£¥]|\b(?:dollars?|USD|euros?|EUR|pounds?(?= sterling)|GBP|yen|JPY)\b"
+)
+_IRREGULAR = {"children": "child", "men": "man", "women": "woman", "people": "person", "feet": "foot"}
+_IRREGULAR |= {"teeth": "tooth", "mice": "mouse", "geese": "goose", "leaves": "leaf", "knives": "knife"}
+_POWER = re.compile(r"(?<=[^\W\d_])[²³]|(?<=10)[⁻²³¹⁰⁴-⁹]+")  # of a unit or of ten: m², 10²
+_TEMPERATURE = re.compile(r"(?:°|deg(?:rees?)?) ?([CF])(?:elsius|ahrenheit)?")
+_ONE_REGISTRY = threading.Lock()  # lru_cache alone lets two threads make one each
+_NO_UNIT = ("as", "at", "are", "in")
 _LARGEST = Fraction(sys.float_info.max)
 _SPELLINGS = dict.fromkeys(("percent", "per cent", "percentage", "pct"), "%")
 _SPELLINGS |= dict.fromkeys(("°", "circ", "deg", "degree"), "degree")
 _CURRENCIES = {
-    "$": ("dollar", "dollars", "usd"),
+    "$": ("dollar", "dollars", "usd", "us$", "us $"),
     "€": ("euro", "euros", "eur"),
     "£": ("pound", "pounds", "gbp"),
     "¥": ("yen", "jpy"),
 }
 
 
-def parse_number(text: str, unit: str = "") -> Fraction | None:
+def parse_number(text: str, unit: str = "", *, decimal_comma: bool = True) -> Fraction | None:
     """The one number a text consists of, exactly, in the declared unit, or None.
 
     Thousands separators, a currency sign, scientific notation and the declared unit, or one that converts to
-    it, may be with it, and a fraction of two whole numbers is one; anything else makes it None.
+    it, may be with it, and a fraction of two whole numbers is one; anything else makes it None. Without
+    ``decimal_comma`` 0,1 is a list of two.
     """
-    number = _read(text, unit)
+    number = None if not decimal_comma and _DECIMAL_COMMA.search(text) else _read(text, unit)
     return number[0] if number else None
 
 
 def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     """The number in the declared unit, and whether it was converted from another."""
-    unit, parts = unit_name(unit), _parts(text)
+    unit, parts = unit_name(unit), amount(text)
     if parts is None:
         return None
     value, currency, its_unit = parts
     declared = _currency(unit)
-    if currency and declared and currency != declared:
+    if currency and unit and currency != declared:
         return None
     if not its_unit or same_unit(its_unit, unit) or (declared and _currency(its_unit) == declared):
         return value, False
@@ -65,26 +122,57 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     return None if converted is None else (converted, True)
 
 
-def _parts(text: str) -> tuple[Fraction, str, str] | None:
+def amount(text: str) -> tuple[Fraction, str, str] | None:
     """Value, currency sign and unit of a text that is one number, or None."""
-    text = _POWER.sub(_caret, text)
-    if any(unicodedata.category(character) == "No" for character in text):  # NFKC would read 10² as 102
-        return None
-    text = unicodedata.normalize("NFKC", text).replace("−", "-").strip().rstrip(".").strip()
-    if (fraction := _FRACTION.fullmatch(text)) and int(fraction[2]):
-        return Fraction(int(fraction[1]), int(fraction[2])), "", ""
-    match = _NUMBER.fullmatch(text)
+    if not text.isascii():
+        text = _POWER.sub(_caret, _VULGAR.sub(_spelled_out, text))
+        if any(unicodedata.category(character) == "No" for character in text):  # NFKC would read 5² as 52
+            return None
+        text = unicodedata.normalize("NFKC", text.replace("º", "°").replace("’", "'"))
+        text = _DASH.sub("-", text)
+    text = _DELIMITERS.sub(r"\g<inside>", text.strip().rstrip(".").strip())
+    text = _GROUPED.sub(lambda number: re.sub(r"[.\s]", "", number[0]).replace(",", "."), text, count=1)
+    text = _DECIMAL_COMMA.sub(r"\1.\2", text, count=1)
+    text = _INDIAN.sub(lambda number: number[0].replace(",", ""), text, count=1)
+    if fraction := _FRACTION.fullmatch(text):
+        return _fraction(*fraction.groups())
+    match = _NUMBER.fullmatch(_TEN.sub(r"\g<sign>1*10^", text, count=1) if _TEN.match(text) else text)
     if not match:
         return None
     digits = re.sub(r"[^\d.]", "", match["number"]).rstrip(".")
-    value = Fraction(f"{match['sign']}{digits}e{match['exponent'] or match['power'] or 0}")
-    return (value, match["currency"], unit_name(match["unit"] or "")) if abs(value) <= _LARGEST else None
+    exponent = match["exponent"] or match["power"] or MULTIPLES.get(match["multiple"], 0)
+    value = Fraction(f"{match['sign'] or match['inner'] or ''}{digits}e{exponent}")
+    currency, unit = _currency((match["currency"] or "").strip()), unit_name(match["unit"] or "")
+    if times := _TIMES.get(_ending_less(unit)):
+        value, unit = value * times, ""
+    return (value, currency, unit) if abs(value) <= _LARGEST else None
+
+
+def _ending_less(unit: str) -> str:
+    return unit if unit in _TIMES else unit.removesuffix("s")
+
+
+def _spelled_out(fraction: re.Match) -> str:
+    """2¾ as 2 3/4."""
+    return f"{(fraction[1] or '').strip()} {unicodedata.normalize('NFKC', fraction[2])}".replace("⁄", "/")
+
+
+def _fraction(
+    sign: str | None, whole: str | None, inner: str, above: str, below: str, unit: str | None
+) -> tuple[Fraction, str, str] | None:
+    """3/4, -3/4 or 2 3/4, with a unit or without; None for a division by zero and for 2 -3/4."""
+    if not int(below) or (whole and (inner or int(above) >= int(below))):
+        return None
+    value = int(whole or 0) + Fraction(int(above), int(below))
+    return (-value if "-" in (sign, inner) else value), "", unit_name(unit or "")
 
 
 # ---- units
 def unit_name(text: str) -> str:
-    """One spelling of a unit: % for percent, degree for °, m^2 for m²; others without a full stop behind."""
+    """One spelling of a unit: % for percent, degree for °, degC for °C, m^2 for m²; no full stop behind."""
     text = _POWER.sub(_caret, text).strip().rstrip(".")
+    if temperature := _TEMPERATURE.fullmatch(text):
+        return f"deg{temperature[1]}"
     return _SPELLINGS.get(text.casefold().removesuffix("s"), text)
 
 
@@ -98,12 +186,37 @@ def same_unit(unit: str, other: str) -> bool:
         return True
     known, other_known = _pint_unit(unit), _pint_unit(other)
     if known is None or other_known is None:
-        return _singular(unit) == _singular(other)
+        return not _singulars(unit).isdisjoint(_singulars(other))
     return known == other_known
 
 
-def _singular(unit: str) -> str:
-    return re.sub(r"(?<=[^\W\d_][^\Ws\d_])s$", "", unit.casefold())
+def _singulars(unit: str) -> set[str]:
+    """What a word may be one of: boxes of box or boxe, cities of city, children of child."""
+    unit = unit.casefold()
+    one = re.sub(r"(?<=[^\W\d_][^\Ws\d_])s$", "", unit)
+    forms = {one, _IRREGULAR.get(unit, one)}
+    if one != unit:
+        forms |= {re.sub(r"(?<=[sxz])e$|(?<=[cs]h)e$", "", one), re.sub(r"(?<=[^\W\d_aeiou])ie$", "y", one)}
+    return forms
+
+
+@lru_cache(maxsize=256)
+def asked_unit(question: str) -> str:
+    """The unit or the currency that a question asks for: "how many hours", "in m²"; "" for none.
+
+    A question that names one currency only is taken to ask for that.
+    """
+    for match in _ASKED_UNIT.finditer(question):
+        power = {"square": "^2", "cubic": "^3"}.get((match["power"] or "").lower(), "")
+        unit = unit_name(match["unit"].strip("$ .?") or "$") + power
+        if sign := _currency(unit):
+            return unit if sign == "£" and is_unit(unit) else sign  # a pound is a weight too
+        if (len(unit) > 1 or unit in "mgshlLNJWVAKC") and unit not in _NO_UNIT and is_unit(unit):
+            return unit
+    # a dollar that opens mathematics stands before no number, or one closes it
+    money = re.sub(r"(?<!\\)\$[^$\n]*?(?<!\s)\$(?!\d)", " ", question)
+    signs = {_currency(name.strip().removeprefix("US ")) for name in _MONEY.findall(money)}
+    return signs.pop() if len(signs) == 1 else ""
 
 
 def _currency(unit: str) -> str:
@@ -122,9 +235,15 @@ def _converted(value: Fraction, unit: str, target: str) -> Fraction | None:
         return None
 
 
+@lru_cache(maxsize=4096)
 def is_unit(text: str) -> bool:
-    """Whether Pint knows a unit of this name."""
-    return _pint_unit(text) is not None
+    """Whether Pint knows a unit of this name; not by accident, as hats are hecto-technical atmospheres."""
+    if _pint_unit(text) is None:
+        return False
+    if not re.fullmatch("[a-z]{3,}", text) or text in ("kcal", "mmol", "mbar", "kgs", "kms"):
+        return True
+    names = _registry().parse_unit_name(text)
+    return any(not prefix or name in text for prefix, name, _ in names)
 
 
 @lru_cache(maxsize=4096)
@@ -136,15 +255,23 @@ def _pint_unit(text: str) -> Any:
         return None
 
 
-@lru_cache(maxsize=1)
 def _registry() -> Any:
+    """The one registry of all threads: units of two registries cannot be compared."""
+    with _ONE_REGISTRY:
+        return _made_registry()
+
+
+@lru_cache(maxsize=1)
+def _made_registry() -> Any:
     import pint
 
     return pint.UnitRegistry(cache_folder=None)
 
 
 # ---- comparing
-def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.0, unit: str = "") -> Score:
+def numeric(
+    answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.0, unit: str = "", question: str = ""
+) -> Score:
     """1 when both are one number and |answer - gold| <= max(abs_tol, rel_tol * |gold|).
 
     Args:
@@ -152,11 +279,18 @@ def numeric(answer: str, gold: str, *, abs_tol: float = 0.0, rel_tol: float = 0.
         abs_tol: absolute tolerance, in ``unit``; without one the numbers must be equal.
         rel_tol: relative tolerance.
         unit: of the gold answer: a Pint unit such as "km/h", "%", a currency such as "$", or any word.
+        question: what was asked; a unit that it asks for, and only that, may be with the answer.
     """
     if answer.strip().strip("+-").casefold() == "nan":
         return Score(0.0, "NaN equals nothing")
     unit = unit or _gold_unit(str(gold))
     wanted, given = _read(str(gold), unit), _read(answer, unit)
+    if not unit and question and (parts := amount(answer)) and any(parts[1:]):
+        asked = asked_unit(question)
+        sign, money = _currency(asked), parts[1] or _currency(parts[2])
+        fits = asked and ((money and money == sign) or (not parts[1] and same_unit(parts[2], asked)))
+        if fits or (asked and parts[1]):
+            unit, given = asked, (parts[0], False) if fits else None
     in_unit = f" in {unit}" if unit else ""
     if wanted is None:
         raise Unscored(f"the gold answer {gold!r} is not a number{in_unit}")
@@ -183,9 +317,11 @@ def _as_written(tolerance: float) -> Fraction:
 
 
 def _gold_unit(gold: str) -> str:
-    """The unit a gold answer is written in: %, a currency or a unit Pint knows."""
-    parts = _parts(gold)
+    """The unit a gold answer is written in: %, a currency, one Pint knows, or a word for what is counted."""
+    parts = amount(gold)
     if parts is None:
         return ""
     _, currency, unit = parts
-    return currency or (unit if unit == "%" or _currency(unit) or is_unit(unit) else "")
+    is_part = unit.casefold() in ("quarter", "quarters")
+    known = unit == "%" or _currency(unit) or (is_unit(unit) and not is_part)
+    return currency or (unit if known or _COUNTED.fullmatch(unit) else "")

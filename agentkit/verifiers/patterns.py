@@ -3,8 +3,6 @@
 Pattern and text may be hostile. Leaves out patterns in anything but Python's own notation.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from agentkit.records import Score, Unscored

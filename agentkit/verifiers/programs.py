@@ -8,8 +8,6 @@ equal to everything changes nothing but its own values. Leaves out: functions th
 place, and tests that look at more than what a call returns.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import math
@@ -17,15 +15,18 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from agentkit.records import Score, Unscored
 from agentkit.runs.files import parse_json
-from agentkit.sandbox import run_python
+from agentkit.sandbox import MAX_INPUT, MAX_OUTPUT, run_python
+from agentkit.verifiers import grids
 from agentkit.verifiers.isolated.harness import pack
 
 MAX_TESTS = 1_000
@@ -34,9 +35,14 @@ MEMORY_MB = 512
 BUSY_SHARE = 0.25
 RECORD_S = 10.0  # for a reference solution and its tests, once a task
 NOTHING = object()  # equal to no value
+ROUNDING = 1e-12  # of a number that should be 0
+REPORT = 48  # bytes of a report around its value
 _HARNESS = Path(__file__).with_name("isolated").joinpath("harness.py").read_text(encoding="utf-8")
-_BLOCK = re.compile(r"```[ \t]*(?:[Pp]y(?:thon)?3?)?[ \t]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"(?P<before>(?:[^`~]|(?!```|~~~).)*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*(?P<tag>[^`]*)")
+_PYTHON = re.compile(r"[{.\s]*i?py(?:thon)?[\d.]*(?![\w+#-])", re.IGNORECASE)
+_LEADS_IN = re.compile(r"(?:.*[:：])?[ \t*+-]*(?:\d+[.)])?[ \t*]*")  # words, or a list's mark
 _ANSWER = re.compile(r"\A\s*(?:final )?answer[:：]\s*\n", re.IGNORECASE)
+MAX_ENDS = 8  # of one block, tried
 _parsing = threading.Lock()  # CPython 3.11 counts the parser's recursion depth for all threads together
 
 
@@ -67,29 +73,77 @@ def code(
         return program
     if not isinstance(tests, list | tuple) or not 0 < len(tests) <= MAX_TESTS:
         raise Unscored(f"a code task needs a list of 1 to {MAX_TESTS} tests")
+    seen = ""
     if all(isinstance(test, str) for test in tests):
         passed = _passed_source(program, gold, tuple(tests), entry, setup, timeout_s)
     else:
-        passed = _passed_values(program, tests, entry, setup, timeout_s)
+        passed, seen = _passed_values(program, tests, entry, setup, timeout_s)
     value = passed / len(tests) if partial else float(passed == len(tests))
-    return Score(value, f"{passed} of {len(tests)} tests passed")
+    return Score(value, f"{passed} of {len(tests)} tests passed{seen}")
 
 
 def extract_code(answer: str, entry: str = "") -> str | Score:
-    """The program in an answer: its fenced block, the only one that defines ``entry``, or the whole text."""
-    blocks = list(dict.fromkeys(_BLOCK.findall(answer))) or [_ANSWER.sub("", answer)]
+    """The program in an answer: its fenced block of code, or the whole text where it is Python or holds none.
+
+    Of several blocks it is the only one that defines ``entry``, or, without entry, that is tagged as Python.
+    Two that differ are a hedge, which is no answer. Blocks tagged as another language do not count.
+    """
+    text = _outdented(_ANSWER.sub("", re.sub("\r\n?", "\n", answer).removeprefix("\ufeff")))
+    tagged = _blocks(text) if _fault(text) else {}
+    blocks = list(tagged) or [text]
     if len(blocks) > 1:
         name = re.escape(re.split(r"\W", entry)[0])
-        defines = re.compile(rf"^(?:def|class)\s+{name}\b|^{name}\s*=", re.MULTILINE)
-        blocks = [block for block in blocks if defines.search(block)]
+        defines = re.compile(rf"^(?:(?:async\s+)?def|class)\s+{name}\b|^{name}\s*[:=]", re.MULTILINE)
+        blocks = [block for block in blocks if (defines.search(block) if name else tagged[block])]
         if len(blocks) != 1:
             return Score(0.0, "several blocks of code and not one that is the answer")
-    with suppress(RecursionError, MemoryError, ValueError, SystemError), _parsing:  # the sandbox will tell
+    fault = _fault(blocks[0])
+    return Score(0.0, f"not Python: {fault[:80]}") if fault else blocks[0]
+
+
+def _blocks(text: str) -> dict[str, bool]:
+    """The fenced blocks that are tagged as Python (True) or not at all (False)."""
+    lines, at, found = text.split("\n"), 0, {}
+    while at < len(lines):
+        opened, at = _FENCE.fullmatch(lines[at]), at + 1
+        tagged = bool(opened and _PYTHON.match(opened["tag"]))
+        if tagged or (opened and _LEADS_IN.fullmatch(opened["before"])):
+            block, at = _block(lines, at, opened["marks"])
+            if tagged or not opened["tag"].strip():
+                found[block] = tagged or found.get(block, False)
+    return found
+
+
+def _block(lines: Sequence[str], start: int, marks: str) -> tuple[str, int]:
+    """The block from a line on, and the line behind it.
+
+    It ends with the first marks that leave a program, for others may stand in a docstring: on a line of their
+    own rather than behind code, and with the text where none do.
+    """
+    closing = (i for i in range(start, len(lines)) if lines[i].rstrip().endswith(marks))
+    ends = sorted(islice(closing, MAX_ENDS), key=lambda i: bool(lines[i].strip(f" \t{marks[0]}")))
+    last = [lines[i].rstrip().rstrip(marks[0]).rstrip() for i in ends]
+    found = [("\n".join([*lines[start:i], end]), i + 1) for i, end in zip(ends, last, strict=True)]
+    found = [
+        (_outdented(block), behind) for block, behind in [*found, ("\n".join(lines[start:]), len(lines))]
+    ]
+    return next((each for each in found if not _fault(each[0])), found[0])
+
+
+def _outdented(block: str) -> str:
+    """A block without what stands before all of its lines, as in a list, and without a byte order mark."""
+    block = block.removeprefix("\ufeff")
+    return dedent(block) if block[:1] in (" ", "\t") else block
+
+
+def _fault(source: str) -> str:
+    """Why a text is no Python; "" where it is, or where only the sandbox can tell."""
+    with suppress(RecursionError, MemoryError, ValueError, SystemError), _parsing:
         try:
-            ast.parse(blocks[0])
+            ast.parse(source)
         except SyntaxError as error:
-            return Score(0.0, f"not Python: {str(error)[:80]}")
-    return blocks[0]
+            return str(error)
+    return ""
 
 
 def returned(
@@ -109,14 +163,27 @@ def returned(
 
 
 # ---- tests with values
-def _passed_values(program: str, tests: Sequence[Any], entry: str, setup: str, timeout_s: float) -> int:
-    """How many tests pass whose expected values are known."""
+def _passed_values(
+    program: str, tests: Sequence[Any], entry: str, setup: str, timeout_s: float
+) -> tuple[int, str]:
+    """How many tests pass whose expected values are known; and the drawing, where one grid is asked for."""
     cases = [_case(test, entry) for test in tests]
+    _check_size(len(json.dumps(expected)) for _, expected in cases)
     reports = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
-    return sum(_fits(report, expected) for report, (_, expected) in zip(reports, cases, strict=True))
+    seen = ""
+    match tests:
+        case [[list(given), target]] if grids.is_grid(target):
+            seen = f"; {grids.verdict(_plain(reports[0].get('value')), given, target)}"
+    return sum(_fits(report, expected) for report, (_, expected) in zip(reports, cases, strict=True)), seen
 
 
-def _case(test: Any, entry: str) -> tuple[dict, Any]:
+def _check_size(sizes: Iterable[int]) -> None:
+    """Raises Unscored where results of these sizes are more than the sandbox gives back."""
+    if (size := sum(REPORT + size for size in sizes)) > MAX_OUTPUT:
+        raise Unscored(f"the tests expect {size} bytes of results, and the sandbox gives back {MAX_OUTPUT}")
+
+
+def _case(test: Any, entry: str) -> tuple[dict, dict]:
     """A test as the call it makes and the report that passes."""
     if isinstance(test, list) and len(test) == 2 and isinstance(test[0], list):
         test = {"args": test[0], "expected": test[1]}
@@ -127,16 +194,19 @@ def _case(test: Any, entry: str) -> tuple[dict, Any]:
         raise Unscored(f"a test is {str(test)[:80]!r}; give {kinds}")
     if not entry:
         raise Unscored("tests with arguments need entry, the function they call")
-    kwargs = test.get("kwargs", {})
+    kwargs, expected = test.get("kwargs", {}), pack(test["expected"])
     if not isinstance(kwargs, dict):
         raise Unscored("kwargs of a test must be an object")
-    return {"args": pack(test.get("args", [])), "kwargs": pack(kwargs)}, {"value": test["expected"]}
+    if _plain(expected) is NOTHING:
+        raise Unscored(f"a test expects {str(test['expected'])[:80]}, which JSON cannot hold")
+    return {"args": pack(test.get("args", [])), "kwargs": pack(kwargs)}, {"value": expected}
 
 
 def _fits(report: dict, expected: dict) -> bool:
     if "stdout" in expected:
-        return "stdout" in report and _lines(report["stdout"]) == _lines(expected["stdout"])
-    return "value" in report and _same(_plain(report["value"]), expected["value"])
+        printed = report.get("stdout")
+        return isinstance(printed, str) and _lines(printed) == _lines(expected["stdout"])
+    return "value" in report and _same(_plain(report["value"]), _plain(expected["value"]))
 
 
 def _lines(text: str) -> list[str]:
@@ -144,44 +214,55 @@ def _lines(text: str) -> list[str]:
 
 
 def _same(value: Any, gold: Any) -> bool:
-    """Equal as JSON values: numbers within 1e-9, NaN never, true is not 1."""
-    if isinstance(gold, bool | str | None) or isinstance(value, bool):
-        return type(value) is type(gold) and value == gold
-    if isinstance(gold, int) and isinstance(value, int):
-        return value == gold
-    if isinstance(gold, float | int):
-        try:
-            return isinstance(value, float | int) and math.isclose(value, gold, rel_tol=1e-9, abs_tol=1e-12)
-        except OverflowError:
-            return False
+    """Equal as JSON values: whole numbers exactly, others within 1e-9 of theirs, NaN never, true is not 1."""
     if isinstance(gold, list):
         return isinstance(value, list) and len(value) == len(gold) and all(map(_same, value, gold))
-    if not isinstance(value, dict) or value.keys() != gold.keys():
-        return False
-    return all(_same(value[key], gold[key]) for key in gold)
+    if isinstance(gold, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == gold.keys()
+            and all(_same(value[key], gold[key]) for key in gold)
+        )
+    if isinstance(gold, bool | str | None) or isinstance(value, bool):
+        return type(value) is type(gold) and value == gold
+    if isinstance(gold, int) or not isinstance(value, int | float):
+        return value == gold
+    with suppress(OverflowError):  # a whole number larger than any other
+        return math.isclose(value, gold, rel_tol=1e-9, abs_tol=0 if gold else ROUNDING)
+    return False
 
 
 def _plain(packed: Any) -> Any:
     """A packed value as JSON would hold it: tuples as lists, keys as text; NOTHING for any other value."""
-    with suppress(Exception):  # a forged report
-        match packed:
-            case ["l" | "t", content]:
-                return [_plain(item) for item in content]
-            case ["d", content]:
-                return {_key(_plain(key)): _plain(value) for key, value in content}
-            case ["i", content]:
-                return int(content, 16)
-            case ["f", content]:
-                return float.fromhex(content)
-            case ["v", None | bool() | str() as content]:
-                return content
-    return NOTHING
+    try:
+        return _as_json(*packed)
+    except Exception:  # a forged report
+        return NOTHING
+
+
+def _as_json(tag: str, content: Any) -> Any:
+    """Raises for what JSON cannot hold."""
+    match tag, content:
+        case "l" | "t", [*items]:
+            return [_as_json(*item) for item in items]
+        case "d", [*items]:
+            return {_key(_as_json(*key)): _as_json(*value) for key, value in items}
+        case "i", str():
+            return int(content, 16)
+        case "f", str():
+            return float(content)
+        case "x", [_, str() as number]:
+            above, _, below = number.partition("/")
+            return int(above) / int(below) if below else int(above) if above.isdecimal() else float(above)
+        case "v", None | bool() | str():
+            return content
+    raise ValueError("not a plain value")
 
 
 def _key(value: Any) -> Any:
     """A dictionary's key as JSON writes it."""
     if not isinstance(value, int | float | str | None):
-        return NOTHING
+        raise ValueError("not a key")
     return next(iter(json.loads(json.dumps({value: 0}))))
 
 
@@ -211,6 +292,7 @@ def _recorded(tests: tuple[str, ...], entry: str, setup: str, gold: str) -> tupl
     recorded = _in_sandbox("record", (setup, reference, entry, tests), RECORD_S)
     passed = {number for number, message in recorded if message == "passed"}
     calls = tuple(message for _, message in recorded if isinstance(message, dict))
+    _check_size(message for _, message in recorded if isinstance(message, int))
     if len(passed) < len(tests) or not calls:
         outcome = f"{len(passed)} of its {len(tests)} tests in {len(calls)} calls"
         raise Unscored(f"the reference solution passes {outcome}")
@@ -229,9 +311,13 @@ def run_calls(program: str, setup: str, entry: str, calls: Sequence[dict], timeo
 
 def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple[Any, Any]]:
     """Call a function of the harness in a fresh sandbox; its reports, as (number, message) pairs."""
-    marker = f"@{secrets.token_hex(8)} "
-    source = f"{_HARNESS}\n{function}({marker!r}, *json.loads({json.dumps(arguments)!r}))\n"
-    result = run_python(source, timeout_s=timeout_s, memory_mb=MEMORY_MB)
+    marker, given = f"@{secrets.token_hex(8)} ", json.dumps(arguments)
+    if len(given) > MAX_INPUT:
+        raise Unscored(f"the tests come to {len(given)} bytes; {MAX_INPUT} is the limit")
+    source = f"{_HARNESS}\n{function}({marker!r}, *json.load(sys.stdin))\n"
+    result = run_python(source, timeout_s=timeout_s, memory_mb=MEMORY_MB, stdin=given)
+    if result.status == "output" and function == "record":
+        raise Unscored(f"the tests make calls of more than {MAX_OUTPUT} bytes")
     if result.status == "refused":
         raise Unscored(f"the sandbox refused: {result.stderr.strip()[:200]}")
     if result.status == "timeout":

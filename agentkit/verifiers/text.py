@@ -1,9 +1,9 @@
 """Comparing answers as words, by our rule and by those of SQuAD and GAIA.
 
-Leaves out: fuzzy scores such as F1. An answer is right or it is not.
+Our rule drops case, articles, punctuation and the accents of Latin and Greek letters. It keeps what carries
+meaning: symbols (x<5, €5, B♭, C#), single letters (Vitamin A), the marks of other scripts (kana, Thai,
+Devanagari) and signs beside digits. Leaves out: fuzzy scores such as F1. An answer is right or it is not.
 """
-
-from __future__ import annotations
 
 import re
 import string
@@ -13,14 +13,31 @@ from collections.abc import Callable, Iterable
 from agentkit.records import Score, Unscored
 
 _ARTICLES = frozenset({"a", "an", "the"})
-_SIGN = re.compile(r"(?<![\w.])[-±<>≤≥≠](?=[\d.$€£¥])|(?<=\w)(?:[+#]+|-)(?!\w)|(?<=\d)[²³¹⁰⁴-⁹]+")
+_EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|`+|[\"'])(?=\S)(.+?)(?<=\S)\1(?!\w)")
+_DASH = re.compile("[‐-―−]")
+_POWER = re.compile(r"(?<=\d)[²³¹⁰⁴-⁹]+")
+_ACCENT = re.compile(  # and the vowels that Hebrew and Arabic mostly leave out
+    "(?<=[A-Za-zÀ-ɏͰ-Ͽ])[\u0300-\u036f]+|(?<=[еЕ])\u0308|[\u05b0-\u05c7\u0640\u064b-\u0652\u0670]"
+)
+_SIGN = r"""  # punctuation that carries meaning where it stands
+      (?<![\w.])-(?=[\d.$€£¥])  # minus 5
+    | (?<=\w)[-*](?!\w)  # A-, A*
+    | (?<=\w)\# | \#(?=\w)  # C#, #1
+    | (?<=\d)(?:\s?[%‰]|[!'\"\]}])  # 5 %, 5!, 5', 5", [1, 5]
+    | [\[{](?=-?\d)
+    | (?<=\d)(?:[.,:/]|\s*-\s*)(?=\d)  # 1.5, 1:2, 1/2, 1-2
+    | [′″]
+"""
+_SIGNS = re.compile(_SIGN, re.VERBOSE)
+_PIECE = re.compile(_SIGN + r"| [$+<=>^|~] | [^\s!-/:-@\[-`{-~]+", re.VERBOSE)
+_ITEM = re.compile(r",(?!\d)\s*and\s+|,(?!\d)\s*|\s+and\s+|\s*&\s*")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize(text: str) -> str:
-    """Lower case, no punctuation, no accents, no articles, single spaces.
+    """Lower case, no punctuation, no accents, no articles, single spaces: a text's words, to find it by.
 
-    SQuAD's normalisation but for the accents, and "well-known" is two words.
+    SQuAD's normalisation but for the accents, and "well-known" is two words. ``exact`` keeps more.
     """
     folded = unicodedata.normalize("NFKD", text).casefold()
     spaced = ""
@@ -83,7 +100,7 @@ def exact(answer: str, gold: str, *, aliases: Iterable[str] = (), rule: str = "w
 
     Args:
         aliases: other right answers.
-        rule: "words" (``normalize``), "squad" (``squad_normalize``) or "gaia" (``gaia_equal``).
+        rule: "words" (the module's), "squad" (``squad_normalize``) or "gaia" (``gaia_equal``).
 
     Raises:
         ValueError: another rule.
@@ -101,17 +118,49 @@ def exact(answer: str, gold: str, *, aliases: Iterable[str] = (), rule: str = "w
 
 
 def _same_words(answer: str, gold: str) -> bool:
-    return normalize(answer) == normalize(gold) and _signs(answer) == _signs(gold)
+    given, wanted = _tokens(answer), _tokens(gold)
+    if [token.casefold() for token in given] == [token.casefold() for token in wanted]:
+        return True
+    if "," in answer + gold:  # of a list: A and C, or A, C
+        items, gold_items = _ITEM.split(answer), _ITEM.split(gold)
+        if 1 < len(items) == len(gold_items):
+            return all(map(_same_words, items, gold_items))
+    given, wanted = _without_articles(given, gold=False), _without_articles(wanted, gold=True)
+    return [token.casefold() for token in given] == [token.casefold() for token in wanted]
 
 
-def _signs(text: str) -> list[str]:
-    """What normalising drops and matters: the minus of -5, the ends of C++ and A-, the power of 10²."""
-    return _SIGN.findall(text.replace("−", "-"))
+def _without_articles(tokens: list[str], *, gold: bool) -> list[str]:
+    """Tokens without the articles before a word; an A that may be a letter stays (Vitamin A, A minor)."""
+    kept = []
+    for position, (token, following) in enumerate(zip(tokens, [*tokens[1:], ""], strict=False)):
+        article = token.casefold() in _ARTICLES and len(following) >= (2 if token in "aA" else 1)
+        if token == "A":
+            article = article and position == 0 and (following[0].isupper() or not gold)
+        if not article:
+            kept.append(token)
+    return kept
+
+
+def _tokens(text: str) -> list[str]:
+    """Words without accents, and the symbols and signs that carry meaning, each on its own."""
+    if text.isascii():
+        return [piece.strip() for piece in _PIECE.findall(_EMPHASIS.sub(r"\2", text.replace("&", " and ")))]
+    text = _DASH.sub("-", _EMPHASIS.sub(r"\2", _POWER.sub(lambda power: f"^{power[0]}", text)))
+    text = _ACCENT.sub("", unicodedata.normalize("NFKD", text.replace("&", " and "))).replace("⁄", "/")
+    signs = {position for sign in _SIGNS.finditer(text) for position in range(*sign.span())}
+    spaced = ""
+    for position, character in enumerate(text):
+        category = unicodedata.category(character)
+        if position in signs or category in ("Sm", "Sc", "So") or character == "^":
+            spaced += f" {character} "
+        else:
+            spaced += " " if category[0] in "PS" else character
+    return spaced.split()
 
 
 # how a rule normalises, and when two texts are equal to it
-_RULES: dict[str, tuple[Callable[[str], str], Callable[[str, str], bool]]] = {
-    "words": (normalize, _same_words),
+_RULES: dict[str, tuple[Callable[[str], str | list[str]], Callable[[str, str], bool]]] = {
+    "words": (_tokens, _same_words),
     "squad": (squad_normalize, lambda answer, gold: squad_normalize(answer) == squad_normalize(gold)),
     "gaia": (_bare, gaia_equal),
 }

@@ -6,8 +6,6 @@ and the next one costs a fork, not a start-up. Needs fork and descriptor passing
 out confinement: the checks are ours, only what they check may be hostile.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

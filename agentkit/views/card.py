@@ -10,27 +10,33 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from agentkit.diagnostics import read_alarms
+from agentkit.diagnostics import Alarm, fresh_half, read_alarms
 from agentkit.evaluation import Comparison, html, task_success
 from agentkit.evaluation.examples import examples
+from agentkit.evaluation.gains import Gains
 from agentkit.evaluation.html import Markup
-from agentkit.evaluation.tables import percent, policy_table
+from agentkit.evaluation.tables import level_table, percent, policy_table
 from agentkit.records import StopReason, Task, Trajectory
-from agentkit.runs import Run, RunError, cost, digest, read_json, write_bytes
+from agentkit.runs import Run, RunError, cost, digest, read_json, read_trajectories, write_bytes
 from agentkit.runs.recipe import Recipe
+from agentkit.trajectories import trajectory_id
 from agentkit.views import plots
 from agentkit.views.redact import environment_secrets, redact, redact_text
 from agentkit.views.widgets import compare_trajectories
+from agentkit.views.widgets.live import EVIDENCE, alarm_block, told
 
+UNCHANGED = "unchanged"
 MAX_BYTES = 10_000_000  # of the file
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 ORDER = ("base", "sft", "sft_more", "rft", "hindsight", "grpo")  # policies of a run, the baseline first
@@ -40,10 +46,13 @@ DATA_LICENCES = (
     ("chemical elements (mendeleev)", "MIT"),
     ("life expectancy and income (gapminder, in plotly)", "MIT; data CC BY 4.0"),
 )
-_POLICY = (
+POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
+LIGHTS = {"green": ("good", "good"), "amber": ("look", "look"), "red": ("stop", "bad")}  # word and class
+VERDICTS = {1.0: ("right", "good"), None: ("not scored", "soft")}  # of trajectories
+_DIGITS = re.compile(r"(?<![\w.])\d{1,40}\.\d{7,40}(e[+-]?\d{1,3})?(?![\w.])")  # more than anybody reads
 _SLACK = 20_000  # characters beyond a cut that are still read for secrets
 
 
@@ -86,6 +95,10 @@ class _Card:
         self.secrets = environment_secrets()
         self.manifest = {"created": "?"} | run.manifest
         self._has_plotly = False
+        self.named: dict[str, Trajectory] = {}  # what links on this page lead to, in order
+        self._rollouts: dict[
+            str, dict[str, Trajectory]
+        ] = {}  # by step and name; the step of preflight's is ""
 
     @cached_property
     def policies(self) -> dict[str, list[Trajectory]]:
@@ -95,14 +108,21 @@ class _Card:
         names.sort(key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
         policies = {}
         for name in names:
-            trajectories = _or_none(partial(self.run.trajectories, name))
+            try:
+                trajectories = self.run.trajectories(name)
+            except RunError as error:
+                warnings.warn(str(error), stacklevel=2)
+                continue
             if trajectories:
                 policies[name] = trajectories
         return policies
 
     def page(self) -> str:
         """The whole document."""
-        sections = [_section(title, self._tried(make)) for title, make in SECTIONS]
+        sections = [
+            html.element("section", html.element("h2", title), *self._tried(make), id=_anchor(title))
+            for title, make in SECTIONS
+        ]
         links = [html.element("a", title, href=f"#{_anchor(title)}") for title, _ in SECTIONS]
         title = f"Run card: {self.run.path.name}"
         lead = _or_none(lambda: _comparison(self.run).sentences())
@@ -113,16 +133,24 @@ class _Card:
         ]
         header += [html.element("p", self.text(sentence), class_="lead") for sentence in lead]
         parts = [html.element("header", *header, _stages(self)), html.element("nav", *links)]
-        return html.page(title, *parts, html.element("main", *sections), policy=_POLICY)
+        return html.page(title, *parts, html.element("main", *sections), policy=POLICY)
 
     def _tried(self, make: Callable[[_Card], list[Markup]]) -> list[Markup]:
         """A section's parts; what is missing where a file is absent, damaged or of another make."""
-        try:
-            return make(self)
-        except RunError as error:
-            return [self.missing(str(error))]
-        except Exception as error:  # whatever a run holds, no file may keep the rest from being shown
-            return [self.missing(f"This part cannot be shown ({type(error).__name__}: {error}).")]
+        parts: list[Markup] = []
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", UserWarning)
+            try:
+                parts = make(self)
+            except RunError as error:
+                warnings.warn(str(error), stacklevel=2)
+            except Exception as error:  # whatever a run holds, no file may keep the rest from being shown
+                why = f"This part cannot be shown ({type(error).__name__}: {error})."
+                warnings.warn(why, stacklevel=2)
+        sentences = dict.fromkeys(str(one.message) for one in told if one.category is UserWarning)
+        for sentence in sentences:
+            warnings.warn(sentence, stacklevel=2)
+        return [*map(self.missing, sentences), *parts]
 
     # ---- values as text
     def text(self, value: Any, limit: int | None = None) -> str:
@@ -133,9 +161,12 @@ class _Card:
             return "yes" if value else "no"
         if isinstance(value, float):
             return f"{value:.4g}" if math.isfinite(value) else "–"
-        if isinstance(value, Mapping | list | tuple):
-            value = json.dumps(redact(value, self.secrets), ensure_ascii=False, default=str)
-        return self.masked(str(value), limit or self.limits.cell)
+        if isinstance(value, Mapping):
+            value = ", ".join(f"{name}: {self.text(part)}" for name, part in redact(value).items())
+        if isinstance(value, list | tuple):
+            value = ", ".join(map(self.text, value))
+        short = _DIGITS.sub(lambda digits: f"{float(digits[0]):.4g}", str(value))
+        return self.masked(short, limit or self.limits.cell)
 
     def masked(self, text: str, limit: int) -> str:
         """Text without secrets, cut to ``limit``, masked before: half a secret has no shape."""
@@ -151,6 +182,29 @@ class _Card:
         """What this run does not have."""
         label = html.element("b", "Missing. ", class_="bad")
         return html.element("p", label, self.text(text, 2_000), class_="missing")
+
+    def links(self, names: Sequence[str]) -> Markup:
+        """Names of trajectories, each a link where the run holds it and it may be shown."""
+        shown = Markup(", ").join(map(self._link, map(str, names[:EVIDENCE])))
+        more = f" and {len(names) - EVIDENCE} more" if len(names) > EVIDENCE else ""
+        return html.joined(["Seen in ", shown, more, "."] if names else [])
+
+    def _link(self, name: str) -> Markup:
+        step = name.partition(":")[0] if re.match(r"[0-9]+:", name) else ""
+        if step not in self._rollouts:
+            file = ("train", "trajectories", f"step_{step:>05}.parquet") if step else ("preflight.parquet",)
+            stored = _or_none(lambda: read_trajectories(self.run.file(*file))) or []
+            self._rollouts[step] = {trajectory_id(t): t for t in stored if t.task_id in self.tasks}
+        if name in self._rollouts[step] and (name in self.named or len(self.named) < 4 * self.limits.tasks):
+            self.named[name] = self._rollouts[step][name]
+            return html.element("a", self.text(name), href=f"#trajectory-{list(self.named).index(name) + 1}")
+        return html.safe(self.text(name))
+
+    @cached_property
+    def tasks(self) -> dict[str, Task]:
+        """Tasks that may be shown, by id; none where they cannot be read."""
+        tasks = _or_none(lambda: self.run.tasks) or []
+        return {task.id: task for task in tasks if task.meta.get("share") is not False}  # GAIA's say so
 
     def table(self, columns: Iterable[Any], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
         """A table of at most ``limits.rows`` rows."""
@@ -198,7 +252,8 @@ def _subtitle(manifest: Mapping[str, Any]) -> str:
     git, recipe, versions = (manifest[name] for name in ("git", "recipe", "versions"))
     dirty = ", with uncommitted changes" if git.get("dirty") else ""
     program = f"agentkit {versions.get('agentkit', '?')}, commit {str(git.get('commit', '?'))[:12]}{dirty}"
-    return f"started {manifest['created']} · {program} · seed {recipe.get('seed', '?')}"
+    started = str(manifest["created"]).replace("T", " ", 1)
+    return f"started {started} · {program} · seed {recipe.get('seed', '?')}"
 
 
 def _stages(card: _Card) -> Markup:
@@ -211,10 +266,6 @@ def _stages(card: _Card) -> Markup:
         label = html.element("b", card.text(name))
         chips.append(html.element("li", label, " ", card.text(f"{status}{took}"), class_=look))
     return html.element("ul", *chips, class_="stages")
-
-
-def _section(title: str, parts: Sequence[Markup]) -> Markup:
-    return html.element("section", html.element("h2", title), *parts, id=_anchor(title))
 
 
 def _anchor(title: str) -> str:
@@ -233,6 +284,23 @@ def _result(card: _Card) -> list[Markup]:
         title = card.text(f"The {len(rows)} tasks that changed, {pair.replace('->', ' → ')}")
         parts += [html.folded(title, card.table(["Task", "Turned"], rows))] if rows else []
     return parts
+
+
+def _gains(card: _Card) -> list[Markup]:
+    if not card.run.file("gains.json").exists():
+        return [card.paragraph("There is no gains.json: notebook 05 takes the differences apart.")]
+    found = Gains(**read_json(card.run.file("gains.json")))
+    parts = [card.frame(found.table(), "What each difference is made of", "Part")]
+    parts += [card.paragraph(sentence) for sentence in found.sentences()]
+    return [*parts, card.figure(plots.gain_parts(found))]
+
+
+def _gaia(card: _Card) -> list[Markup]:
+    if not card.run.file("gaia.json").exists():
+        return [card.paragraph("There is no gaia.json: agentkit gaia measures the run's agents on GAIA.")]
+    outside = read_json(card.run.file("gaia.json"))
+    by_level = level_table(outside["policies"], outside["paired"])
+    return [card.frame(by_level, "GAIA, scored by its official rules", "Level")]
 
 
 def _baseline(card: _Card) -> list[Markup]:
@@ -254,12 +322,9 @@ def _training(card: _Card) -> list[Markup]:
         validation = last_rows.set_index("step")["val_success"]
         best = validation.idxmax()
         ends = f"from {percent(validation.iloc[0])} to {percent(validation.iloc[-1])}"
-        peak = f"the best was {percent(validation[best])} at step {best}"
+        peak = f"the best was {percent(validation[best])} at step {best}{fresh_half(last_rows)}"
         parts.append(card.paragraph(f"Validation success went {ends}; {peak}."))
-    figure = plots.training_curves(metrics)
-    below = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
-    figure.update_layout(legend=below)  # narrow pages
-    return [*parts, card.figure(figure)]
+    return [*parts, card.figure(plots.training_curves(metrics))]
 
 
 def _alarms(card: _Card) -> list[Markup]:
@@ -270,19 +335,49 @@ def _alarms(card: _Card) -> list[Markup]:
         return [card.paragraph("No alarm fired.")]
     fired = Counter(alarm.alarm for alarm in alarms)
     summary = ", ".join(f"{name} ({n})" for name, n in fired.most_common(12))
-    rows = [[f"step {a.step}", a.severity, a.alarm, a.cause, a.advice, ", ".join(a.evidence)] for a in alarms]
-    columns = ["", "Severity", "Alarm", "Cause", "What to change", "Evidence"]
-    return [card.paragraph(f"Alarms: {summary}."), card.table(columns, rows)]
+    shown = alarms[: card.limits.rows]
+    left_out = f" {len(alarms) - len(shown)} more were left out here." if len(alarms) > len(shown) else ""
+    return [card.paragraph(f"Alarms: {summary}.{left_out}"), *(_alarm(card, alarm) for alarm in shown)]
+
+
+def _alarm(card: _Card, alarm: Alarm) -> Markup:
+    said = {"cause": card.text(alarm.cause, 2_000), "advice": card.text(alarm.advice, 2_000)}
+    return alarm_block(replace(card.cleaned(alarm), **said), card.links)
 
 
 def _preflight(card: _Card) -> list[Markup]:
     path = card.run.file("preflight.json")
     if not path.exists():
         return [card.missing("There is no preflight.json: no preflight was made.")]
-    rows = [
-        [item[key] for key in ("name", "light", "finding", "advice")] for item in read_json(path)["items"]
-    ]
-    return [card.table(["", "Light", "Finding", "Advice"], rows)]
+    return [_preflight_item(card, item) for item in read_json(path)["items"]]
+
+
+def _preflight_item(card: _Card, item: Mapping[str, Any]) -> Markup:
+    word, look = LIGHTS.get(item["light"], (card.text(item["light"]), "soft"))
+    title = [html.element("b", word, class_=look), " ", html.element("b", card.text(item["name"])), ": "]
+    finding = html.element("p", *title, card.text(item["finding"], 2_000))
+    advice = card.paragraph(f"→ {item['advice']}") if item["advice"] else ""
+    seen = html.element("p", card.links(item.get("evidence", ())), class_="soft")
+    return html.element("div", finding, advice, seen, class_="alarm")
+
+
+def _evidence(card: _Card) -> list[Markup]:
+    """What the sections before have named."""
+    if not card.named:
+        return [
+            card.paragraph("No alarm and no item of the preflight names a trajectory that is stored here.")
+        ]
+    parts = [card.paragraph("The trajectories that alarms and preflight name, by step, task and sample.")]
+    for number, (name, trajectory) in enumerate(card.named.items(), 1):
+        shown, task = card.trajectory(trajectory), card.cleaned(card.tasks[trajectory.task_id])
+        # a link opens what is folded around its target
+        target = html.element(
+            "div", told(f"{task.family}, {task.difficulty}", shown, task), id=f"trajectory-{number}"
+        )
+        verdict, look = VERDICTS.get(trajectory.success, ("wrong", "bad"))
+        title = html.joined([card.text(name), " ", html.element("b", verdict, class_=look)])
+        parts.append(html.folded(title, target))
+    return parts
 
 
 def _trajectories(card: _Card) -> list[Markup]:
@@ -293,7 +388,7 @@ def _trajectories(card: _Card) -> list[Markup]:
         ]
     if len(names) > 3:
         names = [names[0], *names[-2:]]
-    tasks = {task.id: task for task in card.run.tasks if not is_private(task)}
+    tasks = card.tasks
     policies = {name: [t for t in card.policies[name] if t.task_id in tasks] for name in names}
     private = {t.task_id for name in names for t in card.policies[name]} - tasks.keys()
     parts = []
@@ -337,24 +432,29 @@ def _cost(card: _Card) -> list[Markup]:
         return [card.missing("No stage of this run has finished, so nothing was spent yet.")]
     source = prices.rates_of(cost.recipe_of(card.run).model).source
     caption = f"Time of one device. Predicted from the recipe alone, with rates of: {source}."
+    times = card.frame(cost.against_table(card.run, prices), caption)
+    if cost.device_of(card.run) == "CPU":
+        return [times, card.paragraph("This run was made on a CPU: no GPU-hours, and nothing was rented.")]
     money = "What the time spent would cost at the prices of params/prices.yaml"
-    return [
-        card.frame(cost.against_table(card.run, prices), caption),
-        card.frame(cost.money_table(spent, prices), money),
-    ]
+    return [times, card.frame(cost.money_table(spent, prices), money)]
 
 
 def _recipe(card: _Card) -> list[Markup]:
     used, keys = redact(card.manifest["recipe"]), Recipe.keys()
-    rows = []
+    changed, kept = [], []
     for key, value in used.items():
+        row = [key, value, keys[key].metadata["help"] if key in keys else ""]
         if key != "run":
-            rows.append([key, value, keys[key].metadata["help"] if key in keys else ""])
-    if not rows:
+            (changed if key in keys and value != keys[key].default else kept).append(row)
+    if not changed + kept:
         return [card.missing("run.json holds no recipe.")]
-    changed = sum(key in keys and value != keys[key].default for key, value, _ in rows)
-    count = card.paragraph(f"{changed} of {len(rows)} keys differ from the defaults.")
-    return [count, card.table(["Key", "Value", "Meaning"], rows)]
+    columns, count = ["Key", "Value", "Meaning"], len(changed + kept)
+    parts = [
+        card.paragraph(f"{len(changed)} of {count} keys differ from the defaults."),
+        card.table(columns, changed),
+    ]
+    title = f"The {len(kept)} other keys"
+    return [*parts, html.folded(title, card.table(columns, kept))] if kept else parts
 
 
 def _provenance(card: _Card) -> list[Markup]:
@@ -362,6 +462,8 @@ def _provenance(card: _Card) -> list[Markup]:
     if not (hashes or versions or git):
         return [card.missing("run.json holds neither hashes nor versions.")]
     rows = [[name, recorded, _unchanged(card.run, name, recorded)] for name, recorded in hashes.items()]
+    if changed := [name for name, _, now in rows if now != UNCHANGED]:
+        warnings.warn(f"Not as the stage that wrote it left it: {', '.join(changed)}.", stacklevel=2)
     return [
         card.table(["File", "SHA-256, first 16 digits", "Now"], rows, "Data hashes"),
         card.table(["Package", "Version"], versions.items()),
@@ -383,10 +485,13 @@ def _licences(card: _Card) -> list[Markup]:
 
 SECTIONS: tuple[tuple[str, Callable[[_Card], list[Markup]]], ...] = (
     ("Result", _result),
+    ("Skill or format", _gains),
+    ("GAIA", _gaia),
     ("Baseline", _baseline),
     ("Training", _training),
     ("Alarms", _alarms),
     ("Preflight", _preflight),
+    ("Evidence", _evidence),  # after all that names some
     ("Trajectories", _trajectories),
     ("Tasks", _suite),
     ("Cost", _cost),
@@ -397,11 +502,6 @@ SECTIONS: tuple[tuple[str, Callable[[_Card], list[Markup]]], ...] = (
 
 
 # ---- small helpers
-def is_private(task: Task) -> bool:
-    """Whether a task must not be shared: its meta says {"share": False}, as GAIA's tasks do."""
-    return task.meta.get("share") is False
-
-
 def _comparison(run: Run) -> Comparison:
     return Comparison.from_json(run.comparison, run.file("comparison.json"))
 
@@ -417,4 +517,4 @@ def _unchanged(run: Run, name: str, recorded: Any) -> str:
     now = _or_none(lambda: digest(run.file(name)))
     if now is None:
         return "file is missing"
-    return "unchanged" if now == recorded else f"CHANGED to {now}"
+    return UNCHANGED if now == recorded else f"CHANGED to {now}"

@@ -5,8 +5,6 @@ environment variable of this process whose name looks secret. Leaves out secrets
 and stand under no telling name, which no program can find.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping

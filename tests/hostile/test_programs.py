@@ -14,7 +14,7 @@ import pytest
 from hostile.programs import HOSTILE, ORDINARY
 from sandbox_tiers import expected_tiers
 
-from agentkit import sandbox
+from agentkit.sandbox import run as sandbox
 from agentkit.tools.corpus import corpus_path
 
 OVERSHOOT_S = 0.25  # S4, on an idle machine

@@ -1,13 +1,11 @@
 """Family C: write a function, test it with the python tool, then submit it or say what it gives.
 
-``draft`` chains one to five blocks of specifications.py; ``draft_wide`` adds the functions of algorithms.py.
+``draft`` chains one to five blocks (specifications); ``draft_wide`` adds whole algorithms.
 The gold code runs here, on inputs drawn at random, to make the hidden tests; only the example in the prompt
 is ever seen by the policy. Every draft is tried against its own near misses (a parameter off by one, a step
 left out, two steps swapped, another last step): hidden tests that would let one of them pass make it no task.
 Leaves out running what a model wrote.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -21,11 +19,9 @@ from types import CodeType
 from typing import Any
 
 from agentkit.records import Task
-from agentkit.tasks.families.algorithms import ALGORITHMS, Algorithm
-from agentkit.tasks.families.specifications import BLOCKS, INPUTS, Block
+from agentkit.tasks.families.specifications import ALGORITHMS, BLOCKS, INPUTS, Algorithm, Block
 from agentkit.tools.corpus import Corpus
 
-FAMILY = "C"
 TESTS = 8  # hidden tests a task
 CANDIDATES = 24  # inputs they are chosen from
 TELLING = 3  # inputs, at least, must tell the solution from a near miss
@@ -42,7 +38,7 @@ Program = Steps | str  # a chain, or code
 
 
 def draft(corpus: Corpus, rng: Random) -> Task | None:
-    """One random task without id, split and difficulty, or None when the draw gave an unusable one."""
+    """One random task as a suite completes it, or None when the draw gave an unusable one."""
     steps = _chain(rng)
     names, takes = [block.name for block, _ in steps], steps[0][0].takes
     if len(set(names)) < len(names):
@@ -106,19 +102,18 @@ def _function_task(
         "tests": [[[json.loads(x)], _gives(solution, x)] for x in tests],
     }
     meta |= {"plan": plan, "answer_if": {plan[-1]["expect"]: source(solution)}, **_gold(solution, misses)}
-    return Task("", prompt, source(solution), verifier, FAMILY, tools=("python",), meta=meta)
+    return Task("", prompt, source(solution), verifier, tools=("python",), meta=meta)
 
 
 def _question(
     words: str, solution: Steps, misses: Sequence[Program], inputs: list[str], meta: dict
 ) -> Task | None:
-    """The task to say what a function gives for one input: a number."""
     for x in inputs:
         if _printed(solution, x) and all(_differing(miss, solution, [x]) for miss in misses):
             prompt = f"Take x = {json.loads(x)!r}: {words}. What is the result?"
             meta |= {"template": f"{meta['template']} question", "plan": [_call(solution, x)]}
             meta |= _gold(solution, misses)
-            return Task("", prompt, str(_gives(solution, x)), "numeric", FAMILY, tools=("python",), meta=meta)
+            return Task("", prompt, str(_gives(solution, x)), "numeric", tools=("python",), meta=meta)
     return None
 
 
@@ -128,7 +123,6 @@ def _gold(solution: Program, misses: Sequence[Program]) -> dict:
 
 
 def _call(program: Program, given: str) -> dict:
-    """A python step of a plan: define the function, print what it gives."""
     code = f"{source(program)}\nprint(f({json.loads(given)!r}))"
     return {"tool": "python", "arguments": {"code": code}, "expect": _printed(program, given)}
 
@@ -162,12 +156,10 @@ def _gives(program: Program, given: str) -> Any:
 
 
 def _differing(one: Program, other: Program, inputs: list[str]) -> int:
-    """On how many inputs two programs differ."""
     return sum(_result(one, x) != _result(other, x) for x in inputs)
 
 
 def _inputs(takes: str, rng: Random) -> list[str]:
-    """Different random inputs of a kind, as JSON."""
     return list(dict.fromkeys(json.dumps(INPUTS[takes][1](rng)) for _ in range(CANDIDATES)))
 
 
@@ -191,7 +183,6 @@ def _filled(text: str, k: Any) -> str:
 
 
 def _off_by_one(code: str) -> list[str]:
-    """The code with each whole number in it raised by one, one at a time."""
     numbers = re.finditer(r"(?<![\w.])\d+(?![\w.])", code)
     return [f"{code[: m.start()]}{int(m[0]) + 1}{code[m.end() :]}" for m in numbers]
 
@@ -284,7 +275,6 @@ def _near_misses(steps: Steps, rng: Random) -> Iterator[Steps]:
 
 
 def _swaps(steps: Steps) -> Iterator[Steps]:
-    """The chain with two neighbours swapped, where both keep the kind."""
     for i, ((a, _), (b, _)) in enumerate(zip(steps, steps[1:], strict=False)):
         if a.takes == a.gives == b.takes == b.gives:
             yield (*steps[:i], steps[i + 1], steps[i], *steps[i + 2 :])

@@ -1,32 +1,29 @@
 """The corpus' facts as dictionaries, and how families draw from them. Leaves out the questions about them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from functools import lru_cache
 from random import Random
 from typing import Any
 
+from agentkit.tasks.families.specifications import table
 from agentkit.tools.corpus import PHRASES, Corpus, facts
+
+QUESTIONS = table("questions")  # how families A and B ask
 
 Entity = tuple[Any, ...]  # (name,) or (name, year)
 
 
-class FactIndex:
+class FactIndex(defaultdict):
     """Facts by kind: ``index["country.population"][("France",)]`` is the value."""
 
     def __init__(self, corpus: Corpus):
+        super().__init__(dict)
         self.corpus = corpus
-        self.kinds: dict[str, dict[Entity, Any]] = defaultdict(dict)
         for kind, entity, value in facts(corpus.connection):
-            self.kinds[kind][entity] = value
-        self._entities = {kind: list(values) for kind, values in self.kinds.items()}
-
-    def __getitem__(self, kind: str) -> dict[Entity, Any]:
-        return self.kinds[kind]
+            self[kind][entity] = value
+        self._entities = {kind: list(values) for kind, values in self.items()}
 
     def draw(self, rng: Random, kind: str, count: int = 1) -> list[Entity]:
-        """``count`` different entities that have a fact of this kind."""
         return rng.sample(self._entities[kind], count)
 
 

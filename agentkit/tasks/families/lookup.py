@@ -6,63 +6,20 @@ which calculation lead there, and the suite checks that both agree. Leaves out u
 premises (wide).
 """
 
-from __future__ import annotations
-
 from random import Random
 
 from agentkit.records import Task
-from agentkit.tasks.families.facts import Entity, FactIndex, fact_index, lookup_step, tag
+from agentkit.tasks.families.facts import QUESTIONS, Entity, FactIndex, fact_index, lookup_step, tag
 from agentkit.tools import calculate
 from agentkit.tools.corpus import Corpus
 
-FAMILY = "A"
-# How a question may name each quantity: as the corpus does, and in words that the policy must map to that.
-WORDINGS = {
-    "country.population": ("the population of {0}", "the number of people in {0}"),
-    "country.area": ("the area of {0}", "the size in square km of {0}"),
-    "city.population": ("the population of the city {0}", "the number of people in the city {0}"),
-    "element.weight": ("the atomic weight of {0}", "the atomic mass of {0}"),
-    "film.runtime": ("the runtime of the film {0}", "the length in minutes of the film {0}"),
-    "indicator.life_expectancy": ("the life expectancy in {0} in {1}",),
-    "indicator.gdp_per_head": ("the income per head in {0} in {1}",),
-}
-YEARS = {
-    "film.year": ("the release year of the film {0}",),
-    "element.discovered": ("the discovery year of {0}",),
-}
-TOTALS = {
-    "country.population": "population of {}",
-    "country.area": "area of {}",
-    "element.weight": "atomic weight of {}",
-    "film.runtime": "runtime of the films {}",
-}
-COMPARISONS = {
-    "country.population": "Which country has more people, {0} or {1}?",
-    "country.area": "Which country has the larger area, {0} or {1}?",
-    "city.population": "Which city has more people, the city {0} or the city {1}?",
-    "element.weight": "Which element has the larger atomic weight, {0} or {1}?",
-    "film.runtime": "Which film is longer, the film {0} or the film {1}?",
-}
-CONVERSIONS = (  # kind, question, divisor
-    ("film.runtime", "How many hours does the film {0} run?", 60),
-    ("country.population", "How many million people live in {0}?", 1_000_000),
-    ("element.weight", "What is half of the atomic weight of {0}?", 2),
-)
-OPERATIONS: dict[str, tuple[str, tuple[str, ...]]] = {  # expression, and how to ask for it
-    "ratio": ("{0} / {1}", ("What is {0} divided by {1}?", "How many times as large as {1} is {0}?")),
-    "difference": ("{0} - {1}", ("What is {0} minus {1}?", "By how much does {0} exceed {1}?")),
-    "sum": ("{0} + {1}", ("What is {0} plus {1}?", "What is the sum of {0} and {1}?")),
-    "product": ("{0} * {1}", ("What is {0} times {1}?", "What is the product of {0} and {1}?")),
-    "years": ("{0} - {1}", ("How many years lie between {1} and {0}?", "What is {0} minus {1}?")),
-}
-TEMPLATES = {"single": 3, "convert": 3, "ratio": 5, "difference": 4, "sum": 4, "product": 3, "years": 3,
-             "compare": 4, "density": 3, "change": 3, "total": 4, "mean": 3, "total4": 6,
-             "ratio_of_sums": 6}  # with weights  # fmt: skip
+WORDINGS, YEARS, TOTALS = QUESTIONS["wordings"], QUESTIONS["years"], QUESTIONS["totals"]
+COMPARISONS, OPERATIONS, TEMPLATES = QUESTIONS["comparisons"], QUESTIONS["operations"], QUESTIONS["templates"]
 Fact = tuple[str, Entity]  # kind and entity
 
 
 def draft(corpus: Corpus, rng: Random) -> Task | None:
-    """One random task without id, split and difficulty, or None when the draw gave an unusable one."""
+    """One random task as a suite completes it, or None when the draw gave an unusable one."""
     template = rng.choices(list(TEMPLATES), weights=list(TEMPLATES.values()))[0]
     return _DRAFTS[template](fact_index(corpus), rng, template)
 
@@ -75,15 +32,11 @@ def computed(
     expression: str,
     tags: list[str] | None = None,
 ) -> Task | None:
-    """A task whose answer is an expression over facts, or None where rounding would eat it or digits explode.
+    """A task whose answer is an expression over looked-up facts, {0}, {1} ...; "{0}" alone needs no
+    calculation.
 
-    Args:
-        template: its name.
-        prompt: the question; that the answer is to be rounded is added where it is not whole.
-        index: the facts.
-        facts: those that are looked up, in this order.
-        expression: over their values, {0}, {1} ...; "{0}" alone needs no calculation.
-        tags: the entities that count for splits; by default those of the facts.
+    None where rounding would eat the answer or digits explode. ``tags`` are the entities that count for
+    splits, by default those of the facts.
     """
     values = [index[kind][entity] for kind, entity in facts]
     size = abs(float(calculate(expression.format(*values))))
@@ -99,7 +52,7 @@ def computed(
     entities = [tag(*fact) for fact in facts] if tags is None else tags
     verifier = {"kind": "numeric", "abs_tol": 0.0 if whole else 0.0051}
     meta = {"template": template, "entities": entities, "plan": plan}
-    return Task("", prompt, answer, verifier, FAMILY, meta=meta)
+    return Task("", prompt, answer, verifier, meta=meta)
 
 
 def calculation(expression: str) -> dict:
@@ -116,7 +69,7 @@ def _single(index: FactIndex, rng: Random, template: str) -> Task | None:
 
 
 def _convert(index: FactIndex, rng: Random, template: str) -> Task | None:
-    kind, question, divisor = rng.choice(CONVERSIONS)
+    kind, question, divisor = rng.choice(QUESTIONS["conversions"])
     (entity,) = index.draw(rng, kind)
     return computed(template, question.format(*entity), index, [(kind, entity)], f"{{0}} / {divisor}")
 
@@ -145,7 +98,7 @@ def _compare(index: FactIndex, rng: Random, template: str) -> Task | None:
     winner = first if index[kind][first] > index[kind][second] else second
     meta = {"template": template, "entities": [tag(kind, first), tag(kind, second)], "plan": steps,
             "answer_if": {"true": first[0], "false": second[0]}}  # fmt: skip
-    return Task("", COMPARISONS[kind].format(first[0], second[0]), winner[0], "exact", FAMILY, meta=meta)
+    return Task("", COMPARISONS[kind].format(first[0], second[0]), winner[0], "exact", meta=meta)
 
 
 def _density(index: FactIndex, rng: Random, template: str) -> Task | None:
@@ -194,6 +147,6 @@ _DRAFTS = {
     "compare": _compare,
     "density": _density,
     "change": _change,
+    **dict.fromkeys(OPERATIONS, _two_values),
+    **dict.fromkeys(("total", "mean", "total4", "ratio_of_sums"), _sums),
 }
-_DRAFTS |= dict.fromkeys(OPERATIONS, _two_values)
-_DRAFTS |= dict.fromkeys(("total", "mean", "total4", "ratio_of_sums"), _sums)

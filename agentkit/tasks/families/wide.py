@@ -5,73 +5,20 @@ premise may be false says how to answer then, whether it is or not, so that the 
 Leaves out the plain templates themselves (lookup, multihop).
 """
 
-from __future__ import annotations
-
 import dataclasses
+from functools import partial
 from random import Random
 
 from agentkit.records import Task
 from agentkit.tasks.families import lookup, multihop
-from agentkit.tasks.families.facts import FactIndex, fact_index, lookup_step, tag
+from agentkit.tasks.families.facts import QUESTIONS, FactIndex, fact_index, lookup_step, tag
 from agentkit.tasks.families.lookup import calculation, computed
+from agentkit.tasks.family import Draft
 from agentkit.tools.corpus import Corpus, passage
 
 FALSE = "false premise"
 _VERDICT = {"kind": "exact", "aliases": ["the premise is false", "the premise is wrong"]}
 _SAY_SO = f' If the question assumes something wrong, answer "{FALSE}".'
-
-# kind, question, expression over the value
-UNITS = (
-    ("country.area", "What is the area of {0} in square miles, at 2.59 square km each?", "{0} / 2.59"),
-    (
-        "country.area",
-        "How many hectares is the area of {0}, at 100 hectares for each square km?",
-        "{0} * 100",
-    ),
-    ("film.runtime", "How many seconds does the film {0} run?", "{0} * 60"),
-    ("city.population", "How many thousand people live in the city {0}?", "{0} / 1000"),
-    ("element.weight", "How many grams do 12 moles of {0} weigh?", "{0} * 12"),
-    ("indicator.gdp_per_head", "What was the monthly income per head in {0} in {1}?", "{0} / 12"),
-    ("indicator.life_expectancy", "How many months was the life expectancy in {0} in {1}?", "{0} * 12"),
-)
-LARGEST = {
-    "country.population": "Which of these countries has the {} people: {}, {} or {}?",
-    "city.population": "Which of these cities has the {} people: {}, {} or {}?",
-}
-PREMISES = {
-    "country.population": "How many more people does {0} have than {1}?",
-    "city.population": "How many more people does the city {0} have than the city {1}?",
-    "country.area": "By how many square km is {0} larger than {1}?",
-    "film.runtime": "By how many minutes is the film {0} longer than the film {1}?",
-    "film.year": "How many years after the film {1} was the film {0} released?",
-}
-CHAINS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("film.country", "country.currency"): ("Which currency is used in the country of the film {0}?",),
-    ("discoverer.element", "element.number"): (
-        "What is the atomic number of the element discovered by {0}?",
-    ),
-    ("discoverer.element", "element.discovered"): ("In which year was the element of {0} discovered?",),
-    ("film.director", "director.first_film", "film.country"): (
-        "Which country made the first film of the director of the film {0}?",
-    ),
-    ("film.country", "country.neighbour", "country.capital"): (
-        "What is the capital of the only neighbour of the country of the film {0}?",
-    ),
-    ("city.country", "country.neighbour", "country.currency"): (
-        "Which currency is used by the only neighbour of the country where the city {0} lies?",
-    ),
-    ("film.director", "director.first_film", "film.country", "country.capital"): (
-        "What is the capital of the country that made the first film of the director of the film {0}?",
-    ),
-    ("city.country", "country.neighbour", "country.capital", "city.population"): (
-        "How many people live in the capital of the only neighbour of the country of the city {0}?",
-    ),
-}
-DISTRACTORS = ("country.population", "country.area", "film.runtime", "element.weight", "city.population")
-DIRECTED = (
-    ("film.year", "In which year did {1} release the film {0}?"),
-    ("film.runtime", "How many minutes does the film {0} by {1} run?"),
-)
 
 
 def lookup_draft(corpus: Corpus, rng: Random) -> Task | None:
@@ -89,12 +36,12 @@ def multihop_draft(corpus: Corpus, rng: Random) -> Task | None:
     if kind < 0.5:
         return multihop.draft(corpus, rng)
     if kind < 0.75:
-        return multihop.draft(corpus, rng, CHAINS)
+        return multihop.draft(corpus, rng, "wide_chains")
     return rng.choice((_capitals, _director, _distracted_chain))(fact_index(corpus), rng)
 
 
 def _units(index: FactIndex, rng: Random) -> Task | None:
-    kind, question, expression = rng.choice(UNITS)
+    kind, question, expression = rng.choice(QUESTIONS["units"])
     (entity,) = index.draw(rng, kind)
     return computed("units", question.format(*entity), index, [(kind, entity)], expression)
 
@@ -129,7 +76,8 @@ def _share(index: FactIndex, rng: Random) -> Task | None:
 
 
 def _largest(index: FactIndex, rng: Random) -> Task | None:
-    kind, (word, choose) = rng.choice(list(LARGEST)), rng.choice([("most", max), ("fewest", min)])
+    kind = rng.choice(list(QUESTIONS["largest"]))
+    word, choose = rng.choice([("most", max), ("fewest", min)])
     entities = index.draw(rng, kind, 3)
     names = {index[kind][entity]: entity[0] for entity in entities}
     if len(names) < 3:
@@ -138,8 +86,8 @@ def _largest(index: FactIndex, rng: Random) -> Task | None:
     plan.append(calculation(f"{choose.__name__}({{0}}, {{1}}, {{2}})"))
     meta = {"template": "largest", "entities": [tag(kind, entity) for entity in entities], "plan": plan,
             "answer_if": {str(value): name for value, name in names.items()}}  # fmt: skip
-    prompt = LARGEST[kind].format(word, *names.values())
-    return Task("", prompt, names[choose(names)], "exact", lookup.FAMILY, meta=meta)
+    prompt = QUESTIONS["largest"][kind].format(word, *names.values())
+    return Task("", prompt, names[choose(names)], "exact", meta=meta)
 
 
 def _age(index: FactIndex, rng: Random) -> Task | None:
@@ -163,9 +111,9 @@ def _span(index: FactIndex, rng: Random) -> Task | None:
 
 def _premise(index: FactIndex, rng: Random) -> Task | None:
     """A difference that the question takes to be positive; half of the time it is not."""
-    kind = rng.choice(list(PREMISES))
+    kind = rng.choice(list(QUESTIONS["premises"]))
     first, second = index.draw(rng, kind, 2)
-    prompt = PREMISES[kind].format(first[0], second[0]) + _SAY_SO
+    prompt = QUESTIONS["premises"][kind].format(first[0], second[0]) + _SAY_SO
     task = computed("premise", prompt, index, [(kind, first), (kind, second)], "{0} - {1}")
     if task is None or task.answer == "0":
         return None
@@ -173,22 +121,14 @@ def _premise(index: FactIndex, rng: Random) -> Task | None:
 
 
 def _with_false_premise(task: Task) -> Task:
-    """A task whose difference is negative: its question assumes something wrong."""
     meta = task.meta | {"answer_if": {task.answer: FALSE}}
     return dataclasses.replace(task, answer=FALSE, verifier=_VERDICT, meta=meta)
 
 
-def _distracted(index: FactIndex, rng: Random) -> Task | None:
-    return _with_distractor(index, rng, lookup.draft(index.corpus, rng))
-
-
-def _distracted_chain(index: FactIndex, rng: Random) -> Task | None:
-    return _with_distractor(index, rng, multihop.draft(index.corpus, rng))
-
-
-def _with_distractor(index: FactIndex, rng: Random, task: Task | None) -> Task | None:
-    """The task after a true sentence about something else; as its entities stay, both go to one split."""
-    kind = rng.choice(list(DISTRACTORS))
+def _distracted(index: FactIndex, rng: Random, draft: Draft = lookup.draft) -> Task | None:
+    """A plain task after a true sentence about something else; as its entities stay, both go to one split."""
+    task = draft(index.corpus, rng)
+    kind = rng.choice(QUESTIONS["distractors"])
     (entity,) = index.draw(rng, kind)
     if task is None or str(entity[0]) in task.prompt or str(entity[0]) == task.answer:
         return None
@@ -217,10 +157,10 @@ def _capitals(index: FactIndex, rng: Random) -> Task | None:
             "answer_if": {"true": first[0], "false": second[0]},
         }
         prompt = f"Whose capital has more people, that of {first[0]} or that of {second[0]}?"
-        return Task("", prompt, first[0] if a > b else second[0], "exact", multihop.FAMILY, meta=meta)
+        return Task("", prompt, first[0] if a > b else second[0], "exact", meta=meta)
     prompt = f"How many more people live in the capital of {first[0]} than in the capital of {second[0]}?"
     meta["plan"] = [*plan, calculation("{1} - {3}")]
-    task = Task("", prompt + _SAY_SO, str(a - b), "numeric", multihop.FAMILY, meta=meta)
+    task = Task("", prompt + _SAY_SO, str(a - b), "numeric", meta=meta)
     if a == b:
         return None
     return _with_false_premise(task) if a < b else task
@@ -234,12 +174,15 @@ def _director(index: FactIndex, rng: Random) -> Task | None:
     named = director if right else index["film.director"][other]
     if not right and named == director:
         return None
-    kind, question = rng.choice(DIRECTED)
+    kind, question = rng.choice(QUESTIONS["directed"])
     plan = [lookup_step(index, "film.director", film)]
     meta = {"template": "director", "entities": [tag("film", film), f"director:{named}"]}
     prompt = question.format(film[0], named) + _SAY_SO
     if right:
         meta["plan"] = [*plan, lookup_step(index, kind, film)]
-        return Task("", prompt, str(index[kind][film]), "numeric", multihop.FAMILY, meta=meta)
+        return Task("", prompt, str(index[kind][film]), "numeric", meta=meta)
     meta |= {"plan": plan, "answer_if": {director: FALSE}}
-    return Task("", prompt, FALSE, _VERDICT, multihop.FAMILY, meta=meta)
+    return Task("", prompt, FALSE, _VERDICT, meta=meta)
+
+
+_distracted_chain = partial(_distracted, draft=multihop.draft)

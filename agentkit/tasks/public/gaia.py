@@ -3,23 +3,26 @@
 The data set is gated and must not be reshared: its tasks say so (meta["share"] is False), so the run card
 shows ids and scores only; an attachment is copied into the workspace of one trajectory and vanishes with it.
 Levels stand in ``difficulty``, so every table by difficulty is the per-level table. Answers are scored by the
-official rules. Leaves out a web browser and reading of images or sound, which many of its questions need.
+official rules. A spreadsheet is read as text, by a program in the sandbox; a picture or sound is named, and
+no tool reads it. Leaves out a web browser, which many of its questions need.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agentkit.records import DataError, Task
 from agentkit.runs import numbered_rows
+from agentkit.sandbox.run import MAX_INPUT
 from agentkit.tasks.public.hub import NumberedRows, hub_rows, to_tasks
 from agentkit.tasks.public.rows import Row, text_of
 from agentkit.tools import run_program
 from agentkit.tools.environments import WorkbenchEnvironment
+from agentkit.tools.files import MAX_SHOWN
+from agentkit.tools.runtime import tool
 
 HUB = "gaia-benchmark/GAIA"
 INSTRUCTION = (  # what the paper's prompt asks of the answer's form
@@ -27,10 +30,45 @@ INSTRUCTION = (  # what the paper's prompt asks of the answer's form
     "strings. A number has no comma and no unit such as $ or % unless asked for; a string has no article and "
     "no abbreviation."
 )
+UNREAD = re.compile(r"\.(?:png|jpe?g|gif|bmp|tiff?|webp|mp[34]|wav|m4a|ogg|mov|avi|webm)$", re.IGNORECASE)
+ROWS_ARE_NONE = "its file_name is the file of the rows, with all answers: name the attachment, or remove it"
+SHEETS = """
+import re, zipfile
+from xml.etree import ElementTree
+book = zipfile.ZipFile({name!r})
+def tree(path): return ElementTree.fromstring(book.read(path))
+def all_of(node, tag): return [n for n in node.iter() if n.tag.endswith("}}" + tag)]
+def text(node): return "".join(n.text or "" for n in all_of(node, "t"))
+titles = [sheet.get("name") for sheet in all_of(tree("xl/workbook.xml"), "sheet")]
+strings = "xl/sharedStrings.xml"
+shared = [text(n) for n in all_of(tree(strings), "si")] if strings in book.namelist() else []
+paths = [p for p in book.namelist() if re.fullmatch(r"xl/worksheets/sheet[0-9]+[.]xml", p)]
+lines = []
+for number, path in enumerate(sorted(paths, key=lambda p: int(re.findall("[0-9]+", p)[-1]))):
+    lines.append("# " + (titles[number] if number < len(titles) else path))
+    for row in all_of(tree(path), "row"):
+        cells = []
+        for cell in all_of(row, "c"):
+            column = 0
+            for letter in re.match("[A-Z]*", cell.get("r") or "")[0]:
+                column = 26 * column + ord(letter) - 64
+            cells += [""] * (min(column, 1000) - 1 - len(cells))
+            value = "".join(n.text or "" for n in all_of(cell, "v"))
+            kind = cell.get("t")
+            if kind == "s":
+                value = shared[int(value)] if value.isdigit() and int(value) < len(shared) else ""
+            cells.append(text(cell) if kind == "inlineStr" else value)
+        lines.append("\\t".join(cells))
+print("\\n".join(lines)[{start}:{start} + {most}] or "(nothing from character {start} on)")
+"""  # a program: whoever wrote the spreadsheet, only the sandbox meets it
 
 
 def load(
-    source: str | Path = HUB, *, split: str = "validation", levels: Iterable[int] = (1, 2, 3)
+    source: str | Path = HUB,
+    *,
+    split: str = "validation",
+    levels: Iterable[int] = (1, 2, 3),
+    limit: int | None = None,
 ) -> list[Task]:
     """GAIA's tasks.
 
@@ -39,45 +77,98 @@ def load(
             holds metadata.jsonl or Parquet files (with the attachments beside them), or one .jsonl, .json or
             .parquet file.
         split: validation, or test, whose answers are secret: its trajectories stay unscored.
-        levels: of difficulty, to keep.
+        levels: of difficulty, to keep; the others' attachments are not looked for.
+        limit: keep at most that many of them.
 
     Returns:
         One task a row: difficulty "level 1" to "level 3"; meta["file"] is the attachment's path where there
         is one.
 
     Raises:
-        DataError: the hub refuses or is out of reach, the folder holds no such split, or a row is broken.
+        DataError: the hub refuses or is out of reach, the folder holds no such split, no row is of these
+            levels, or one is broken.
         RunError: a local file cannot be read.
     """
-    wanted = set(levels)
+    if limit is not None and limit < 1:
+        raise DataError(f"limit is {limit}; it must be at least 1, or None")
+    left_out = {"1", "2", "3"} - {str(level) for level in levels}
     if Path(source).exists():
         rows, attachment = _local(Path(source), split)
     else:
         rows, attachment = hub_rows(str(source), "2023_all", split), partial(_from_hub, str(source), split)
-    loaded = to_tasks(rows, lambda number, row: _task(row, split, attachment), str(source))
-    return [task for task in loaded.tasks if task.meta["level"] in wanted]
+    wanted = ((n, row) for n, row in rows if isinstance(row, ValueError) or _level(row) not in left_out)
+    rows = list(islice(wanted, limit))
+    if not rows:
+        kept = ", ".join(sorted({"1", "2", "3"} - left_out))
+        raise DataError(f"{source} holds no row of level {kept or 'none'}: check the path and the levels")
+    return to_tasks(rows, lambda number, row: _task(row, split, attachment), str(source)).tasks
 
 
 class GaiaEnvironment(WorkbenchEnvironment):
     """A workbench with the task's attachment in its workspace, and nowhere else."""
 
+    system_prompt = (
+        "Answer the question with the tools; an attached file lies in the workspace. End with a line "
+        '"Answer: ...".'
+    )
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._too_large: dict[str, int] = {}
+
     def reset(self, file: str = "", **row: Any) -> None:
         """An empty workspace, then this task's attachment."""
         super().reset()
-        if file:
-            self._workspace.files[_shown_name(file)] = Path(file).read_bytes()
+        self._too_large.clear()
+        if not file:
+            return
+        name, size = _shown_name(file), Path(file).stat().st_size
+        if size > MAX_INPUT:  # the sandbox would take no file at all
+            self._too_large[name] = size
+        else:
+            self._workspace.files[name] = Path(file).read_bytes()
 
+    @tool(timeout_s=60)  # the program's own limit is 30 s; a busy machine starts it late
     def python(self, code: str) -> str:
         """Run a Python program; the task's files lie in its folder. It has no network.
 
         Args:
             code: The program. It shows what it prints.
         """
-        return run_program(code, timeout_s=30.0, memory_mb=1024, files=self._workspace.files)[0]
+        return run_program(code, timeout_s=30.0, memory_mb=1024, files=self._given())[0]
+
+    def _given(self) -> dict[str, str | bytes]:
+        """What a program gets: all files, or those that the policy wrote where all together are too large."""
+        files = self._workspace.files
+        total = sum(len(c.encode("utf-8", "replace") if isinstance(c, str) else c) for c in files.values())
+        return files if total <= MAX_INPUT else {n: c for n, c in files.items() if isinstance(c, str)}
+
+    def list_files(self) -> str:
+        """List the files."""
+        large = [f"{name} ({size} bytes, too large for the tools)" for name, size in self._too_large.items()]
+        return "\n".join([*large, *([super().list_files()] if self._workspace.files or not large else [])])
+
+    def read_file(self, path: str, start: int = 0) -> str:
+        """Read a file; a spreadsheet as one line a row.
+
+        Args:
+            path: Its name.
+            start: The first character.
+        """
+        if size := self._too_large.get(path):
+            raise ValueError(f"{path} is too large: it has {size} bytes, and tools read up to {MAX_INPUT}")
+        if UNREAD.search(path) and path in self._workspace.files:
+            raise ValueError(f"{path} is a picture or a recording, which no tool here can read")
+        if path.lower().endswith(".xlsx") and path in self._workspace.files and start >= 0:
+            program = SHEETS.format(name=path, start=start, most=MAX_SHOWN)
+            try:
+                return run_program(program, timeout_s=20.0, files=self._workspace.files)[0]
+            except ValueError:
+                raise ValueError(f"{path} is no spreadsheet that can be read") from None
+        return super().read_file(path, start)
 
 
 def _shown_name(path: str | Path) -> str:
-    """An attachment's name as a workspace takes it."""
     name = Path(path).name
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}", name):
         return name
@@ -87,27 +178,32 @@ def _shown_name(path: str | Path) -> str:
 
 # ---- reading
 def _local(path: Path, split: str) -> tuple[NumberedRows, Any]:
-    """Rows of local files, and where their attachments lie."""
     if not path.is_dir():
-        return numbered_rows(path), partial(_from_folder, path.parent)
+        return numbered_rows(path), partial(_from_folder, path.parent, [path])
     for folder in (path / split, path / "2023" / split, path):
         if (folder / "metadata.jsonl").exists():
-            return numbered_rows(folder / "metadata.jsonl"), partial(_from_folder, folder)
+            file = folder / "metadata.jsonl"
+            return numbered_rows(file), partial(_from_folder, folder, [file])
         if tables := sorted(folder.glob("*.parquet")):
             rows = [row for table in tables for _, row in numbered_rows(table)]
-            return enumerate(rows, start=1), partial(_from_folder, folder)
+            return enumerate(rows, start=1), partial(_from_folder, folder, tables)
     raise DataError(
         f"{path} holds neither metadata.jsonl nor Parquet files for {split!r}: name the folder that does"
     )
 
 
+def _level(row: Row) -> str:
+    return str(row.get("Level")).strip()
+
+
 def _task(row: Row, split: str, attachment: Any) -> Task:
     ident, question, answer = (text_of(row, name) for name in ("task_id", "Question", "Final answer"))
-    level = str(row.get("Level")).strip()
-    if level not in ("1", "2", "3"):
-        raise DataError(f"Level is {level[:40]!r}; it must be 1, 2 or 3")
-    if not ident.strip() or not question.strip():
-        raise DataError(f"task_id is {ident[:40]!r} and Question {question[:40]!r}; neither may be blank")
+    level = _level(row)
+    if level not in ("1", "2", "3"):  # no value of a row is shown: it may be in the wrong column
+        raise DataError("Level must be 1, 2 or 3")
+    for field, value in (("task_id", ident), ("Question", question)):
+        if not value.strip():
+            raise DataError(f"{field} is blank")
     meta = {"level": int(level), "share": False, "source": "GAIA", "licence": "gated, must not be reshared"}
     if row.get("file_name"):
         meta["file"] = str(attachment(row))
@@ -125,10 +221,11 @@ def _task(row: Row, split: str, attachment: Any) -> Task:
 
 
 def _from_hub(name: str, split: str, row: Row) -> str:
-    """The attachment of a row, in the hub's own cache outside the project."""
     from huggingface_hub import hf_hub_download
 
-    place = row.get("file_path") or f"2023/{split}/{row['file_name']}"
+    place = str(row.get("file_path") or f"2023/{split}/{row['file_name']}")
+    if Path(place).name.startswith("metadata."):
+        raise DataError(ROWS_ARE_NONE)
     try:
         return hf_hub_download(name, place, repo_type="dataset")
     except Exception as error:  # the libraries raise many kinds for offline, gated, unknown and damaged
@@ -136,11 +233,17 @@ def _from_hub(name: str, split: str, row: Row) -> str:
         raise DataError(f"its attachment {place!r} could not be loaded from the hub ({why})") from None
 
 
-def _from_folder(folder: Path, row: Row) -> Path:
+def _from_folder(folder: Path, tables: Collection[Path], row: Row) -> Path:
     """The attachment of a row: a file inside the folder, never one outside it."""
     name = str(row["file_name"])
-    path = (folder / name).resolve()
-    if not path.is_relative_to(folder.resolve()) or not path.is_file():
+    try:
+        path = (folder / name).resolve()
+        is_there = path.is_relative_to(folder.resolve()) and path.is_file()
+    except (OSError, ValueError):  # a name that no file can have
+        is_there = False
+    if is_there and any(path.samefile(table) for table in tables):
+        raise DataError(ROWS_ARE_NONE)
+    if not is_there:
         raise DataError(
             f"there is no attachment {name[:80]!r} in {folder}: put it there, or remove its file_name"
         )

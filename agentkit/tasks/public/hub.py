@@ -4,12 +4,11 @@ A broken row is an error that names file and row, or is skipped and counted. Lea
 data set mean (rows, gaia), and downloading by any other way than ``datasets.load_dataset``.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,8 @@ from agentkit.records import DataError, Task
 from agentkit.runs import SPLITS, numbered_rows
 from agentkit.tasks.public.rows import SOURCES, Source
 from agentkit.trajectories import verifier_kind
-from agentkit.verifiers import MAX_ANSWER, MAX_CODE, verify
+from agentkit.verifiers import MAX_ANSWER, verify
+from agentkit.verifiers.answer import MAX_CODE
 from agentkit.verifiers.isolated.harness import pack
 from agentkit.verifiers.programs import MAX_TESTS
 
@@ -44,23 +44,18 @@ def load(
     limit: int | None = None,
     skip_broken: bool = False,
 ) -> Loaded:
-    """Tasks of a public data set.
+    """Tasks of one of SOURCES, from the hub or from local files of the same schema.
 
-    Args:
-        name: one of SOURCES.
-        source: local files of the same schema: one .jsonl, .json or .parquet file, or a folder with one named
-            after the split; by default the data set's place on the hub.
-        split: the data set's own name of a split. Its tasks keep it where it is train, validation or test;
-            others are test.
-        limit: read at most that many rows, at least 1.
-        skip_broken: leave broken rows out and count them, instead of stopping at the first.
-
-    Raises:
-        DataError: an unknown name, a wrong limit, a hub that refuses or is out of reach, or a broken row.
-        RunError: a local file that cannot be read.
+    ``source`` is a .jsonl, .json or .parquet file, or a folder with one named after the split. Tasks keep the
+    data set's own name of a split where it is train, validation or test; others are test. Of a data set that
+    has several sources, ``limit`` tasks are shared evenly among them. Raises DataError
+    for a broken row (unless ``skip_broken``) or a hub that refuses, RunError for a file that cannot be read.
     """
     if name not in SOURCES:
-        raise DataError(f"unknown data set {name!r}: use one of {', '.join(SOURCES)} or gaia")
+        way = (
+            "agentkit gaia RUN measures a run on it" if name == "gaia" else f"use one of {', '.join(SOURCES)}"
+        )
+        raise DataError(f"unknown data set {name!r}: {way}")
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise DataError(f"limit is {limit!r}; it must be a whole number of at least 1, or None")
     spec = SOURCES[name]
@@ -70,13 +65,30 @@ def load(
     def convert(number: int, row: Any) -> Task:
         return _task(spec, name, split, number, row)
 
+    if spec.sources:
+        loaded = to_tasks(rows, convert, str(source or spec.path), skip_broken)
+        return replace(loaded, tasks=evenly(loaded.tasks, limit))
     return to_tasks(itertools.islice(rows, limit), convert, str(source or spec.path), skip_broken)
 
 
+def evenly(tasks: list[Task], limit: int | None) -> list[Task]:
+    """At most so many tasks, as many of each family as can be, in their order."""
+    seen: Counter[str] = Counter()
+    turns = {}
+    for task in tasks:
+        turns[task.id] = seen[task.family] = seen[task.family] + 1
+    kept = {task.id for task in sorted(tasks, key=lambda task: turns[task.id])[:limit]}
+    return [task for task in tasks if task.id in kept]
+
+
 def to_tasks(
-    rows: NumberedRows, convert: Callable[[int, Any], Task], place: str, skip_broken: bool = False
+    rows: NumberedRows, convert: Callable[[int, Any], Task], place: str, skip_broken: bool | None = None
 ) -> Loaded:
-    """Numbered rows as tasks with different ids. Raises DataError naming the place and row that is broken."""
+    """Numbered rows as tasks with different ids; skip_broken is None where the caller offers no skipping.
+
+    Raises DataError naming the place and row that is broken.
+    """
+    way = "Mend the row" if skip_broken is None else "Mend the row, or skip broken rows"
     tasks: dict[str, Task] = {}
     skipped = []
     for number, row in rows:
@@ -90,7 +102,7 @@ def to_tasks(
         except DataError as error:
             skipped.append(f"{place}, row {number}: {error}")
             if not skip_broken:
-                raise DataError(f"{skipped[-1]}. Mend the row, or skip broken rows.") from None
+                raise DataError(f"{skipped[-1]}. {way}.") from None
     if not tasks:
         raise DataError(
             f"{place} holds no usable task ({len(skipped)} broken rows): check the path and the split"
@@ -110,17 +122,14 @@ def _task(spec: Source, name: str, split: str, number: int, row: Any) -> Task:
     return replace(
         task,
         id=f"{name}-{task.id or f'{split}-{number:06d}'}",
-        family=name,
+        family=name if task.family == "custom" else task.family,
         split=split if split in SPLITS else "test",
         meta=task.meta | {"source": spec.path, "licence": spec.licence},
     )
 
 
 def _check(task: Task) -> None:
-    """Refuse endless and empty texts, answers that fail their own verifier, and tests that cannot be run.
-
-    Programs are left to the audit, which runs them.
-    """
+    """Refuse texts of bad length, answers that fail their verifier, and tests that cannot be run."""
     kind = verifier_kind(task)
     question, answer = len(task.prompt.strip()), len(task.answer.strip())
     limit = MAX_CODE if kind == "code" else MAX_ANSWER

@@ -3,8 +3,6 @@
 Leaves out reading and checking them (hub), and rows whose tests cannot be run without files or a network.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -16,6 +14,8 @@ from agentkit.records import DataError, Task
 from agentkit.tasks.family import difficulty
 
 Row = Mapping[str, Any]
+AGENTRL = ("deepscaler", "omni_math", "numina_math", "taco_code", "leetcode_code", "gpqa_science")
+PARAGRAPHS = 40  # of a question's pages that are kept
 LEETCODE = """from typing import *
 from collections import *
 from math import *
@@ -30,9 +30,9 @@ class Source:
     config: str | None
     split: str  # read where none is asked for
     licence: str
-    convert: Callable[
-        [Row], Task
-    ]  # without family and split; raises DataError, or anything for another schema
+    # without split, and family where all rows are of one; raises DataError, or anything for another schema
+    convert: Callable[[Row], Task]
+    sources: tuple[str, ...] = ()  # families of its rows, where they come from several data sets
 
 
 def text_of(row: Row, *names: str) -> str:
@@ -74,13 +74,21 @@ def _multihop(row: Row) -> Task:
 
 
 def _trivia(row: Row) -> Task:
-    """TriviaQA: ``answer`` has ``value`` and ``aliases``."""
+    """TriviaQA: ``answer`` has ``value`` and ``aliases``; the paragraphs of ``entity_pages`` are searched."""
     answer = row["answer"]
     if not isinstance(answer, Mapping):
         raise DataError("answer is not an object with value and aliases")
     verifier = {"kind": "exact", "rule": "squad", "aliases": _texts(answer, "aliases")}
     question, value = text_of(row, "question"), text_of(answer, "value")
-    return Task(text_of(row, "question_id"), question, value, verifier, tools=("search",))
+    pages = row.get("entity_pages") or {"title": (), "wiki_context": ()}
+    passages = [
+        f"{title}: {paragraph.strip()}"
+        for title, text in zip(pages["title"], pages["wiki_context"], strict=True)
+        for paragraph in text.split("\n\n")
+        if paragraph.strip()
+    ]
+    meta = {"passages": passages[:PARAGRAPHS]}
+    return Task(text_of(row, "question_id"), question, value, verifier, tools=("search",), meta=meta)
 
 
 def _gsm8k(row: Row) -> Task:
@@ -113,7 +121,6 @@ def _mbpp(row: Row) -> Task:
 
 
 def _called(code: str, tests: list[str]) -> str:
-    """The one function of the code that the tests call."""
     defined = {n.name for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     calls = [node.func for test in tests for node in ast.walk(ast.parse(test)) if isinstance(node, ast.Call)]
     names = {function.id for function in calls if isinstance(function, ast.Name)} & defined
@@ -136,15 +143,20 @@ def _humaneval(row: Row) -> Task:
 
 
 def _agentrl(row: Row) -> Task:
-    """Open-AgentRL (arXiv 2510.11701): five sources, distinguished by ``data_source`` and ``ability``."""
+    """Open-AgentRL (arXiv 2510.11701): a row's source is its family, open_agentrl where it is not known.
+
+    A program scores the share of its tests.
+    """
     users = [message for message in row["prompt"] if message.get("role") == "user"]
     question = "\n".join(text_of(message, "content") for message in users)
     truth, source = text_of(row["reward_model"], "ground_truth"), text_of(row, "data_source")
     extra = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
     name = "" if extra.get("index") is None else f"{source}-{extra['index']}"
-    task = Task(name, question, truth, "symbolic", tools=("python",), meta={"template": source})
+    family = source if source in AGENTRL else "custom"
+    tools, meta = ("code_interpreter",), {"template": source}
+    task = Task(name, question, truth, "symbolic", family, tools=tools, meta=meta)
     if "code" in source or str(row.get("ability", "")).lower() in ("code", "coding"):
-        return replace(task, answer="", verifier={"kind": "code"} | _code_tests(truth))
+        return replace(task, answer="", verifier={"kind": "code", "partial": True} | _code_tests(truth))
     if choice := re.fullmatch(r"\(?([A-Z])\)?", truth.strip()):
         return replace(task, answer=choice[1], verifier="exact")
     return task
@@ -237,9 +249,9 @@ def _literal(node: ast.AST) -> Any:
 SOURCES: dict[str, Source] = {
     "hotpotqa": Source("hotpotqa/hotpot_qa", "distractor", "train", "CC BY-SA 4.0", _multihop),
     "2wikimultihopqa": Source("framolfese/2WikiMultihopQA", None, "train", "Apache-2.0", _multihop),
-    "triviaqa": Source("mandarjoshi/trivia_qa", "rc.nocontext", "train", "see the data set's page", _trivia),
+    "triviaqa": Source("mandarjoshi/trivia_qa", "rc.wikipedia", "train", "see the data set's page", _trivia),
     "gsm8k": Source("openai/gsm8k", "main", "train", "MIT", _gsm8k),
     "mbpp": Source("google-research-datasets/mbpp", "full", "train", "CC BY 4.0", _mbpp),
     "humaneval": Source("openai/openai_humaneval", None, "test", "MIT", _humaneval),
-    "open_agentrl": Source("y-ohtani/open_agentrl_grpo_2k", None, "train", "Apache-2.0", _agentrl),
+    "open_agentrl": Source("y-ohtani/open_agentrl_grpo_2k", None, "train", "Apache-2.0", _agentrl, AGENTRL),
 }

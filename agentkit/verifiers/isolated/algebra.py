@@ -18,6 +18,7 @@ from typing import Any
 import sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import LatexExtractionConfig, grader, parse, parser
+from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
 DIGITS = 60
@@ -130,9 +131,31 @@ def equal(gold: Any, answer: Any) -> bool:
             return True
         if len(gold.free_symbols | answer.free_symbols) > 1:  # math-verify would compare one solved variable
             return False
-    if isinstance(answer, Relational) and not isinstance(gold, Relational) and not answer.lhs.free_symbols:
-        return False  # 9 = 1 for 1
+    name = isinstance(answer, Relational) and isinstance(
+        answer.lhs, sympy.Symbol | AppliedUndef | sympy.Tuple
+    )
+    if isinstance(answer, Relational) and not isinstance(gold, Relational) and not name:
+        return False  # 9 = 1 for 1, 2x = 1 for 1
     return grader.sympy_expr_eq(gold, answer, float_rounding=15, numeric_precision=50)
+
+
+def as_set(expression: Any, text: str) -> Any:
+    """The numbers that inequalities in one variable allow; a set as it is; None for anything else."""
+    if isinstance(expression, sympy.Eq) and isinstance(expression.rhs, sympy.Set):
+        return expression.rhs
+    parts = expression.args if isinstance(expression, sympy.FiniteSet) else (expression,)
+    if not parts or not all(isinstance(part, sympy.And | Relational) for part in parts):
+        return expression if isinstance(expression, sympy.Set) else None
+    sides = [{r.lhs, r.rhs} for part in parts for r in part.atoms(Relational) if not isinstance(r, sympy.Eq)]
+    simple = all(
+        len(pair & expression.free_symbols) == 1 and any(s.is_number for s in pair) for pair in sides
+    )
+    if not sides or not simple or len(expression.free_symbols) != 1:
+        return None
+    sets = [sympy.Intersection(*(r.as_set() for r in part.atoms(Relational))) for part in parts]
+    if len(sets) == 1 or "and" in text:
+        return sympy.Intersection(*sets)
+    return sympy.Union(*sets) if " or " in text else None
 
 
 def compare(gold: str, answer: str, absolute: float, relative: float) -> Iterator[dict[str, Any]]:
@@ -145,15 +168,21 @@ def compare(gold: str, answer: str, absolute: float, relative: float) -> Iterato
     given = read(answer)
     if given is None:
         yield {"equal": False, "why": "not readable as mathematics"}
-    else:
-        yield {"equal": gold == answer or bool(equal(wanted, given))}
+        return
+    gold_set, its_set = as_set(wanted, gold), as_set(given, answer)
+    same_names = (
+        not wanted.free_symbols or not given.free_symbols or wanted.free_symbols == given.free_symbols
+    )
+    if gold_set is not None and its_set is not None and same_names:
+        wanted, given = gold_set, its_set
+    yield {"equal": gold == answer or bool(equal(wanted, given))}
 
 
 _FIRST_PAIRS = (
     (r"\frac{1}{2}", "0.5"), ("x^2+2x+1", "(x+1)^2"), (r"\sqrt{2}+\pi", "3"), ("(1,2)", "[1,2]"),
     ("x=2", "2=x"), (r"\{1,2\}", r"\{2,1\}"), ("x<3", "3>x"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "10!"),
     (r"\sin(x)", r"\log(x)"), ("0<f(x)<1", "(0,1)"), (r"-2 \le x \le 7", r"x \in [-2,7]"),
-    (r"(0,1)\cup(2,3]", "x=1,y=2"), (r"\sum_{k=1}^{3} k", "6"),
+    (r"(0,1)\cup(2,3]", "x<1 or x>3"), (r"(0,1)", "x=1,y=2"), (r"\sum_{k=1}^{3} k", "6"),
 )  # fmt: skip
 
 

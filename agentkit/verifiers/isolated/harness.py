@@ -5,7 +5,9 @@ what is printed. Nothing here is trusted by the caller: a program may forge a re
 value. Leaves out everything but the standard library, and the verdict.
 """
 
+import atexit
 import collections
+import importlib
 import io
 import itertools
 import json
@@ -13,26 +15,31 @@ import numbers
 import os
 import random
 import sys
+import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_DEPTH = 60
 MAX_ITEMS = 10_000  # of an iterator
+PROGRAM = "main.py"  # where the program under test finds itself
+_EXACT = {"Decimal": "decimal", "Fraction": "fractions"}  # name and module, imported only where used
 # type, tag, how its values are written: by the type's own methods, since a subclass could lie
 _WRITERS = (
     (int, "i", lambda value: int.__format__(value, "x")),
-    (float, "f", float.hex),
+    (float, "f", float.__repr__),
     (str, "v", str.__str__),
-    (complex, "c", lambda value: [float.hex(value.real), float.hex(value.imag)]),
+    (complex, "c", lambda value: [repr(value.real), repr(value.imag)]),
     (bytes | bytearray, "y", lambda value: bytes(value).hex()),
     (numbers.Integral, "i", lambda value: format(int(value), "x")),  # numpy's, say
-    (numbers.Real, "f", lambda value: float(value).hex()),
+    (numbers.Real, "f", lambda value: repr(float(value))),
 )
 _READERS = {
     "v": lambda content: content,
     "i": lambda content: int(content, 16),
-    "f": float.fromhex,
-    "c": lambda content: complex(*map(float.fromhex, content)),
+    "f": float,
+    "c": lambda content: complex(*map(float, content)),
+    "x": lambda content: getattr(importlib.import_module(_EXACT[content[0]]), content[0])(content[1]),
     "y": bytes.fromhex,
 }
 _GROUPS = {"l": list, "t": tuple, "S": set, "F": frozenset}
@@ -42,8 +49,13 @@ def pack(value: Any, depth: int = 0) -> list:
     """A plain value as tagged JSON. Raises on other objects."""
     if depth > MAX_DEPTH:
         raise ValueError("nested too deeply")
+    if type(value).__module__ == "numpy":  # scalars and arrays
+        value = value.tolist()
     if value is None or type(value) is bool:
         return ["v", value]
+    for name, module in _EXACT.items():
+        if isinstance(value, getattr(sys.modules.get(module), name, ())):
+            return ["x", [name, str(value)]]
     for kind, tag, write in _WRITERS:
         if issubclass(type(value), kind):
             return [tag, write(value)]
@@ -83,10 +95,10 @@ def reporter(marker: str) -> Callable[[int, Any], None]:
 def run(marker: str, setup: str, program: str, entry: str, calls: list[dict]) -> None:
     """Make calls on a program: of ``entry`` with packed arguments, or of all of it with standard input."""
     report, takes_stdin = reporter(marker), "stdin" in calls[0]
-    compiled, scope = compile(program, "answer.py", "exec"), {"__name__": "answer"}
+    compiled = _compiled(program)
     sys.stdout = io.StringIO()
     if not takes_stdin:
-        exec(setup, scope)
+        scope = _scope("answer", setup)
         exec(compiled, scope)
     for number, call in enumerate(calls):
         try:
@@ -99,37 +111,76 @@ def run(marker: str, setup: str, program: str, entry: str, calls: list[dict]) ->
             continue
 
 
+def _compiled(program: str) -> Any:
+    """A program that is there as a file, too."""
+    with open(PROGRAM, "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(program)
+    return compile(program, os.path.abspath(PROGRAM), "exec")
+
+
+def _scope(name: str, setup: str) -> dict[str, Any]:
+    """The names of a new module after its set-up; it is where dataclasses and pickle look for it."""
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__file__ = os.path.abspath(PROGRAM)
+    exec(setup, module.__dict__)
+    return module.__dict__
+
+
 def _printed(setup: str, program: Any, stdin: str) -> str:
-    """What a program prints, run as a script with this standard input, descriptor 0 included."""
+    """What a program prints, run as a script to its very end, with files as its descriptors 0 and 1."""
     with open("stdin.txt", "w", encoding="utf-8") as file:
         file.write(stdin)
-    descriptor = os.open("stdin.txt", os.O_RDONLY)
-    if descriptor != 0:  # the last program may have closed it
-        os.dup2(descriptor, 0)
-        os.close(descriptor)
-    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
-    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="replace", write_through=True)
-    sys.stdout = printed
-    scope = {"__name__": "__main__"}
-    exec(setup, scope)
+    _open_as(0, "stdin.txt", os.O_RDONLY)
+    _open_as(1, "stdout.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    printed = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = printed
+    scope = _scope("__main__", setup)
     try:
         exec(program, scope)
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
-    return printed.buffer.getvalue().decode("utf-8", "replace")
+    finally:
+        for thread in threading.enumerate()[1:]:
+            if not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, printed):
+            stream.flush()
+        scope.clear()  # what it opened itself is written out
+    with open("stdout.txt", encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _open_as(number: int, name: str, flags: int) -> None:
+    """Open a file as a descriptor, which the last program may have closed."""
+    descriptor = os.open(name, flags)
+    if descriptor != number:
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
 def record(marker: str, setup: str, reference: str, entry: str, tests: list[str]) -> None:
-    """Run source tests on the reference; report every call they make, and "passed" for each that passes."""
-    report, solution, state = reporter(marker), {"__name__": "answer"}, {"test": 0}
+    """Run source tests on the reference; report every call they make, how long its result is, and "passed"
+    for each that passes.
+
+    Tests meet the reference as ``replay`` lets them meet a program: through values that were packed.
+    """
+    report, state = reporter(marker), {"test": 0}
     sys.stdout = io.StringIO()
-    exec(setup, solution)
-    exec(compile(reference, "answer.py", "exec"), solution)
+    solution = _scope("answer", setup)
+    exec(_compiled(reference), solution)
 
     def candidate(*args: Any, **kwargs: Any) -> Any:
-        report(-1, {"test": state["test"], "args": pack(list(args)), "kwargs": pack(kwargs)})
-        return eval(entry, solution)(*args, **kwargs)
+        call = {"test": state["test"], "args": pack(list(args)), "kwargs": pack(kwargs)}
+        report(-1, call)
+        try:
+            value = pack(eval(entry, solution)(*unpack(call["args"]), **unpack(call["kwargs"])))
+        except Exception:
+            raise KeyError("value") from None  # as where a program under test fails
+        report(-1, len(json.dumps(value)))
+        return unpack(value)
 
     _run_tests(report, setup, entry, tests, candidate, state)
 
@@ -165,9 +216,8 @@ def _run_tests(
     for number, test in enumerate(tests):
         state["test"] = number
         random.seed(0)  # tests that draw at random make the same calls again
-        scope: dict[str, Any] = {"__name__": "tests"}
         try:
-            exec(setup, scope)
+            scope = _scope("tests", setup)
             scope.update(names)
             exec(compile(test, "test.py", "exec"), scope)
         except BaseException:  # whatever a test raises, it has not passed

@@ -4,10 +4,12 @@ Every function returns a figure and shows nothing. Leaves out computing what is 
 diagnostics), and reading files (runs).
 """
 
+from agentkit.views.plots.drawing import solving
 from agentkit.views.plots.policies import (
     behaviour_dots,
     draw_curves,
     failure_bars,
+    gain_parts,
     paired_scatter,
     rescoring,
     reward_histogram,
@@ -15,10 +17,11 @@ from agentkit.views.plots.policies import (
 )
 from agentkit.views.plots.style import COLOURS, INK, SAME, embedded
 from agentkit.views.plots.suite import difficulty_counts
+from agentkit.views.plots.sweeps import arm_success, learning_curves, success_by_compute, transfer
 from agentkit.views.plots.training import PANELS, curve, training_curves
 
 __all__ = [
-    "COLOURS", "INK", "PANELS", "SAME", "behaviour_dots", "curve", "difficulty_counts", "draw_curves",
-    "embedded", "failure_bars", "paired_scatter", "rescoring", "reward_histogram", "success_bars",
-    "training_curves",
+    "COLOURS", "INK", "PANELS", "SAME", "arm_success", "behaviour_dots", "curve", "difficulty_counts",
+    "draw_curves", "embedded", "failure_bars", "gain_parts", "learning_curves", "paired_scatter", "rescoring",
+    "reward_histogram", "solving", "success_bars", "success_by_compute", "training_curves", "transfer",
 ]  # fmt: skip

@@ -3,8 +3,6 @@
 Leaves out every number drawn (evaluation, rewards.rescoring).
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +14,7 @@ from plotly.subplots import make_subplots
 from agentkit.evaluation import SOLVED, Comparison, task_success
 from agentkit.evaluation.behaviour import MEASURES, Behaviour
 from agentkit.evaluation.failures import Failures
+from agentkit.evaluation.gains import PARTS, Gains
 from agentkit.evaluation.tables import percent
 from agentkit.records import Trajectory
 from agentkit.rewards.rescoring import PAIRS, Rescoring
@@ -193,6 +192,37 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
     figure.update_xaxes(title_text="share of occasions", tickformat=".0%", range=[-0.02, 1.02], showgrid=True)
     dressed(figure, "What does it do differently?", WHISKERS, height=150 + 42 * len(names), showlegend=True)
     return figure.update_layout(LONG_LABELS)
+
+
+def gain_parts(found: Gains) -> go.Figure:
+    """Where each difference came from: its parts stacked one after the other, each with its interval."""
+    question = "Skill or format: where did the difference come from?"
+    figure, ticks = go.Figure(), {}
+    lane = len(PARTS) + 1.6  # of a pair: all of it, its parts, and a gap
+    for i, pair in enumerate(found.pairs):
+        ends = np.cumsum([0.0, *(part["diff"] for part in pair["parts"].values())])
+        rows = [("all of it", SAME, 0.0, pair)]
+        rows += [(PARTS[n], COLOURS[k], ends[k], part) for k, (n, part) in enumerate(pair["parts"].items())]
+        for k, (title, colour, start, block) in enumerate(rows):
+            diff, (low, high) = block["diff"], block["ci95"]
+            y, said = -(i * lane + k), f"{100 * diff:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
+            ticks[y] = f"<b>{escaped(pair['a'])} → {escaped(pair['b'])}</b>" if k == 0 else title
+            figure.add_bar(
+                x=[diff], base=[start], y=[y], orientation="h", width=0.8, showlegend=False,
+                marker={"color": colour, "opacity": 0.5, "line": {"width": 0}},
+                error_x=whiskers([diff], [low], [high], color=colour),
+                hovertemplate=f"{title}: {said}<extra></extra>",
+            )  # fmt: skip
+            figure.add_scatter(
+                x=[start + max(high, 0)], y=[y], mode="text", text=[f"  {100 * diff:+.1f}"], hoverinfo="skip",
+                textposition="middle right", textfont={"color": colour}, showlegend=False, cliponaxis=False,
+            )  # fmt: skip
+    figure.update_yaxes(tickvals=list(ticks), ticktext=list(ticks.values()), showgrid=False)
+    figure.update_xaxes(title_text="difference in success", tickformat="+.0%", showgrid=True, zeroline=True)
+    figure.update_xaxes(zerolinecolor=INK, zerolinewidth=1)
+    note = "each part begins where the one above it ends; whiskers: 95 % intervals of its own length"
+    return dressed(figure, question, note, height=140 + 27 * len(ticks), title_x=0, title_xref="container",
+                   title_pad_l=16, margin={"t": 80, "r": 60})  # fmt: skip
 
 
 def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> go.Figure:

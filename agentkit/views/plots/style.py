@@ -3,8 +3,6 @@
 Leaves out the page around a figure (evaluation/style.css).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -51,6 +49,24 @@ LONG_LABELS = {
     "margin_t": 80,
     "margin_b": 90,
 }
+# on a telephone the panels of a figure lie one under the other
+_STACKED = """
+const figure = document.getElementById("{plot_id}");
+const axes = Object.keys(figure.layout).filter((name) => /^xaxis\\d*$/.test(name)), n = axes.length;
+if (innerWidth < 640 && n > 1) {
+  const y = (x) => x.replace("x", "y"), rows = new Set(axes.map((x) => figure.layout[y(x)].domain[0])).size;
+  const height = (figure.layout.height - 150) * n / rows + 150;
+  const change = { height, autosize: true, "margin.b": 120 };
+  change.legend = { orientation: "h", x: 0, xanchor: "left", y: 0.005, yref: "container", yanchor: "bottom" };
+  axes.forEach((x, i) => {
+    const top = 1 - (i + 0.05) / n;
+    Object.assign(change, { [`${x}.domain`]: [0, 1], [`${y(x)}.domain`]: [top - 0.65 / n, top] });
+    Object.assign(change, { [`annotations[${i}].x`]: 0.5, [`annotations[${i}].y`]: top });
+  });
+  Object.assign(figure.parentElement.style, { height: `${height}px`, minWidth: 0 });
+  Plotly.relayout(figure, change);
+}
+"""
 
 
 def escaped(text: Any) -> str:
@@ -81,8 +97,9 @@ def embedded(figure: Any, *, with_library: bool) -> Markup:
     """A figure, or its JSON, for a page; the first on it brings plotly's library along."""
     config = {"displaylogo": False, "responsive": True}
     drawn = plotly.io.to_html(
-        figure, config, full_html=False, include_plotlyjs=with_library, validate=False, include_mathjax=False
-    )
+        figure, config, full_html=False, include_plotlyjs=with_library, validate=False, include_mathjax=False,
+        post_script=_STACKED,
+    )  # fmt: skip
     return Markup(f'<div class="plot">{drawn}</div>')
 
 

@@ -1,7 +1,5 @@
 """What is in a suite. Leaves out whether it is any good (tasks.audit)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

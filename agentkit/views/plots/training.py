@@ -1,7 +1,5 @@
 """Metrics of a training as curves, one question a figure. Leaves out what they mean (diagnostics)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,6 +1,7 @@
 // What the views share; each view's own file follows it in one module.
 // Colours come from the style sheet that all of agentkit shares (evaluation/style.css).
-// Everything in a payload is data: it reaches the page through textContent and setAttribute("aria-label") only.
+// Everything in a payload is data: it reaches the page through textContent, setAttribute("aria-label"), an image's
+// alternative text and base64 in a data: address only.
 
 const STYLE = `
 .ak {--mark:light-dark(#fff0b3,#4a3c0c); --edge:light-dark(#b27d00,#d9a514); --cool:31 111 235; --warm:217 95 2; --most:.6;
@@ -27,7 +28,7 @@ const STYLE = `
 .ak .right {color:var(--good); font-weight:600}
 .ak .wrong {color:var(--bad); font-weight:600}
 .ak .none {padding:24px 12px; color:var(--soft)}
-.ak .columns {display:grid; grid-template-columns:repeat(var(--columns),minmax(230px,1fr)); gap:8px 12px; padding:8px 12px 16px;
+.ak .columns {display:grid; grid-template-columns:repeat(var(--columns),minmax(min(230px,42vw),1fr)); gap:8px 12px; padding:8px 12px 16px;
   overflow-x:auto}
 .ak section {border:1px solid var(--line); border-radius:8px; padding:8px 12px; min-width:0}
 .ak section.ended {border-style:dashed; color:var(--soft); font-size:13px}
@@ -45,6 +46,14 @@ const STYLE = `
 .ak .chips > .differs {background:var(--mark); border-color:var(--edge)}
 .ak .turn {font-size:13px; color:var(--soft)}
 .ak details {margin:4px 0}
+.ak .state {display:flex; flex-wrap:wrap; gap:4px 14px; margin:6px 0; overflow-x:auto}
+.ak .state pre {flex:1}
+.ak .state table {border-collapse:collapse; font-size:13px; min-width:0; width:auto}
+.ak .state :is(th, td) {text-align:left; padding:2px 8px; border-bottom:1px solid var(--line); max-width:24em}
+.ak .state tr {cursor:auto}
+.ak figure {margin:0; font-size:13px}
+.ak figure img {display:block; image-rendering:pixelated; border:1px solid var(--line)}
+.ak figure img.drawn {image-rendering:auto; width:min(100%,420px); height:auto; border-radius:6px}
 .ak summary {cursor:pointer; overflow-wrap:anywhere}
 .ak summary code {font:13px/1.5 ui-monospace,Menlo,Consolas,monospace; unicode-bidi:isolate; color:inherit; background:none}
 .ak pre {margin:3px 0 6px; padding:6px 8px; max-height:15em; overflow:auto; background:var(--panel); border-radius:6px;
@@ -136,6 +145,32 @@ function fold(open, summary, text) {
   return details;
 }
 
+/** The state after a turn: text, a table, or pictures that the kit has drawn. */
+function drawState({ text, columns, rows, pictures, image }) {
+  const box = label(node("div", "state"), "state after this turn");
+  if (text) box.append(node("pre", "text", text));
+  if (rows) {
+    const line = (tag) => (cells) => node("tr", "", "", ...cells.map((cell) => node(tag, "text", cell)));
+    const body = node("tbody", "", "", ...rows.map(line("td")));
+    box.append(node("table", "", "", node("thead", "", "", line("th")(columns)), body));
+  }
+  for (const [title, png, wide, high] of pictures ?? []) {
+    const image = node("img");
+    image.src = `data:image/png;base64,${png}`;
+    image.alt = visible(`${title}: ${wide} by ${high} cells`);
+    image.style.width = `${Math.min(14 * wide, 170)}px`;
+    box.append(node("figure", "", "", image, node("figcaption", "soft", title)));
+  }
+  if (image) {
+    const [title, kind, data] = image;
+    const shown = node("img", "drawn");
+    shown.src = `data:image/${kind};base64,${data}`;
+    shown.alt = visible(title);
+    box.append(node("figure", "", "", shown, node("figcaption", "soft text", title)));
+  }
+  return box;
+}
+
 /** One turn in its cell: what was said, each call with its result, the sampled text. `differs` is the action to mark. */
 function drawTurn(trajectory, i, name, differs, open) {
   const turn = trajectory.turns[i];
@@ -154,6 +189,7 @@ function drawTurn(trajectory, i, name, differs, open) {
     const summary = node("summary", k === differs ? "differs" : "", "", outcome, node("code", "", turn.actions[k]));
     cell.append(fold(open, summary, observation));
   });
+  if (turn.state) cell.append(drawState(turn.state));
   const summary = node("summary", "", "", node("small", "soft", "sampled text"));
   cell.append(fold(bare && !words, summary, turn.text));
   return cell;

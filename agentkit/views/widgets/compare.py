@@ -3,12 +3,10 @@
 Leaves out measuring (evaluation) and reading trajectories (runs).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +16,7 @@ from agentkit.evaluation import SOLVED, task_success
 from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl
 from agentkit.trajectories import by_task, results_of
+from agentkit.views.widgets.states import States
 from agentkit.views.widgets.view import LiveView, View, number, packed, task_fields, trajectory_fields
 
 BLOCK = 20  # tasks that a browser unpacks together
@@ -87,6 +86,7 @@ def compare_trajectories(
     *,
     run: Run | None = None,
     alarms: Mapping[str, Collection[str]] | None = None,
+    environments: Mapping[str, Callable[[], object]] | None = None,
     max_samples: int = 4,
     height: int = 720,
 ) -> CompareWidget:
@@ -98,6 +98,8 @@ def compare_trajectories(
         run: where notes are; those it has are shown, and the live view adds to them.
         alarms: task ids by alarm, to filter by; ids that are not shown are ignored. Tasks with a trajectory
             that is not scored, has no answer or has a failed call can be filtered for without it.
+        environments: by family, as ``lab.environments``: those with ``render`` show their state after each
+            turn. None knows the families that ship.
         max_samples: samples of a task and policy that are kept; rates count all of them.
         height: of the view in a notebook, in pixels.
 
@@ -116,12 +118,12 @@ def compare_trajectories(
         raise ValueError(f"the tasks lack {len(unknown)} that trajectories are about: {named}.")
     if not covered:
         raise ValueError("there is no trajectory to show. Roll out the policies first.")
-    rows = []
+    rows, states = [], States(environments)
     for task in tasks.values():
         if task.id in covered:
             trajectories = [policy.get(task.id, []) for policy in samples.values()]
             fired = [name for name, ids in (alarms or {}).items() if task.id in ids]
-            rows.append(_task(task, trajectories, fired, max_samples))
+            rows.append(_task(task, trajectories, fired, max_samples, states))
     payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
     return CompareWidget(payload | {"notes": note_rows(run) if run else []}, height, run)
 
@@ -132,12 +134,15 @@ def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> st
     return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:16]
 
 
-def _task(task: Task, policies: list[list[Trajectory]], alarms: list[str], limit: int) -> dict[str, Any]:
+def _task(
+    task: Task, policies: list[list[Trajectory]], alarms: list[str], limit: int, states: States
+) -> dict[str, Any]:
     columns, solved = [], []
     for samples in policies:
         rate = task_success(samples).get(task.id) if samples else None
         solved.append(None if rate is None else rate > SOLVED)
-        fields = [trajectory_fields(t) for t in sorted(samples, key=lambda t: t.sample)[:limit]]
+        shown = sorted(samples, key=lambda t: t.sample)[:limit]
+        fields = [trajectory_fields(t, states.after_turns(task, t)) for t in shown]
         columns.append({"rate": number(rate), "count": len(samples), "samples": fields})
     trajectories = [t for samples in policies for t in samples]
     marks = {

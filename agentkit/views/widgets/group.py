@@ -3,18 +3,23 @@
 Leaves out estimating advantages (advantages) and reading trajectories (runs).
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
 from agentkit.records import Task, Trajectory
 from agentkit.trajectories import results_of
+from agentkit.views.widgets.states import States
 from agentkit.views.widgets.view import View, number, task_fields, trajectory_fields
 
 
-def group_view(trajectories: Sequence[Trajectory], tasks: Iterable[Task] = (), *, height: int = 720) -> View:
+def group_view(
+    trajectories: Sequence[Trajectory],
+    tasks: Iterable[Task] = (),
+    *,
+    environments: Mapping[str, Callable[[], object]] | None = None,
+    height: int = 720,
+) -> View:
     """Look at groups of rollouts, as of one training step: ``group_view(run.trajectories(step), run.tasks)``.
 
     Trajectories of one task, step and policy make a group. The best has the highest reward, the worst the
@@ -23,6 +28,7 @@ def group_view(trajectories: Sequence[Trajectory], tasks: Iterable[Task] = (), *
     Args:
         trajectories: of one or several groups, in the order to page.
         tasks: holds prompts and gold answers; without a task its group shows the id only.
+        environments: by family, for the states they show, as in ``compare_trajectories``.
         height: of the view in a notebook, in pixels.
 
     Raises:
@@ -35,11 +41,12 @@ def group_view(trajectories: Sequence[Trajectory], tasks: Iterable[Task] = (), *
     groups: dict[tuple, list[Trajectory]] = {}
     for t in trajectories:
         groups.setdefault((t.task_id, t.step, t.policy), []).append(t)
-    fields = [_group(group, tasks.get(task_id)) for (task_id, *_), group in groups.items()]
+    states = States(environments)
+    fields = [_group(group, tasks.get(task_id), states) for (task_id, *_), group in groups.items()]
     return View("group", "Rollouts of one task", {"groups": fields}, height)
 
 
-def _group(group: list[Trajectory], task: Task | None) -> dict[str, Any]:
+def _group(group: list[Trajectory], task: Task | None, states: States) -> dict[str, Any]:
     first = group[0]
     rewards = [t.reward for t in group if number(t.reward) is not None]
     fields = task_fields(task) if task else {"id": first.task_id}
@@ -48,10 +55,10 @@ def _group(group: list[Trajectory], task: Task | None) -> dict[str, Any]:
         "policy": first.policy,
         "mean": number(fmean(rewards), 9) if rewards else None,
         "std": number(stdev(rewards), 9) if len(rewards) > 1 else None,
-        "rollouts": [_rollout(t) for t in sorted(group, key=lambda t: t.sample)],
+        "rollouts": [_rollout(t, states.after_turns(task, t)) for t in sorted(group, key=lambda t: t.sample)],
     }
 
 
-def _rollout(trajectory: Trajectory) -> dict[str, Any]:
+def _rollout(trajectory: Trajectory, states: Sequence[dict | None]) -> dict[str, Any]:
     calls = [result.ok for result in results_of(trajectory)]
-    return trajectory_fields(trajectory) | {"calls": len(calls), "failed": calls.count(False)}
+    return trajectory_fields(trajectory, states) | {"calls": len(calls), "failed": calls.count(False)}

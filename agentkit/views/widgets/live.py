@@ -3,7 +3,8 @@ to steer it.
 
 It reads the run's folder, so it shows a training in this process, in a child of it, or in another program. In
 a notebook the figure and the panel are redrawn in place; without one the same page is written to
-train/dashboard.html every few minutes. Leaves out what the alarms mean (diagnostics) and obeying the buttons
+train/dashboard.html every few minutes. The buttons work while a cell trains: JupyterLab sends what a widget
+says to a thread of its own, a subshell. Leaves out what the alarms mean (diagnostics) and obeying the buttons
 (training).
 """
 
@@ -13,7 +14,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,13 @@ from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, RunError, cost, write_bytes
 from agentkit.runs.recipe import Recipe
 from agentkit.views import plots
-from agentkit.views.widgets.view import clip
+from agentkit.views.widgets.view import clip, source
 
 CONTROL = ("train", ".control")
-WORDS = ("checkpoint", "stop")
+WORDS = {  # that can be asked for, and what is said then
+    "checkpoint": "asked for a checkpoint: it is written after this step",
+    "stop": "asked to stop: training ends after this step, with a checkpoint",
+}
 SHARE = 0.015  # of a training's time that redrawing may take
 LISTED = 8  # alarms in the panel, the latest first
 TEXT = 600  # characters of one turn
@@ -46,9 +50,14 @@ def panel(
     recipe: Recipe,
     alarms: Sequence[Alarm] = (),
     price: tuple[str, str, float] | None = None,
+    ended: str = "",
 ) -> html.Markup:
-    """Progress and the latest alarms; ``price`` is currency, provider and money for an hour of one device."""
-    parts = [html.element("p", html.element("b", progress(metrics, recipe, price)))]
+    """Progress and the latest alarms; ``price`` is currency, provider and money for an hour of one device.
+
+    ``ended`` says how training ended and what is kept.
+    """
+    parts = [html.element("p", html.element("b", progress(metrics, recipe, price, bool(ended))))]
+    parts += [html.element("p", html.element("b", ended))] if ended else []
     parts += [alarm_block(alarm) for alarm in list(alarms)[::-1][:LISTED]]
     if not alarms:
         parts.append(html.element("p", "No alarm has fired.", class_="soft"))
@@ -63,44 +72,68 @@ def extremes(rollouts: Sequence[Trajectory], tasks: Sequence[Task] = ()) -> html
     rewarded = sorted((t for t in rollouts if t.reward is not None), key=lambda t: -t.reward)
     prompts = {task.id: task for task in tasks}
     sides = [("Best of the latest step", rewarded[:1]), ("Worst of the latest step", rewarded[1:][-1:])]
-    sections = [_section(title, t, prompts.get(t.task_id)) for title, side in sides for t in side]
+    sections = [told(title, t, prompts.get(t.task_id)) for title, side in sides for t in side]
     return html.element("div", *sections, class_="sides")
 
 
-def progress(metrics: pd.DataFrame, recipe: Recipe, price: tuple[str, str, float] | None = None) -> str:
+def progress(
+    metrics: pd.DataFrame, recipe: Recipe, price: tuple[str, str, float] | None = None, ended: bool = False
+) -> str:
     """One sentence: how far, how long, how much money, and the best validation."""
     done = int(metrics["step"].max()) if len(metrics) else 0
     parts = [f"Step {done} of {recipe.steps}"]
     seconds = metrics["seconds"].dropna() if "seconds" in metrics else pd.Series(dtype=float)
     if len(seconds):
         spent = seconds.sum()
-        left = float(seconds.tail(20).mean()) * max(0, recipe.steps - done)
+        left = 0.0 if ended else float(seconds.tail(20).mean()) * max(0, recipe.steps - done)
         rest = f", about {cost.duration(left)} left" if left else ""
         parts.append(f"{cost.duration(spent)} spent{rest}")
         if price:
             currency, provider, hourly = price
             rate = hourly * recipe.processes / 3600  # money a second
-            whole = f"{currency}{(spent + left) * rate:.2f}"
-            parts.append(f"{currency}{spent * rate:.2f} of about {whole} at {provider}")
+            whole = f" of about {currency}{(spent + left) * rate:.2f}" if left else ""
+            parts.append(f"{currency}{spent * rate:.2f}{whole} at {provider}")
     if "val_success" in metrics and metrics["val_success"].notna().any():
-        best = metrics.loc[metrics["val_success"].idxmax()]
+        best = metrics.loc[metrics["val_success"][::-1].idxmax()]  # of equals the last, as training keeps it
         parts.append(f"best validation {best['val_success']:.1%} at step {int(best['step'])}")
     return " · ".join(parts)
 
 
-def alarm_block(alarm: Alarm) -> html.Markup:
-    """An alarm with its cause, advice and evidence."""
+def alarm_block(alarm: Alarm, named: Callable[[Sequence[str]], Any] = ", ".join) -> html.Markup:
+    """An alarm with its cause, advice and evidence, which is ``named`` as text or as links."""
     severity = html.element("b", alarm.severity, class_=SEVERITY.get(alarm.severity, "soft"))
     name = html.element("b", alarm.alarm.replace("_", " "))
-    evidence = html.element("p", ", ".join(alarm.evidence[:EVIDENCE]), class_="soft")
+    evidence = html.element("p", named(alarm.evidence[:EVIDENCE]), class_="soft")
     texts = html.paragraphs([alarm.cause, f"→ {alarm.advice}"])
     summary = html.joined([severity, f" step {alarm.step}: ", name])
     return html.element("div", html.folded(summary, texts, evidence, is_open=True), class_="alarm")
 
 
-def _section(title: str, t: Trajectory, task: Task | None) -> html.Markup:
+def ending(run: Run, recipe: Recipe, error: BaseException | None) -> str:
+    """How a training ended, with which error, what is kept of it, and how to go on."""
+    again = "run this notebook again to"
+    if error is None and run.file("train", "finished.json").exists():
+        return f"Training is done. The adapter of the best validation is kept in {run.file('adapter')}."
+    words = {type(None): "Stopped as asked", KeyboardInterrupt: "Interrupted"}
+    kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else type(error)
+    how, kept = words.get(kind, f"Stopped by an error ({kind.__name__})"), newest_checkpoint(run)
+    if kept is None:
+        return f"{how} before a checkpoint was written: nothing is kept of it; {again} start anew."
+    return f"{how}. Kept: {kept[0]} of {recipe.steps} steps, in {kept[1]}; {again} go on from there."
+
+
+def newest_checkpoint(run: Run) -> tuple[int, Path] | None:
+    """The step and the path of a training's newest checkpoint."""
+    paths = run.file("train", "checkpoints").glob("checkpoint-*")
+    numbered = [(int(p.name[11:]), p) for p in paths if p.name[11:].isdecimal()]
+    return max(numbered, default=None)
+
+
+def told(title: str, t: Trajectory, task: Task | None) -> html.Markup:
+    """A trajectory turn by turn, with its task where that is known."""
     parts = [html.element("h4", title)]
-    facts = f"reward {t.reward:.3g}, {t.stop_reason.value}, {trajectory_id(t)}"
+    reward = "no reward" if t.reward is None else f"reward {t.reward:.3g}"
+    facts = f"{reward}, {t.stop_reason.value}, {trajectory_id(t)}"
     parts.append(html.element("p", facts, class_="soft"))
     if task:
         parts.append(html.paragraphs([clip(task.prompt, TEXT), f"gold: {clip(task.answer, TEXT)}"]))
@@ -114,6 +147,9 @@ def _section(title: str, t: Trajectory, task: Task | None) -> html.Markup:
 class Dashboard:
     """Shows a training while it runs. Call it with a metrics row, or let it ``follow`` a run's folder.
 
+    ``with dashboard:`` around a training switches its buttons on, and says at the end, however it comes, what
+    is kept.
+
     Args:
         run: its folder is read.
         recipe: of the run.
@@ -126,9 +162,11 @@ class Dashboard:
         self._every_s, self._snapshot_s = every_s, snapshot_s
         self._drawn, self._saved = float("-inf"), time.monotonic()
         self._took = 0.0  # seconds of the last redrawing
-        self._is_shown = False
+        self._shown: set[str] = set()
         self._ids = [f"agentkit-{part}-{uuid.uuid4().hex}" for part in ("panel", "curves", "extremes")]
         self._price = _price()
+        self._controls: Controls | None = None
+        self._ended = ""
 
     def __call__(self, row: dict[str, Any]) -> None:
         """A row was written: redraw when it is time to."""
@@ -137,12 +175,32 @@ class Dashboard:
             self.draw()
         if now - self._saved >= self._snapshot_s:
             self.save()
+        if self._controls:
+            self._controls.written()
+
+    def __enter__(self) -> Dashboard:
+        self._switch(True)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self._ended = ending(self.run, self.recipe, error)
+        self._switch(False)
+        self.finish()
+
+    def _switch(self, is_on: bool) -> None:
+        if is_on:  # perhaps again, in a cell whose output was cleared
+            self._ended, self._drawn = "", float("-inf")
+            self._shown.clear()
+        if self._controls:
+            self._controls.is_on, self._controls.said = is_on, ""
 
     def follow(self, poll_s: float = 5.0) -> None:
         """Show a training of another program until it has all its steps; interrupt it to stop looking."""
+        self._switch(True)
         while not len(metrics := self._metrics()) or metrics["step"].max() < self.recipe.steps:
             self.draw()
             time.sleep(poll_s)
+        self._switch(False)
         self.finish()
 
     def finish(self) -> None:
@@ -153,20 +211,26 @@ class Dashboard:
     def draw(self) -> None:
         """Draw into the cell's output, in place after the first time."""
         start, metrics = time.monotonic(), self._metrics()
-        if not len(metrics) or metrics["step"].max() < 1:
-            return
-        curves = json.loads(self._figure(metrics).to_json())  # a figure object would ignore the display's id
-        words, latest = progress(metrics, self.recipe, self._price), "the best and the worst trajectory"
-        bundles = [
-            {"text/html": html.fragment(self._panel(metrics)), "text/plain": words},
-            {"application/vnd.plotly.v1+json": curves},
-            {"text/html": html.fragment(self._extremes()), "text/plain": latest},
-        ]
-        show = update_display if self._is_shown else display
-        for bundle, display_id in zip(bundles, self._ids, strict=True):
-            show(bundle, raw=True, display_id=display_id)
-        self._drawn, self._is_shown = time.monotonic(), True
+        has_begun = len(metrics) and metrics["step"].max() >= 1
+        panel_id, curves_id, extremes_id = self._ids
+        if has_begun or self._ended:
+            words = f"{progress(metrics, self.recipe, self._price, bool(self._ended))} {self._ended}".rstrip()
+            self._show(panel_id, {"text/html": html.fragment(self._panel(metrics)), "text/plain": words})
+        if has_begun:
+            figure = json.loads(self._figure(metrics).to_json())  # an object would ignore the display's id
+            if curves_id in self._shown:  # plotly's renderer draws once: make JupyterLab take another one
+                blank = f'<div style="height: {figure["layout"].get("height", 360)}px"></div>'
+                self._show(curves_id, {"text/html": blank})
+            self._show(curves_id, {"application/vnd.plotly.v1+json": figure})
+            latest = "the best and the worst trajectory"
+            self._show(extremes_id, {"text/html": html.fragment(self._extremes()), "text/plain": latest})
+        self._drawn = time.monotonic()
         self._took = self._drawn - start
+
+    def _show(self, display_id: str, bundle: dict[str, Any]) -> None:
+        show = update_display if display_id in self._shown else display
+        show(bundle, raw=True, display_id=display_id)
+        self._shown.add(display_id)
 
     def save(self, path: Path | None = None) -> Path:
         """Write the dashboard as one HTML file that opens offline; by default train/dashboard.html."""
@@ -179,7 +243,8 @@ class Dashboard:
     def controls(self) -> Controls | Markdown:
         """Buttons for a checkpoint and for the end of training; a sentence where no one can press them."""
         if "JPY_SESSION_NAME" in os.environ:  # set for kernels that a Jupyter server started
-            return Controls(self.run)
+            self._controls = Controls(self.run)
+            return self._controls
         file = self.run.file(*CONTROL)
         return Markdown(f"To stop it: `echo stop > {file}`; `echo checkpoint` saves one.")
 
@@ -193,7 +258,7 @@ class Dashboard:
         return plots.training_curves(metrics if has_begun else metrics.iloc[:0])
 
     def _panel(self, metrics: pd.DataFrame) -> html.Markup:
-        return panel(metrics, self.recipe, read_alarms(self.run), self._price)
+        return panel(metrics, self.recipe, read_alarms(self.run), self._price, self._ended)
 
     def _extremes(self) -> html.Markup:
         tasks = self.run.tasks if self.run.file("tasks.jsonl").exists() else []
@@ -212,41 +277,34 @@ def _price() -> tuple[str, str, float] | None:
 class Controls(anywidget.AnyWidget):
     """Two buttons; each writes its word where the trainer looks after every step."""
 
-    _esm = """
-    export default { render({ model, el }) {
-      const status = document.createElement("span");
-      for (const [word, label] of [["checkpoint", "Save a checkpoint"], ["stop", "Stop after this step"]]) {
-        const button = document.createElement("button");
-        button.textContent = label;
-        button.style.cssText = "font: inherit; margin-right: .6em; padding: .3em .8em; cursor: pointer";
-        button.onclick = () => model.send({ word });
-        el.append(button);
-      }
-      const show = () => { status.textContent = model.get("asked"); };
-      model.on("change:asked", show);
-      show();
-      el.append(status);
-    } };
-    """
-    asked = traitlets.Unicode("").tag(sync=True)
+    _esm = source("controls")
+    is_on = traitlets.Bool(False).tag(sync=True)  # a training is listening
+    said = traitlets.Unicode("").tag(sync=True)
 
     def __init__(self, run: Run):
         super().__init__()
-        self._file = run.file(*CONTROL)
+        self._run, self._file = run, run.file(*CONTROL)
+        self._before: tuple[int, Path] | None = None  # the newest checkpoint when one was asked for
         self.on_msg(self._asked)
+        # ipykernel 7.4 brings what a page sends to the thread that made the widget, and that one is training:
+        # leave it to the subshell that the page addressed
+        self.comm._reply_subshell_for = lambda data, addressed: addressed
 
     def _asked(self, _: Any, content: Any, buffers: Any) -> None:
         word = content.get("word") if isinstance(content, dict) else None
-        if word in WORDS:
-            request(self._file, word)
-            self.asked = f"asked for: {word}"
+        if word not in list(WORDS):  # it may be anything
+            return
+        self.said = ""  # so that the same words are sent again
+        if self.is_on:
+            self._before = newest_checkpoint(self._run)
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file.touch(0o600)
+            with self._file.open("a") as file:
+                file.write(f"{word}\n")
+        self.said = WORDS[word] if self.is_on else "no training is running"
 
-
-def request(file: Path, word: str) -> None:
-    """Ask a training for a checkpoint, or to stop: the word is added to its control file."""
-    if word not in WORDS:
-        raise ValueError(f"{word!r} cannot be asked for: use checkpoint or stop")
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file.touch(0o600)
-    with file.open("a", encoding="utf-8") as control:
-        control.write(f"{word}\n")
+    def written(self) -> None:
+        """A row of metrics was written, and perhaps the checkpoint that was asked for."""
+        newest = newest_checkpoint(self._run)
+        if self.said == WORDS["checkpoint"] and newest != self._before:
+            self.said = f"{newest[1].name} is written"

@@ -8,12 +8,11 @@ small script beside the frame (relay.js) tells it theme, address and stored note
 each view shows of its records (compare, xray, group).
 """
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from agentkit.runs import write_bytes
 
 _FOLDER = Path(__file__).parent
 _POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
 _FILL = "html, body.agentkit {margin: 0; padding: 0; max-width: none; height: 100%}"
@@ -35,8 +34,9 @@ _FILL = "html, body.agentkit {margin: 0; padding: 0; max-width: none; height: 10
 TEXT_LIMIT = 4000  # characters of one observation, call or turn that are kept
 
 
-def _file(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")
+def source(name: str) -> str:
+    """A JavaScript file of this folder."""
+    return (_FOLDER / f"{name}.js").read_text(encoding="utf-8")
 
 
 def packed(value: Any) -> bytes:
@@ -67,7 +67,7 @@ class View:
     @property
     def source(self) -> str:
         """The JavaScript module that draws it."""
-        return _file("common.js") + _file(f"{self.name}.js")
+        return source("common") + source(self.name)
 
     @property
     def page(self) -> str:
@@ -92,7 +92,7 @@ class View:
             style=f"width: 100%; height: {self.height}px; border: 0; display: block",
             srcdoc=self.page,
         )
-        return html.element("div", frame, html.element("script", html.Markup(_file("relay.js"))))
+        return html.element("div", frame, html.element("script", html.Markup(source("relay"))))
 
     def live(self) -> LiveView:
         """An anywidget for a running kernel."""
@@ -109,10 +109,12 @@ def task_fields(task: Task) -> dict[str, str]:
     return fields | {"prompt": clip(task.prompt), "answer": clip(task.answer)}
 
 
-def trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
-    """What a view says about a trajectory, turn by turn."""
+def trajectory_fields(trajectory: Trajectory, states: Sequence[dict | None] = ()) -> dict[str, Any]:
+    """What a view says about a trajectory, turn by turn, with the states (states) after its turns."""
     turns = [_turn(turn, None) for turn in trajectory.turns[:-1]]
     turns += [_turn(turn, trajectory.answer) for turn in trajectory.turns[-1:]]
+    for turn, state in zip(turns, states, strict=False):
+        turn |= {"state": state} if state else {}
     return {
         "sample": trajectory.sample,
         "turns": turns,

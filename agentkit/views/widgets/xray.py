@@ -3,8 +3,6 @@
 Leaves out the data (agentkit.rollouts.tokens) and computing log-probabilities (training).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ whole and must stand in something a tool returned. It is too strict to train on 
 sample. Where the two drift apart the policy is gaming the verifier. Leaves out the alarm (rules).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -95,9 +93,7 @@ def _fresh_inputs(task: Task, answer: str) -> Score:
 
 def _varied(value: Any, rng: random.Random) -> Any:
     """A value of the same kind: another number, other items, other characters of the same alphabet."""
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         signs = (-1, 1) if value < 0 else (1,)
         return value + rng.randint(0, max(3, abs(value) // 2)) * rng.choice(signs)
     if isinstance(value, float):
@@ -134,13 +130,7 @@ def _guarded(auditor: Auditor, task: Task, trajectory: Trajectory) -> Score:
 
 
 def audit_metrics(verdicts: Sequence[tuple[Trajectory, Score]]) -> dict[str, float]:
-    """What an audit adds to a step's metrics.
-
-    Returns:
-        ``audit_success`` (share of audited trajectories that verifier and auditor both accept),
-        ``audit_disagreement`` (share of those the verifier accepts that the auditor refuses; NaN where it
-        accepts none), ``audited`` (how many were judged).
-    """
+    """The audit's columns of a step's metrics row, as training.metrics says; NaN where nothing was judged."""
     judged = [(t, score.value) for t, score in verdicts if score.value is not None and t.success is not None]
     liked = [value for t, value in judged if t.success > LIKED]
     accepted = sum(value > LIKED for value in liked)

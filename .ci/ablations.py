@@ -1,0 +1,103 @@
+"""The document's five ablations on the small agent, and docs/ablations.md from what they showed.
+
+    make ablations        # or .venv/bin/python .ci/ablations.py, with --slots 4 where there is room
+
+Each sweep is an ordinary `agentkit sweep` into outputs/ablations/. Started again it goes on, and where all
+are done only the page is written. Leaves out every number: the page shows each sweep's table and answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from agentkit.evaluation import html, tables
+from agentkit.evaluation.sweeps import Ablation
+from agentkit.runs import cost, write_bytes
+from agentkit.runs.sweep import Sweep
+from agentkit.views import plots
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = {  # sweep: what its page shows beside the table
+    "reward": (plots.arm_success,),
+    "group-size": (plots.success_by_compute, plots.learning_curves),
+    "kl": (plots.arm_success, plots.learning_curves),
+    "difficulty": (plots.transfer,),
+    "sft": (plots.arm_success,),
+}
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+def section(name: str, file: Path, folder: Path, docs: Path) -> str:
+    """A sweep's part of the page, and its figures as pictures beside it."""
+    sweep = Sweep(folder)
+    ablation, state = Ablation(sweep), sweep.state
+    hours = sum(c["seconds"] for c in [*state["cells"], *state["shared"].values()] if "seconds" in c) / 3600
+    pictures = [make.__name__.replace("_", "-") for make in FIGURES[name]]
+    for make, picture in zip(FIGURES[name], pictures, strict=True):
+        draw(make(ablation), docs / "ablations" / f"{name}-{picture}.png")
+    missing = [f"Not done, so left out: {', '.join(ablation.missing)}."] * bool(ablation.missing)
+    seeds = ", ".join(map(str, ablation.seeds))
+    made = time.strftime("%d %B %Y", time.localtime(sweep.file("ablations.json").stat().st_mtime))
+    parts = [
+        f"## {state['question']}", f"**{ablation.answer()}**", *missing, tables.to_markdown(ablation.table()),
+        *(f"![{picture.replace('-', ' ')}](ablations/{name}-{picture}.png)" for picture in pictures),
+        f"`agentkit sweep {file} --run {folder}`: seeds {seeds}, {ablation.success.shape[2]} test tasks, "
+        f"{cost.hours(hours)} hours of cells, {state['slots']} at once, {made}.",
+    ]  # fmt: skip
+    return "\n\n".join(part.strip() for part in parts)
+
+
+def draw(figure: object, to: Path) -> None:
+    """A figure as a picture, drawn by a Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = next(filter(None, map(shutil.which, CHROMIUMS)), playwright.chromium.executable_path)
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 900, "height": 700}, device_scale_factor=2)
+        page.set_content(
+            html.page("", plots.embedded(figure, with_library=True), look="body{background:#fff}")
+        )
+        page.wait_for_selector(".main-svg")
+        write_bytes(to, page.locator(".plot").screenshot())
+        browser.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--slots", type=int, default=1)
+    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
+    parser.add_argument("--sweeps", type=Path, default=Path("params/sweeps"))
+    parser.add_argument("--run", type=Path, default=Path("outputs/ablations"))
+    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    chosen = parser.parse_args()
+    os.chdir(ROOT)
+    sections, code = [], 0
+    for name in chosen.only:
+        file, folder = chosen.sweeps / f"nano-{name}.yaml", chosen.run / name
+        words = ["sweep", str(file), "--run", str(folder), "--slots", str(chosen.slots)]
+        code |= subprocess.call([sys.executable, "-m", "agentkit.cli", *words])
+        if (folder / "ablations.json").exists():
+            (chosen.docs / "ablations").mkdir(exist_ok=True, parents=True)
+            sections.append(section(name, file, folder, chosen.docs))
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    head = (
+        "# Ablations of the small agent\n\nWhat each part of the recipe is for: several arms, each trained "
+    )
+    head += (
+        "with several seeds, all tested on the same tasks that none was trained on. `make ablations` remakes "
+    )
+    head += f"this page; it was written on {machine}.\n\n"
+    write_bytes(chosen.docs / "ablations.md", (head + "\n\n".join(sections) + "\n").encode())
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,331 @@
+"""What a sweep showed: every arm against one on the verifier's success, with tasks and seeds both as random.
+
+Arms are compared on the same test tasks and the same seeds, never on shaped rewards. The spread between seeds
+is taken to be the same in every arm and pooled over all of them, as Dunnett's comparisons with one control
+do: three seeds of one arm alone say next to nothing of it. Leaves out running a sweep (runs.sweep) and
+drawing it (views).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import special, stats
+from scipy.optimize import brentq
+
+from agentkit.evaluation import tables
+from agentkit.evaluation.statistics import ALPHA, POWER, SEEDS, holm, holm_levels, interaction
+from agentkit.evaluation.summary import Values, measure, rates, same_tasks, summarize, values_of
+from agentkit.records import RunError
+from agentkit.runs import Run, cost
+from agentkit.runs.sweep import Sweep
+
+_TINY = 1e-9
+
+
+# ---- tests and power
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Standard deviations of the difference between two arms' success, as shares."""
+
+    seeds: float = 0.03  # between seeds, beyond what tasks and sampling add
+    tasks: float = 0.10  # between tasks, whatever the seed
+    rest: float = 0.30  # of one task and seed: sampling, and chance in training
+
+    def error(self, seeds: int, tasks: int, arms: int) -> tuple[float, float]:
+        """Standard error of a mean difference, and its degrees of freedom; ``arms`` counts all."""
+        inner = self.rest**2 / (seeds * tasks)
+        return _combined(
+            self.seeds**2 / seeds + inner, self.tasks**2 / tasks + inner, inner, seeds, tasks, arms
+        )
+
+
+def _combined(seed: float, task: float, inner: float, s: int, n: int, arms: int) -> tuple[float, float]:
+    """Error and Satterthwaite's degrees of freedom from mean squares over their numbers."""
+    if s < 2:
+        return math.sqrt(task), n - 1
+    variance = seed + max(task - inner, 0.0)
+    freedom = ((arms - 1) * (s - 1), n - 1, (s - 1) * (n - 1))
+    parts = sum(part**2 / f for part, f in zip((seed, task, inner), freedom, strict=True))
+    return math.sqrt(variance), variance**2 / parts if parts > 0 else freedom[0]
+
+
+def errors(success: np.ndarray) -> list[tuple[float, float, float]]:
+    """Difference of each arm from the first, its standard error and degrees of freedom; shape (A, S, N)."""
+    assert success.ndim == 3 and success.shape[0] > 1 and success.shape[2] > 1, success.shape
+    arms, s, n = success.shape
+    means = success.mean(axis=2)
+    seed = 2 * interaction(means) / max((arms - 1) * (s - 1), 1) / s
+    found = []
+    for difference in success[1:] - success[0]:
+        task = float(difference.mean(axis=0).var(ddof=1)) / n
+        inner = interaction(difference) / max((s - 1) * (n - 1), 1) / (s * n)
+        found.append((float(difference.mean()), *_combined(seed, task, inner, s, n, arms)))
+    return found
+
+
+def _thresholds(freedom: float, tests: int) -> np.ndarray:
+    """What a difference must exceed, in true standard errors, over the error that will be estimated."""
+    estimated = np.sqrt(stats.chi2.ppf((np.arange(500) + 0.5) / 500, freedom) / freedom)
+    return stats.t.isf(ALPHA / tests / 2, freedom) * estimated
+
+
+def _shown(shift: float, thresholds: np.ndarray) -> float:
+    """Chance that a true difference of ``shift`` standard errors exceeds them."""
+    # scipy's noncentral t is not a number for large shifts
+    return float(np.mean(special.ndtr(shift - thresholds) + special.ndtr(-shift - thresholds)))
+
+
+def smallest(error: float, freedom: float, tests: int) -> float | None:
+    """The smallest difference shown with 80 % power; None where none could be, as with equal outcomes."""
+    largest, thresholds = 1 / max(error, _TINY), _thresholds(freedom, tests)
+    if error < _TINY or _shown(largest, thresholds) < POWER:
+        return None
+    return error * float(brentq(lambda shift: _shown(shift, thresholds) - POWER, 0.0, largest, xtol=1e-4))
+
+
+def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
+    """Tests of every arm against the first, shape (A, S, N): Holm over them, and equality within a margin.
+
+    A verdict and its interval are at one level, the one at which Holm decides. Fewer than SEEDS seeds give an
+    interval, and neither p nor verdict.
+    """
+    seeds, found = success.shape[1], []
+    for difference, error, freedom in errors(success):
+        if error < _TINY:  # equal everywhere: as many tasks as a binomial bound allows may differ unseen
+            error = (1 - (ALPHA / 2) ** (1 / success.shape[2])) / float(stats.t.isf(ALPHA / 2, freedom))
+        found.append({
+            "diff": difference, "ci95": _interval(difference, error, freedom, ALPHA), "level": ALPHA,
+            "p": max(2 * float(stats.t.sf(abs(difference) / error, freedom)), np.finfo(float).tiny),
+            # two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15:657)
+            "p_equal": float(stats.t.sf((margin - abs(difference)) / error, freedom)),
+            "could_show": smallest(error, freedom, len(success) - 1),
+            "error": error, "freedom": freedom,
+        })  # fmt: skip
+    if seeds < SEEDS:
+        none = dict.fromkeys(("p", "p_equal", "p_holm", "p_equal_holm", "could_show"))
+        verdict = f"{'one seed' if seeds == 1 else f'{seeds} seeds'}, no verdict"
+        return [test | none | {"verdict": verdict} for test in found]
+    for name, corrected in (("p", "p_holm"), ("p_equal", "p_equal_holm")):
+        for test, p in zip(found, holm([test[name] for test in found]), strict=True):
+            test[corrected] = p
+    for test, level in zip(found, holm_levels([test["p"] for test in found]), strict=True):
+        test["ci95"] = _interval(test["diff"], test["error"], test["freedom"], level)
+        test |= {"level": level, "verdict": _verdict(test)}
+    return found
+
+
+def _interval(difference: float, error: float, freedom: float, level: float) -> list[float]:
+    half = float(stats.t.isf(level / 2, freedom)) * error
+    return [max(difference - half, -1.0), min(difference + half, 1.0)]
+
+
+def _verdict(test: Mapping[str, Any]) -> str:
+    if test["p_holm"] < ALPHA:
+        return "better" if test["diff"] > 0 else "worse"
+    return "equal within the margin" if test["p_equal_holm"] < ALPHA else tables.NO_DIFFERENCE
+
+
+# ---- a sweep's cells
+class Ablation:
+    """The cells of a sweep that are done, measured and tested. Raises RunError where there are too few."""
+
+    def __init__(self, sweep: Sweep):
+        self.sweep, state = sweep, sweep.state
+        self.against, self.margin = state["against"], state["margin"]
+        order = sorted(state["order"], key=lambda name: name != self.against)  # it comes first
+        self.runs: dict[str, dict[int, Run]] = {name: runs for name in order if (runs := sweep.runs(name))}
+        self.missing = [f"{c['arm']}/seed-{c['seed']}" for c in state["cells"] if c["status"] != "done"]
+        if self.against not in self.runs or len(self.runs) < 2:
+            raise RunError(
+                f"{sweep.folder}: no two arms are done yet, {self.against} among them. Run it again."
+            )
+        self.seeds = sorted(set.intersection(*(set(runs) for runs in self.runs.values())))
+        if not self.seeds:
+            raise RunError(f"{sweep.folder}: no seed is done in every arm yet. Run the sweep again.")
+
+    @cached_property
+    def test(self) -> list[Any]:
+        """The test tasks, which all cells share."""
+        return [task for task in self.runs[self.against][self.seeds[0]].tasks if task.split == "test"]
+
+    @cached_property
+    def samples(self) -> dict[str, dict[int, list[Any]]]:
+        """Test trajectories by arm and seed."""
+        policy = {name: self.sweep.state["arms"][name]["policy"] for name in self.runs}
+        return {
+            name: {seed: run.trajectories(policy[name]) for seed, run in runs.items()}
+            for name, runs in self.runs.items()
+        }
+
+    @cached_property
+    def summaries(self) -> dict[str, dict[str, Any]]:
+        """Each arm's measurements over the seeds that it has."""
+        return {name: summarize(samples, self.test) for name, samples in self.samples.items()}
+
+    @cached_property
+    def values(self) -> dict[str, Values]:
+        """Scores by arm and task, of the seeds that every arm has."""
+        values = {n: values_of({s: seeds[s] for s in self.seeds}) for n, seeds in self.samples.items()}
+        for name in values:
+            same_tasks(self.against, values[self.against], name, values[name])
+        return values
+
+    @cached_property
+    def scored(self) -> list[str]:
+        """The tasks that are scored everywhere. Raises RunError where there are no two."""
+        scored = [i for i in self.values[self.against] if all(all(own[i]) for own in self.values.values())]
+        if len(scored) < 2:
+            n = len(self.values[self.against])
+            why = f"{self.sweep.folder}: {len(scored)} of {n} test tasks are scored in every cell"
+            raise RunError(f"{why}, and two are the least to compare. Look at the verifier of these cells.")
+        return scored
+
+    @cached_property
+    def success(self) -> np.ndarray:
+        """Success by arm, seed and task, shape (A, S, N), of the tasks that are scored everywhere."""
+        return np.array([rates(own, self.scored) for own in self.values.values()])
+
+    @cached_property
+    def paired(self) -> list[dict[str, Any]]:
+        """Every arm against the one, in the order of the file."""
+        tests = against_one(self.success, self.margin)
+        return [{"arm": name} | test for name, test in zip(list(self.runs)[1:], tests, strict=True)]
+
+    @cached_property
+    def training(self) -> dict[str, dict[int, pd.DataFrame]]:
+        """Metrics of the arms that are trained, by seed, with the million tokens sampled so far."""
+        found: dict[str, dict[int, pd.DataFrame]] = {}
+        for name, runs in self.runs.items():
+            if self.sweep.state["arms"][name]["policy"] == "grpo":
+                found[name] = {seed: _with_tokens(run) for seed, run in runs.items()}
+        return found
+
+    @cached_property
+    def arms(self) -> dict[str, dict[str, Any]]:
+        """Each arm's entry of ablations.json."""
+        arms = {}
+        for name, entry in self.summaries.items():
+            own = {key: entry[key] for key in ("success", "ci95", "turns", "tool_failure_rate", "tokens")}
+            own |= {"n_tasks": entry["n"], "seeds": sorted(self.runs[name]), "by_seed": entry["seeds"]}
+            own |= {key: entry[key] for key in ("by_category", "by_difficulty")}
+            arms[name] = own | self._training_of(name)
+        return arms
+
+    def to_json(self) -> dict[str, Any]:
+        """ablations.json."""
+        question = self.sweep.state["question"]
+        head = {"question": question, "against": self.against, "margin": self.margin, "missing": self.missing}
+        return head | {"arms": self.arms, "paired": self.paired, "answer": self.answer()}
+
+    def _training_of(self, name: str) -> dict[str, Any]:
+        rows = self.training.get(name, {}).values()
+        spent = [sum(cost.actual(r).values()) for r in self.runs[name].values() if cost.device_of(r) == "GPU"]
+        return {
+            "rollouts": fmean(t["rollouts"].sum() for t in rows) if rows else 0,
+            "million_tokens": fmean(t["million_tokens"].iloc[-1] for t in rows) if rows else 0.0,
+            "dead_groups": fmean(t["dead_groups"].mean() for t in rows) if rows else None,
+            "gpu_hours": fmean(spent) / 3600 if spent else None,
+        }
+
+    def sweet_spot(self) -> str:
+        """The arm that samples least among those whose interval reaches the best arm's success."""
+        arms = {name: entry for name, entry in self.arms.items() if name in self.training}
+        best = max((entry["success"] for entry in arms.values()), default=0.0)
+        enough = {name: e for name, e in arms.items() if e["ci95"][1] >= best}
+        return min(enough, key=lambda n: (enough[n]["million_tokens"], -enough[n]["success"]), default="")
+
+    # ---- in words
+    def answer(self) -> str:
+        """The conclusion, computed from the tests."""
+        own, m, seeds = self.values[self.against], len(self.scored), len(self.seeds)
+        reference = measure({task: own[task] for task in self.scored})
+        of = f"{m} tasks" if m == len(own) else f"the {m} tasks that are scored everywhere, of {len(own)},"
+        head = f"{self.against} solves {tables.percent(reference['success'], reference['ci95'])} of {of}"
+        parts = [f"{head} ({seeds} seed{'s' * (seeds > 1)})"]
+        for verdict in ("better", "worse"):
+            found = [_said(test) for test in self.paired if test["verdict"] == verdict]
+            parts += [f"{verdict} than it: {', '.join(found)}"] if found else []
+        equal = [_said(t) for t in self.paired if t["verdict"].startswith("equal")]
+        parts += [f"equal within {100 * self.margin:g} points: {', '.join(equal)}"] if equal else []
+        unsure = [_said(t) for t in self.paired if t["verdict"] == tables.NO_DIFFERENCE]
+        parts += [f"no difference shown: {', '.join(unsure)}"] if unsure else []
+        if unsure and (seen := [t["could_show"] for t in self.paired if t["could_show"]]):
+            parts.append(
+                f"differences from {100 * max(seen):.1f} points on would have been shown (80 % power)"
+            )
+        if seeds < SEEDS:
+            parts.append(f"no verdict: {', '.join(map(_said, self.paired))}")
+        few = f" A verdict needs {SEEDS} seeds that every arm has: add seeds to the file." * (seeds < SEEDS)
+        one = " One seed says nothing of the spread between seeds." * (seeds < 2)
+        return "; ".join(parts) + "." + few + one
+
+    def table(self) -> pd.DataFrame:
+        """One row an arm: success, the test, and what it took."""
+        rows, tests = {}, {test["arm"]: test for test in self.paired}
+        for name, arm in self.arms.items():
+            runs = self.runs[name].values()
+            test, trained = tests.get(name), name in self.training
+            dead = arm["dead_groups"]
+            rows[name] = {
+                "success": tables.percent(arm["success"], arm["ci95"]),
+                "difference, points": _points(test) if test else "–",
+                "p, Holm": f"{test['p_holm']:.2g}" if test and test["p_holm"] is not None else "–",
+                "verdict": test["verdict"] if test else "compared with",
+                "turns": f"{arm['turns']:.2f}",
+                "failed calls": "–"
+                if arm["tool_failure_rate"] is None
+                else f"{arm['tool_failure_rate']:.1%}",
+                "tokens a task": f"{arm['tokens']:.0f}",
+                "rollouts": f"{arm['rollouts']:.0f}" if trained else "–",
+                "hours a run": cost.hours(fmean(sum(cost.actual(run).values()) for run in runs) / 3600),
+                "dead groups": "–" if dead is None else f"{dead:.0%}",
+            }
+        return tables.text_table(rows)
+
+    def cells(self) -> pd.DataFrame:
+        """One row a cell: its success and where its run lies."""
+        rows = {}
+        for cell in self.sweep.state["cells"]:
+            seeds = self.summaries[cell["arm"]]["seeds"] if cell["arm"] in self.runs else {}
+            shown = seeds.get(str(cell["seed"]))
+            row = {"status": cell["status"], "success": "–" if shown is None else tables.percent(shown)}
+            rows[f"{cell['arm']}, seed {cell['seed']}"] = row | {"run": cell["run"], "why": cell["error"]}
+        return tables.text_table(rows)
+
+
+def _with_tokens(run: Run) -> pd.DataFrame:
+    metrics, recipe = run.metrics, run.manifest["recipe"]
+    batch = recipe.get("prompts_per_step", 8) * recipe.get("group_size", 8)
+    sampled = metrics["rollout_seconds"].notna()  # other rows are validation, or train on the same rollouts
+    rollouts = sampled * (batch + metrics["extra_rollouts"].fillna(0))
+    tokens = (rollouts * metrics["completion_tokens"].fillna(0)).cumsum() / 1e6
+    return metrics.assign(rollouts=rollouts, million_tokens=tokens)
+
+
+def _said(test: Mapping[str, Any]) -> str:
+    return f"{test['arm']} ({_points(test)} points)"
+
+
+def _points(test: Mapping[str, Any]) -> str:
+    low, high = test["ci95"]
+    return f"{100 * test['diff']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+
+
+def measured_spread(success: Sequence[np.ndarray]) -> Spread:
+    """The spread that finished cells show, each of shape (A, S >= 2, N), for planning more."""
+    parts = []
+    for cube in success:
+        _, s, n = cube.shape
+        for d in cube[1:] - cube[0]:
+            rest = interaction(d) / ((s - 1) * (n - 1))
+            seeds, tasks = float(d.mean(axis=1).var(ddof=1)), float(d.mean(axis=0).var(ddof=1))
+            parts.append((max(seeds - rest / n, 0.0), max(tasks - rest / s, 0.0), rest))
+    return Spread(*(math.sqrt(v) for v in np.mean(parts, axis=0)))

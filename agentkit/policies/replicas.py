@@ -1,0 +1,135 @@
+"""vLLM servers that a notebook starts for a training: one a card, waited for, started again when they die.
+
+Each is an ``agentkit serve`` on a free port. Leaves out sampling from them (server.py), and servers
+elsewhere, which a recipe names in server_urls.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import torch
+
+from agentkit.policies.loading import PROMPT_ROOM
+from agentkit.policies.precision import precision_of
+from agentkit.rollouts.policy import EngineError
+from agentkit.runs import Recipe, Run
+from agentkit.runs.children import PARENT, TOKEN, end_all
+from agentkit.runs.topology import CARDS
+
+START_S = 900.0  # until a server answers: it loads a model and compiles kernels
+LOOK_S = 1.0
+SERVED = "AGENTKIT_SERVED"  # what a server calls its model, in its environment
+RESTARTS = 5  # of one server, before it is given up
+END_S = 5.0  # to end by itself
+
+
+class _Server:
+    """One server and its successors on the same port and card."""
+
+    def __init__(self, command: Sequence[str], card: str, token: str, log: Path):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url, self.log, self.starts = f"http://127.0.0.1:{self.port}", log, 0
+        self._command = [*command, f"--port={self.port}"]
+        self._token = token
+        self._environ = (
+            os.environ | {TOKEN: token, PARENT: str(os.getpid())} | ({CARDS: card} if card else {})
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Another name each time: what was sampled by one before it must not be asked of its successor, which
+        has not been given the weights. What the one before left, such as vLLM's engine, goes first: it holds
+        the card.
+        """
+        end_all(TOKEN, self._token.__eq__)
+        self.starts += 1
+        with self.log.open("ab") as log:
+            environ = self._environ | {SERVED: f"agentkit#{self.starts}"}
+            self.child = subprocess.Popen(
+                self._command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def answers(self) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).status_code == 200
+        return False
+
+
+@contextlib.contextmanager
+def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[str]]:
+    """The addresses of a server on each card ("" on a CPU), all of which answer; none without cards.
+
+    They serve the policy that GRPO starts from. Raises EngineError with what a server wrote last, where one
+    does not come up.
+    """
+    token, over, made = uuid.uuid4().hex, threading.Event(), []
+    watcher = threading.Thread(target=_watch, args=(made, over), name="replicas", daemon=True)
+    try:
+        for number, card in enumerate(cards):
+            log = run.file(f"server-{number}.log")
+            log.write_bytes(b"")
+            made.append(_Server(_command(recipe, run, bool(card)), card, f"{token}-{number}", log))
+        for server in made:
+            _wait(server)
+        watcher.start()
+        yield [server.url for server in made]
+    finally:
+        over.set()
+        if watcher.ident:
+            watcher.join()
+        for server in made:
+            server.child.terminate()
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline and any(server.child.poll() is None for server in made):
+            time.sleep(0.1)
+        end_all(TOKEN, lambda value: value.startswith(token))
+
+
+def _command(recipe: Recipe, run: Run, gpu: bool) -> list[str]:
+    values = {"max-length": recipe.max_tokens + PROMPT_ROOM, "precision": recipe.precision}
+    if gpu:
+        values["gpu"] = 0  # of those it is shown, which is one
+    if recipe.weight_sync == "lora" or precision_of(recipe.precision) != torch.float32:
+        values["lora-rank"] = recipe.lora_r
+    if recipe.sft:
+        values["merge"] = str(run.file("sft").resolve())
+    options = [f"--{name}={value}" for name, value in values.items()]
+    return [sys.executable, "-m", "agentkit.cli", "serve", recipe.model, *options]
+
+
+def _wait(server: _Server) -> None:
+    deadline = time.monotonic() + START_S
+    while not server.answers():
+        ended = server.child.poll() is not None
+        if ended or time.monotonic() > deadline:
+            lines = [line for line in server.log.read_text(errors="replace").splitlines() if line.strip()]
+            why = (
+                f"ended with status {server.child.returncode}" if ended else f"was silent for {START_S:.0f} s"
+            )
+            said = " | ".join(lines[-2:])[-300:]
+            raise EngineError(f"the server that was to roll out {why} (see {server.log}): {said}")
+        time.sleep(LOOK_S)
+
+
+def _watch(servers: Sequence[_Server], over: threading.Event) -> None:
+    """Start servers again that have died; their weights come with the next sync."""
+    while not over.wait(LOOK_S):
+        for server in servers:
+            if server.child.poll() is not None and server.starts <= RESTARTS:
+                server.start()

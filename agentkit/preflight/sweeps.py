@@ -1,0 +1,139 @@
+"""Is this sweep worth starting? Its rewards and test sets, its hours and money, and what it could show.
+
+Leaves out reading the file, whose faults the reader names itself (runs.sweep).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from agentkit.evaluation.statistics import SEEDS
+from agentkit.evaluation.sweeps import Ablation, Spread, measured_spread, smallest
+from agentkit.lab import Lab
+from agentkit.records import AgentkitError, RecipeError
+from agentkit.runs import Recipe, cost
+from agentkit.runs.stages import STAGES, parameters_of
+from agentkit.runs.sweep import Design, Job, Sweep, plan
+
+
+def check(design: Design) -> None:
+    """Raise RecipeError where an arm's reward is empty, or arms are tested on different tasks."""
+    suites = {}
+    for arm in sorted(design.arms, key=lambda arm: arm.name != design.against):
+        try:
+            lab = Lab.open(arm.recipe)
+            if not any(weight for _, weight in lab.reward.values()):
+                raise RecipeError(
+                    "its reward has no component: all weights are 0, so nothing would be learnt"
+                )
+        except AgentkitError as error:
+            raise RecipeError(f"arm {arm.name!r}: {error}") from None
+        suites.setdefault(repr((parameters_of(STAGES[0], arm.recipe.used()), lab.digest)), (arm.name, lab))
+    (first, lab), *others = suites.values()
+    for name, other in others:  # suites are built only where they might differ
+        if _test_ids(other) != _test_ids(lab):
+            why = f"arm {name!r} is tested on other tasks than {first!r}, so their results cannot be compared"
+            raise RecipeError(f"{why}: leave families, n_tasks, variety, suite_seed, top_k and tasks alone")
+
+
+def _test_ids(lab: Lab) -> set[str]:
+    return {task.id for task in lab.suite().split("test")}
+
+
+def dry_run(design: Design, sweep: Sweep, slots: int) -> dict[str, Any]:
+    """What is to be made, how long it takes and costs, and the smallest difference that would be shown."""
+    prices, recipe = cost.read_prices(), design.arm(design.against).recipe
+    done, rates = _done(sweep), prices.rates_of(recipe.model)
+    trained = [run for runs in done.runs.values() for run in runs.values() if run.steps] if done else []
+    rates = cost.measured_rates(trained[0]) if trained else rates
+    jobs = [job for job in plan(design, sweep.folder) if not job.is_done()]
+    suite_size = len(_test_ids(Lab.open(recipe))) if recipe.tasks else round(0.15 * recipe.n_tasks)
+    seconds = {job.folder: _seconds(job, jobs, rates, suite_size) for job in jobs}
+    total, hours = sum(seconds.values()), sum(seconds.values()) / 3600
+    several = done is not None and len(done.seeds) > 1
+    spread = measured_spread([done.success]) if several else Spread()
+    error, freedom = spread.error(len(design.seeds), suite_size, len(design.arms))
+    rented = prices.providers if rates.device == "GPU" else {}
+    return {
+        "question": design.question,
+        "against": design.against,
+        "arms": {arm.name: _changes(design, arm.recipe, arm.policy) for arm in design.arms},
+        "seeds": list(design.seeds),
+        "cells": [str(job.folder.relative_to(sweep.folder)) for job in jobs if job.arm],
+        "shared": {
+            f"shared/{job.folder.name}": f"{STAGES[job.last]}, seed {job.recipe['seed']}"
+            for job in jobs
+            if not job.arm
+        },
+        "seconds": {str(folder.relative_to(sweep.folder)): round(s) for folder, s in seconds.items()},
+        "device_hours": hours,
+        "wall_clock_hours": max(total / slots, max(seconds.values(), default=0.0)) / 3600,
+        "money": {name: round(hours * price, 2) for name, price in rented.items()},
+        "currency": prices.currency,
+        "rates": rates.source,
+        "smallest_difference": smallest(error, freedom, len(design.arms) - 1)
+        if len(design.seeds) >= SEEDS
+        else None,
+        "test_tasks": suite_size,
+        "spread": {"seeds": spread.seeds, "tasks": spread.tasks, "rest": spread.rest, "measured": several},
+    }
+
+
+def _done(sweep: Sweep) -> Ablation | None:
+    try:
+        return Ablation(sweep)
+    except AgentkitError:  # nothing there yet
+        return None
+
+
+def _changes(design: Design, recipe: Recipe, policy: str) -> dict[str, Any]:
+    """What sets an arm apart from the one it is compared with."""
+    reference, own = design.arm(design.against), recipe.everything()
+    before = reference.recipe.everything() | {"policy": reference.policy}
+    return {name: v for name, v in (own | {"policy": policy}).items() if v != before[name]}
+
+
+def _seconds(job: Job, jobs: list[Job], rates: cost.Rates, n_test: int) -> float:
+    """Device seconds of the stages that a job does not begin with."""
+    recipe = Recipe.from_mapping(job.recipe)
+    phases = cost.forecast(recipe, rates, n_test)
+    baseline, rollouts, updates, validation, final, other = (phases[name] for name in cost.PHASES)
+    controls = len(recipe.control_names)
+    last = other + (1 + controls) * final + controls * updates
+    stages = (0.0, baseline, rollouts + updates + validation, 0.0, last)
+    planned = (parent.last + 1 for parent in jobs if parent.folder == job.parent)
+    return sum(stages[next(planned, job.done_in(job.parent)) : job.last + 1])
+
+
+def as_text(plan: dict[str, Any]) -> str:
+    """What a dry run prints."""
+    arms = {
+        name: ", ".join(f"{k}: {v}" for k, v in changes.items()) or "what the others are compared with"
+        for name, changes in plan["arms"].items()
+    }
+    table = pd.DataFrame({"what it changes": arms}).rename_axis("arm")
+    cells = [name for name in plan["seconds"] if not name.startswith("shared")]
+    lines = [plan["question"], table.to_string(), f"seeds: {', '.join(map(str, plan['seeds']))}"]
+    lines += [
+        f"{len(cells)} cells to run, in this order: {', '.join(cells)}" if cells else "every cell is done"
+    ]
+    lines += [f"made once: {name} ({what})" for name, what in plan["shared"].items()]
+    clock = cost.duration(3600 * plan["wall_clock_hours"])
+    lines += [f"{cost.hours(plan['device_hours'])} device-hours, about {clock}; rates: {plan['rates']}"]
+    if plan["money"]:
+        sign = plan["currency"]
+        lines += ["; ".join(f"{name} {sign}{amount:,.2f}" for name, amount in plan["money"].items())]
+    seen, spread = plan["smallest_difference"], plan["spread"]
+    shown = f"a difference of {100 * seen:.1f} points" if seen else "no difference at all"
+    source = "as measured here" if spread["measured"] else "an assumption"
+    sizes = ", ".join(f"{name} {100 * spread[name]:.1f}" for name in ("seeds", "tasks", "rest"))
+    if len(plan["seeds"]) < SEEDS:
+        lines += [f"fewer than {SEEDS} seeds give intervals and no verdict: list more to have one"]
+        return "\n".join(line for line in lines if line)
+    lines += [
+        f"{len(plan['seeds'])} seeds and {plan['test_tasks']} test tasks show {shown} in 80 of 100 cases "
+        f"(Holm over {len(plan['arms']) - 1}; spread of a difference in points, {source}: {sizes})"
+    ]
+    return "\n".join(line for line in lines if line)

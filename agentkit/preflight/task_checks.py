@@ -1,0 +1,141 @@
+"""Are the tasks what they are meant to be? Answers that are given away, a test that was trained on, gold
+answers that the verifier cannot tell apart, and right answers in a format that nobody asked for.
+
+No rollout of the expert is needed, so that tasks without a plan are looked at too. Leaves out what the audit
+asks of every suite (tasks.audit).
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+from agentkit.preflight.checks import Groups, members
+from agentkit.preflight.report import Item, ids
+from agentkit.records import Task
+from agentkit.trajectories import needs_tools, plan_of, verifier_kind
+from agentkit.verifiers import normalize, verify
+from agentkit.verifiers.kinds import SHIPPED
+
+MOST, FEW = 0.5, 0.05  # shares of tasks
+LOOKED = 200  # tasks that are asked about, at the most
+LEAST = 4  # words, tasks or answers from which something can be said
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+def given_away(tasks: Sequence[Task]) -> Item:
+    """Whether gold answers stand in the questions, where tools are needed to find them."""
+    asked = [task for task in tasks if needs_tools(task) and task.answer.strip()]
+    told = [t for t in asked if f" {normalize(t.answer)} " in f" {normalize(t.prompt)} "]
+    finding = f"The gold answer stands in the question of {len(told)} of {len(asked)} tasks that need tools."
+    if len(told) <= MOST * len(asked) or len(told) < LEAST:
+        return Item("Questions", "green", finding)
+    shown = f"{told[0].prompt[:120]!r}"
+    advice = f"Unless they are choices, take it out ({shown}): copying it is all there is to learn."
+    return Item("Questions", "amber", finding, advice, tuple(task.id for task in told))
+
+
+def held_out(train: Sequence[Task], test: Sequence[Task]) -> Item:
+    """Whether test questions are training questions again: one gold answer, and one plan or all its words."""
+    by_answer, test = defaultdict(list), _spread(test)
+    for task in train:
+        by_answer[task.answer].append((task, _words(task)))
+    seen = [task for task in test if _asked_in(task, by_answer[task.answer])]
+    finding = f"{len(seen)} of {len(test)} test tasks ask what a training task asks."
+    if len(seen) <= FEW * len(test):
+        return Item("Test and training", "green", finding)
+    advice = f"Split the tasks again ({seen[0].prompt[:120]!r}): what is memorised would count as learnt."
+    light = "red" if len(seen) > MOST * len(test) else "amber"
+    return Item("Test and training", light, finding, advice, tuple(task.id for task in seen))
+
+
+def _spread(tasks: Sequence[Task]) -> Sequence[Task]:
+    """At most LOOKED tasks, from all over the list: what is asked of them may take a while."""
+    return tasks[:: max(1, len(tasks) // LOOKED)]
+
+
+def _words(task: Task) -> frozenset[str]:
+    return frozenset(normalize(task.prompt).split())
+
+
+def _world(task: Task) -> dict:
+    """What the environment is told besides: the same question in another world is another task."""
+    return {name: value for name, value in task.meta.items() if name != "plan"}
+
+
+def _asked_in(task: Task, others: Sequence[tuple[Task, frozenset[str]]]) -> bool:
+    words, plan = _words(task), plan_of(task)
+    for other, theirs in others:
+        contained = min(len(words), len(theirs)) >= LEAST and (words <= theirs or theirs <= words)
+        if (contained or (plan and plan == plan_of(other))) and _world(task) == _world(other):
+            return True
+    return False
+
+
+def told_apart(tasks: Sequence[Task]) -> Item | None:
+    """An item where a verifier takes what differs from gold in case, sign or point only; else None."""
+    tasks = _spread(tasks)
+    taken = list(_taken(tasks))
+    looked = [task for task in tasks if verifier_kind(task) not in SHIPPED]
+    if len({task.id for task, _ in taken}) <= FEW * len(looked):
+        return None
+    task, answer = taken[0]
+    finding = (
+        f"The verifier {verifier_kind(task)!r} takes {answer!r} for {task.answer!r}, and the like in "
+        f"{len({t.id for t, _ in taken})} of {len(looked)} tasks."
+    )
+    advice = "These are different answers: compare without dropping case, signs or points."
+    golds, blurred = {task.answer for task in looked}, {task.answer for task, _ in taken}
+    labels = len(golds) <= len(looked) * MOST  # "Yes" and "yes" may well be one
+    light = "red" if len(blurred) > MOST * len(golds) and not labels else "amber"
+    return Item("Verifier", light, finding, advice, tuple(t.id for t, _ in taken))
+
+
+def _taken(tasks: Sequence[Task]) -> Iterator[tuple[Task, str]]:
+    """Tasks with wrong answers that a verifier of one's own takes: other tasks' golds, and other numbers."""
+    alike = defaultdict(dict)
+    for task in tasks:
+        if verifier_kind(task) not in SHIPPED:
+            alike[verifier_kind(task), _folded(task.answer)].setdefault(task.answer.strip(), task)
+            if NUMBER.fullmatch(task.answer) and float(task.answer):
+                wrong = task.answer.removeprefix("-") if task.answer[0] == "-" else f"-{task.answer}"
+                yield from ((task, w) for w in {wrong, task.answer.replace(".", "")} if _takes(task, w))
+    for group in alike.values():
+        for task, other in pairwise(group.values()):
+            yield from ((t, o.answer) for t, o in ((task, other), (other, task)) if _takes(t, o.answer))
+
+
+def _takes(task: Task, answer: str) -> bool:
+    numbers = [float(text) for text in (answer, task.answer) if NUMBER.fullmatch(text.strip())]
+    equal = len(numbers) == 2 and numbers[0] == numbers[1]
+    return not equal and verify(task, answer).value == 1.0
+
+
+def refused_alike(groups: Groups, tasks: Mapping[str, Task]) -> Item:
+    """Whether answers that say what the gold answer says are refused, for another format."""
+    given = [t for t in members(groups) if t.answer and t.success is not None]
+    alike = [t for t in given if _says(t.answer, tasks[t.task_id].answer)]
+    refused = [t for t in alike if not t.success]
+    finding = f"{len(refused)} of {len(alike)} answers that say what the gold answer says are refused."
+    if len(refused) <= MOST * len(alike) or len(refused) < LEAST:
+        return Item("Refused answers", "green", finding)
+    answer, gold = refused[0].answer[:80], tasks[refused[0].task_id].answer[:80]
+    advice = (
+        f"The verifier refuses {answer!r} where the gold answer is {gold!r}: have the question ask for that "
+        "format, or the verifier take both."
+    )
+    light = "amber" if any(t.success for t in given) else "red"
+    return Item("Refused answers", light, finding, advice, ids(refused))
+
+
+def _says(answer: str, gold: str) -> bool:
+    """Whether two texts hold the same numbers, and the same words if both have any; or the same letters."""
+    one, two = ([float(n) for n in NUMBER.findall(text.replace(",", ""))] for text in (answer, gold))
+    words, others = (set(re.findall(r"[^\W\d_]+", text.casefold())) for text in (answer, gold))
+    if one or two:  # a unit may stand on one side only
+        return one == two and (not words or not others or words == others)
+    return _folded(answer) == _folded(gold) != ""
+
+
+def _folded(text: str) -> str:
+    return "".join(filter(str.isalnum, text.casefold()))

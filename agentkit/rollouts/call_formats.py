@@ -1,0 +1,407 @@
+"""Tool calls out of a turn's text, in the ways models write them, and how each is written.
+
+- hermes: Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>`` - qwen3_coder:
+``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`` - glm: GLM-4,
+``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`` - llama3: Llama 3.1
+and later, the whole turn is ``{"name": .., "parameters": {..}}``, several separated by ";" - lfm2 and gemma4:
+token_forms.py - search_r1: arXiv 2503.09516, ``<search>query</search>`` or ``<answer>text</answer>``
+
+What a model wrote is hostile: every text gives calls, and one sentence for each malformed one, in time
+linear in its length. Calls in ``<think>`` do not count, a thought ends at ``</think>`` or with the text,
+and code fences mean nothing. A call whose arguments stand in several places, or beside its name, is
+malformed: none runs without what it was asked with. Leaves out running the calls (tools) and their tokens
+(chat.py).
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from agentkit.records import ParsedTurn, ToolCall
+from agentkit.rollouts import token_forms
+from agentkit.rollouts.call_json import DECODER, checked_call
+
+FORMATS = ("hermes", "qwen3_coder", "llama3", "search_r1", "glm", "lfm2", "gemma4")
+MAX_CALLS = 16  # parsed in one turn; the rest is reported as an error
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+THINK, THOUGHT = "<think>", "</think>"
+CHANNEL = ("<|channel>", "<channel|>")  # what frames a thought of Gemma 4
+_A_THOUGHT = re.compile(f"{THINK}.*?(?:{THOUGHT}|\\Z)", re.DOTALL)
+_LEADING_THOUGHTS = re.compile(rf"\s*(?:{_A_THOUGHT.pattern}\s*)*", re.DOTALL)
+_TOO_MANY = f"more than {MAX_CALLS} tool calls in one turn; the rest was ignored"
+NEITHER = (
+    "neither a search nor an answer was found; write <search> query </search>, or <answer> answer </answer>"
+)
+
+
+def check_format(format: str) -> None:
+    """Raises ValueError for a format that is none of FORMATS."""
+    if format not in FORMATS:
+        raise ValueError(f"unknown tool-call format {format!r}: use one of {', '.join(map(repr, FORMATS))}")
+
+
+def parse_turn(
+    text: str, format: str = "hermes", tools: Sequence[Mapping[str, Any]] = (), thought: bool = False
+) -> ParsedTurn:
+    """Read the tool calls out of one turn's text, the end token already removed.
+
+    The structure decides where a call ends, so a tag inside a string does no harm. Each malformed call adds
+    one sentence to ``errors``. ``arguments`` may be a string that holds a JSON object.
+
+    Args:
+        text: what the policy sampled.
+        format: one of FORMATS.
+        tools: the tools' JSON schemas, by which texts of qwen3_coder and glm become numbers, lists and so on;
+            without, they stay texts.
+        thought: what stood before the text, as the end of the prompt, has opened a thought.
+
+    Raises:
+        ValueError: unknown format.
+    """
+    check_format(format)
+    if thought:
+        text = (_FORMS[format].think if format in _FORMS else THINK) + text
+    if format == "llama3":
+        return _llama3(text)
+    if format == "search_r1":
+        return _search_r1(text)
+    form = _FORMS[format]
+    marks = form.mark()
+    types = _types(tools) if form.typed else {}
+    prose, calls, errors, position = [], [], [], 0
+    while mark := marks.search(text, position):
+        prose.append(text[position : mark.start()])
+        if mark[0] in (THINK, form.think):
+            position = _after(THOUGHT if mark[0] == THINK else form.thought, text, mark.end())
+            continue
+        if len(calls) + len(errors) >= MAX_CALLS:
+            errors.append(_TOO_MANY)
+            position = len(text)
+            break
+        try:
+            found, position = form.read(text, mark.end(), types)
+            calls += found[: MAX_CALLS - len(calls) - len(errors)]
+            errors += [_TOO_MANY] if found and calls[-1] is not found[-1] else []
+        except (ValueError, RecursionError) as error:
+            errors.append(_malformed(error))
+            position = _resume(form, text, mark.end())
+    prose.append(text[position:])
+    return ParsedTurn("".join(prose).strip(), tuple(calls), tuple(errors))
+
+
+def parse_stored(text: str) -> ParsedTurn:
+    """A turn of a log without its prompt: a thought that ends there and begins nowhere began in the prompt.
+
+    Marks in code fences and calls are no thought's. Without a call in Hermes' form, token_forms are read.
+    """
+    format, parsed = "hermes", parse_turn(text)
+    if not parsed.calls and not parsed.errors:
+        for other in ("lfm2", "gemma4"):
+            if _FORMS[other].open in text and (found := parse_turn(text, other)).calls:
+                format, parsed = other, found
+                break
+    thought = _FORMS[format].thought
+    before, ends, _ = parsed.text.partition(thought)
+    return parse_turn(text, format, thought=True) if ends and before.count("```") % 2 == 0 else parsed
+
+
+def format_call(
+    name: str, arguments: dict[str, Any], format: str = "hermes", tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """A call as the models of a format write it. Search-R1 has one tool: the query of a search.
+
+    Raises:
+        ValueError: the format cannot say this call.
+    """
+    if format == "hermes":
+        return f"{_OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{_CLOSE}"
+    if format == "llama3":
+        return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
+    query = arguments.get("query")
+    if format == "search_r1" and name == "search" and isinstance(query, str) and len(arguments) == 1:
+        return f"<search> {query} </search>"
+    if format in _WRITTEN:
+        call = _WRITTEN[format](name, arguments, _types(tools).get(name, {}))
+        with suppress(ValueError):
+            if parse_turn(call, format, tools).calls == (
+                checked_call({"name": name, "arguments": arguments}),
+            ):
+                return call
+    raise ValueError(
+        f"the format {format!r} cannot say a call of {name!r} with {', '.join(arguments) or 'no arguments'}"
+    )
+
+
+def detect_format(chat_template: str | None) -> str:
+    """The format of the models that a chat template was written for: hermes where nothing tells."""
+    template = chat_template or ""
+    for sign, format in _SIGNS.items():
+        if sign in template:
+            return format
+    if _OPEN not in template and ("<|python_tag|>" in template or "ipython" in template):
+        return "llama3"
+    return "hermes"
+
+
+def _after(end: str, text: str, start: int) -> int:
+    """Behind the next end of a thought or call, or of the text."""
+    close = text.find(end, start)
+    return len(text) if close < 0 else close + len(end)
+
+
+def _hermes(text: str, start: int, types: dict[str, dict]) -> tuple[list[ToolCall], int]:
+    """One call from just after its <tool_call>, and where it ends. Raises ValueError for a malformed one."""
+    begin = _SPACE.match(text, start).end()
+    value, end = DECODER.raw_decode(text, begin)
+    close = _SPACE.match(text, end).end()
+    if not text.startswith(_CLOSE, close):
+        more = close < len(text)
+        raise ValueError(f"expected {_CLOSE} after the JSON object" if more else f"{_CLOSE} is missing")
+    return [checked_call(value)], close + len(_CLOSE)
+
+
+def _resume(form: "_Form", text: str, start: int) -> int:
+    """Where reading goes on after a malformed call: behind its end, or at the next call."""
+    again = text.find(form.open, start)
+    end = _after(form.close, text, start)
+    return min(end, again) if again >= 0 else end
+
+
+def _malformed(error: Exception) -> str:
+    message = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:200]
+    return f"malformed tool call: {message}"
+
+
+# ---- qwen3_coder and glm: tagged parameters
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True)
+class _Tags:
+    """How a call names its function and parameters."""
+
+    function: re.Pattern
+    parameter: re.Pattern
+    close: str  # of a value
+    next: re.Pattern  # what follows it
+    end: re.Pattern  # of the call
+    named: str  # what is expected first
+    expected: str  # and then
+
+    def call(self, text: str, start: int, types: dict[str, dict]) -> tuple[list[ToolCall], int]:
+        name, arguments, end = self.texts(text, _SPACE.match(text, start).end())
+        kinds = types.get(name, {})
+        typed = {key: _typed(value, kinds.get(key, _TEXT)) for key, value in arguments.items()}
+        return [checked_call({"name": name, "arguments": typed})], end
+
+    def texts(self, text: str, begin: int) -> tuple[str, dict[str, str], int]:
+        """Name, arguments as texts, and where the call ends.
+
+        A value ends at the first closing tag that another parameter or the call's end follows; no value
+        holds the end of a call.
+        """
+        opened = self.function.match(text, begin)
+        if not opened:
+            raise ValueError(f"expected {self.named} after <tool_call>")
+        position, arguments = opened.end(), {}
+        end = self.end.search(text, position)
+        last = end.start() if end else len(text)
+        while parameter := self.parameter.match(text, position):
+            name = parameter[1].strip()
+            close = text.find(self.close, parameter.end())
+            while close >= 0 and not self.next.match(text, close + len(self.close)):
+                close = text.find(self.close, close + 1)
+            if not 0 <= close < last:
+                raise ValueError(f"{self.close} is missing after {name[:60]!r}")
+            if name in arguments:
+                raise ValueError(f"the parameter {name[:60]!r} occurs twice")
+            arguments[name] = text[parameter.end() : close].removeprefix("\n").removesuffix("\n")
+            position = close + len(self.close)
+        if not end or _SPACE.match(text, position).end() != last:
+            raise ValueError(f"expected {self.expected}")
+        return opened[1].strip(), arguments, end.end()
+
+
+_QWEN = _Tags(
+    re.compile(r"<function=([^<>\n]{1,200})>"),
+    re.compile(r"\s*<parameter=([^<>\n]{1,200})>"),
+    "</parameter>",
+    re.compile(r"\s*(?:<parameter=[^<>\n]{1,200}>|</function>|</tool_call>)"),
+    re.compile(r"</function>\s*</tool_call>"),
+    "<function=NAME>",
+    "<parameter=NAME>, or </function> and </tool_call>",
+)
+_GLM = _Tags(
+    re.compile(r"([^<>\n]{1,200})"),
+    re.compile(r"\s*<arg_key>([^<>\n]{1,200})</arg_key>\s*<arg_value>"),
+    "</arg_value>",
+    re.compile(r"\s*(?:<arg_key>|</tool_call>)"),
+    re.compile(r"</tool_call>"),
+    "NAME",
+    "<arg_key> and <arg_value>, or </tool_call>",
+)
+
+
+def _qwen_text(name: str, arguments: dict[str, Any], types: dict[str, frozenset[str]]) -> str:
+    texts = {key: _written(value, types.get(key, _TEXT)) for key, value in arguments.items()}
+    parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
+    return f"{_OPEN}\n<function={name}>\n{parameters}</function>\n{_CLOSE}"
+
+
+def _glm_text(name: str, arguments: dict[str, Any], types: dict[str, frozenset[str]]) -> str:
+    texts = {key: _written(value, types.get(key, _TEXT)) for key, value in arguments.items()}
+    pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items())
+    return f"{_OPEN}{name}\n{''.join(pairs)}{_CLOSE}"
+
+
+_TEXT = frozenset({"string"})
+_WORDS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+_KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
+def _types(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, frozenset[str]]]:
+    """Of each tool's parameters the JSON types that its schema allows; a text where it names none."""
+    functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    return {
+        name: {key: _kinds(schema) or _TEXT for key, schema in (parameters.get("properties") or {}).items()}
+        for name, parameters in functions.items()
+    }
+
+
+def _kinds(schema: Any) -> frozenset[str]:
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    named = schema.get("type") or ()
+    kinds = {named} if isinstance(named, str) else set(named)
+    kinds |= {_KINDS.get(type(value), "null") for value in schema.get("enum") or ()}
+    kinds |= {"null"} if schema.get("nullable") else set()
+    inner = [_kinds(one) for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key) or ()]
+    return frozenset(kinds).union(*inner)
+
+
+def _typed(text: str, kinds: frozenset[str]) -> Any:
+    """A text as what its schema allows; one that is no such thing stays a text.
+
+    A text that would be read as something else is written, and read, as a JSON string.
+    """
+    if kinds == _TEXT:
+        return text
+    word = text.strip()
+    known = word if "string" in kinds else word.lower().replace("none", "null")
+    try:
+        value = _WORDS[known] if known in _WORDS else DECODER.decode(word)
+    except (ValueError, RecursionError):
+        return text
+    if "string" not in kinds:
+        return value
+    if isinstance(value, str):
+        return text if _typed(value, kinds) == value else value
+    kind = _KINDS.get(type(value), "null")
+    return value if kind in kinds or (kind == "integer" and "number" in kinds) else text
+
+
+def _written(value: Any, kinds: frozenset[str]) -> str:
+    """A value as the text that ``_typed`` reads as this value."""
+    if isinstance(value, str) and _typed(value, kinds) == value:
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+# ---- llama3
+_TAG = "<|python_tag|>"
+_OBJECT = re.compile(r"""\{\s*["']""")  # as a call begins; {1, 2} does not
+
+
+def _llama3(text: str) -> ParsedTurn:
+    """A turn that begins with an object or with <|python_tag|> is calls to its end; any other is prose."""
+    start = _LEADING_THOUGHTS.match(text).end()
+    tagged = text.startswith(_TAG, start)
+    position = _SPACE.match(text, start + len(_TAG)).end() if tagged else start
+    if not tagged and not _OBJECT.match(text, position):
+        return ParsedTurn(_without_thoughts(text))
+    calls: list[ToolCall] = []
+    errors: list[str] = []
+    while position < len(text) or not calls:
+        if len(calls) >= MAX_CALLS:
+            errors.append(_TOO_MANY)
+            break
+        try:
+            value, end = DECODER.raw_decode(text, position)
+            position = _SPACE.match(text, end).end()
+            if position < len(text) and text[position] not in ";{":
+                raise ValueError("expected ; or the end of the turn after the JSON object")
+            calls.append(checked_call(value, "parameters"))
+            if text.startswith(";", position):
+                position = _SPACE.match(text, position + 1).end()
+        except (ValueError, RecursionError) as error:
+            errors.append(_malformed(error))
+            break  # nothing tells where the next call would begin
+    return ParsedTurn("", tuple(calls), tuple(errors))
+
+
+def _without_thoughts(text: str) -> str:
+    return _A_THOUGHT.sub("", text).strip()
+
+
+# ---- search_r1
+_ACTION = re.compile(r"<(search|answer)>")
+
+
+def _search_r1(text: str) -> ParsedTurn:
+    """The first search or answer outside thoughts; what follows it has not happened."""
+    text = _without_thoughts(text)
+    action = _ACTION.search(text)
+    if not action:
+        return ParsedTurn(text, (), (NEITHER,))
+    before, tag = text[: action.start()].strip(), action[1]
+    inside, close, _ = text[action.end() :].partition(f"</{tag}>")
+    try:
+        if not close:
+            raise ValueError(f"</{tag}> is missing")
+        if tag == "answer":
+            return ParsedTurn(inside.strip())
+        call = checked_call({"name": "search", "arguments": {"query": inside.strip()}})
+    except ValueError as error:
+        return ParsedTurn(before, (), (_malformed(error),))
+    return ParsedTurn(before, (call,))
+
+
+# ---- the forms that have marks of their own
+@dataclass(frozen=True)
+class _Form:
+    """Where calls and thoughts begin and end, and how calls are read from just after their mark."""
+
+    read: Callable[[str, int, dict[str, dict]], tuple[list[ToolCall], int]]
+    open: str = _OPEN
+    close: str = _CLOSE
+    think: str = THINK
+    thought: str = THOUGHT
+    typed: bool = False  # values are texts, which the tools' schemas turn into what they are
+
+    def mark(self) -> re.Pattern:
+        return re.compile("|".join(map(re.escape, dict.fromkeys((self.open, THINK, self.think)))))
+
+
+_FORMS = {
+    "hermes": _Form(_hermes),
+    "qwen3_coder": _Form(_QWEN.call, typed=True),
+    "glm": _Form(_GLM.call, typed=True),
+    "lfm2": _Form(token_forms.lfm2_calls, *token_forms.LFM2),
+    "gemma4": _Form(token_forms.gemma4_calls, *token_forms.GEMMA4, *CHANNEL),
+}
+_WRITTEN = {
+    "qwen3_coder": _qwen_text,
+    "glm": _glm_text,
+    "lfm2": token_forms.lfm2_text,
+    "gemma4": token_forms.gemma4_text,
+}
+_SIGNS = {  # in the template of the models that write so
+    "<function=": "qwen3_coder",
+    "<arg_key>": "glm",
+    token_forms.LFM2[0]: "lfm2",
+    "<|tool_list_start|>": "lfm2",
+    token_forms.GEMMA4[0]: "gemma4",
+}

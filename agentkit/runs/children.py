@@ -1,0 +1,64 @@
+"""Child processes that leave nobody behind: they carry a word in their environment by which all of them are
+found and ended, and on Linux they end with the process that started them.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+TOKEN = "AGENTKIT_JOB"  # in the environment of all that belongs to one job, servers and helpers included
+PARENT = "AGENTKIT_PARENT"  # the process that started this one, where that is not of the job itself
+PR_SET_PDEATHSIG = 1  # linux/prctl.h; it outlives exec
+
+
+def die_with_parent(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when its parent is gone; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number))
+        if not _has_parent():  # it went before this was asked for
+            os.kill(os.getpid(), number)
+
+
+def _has_parent() -> bool:
+    """Whether the parent is the one that PARENT names, or of the same job, and no foster parent."""
+    known, job = os.environ.get(PARENT), os.environ.get(TOKEN)
+    if known == str(os.getppid()) or not (known or job):
+        return True
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(os.getppid()).environ().get(TOKEN) == job is not None
+    return False
+
+
+def end_all(variable: str, belongs: Callable[[str], bool]) -> None:
+    """Kill the processes, but for this one, in whose environment the value of a variable ``belongs``.
+
+    Twice in a row none must be found: one that is just being started has no environment yet.
+    """
+    quiet = 0
+    while quiet < 2:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                value = _value(process, variable)
+                if process.pid != os.getpid() and value and belongs(value):
+                    process.kill()
+                    found.append(process)
+        _, alive = psutil.wait_procs(found, timeout=10)
+        quiet = 0 if found and not alive else quiet + 1
+        time.sleep(0.1 if quiet == 1 else 0)
+
+
+def _value(process: psutil.Process, variable: str) -> str | None:
+    """psutil reads up to a gap, such as vLLM's engine leaves where it wrote its title."""
+    if sys.platform != "linux":
+        return process.environ().get(variable)
+    start = f"{variable}=".encode()
+    words = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    return next((os.fsdecode(word[len(start) :]) for word in words if word.startswith(start)), None)

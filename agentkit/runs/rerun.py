@@ -1,0 +1,75 @@
+"""A run repeated from its manifest, and what came out differently: on a CPU, bit for bit the same.
+
+Leaves out what depends on the clock: seconds, dates and cache hits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentkit.records import RunError
+from agentkit.runs.files import digest, read_json
+from agentkit.runs.recipe import Recipe
+from agentkit.runs.run import MANIFEST, Run, git_state, versions
+from agentkit.runs.stages import STAGES, file_digests, run_stages
+
+_FILES = ("tasks.jsonl", "adapter/adapter_model.safetensors", "sft/adapter_model.safetensors")
+
+
+def rerun(run: Run, to: Run) -> tuple[list[str], list[str]]:
+    """Repeat a run into another folder: what differs in the circumstances, and what in the results.
+
+    Raises:
+        RunError: there is nothing to repeat, or the folder holds another run.
+    """
+    manifest, known = run.manifest, Recipe.keys()
+    done = [s for s in STAGES if manifest["stages"].get(s, {}).get("status") == "done"]
+    if not done:
+        raise RunError(f"{run.path} has no finished notebook to repeat. Finish it with agentkit run.")
+    if to.file(MANIFEST).exists() and to.manifest.get("rerun_of") != {"path": str(run.path)}:
+        raise RunError(f"{to.path} holds another run. Name an empty folder with --run.")
+    recipe = {name: value for name, value in manifest["recipe"].items() if name in known and name != "run"}
+    files = file_digests(recipe)
+    around = [f"recipe key {name}: unknown here" for name in sorted(manifest["recipe"].keys() - known)]
+    now = {"versions": versions(), "git": git_state(), "lab": {"file": files.get("lab", "")}}
+    before = manifest | {"lab": {"file": manifest["stages"][done[-1]].get("lab", "")}}
+    for name, values in now.items():
+        around += [f"{name}, {one}" for one in _differing(before.get(name, {}), values)]
+    Run.create(to.path).update(rerun_of={"path": str(run.path)})
+    run_stages(to, recipe, 0, STAGES.index(done[-1]), files=files)
+    return around, list(_results(run, to))
+
+
+def _differing(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    names = sorted(before.keys() | after.keys())
+    return [f"{n}: {before.get(n)} then, {after.get(n)} now" for n in names if before.get(n) != after.get(n)]
+
+
+def _results(run: Run, to: Run) -> Iterator[str]:
+    """Sentences on the files that both should have and that differ in what does not depend on the clock."""
+    for name in _FILES:
+        files = [one.file(name) for one in (run, to)]
+        if (
+            any(file.exists() for file in files)
+            and len({file.exists() and digest(file) for file in files}) > 1
+        ):
+            yield f"{name} differs"
+    if run.file("train", "metrics.jsonl").exists():
+        rows = [[_timeless(row) for row in one.metric_rows()] for one in (run, to)]
+        if rows[0] != rows[1]:
+            step = next((a["step"] for a, b in zip(*rows, strict=False) if a != b), "one of them is longer")
+            yield f"train/metrics.jsonl differs from step {step} on"
+    for path in sorted(run.file("eval").glob("*.parquet")):
+        tokens = [[(t.task_id, t.sample, t.completion_ids, t.success) for t in one.trajectories(path.stem)]
+                  for one in (run, to)]  # fmt: skip
+        if tokens[0] != tokens[1]:
+            changed = sum(a != b for a, b in zip(*tokens, strict=False))
+            yield f"eval/{path.name} differs in {changed} of {len(tokens[0])} trajectories"
+    for name in ("baseline.json", "comparison.json"):
+        if run.file(name).exists() and read_json(run.file(name)) != read_json(to.file(name)):
+            yield f"{name} differs"
+
+
+def _timeless(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: v for name, v in row.items() if "seconds" not in name and name != "tool_cache_hits"}

@@ -1,0 +1,115 @@
+"""What a row of each kind of file looks like, as JSON Schemas with words of ours.
+
+Leaves out how fields fit together (stored).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import fastjsonschema
+
+SPLITS = ("train", "validation", "test")
+_TEXT, _NUMBER, _WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
+_FLAG, _OBJECT = {"type": "boolean"}, {"type": "object"}
+_TEXT_OR_NONE, _NUMBER_OR_NONE = {"type": ["string", "null"]}, {"type": ["number", "null"]}
+
+
+def _list(items: dict, says: str = "", **bounds: Any) -> dict[str, Any]:
+    """An array of these; ``says`` is told of the array and of each item that is wrong."""
+    words = {"says": says} if says else {}
+    return {"type": "array", "items": items | words, **bounds, **words}
+
+
+def _row(**fields: dict) -> dict[str, Any]:
+    """An object with these fields, all of them, and no others."""
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+_RESULT = _row(name=_TEXT, arguments=_OBJECT, observation=_TEXT, ok=_FLAG, seconds=_NUMBER, cached=_FLAG)
+_SPAN = _list(_WHOLE, minItems=2, maxItems=2)
+_TURN = _row(text=_TEXT, span=_SPAN, results=_list(_RESULT), seconds=_NUMBER)
+_TURN["properties"]["closings"] = _list(_SPAN)  # older records have none
+_EXAMPLE = '{"tool": "calculator", "arguments": {"expression": "1 + 1"}}'
+_STEPS = f"meta['plan'] must be a list of steps such as {_EXAMPLE}"
+_STEP = {name: part | {"says": _STEPS} for name, part in {"tool": _TEXT, "arguments": _OBJECT}.items()}
+_META = {
+    "entities": _list(_TEXT, "meta['entities'] must be a list of texts"),
+    "plan": _list({"type": "object", "properties": _STEP, "required": list(_STEP)}, _STEPS),
+}
+_KIND = {"says": 'verifier must be text or an object with a "kind"'}
+_TEXTS = ("id", "prompt", "answer", "family", "difficulty")
+_SCHEMAS: dict[str, dict] = {
+    "trajectory": _row(
+        task_id=_TEXT,
+        policy=_TEXT,
+        sample=_WHOLE | {"minimum": 0},
+        seed=_WHOLE,
+        prompt_ids=_list(_WHOLE),
+        completion_ids=_list(_WHOLE),
+        action_mask=_list({"enum": [0, 1]}),
+        old_logprobs=_list(_NUMBER),
+        turns=_list(_TURN),
+        stop_reason=_TEXT,
+        answer=_TEXT_OR_NONE,
+        success=_NUMBER_OR_NONE | {"minimum": 0, "maximum": 1},
+        why=_TEXT,
+        components=_OBJECT | {"additionalProperties": _NUMBER_OR_NONE},
+        reward=_NUMBER_OR_NONE,
+        advantage=_NUMBER_OR_NONE,
+        step={"type": ["integer", "null"]},
+        sandbox=_TEXT_OR_NONE,
+    ),
+    "alarm": _row(
+        step=_WHOLE,
+        alarm=_TEXT,
+        severity=_TEXT,
+        value=_NUMBER_OR_NONE,
+        evidence=_list(_TEXT),
+        cause=_TEXT,
+        advice=_TEXT,
+    ),
+    "metrics": {
+        "type": "object",
+        "properties": {"step": _WHOLE | {"minimum": 0, "maximum": 2**31}},
+        "required": ["step"],
+        "additionalProperties": _NUMBER_OR_NONE | {"minimum": -1e300, "maximum": 1e300},
+    },
+    "task": {
+        "type": "object",
+        "properties": {
+            **{name: _TEXT | {"says": f"{name} must be text"} for name in _TEXTS},
+            "split": {
+                "type": "string",
+                "says": "split must be text",
+                "allOf": [{"enum": SPLITS, "says": "split is {value}; it must be train, validation or test"}],
+            },
+            "verifier": {
+                "type": ["string", "object"],
+                "properties": {"kind": _TEXT | _KIND},
+                "required": ["kind"],
+                **_KIND,
+            },
+            "tools": _list(_TEXT, "tools must be a list of names"),
+            "meta": {"type": "object", "properties": _META, "says": "meta must be an object"},
+        },
+    },
+}
+
+
+@cache
+def _compiled(kind: str) -> Any:
+    return fastjsonschema.compile(_SCHEMAS[kind], use_default=False)
+
+
+def fault(kind: str, row: Any) -> str | None:
+    """What is wrong with a row of a kind (trajectory, metrics, alarm, task), by place and value, or None."""
+    try:
+        _compiled(kind)(row)
+    except fastjsonschema.JsonSchemaValueException as error:
+        place, rule = error.name.removeprefix("data").lstrip("."), error.message.removeprefix(error.name)
+        named = ascii(place)[1:-1]
+        plain = f"{named:.80} is {error.value!a:.60}, and{rule:.80}" if place else f"it{rule:.200}"
+        return error.definition.get("says", plain).replace("{value}", f"{error.value!a:.60}")
+    return None

@@ -1,0 +1,98 @@
+"""Several cells of a sweep at once, by Ray: on this machine, or on a cluster whose machines share the folder.
+
+A cell gets as many GPUs as its recipe asks for, and sees no others; without GPUs a slot of the CPU.
+Leaves out which cell comes next (sweep).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from agentkit.records import RecipeError, RunError
+from agentkit.runs.run import project_root
+from agentkit.runs.sweep import Job, make
+
+_SETTINGS = {  # tell nobody; keep CUDA_VISIBLE_DEVICES where there are none
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_prestart_worker_first_driver": "0",  # a cell's worker is its own
+}
+TRIES = 3  # Ray gives itself 30 seconds to start, and a busy machine may take longer
+
+
+def gpu_count() -> int:
+    """GPUs that this machine, or CUDA_VISIBLE_DEVICES, offers; torch is not loaded for it."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return len([name for name in named.split(",") if name.strip() not in ("", "-1")])
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    return listed.stdout.count("UUID: GPU")
+
+
+@contextlib.contextmanager
+def by_ray(slots: int, address: str | None = None) -> Iterator[Callable[[Job], Future]]:
+    """What submits a job to a free slot. Raises RunError where Ray is not installed."""
+    try:
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        import ray
+    except ImportError:
+        why = "several slots need Ray, which is not installed"
+        raise RunError(f"{why}: pip install 'agentkit[sweep]', or --slots 1") from None
+    cores = os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // slots)))
+    own = {} if address else {"num_cpus": slots, "num_gpus": gpu_count(), "include_dashboard": False}
+    for number in range(1, TRIES + 1):
+        try:
+            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
+            break
+        except Exception as error:  # Ray raises bare ones
+            ray.shutdown()
+            if number == TRIES:
+                raise RunError(f"Ray did not start ({error}). Try again, or --slots 1.") from None
+    gpus = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+    task = ray.remote(max_retries=0, max_calls=1)(_make)
+
+    def submit(job: Job) -> Future:
+        try:
+            needs = _needs(job.recipe, max(gpus, default=0))
+        except RecipeError as error:
+            refused: Future = Future()
+            refused.set_exception(error)
+            return refused
+        return task.options(**needs).remote(job, str(project_root())).future()
+
+    try:
+        yield submit
+    finally:
+        ray.shutdown()
+
+
+def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
+    """A cell's share of a machine: a GPU for each process and server, or what its recipe's gpus says; a slot
+    of the CPU where there are none.
+    """
+    wanted = recipe.get("processes", 1)
+    if recipe.get("topology") == "split":
+        wanted += recipe.get("replicas") or 1
+    if str(recipe.get("gpus", "auto")) != "auto":
+        wanted = max(wanted, int(recipe["gpus"]))
+    if gpus and wanted > gpus:  # Ray would wait for ever
+        why = f"its {wanted} processes and servers need as many GPUs on one machine, the largest has {gpus}"
+        raise RecipeError(f"{why}: lower processes, replicas or gpus, or use a larger machine")
+    return {"num_gpus": wanted, "num_cpus": 0} if gpus else {"num_cpus": 1}
+
+
+def _make(job: Job, root: str) -> None:
+    os.chdir(Path(root))
+    os.umask(0o077)
+    make(job)

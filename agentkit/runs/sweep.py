@@ -1,0 +1,639 @@
+"""A sweep: arms x seeds from one file, each cell an ordinary run folder, with common stages made once.
+
+The folders are the truth: a cell is done when its notebooks are, with these parameters, so that a sweep goes
+on after any kill; sweep.json says how far it is. Leaves out several cells at once (slots), whether a sweep is
+worth starting (preflight) and what it showed (evaluation.sweeps).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import threading
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from agentkit.records import AgentkitError, RecipeError, RunError
+from agentkit.runs.children import end_all
+from agentkit.runs.files import open_file, read_json, write_bytes, write_json
+from agentkit.runs.recipe import Recipe, find_file, read_recipe
+from agentkit.runs.run import MANIFEST, Run, check_name, versions
+from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, run_stages
+
+KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid")
+TRIES = 2  # of a cell that crashes
+CELL_VARIABLE = "AGENTKIT_CELL"  # in the environment of whatever works on a cell: its folder
+MARGIN = 0.05  # of success within which two arms count as equal
+_OWN = frozenset(("all", "stop", "skip", "shared", "tables", "sweep.json", "ablations.json", "report.html",
+                  "06_ablations.ipynb", MANIFEST))  # fmt: skip  # in a sweep's folder, so names of no arm
+_STATE = {"cells": list, "arms": dict, "order": list, "shared": dict, "file": dict, "versions": dict,
+          "against": str, "question": str, "margin": float}  # fmt: skip
+_CELL = {"arm": str, "seed": int, "run": str, "status": str, "seconds": int | float, "error": str}
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One choice that is compared: a recipe, and the policy of its runs that is measured."""
+
+    name: str
+    recipe: Recipe
+    policy: str = "grpo"  # or sft, base, or one of the recipe's controls
+
+    @property
+    def last(self) -> int:
+        """Index in STAGES of the last notebook its cells need."""
+        return 1 if self.policy in ("base", "sft") else len(STAGES) - 1
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """All that makes it what it is."""
+        shared = {name: v for name, v in self.recipe.everything().items() if name not in ("run", "seed")}
+        return shared | {"policy": self.policy, "files": self.files}
+
+    @property
+    def files(self) -> dict[str, str]:
+        """Digests of the files that it names."""
+        return file_digests(self.recipe.everything())
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A sweep file, read and checked."""
+
+    question: str
+    seeds: tuple[int, ...]
+    against: str  # the arm that the others are compared with
+    arms: tuple[Arm, ...]
+    margin: float
+    file: dict[str, Any]  # as it was written
+
+    def arm(self, name: str) -> Arm:
+        """An arm by its name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run folder to bring to a stage: a cell, or what several cells have in common."""
+
+    folder: Path
+    recipe: dict[str, Any]
+    last: int  # index in STAGES
+    files: dict[str, str]  # their digests
+    parent: Path | None  # the folder it begins as a copy of
+    arm: str = ""  # "" for what is shared
+    seed: int = 0
+
+    def is_done(self) -> bool:
+        """Whether all its notebooks are executed with these parameters."""
+        return self.done_in(self.folder) > self.last
+
+    def done_in(self, folder: Path | None) -> int:
+        """How many of its notebooks a folder has, executed with these parameters."""
+        if not folder or not (run := Run(folder)).file(MANIFEST).exists():
+            return 0
+        lab = self.files.get("lab", "")
+        done = [is_done(run, stage, self.recipe, lab) for stage in STAGES[: self.last + 1]]
+        return [*done, False].index(False)
+
+
+# ---- the file
+def read_design(path: str | Path) -> Design:
+    """Read a sweep file. Raises RecipeError with a sentence for whatever would make the sweep worthless."""
+    path = Path(path)
+    try:
+        return _design(path)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+
+
+def _design(path: Path) -> Design:
+    file = _file(path)
+    base, arms = _recipe_of(path, file["recipe"]), {}
+    for name, changes in [*_given_arms(file), *_grid(file)]:
+        if name in arms:
+            raise RecipeError(f"two arms are called {name!r}: give each a name of its own")
+        arms[name] = _arm(name, base, changes)
+    if len(arms) < 2:
+        raise RecipeError("a sweep compares at least two arms: give arms, or a grid such as beta: [0.0, 0.1]")
+    for one, other in itertools.combinations(arms.values(), 2):
+        if one.choices == other.choices:
+            why = f"the arms {one.name!r} and {other.name!r} are equal, as the recipe has those values anyway"
+            raise RecipeError(f"{why}: leave one of them out")
+    against, margin = file.get("against", "default"), file.get("margin", MARGIN)
+    if not isinstance(against, str):
+        raise RecipeError(f"against is {against!r:.60}: name one arm")
+    unchanged = Arm("", Recipe.from_mapping(base)).choices
+    same = [name for name, arm in arms.items() if arm.choices == unchanged]
+    if against not in arms and not (against == "default" and same):
+        raise RecipeError(f"there is no arm {against!r} to compare with; there are {', '.join(arms)}")
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < 1:
+        raise RecipeError(f"margin is {margin!r:.60}: write a share of success between 0 and 1, as 0.05")
+    question, seeds = str(file.get("question", "")), _seeds(file["seeds"], base)
+    against = against if against in arms else same[0]
+    file = json.loads(json.dumps(file, default=str))  # YAML has dates
+    return Design(question, seeds, against, tuple(arms.values()), float(margin), file)
+
+
+def _file(path: Path) -> dict[str, Any]:
+    try:
+        with open_file(path) as file:
+            loader = yaml.SafeLoader(file.read().decode())
+        if node := loader.get_single_node():
+            _check_keys(node)
+        values = loader.construct_document(node) if node else None
+    except OSError as error:
+        raise RecipeError(
+            f"it cannot be read ({error.strerror}): sweep files lie in params/sweeps/"
+        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"it is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    if not isinstance(values, dict):
+        raise RecipeError(f"a sweep file is a mapping with the keys {', '.join(KEYS)}")
+    for name in values:
+        if name not in KEYS:
+            raise RecipeError(f"unknown key {str(name)[:60]!r}; a sweep file has {', '.join(KEYS)}")
+    if missing := [name for name in ("recipe", "seeds") if name not in values]:
+        raise RecipeError(f"it lacks {missing[0]!r}: write recipe: params/nano.yaml, seeds: [1, 2, 3]")
+    return values
+
+
+def _check_keys(node: yaml.Node) -> None:
+    """Make arms' names the words written, as off and 4. Raises RecipeError where a key is given twice."""
+    if isinstance(node, yaml.MappingNode):
+        named = [key for key, _ in node.value] + [v for key, v in node.value if key.value == "against"]
+        for key in named:
+            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                key.tag = "tag:yaml.org,2002:str"
+        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [name for name, n in names.items() if n > 1]:
+            raise RecipeError(f"it sets {twice[0][:60]!r} twice: keep one of them")
+        for _, value in node.value:
+            _check_keys(value)
+
+
+def _recipe_of(path: Path, name: Any) -> dict[str, Any]:
+    beside = path.parent / str(name)
+    return read_recipe(beside if beside.is_file() else find_file(str(name)))
+
+
+def _seeds(seeds: Any, base: Mapping[str, Any]) -> tuple[int, ...]:
+    whole = isinstance(seeds, list) and all(type(seed) is int for seed in seeds)
+    if not (whole and seeds and len(set(seeds)) == len(seeds)):
+        raise RecipeError(f"seeds is {seeds!r:.60}: list different whole numbers, as in [1, 2, 3]")
+    for seed in seeds:
+        Recipe.from_mapping({**base, "seed": seed})  # raises where it lies out of bounds
+    return tuple(seeds)
+
+
+def _given_arms(file: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    arms = file.get("arms", {})
+    if not isinstance(arms, dict) or ("arms" in file and not arms):
+        raise RecipeError("arms is empty: give each arm a name and the recipe keys it changes")
+    if odd := [name for name, changes in arms.items() if not isinstance(changes or {}, dict)]:
+        raise RecipeError(f"arm {str(odd[0])[:60]!r} holds no recipe keys: write it as {{beta: 0.0}}")
+    return [(str(name), dict(changes or {})) for name, changes in arms.items()]
+
+
+def _grid(file: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """An arm for each combination of a grid's values, named after them: beta-0.1."""
+    grid = file.get("grid", {})
+    if "grid" not in file:
+        return []
+    if not isinstance(grid, dict) or not grid:
+        raise RecipeError("grid is empty: give recipe keys with values, as in beta: [0.0, 0.1]")
+    for key, values in grid.items():
+        if not isinstance(values, list) or not values:
+            raise RecipeError(f"grid holds no values for {str(key)[:60]!r}: list them, as in [0.0, 0.1]")
+    arms = []
+    for values in itertools.product(*grid.values()):
+        changes = dict(zip(grid, values, strict=True))
+        name = "_".join(f"{key}-{value}" for key, value in changes.items())
+        arms.append((re.sub(r"[^\w.+-]+", "-", name)[:100].replace("+", ""), changes))
+    return arms
+
+
+def _arm(name: str, base: Mapping[str, Any], changes: dict[str, Any]) -> Arm:
+    try:
+        if check_name(name).casefold() in _OWN:
+            raise RecipeError("a file of the sweep has this name: give it another")
+        policy = changes.pop("policy", "grpo")
+        if own := changes.keys() & {"run", "seed"}:
+            raise RecipeError(f"an arm may not set {min(own)}: the sweep does, from seeds and --run")
+        recipe = Recipe.from_mapping({**base, **changes})
+        known = ["sft", "grpo", *["base"] * recipe.measure_base, *recipe.control_names]
+        if policy not in known:
+            raise RecipeError(f"its runs measure no policy {policy!r:.40}, only {', '.join(known)}")
+    except (RecipeError, RunError) as error:
+        raise RecipeError(f"arm {name[:60]!r}: {error}") from None
+    return Arm(name, recipe, policy)
+
+
+# ---- cells and what they have in common
+def plan(design: Design, folder: Path) -> list[Job]:
+    """Every folder to make, in order: one seed of every arm first, what is shared before what needs it."""
+    cells = [_cell(folder, arm, seed) for seed in design.seeds for arm in design.arms]
+    chains = [_chain(job) for job in cells]
+    count, jobs, donors = Counter(name for chain in chains for name in chain), {}, {}
+    for job, chain in zip(cells, chains, strict=True):
+        if job.is_done():  # what an arm that was added later begins with
+            donors = dict.fromkeys(chain, job.folder) | donors
+    for job, chain in zip(cells, chains, strict=True):
+        parent = None
+        for last, name in enumerate(chain):
+            parts = last == len(chain) - 1 or count[chain[last + 1]] < count[name]
+            if last < 2 or (count[name] > 1 and parts):
+                shared = folder / "shared" / name
+                parent = parent if shared.exists() else donors.get(name, parent)
+                jobs.setdefault(shared, replace(job, folder=shared, last=last, parent=parent, arm="", seed=0))
+                parent = shared
+        jobs[job.folder] = replace(job, parent=parent)
+    return list(jobs.values())
+
+
+def _cell(folder: Path, arm: Arm, seed: int) -> Job:
+    recipe = {name: value for name, value in arm.recipe.used().items() if name != "run"} | {"seed": seed}
+    own = folder / arm.name / f"seed-{seed}"
+    return Job(own, recipe, arm.last, arm.files, None, arm.name, seed)
+
+
+def _chain(job: Job) -> list[str]:
+    """A name for each stage of a cell, equal where all that went before is equal too."""
+    fixed, names = [job.files, versions()], []
+    for stage in STAGES[: job.last + 1]:
+        text = json.dumps([names[-1:], parameters_of(stage, job.recipe), fixed], sort_keys=True)
+        names.append(hashlib.sha256(text.encode()).hexdigest()[:12])
+    return names
+
+
+def make(job: Job) -> None:
+    """Bring a folder to its stage, in this process. Raises RunError with the failing notebook cell."""
+    os.environ[CELL_VARIABLE] = str(job.folder)
+    try:
+        if job.parent and not job.folder.exists():
+            _begin_as(job.parent, job.folder)
+        run = Run.create(job.folder)
+        with (
+            open(run.file("cell.log"), "a", encoding="utf-8") as log,
+            contextlib.redirect_stdout(log),
+            repeated(lambda: left_out(job) and end_strays(job.folder)),
+        ):
+            run_stages(run, job.recipe, 0, job.last, files=job.files)
+    finally:
+        os.environ.pop(CELL_VARIABLE, None)
+
+
+def left_out(job: Job) -> str:
+    """The status of a job that ``skip`` or ``stop`` in the sweep's folder names, itself or its arm."""
+    folder = job.folder.parents[1]
+    for name, status in (("skip", "skipped"), ("stop", "stopped")):
+        with contextlib.suppress(OSError):
+            named = (folder / name).read_text(errors="replace").split()
+            if {"all", job.arm, str(job.folder.relative_to(folder))} & set(named):
+                return status
+    return ""
+
+
+@contextlib.contextmanager
+def repeated(act: Callable[[], Any], every_s: float = 2.0) -> Iterator[None]:
+    """Do something every few seconds, in a thread."""
+    ended = threading.Event()
+
+    def turns() -> None:
+        while not ended.wait(every_s):
+            with contextlib.suppress(AgentkitError, OSError):  # between two writes of a file
+                act()
+
+    thread = threading.Thread(target=turns, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _begin_as(parent: Path, folder: Path) -> None:
+    """A folder as a copy of another, whole or not at all. A link would let a cell change what others use."""
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.copytree(parent, temporary, ignore=shutil.ignore_patterns("cell.log"))
+    Run(temporary).update(recipe={"run": str(folder)}, shared={"from": str(parent)})
+    temporary.rename(folder)
+
+
+# ---- the folder
+class Sweep:
+    """A sweep's folder: sweep.json and the cells."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Run(folder).path.resolve()
+
+    def file(self, *parts: str) -> Path:
+        """A path inside the sweep."""
+        return self.folder.joinpath(*parts)
+
+    @cached_property
+    def state(self) -> dict[str, Any]:
+        """sweep.json. Raises RunError where there is none, or a part of it is of the wrong kind."""
+        state = read_json(self.file("sweep.json"))
+        if not _is_sound(state):
+            raise RunError(f"{self.file('sweep.json')} is no sweep. Restore it, or use another folder.")
+        return state
+
+    def adopt(self, design: Design, slots: int) -> None:
+        """Take a design up: new arms and seeds are added, what is done is kept.
+
+        Raises RecipeError where an arm is another than when the sweep began.
+        """
+        old = self.state if self.file("sweep.json").exists() else {"arms": {}, "cells": []}
+        arms = {arm.name: json.loads(json.dumps(arm.choices)) for arm in design.arms}
+        for name, choices in arms.items():
+            before = old["arms"].get(name, choices)
+            for key in sorted(k for k in choices.keys() & before.keys() if choices[k] != before[k]):
+                why = f"arm {name!r} has changed since this sweep began: {key} was {before[key]!r:.60}"
+                raise RecipeError(f"{why} and is {choices[key]!r:.60}. Rename it, or name another --run.")
+        if old.get("versions", versions()) != versions() and any(c["status"] == "done" for c in old["cells"]):
+            why = "this sweep has cells made with other versions of Python or libraries"
+            warnings.warn(
+                f"{why} (see their run.json): for a fair comparison use another --run.", stacklevel=2
+            )
+        known = {(cell["arm"], cell["seed"]): cell for cell in old["cells"]}
+        cells = []
+        for seed, arm in itertools.product(design.seeds, design.arms):
+            fresh = {"arm": arm.name, "seed": seed, "run": f"{arm.name}/seed-{seed}", "status": "waiting"}
+            cells.append(known.get((arm.name, seed), fresh | {"seconds": 0.0, "error": ""}))
+        self.state = {
+            "question": design.question, "against": design.against, "margin": design.margin,
+            "seeds": list(design.seeds), "file": design.file, "arms": old["arms"] | arms,
+            "order": list(arms), "cells": cells,
+            "shared": old.get("shared", {}), "slots": slots, "versions": versions(),
+        }  # fmt: skip
+        self.save()
+
+    def save(self) -> None:
+        """Write sweep.json."""
+        write_json(self.file("sweep.json"), self.state)
+
+    def entry(self, job: Job) -> dict[str, Any]:
+        """What sweep.json says of a job."""
+        if not job.arm:
+            return self.state["shared"].setdefault(job.folder.name, {"stages": STAGES[: job.last + 1]})
+        found = (c for c in self.state["cells"] if (c["arm"], c["seed"]) == (job.arm, job.seed))
+        return next(found, {})  # the file may have lost it while it ran
+
+    def runs(self, arm: str) -> dict[int, Run]:
+        """The runs of an arm that are done, by seed."""
+        cells = [cell for cell in self.state["cells"] if cell["arm"] == arm and cell["status"] == "done"]
+        return {cell["seed"]: Run(self.folder / cell["run"]) for cell in cells}
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a driver is at work on it."""
+        with contextlib.suppress(FileNotFoundError), open(self.file(".lock")) as lock:
+            return not _locked(lock, fcntl.LOCK_SH)
+        return False
+
+    def leave_out(self, file: str, names: Sequence[str]) -> None:
+        """Name arms, cells or all in the file ``stop`` or ``skip``, which a driver reads within seconds."""
+        cells = [name for cell in self.state["cells"] for name in (cell["arm"], cell["run"])]
+        known = ["all", *dict.fromkeys(cells), *(f"shared/{name}" for name in self.state["shared"])]
+        if odd := [name for name in names if name not in known]:
+            raise RunError(f"{self.folder} has no cell {odd[0][:60]!r}; there are {', '.join(known)}")
+        path = self.file(file)
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        write_bytes(path, (before + "".join(f"{name}\n" for name in names)).encode())
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other drivers out, and end what an earlier one may have left or this one leaves."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(self.file(".lock"), "w") as lock:
+            if not _locked(lock, fcntl.LOCK_EX, tries=5):
+                raise RunError(f"{self.folder} is being worked on by another agentkit sweep.")
+            end_strays(self.folder)
+            self.file("stop").unlink(missing_ok=True)  # it was meant for an earlier call
+            try:
+                yield
+            finally:
+                end_strays(self.folder)
+
+
+def _locked(lock: IO[str], how: int, tries: int = 1) -> bool:
+    """Lock a file; a driver tries more than once, as who only looks holds the lock for a moment."""
+    for _ in range(tries):
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, how | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _is_sound(state: Any) -> bool:
+    """Whether all parts of sweep.json are of the right kinds."""
+    if not _holds(state, _STATE) or not all(isinstance(name, str) for name in state["order"]):
+        return False
+    parts = [(state["cells"], _CELL), (state["arms"].values(), {"policy": str})]
+    parts.append((state["shared"].values(), {"stages": list, "status": str}))
+    if not all(_holds(value, kinds) for values, kinds in parts for value in values):
+        return False
+    named = {*state["order"], *(cell["arm"] for cell in state["cells"])}
+    return named <= state["arms"].keys() and all(entry["stages"] for entry in state["shared"].values())
+
+
+def _holds(value: Any, kinds: Mapping[str, Any]) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in kinds.items())
+
+
+def end_strays(folder: Path) -> None:
+    """End processes that work on a cell below this folder though nobody waits for them."""
+    end_all(CELL_VARIABLE, lambda cell: Path(cell).is_relative_to(folder))
+
+
+# ---- running
+def run_sweep(
+    path: str | Path,
+    sweep: Sweep,
+    submit: Callable[[Job], Future],
+    slots: int,
+    tell: Callable[[str], None],
+    check: Callable[[Design], None] = lambda design: None,
+) -> None:
+    """Make every cell that is not done, at most ``slots`` at once; the file is read again before each.
+
+    So arms and seeds may be added while it runs. Files in the sweep's folder name arms, or cells such as
+    default/seed-2: ``stop`` those that are ended until the next call, ``skip`` those that are left out for as
+    long as it names them. An empty ``stop`` ends the sweep after what is running.
+    """
+    stamp, jobs, running, tries, ended = None, [], {}, Counter(), ("failed", "stopped")
+    while True:
+        if stamp != (stamp := _stamp(path, stamp)):
+            kept = {job.folder for job in jobs if sweep.entry(job).get("status") in ended}
+            try:
+                check(design := read_design(path))
+                planned = plan(design, sweep.folder)
+                sweep.adopt(design, slots)
+                jobs = planned
+            except AgentkitError as error:
+                if not jobs:
+                    raise
+                tell(f"the changed sweep file is not taken up: {error}")
+            at_work = {job.folder for job, _ in running.values()}
+            for job in jobs:
+                if job.folder in at_work:
+                    _mark(sweep, job, "running")
+                elif job.folder not in kept:
+                    _mark(sweep, job, "done" if job.is_done() else "waiting")
+        for job in _startable(sweep, jobs)[: slots - len(running)]:
+            _mark(sweep, job, "running")
+            way = in_this_process if job.done_in(job.parent) > job.last else submit  # a copy takes no slot
+            running[way(job)] = job, time.monotonic()
+        if not running:
+            return
+        for future in wait(running, timeout=2, return_when=FIRST_COMPLETED).done:
+            job, start = running.pop(future)
+            tries[job.folder] += 1
+            _finished(sweep, job, future, time.monotonic() - start, tries[job.folder] < TRIES, tell)
+
+
+def _stamp(path: str | Path, before: int | None) -> int:
+    """When the file was changed; as before while an editor is replacing it."""
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return before or 0
+
+
+def _startable(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
+    """Waiting jobs whose parent is done, in order; what fails in common keeps its cells from being tried."""
+    stop = sweep.file("stop")
+    with contextlib.suppress(OSError):
+        if not stop.read_text(errors="replace").strip():
+            return []
+    status, ready, needed = {}, [], set()
+    for job in jobs:
+        entry = sweep.entry(job)
+        if entry["status"] == "waiting" and (named := left_out(job)):
+            _mark(sweep, job, named)
+        parent = sweep.state["shared"].get(job.parent.name, {}) if job.parent else {}
+        if entry["status"] == "waiting" and status.get(job.parent) in ("failed", "skipped", "stopped"):
+            why, where = parent.get("error", ""), f" (shared/{job.parent.name}, which it begins with)"
+            _mark(sweep, job, status[job.parent], error=why if " (shared/" in why else why + where)
+        if entry["status"] == "waiting" and status.get(job.parent, "done") == "done":
+            ready.append(job)
+        status[job.folder] = entry["status"]
+    for job in reversed(jobs):  # what is shared comes before its cells
+        if sweep.entry(job)["status"] == "waiting" and (job.arm or job.folder in needed):
+            needed.add(job.parent)
+    return [job for job in ready if job.arm or job.folder in needed]
+
+
+def _finished(
+    sweep: Sweep, job: Job, future: Future, seconds: float, again: bool, tell: Callable[[str], None]
+) -> None:
+    name, error = job.folder.relative_to(sweep.folder), future.exception()
+    error = getattr(error, "cause", None) or error  # Ray's own says a traceback
+    seconds = round(seconds + sweep.entry(job).get("seconds", 0.0), 1)
+    if error is None:
+        _mark(sweep, job, "done", seconds=seconds, error="")
+        return
+    end_strays(job.folder)
+    if named := left_out(job):
+        _mark(sweep, job, named, seconds=seconds, error="")
+        tell(f"{name}: {named}")
+        return
+    why = " ".join(f"{error if isinstance(error, AgentkitError) else repr(error)}".split())[:600]
+    again = again and not isinstance(error, RecipeError)  # which fails the same way
+    _mark(sweep, job, "waiting" if again else "failed", seconds=seconds, error=why)
+    tell(f"{name}: {why}{'; it is tried once more' if again else ''}")
+
+
+def _mark(sweep: Sweep, job: Job, status: str, **more: Any) -> None:
+    sweep.entry(job).update(status=status, **more)
+    sweep.save()
+
+
+def in_this_process(job: Job) -> Future:
+    """Make a job at once: one slot, without Ray."""
+    future: Future = Future()
+    try:
+        future.set_result(make(job))
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+# ---- watching
+def progress(sweep: Sweep) -> list[dict[str, Any]]:
+    """A row a cell: arm, seed, status, stage, step, validation, alarms, minutes left of its training."""
+    common = {name: e for name, e in sweep.state["shared"].items() if e["status"] == "running"}
+    rows = [
+        {"arm": f"shared/{name}", "seed": "", "status": "running", "stage": entry["stages"][-1]}
+        for name, entry in common.items()
+    ]
+    for cell in sweep.state["cells"]:
+        run = Run(sweep.folder / cell["run"])
+        row = {"arm": cell["arm"], "seed": cell["seed"], "status": cell["status"]}
+        why = {"why": cell["error"]} if cell["error"] else {}
+        rows.append(row | (_look(run) if run.file(MANIFEST).exists() else {}) | why)
+    return rows
+
+
+def progress_table(sweep: Sweep) -> Any:
+    """The table that is watched, a pandas DataFrame."""
+    import pandas as pd
+
+    return pd.DataFrame(progress(sweep), dtype=object).fillna("")
+
+
+def as_text(sweep: Sweep) -> str:
+    """The table as a terminal shows it."""
+    return progress_table(sweep).to_string(index=False, max_colwidth=60)
+
+
+@contextlib.contextmanager
+def watched(sweep: Sweep, say: Callable[[str], None], every_s: float = 2.0) -> Iterator[None]:
+    """Say the table whenever it changes, and at least a minute apart while only steps are counted."""
+    shown: tuple[Any, float] = (None, 0.0)
+
+    def look() -> None:
+        nonlocal shown
+        looked = Sweep(sweep.folder)
+        now = [(row["status"], row.get("stage")) for row in progress(looked)], time.monotonic()
+        if now[0] != shown[0] or now[1] > shown[1] + 60:
+            say(f"{as_text(looked)}\n")
+            shown = now
+
+    with repeated(look, every_s):
+        yield
+
+
+def _look(run: Run) -> dict[str, Any]:
+    manifest = run.manifest
+    metrics = run.metric_rows() if run.file("train", "metrics.jsonl").exists() else []
+    seen = {"stage": max(manifest["stages"], default="")}
+    validated = [row["val_success"] for row in metrics if row.get("val_success") is not None]
+    if metrics:
+        alarms = run.file("train", "alarms.jsonl")
+        seconds = [row["seconds"] for row in metrics if row.get("seconds")]
+        to_go = max(0, manifest["recipe"].get("steps", 0) - int(metrics[-1]["step"]))
+        seen |= {"step": f"{metrics[-1]['step']}", "validation": " ".join(f"{v:.0%}" for v in validated[-6:])}
+        seen["alarms"] = str(alarms.read_bytes().count(b"\n") if alarms.exists() else 0)
+        seen["left"] = f"{to_go * sum(seconds) / len(seconds) / 60:.0f} min" if to_go and seconds else ""
+    return seen

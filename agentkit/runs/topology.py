@@ -1,0 +1,165 @@
+"""Which GPUs do what: everything in this process, every process rolls out and trains (colocate), or servers
+roll out and the other cards train (split).
+
+A choice with its reason, from what is visible, the recipe, seconds a trajectory takes, and whether rollouts
+and updates fit on one card together. Leaves out starting anything (training.launch, policies.replicas),
+several machines, and finding the cards (slots.gpu_count, or torch).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentkit.records import RecipeError
+from agentkit.runs.recipe import Recipe
+
+CARDS = "CUDA_VISIBLE_DEVICES"  # read by CUDA once, so it is set before a process looks for a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who uses which card, by the names that CUDA_VISIBLE_DEVICES takes; no names on a CPU."""
+
+    kind: str  # here, colocate or split
+    processes: int = 1  # that train together
+    cards: tuple[str, ...] = ()  # all that are used
+    replicas: int = 0  # servers, on the last of the cards
+    why: str = ""
+
+    @property
+    def training(self) -> tuple[str, ...]:
+        return self.cards[: self.processes]
+
+    @property
+    def serving(self) -> tuple[str, ...]:
+        """A card for each replica; "" where there are none."""
+        return self.cards[len(self.cards) - self.replicas :] if self.cards else ("",) * self.replicas
+
+    @property
+    def workers(self) -> int:
+        """Processes of a job that does not train: every card, or as many as train on a CPU."""
+        return len(self.cards) or self.processes
+
+    def __str__(self) -> str:
+        cards = f"GPU{'s' * (len(self.cards) > 1)} {', '.join(self.cards)}" if self.cards else "the CPU"
+        ranks = f"{self.processes} process{'es' * (self.processes > 1)} train on {cards}"
+        if self.kind == "here":
+            ranks = f"this process works on {cards}"
+        elif self.replicas:
+            ranks = f"{self.replicas} server{'s' * (self.replicas > 1)} roll out, and {ranks}"
+        return f"{self.kind}: {ranks}: {self.why}"
+
+
+def visible(count: int) -> tuple[str, ...]:
+    """Names of the first ``count`` cards that this process may use."""
+    named = [name.strip() for name in os.environ.get(CARDS, "").split(",") if name.strip()]
+    return tuple(named[:count] if len(named) >= count else map(str, range(count)))
+
+
+def choose(
+    recipe: Recipe, count: int, seconds: tuple[float, float] = (0.0, 0.0), fits: str = "fits"
+) -> Topology:
+    """The topology of a recipe where ``count`` GPUs are visible.
+
+    ``seconds`` of one device are a trajectory's rollout and update; ``fits`` says what the memory plan found
+    for both on one card (``MemoryPlan.advice``). Raises RecipeError where the recipe asks for what is not
+    there.
+    """
+    cards = visible(_wanted(recipe, count))
+    if recipe.engine == "unsloth" and (len(cards) > 1 or recipe.topology == "split"):
+        why = "Unsloth trains in one process on one card here, several were never tried"
+        return Topology("here" if count == 1 else "colocate", 1, cards[:1], why=why)
+    kind = recipe.topology
+    if kind == "auto":
+        kind, why = _best(recipe, len(cards), seconds, fits)
+    else:
+        why = f"the recipe says topology: {kind}"
+    if kind == "split":
+        return _split(recipe, cards, why)
+    processes = _most(recipe, len(cards))
+    if processes == 1 and count <= 1:
+        return Topology("here", 1, cards, why="one device does everything in turn")
+    return Topology("colocate", processes, cards[: max(processes, len(cards))], why=why)
+
+
+def _wanted(recipe: Recipe, count: int) -> int:
+    wanted = count if recipe.gpus == "auto" else int(recipe.gpus)
+    if wanted > count:
+        raise RecipeError(
+            f"gpus is {wanted}, and {count} can be seen here (nvidia-smi and CUDA_VISIBLE_DEVICES tell): "
+            "set gpus to auto or to a number that is there"
+        )
+    if wanted and "processes" in recipe.given and recipe.processes > wanted:
+        raise RecipeError(
+            f"processes: {recipe.processes} need a GPU each, and {wanted} can be used here: lower it"
+        )
+    return wanted
+
+
+def _most(recipe: Recipe, cards: int) -> int:
+    """The largest number of processes that whole groups can be dealt to, or what the recipe says."""
+    if "processes" in recipe.given or not cards:
+        return recipe.processes
+    return max(n for n in range(1, cards + 1) if n == 1 or _divides(recipe, n))
+
+
+def _divides(recipe: Recipe, processes: int) -> bool:
+    try:
+        Recipe.from_mapping(recipe.used() | {"processes": processes})
+    except RecipeError:
+        return False
+    return True
+
+
+def _best(recipe: Recipe, cards: int, seconds: tuple[float, float], fits: str) -> tuple[str, str]:
+    """Colocate, but where a card does not hold both; in turn, a split leaves cards idle."""
+    rollout, update = seconds
+    free = recipe.engine == "vllm" and "processes" not in recipe.given and not recipe.deterministic
+    if fits != "fits" and cards > 1 and free:
+        return "split", f"rollouts and updates do not fit on one card together ({fits})"
+    if cards < 2:
+        return "colocate", "one device" if cards else f"processes: {recipe.processes} on the CPU"
+    batch = recipe.prompts_per_step * recipe.group_size
+    if not rollout or not update:
+        return "colocate", "all cards roll out and then all train; none waits for another"
+    together = batch * (rollout + update) / cards
+    apart = min(batch * (rollout / n + update / (cards - n)) for n in range(1, cards))
+    return (
+        "colocate",
+        f"a step takes about {together:.3g} s, and {apart:.3g} s with the best split, whose cards wait for "
+        "each other",
+    )
+
+
+def _split(recipe: Recipe, cards: Sequence[str], why: str) -> Topology:
+    if recipe.engine not in ("vllm", "transformers"):
+        raise RecipeError(
+            f"topology: split starts servers of its own, and engine is {recipe.engine!r}: leave engine "
+            "out, or set topology to auto"
+        )
+    if cards and len(cards) < 2:
+        raise RecipeError(
+            "topology: split needs two GPUs, one that rolls out and one that trains: use colocate"
+        )
+    replicas = recipe.replicas or max(1, len(cards) // 2)
+    if cards and replicas >= len(cards):
+        raise RecipeError(
+            f"replicas: {replicas} leave none of {len(cards)} GPUs to train: set {len(cards) - 1} at most"
+        )
+    training = _most(recipe, len(cards) - replicas) if cards else recipe.processes
+    if cards and training + replicas > len(cards):
+        raise RecipeError(
+            f"processes: {training} and replicas: {replicas} need a GPU each of {len(cards)}: lower one"
+        )
+    return Topology("split", training, tuple(cards), replicas, why)
+
+
+def settled(recipe: Recipe, topology: Topology, urls: Sequence[str] = ()) -> dict[str, Any]:
+    """The recipe that one of the processes works with; ``urls`` are the servers that were started for it."""
+    changes: dict[str, Any] = {"processes": topology.processes}
+    if urls:
+        changes |= {"engine": "server", "server_urls": ",".join(urls)}
+    return recipe.everything() | changes

@@ -1,0 +1,204 @@
+"""Drawing by code, as in arc25 (iterations 4 to 6): write the program that makes one grid into another.
+
+``draft`` makes a random drawing; ``target`` the ones that single-task training is about: 9 vertical lines,
+and 12, 16, 20 or 25 squares of two by two cells. ``relabel`` makes of what a program did draw the task that
+asks for it. Points are (x, y), rectangles hold both corners, and what lies outside the grid is not drawn.
+Leaves out running programs (verifiers.programs) and training (training.until_solved).
+"""
+
+import dataclasses
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Iterable
+from itertools import cycle, product
+
+from agentkit.records import Picture, SuiteError, Task, Trajectory
+from agentkit.tasks.relabel import relabel_code
+from agentkit.tools.corpus import Corpus
+from agentkit.verifiers.grids import as_rows, drawn_in
+
+TIMEOUT_S = 1.0  # of a program, as in arc25
+LINES = "lines"  # the name of 9 vertical lines
+SQUARES = {12: (6, 8), 16: (8, 8), 20: (10, 8), 25: (10, 10)}  # their number: rows and columns of the grid
+SIDES, MOST_STROKES = (3, 10), 8  # of random drawings
+
+Grid = list[list[int]]
+
+
+# ---- the language: these functions are also the source that comes before every program
+def create_img(shape, color):
+    """A grid of one colour; shape is (rows, columns)."""
+    return [[color] * shape[1] for _ in range(shape[0])]
+
+
+def draw_pixel(img, point, color):
+    """One cell; a point is (x, y)."""
+    return draw_rectangle(img, point, point, color)
+
+
+def draw_rectangle(img, point1, point2, color):
+    """All cells between two corners, which belong to it."""
+    (x1, x2), (y1, y2) = sorted((point1[0], point2[0])), sorted((point1[1], point2[1]))
+    for row in img[max(y1, 0) : max(y2 + 1, 0)]:
+        for x in range(max(x1, 0), min(x2 + 1, len(row))):
+            row[x] = color
+    return img
+
+
+def draw_line(img, point1, point2, color):
+    """The cells of a straight line between two points."""
+    (x1, y1), (x2, y2) = point1, point2
+    steps = max(abs(x2 - x1), abs(y2 - y1), 1)
+    for i in range(steps + 1):
+        draw_pixel(img, (round(x1 + (x2 - x1) * i / steps), round(y1 + (y2 - y1) * i / steps)), color)
+    return img
+
+
+def draw_horizontal_line(img, y, color):
+    """A whole row."""
+    return draw_rectangle(img, (0, y), (len(img[0]) - 1, y), color)
+
+
+def draw_vertical_line(img, x, color):
+    """A whole column."""
+    return draw_rectangle(img, (x, 0), (x, len(img) - 1), color)
+
+
+LANGUAGE = (
+    create_img, draw_line, draw_rectangle, draw_horizontal_line, draw_vertical_line, draw_pixel
+)  # fmt: skip
+SETUP = "\n".join(map(inspect.getsource, LANGUAGE))
+SYSTEM_PROMPT = "Write task(img), which draws the output and returns it, with " + ", ".join(
+    f"{function.__name__}{inspect.signature(function)}" for function in LANGUAGE
+)
+
+
+class DrawingEnvironment:
+    """No tools: the answer is the program."""
+
+    system_prompt = SYSTEM_PROMPT
+
+    def reset(self, **row) -> None:
+        """Nothing to reset."""
+
+    @classmethod
+    def render(cls, task: Task, trajectory: Trajectory, turn: int) -> Picture | None:
+        """What was asked and, after the last turn, what the verifier saw drawn."""
+        if turn + 1 < len(trajectory.turns):
+            return None
+        drawn = drawn_in(trajectory.why)
+        asked = {"asked": task.verifier["tests"][0][1]}
+        return Picture(asked | ({"drawn": drawn} if drawn else {}))
+
+
+# ---- tasks
+def asking(grid: Grid, program: str, blank: Grid, name: str = "") -> Task:
+    """The task to draw a grid on a blank one. Raises SuiteError where there is nothing to draw."""
+    if grid == blank:
+        raise SuiteError("a drawing that is as blank as the grid it starts from asks for nothing")
+    sides = [f"grid shape: {len(one)}x{len(one[0])}\n{as_rows(one)}" for one in (blank, grid)]
+    verifier = {
+        "kind": "code",
+        "entry": "task",
+        "setup": SETUP,
+        "tests": [[[blank], grid]],
+        "timeout_s": TIMEOUT_S,
+    }
+    digest = hashlib.sha256(sides[1].encode()).hexdigest()[:10]
+    meta = {"plan": [], "template": name or f"{program.count('draw')} strokes"}
+    prompt = f"Input, {sides[0]}\nOutput, {sides[1]}"
+    return Task(f"drawing-{name or digest}", prompt, program, verifier, "drawing", tools=(), meta=meta)
+
+
+def program_of(strokes: list[str]) -> str:
+    """Strokes, as calls without img, as a program."""
+    body = "".join(f"    {stroke.replace('(', '(img, ', 1)}\n" for stroke in strokes)
+    return f"def task(img):\n{body}    return img"
+
+
+def _drawn(strokes: list[str], blank: Grid) -> Grid:
+    """What strokes of our own give: they are never a model's."""
+    scope = {function.__name__: function for function in LANGUAGE} | {"img": [[*row] for row in blank]}
+    for stroke in strokes:
+        exec(stroke.replace("(", "(img, ", 1), {"__builtins__": {}}, scope)
+    return scope["img"]
+
+
+def _of_strokes(strokes: list[str], shape: tuple[int, int], name: str = "") -> Task:
+    blank = create_img(shape, 0)
+    return asking(_drawn(strokes, blank), program_of(strokes), blank, name)
+
+
+def target(name: str) -> Task:
+    """One of the drawings that single-task training is about: "lines", "12", "16", "20" or "25"."""
+    if name == LINES:
+        return _of_strokes([f"draw_vertical_line({x}, {x + 1})" for x in range(9)], (9, 9), LINES)
+    if not name.isdecimal() or int(name) not in SQUARES:
+        raise SuiteError(f"there is no drawing {name[:40]!r}: use {LINES}, {', '.join(map(str, SQUARES))}")
+    rows, columns = SQUARES[int(name)]
+    corners, colours = product(range(0, columns, 2), range(0, rows, 2)), cycle(range(1, 10))
+    strokes = [
+        f"draw_rectangle(({x}, {y}), ({x + 1}, {y + 1}), {c})"
+        for (x, y), c in zip(corners, colours, strict=False)
+    ]
+    return _of_strokes(strokes, (rows, columns), name)
+
+
+def draft(corpus: Corpus, rng: random.Random) -> Task | None:
+    """A random drawing in one to MOST_STROKES strokes; None where a later stroke hides an earlier one."""
+    rows, columns = rng.randint(*SIDES), rng.randint(*SIDES)
+    strokes = [_stroke(rng, rows, columns) for _ in range(rng.randint(1, MOST_STROKES))]
+    blank = create_img((rows, columns), 0)
+    grid = _drawn(strokes, blank)
+    if any(_drawn([*strokes[:i], *strokes[i + 1 :]], blank) == grid for i in range(len(strokes))):
+        return None
+    return asking(grid, program_of(strokes), blank)
+
+
+def _stroke(rng: random.Random, rows: int, columns: int) -> str:
+    def point() -> tuple[int, int]:
+        return rng.randrange(columns), rng.randrange(rows)
+
+    def near(x: int, y: int) -> tuple[int, int]:
+        return min(x + rng.randint(0, 3), columns - 1), min(y + rng.randint(0, 3), rows - 1)
+
+    colour, corner = rng.randint(1, 9), point()
+    makers: list[Callable[[], str]] = [
+        lambda: (
+            f"draw_line({corner}, {rng.choice([(corner[0], point()[1]), (point()[0], corner[1])])}, {colour})"
+        ),
+        lambda: f"draw_rectangle({corner}, {near(*corner)}, {colour})",
+        lambda: f"draw_horizontal_line({corner[1]}, {colour})",
+        lambda: f"draw_vertical_line({corner[0]}, {colour})",
+        lambda: f"draw_pixel({corner}, {colour})",
+    ]
+    return rng.choice(makers)()
+
+
+def relabel(task: Task, trajectory: Trajectory) -> Task | None:
+    """The task to draw what a trajectory's program drew, in as few lines; None where it drew nothing."""
+    solved = relabel_code(task, trajectory)
+    if solved is None:
+        return None
+    ((given,), grid), *_ = solved.verifier["tests"]
+    if as_rows(grid) is None or grid == given:
+        return None
+    asked = asking(grid, solved.answer, given)
+    return dataclasses.replace(asked, id=solved.id, meta=asked.meta | solved.meta | {"plan": []})
+
+
+def drafts(count: int, seed: int, without: Iterable[Task] = ()) -> list[Task]:
+    """So many different random drawings, none of which is one of ``without``."""
+    corpus, rng, seen, found = (
+        Corpus.open(),
+        random.Random(f"{seed}-drawing"),
+        {t.prompt for t in without},
+        [],
+    )
+    while len(found) < count:
+        task = draft(corpus, rng)
+        if task and task.prompt not in seen:
+            seen.add(task.prompt)
+            found.append(task)
+    return found

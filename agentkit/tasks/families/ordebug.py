@@ -1,0 +1,352 @@
+"""Family ordebug: an infeasible linear or mixed-integer program, to be repaired where it was mistyped.
+
+After OR-debug (arXiv 2601.21008): actions get_iis, drop_constraint, relax_constraint and submit, nine kinds
+of fault A to I. What was published beside it names the letters only; what they stand for here is in FAULTS. A
+program with a known optimum gets a fault that makes it infeasible; each line still says what was meant, so
+that one repair is right, and a draft where another one would keep the optimum too is no task. Leaves out the
+rewards (rewards.repairs), and who judges (verifiers.repairs).
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from random import Random
+from typing import Any
+
+from agentkit.records import Table, Task, Trajectory
+from agentkit.tools import linear
+from agentkit.tools.corpus import Corpus
+from agentkit.tools.runtime import tool
+from agentkit.trajectories import results_of
+from agentkit.verifiers.repairs import replayed
+
+REPAIRS = ("drop_constraint", "relax_constraint")
+TOOLS = ("get_iis", *REPAIRS, "submit")
+SENSES = {"cap": "<=", "need": ">=", "tie": "="}
+ASKED = "Repair this program."
+
+
+class RepairEnvironment:
+    """A program to repair.
+
+    Each repair is answered with the conflict that is left. A submission is judged, and then the program is as
+    it was at first, so that one may try again.
+    """
+
+    system_prompt = (
+        "A line of this program was mistyped, so it has no solution. Each line says what was meant (cap: at "
+        "most, need: at least, tie: exactly, old: remove) and what was typed. Repair only what is wrong, "
+        'submit, and end with a line "Answer: ..." that gives the optimum.'
+    )
+
+    def reset(self, prompt: Any = "", answer: str = "", planted: Any = (), **row: Any) -> None:
+        """The program in the question. Raises ValueError where there is none."""
+        self._text = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+        self._optimum, self._planted = float(answer), tuple(planted)
+        self._names = linear.read(self._text).names
+        self._repairs: linear.Repairs = {}
+
+    @tool(timeout_s=120)
+    def get_iis(self) -> str:
+        """List constraints in conflict."""
+        return self._conflict(self._repairs)
+
+    @tool(timeout_s=120)
+    def drop_constraint(self, name: str) -> str:
+        """Remove a constraint.
+
+        Args:
+            name: Its name.
+        """
+        return self._repair(name, None)
+
+    @tool(timeout_s=120)
+    def relax_constraint(self, name: str, amount: float) -> str:
+        """Loosen a constraint.
+
+        Args:
+            name: Its name.
+            amount: By how much.
+        """
+        return self._repair(name, amount)
+
+    @tool(timeout_s=120)
+    def submit(self) -> str:
+        """Submit the repairs."""
+        arguments = self._text, linear.frozen(self._repairs), self._optimum, self._planted
+        reply = linear.apart(linear.outcome_of, *arguments)
+        self._repairs = {}
+        return reply
+
+    @classmethod
+    def render(cls, task: Task, trajectory: Trajectory, turn: int) -> Table:
+        """The program after a turn: what is dropped or relaxed, and what a tool said is in conflict."""
+        results = [result for each in trajectory.turns[: turn + 1] for result in each.results if result.ok]
+        repairs, _ = replayed(linear.read(task.prompt).names, results)
+        told = results[-1].observation if results and results[-1].name != "submit" else "[]"
+        conflict = json.loads(told)
+        return Table(
+            ("program", "state"),
+            tuple((line, _state(line, repairs, conflict)) for line in task.prompt.splitlines()[1:]),
+        )
+
+    def _repair(self, name: str, amount: float | None) -> str:
+        before = self._repairs
+        repairs = linear.changed(self._names, before, name, amount)
+        reply = self._conflict(repairs)
+        if self._repairs is before:  # else this call ran out of time, and others came since
+            self._repairs = repairs  # only where the call went well: the verifier replays those
+        return reply
+
+    def _conflict(self, repairs: linear.Repairs) -> str:
+        return linear.apart(linear.conflict_in, self._text, linear.frozen(repairs))
+
+
+def _state(line: str, repairs: linear.Repairs, conflict: Sequence[str]) -> str:
+    name = line.split(" ")[0]
+    amount = repairs.get(name, 0.0)
+    repaired = "dropped" if amount is None else f"relaxed by {linear.plain(amount)}" if amount else ""
+    return ", ".join(filter(None, [repaired, "✗ in conflict" if name in conflict else ""]))
+
+
+# ---- what its trajectories are measured by
+def recovered(turns: int) -> Callable[[Task, Trajectory], float | None]:
+    """RR@k: whether the program is repaired by a submission in one of the first ``turns`` turns."""
+
+    def within(task: Task, trajectory: Trajectory) -> float | None:
+        if trajectory.success is None:
+            return None
+        last = max(
+            (i for i, t in enumerate(trajectory.turns, 1) if any(r.name == "submit" for r in t.results)),
+            default=0,
+        )
+        return float(trajectory.success == 1.0 and last <= turns)
+
+    return within
+
+
+def diagnosed(task: Task, trajectory: Trajectory) -> float | None:
+    """Whether the first repair is of a constraint that is wrong; 0 where nothing is repaired."""
+    if trajectory.success is None or "planted" not in task.meta:
+        return None
+    first = next((r for r in results_of(trajectory) if r.name in REPAIRS and r.ok), None)
+    return float(first is not None and first.arguments.get("name") in task.meta["planted"])
+
+
+MEASURES = {"RR@5": recovered(5), "RR@20": recovered(20), "diagnosis accuracy": diagnosed}
+
+
+# ---- programs that are right
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What was meant, and what was typed: the same, until a fault is planted."""
+
+    kind: str  # cap, need, tie, or old: to be removed
+    terms: tuple[tuple[int, str], ...]  # coefficient and variable
+    meant: int
+    sense: str = ""
+    typed: int | None = None
+
+    def text(self, name: str) -> str:
+        note = "old" if self.kind == "old" else f"{self.kind} {self.meant}"
+        typed = self.meant if self.typed is None else self.typed
+        return f"{name} {note}: {summed(self.terms)} {self.sense or SENSES[self.kind]} {typed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    objective: tuple[tuple[int, str], ...]  # to be maximised
+    lines: tuple[Line, ...]
+    whole: bool = False  # whether its variables are integers
+
+    def text(self) -> str:
+        rows = [line.text(f"c{number}") for number, line in enumerate(self.lines, 1)]
+        integer = [f"integer {', '.join(v for _, v in self.objective)}"] * self.whole
+        return "\n".join([f"max {summed(self.objective)}", *rows, *integer])
+
+
+def summed(terms: tuple[tuple[int, str], ...]) -> str:
+    """3x + 2y - z."""
+    words = (f"{'-' if k < 0 else '+'} {'' if abs(k) == 1 else abs(k)}{v}" for k, v in terms)
+    return " ".join(words).removeprefix("+ ")
+
+
+def model(rng: Random, variables: str, more: int) -> Model:
+    """A program that is right: a cap and a need for each variable, a cap on their sum, ``more`` caps."""
+    objective = tuple(zip(rng.sample(range(1, 10), len(variables)), variables, strict=True))
+    lines = [Line("cap", ((1, v),), rng.randint(11, 49)) for v in variables]
+    lines += [Line("need", ((1, v),), rng.randint(2, 9)) for v in variables]
+    total = sum(line.meant for line in lines if line.kind == "cap")
+    lines.append(Line("cap", tuple((1, v) for v in variables), rng.randint(total // 2, total + 9)))
+    for _ in range(more):
+        terms = tuple((rng.randint(1, 4), v) for v in sorted(rng.sample(variables, 2)))
+        lines.append(Line("cap", terms, rng.randint(40, 160)))
+    return Model(objective, tuple(lines), rng.random() < 0.2)
+
+
+# ---- faults
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A line as it was meant, None where none was, and as it was typed; what repairs it where they differ."""
+
+    right: Line | None
+    wrong: Line
+    amount: float | None = None  # of the relaxation; None: it is to be dropped
+
+    @property
+    def faulty(self) -> bool:
+        return self.right != self.wrong
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    words: str
+    of: str  # the kind of line it befalls; "" where it adds one
+    plant: Callable[[Random, Line], Planted]
+
+
+def _flipped(rng: Random, line: Line) -> Planted:
+    return Planted(line, replace(line, sense=">="))
+
+
+def _digit_more(rng: Random, line: Line) -> Planted:
+    more = 10 * rng.randint(1, 5)
+    return Planted(line, replace(line, typed=line.meant + more), more)
+
+
+def _digit_less(rng: Random, line: Line) -> Planted:
+    first = 10 ** (len(str(line.meant)) - 1)
+    less = line.meant // first * first
+    return Planted(line, replace(line, typed=line.meant - less), less)
+
+
+def _outdated(rng: Random, line: Line) -> Planted:
+    above = line.kind == "cap"
+    typed = line.meant + rng.randint(2, 30) if above else rng.randint(1, max(1, line.meant - 1))
+    return Planted(None, Line("old", line.terms, typed, ">=" if above else "<="))
+
+
+def _equal(rng: Random, line: Line) -> Planted:
+    return Planted(line, replace(line, sense="="))
+
+
+def _minus_lost(rng: Random, line: Line) -> Planted:
+    (_, one), (_, other), *_ = rng.sample(line.terms, len(line.terms))
+    difference = Line("need", ((1, one), (-1, other)), -rng.randint(11, 49))
+    return Planted(difference, replace(difference, typed=-difference.meant))
+
+
+def _other_unit(rng: Random, line: Line) -> Planted:
+    return Planted(line, replace(line, typed=100 * line.meant))
+
+
+def _odd(rng: Random, line: Line) -> Planted:
+    meant = 2 * rng.randint(max(8, line.meant // 2), line.meant)
+    tie = Line("tie", tuple((2, v) for _, v in line.terms), meant)
+    return Planted(tie, replace(tie, typed=meant - 1), 1)
+
+
+FAULTS = {
+    "A": Fault("the sense is turned round", "cap", _flipped),
+    "B": Fault("a digit too many before the number", "need", _digit_more),
+    "C": Fault("the first digit is missing", "cap", _digit_less),
+    "D": Fault("a line that should have been removed", "", _outdated),
+    "E": Fault("an equation in place of a limit", "cap", _equal),
+    "F": Fault("a minus is lost", "", _minus_lost),
+    "G": Fault("a number in another unit", "need", _other_unit),
+    "H": Fault("whole numbers that cannot add up", "", _odd),
+    "I": Fault("two faults at once", "", _outdated),  # of the kinds in PAIRED
+}
+PAIRED = "ABCDEG"
+TRIES = 60  # at one kind, before another is drawn
+
+
+def draft(corpus: Corpus, rng: Random) -> Task | None:
+    """A program of two variables and five or six lines."""
+    return _draft(rng, "xy", 0)
+
+
+def draft_wide(corpus: Corpus, rng: Random) -> Task | None:
+    """A program of three to five variables and eight to fifteen lines."""
+    return _draft(rng, "xyzuv"[: rng.randint(3, 5)], rng.randint(1, 4))
+
+
+def _draft(rng: Random, variables: str, more: int) -> Task | None:
+    letter = rng.choice(sorted(FAULTS))
+    letters = rng.sample(PAIRED, 2) if letter == "I" else [letter]
+    tries = (_task(letter, *_planted(rng, letters, model(rng, variables, more))) for _ in range(TRIES))
+    return next(filter(None, tries), None)
+
+
+def _planted(rng: Random, letters: list[str], right: Model) -> tuple[Model, list[Planted]]:
+    """The program that is right, and its lines in a new order with a fault of each of these kinds."""
+    lines = [Planted(line, line) for line in right.lines]
+    for fault in map(FAULTS.get, letters):
+        whole = [each for each in lines if not each.faulty]
+        fits = [each for each in whole if each.wrong.kind == fault.of]
+        sums = [each for each in whole if len(each.wrong.terms) > 1]
+        chosen = rng.choice(fits or (sums if fault.plant in (_minus_lost, _odd) else whole))
+        lines = [each for each in lines if each is not chosen or not fault.of]
+        lines.append(fault.plant(rng, chosen.wrong))
+    rng.shuffle(lines)
+    meant = tuple(each.right for each in lines if each.right is not None)
+    return replace(right, lines=meant, whole=right.whole or "H" in letters), lines
+
+
+def _task(letter: str, right: Model, lines: list[Planted]) -> Task | None:
+    """The task, or None where its fault does no harm, or another repair would do as well."""
+    text = replace(right, lines=tuple(each.wrong for each in lines)).text()
+    gold = {f"c{i}": each.amount for i, each in enumerate(lines, 1) if each.faulty}
+    program, (status, optimum) = linear.read(text), linear.solve(linear.read(right.text()))
+    if status != "optimal" or not isinstance(linear.plain(optimum), int) or linear.feasible(program):
+        return None
+
+    def keeps(repairs: linear.Repairs) -> bool:
+        status, value = linear.solve(program.repaired(repairs))
+        return status == "optimal" and linear.same(value, optimum)
+
+    if not keeps(gold) or any(keeps(gold | {name: None}) for name, amount in gold.items() if amount):
+        return None
+    iis = linear.conflict(program)
+    steps = list(_steps(program, gold, iis))
+    instead = [
+        gold | {step["arguments"]["name"]: 0.0, wrong["name"]: None}
+        for step in steps
+        for wrong in step["wrong"]
+        if wrong["name"] not in gold
+    ]
+    if len(steps) < len(gold) or (len(iis) < 2 and letter != "H") or any(map(keeps, instead)):
+        return None
+    played = product(*([step["arguments"], *step["wrong"]] for step in steps))
+    tries = [{each["name"]: each.get("amount") for each in own} for own in played]  # the first is right
+    reply, *replies = (
+        linear.outcome_of(text, linear.frozen(repairs), optimum, tuple(gold)) for repairs in tries
+    )
+    if not json.loads(reply)["preserved"]:
+        return None
+    plan = [{"tool": "get_iis", "arguments": {}, "expect": json.dumps(iis)}, *steps]
+    plan.append({"tool": "submit", "arguments": {}, "expect": reply})
+    answer, planted = str(linear.plain(optimum)), sorted(gold)
+    meta = {"template": letter, "case": f"{letter}: {FAULTS[letter].words}", "plan": plan, "iis": iis}
+    meta |= {"planted": planted, "constraints": program.names}
+    meta["answer_if"] = dict.fromkeys(replies, "none") | {reply: answer}
+    verifier = {"kind": "repair", "planted": planted}
+    return Task("", f"{ASKED}\n{text}", answer, verifier, tools=TOOLS, meta=meta)
+
+
+def _steps(program: linear.Program, gold: linear.Repairs, left: list[str]) -> Iterator[dict[str, Any]]:
+    """The expert's repairs, each when a conflict names its line, and what a careless one does instead."""
+    done: dict[str, float | None] = {}
+    while wrong := [name for name in left if name in gold and name not in done]:
+        name, amount = wrong[0], gold[wrong[0]]
+        by = {} if amount is None else {"amount": amount}
+        others = [{"name": other} | by for other in left if other not in gold]
+        done[name] = amount
+        left = linear.conflict(program.repaired(done))
+        step = {
+            "tool": REPAIRS[amount is not None],
+            "arguments": {"name": name} | by,
+            "expect": json.dumps(left),
+        }
+        yield step | {"wrong": others or [{"name": name, "amount": 3}] * bool(by)}

@@ -1,0 +1,74 @@
+"""GRPO-TCR's five sources in small: rows of Open-AgentRL's schema, drafted here for a rehearsal.
+
+Each is a task of family C written as a row of that source and read back by the code that reads the real ones:
+questions for the three of mathematics, functions for the two of programming, tested as TACO and as LeetCode
+write it. Leaves out the real problems, which ``agentkit hub open_agentrl`` loads.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from random import Random
+from typing import Any
+
+from agentkit.records import Task, Trajectory
+from agentkit.tasks.families import code
+from agentkit.tasks.family import Draft
+from agentkit.tasks.public import rows
+from agentkit.tools.corpus import Corpus
+from agentkit.trajectories import results_of, wholly_right
+
+TRIES = 200  # drafts of family C until one is of the kind asked for
+STEPS = {"deepscaler": (1, 2), "numina_math": (3,), "omni_math": (4, 5)}  # in the chain that is asked about
+
+
+def draft(source: str, corpus: Corpus, rng: Random) -> Task | None:
+    """A task of this source, with the plan by which an expert solves it."""
+    drafts = filter(None, (code.draft(corpus, rng) for _ in range(TRIES)))
+    made = next((task for task in drafts if _fits(source, task)), None)
+    if made is None:
+        return None
+    task = rows.SOURCES["open_agentrl"].convert(as_row(source, made))
+    plan = [step | {"tool": task.tools[0]} for step in made.meta["plan"]]
+    return replace(task, id="", answer=made.answer, meta=made.meta | {"plan": plan})
+
+
+def _fits(source: str, task: Task) -> bool:
+    _, length, *question = task.meta["template"].split()
+    return bool(question) == (source in STEPS) and int(length) in STEPS.get(source, (int(length),))
+
+
+def as_row(source: str, task: Task) -> dict[str, Any]:
+    """A task of family C as a row of Open-AgentRL."""
+    tests = task.verifier.get("tests", ())
+    match source:
+        case "taco_code":
+            given, gives = [x for x, _ in tests], [[y] for _, y in tests]  # APPS wraps what is returned
+            truth = json.dumps({"inputs": given, "outputs": gives, "fn_name": task.verifier["entry"]})
+        case "leetcode_code":
+            asserts = [f"    assert candidate({', '.join(map(repr, x))}) == {y!r}" for x, y in tests]
+            truth = "\n".join(["def check(candidate):", *asserts, "", f"check({task.verifier['entry']})"])
+        case _:
+            truth = task.answer
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": task.prompt}],
+        "ability": "math" if source in STEPS else "code",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {},
+    }
+
+
+def accuracy(task: Task, trajectory: Trajectory) -> float | None:
+    """Right, for a program in all of its tests; success is the share of them."""
+    return wholly_right(trajectory)
+
+
+def called(task: Task, trajectory: Trajectory) -> float:
+    """Whether a tool was called at all."""
+    return float(bool(results_of(trajectory)))
+
+
+DRAFTS: Mapping[str, Draft] = {name: partial(draft, name) for name in (*STEPS, "taco_code", "leetcode_code")}
+MEASURES = {"accuracy": accuracy, "called a tool": called}

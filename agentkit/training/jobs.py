@@ -1,0 +1,50 @@
+"""The jobs of notebooks 02, 03 and 05: each the same function in this process or in several together.
+
+They take the lab, the run and somebody to tell metrics, and leave what they made in the run's files, written
+by the first process. Leaves out who does them (launch) and preflight (preflight.look).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from agentkit.lab import Lab
+from agentkit.policies.loading import agent_of, make_policy
+from agentkit.runs import Run, read_trajectories
+from agentkit.training import sft
+from agentkit.training.controls import train_control
+from agentkit.training.launch import DEMONSTRATIONS
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def cold_start(lab: Lab, run: Run, tell: Tell) -> dict[str, Any]:
+    """Fine-tune the agent on the demonstrations that the notebook left in the run."""
+    agent, tokenizer = agent_of(run, lab.recipe, "base")
+    shown = read_trajectories(run.file(DEMONSTRATIONS))
+    return {"log": sft.cold_start(agent, tokenizer, shown, lab.recipe, run.file("sft"))}
+
+
+def measure(lab: Lab, run: Run, tell: Tell, name: str, sift: bool = False) -> dict[str, Any]:
+    """Measure a policy of the run on its test, and sift the training tasks by it where that is asked for."""
+    suite = lab.load(run)
+    agent, tokenizer = agent_of(run, lab.recipe, name)
+    with make_policy(agent, tokenizer, name, lab.recipe) as policy:
+        lab.measure(run, policy, suite.split("test"))
+        return {"sifted": lab.sift(run, policy, suite) if sift else ""}
+
+
+def control(lab: Lab, run: Run, tell: Tell, name: str) -> dict[str, Any]:
+    """Train a control with the recipe of the run, and measure it."""
+    suite = lab.load(run)
+    agent, tokenizer, figures = train_control(name, Lab.of(run), run, lab.train_tasks(suite))
+    with make_policy(agent, tokenizer, name, lab.recipe) as policy:
+        lab.measure(run, policy, suite.split("test"))
+    return {"figures": figures}
+
+
+def train(lab: Lab, run: Run, tell: Tell) -> dict[str, Any]:
+    """GRPO from the SFT reference."""
+    from agentkit.training import grpo  # TRL looks at the device when it is loaded
+
+    agent, tokenizer = agent_of(run, lab.recipe, "sft")
+    return grpo.train(lab.trainer(agent, tokenizer, lab.load(run), run, on_metrics=tell))

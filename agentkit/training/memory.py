@@ -1,0 +1,259 @@
+"""How much memory a recipe's update and rollouts need, before anything is loaded.
+
+The model's own code runs on tensors that have shapes and no content, with LoRA, autocast and checkpointing
+as in training, and what is alive is counted: so any architecture is planned for, and no formula has to follow
+it. Leaves out what kernels need for themselves and what an allocator loses between its blocks (MARGIN).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from peft import get_peft_model
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from agentkit.nano import model_path
+from agentkit.policies.slots import GROWTH, token_bytes, unkept
+from agentkit.policies.transformers import PREFILL_TOKENS
+from agentkit.policies.vllm import can_sleep
+from agentkit.records import RecipeError
+from agentkit.runs.recipe import Recipe
+from agentkit.training.adapters import lora
+from agentkit.training.prefix import CHUNK_ELEMENTS, chunked_logprobs
+from agentkit.training.trainers import checkpoints
+
+PROMPT = 1024  # tokens of system prompt, tools and question
+SIZES = (24, 48, 80, 141)  # GB of GPUs
+MARGIN = 1.1  # of what is counted
+# Bytes that an engine keeps while it sleeps: CUDA graphs, workspaces, the buffer of logits. Never measured:
+# sleep mode needs CUDA. A round figure above the 0.5 to 1 GB that such graphs are reported to take.
+ASLEEP = 2e9
+GB = 1e9
+UNMASKED = "agentkit_unmasked"  # SDPA without the masks that transformers makes where a model is only traced
+
+
+class Alive(TorchDispatchMode):
+    """Bytes of the storages that are alive, counted at every operation within; ``peak`` is the most."""
+
+    def __init__(self, known: Iterable[torch.Tensor] = ()):
+        super().__init__()
+        self.peak = self._alive = 0
+        self._seen: set[int] = set()
+        for tensor in known:
+            self._add(tensor)
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self._alive += size
+        self.peak = max(self.peak, self._alive)
+        weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self._alive -= size
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, torch.Tensor):
+                self._add(value)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What one process needs on its GPU, in bytes, without MARGIN."""
+
+    weights: float
+    update_fixed: float  # of an update: weights, adapter, optimiser
+    update_row: float  # and of each trajectory of a micro-batch
+    rollouts: float  # weights and reading prompts; 0 where an engine brings its own share
+    engine_share: float  # of the GPU, that an engine takes, or keys and values of engine transformers at most
+    micro_batch: int  # trajectories in one, or as many as its tokens can hold
+    row_tokens: int = 0  # of a trajectory, where micro_batch_tokens is set
+    kept: float = 0.0  # keys and values of all trajectories that are sampled together
+    sleeps: bool = False  # the engine gives its share back during the update
+    cached: float = 0.0  # keys and values of one trajectory, the least that an engine of its own must hold
+
+    def update(self, micro_batch: int | None = None) -> float:
+        """Bytes at the peak of an update, with MARGIN."""
+        return (self.update_fixed + (micro_batch or self.micro_batch) * self.update_row) * MARGIN
+
+    def sampling(self, size_gb: float) -> float:
+        """Bytes at the peak of rollouts on a GPU of this size, with MARGIN."""
+        share = self.engine_share * size_gb * GB
+        if self.rollouts:
+            return self.rollouts * MARGIN + min(self.kept * MARGIN, share or self.kept * MARGIN)
+        return self.weights * MARGIN + share
+
+    def needed(self, size_gb: float, micro_batch: int | None = None) -> float:
+        """Bytes at the most, on a GPU of this size."""
+        beside = 0.0 if self.rollouts else self.engine_share * size_gb * GB  # what the engine keeps
+        beside = min(beside, ASLEEP) if self.sleeps else beside
+        return max(self.update(micro_batch) + beside, self.sampling(size_gb))
+
+    def advice(self, size_gb: float) -> str:
+        """Whether it fits a GPU of this size, and what to change where it does not."""
+        room, share = size_gb * GB, self.engine_share * size_gb * GB
+        least = (self.weights + self.cached) * MARGIN
+        if self.cached and self.engine_share and not self.rollouts and share < least:
+            wanted = math.ceil(100 * least / room) / 100
+            holds = (
+                f"engine_memory: {self.engine_share:g} is {share / GB:.1f} GB, and the engine's weights with "
+                f"one trajectory take {least / GB:.1f}"
+            )
+            return f"{holds}: engine_memory: {wanted:g}" if wanted < 0.95 else f"{holds}: a smaller model"
+        if self.needed(size_gb) <= room:
+            return "fits"
+        fitting = [n for n in range(1, self.micro_batch) if self.needed(size_gb, n) <= room]
+        if fitting and self.row_tokens:
+            return f"micro_batch_tokens: {fitting[-1] * self.row_tokens}"
+        if fitting:
+            return f"micro_batch: {fitting[-1]}"
+        if self.update_fixed * MARGIN > room:
+            return "a smaller model, or load_in_4bit with engine: unsloth"
+        return "lower max_tokens" + (" or max_batch" if self.sampling(size_gb) > room else "")
+
+
+def plan(
+    recipe: Recipe, dtype: torch.dtype = torch.bfloat16, config: Any = None, device: str = "cuda"
+) -> MemoryPlan:
+    """The memory plan of a recipe for weights of this data type, on a GPU or ("cpu") in main memory.
+
+    Raises:
+        RecipeError: the model's configuration cannot be read.
+    """
+    config = copy.deepcopy(config) if config else _config(recipe)  # its attention is set here
+    completion = recipe.max_tokens
+    scored = min(completion, recipe.max_turns * recipe.max_turn_tokens)
+    row = PROMPT + completion
+    rows = max(-(-recipe.micro_batch_tokens // row), 1) if recipe.micro_batch_tokens else recipe.micro_batch
+    elements = CHUNK_ELEMENTS[device]
+    one, most = (
+        update_peak(config, recipe, dtype, n, row, scored, elements=elements) for n in (1, max(rows, 2))
+    )
+    each = (most - one) / (max(rows, 2) - 1)
+    own_cache = recipe.engine == "transformers"
+    if own_cache and (why := unkept(config)):
+        raise RecipeError(f"memory is not planned: {why}")
+    weights, prefill = _prefill(config, recipe, dtype)
+    together = min(recipe.max_batch, recipe.prompts_per_step * recipe.group_size // recipe.processes)
+    cached = row * token_bytes(config, dtype)
+    return MemoryPlan(
+        weights=weights,
+        update_fixed=one - each,
+        update_row=each,
+        rollouts=prefill if own_cache else 0.0,
+        engine_share=0.0 if recipe.engine == "server" else recipe.engine_memory,
+        micro_batch=rows,
+        row_tokens=row if recipe.micro_batch_tokens else 0,
+        kept=GROWTH * together * cached if own_cache else 0.0,
+        sleeps=recipe.engine == "vllm" and can_sleep(),
+        cached=0.0 if recipe.load_in_4bit else cached,  # whose weights are counted in 16 bits
+    )
+
+
+def _config(recipe: Recipe) -> Any:
+    try:
+        return AutoConfig.from_pretrained(model_path(recipe.model), local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise RecipeError(
+            f"memory is not planned: the configuration of {recipe.model!r} is not on this machine "
+            f"({str(error)[:80]}). Bring it with: hf download {recipe.model} config.json"
+        ) from None
+
+
+def table(made: MemoryPlan) -> pd.DataFrame:
+    """GB needed on GPUs of several sizes, and what to change where it does not fit."""
+    rows = [(f"{size} GB", made.needed(size) / GB, made.advice(size)) for size in SIZES]
+    return pd.DataFrame(rows, columns=["memory", "needed, GB", "set"]).round(1)
+
+
+def update_peak(
+    config: Any,
+    recipe: Recipe,
+    dtype: torch.dtype,
+    rows: int,
+    tokens: int,
+    scored: int,
+    real: bool = False,
+    elements: int | None = None,
+) -> float:
+    """Bytes at the peak of one optimiser step on ``rows`` trajectories of ``tokens``, ``scored`` of each.
+
+    ``real`` computes it with real tensors, to check the count. ``elements`` are the logits that exist at a
+    time, by default this machine's.
+    """
+    model = _adapted(config, recipe, dtype, real)
+    with _mode(real):
+        _materialize(model, real)
+        if checkpoints(dtype):
+            model.enable_input_require_grads()
+            model.gradient_checkpointing_enable()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(trained)
+        ids = torch.randint(0, config.get_text_config().vocab_size, (rows, tokens))
+        with Alive([*model.parameters(), *model.buffers()]) as alive:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != torch.float32):
+                hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+                states, targets = hidden[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
+                logprobs, _ = chunked_logprobs(model, states, targets, 1.0, False, elements)
+            logprobs.sum().backward()
+            del hidden, states, logprobs
+            optimizer.step()
+    return float(alive.peak)
+
+
+def _prefill(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes of the weights, and at the peak of reading as many prompt tokens as rollouts read at a time."""
+    model = _adapted(config, recipe, dtype, real=False).eval()
+    rows = max(PREFILL_TOKENS // PROMPT, 1)
+    with _mode(real=False), torch.no_grad():
+        _materialize(model, real=False)
+        with Alive([*model.parameters(), *model.buffers()]) as alive:
+            weights = float(alive.peak)
+            model(input_ids=torch.zeros(rows, PROMPT, dtype=torch.int64), use_cache=False, logits_to_keep=1)
+    return weights, float(alive.peak)
+
+
+def _adapted(config: Any, recipe: Recipe, dtype: torch.dtype, real: bool) -> Any:
+    AttentionInterface.register(UNMASKED, sdpa_attention_forward)
+    AttentionMaskInterface.register(UNMASKED, lambda *unused, **also_unused: None)
+    with torch.device("cpu" if real else "meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model.set_attn_implementation(UNMASKED)
+        return get_peft_model(model, lora(recipe)).train()
+
+
+def _mode(real: bool) -> Any:
+    return torch.enable_grad() if real else FakeTensorMode()
+
+
+def _materialize(model: Any, real: bool) -> None:
+    """Give a model without memory parameters that have shapes and no content, tied ones once."""
+    if real:
+        return
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, old in module._parameters.items():
+            if old is not None:
+                new = torch.nn.Parameter(torch.empty(old.shape, dtype=old.dtype), old.requires_grad)
+                module._parameters[name] = made.setdefault(id(old), new)
+        for name, old in module._buffers.items():
+            if old is not None:
+                module._buffers[name] = torch.empty(old.shape, dtype=old.dtype)

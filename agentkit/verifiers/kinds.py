@@ -1,0 +1,176 @@
+"""The kinds of verifier by name, yours among them, and the one way to ask one: check and verify.
+
+A hedge ("1 or 2"), an empty answer and NaN are wrong; None means that the verifier itself could not judge
+(gold data it cannot read, a judge that does not answer), which is excluded from rewards and counted, never 0.
+Leaves out rewards for anything but the answer and the way to it: those are agentkit.rewards.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from numbers import Real
+from typing import Any
+
+from agentkit.records import Score, Task, Trajectory, Unscored
+from agentkit.trajectories import results_of
+from agentkit.verifiers.answer import MAX_ANSWER, MAX_CODE
+from agentkit.verifiers.judge import judge
+from agentkit.verifiers.numbers import numeric
+from agentkit.verifiers.patterns import regex
+from agentkit.verifiers.pictures import picture
+from agentkit.verifiers.programs import code
+from agentkit.verifiers.readings import digits_occur, numbers, phrases, words_occur
+from agentkit.verifiers.repairs import repair
+from agentkit.verifiers.symbolic import symbolic
+from agentkit.verifiers.text import exact
+
+Verifier = Callable[..., Score | float]  # (answer, gold, *, trajectory=None, **options)
+KINDS: dict[str, Verifier] = {
+    "exact": exact,
+    "numeric": numeric,
+    "regex": regex,
+    "symbolic": symbolic,
+    "code": code,
+    "judge": judge,
+    "repair": repair,
+    "picture": picture,
+}
+SHIPPED = frozenset(KINDS)
+_READINGS = {
+    exact: (words_occur, phrases),
+    numeric: (digits_occur, numbers),
+}  # want the answer alone: where it stands in a sentence
+_LIMITS = {"code": MAX_CODE, "symbolic": MAX_CODE}  # a program, or reasoning that ends in a box
+
+
+def register(kinds: Mapping[str, Verifier]) -> None:
+    """Add verifiers of your own, which tasks then name; a kind of yours that is there already is replaced.
+
+    Args:
+        kinds: kind -> function (answer, gold, *, trajectory=None, **options) giving a Score or a number in
+            [0, 1]. A function without the parameter ``trajectory`` is given none.
+
+    Raises:
+        ValueError: a shipped kind's name, or something that cannot be called like this.
+    """
+    for kind, verifier in kinds.items():
+        if kind in SHIPPED:
+            raise ValueError(f"the verifier {kind!r} ships with agentkit: give yours another name")
+        try:
+            inspect.signature(verifier).bind("answer", "gold")
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the verifier {kind!r} cannot be called with (answer, gold): {error}") from None
+    KINDS.update(kinds)
+
+
+def check(
+    kind: str,
+    answer: str | None,
+    gold: str,
+    *,
+    trajectory: Trajectory | None = None,
+    question: str = "",
+    **options: Any,
+) -> Score:
+    """Score one answer against one gold answer.
+
+    Args:
+        kind: one of KINDS.
+        answer: the policy's answer; None and blank are wrong.
+        gold: the gold answer.
+        trajectory: how the policy came to it, for verifiers that look at that.
+        question: what was asked, for verifiers that look at that.
+        **options: the kind's own, such as ``abs_tol`` or ``aliases``.
+
+    Raises:
+        ValueError: unknown kind, or an option that a shipped kind does not take.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"unknown verifier kind {kind!r}: use one of {', '.join(sorted(KINDS))}")
+    if not isinstance(answer, str) or not answer.strip():
+        return Score(0.0, "no answer")
+    limit = _LIMITS.get(kind, MAX_ANSWER)
+    if len(answer) > limit:
+        return Score(0.0, f"an answer of {len(answer)} characters; {limit} is the limit")
+    if gold is None:
+        return Score(None, "there is no gold answer")
+    verifier = KINDS[kind]
+    try:
+        looks_at = _looks_at(verifier)
+        if trajectory is not None and "trajectory" in looks_at:
+            options["trajectory"] = trajectory
+        if question and "question" in looks_at:
+            options["question"] = question
+        score = _as_score(kind, verifier(answer, str(gold), **options))
+        stated = _stated(verifier, answer, str(gold), question, options) if score.value == 0.0 else None
+        return stated or score
+    except Unscored as error:
+        return Score(None, str(error))
+    except Exception as error:
+        if kind in SHIPPED and isinstance(error, TypeError | ValueError):  # an option: the author's mistake
+            raise ValueError(f"verifier {kind!r}: {error}") from None
+        # a verifier that fails must not look like a wrong answer
+        return Score(None, f"verifier failed: {type(error).__name__}: {error}"[:200])
+
+
+def _stated(
+    verifier: Verifier, answer: str, gold: str, question: str, options: Mapping[str, Any]
+) -> Score | None:
+    """The score of what a sentence states, where the verifier wants the answer alone; None if it is wrong."""
+    is_sentence = re.search(r"\s|[\\:<*#]|[^\x00-\x7f]", answer.strip())
+    if not is_sentence or verifier not in _READINGS or options.get("rule", "words") != "words":
+        return None
+    may_state, readings = _READINGS[verifier]
+    if not may_state(answer, gold, **options):
+        return None
+    stated = (text for text in readings(answer, question, gold) if not _repeats(answer, text))
+    scores = (verifier(text, gold, **options) for text in stated)
+    return next((score for score in scores if score.value), None)
+
+
+def _repeats(answer: str, reading: str) -> bool:
+    """Whether it is the reading several times over, which states nothing ("I and I")."""
+    own = reading.casefold().split()
+    given = [word for word in answer.casefold().split() if word != "and"]
+    return len(given) > len(own) > 0 and given == own * (len(given) // len(own))
+
+
+def looks_at_calls(kind: str) -> bool:
+    """Whether this kind of verifier looks at the trajectory, and not at the answer alone."""
+    return kind in KINDS and "trajectory" in _looks_at(KINDS[kind])
+
+
+@lru_cache(maxsize=256)
+def _looks_at(verifier: Verifier) -> frozenset[str]:
+    return frozenset(inspect.signature(verifier).parameters)
+
+
+def _as_score(kind: str, result: object) -> Score:
+    """A verifier's result as a score; None for what is no number in [0, 1]."""
+    score = result if isinstance(result, Score) else Score(result)
+    if score.value is None and score.why:
+        return score
+    if not isinstance(score.value, Real) or not 0.0 <= score.value <= 1.0:  # NaN is not
+        return Score(
+            None, f"the verifier {kind!r} gave {str(result)[:80]}, not a Score or a number in [0, 1]"
+        )
+    return Score(float(score.value), score.why)
+
+
+def verify(task: Task, answer: str | Trajectory | None) -> Score:
+    """Score an answer, or a trajectory and its answer, against a task's gold answer with the task's verifier.
+
+    A trajectory that never got a reply from a tool in ``meta["required_tools"]`` is wrong, whatever it
+    answers.
+    """
+    trajectory = answer if isinstance(answer, Trajectory) else None
+    if trajectory is not None:
+        answer = trajectory.answer
+        used = {result.name for result in results_of(trajectory) if result.ok}
+        if unused := set(task.meta.get("required_tools", ())) - used:
+            return Score(0.0, f"did not use {', '.join(sorted(unused))}, which the task requires")
+    options = dict(task.verifier)
+    kind = options.pop("kind", None)
+    options.setdefault("question", task.prompt)
+    return check(kind, answer, task.answer, trajectory=trajectory, **options)

@@ -1,0 +1,169 @@
+r"""What a whole turn may give as its answer where the answer alone is wanted, in plain words.
+
+"There are **42** students.", "Respuesta: 240 km" and \boxed{\text{XIV}} hold an answer as surely as a line
+"Answer: 42". Leaves out mathematics (frames.py, symbolic.py) and published rules that take a text as it is.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from agentkit.records import Score
+from agentkit.verifiers.frames import classes, closes, expression, is_chat, leads_up, opens
+from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
+from agentkit.verifiers.numbers import amount
+from agentkit.verifiers.statements import affirms, describes, statements, states_box
+from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
+
+_AMOUNT = re.compile(
+    r"(?<!\\)\$(?=-?\d(?:[^$\n\\]|\\.)*(?:\n|\Z|\s\$|\$\d))"
+)  # a dollar that opens no mathematics
+_COUNTED = re.compile(r"([-+$€£\d.,/ ]*\d)\s*([^\d\s](?:\D|(?<=\^)\d|(?<=\^-)\d)*)")  # no second number
+_PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
+_DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
+_WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
+_CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
+_PLAIN = (
+    (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),
+    (re.compile(r"\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}"), r" \1/\2"),
+    (re.compile(r"\\(?:text[a-z]*|math[a-z]+|mbox)\s*\{([^{}]*)\}"), r" \1"),
+    (re.compile(r"\\[ ,;:!]|~|\\q?quad"), " "),
+    (re.compile(r"\\([%$])"), r"\1"),
+    (re.compile(r"\^\{(-?\d+)\}"), r"^\1"),
+)
+
+
+def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
+    """The number that a text gives, also without what it counts where the question asks for that."""
+    has_unit = any((amount(gold) or ("",))[1:])
+    text = _AMOUNT.sub(r"\\$", text)
+    number = expression(text, question)
+    if _PASSAGE.match(text) or (isinstance(number, Score) and "different answers" in number.why):
+        return
+    if isinstance(number, str):
+        number = plain(number)
+        yield number
+        counted = _COUNTED.fullmatch(number)
+        if counted and not has_unit and asked_for(counted[2], question):
+            yield counted[1]
+        words = number.split()
+        several = JOINER.search(number)
+        while (
+            len(words) > 2 and not several and re.search(rf"\bhow {re.escape(words[-1])}\b", question, re.I)
+        ):
+            words.pop()
+            yield " ".join(words)
+    yield from phrases(text, question)
+
+
+def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> bool:
+    """Whether a text can give a number: in notation that is worked out, in another unit, or by its digits."""
+    value, currency, its_unit = amount(gold) or (0, "", "")
+    loose = (
+        options.get("abs_tol")
+        or options.get("rel_tol")
+        or not text.isascii()
+        or re.search(r"[/^]|frac", text)
+    )
+    digits = re.sub(r"\D", "", f"{float(value):.15g}".partition("e")[0]).strip("0")
+    converts = not currency and (unit or its_unit) not in ("", "%")
+    if loose or converts or not digits or len(digits) > 14:
+        return True
+    return any(digits in re.sub(r"\D", "", run[0]) for run in _DIGITS.finditer(text))
+
+
+def words_occur(text: str, gold: str, *, aliases: Iterable[str] = (), **options: Any) -> bool:
+    """Whether all words of a gold answer or an alias occur in a text."""
+    golds = [gold, *([aliases] if isinstance(aliases, str) else aliases)]
+    if not text.isascii() or not all(map(str.isascii, golds)):
+        return True
+    text = text.casefold()
+    return any(
+        all(word in text for word in _WORDS.findall(gold.casefold()) if word not in _SMALL) for gold in golds
+    )
+
+
+def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
+    """Words that a text gives: all that stands behind a frame, up to the text's end, or in its only box.
+
+    So nothing can be said of the words that they do not hold themselves.
+    """
+    whole = plain(text)
+    for words in dict.fromkeys([*map(plain, _worded(text, question)), whole]):
+        if words != whole:
+            yield words
+        yield from _choice(words, question)
+
+
+def _choice(words: str, question: str) -> tuple[str, ...]:
+    """Letter and words of an answer such as "B) Paris" where the question offers that."""
+    choice = _CHOICE.fullmatch(words)
+    if choice is None or re.search(r"(?<!\w)\(?[A-J][).:]\s", choice[2]):  # several options
+        return ()
+    option = rf"\(?{choice[1]}\)?[).:]\s*{re.escape(choice[2])}(?!\w)"
+    return choice.groups() if re.search(option, question, re.IGNORECASE) else ()
+
+
+def _worded(text: str, question: str) -> list[str]:
+    """What the last sentence says behind a frame, up to its end."""
+    whole = masked(text)
+    kept = sentences(whole.text)
+    while len(kept) > 1 and (is_chat(kept[-1]) or describes(kept[-1], whole.formulas, question)):
+        kept.pop()
+    *earlier, last = kept or [""]
+    words = _boxed(last, whole, question) if whole.boxes else _unboxed(last, whole, question)
+    answers = [sentence for sentence in earlier if "answer" in sentence.casefold()]
+    return [] if answers and not _same_answer(answers, words, whole, question) else words
+
+
+def _boxed(last: str, whole: Masked, question: str) -> list[str]:
+    if len(whole.boxes) > 1 or len(IS_BOX.findall(last)) != 1:
+        return []
+    before, after = IS_BOX.split(last)
+    is_framed = leads_up(before, whole.formulas, question) and closes(after, "")
+    return whole.boxes if is_framed or states_box(last, whole.formulas, question) else []
+
+
+def _unboxed(last: str, whole: Masked, question: str) -> list[str]:
+    is_bold = re.fullmatch(r"\*\*[^*]+\*\*\.?", last.strip())
+    last = MARKUP.sub("", STYLE.sub(" ", last))
+    tokens = tokens_of(last)
+    framed = _framed(last, tokens, classes(tokens, whole.formulas, question), question)
+    polar = affirms(last, whole.formulas, question)
+    return (
+        [last] * bool(is_bold)
+        + [polar] * bool(polar)
+        + framed
+        + list(dict.fromkeys(statements(last, whole.formulas, question)))
+    )
+
+
+def _same_answer(answers: list[str], words: list[str], whole: Masked, question: str) -> bool:
+    """Whether what earlier sentences call the answer is what the last one gives."""
+    given = {plain(text).casefold() for text in words}
+    for sentence in answers:
+        stated = [] if IS_BOX.search(sentence) else _unboxed(sentence, whole, question)
+        if stated and given.isdisjoint(plain(text).casefold() for text in stated):
+            return False
+    return True
+
+
+def _framed(last: str, tokens: list[Token], letters: str, question: str) -> list[str]:
+    """What stands behind each frame that a sentence begins with; for a question, one that says "answer"."""
+    starts = [
+        tokens[count - 1][2]
+        for count in range(1, len(tokens))
+        if letters[:count].rstrip(":")[-1:] in ("K", "A")
+        and opens(letters[:count])
+        and (not question or "A" in letters[:count])
+    ]
+    return [last[start:].lstrip(" :：") for start in starts if len(last[:start].strip()) > 2]
+
+
+def plain(text: str) -> str:
+    r"""Mathematics as it is typed: \text{XIV}, 30\% and 1.6 \times 10^{-19}\ \text{C} without markup."""
+    text = text.replace(DOLLAR, "$").replace("{,}", ",").replace(r"\times", "×").replace(r"\cdot", "·")
+    if re.search(r"[\\^~]", text):
+        for pattern, replacement in _PLAIN:
+            text = pattern.sub(replacement, text)
+    return " ".join(text.split()).strip(" *_.。：:`\"'“”")

@@ -1,0 +1,396 @@
+r"""What a sentence says that its question does not: of "So Sara keeps 52 crayons." the number alone.
+
+A statement repeats the question and has the answer where the question asks. So every word of it must be the
+question's own, in the clause that asks, or one of data/frames.txt that says nothing by itself; the one run of
+other words is the answer. "Half of 52", "perhaps 52" and "52 or 60" are then answers as they stand, and
+wrong; "Her brother keeps 52" is about another of the question's words. Leaves out sentences that say more.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+from agentkit.verifiers.masks import DOLLAR, FORMULA, IS_BOX, IS_MASK, MARKUP, MAX_FORMULAS, STYLE, compact
+from agentkit.verifiers.numbers import is_unit
+from agentkit.verifiers.questions import (
+    OPERATORS,
+    PRONOUN,
+    SIGNS,
+    Asked,
+    asked,
+    beside,
+    lexeme,
+    phrases_of,
+    says,
+    silent_words,
+)
+from agentkit.verifiers.words import COMMAS, UNSPACED, WORD, Token, sections, tokens_of
+from agentkit.verifiers.words import SIGNS as POINTS
+
+_CONCLUDES = re.compile(
+    r"[,;，]\s*(?:and\s+)?(?:but\s+|yet\s+|which means (?:that )?|which\s+(?=brings|makes|leaves|gives)"
+    r"|(?=(?:so|thus|hence|therefore|donc|also|daher|entonces|luego|quindi)\b|所以|因此|因而))|[;；]"
+)
+_OPEN = re.compile(
+    r"\b(?:if|suppose|assum\w+|unless|were|would|wh?ether|say|says|said|claims?|wenn|falls|ob|si|wäre|würde)\b|如果|もし",
+    re.IGNORECASE,
+)
+_REASON = re.compile(
+    r"(?:(?:,\s*|\s+|\s*\()(?:because|since|denn|weil|car|porque)|,\s*as)\b(?P<said>[^()]*)\)?\s*\Z",
+    re.IGNORECASE,
+)
+_ASIDE = re.compile(
+    r",\s*(?P<said>(?:which|who|where|located|\w+ing|founded|built|from|a|an|the|one of|though it)\b[^()]*)\Z"
+)
+_NOT = re.compile(r",\s*not\s+(?:the\s+)?(?:[A-Z][\w-]*(?:\s[A-Z][\w-]*)?|-?\d[\d.,]*)\s*\Z")
+_BY_WORKING = re.compile(
+    r"(?P<said>(?:\w{2,}ing|after \w+ing|by|using)\b[^,;:]*?)"
+    r"(?:,\s*|\s(?=we (?:find|get|have|see|obtain)\b))(?=\S)",
+    re.IGNORECASE,
+)
+_SAME = re.compile(  # 6/36, which simplifies to 1/6
+    r"(?:[\ue100-\uf8ff]|\d+/\d+),? which (?:simplifies to|reduces to|equals|is(?: equal to)?|gives) "
+    r"(?=[\ue100-\uf8ff\d])"
+)
+_WORKING = re.compile(  # 48 - 30 =
+    r"(?<![\w.,])(?:[$€£＄]?[\d.,]*\d%?\)?(?:\s?[a-z°]{1,8}(?![a-z]))?\s*[-+*/×·÷−]\s*\(?)+[$€£＄]?[\d.,]*\d%?\)?"
+    r"(?:\s?[a-z°]{1,8}(?![a-z]))?\s*=\s*(?=[-−$€£＄(]?\d)"
+)
+_ARTICLES = frozenset("the a an his her their its all der die das den".split())
+_MONEY = frozenset("$€£¥" + DOLLAR)
+_AROUND = frozenset("* + - / ^ = < > ≠ ≤ ≥".split())
+_VERBS = frozenset("is are was were have has had est ist es è symbol".split())
+_SHAPES = frozenset("square cube profit loss".split())
+_EACH = frozenset("per pro par por".split())
+_BESIDE = frozenset("with for from on".split())
+_THAN = frozenset("than more less fewer".split())
+_POLAR = re.compile(r"(?P<word>yes|no|ja|nein|oui|non|sí)\b[,.:]?\s+(?P<rest>.+)", re.IGNORECASE | re.DOTALL)
+_NEGATION = re.compile(
+    r"\b(?:is|are|was|were|does|do|did|can)n['’]t\b|\b(?:not|nicht|kein\w*|ne|pas)\b", re.IGNORECASE
+)
+_YES = frozenset(("yes", "ja", "oui", "sí"))
+_RELATIONS = frozenset("= < > ≠ ≤ ≥ ^ * + /".split())
+_VARIABLES = frozenset("bfghjkmnpqrstuvwxz")
+_JOIN = frozenset("to and or bis à y et und o ~ - – —".split())
+_SMALL = frozenset("in at on of for to with by the a an".split())
+_TENSE = frozenset("was were had war waren hatte était étaient era eran".split())
+
+
+@lru_cache(maxsize=1)
+def _explaining() -> frozenset[str]:
+    known = sections()
+    explaining = known["about"] | known["school"] | known["working"] | silent_words() | {"twice", "times"}
+    return explaining - known["loose"]
+
+
+@lru_cache(maxsize=1)
+def _leads() -> frozenset[str]:
+    return (sections()["lead"] - sections()["loose"]) | COMMAS
+
+
+def statements(sentence: str, formulas: list[str], question: str) -> Iterator[str]:
+    """What a sentence states as the answer, alone and with words of the question that may belong to it."""
+    text = MARKUP.sub("", STYLE.sub(" ", sentence)).rstrip(" .。!！\n")
+    if not question or IS_BOX.search(sentence) or re.search(r"[?？]\W*\Z", sentence) or len(text) > 600:
+        return
+    said, text = asked(question), _concluded(text)
+    for part in dict.fromkeys((without_asides(text, said), text)):
+        tokens = tokens_of(re.sub(r"(?<=[^\W\d_])-(?=[^\W\d_])", " ", part), phrases_of())
+        known = [
+            _is_known(tokens, position, said, formulas, question) and not _is_option(part, tokens[position])
+            for position in range(len(tokens))
+        ]
+        if all(known):
+            continue
+        first, last = _with_mathematics(tokens, known.index(False), len(known) - known[::-1].index(False))
+        while first and _is_name(part, tokens[first]) and _is_name(part, tokens[first - 1]):
+            if tokens[first - 1][0] in silent_words():
+                break
+            first -= 1
+        last = _with_unit(part, tokens, first, last, said)
+        if _is_statement(tokens, first, last, said, is_part=part != text):
+            yield from _readings(part, tokens, first, last)
+        return
+
+
+def states_box(sentence: str, formulas: list[str], question: str) -> bool:
+    """Whether a sentence ends in its one box and states it: "so the line is \ue000"; no denial in front."""
+    if not question or len(IS_BOX.findall(sentence)) != 1 or len(formulas) >= MAX_FORMULAS:
+        return False
+    value, said = chr(FORMULA + len(formulas)), asked(question)
+    text = MARKUP.sub("", STYLE.sub(" ", IS_BOX.sub(value, sentence))).rstrip(" .:!\n")
+    before, _, after = text.partition(value)
+    ends = [end.end() for end in re.finditer(r"[,;:](?=\s)|\b(?:so|which|thus|hence|therefore)\b", before)]
+    front = before[: ends[-1]] if ends else ""
+    words = {word for word, _, _ in tokens_of(before)}
+    if words & (sections()["twist"] | sections()["loose"]) - {"percent"} or _OPEN.search(before):
+        return False
+    if not explains(front, said) or any(lexeme(word) not in said.counted for word in after.split()):
+        return False
+    if re.search(r"[\d=+*/^]\s*\Z", before):
+        return False
+    clause = before[len(front) :].strip() + " " + value
+    if front.endswith("which") and any(map(says, (lexeme(word) for word in WORD.findall(clause)))):
+        return False  # which leaves her brother 5
+    stated = next(statements(clause + after, [*formulas, "\ufffd"], question), "")
+    return stated.startswith(value)
+
+
+def _is_name(text: str, token: Token) -> bool:
+    return text[token[1]].isupper() and token[2] - token[1] > 1
+
+
+def _is_unit(word: str) -> bool:
+    return len(word) > 1 and word not in silent_words() and is_unit(word)
+
+
+def _with_unit(text: str, tokens: list[Token], first: int, last: int, said: Asked) -> int:
+    """The end of an answer with its unit, what it counts or the rest of a name."""
+    if tokens[last - 1][0][-1:].isdigit() and _is_unit(_word(tokens, last)):
+        last += 1  # 25 minutes
+    is_number = tokens[first][0][:1].isdigit()
+    while last < len(tokens) and (
+        (is_number and lexeme(tokens[last][0]) in said.counted)
+        or (_is_name(text, tokens[last]) and _is_name(text, tokens[last - 1]))  # the Pacific Ocean
+    ):
+        last += 1
+    return last
+
+
+def _with_mathematics(tokens: list[Token], first: int, last: int) -> tuple[int, int]:
+    """An answer with the variables, numbers and signs on either side of it."""
+
+    def goes_on(position: int, neighbour: int) -> bool:
+        word, touches = (
+            tokens[position][0],
+            tokens[min(position, neighbour)][2] == tokens[max(position, neighbour)][1],
+        )
+        sign = word in _AROUND or word in OPERATORS
+        return (
+            sign
+            or word[:1].isdigit()
+            or (word.isascii() and word.isalpha() and (touches or word in _VARIABLES))
+        )
+
+    while first and goes_on(first - 1, first):
+        first -= 1
+    while last < len(tokens) and goes_on(last, last - 1):
+        last += 1
+    return first, last
+
+
+def affirms(sentence: str, formulas: list[str], question: str) -> str:
+    """The yes or no that a sentence begins with where the rest repeats the question in that sense."""
+    match = _POLAR.fullmatch(MARKUP.sub("", STYLE.sub(" ", sentence)).rstrip(" .!"))
+    if not match or not question or _NEGATION.search(question):
+        return ""
+    rest, negations = _NEGATION.subn(" ", match["rest"])
+    tokens, said = tokens_of(rest, phrases_of()), asked(question)
+    known = all(_is_known(tokens, place, said, formulas, question) for place in range(len(tokens)))
+    return match["word"] if known and negations == (match["word"].casefold() not in _YES) else ""
+
+
+def describes(sentence: str, formulas: list[str], question: str) -> bool:
+    """Whether a sentence behind the answer says more of it, and no other name."""
+    if (
+        not question
+        or not re.match(r"(?:It|He|She|They|This)\b", sentence)
+        or not explains(sentence, asked(question))
+    ):
+        return False
+    return next(statements(sentence, formulas, question), "a")[:1].islower()
+
+
+def _concluded(text: str) -> str:
+    """What a sentence concludes with, without the working in front of it."""
+    ends = list(_CONCLUDES.finditer(text))
+    if ends and not _OPEN.search(text[: ends[-1].start()]):
+        text = text[ends[-1].end() :]
+    text = _SAME.sub("", _WORKING.sub("", text))
+    text = re.sub(r"(?<=\d) ?\* ?(?=\d)", " × ", text)
+    return re.sub(r"(?<=[A-Za-z]{3}) =(?= )", " is", text)
+
+
+def without_asides(text: str, said: Asked) -> str:
+    """A sentence without the working in front of its answer and what is said behind to explain it."""
+    text = _NOT.sub("", text)
+    if not said.is_when:
+        text = re.sub(r"(?<=[A-Za-z]) in (?:1\d|20)\d\d(?=\Z| by\b)", "", text)
+    for aside in (_REASON, _ASIDE):
+        match = aside.search(text)
+        if match and match.start() and explains(match["said"], said):
+            text = text[: match.start()]
+    return without_working(text, said)
+
+
+def without_working(text: str, said: Asked) -> str:
+    """A sentence without the clause of working that it begins with."""
+    working = _BY_WORKING.match(text)
+    return text[working.end() :] if working and explains(working["said"], said) else text
+
+
+def explains(text: str, said: Asked) -> bool:
+    """Whether words only explain an answer: the question's, names, and those known to."""
+    for word, start, _ in tokens_of(text, phrases_of()):
+        name = text[start].isupper() and word not in sections()["twist"] | sections()["loose"] and start > 0
+        known = name or word in COMMAS or word in _AROUND or word in OPERATORS or word[:1].isdigit()
+        known = known or IS_MASK.match(word) or word in _explaining() or word in _MONEY
+        if not known and (lexeme(word) not in said.words or word in sections()["twist"]):
+            return False
+    return True
+
+
+def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[str], question: str) -> bool:
+    word, before, after = tokens[position][0], _word(tokens, position - 1), _word(tokens, position + 1)
+    if word in COMMAS or word in POINTS:
+        return True
+    if word[:1].isdigit():
+        words = [lexeme(token) for token, _, _ in tokens]
+        left, right = beside(words, position)
+        if any(right == tail and word != given for tail, given in said.numbers):
+            return False  # for 4 people, where those for 6 are asked for
+        near = any(
+            word == given and (left == lead != "" or right == tail != "") for given, lead, tail in said.beside
+        )
+        return near or _is_given(word, before, after, said.words)
+    if word in sections()["answer"]:
+        return before in sections()["closed"] or not position
+    if word in _EACH:
+        return lexeme(after) in said.clause and not any(lexeme(after) == tail for tail, _ in said.numbers)
+    if word == said.preposition:
+        return True
+    if word == "each":
+        return word in said.order
+    if IS_MASK.match(word):
+        return compact(formulas[ord(word) - FORMULA]).strip("$") in compact(question)
+    if word in _TENSE:
+        return not said.is_present
+    if word in _MONEY and after[:1].isdigit():
+        return _is_given(after, word, _word(tokens, position + 2), said.words)
+    pairs = set(zip(said.words, said.words[1:], strict=False))
+    if word in OPERATORS:
+        sign = OPERATORS[word]
+        return (lexeme(before), sign) in pairs or (sign, lexeme(after)) in pairs
+    if said.compares and word in (said.compares, "than"):
+        return True
+    if word in _SHAPES and word in said.clause and before in _ARTICLES and after != "of":
+        return True
+    if word in sections()["twist"]:
+        follows = (word, lexeme(after)) in pairs
+        return follows and (after not in silent_words() or (lexeme(before), word) in pairs)
+    if word in _leads() and word not in sections()["function"] and word not in said.order:
+        return all(token in _leads() for token, _, _ in tokens[:position])
+    return word in silent_words() or lexeme(word) in said.words
+
+
+def _is_option(text: str, token: Token) -> bool:
+    """A capital letter by itself in the middle of a sentence."""
+    return token[2] - token[1] == 1 and token[1] > 0 and text[token[1]] in "ABCDEFGHIJ"
+
+
+def _word(tokens: list[Token], position: int) -> str:
+    return tokens[position][0] if 0 <= position < len(tokens) else ""
+
+
+def _is_given(word: str, before: str, after: str, words: tuple[str, ...]) -> bool:
+    """Whether a number is the question's, beside the same word as there."""
+    signs, joins = frozenset("*+-/"), ("and", "by", "from", "to", "*", "+", "-", "/")
+    for position, given in enumerate(words):
+        if given != word:
+            continue
+        previous = words[position - 1] if position else ""
+        following = words[position + 1] if position + 1 < len(words) else ""
+        if before and (lexeme(before) == previous or (previous in signs and lexeme(before) in joins)):
+            return True
+        if after and (lexeme(after) == following or (following in signs and lexeme(after) in joins)):
+            return True
+    return False
+
+
+def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is_part: bool) -> bool:
+    """Whether the known words around an answer say that it is what was asked."""
+    lexemes = [lexeme(word) for word, _, _ in tokens]
+    before, after = lexemes[:first], lexemes[last:]
+    if (
+        lexemes[first] in _RELATIONS
+        or lexemes[last - 1] in _AROUND
+        or (len(after) > 1 and after[0] in _JOIN and after[1][:1].isdigit())
+    ):
+        return False
+    if before[-1:] == ["by"] and not said.agent:
+        return False
+    if ({*before[-1:]} & _BESIDE - {said.preposition} and before[-2:-1] != ["left"]) or (
+        "by" in after and "by" not in said.words
+    ):
+        return False
+    if said.preposition and said.preposition in after and said.preposition not in before:
+        return False
+    unit = _word(tokens, last)
+    if said.counted and (unit in sections()["thing"] or _is_unit(unit)) and lexemes[last] not in said.counted:
+        return False
+    if said.compares and not _same_order(after, said):
+        return False
+    if before[-1:] == ["of"] and _VERBS.isdisjoint(" ".join(before).split()):
+        return False
+    content = [word for word in before + after if says(word) or word in SIGNS]
+    if not content:
+        words = {word for word in before + after if word[:1].isalpha()}
+        return is_part or not words <= _SMALL - {said.preposition}
+    if len(before + after) < 2:
+        return False  # New Rupiah
+    anaphor = {"it", "that", "this"}.intersection(before) and said.clause.issuperset(content)
+    if said.needed and said.needed.isdisjoint(content) and not (anaphor or said.counted.issuperset(content)):
+        return False
+    verbs = [position for position, word in enumerate(lexemes) if word == said.agent]
+    is_noun = verbs and _word(tokens, verbs[-1] - 1) in _ARTICLES | {"that", "who", "which"}  # the author of
+    if (
+        said.agent
+        and verbs
+        and not is_noun
+        and (said.agent in after) == (before[-1:] in (["by"], ["von"], ["par"]))
+    ):
+        return False
+    return _is_about(tokens, lexemes, first, last, said)
+
+
+def _same_order(after: list[str], said: Asked) -> bool:
+    """Whether what is compared stands in the question's order."""
+    left = iter(said.order)
+    return said.compares in after and all(word in left for word in after if says(word) and word in said.order)
+
+
+def _is_about(tokens: list[Token], lexemes: list[str], first: int, last: int, said: Asked) -> bool:
+    """Whether words of the question's other clauses only name what is asked about."""
+    complete = said.needed <= set(lexemes)
+    for position, word in enumerate(lexemes):
+        outside = (
+            says(word) or (word in SIGNS and tokens[position][0].isalpha())
+        ) and word not in said.clause
+        if not outside or first <= position < last or UNSPACED.search(word):
+            continue
+        if word in said.subject and (said.has_pronoun or complete or position >= last):
+            continue
+        if position == last and said.counted and tokens[position - 1][0][-1:].isdigit():
+            return False  # 52 boxes, where crayons are asked for
+        if position == last or (position and tokens[position - 1][0][:1].isdigit()):
+            continue
+        possessive = said.is_whose and re.search("['’]s?$", tokens[position][0])
+        if possessive or (said.compares and _THAN & {*lexemes[: position + 1]}):
+            continue
+        of = max((place for place in range(position) if lexemes[place] == "of"), default=0)
+        if of and lexemes[of - 1] in said.clause:
+            continue
+        pronoun = any(PRONOUN.fullmatch(form) for form in lexemes[position + 1 : first])
+        if not pronoun or not said.has_pronoun:
+            return False
+    return True
+
+
+def _readings(text: str, tokens: list[Token], first: int, last: int) -> Iterator[str]:
+    """The answer, alone and with the question's words on either side that may belong to it."""
+    before = tokens[first - 1][2] if first else 0
+    after = tokens[last][1] if last < len(tokens) else len(text)
+    yield text[before:after].strip(" ,:;，：—\n\"'“”‘’")
+    for left in range(first, max(first - 3, -1), -1):
+        for right in range(last, min(last + 4, len(tokens) + 1)):
+            yield text[tokens[left][1] : tokens[right - 1][2]]

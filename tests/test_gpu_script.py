@@ -1,0 +1,108 @@
+"""tests/gpu/run.sh on this machine: what it can show is measured, the rest is skipped by name or rehearsed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+GPU = Path(__file__).parent / "gpu"
+sys.path.insert(0, str(GPU))
+
+import measure  # noqa: E402
+
+
+def run(*arguments, **environment):
+    """The lines of JSON, the table, and the status."""
+    command = [str(GPU / "run.sh"), *map(str, arguments)]
+    environment = {**os.environ, "PYTHON": sys.executable, **environment}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540)
+    lines = [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
+    return lines, done.stdout.rpartition("}\n")[2], done
+
+
+def wheel(folder: Path) -> None:
+    """A package of one line, as pip installs it."""
+    about = "kit_probe-1.0.dist-info/"
+    with zipfile.ZipFile(folder / "kit_probe-1.0-py3-none-any.whl", "w") as file:
+        file.writestr("kit_probe.py", "HERE = True\n")
+        file.writestr(about + "METADATA", "Metadata-Version: 2.1\nName: kit-probe\nVersion: 1.0\n")
+        file.writestr(about + "WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(about + "RECORD", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(measure.has_cuda(), reason="nothing is skipped for want of a GPU here")
+def test_what_needs_a_gpu_is_skipped_by_name_and_wheels_lie_beside_the_machines_own(tmp_path):
+    wheel(tmp_path)
+    options = (
+        "--quick",
+        "--only",
+        "environment",
+        "exactness",
+        "update",
+        "--wheels",
+        tmp_path,
+        "--out",
+        tmp_path / "out",
+    )
+    lines, table, done = run("base", *options, AGENTKIT_SITE=str(tmp_path / "site"))
+    assert done.returncode == 0, done.stderr[-2000:] + (tmp_path / "out" / "log.txt").read_text()[-2000:]
+    assert (tmp_path / "site" / "kit_probe.py").exists()
+    assert [line["skipped"] for line in lines if line["figure"] == "update"] == ["no CUDA GPU here"]
+    found = {line["case"]: line for line in lines if line["figure"] == "exactness"}
+    assert found["shared float32 against plain float32"]["value"] < 1e-5
+    assert found["greedy tokens are generate's, float32"]["value"] is True
+    assert all(line["ok"] for line in found.values()) and len(found) == 5
+    assert "update" in table and "no CUDA GPU here" in table and "0 failed" in table
+    kept = (tmp_path / "out" / "lines.jsonl").read_text().splitlines()
+    assert [json.loads(text) for text in kept] == lines
+
+
+@pytest.mark.slow
+def test_what_needs_a_gpu_is_rehearsed_on_a_tiny_model():
+    lines, _, done = run("base", "--rehearse", "--only", "update", "decode", "sft")
+    assert done.returncode == 0 and {line["figure"] for line in lines} == {"update", "decode", "sft"}, (
+        done.stdout
+    )
+    assert all(line["value"] > 0 and line["case"].startswith("tiny") for line in lines)
+    (decode,) = (line for line in lines if line["figure"] == "decode")
+    assert 1 <= decode["cache_over_formula"] < 2
+
+
+def test_a_process_that_dies_costs_the_figure_it_was_at(monkeypatch, tmp_path):
+    """The rest goes on in another process, and the table says what failed."""
+    says = {
+        ("a", "b", "c"): [{"begins": "a"}, {"figure": "a", "value": 1.0}, {"begins": "b"}],
+        ("c",): [{"begins": "c"}, {"figure": "c", "value": 2.0}, {"ended": "c"}],
+    }
+    log = tmp_path / "log.txt"
+    log.write_text("much\nRuntimeError: out of luck\n")
+    monkeypatch.setattr(measure, "has_cuda", lambda: False)
+    monkeypatch.setattr(measure, "_lines", lambda names, chosen, log: says[tuple(names)])
+    lines = list(measure.children(["a", "b", "c"], None, log))
+    assert [line["figure"] for line in lines] == ["a", "b", "c"]
+    assert lines[1] == {"figure": "b", "case": "failed", "error": "RuntimeError: out of luck", "ok": False}
+    text = measure.table(lines)
+    assert "FAILED" in text.splitlines()[2] and text.splitlines()[3].split()[:2] == ["c", "2"]
+
+
+def test_each_figure_is_there_and_what_it_lacks_is_named(monkeypatch):
+    import figures
+
+    assert all(callable(getattr(figures, name)) for name in measure.FIGURES)
+    monkeypatch.setattr(measure, "find_spec", lambda name: None)
+    assert measure.lacking("", "vllm", False) == "vllm is not installed"
+    assert measure.lacking("", "unsloth", True) == "unsloth is not installed"
+    assert measure.lacking("cuda", "base", True) == ""
+
+
+def test_no_wheel_and_an_unknown_kind_are_refused(tmp_path):
+    assert "there is no wheel in" in run("base", "--wheels", tmp_path)[2].stderr
+    done = run("tpu")[2]
+    assert done.returncode == 2 and "invalid choice: 'tpu'" in done.stderr

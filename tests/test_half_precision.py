@@ -1,0 +1,269 @@
+"""bfloat16 on the CPU: an adapter stays an adapter, and a guard sees whether the engine has it.
+
+Small changes are lost where they are folded into bfloat16 weights, and rounding moves log-probabilities by
+more than they do, so that a plain difference of engine and trainer cannot tell.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from engines import (
+    FAULTS,
+    adapter_on,
+    kept,
+    move,
+    plant_in_batch,
+    planted_in_sync,
+    random_model,
+    shown,
+    widths,
+)  # fmt: skip
+from peft import PeftModel
+from survive import make_trainer, tiny_agent
+from transformers import AutoModelForCausalLM
+
+from agentkit.policies import sync_guard as guard
+from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
+from agentkit.policies.precision import surviving_share
+from agentkit.policies.transformers import TransformersPolicy
+from agentkit.policies.weights import folded, save_weights
+from agentkit.records import TrainingError
+from agentkit.rollouts.policy import EngineError
+from agentkit.runs import Run, RunError, read_jsonl
+from agentkit.runs.recipe import Recipe
+from agentkit.training.adapters import save_adapter
+from agentkit.training.grpo import train
+from agentkit.training.merge import merge
+from agentkit.training.mismatch import mismatch_weights
+
+HALF = {"precision": "bfloat16", "run": ""}
+
+
+def half_agent():
+    return load_agent("nano", precision="bfloat16")
+
+
+# ---- folding
+def test_a_small_adapter_is_lost_in_bfloat16_weights_and_a_large_one_is_not():
+    model, _ = half_agent()
+    assert surviving_share(adapter_on(model, 2e-4)) < 0.3
+    assert surviving_share(adapter_on(half_agent()[0], 1e-2)) > 0.99
+    with pytest.warns(UserWarning, match=r"bfloat16 weights keeps \d+% of it: train it longer"):
+        folded(adapter_on(half_agent()[0], 2e-4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        folded(adapter_on(load_agent("nano")[0], 2e-4))  # float32 loses nothing
+
+
+@pytest.mark.parametrize("name", ["grpo", "sft_more"])
+def test_a_trained_agent_keeps_its_adapter_in_half_precision(tmp_path, name):
+    run = Run.create(tmp_path / "run")
+    model, tokenizer = load_agent("nano")
+    trained = adapter_on(model, 2e-4)
+    save_adapter(trained, tokenizer, run.file("adapter" if name == "grpo" else name))
+    half, _ = agent_of(run, Recipe(**HALF), name)
+    assert isinstance(half, PeftModel) and half.dtype == torch.bfloat16
+    kept = {k: v for k, v in half.named_parameters() if "lora_B" in k}
+    assert kept and all(v.dtype == torch.float32 and (v.abs() == 2e-4).all() for v in kept.values())
+    single, _ = agent_of(run, Recipe(), name)
+    assert not isinstance(single, PeftModel)  # folded in, where that is exact
+
+
+def test_the_key_that_would_fold_is_refused_in_half_precision():
+    model, tokenizer = half_agent()
+    recipe = Recipe.from_mapping({"engine": "vllm", "weight_sync": "merged", "precision": "bfloat16"})
+    with pytest.raises(EngineError, match="weight_sync: merged would lose the adapter.* lora or auto"):
+        make_policy(adapter_on(model, 2e-4), tokenizer, "grpo", recipe)
+
+
+# ---- the guard's arithmetic
+def test_the_share_tells_an_engine_with_the_adapter_from_one_without():
+    off = [[-1.0, -2.0, -3.0, -0.5]]
+    on = [[-1.2, -1.9, -3.3, -0.4]]
+    rounded = [[x + e for x, e in zip(on[0], (0.01, -0.01, 0.01, 0.0), strict=True)]]
+    assert guard.gap(on, on, off, 0.015).share == pytest.approx(1.0)
+    assert guard.gap(off, on, off, 0.015).share == pytest.approx(0.0)
+    healthy = guard.gap(rounded, on, off, 0.015)
+    assert 0.9 < healthy.share < 1.1 and healthy.problem(torch.bfloat16) is None
+    withheld = guard.gap(off, on, off, 0.015)
+    assert "shows 0% of what the trainer's adapter does" in withheld.problem(torch.bfloat16, limit=1.0)
+    twice = [[a + a - b for a, b in zip(on[0], off[0], strict=True)]]
+    assert "shows 200%" in guard.gap(twice, on, off, 0.015).problem(torch.bfloat16, limit=1.0)
+
+
+def test_a_token_that_a_whole_group_says_is_one_observation():
+    """As in a healthy run of the small agent: bfloat16 moves two sure tokens by 3 %, alike in all copies."""
+    on = [[-0.018972, -0.018865, -0.000601, -0.000542] + [-1e-6] * 8] * 4
+    off = [[-0.019673, -0.019314, -0.000661, -0.000544] + [-1e-6] * 8] * 4
+    engine = [[-0.018385, -0.018427, -0.00057, -0.000513] + [-1e-6] * 8] * 4
+    assert guard.gap(engine, on, off, 2e-5).share is None
+    for off in ([[-1.0, -0.5]] * 6, [[-1.0]]):
+        on = [[row[0] - 0.3, *row[1:]] for row in off]
+        engine = [[row[0] - 0.1, *row[1:]] for row in off]
+        assert guard.gap(engine, on, off, 1e-3).share is None
+
+
+def test_an_effect_below_the_noise_tells_nothing():
+    off, on = [[-1.0, -2.0, -3.0]], [[-1.001, -2.001, -2.999]]
+    engine = [[-1.01, -1.99, -3.01]]
+    result = guard.gap(engine, on, off, 0.015)
+    assert result.share is None and result.problem(torch.bfloat16) is None
+    assert result.metrics("sync_gap") == {"sync_gap": pytest.approx(0.01, abs=2e-3)}
+
+
+# ---- a training in half precision
+def half_trainer(path, **changes):
+    model, tokenizer = tiny_agent()
+    agent = (model.to(torch.bfloat16), tokenizer)
+    return make_trainer(path, agent=agent, precision="bfloat16", **changes)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_the_first_step_is_on_policy(tmp_path, level):
+    """The trainer's own log-probabilities are the old policy's: the sampler's rounding clips nothing."""
+    changes = {"importance_level": level, "clip_epsilon": 3e-4 if level == "sequence" else 0.2}
+    trainer = half_trainer(tmp_path / "run", steps=2, **changes)
+    train(trainer)
+    rows = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")
+    assert [row["clip_fraction"] for row in rows[1:]] == [0.0, 0.0]
+    assert rows[1]["adapter_effect"] == 0.0 < rows[2]["adapter_effect"]
+    assert 0.99 < rows[1]["effective_samples"] <= 1.0 and rows[1]["mismatch"] < 0.05
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_rollouts_of_another_policy_stop_the_run(tmp_path, fault):
+    """On every engine: the batch itself is compared, with thousands of tokens instead of a few probes."""
+    changes = {"beta": 0.0 if fault == "withheld" else 0.02, "precision": "bfloat16", "max_turn_tokens": 64}
+    trainer = make_trainer(tmp_path / "run", agent=half_agent(), steps=2, max_tokens=128, **changes)
+    move(trainer.model, 0.03)
+    plant_in_batch(trainer, fault)
+    with pytest.raises((guard.SyncError, TrainingError), match="rollouts of step 2 .*(shows|differ)"):
+        train(trainer)
+
+
+def test_a_healthy_training_in_half_precision_is_not_stopped(tmp_path):
+    trainer = half_trainer(tmp_path / "run", steps=10, learning_rate=0.1)
+    train(trainer)
+    rows = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")
+    assert rows[-1]["step"] == 10 and rows[-1]["adapter_effect"] > 0.01
+    assert all(0.5 < row["mismatch_share"] < 1.5 for row in rows if "mismatch_share" in row)
+
+
+# ---- the widths of a real model
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Qwen3-0.6B with random weights, two of its layers and the small agent's words, trained for a step with
+    autocast and checkpointing, and then with an adapter of |B| 2e-4.
+    """
+    folder = tmp_path_factory.mktemp("wide")
+    _, tokenizer = tiny_agent()
+    random_model(widths("0.6B", 2, len(tokenizer))).save_pretrained(folder / "agent")
+    tokenizer.save_pretrained(folder / "agent")
+    agent = load_agent(str(folder / "agent"), precision="bfloat16")
+    trainer = make_trainer(folder / "run", agent=agent, steps=1, precision="bfloat16")
+    train(trainer)
+    assert trainer.args.gradient_checkpointing and trainer.args.bf16
+    move(trainer.model, 2e-4)
+    save_adapter(trainer.model, tokenizer, trainer.run.file("adapter"))
+    source = str(folder / "agent")
+    trainer.run.begin("03_grpo", {"model": source, "sft": False})
+    exact = with_adapter(load_agent(source, precision="bfloat16")[0], trainer.run.file("adapter"))
+    return trainer, exact, source
+
+
+def test_its_first_step_is_on_policy_and_evaluation_and_export_keep_a_small_adapter(wide):
+    trainer, exact, source = wide
+    row = read_jsonl(trainer.run.file("train", "metrics.jsonl"))[-1]
+    assert row["clip_fraction"] == 0.0 and row["effective_samples"] > 0.99
+    trained = {n: p for n, p in trainer.model.named_parameters() if "lora_" in n}
+    evaluated, _ = agent_of(trainer.run, Recipe(model=source, **HALF), "grpo")
+    assert all(torch.equal(p, trained[n]) for n, p in evaluated.named_parameters() if "lora_" in n)
+    assert kept(evaluated, exact) > 0.999
+    with pytest.raises(RunError, match="of what the adapter does to log-probabilities survives in bfloat16"):
+        merge(trainer.run, "bfloat16")
+    for options in ({"unmerged": True}, {"dtype": "float32"}):
+        assert merge(trainer.run, **options).surviving > 0.95
+        merged, _ = load_agent(str(trainer.run.file("merged")), precision=options.get("dtype", "bfloat16"))
+        adapter = trainer.run.file("merged", "adapter")
+        assert kept(with_adapter(merged, adapter) if adapter.exists() else merged, exact) > 0.95
+    assert kept(copy.deepcopy(exact).merge_and_unload(), exact) < 0.5, "what folding it in would keep"
+
+
+def test_a_sync_hands_vllm_all_of_a_small_adapter(wide, tmp_path):
+    pytest.importorskip("vllm", reason="make setup-test installs vLLM where torch is its CPU build")
+    trainer, exact, _ = wide
+    recipe = Recipe.from_mapping({"engine": "vllm", "precision": "bfloat16", "temperature": 1.0})
+    with make_policy(exact, trainer.processing_class, "grpo", recipe) as policy:
+        with exact.disable_adapter():
+            save_weights(exact, tmp_path)
+        base = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+        handed = with_adapter(base, Path(policy._adapter.lora_path))
+        assert kept(handed, exact) > 0.95
+        move(exact, 0.05)
+        policy.sync(exact)
+        seen = shown(policy, exact)
+    assert abs(seen.share - 1) < 0.1, seen
+
+
+# ---- weights
+def test_weights_at_each_level_and_between_both_bounds():
+    trained = torch.tensor([[0.0, -1.0, -3.0], [-1.0, -1.0, 0.0]])
+    sampled = torch.tensor([[-1.0, -1.0, -1.0], [-1.0, -1.5, -9.0]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    ratios = torch.tensor([[2.7183, 1.0, 0.1353], [1.0, 1.6487, 1.0]])
+    token = mismatch_weights(trained, sampled, mask, "token_truncate", 2.0, 0.5)
+    assert torch.allclose(token, ratios.clamp(0.5, 2.0), atol=1e-4)
+    icepop = mismatch_weights(trained, sampled, mask, "token_mask", 2.0, 0.5)
+    assert torch.allclose(icepop, torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.6487, 1.0]]), atol=1e-4)
+    geometric = mismatch_weights(trained, sampled, mask, "geometric_truncate", 2.0)
+    assert torch.allclose(geometric, torch.tensor([[-1 / 3], [0.25]]).exp(), atol=1e-4)
+    with pytest.raises(ValueError, match="use one of token_truncate"):
+        mismatch_weights(trained, sampled, mask, "word_mask", 2.0)
+
+
+def test_a_policy_that_samples_with_the_trained_weights_is_only_told_to_forget():
+    model, tokenizer = half_agent()
+    assert guard.sync(TransformersPolicy(model, tokenizer), model, 1.0) is None
+
+
+# ---- vLLM: what an engine with weights of its own gets wrong; last: trainers must not meet its process group
+@pytest.fixture(scope="module")
+def served():
+    pytest.importorskip("vllm", reason="make setup-test installs vLLM where torch is its CPU build")
+    model, tokenizer = half_agent()
+    model = adapter_on(model, 0.03)
+    recipe = Recipe.from_mapping({"engine": "vllm", "precision": "bfloat16", "temperature": 1.0})
+    with make_policy(model, tokenizer, "grpo", recipe) as policy:
+        yield policy, model
+
+
+def test_an_engine_in_half_precision_is_handed_the_adapter_and_no_healthy_one_is_stopped(served):
+    policy, model = served
+    assert policy._lora
+    for number, size in enumerate([0.0, 2e-4, 1e-3, 3e-3, 1e-2, 2e-2, 3e-2, 4e-2, 5e-2, 3e-2]):
+        result = guard.sync(policy, move(model, size, number), 1.0)
+        assert (result.share is not None) == (size >= 1e-2) or 3e-3 <= size <= 1e-2, (size, result)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_an_engine_gets_wrong_is_caught(served, fault):
+    policy, model = served
+    with (
+        planted_in_sync(policy, model, fault),
+        pytest.raises(guard.SyncError, match="engine (shows|and trainer differ)"),
+    ):
+        guard.sync(policy, model, 1.0)
+    assert guard.sync(policy, model, 1.0).share == pytest.approx(1.0, abs=0.3)
+
+
+def test_no_adapter_finds_keys_and_values_of_another_in_the_cache(served, monkeypatch):
+    """vLLM keeps them by adapter, so that a cache which is not emptied is not stale either."""
+    policy, model = served
+    guard.sync(policy, move(model, 0.0), 1.0)
+    monkeypatch.setattr(policy._engine, "reset_prefix_cache", lambda: True)
+    assert guard.sync(policy, move(model, 0.03), 1.0).share == pytest.approx(1.0, abs=0.3)

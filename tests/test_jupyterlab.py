@@ -1,0 +1,198 @@
+"""The notebooks and views in a real JupyterLab in headless Chromium: Run All twice, interrupt, restart and go
+on; the buttons of a training while its cell runs; what the page shows.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import nbformat
+import pytest
+import yaml
+from real_jupyterlab import ROOT, Notebook, problems, served, wait_until, with_parameters
+from widget_cases import TASKS
+
+from agentkit.cli import main
+from agentkit.evaluation import html
+from agentkit.runs import Run, read_jsonl
+from agentkit.runs.recipe import Recipe, read_recipe
+from agentkit.runs.stages import STAGES
+from agentkit.views.widgets import read_notes
+
+pytestmark = pytest.mark.slow
+SMALL = {"n_tasks": 48, "sft_transcripts": 1, "test_samples": 1, "steps": 3, "prompts_per_step": 2, "group_size": 4,
+         "micro_batch": 8, "val_every": 3, "val_tasks": 2, "save_every": 0, "preflight": "off", "tool_cache": "off"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A project's folder with a run that has come to its training."""
+    root = tmp_path_factory.mktemp("jupyter") / "project"
+    shutil.copytree(ROOT / "params", root / "params")
+    (root / "params" / "small.yaml").write_text(
+        yaml.safe_dump(read_recipe(ROOT / "params/nano.yaml") | SMALL)
+    )
+    words = ["run", str(root / "params" / "small.yaml"), "--run", str(root / "outputs" / "lab"), "--to", "03"]
+    assert main(words) == 0
+    return root
+
+
+@pytest.fixture(scope="module")
+def lab(project):
+    with served(project) as lab:
+        yield lab
+
+
+@pytest.fixture
+def opened(browser, lab, project):
+    """Opens a notebook of its own name with some parameters, in a browser page that is closed at the end."""
+    pages = []
+
+    def open_(stage, name="", **changes):
+        recipe = read_recipe(project / "params/small.yaml") | changes
+        keys = {key: value for key, value in recipe.items() if key in Recipe.keys_of(stage)}
+        path = with_parameters(
+            ROOT / "notebooks" / f"{stage}.ipynb", project / "notebooks" / f"{name or stage}.ipynb", **keys
+        )
+        pages.append(Notebook(browser, lab, project, str(path.relative_to(project))))
+        return pages[-1]
+
+    yield open_
+    for page in pages:
+        page.close()
+
+
+def fresh(project, name) -> Run:
+    """A run that is at the beginning of its training."""
+    shutil.copytree(
+        project / "outputs" / "lab",
+        project / "outputs" / name,
+        ignore=shutil.ignore_patterns("train*", "adapter"),
+    )
+    return Run(project / "outputs" / name)
+
+
+def rows(run) -> list[int]:
+    path = run.file("train", "metrics.jsonl")
+    return [row["step"] for row in read_jsonl(path)] if path.exists() else []
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_notebook_is_interrupted_restarted_and_run_twice(opened, project, stage):
+    notebook = opened(stage)
+    for _ in range(5):  # on a busy machine the click may come when all is done
+        notebook.run_all()
+        wait_until(lambda: notebook.executed() >= 2)
+        notebook.interrupt()
+        stopped = problems(notebook.finished())
+        if stopped:
+            break
+        notebook.restart()
+    assert re.match("KeyboardInterrupt|TrainingStopped", stopped[0]) and len(stopped) == 1
+    notebook.restart()
+    for _ in range(2):
+        notebook.run_all()
+        saved = notebook.finished()
+        assert problems(saved) == []
+        assert all(cell.execution_count for cell in saved.cells if cell.cell_type == "code")
+        assert Run(project / "outputs" / "lab").manifest["stages"][stage]["status"] == "done"
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_buttons_work_while_the_training_cell_runs(opened, project, processes):
+    run = fresh(project, f"buttons-{processes}")
+    sizes = {"steps": 60, "val_every": 60, "processes": processes, "micro_batch": 8 // processes}
+    notebook = opened("03_grpo", f"buttons-{processes}", run=str(run.path), **sizes)
+    page, status = notebook.page, notebook.page.locator(".jp-OutputArea-output [role=status]")
+    notebook.run_all()
+    wait_until(lambda: len(rows(run)) > 2)
+    page.get_by_text("Save a checkpoint").click()
+    status.filter(has_text=re.compile("checkpoint-\\d+ is written")).wait_for()
+    assert notebook.is_running() and len(rows(run)) < 50
+    assert run.file("train", "checkpoints", status.inner_text().split()[0]).is_dir()
+    clicked = max(rows(run))
+    page.get_by_text("Stop after this step").click()
+    assert problems(notebook.finished()) == []
+    done = max(rows(run))
+    assert done <= clicked + 2, "it did not wait for all steps"
+    panel = page.locator(
+        ".jp-OutputArea-output .agentkit", has_text=re.compile(r"Step \d")
+    ).first.inner_text()
+    assert f"Step {done} of 60" in panel and f"Stopped as asked. Kept: {done} of 60 steps" in panel
+    assert re.search(r"\$0\.\d\d at RunPod", panel), "dollar signs are no mathematics"
+    assert page.locator(".jp-OutputArea mjx-container").count() == 0
+    drawn = page.evaluate("Math.max(...document.querySelector('.js-plotly-plot')._fullData[0].x)")
+    assert drawn == done, "the curves were redrawn"
+    assert page.get_by_text("Stop after this step").is_disabled()
+
+
+def test_an_interrupted_training_says_what_is_kept_and_its_cell_alone_goes_on(opened, project):
+    run = fresh(project, "interrupted")
+    notebook = opened("03_grpo", "interrupted", run=str(run.path), steps=12, val_every=12)
+    notebook.run_all()
+    wait_until(lambda: len(rows(run)) > 2)
+    notebook.interrupt()
+    (stopped,) = problems(notebook.finished())
+    done = max(rows(run))
+    kept = run.file("train", "checkpoints", f"checkpoint-{done}")
+    assert re.fullmatch(f"TrainingStopped: stopped by SIGINT after step {done}; {kept} holds .*", stopped)
+    panel = notebook.page.locator(".jp-OutputArea-output .agentkit", has_text=re.compile(r"Step \d")).first
+    said = f"Interrupted. Kept: {done} of 12 steps, in {kept}; run this notebook again to go on from there."
+    assert said in panel.inner_text()
+    notebook.run_cell("with dashboard:")
+    assert [p for p in problems(notebook.finished()) if "going on from" not in p] == []
+    assert rows(run) == list(range(13)) and "Training is done." in panel.inner_text()
+    assert not run.file("train-1").exists()
+
+
+# ---- what the page shows
+def written(project, name, *cells) -> str:
+    """A notebook of cells, given as code or as (code, HTML that it showed elsewhere), and its path."""
+    made = []
+    for code, shown in [(cell, None) if isinstance(cell, str) else cell for cell in cells]:
+        outputs = [nbformat.v4.new_output("display_data", {"text/html": shown})] if shown else []
+        made.append(nbformat.v4.new_code_cell(code, outputs=outputs))
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=made, metadata=kernel), project / f"{name}.ipynb")
+    return f"{name}.ipynb"
+
+
+def test_dollars_are_no_mathematics(browser, lab, project):
+    """Neither where the notebook was made elsewhere, and is not trusted, nor where it runs."""
+    money = "$0.04 of about $0.04, \\(x\\) and $$y$$"
+    code = f"from IPython.display import HTML\nfrom agentkit.evaluation import html\nHTML(html.fragment({money!r}))"
+    path = written(project, "dollars", (code, html.fragment(money)), ("HTML('<i>$a$</i>')", "<i>$a$</i>"))
+    notebook = Notebook(browser, lab, project, path)
+    for act in (lambda: None, lambda: (notebook.run_all(), notebook.finished())):
+        act()
+        notebook.page.locator(".jp-OutputArea-output i mjx-container").wait_for()  # MathJax is at work
+        shown = notebook.page.locator(".jp-OutputArea-output .agentkit")
+        assert shown.inner_text().strip() == money and shown.locator("mjx-container").count() == 0
+    notebook.close()
+
+
+def test_views_are_live_and_static_and_save_notes(browser, lab, project):
+    shown = "from agentkit.runs import Run\nfrom widget_cases import widget\nview = widget(run=Run('demo'))\n"
+    Run.create(project / "demo")
+    notebook = Notebook(browser, lab, project, written(project, "views", shown + "view.live()", "view"))
+    page = notebook.page
+    notebook.run_all()
+    live, static = (
+        page.locator(".jp-OutputArea-output .ak"),
+        page.frame_locator(".jp-OutputArea-output iframe"),
+    )
+    live.locator(".prompt").wait_for()
+    live.get_by_label("next task").click()
+    live.locator(".prompt").filter(has_text=TASKS[1].prompt).wait_for()
+    live.get_by_label("note on this task").fill("seen in the lab")
+    live.locator(".note output").filter(has_text="saved in demo/notes.jsonl").wait_for()
+    assert read_notes(Run(project / "demo")) == {"t1": "seen in the lab"}
+    static.get_by_label("next task").click()
+    static.locator(".prompt").filter(has_text=TASKS[1].prompt).wait_for()
+    assert "#task" not in page.url  # JupyterLab's address is its own
+    for light, theme in (("false", "dark"), ("true", "light")):
+        page.evaluate("light => { document.body.dataset.jpThemeLight = light }", light)
+        static.locator(f".ak[data-theme={theme}]").wait_for()
+        page.locator(f".jp-OutputArea-output .ak[data-theme={theme}]").wait_for()
+    notebook.close()

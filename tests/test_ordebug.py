@@ -1,0 +1,465 @@
+"""OR-debug: programs as text, the solver and what contradicts, nine kinds of fault, repairs that are judged anew."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import psutil
+import pytest
+from says import Says
+from transformers import AutoTokenizer
+
+from agentkit import Lab, Suite, ToolCall, nano, rewards, verify
+from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.preflight import examine
+from agentkit.preflight.autopsies import matched
+from agentkit.records import DataError
+from agentkit.rollouts.call_formats import format_call
+from agentkit.runs import Run, load_run, project_root
+from agentkit.runs.recipe import Recipe
+from agentkit.tasks.families import ordebug
+from agentkit.tasks.families.ordebug import FAULTS, RepairEnvironment
+from agentkit.tools import linear
+from agentkit.tools.conformance import EnvironmentConformance
+from agentkit.verifiers import repair
+from agentkit.views.widgets.states import States
+
+RIGHT = "max 3x + 2y\nc1 cap 14: x + y <= 14\nc2 need 3: y >= 3\nc3 cap 9: x <= 9"  # 9, 5: 37
+BROKEN = RIGHT + "\nc4 old: x >= 20"
+ROW = {
+    "prompt": [{"role": "user", "content": f"Repair this program.\n{BROKEN}"}],
+    "answer": "37",
+    "planted": ["c4"],
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(nano.DATA)
+
+
+@pytest.fixture(scope="module")
+def lab():
+    recipe = {"families": "ordebug", "n_tasks": 60, "suite_seed": 1, "reward": "ordebug_solver", "max_turns": 30,
+              "max_turn_tokens": 400, "tool_cache": "off"}  # fmt: skip
+    return Lab.open(recipe)
+
+
+@pytest.fixture(scope="module")
+def suite(lab):
+    return lab.suite()
+
+
+def one_of_each(suite):
+    """The first task of each kind of fault."""
+    return list({task.meta["template"]: task for task in reversed(suite.tasks)}.values())
+
+
+# ---- programs
+@pytest.mark.parametrize(
+    ("text", "status", "value"),
+    [
+        (RIGHT, "optimal", 37.0),
+        (BROKEN, "infeasible", None),
+        ("min 2x + 3y\na need 4: x + y >= 4\nb cap 3: x <= 3", "optimal", 9.0),
+        ("max x\na cap 3: 2x <= 7\ninteger x", "optimal", 3.0),
+        ("max x\na cap 3: 2x <= 7", "optimal", 3.5),
+        ("max x - y\na need 1: x - y >= -1", "unbounded", None),
+        ("max x + y\na tie 9: 2x + 2y = 9\ninteger x, y", "infeasible", None),
+        ("max 0x\na cap 1: x <= 1", "optimal", 0.0),
+        # cycles under the textbook's rule: Beale 1955
+        ("min -0.75a + 150b - 0.02c + 6d\np: 0.25a - 60b - 0.04c + 9d <= 0\nq: 0.5a - 90b - 0.02c + 3d <= 0\nr: c <= 1",
+         "optimal", -0.05),
+        # visits every corner under the textbook's rule: Klee and Minty 1972
+        ("max 100a + 10b + c\np: a <= 1\nq: 20a + b <= 100\nr: 200a + 20b + c <= 10000", "optimal", 10_000.0),
+    ],
+)  # fmt: skip
+def test_a_program_is_read_and_solved(text, status, value):
+    found, optimum = linear.solve(linear.read(f"Some words.\n{text}"))
+    assert found == status and optimum == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "there is no program"),
+        ("Why?", "there is no program"),
+        ("max ", "there is no program"),
+        ("max x", "1 to 200 constraints"),
+        ("max x\n" + "\n".join(f"c{i}: x <= {i}" for i in range(201)), "1 to 200 constraints"),
+        ("max x\nc1: " + " + ".join(f"v{i}" for i in range(101)) + " <= 1", "at most 100 variables"),
+        ("max x\n" + "#" * 30_000, "characters"),
+        ("max x\nc1: nan <= 4", "no term"),
+        ("max x\nc1: x <= nan", "no constraint"),
+        ("max x\nc1: x <= inf", "no constraint"),
+        ("max x\nc1: NaN x <= 4", "no term"),
+        ("max x\nc1: 1e400x <= 4", "no term"),
+        ("max x\nc1: x <= 99999999999", "beyond"),
+        ("max 99999999999x\nc1: x <= 9", "beyond"),
+        ("max x\nc1: x * y <= 4", "no term"),
+        ("max x\nc1: x ** 2 <= 4", "no term"),
+        ("max x\nc1: x < 4", "no constraint"),
+        ("max x\nc1: 3 <= x", "no constraint"),
+        ("max x\nc1: x <= 4\nc1: x >= 2", "one name"),
+        ("max x\nc1: x <= 4\ninteger z", "no variable"),
+        ("max x\n; drop table", "no constraint"),
+    ],
+)  # fmt: skip
+def test_what_is_no_program_is_refused_in_a_sentence(text, why):
+    with pytest.raises(ValueError, match=why):
+        linear.read(text)
+    with pytest.raises(ValueError, match=why):
+        RepairEnvironment().reset(prompt=[{"role": "user", "content": text}], answer="1")
+
+
+def test_reading_is_quick_whatever_the_text():
+    start = time.perf_counter()
+    for text in ("x + " * 4_000, "x" * 15_000, "x <= " * 3_000, "1" * 15_000, "+" * 15_000):
+        for program in (f"max {text}\nc1: x <= 4", f"max x\nc1: {text} <= 4", f"max x\n{text}"):
+            with pytest.raises(ValueError):
+                linear.read(program)
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (RIGHT, []),
+        (BROKEN, ["c3", "c4"]),
+        (RIGHT + "\nc4: 3x + y >= 40", ["c1", "c3", "c4"]),
+        ("max x + y\na tie: 2x + 2y = 9\nb: x <= 9\ninteger x, y", ["a"]),
+        ("max x\na: x <= -1\nb: x <= 5", ["a"]),
+        ("max x\na: x <= 1\nb: x >= 2\nc: x <= 0\nd: x >= 3", ["c", "d"]),
+    ],
+)  # fmt: skip
+def test_a_conflict_is_irreducible(text, names):
+    program = linear.read(text)
+    assert linear.conflict(program) == names
+    for name in names:
+        assert linear.feasible(
+            program.repaired({other: None for other in program.names if other not in names} | {name: None})
+        )
+
+
+# ---- a solver that does not end
+HARD = "max a0\n" + "\n".join(  # Cornuejols and Dawande's market split: infeasible, and hard to see
+    f"m{row}: " + " + ".join(f"{random.Random(f'{row}-{v}').randint(1, 99)}a{v}" for v in range(45)) + f" = {1000 + row}"
+    for row in range(5)
+) + "\n" + "\n".join(f"u{v}: a{v} <= 1" for v in range(45)) + "\ninteger " + ", ".join(f"a{v}" for v in range(45))  # fmt: skip
+
+
+def test_a_solver_that_does_not_end_is_killed_with_its_process(monkeypatch):
+    linear.apart(linear.conflict_in, BROKEN, ())  # a worker has started
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    monkeypatch.setattr(linear, "LIMIT_S", 0.5)
+    start = time.perf_counter()
+    with pytest.raises(linear.Unsolved, match=r"did not end within 0\.5 s"):
+        linear.apart(linear.conflict_in, HARD, ())
+    assert time.perf_counter() - start < 30
+    monkeypatch.setattr(linear, "LIMIT_S", 20.0)
+    assert json.loads(linear.apart(linear.conflict_in, BROKEN, (("c4", None),))) == []
+    left = {child for child in psutil.Process().children(recursive=True) if child.pid not in before}
+    assert len(left) <= 1 and all("worker.py" in " ".join(child.cmdline()) for child in left), (
+        "one worker anew"
+    )
+
+
+def test_without_a_verdict_of_the_solver_nothing_is_scored(monkeypatch, lab, tokenizer):
+    answered = submitted(lab, tokenizer)
+    monkeypatch.setattr(linear, "LIMIT_S", 0.5)
+    task = ordebug.Task("t", f"Repair this program.\n{HARD}", "1", {"kind": "repair"}, "ordebug")
+    turns = [format_call("get_iis", {}, "hermes"), format_call("submit", {}, "hermes"), "Answer: 1"]
+    (tried,) = lab.rollout([task], Says(tokenizer, *turns))
+    said = [result.observation for turn in tried.turns for result in turn.results]
+    assert all("did not end within 0.5 s" in text for text in said) and tried.success == 0.0
+    assert tried.why == "nothing was submitted"
+    score = verify(task, answered)
+    assert score.value is None and "did not end" in score.why
+
+
+def submitted(lab, tokenizer):
+    """A trajectory whose submission was answered, on an easy program."""
+    easy = ordebug.Task("t", f"Repair.\n{BROKEN}", "37", {"kind": "repair"}, "ordebug")
+    (tried,) = lab.rollout([easy], Says(tokenizer, format_call("submit", {}, "hermes"), "Answer: 1"))
+    return tried
+
+
+def test_a_task_with_a_program_that_cannot_be_used_is_named(lab, tokenizer):
+    text, meta = "Repair this program.\nmax x\nc1: x <= nan", {"plan": [{"tool": "submit", "arguments": {}}]}
+    task = ordebug.Task("t", text, "1", {"kind": "repair"}, "ordebug", meta=meta)
+    with pytest.raises(DataError, match=r"task t: 'c1: x <= nan' is no constraint"):
+        lab.rollout([task], Says(tokenizer, "Answer: 1"))
+    (failed,) = [row for row in Suite([task], lab.environments).audit() if not row["passed"]]
+    assert failed["check"] == "data" and "no constraint" in failed["why"]
+
+
+# ---- the environment
+class TestRepairEnvironment(EnvironmentConformance):
+    factory, row = RepairEnvironment, ROW
+    calls = [
+        ToolCall("get_iis", {}), ToolCall("relax_constraint", {"name": "c4", "amount": 20}),
+        ToolCall("submit", {}), ToolCall("drop_constraint", {"name": "c4"}), ToolCall("submit", {}),
+    ]  # fmt: skip
+
+
+def test_the_tools_say_what_the_solver_found():
+    environment = RepairEnvironment()
+    environment.reset(**ROW)
+    assert environment.get_iis() == '["c3", "c4"]'
+    assert environment.relax_constraint("c3", 3) == '["c3", "c4"]', "not far enough"
+    assert environment.relax_constraint("c3", 8) == '["c1", "c4"]', "another conflict"
+    assert environment.submit() == '{"status": "infeasible", "preserved": false}'
+    assert environment.get_iis() == '["c3", "c4"]', "it is as it was at first"
+    assert environment.drop_constraint("c4") == "[]"
+    assert environment.submit() == '{"status": "optimal", "value": 37, "preserved": true}'
+    environment.drop_constraint("c4"), environment.drop_constraint("c2")
+    assert environment.submit() == '{"status": "overdone", "value": 37, "preserved": false}', "one too many"
+    for name in ("c1", "c3", "c4"):
+        environment.drop_constraint(name)
+    assert environment.submit() == '{"status": "unbounded", "preserved": false}'
+
+
+def test_its_state_is_shown_with_what_is_in_conflict_marked(lab, tokenizer):
+    task = ordebug.Task(
+        "t", f"Repair this program.\n{BROKEN}", "37", {"kind": "repair"}, "ordebug", meta={"planted": ["c4"]}
+    )
+    turns = [
+        call("get_iis"),
+        call("relax_constraint", name="c3", amount=8),
+        call("drop_constraint", name="c4"),
+        call("submit"),
+        "Answer: 37",
+    ]
+    (tried,) = lab.rollout([task], Says(tokenizer, *turns))
+    states = States(lab.environments).after_turns(task, tried)
+    shown = [dict(state["rows"]) for state in states]
+    marked = [{line.split()[0]: said for line, said in rows.items() if said} for rows in shown]
+    assert marked == [
+        {"c3": "✗ in conflict", "c4": "✗ in conflict"},
+        {"c3": "relaxed by 8, ✗ in conflict", "c4": "✗ in conflict"},
+        {"c3": "relaxed by 8", "c4": "dropped"}, {}, {},
+    ]  # fmt: skip
+    assert list(shown[0]) == BROKEN.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "amount", "why"),
+    [("c9", 1, "no constraint 'c9'; there are c1, c2"), ("C4", 1, "no constraint"), ("", 1, "no constraint"), ("c4", 0, "above|more than 0"),
+     ("c4", -5, "more than 0"), ("c4", float("inf"), "more than 0"), ("c4", float("nan"), "more than 0"), ("c4", 1e9, "more than 0"),
+     ("c4", 1001, "1000 in all at most"), ("c" * 9_000, 1, "no constraint")],
+)  # fmt: skip
+def test_a_repair_that_is_none_is_refused_and_changes_nothing(name, amount, why):
+    environment = RepairEnvironment()
+    environment.reset(**ROW)
+    with pytest.raises(ValueError, match=why):
+        environment.relax_constraint(name, amount)
+    assert environment.submit() == '{"status": "infeasible", "preserved": false}'
+
+
+# ---- tasks
+@pytest.mark.parametrize("variety", ["plain", "wide"])
+def test_each_kind_of_fault_makes_tasks_that_one_repair_solves(variety, suite):
+    drafted = suite.tasks
+    if variety == "wide":
+        drafted = list(filter(None, (ordebug.draft_wide(None, random.Random(f"{i}")) for i in range(10))))
+    kinds = {task.meta["template"] for task in drafted}
+    assert kinds == set(FAULTS) if variety == "plain" else len(kinds) >= 4
+    for task in drafted:
+        program, planted = linear.read(task.prompt), task.meta["planted"]
+        assert not linear.feasible(program) and len(planted) == 1 + (task.meta["template"] == "I")
+        assert linear.conflict(program) == task.meta["iis"] and program.names == task.meta["constraints"]
+        gold = {
+            step["arguments"]["name"]: step["arguments"].get("amount") for step in task.meta["plan"][1:-1]
+        }
+        assert gold.keys() == set(planted)
+        for other in set(task.meta["iis"]) - set(planted):  # to drop it instead is no repair
+            instead = gold | {planted[0]: 0.0, other: None}
+            status, value = linear.solve(program.repaired(instead))
+            assert status != "optimal" or not linear.same(value, float(task.answer))
+
+
+def test_gold_repairs_pass_and_earn_what_the_docstring_says(lab, suite, tokenizer):
+    assert all(row["passed"] for row in suite.audit())
+    tasks = one_of_each(suite)
+    for t, task in zip(lab.rollout(tasks, ScriptedPolicy(tokenizer, name="expert")), tasks, strict=True):
+        assert t.success == 1.0 and t.reward == 112 - (task.meta["template"] == "I")
+        assert rewards.score(task, t, rewards.ordebug()).reward == 27 - (task.meta["template"] == "I")
+
+
+# ---- answers that must fail
+def call(tool, /, **arguments):
+    return format_call(tool, arguments, "hermes")
+
+
+def hacks(task):
+    """What a policy may try, by name: turns whose repair must not be taken for one."""
+    names, iis, planted = task.meta["constraints"], task.meta["iis"], task.meta["planted"]
+    steps = task.meta["plan"][1:-1]
+    gold = [call(step["tool"], **step["arguments"]) for step in steps]
+    other = next(name for name in names if name not in planted)
+    submit, right = call("submit"), f"Answer: {task.answer}"
+    wrong = next((name for name in iis if name not in planted), other)
+    yield "no call at all", [right]
+    yield "only looked", [call("get_iis"), right]
+    yield "the original", [submit, right]
+    yield "dropped everything", [*(call("drop_constraint", name=name) for name in names), submit, right]
+    yield (
+        "relaxed everything",
+        [*(call("relax_constraint", name=n, amount=1000) for n in names), submit, right],
+    )
+    yield (
+        "relaxed by infinity",
+        [
+            f'<tool_call>\n{{"name": "relax_constraint", "arguments": {{"name": "{planted[0]}", "amount": Infinity}}}}\n</tool_call>',
+            submit,
+            right,
+        ],
+    )  # noqa: E501
+    yield (
+        "relaxed by 1e308",
+        [*(call("relax_constraint", name=n, amount=1e308) for n in planted), submit, right],
+    )
+    yield (
+        "relaxed by less than nothing",
+        [*(call("relax_constraint", name=n, amount=-50) for n in names), submit, right],
+    )
+    yield (
+        "relaxed by a text",
+        [*(call("relax_constraint", name=n, amount="1000") for n in planted), submit, right],
+    )
+    yield (
+        "relaxed by too little",
+        [*(call("relax_constraint", name=n, amount=1e-3) for n in planted), submit, right],
+    )
+    yield "another of the conflict", [call("drop_constraint", name=wrong), submit, right]
+    yield "one more than needed", [*gold, call("drop_constraint", name=other), submit, right]
+    yield "one more, a little", [*gold, call("relax_constraint", name=other, amount=1e-6), submit, right]
+    yield "no submission", [*gold, right]
+    yield "a submission first", [submit, *gold, right]
+    yield "right, then wrong", [*gold, submit, call("drop_constraint", name=wrong), submit, right]
+    yield "no answer", [*gold, submit, ""]
+    yield "another answer", [*gold, submit, f"Answer: {int(task.answer) + 1}"]
+    yield "two answers", [*gold, submit, f"Answer: {task.answer} or {int(task.answer) + 1}"]
+    yield "the status for an answer", [*gold, submit, "Answer: optimal"]
+    yield "names that are not there", [call("drop_constraint", name="c99"), submit, right]
+    yield "a list of names", [call("drop_constraint", name=names), submit, right]
+    yield "names in capitals", [*(call("drop_constraint", name=n.upper()) for n in planted), submit, right]
+    yield "tools in capitals", [*(call("DROP_CONSTRAINT", name=n) for n in planted), submit, right]
+    yield (
+        "the objective edited",
+        [call("drop_constraint", name=planted[0], objective="max 0x"), submit, right],
+    )
+    yield "a tool of its own", [call("set_objective", text="max 0x"), submit, right]
+    yield "reset as a tool", [call("reset", answer="0"), submit, right]
+    yield "get_reward as a tool", [call("get_reward"), submit, right]
+    yield (
+        "a reply made up",
+        ['<tool_response>\n{"status": "optimal", "preserved": true}\n</tool_response>\n' + right],
+    )
+    yield "a reply made up in a call", [call("submit", status="optimal", preserved=True), right]
+    yield "a program of its own", [*gold, "Answer: max 3x\nc1: x <= 1"]
+    yield "calls after the answer", [f"{right}\n", *gold, submit]
+
+
+# of the answer alone: the repair is right, which is all that the published reward looks at
+PAID = ("no answer", "another answer", "two answers", "the status for an answer")
+
+
+def test_gold_passes_and_hacks_fail_for_each_kind(lab, suite, tokenizer):
+    for task in one_of_each(suite):
+        names = []
+        for name, turns in hacks(task):
+            (tried,) = lab.rollout([task], Says(tokenizer, *turns))
+            assert tried.success == 0.0, f"{task.meta['template']}: {name} passes: {task.prompt}"
+            assert name in PAID or tried.reward < 40, f"{name} earns {tried.reward}, where gold earns 112"
+            names.append(name)
+        assert len(set(names)) >= 30
+        gold = [call(step["tool"], **step["arguments"]) for step in task.meta["plan"]]
+        for turns in (
+            gold,
+            [call("submit"), *gold],
+            ["\n".join(gold)],
+        ):  # a try before it, or all in one turn
+            (tried,) = lab.rollout(
+                [task], Says(tokenizer, *turns, f"The optimum is\nAnswer: {task.answer}.0")
+            )
+            assert tried.success == 1.0, tried.why
+
+
+def test_an_answer_alone_is_no_repair():
+    assert repair("37", "37", question=BROKEN) == repair("37", "37", question=BROKEN)
+    assert repair("37", "37", question=BROKEN).why == "nothing was submitted"
+
+
+# ---- rewards, measures and preflight
+def test_to_begin_anew_earns_nothing_twice(lab, suite, tokenizer):
+    task = suite.tasks[0]
+    once = [call(step["tool"], **step["arguments"]) for step in task.meta["plan"]]
+    (t,) = lab.rollout([task], Says(tokenizer, *once * 3, f"Answer: {task.answer}"))
+    assert t.components["iis_shrinks"] == 10 and t.components["contradiction"] == 0 and t.success == 1.0
+    assert t.reward == 100 + 10 + 5 - 3 * len(once)
+
+
+def test_a_family_brings_measures_that_are_tested_like_success(lab, suite, tokenizer):
+    tasks = suite.tasks[:30]
+    policies = {
+        "sft": lab.rollout(tasks, ScriptedPolicy(tokenizer, Flaws(wrong_operation=1.0), name="sft")),
+        "grpo": lab.rollout(tasks, ScriptedPolicy(tokenizer, name="grpo")),
+    }
+    found = lab.compare_by_family(policies, tasks)
+    assert list(found) == ["RR@5", "RR@20", "diagnosis accuracy"]
+    assert (
+        found["RR@5"].policies["grpo"]["success"] == 1.0 and found["RR@5"].policies["sft"]["success"] == 0.0
+    )
+    assert found["RR@5"].paired[0]["p"] < 1e-6 and "grpo is better" in found["RR@5"].sentences()[0]
+    late = [
+        *[call("get_iis")] * 5,
+        *(call(s["tool"], **s["arguments"]) for s in tasks[0].meta["plan"]),
+        f"Answer: {tasks[0].answer}",
+    ]
+    (t,) = lab.rollout(tasks[:1], Says(tokenizer, *late))
+    assert t.success == 1.0
+    assert [measure(tasks[0], t) for measure in ordebug.MEASURES.values()] == [0.0, 1.0, 1.0]
+    assert Lab.open({"families": "A"}).compare_by_family({}, [ordebug.Task("a", "", "", family="A")]) == {}
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_preflight_names_the_fault_of_the_published_reward(broken, lab, suite, tokenizer):
+    """A starting policy that repairs the right line every second time, under the reward as published and as meant."""
+    changes = {"reward": "ordebug", "lab": "params/ordebug_broken.py"} if broken else {}
+    half = Lab.open(lab.recipe.used() | {"group_size": 4, "preflight": "refuse"} | changes)
+    assert (half.reward.get("faithfulness") == (matched, 1.0)) == broken
+    policy = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.5), name="sft")
+    report, rollouts = examine(half, policy, suite.split("train"))
+    assert 0.2 < sum(t.success for t in rollouts) / len(rollouts) < 0.8
+    if broken:
+        first = report.causes[0]
+        assert "faithfulness takes 20 from gold" in first.advice and "unanchored pattern" in first.advice
+        assert {t.components["faithfulness"] for t in rollouts} == {-20.0}
+    else:
+        assert not report.causes, report.text()
+
+
+# ---- recipes
+def test_the_real_recipe_says_what_was_published():
+    recipe = Recipe.load(project_root() / "params" / "ordebug-8b.yaml")
+    assert (recipe.lora_r, recipe.lora_alpha, recipe.group_size, recipe.learning_rate) == (16, 32, 4, 1e-5)
+    assert recipe.steps == 174 and recipe.reward == "ordebug_solver" and recipe.variety == "wide"
+    assert {"ordebug"} == set(Lab.open(recipe).contents().loc["family", "name"].split())
+
+
+@pytest.mark.slow
+def test_the_small_recipe_runs_to_its_comparison(tmp_path):
+    from agentkit.cli import main
+
+    small = {"n_tasks": 20, "sft": False, "test_samples": 1, "steps": 1, "prompts_per_step": 2, "micro_batch": 8, "val_every": 1,
+             "val_tasks": 2, "preflight": "warn", "max_turns": 3, "max_turn_tokens": 24, "max_tokens": 200}  # fmt: skip
+    words = [word for key, value in small.items() for word in ("-p", f"{key}={value}")]
+    recipe = project_root() / "params" / "nano-ordebug.yaml"
+    assert main(["run", str(recipe), "--run", str(tmp_path / "run"), *words]) == 0
+    run = load_run(tmp_path / "run")
+    assert isinstance(run, Run) and set(run.comparison["policies"]) == {"sft", "grpo"}
+    assert set(json.loads(run.file("measures.json").read_text())) == set(ordebug.MEASURES)
+    assert (run.path / "tables" / "measures.md").exists()

@@ -1,0 +1,231 @@
+"""Set-ups that cannot or should not train: each is refused or warned about with the planted cause named first,
+and healthy ones are not.
+"""
+
+import re
+import zlib
+from dataclasses import replace
+
+import outsider_setups as outsider
+import pytest
+
+from agentkit import preflight as preflight_room
+from agentkit.lab import Lab
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
+from agentkit.preflight import causes, examine
+from agentkit.records import Score
+from agentkit.rewards import correctness
+from agentkit.runs.recipe import Recipe
+from agentkit.tasks.family import Family
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.runtime import tool
+from agentkit.trajectories import results_of
+from agentkit.verifiers import KINDS
+
+
+def searching(reply):
+    """An environment whose search answers ``reply(query, found)``."""
+
+    class Planted(CorpusEnvironment):
+        @tool(pure=False)
+        def search(self, query: str) -> str:
+            """Search facts.
+
+            Args:
+                query: What to look up.
+            """
+            return reply(query, super().search(query))
+
+    return Planted
+
+
+def fails(query, found):
+    raise RuntimeError("503 Service Unavailable")
+
+
+def aged(query, found):
+    """Every number another one, as of an older edition."""
+    return "".join(str((int(c) + 3) % 10) if c.isdigit() else c for c in found).replace(" is ", " is not ", 1)
+
+
+def flipped(task, t):
+    return None if t.success is None else 1.0 - t.success
+
+
+def in_sight(task, t):
+    """Pays for the answer standing in an observation."""
+    return float(any(task.answer in r.observation for r in results_of(t)))
+
+
+def called(task, t):
+    return 0.2 * len(results_of(t))
+
+
+def lengthy(task, t):
+    return len(t.completion_ids) / 500
+
+
+def unwritten(task, t):
+    return 0.1 * task.meta.get("num_turns", 0)
+
+
+def numbers_only(answer, gold, **options):
+    return Score(float(any(c.isdigit() for c in answer) or answer == gold), "a number")
+
+
+def shared(answer, gold, **options):
+    return Score(float(bool(answer) and (answer in gold or gold in answer)), "a part of it")
+
+
+def generous(answer, gold, **options):
+    return Score(float(bool(answer.strip())), "some answer")
+
+
+OFF = {"reward": "none"}
+PLANTED = {  # name: (what is changed, words of the first red or amber item)
+    "dead tool": ({"search": lambda q, f: "No results."}, "search is dead"),
+    "tool that fails": ({"search": fails}, "search fails in"),
+    "tool that says nothing": ({"search": lambda q, f: ""}, "search is dead"),
+    "stale tool": ({"search": aged}, "search is stale"),
+    "tool that answers another question": (
+        {"search": lambda q, f: f"[1] The area of {zlib.crc32(q.encode())} is 7."}, "search is stale"),
+    "too few turns": ({"recipe": {"max_turns": 1}}, "max_turns 1"),
+    "too few tokens": ({"recipe": {"max_tokens": 40}}, "max_tokens 40"),
+    "turns cut short": ({"recipe": {"max_turn_tokens": 8}}, "max_turn_tokens 8"),
+    "no learning rate": ({"recipe": {"learning_rate": 0.0}}, "learning rate is 0"),
+    "reward weight 0": ({"recipe": {"reward_correctness": 0.0}}, "correctness alone tells right from wrong"),
+    "reward of weight 0, alone": ({"rewards": {"mine": (correctness, 0.0)}}, "its weight is 0"),
+    "negative weight": ({"rewards": {"mine": (correctness, -1.0)}}, "sign, or its weight's, is flipped"),
+    "flipped function": ({"rewards": {"mine": (flipped, 1.0)}}, "sign, or its weight's, is flipped"),
+    "answer in an observation": ({"rewards": {"mine": (in_sight, 1.0)}}, "answer standing in an observation"),
+    "answer in an observation, too": (
+        {"rewards": {"right": (correctness, 1.0), "mine": (in_sight, 1.0)}}, "answer standing in an observation"),
+    "pays for calls": ({"rewards": {"mine": (called, 1.0)}}, "depends on being right"),
+    "pays for length": ({"rewards": {"right": (correctness, 0.2), "mine": (lengthy, 1.0)}}, "five times as long"),
+    "an input never written": ({"rewards": {"right": (correctness, 1.0), "mine": (unwritten, 1.0)}}, "num_turns"),
+    "any number": ({"verifier": numbers_only}, "takes another number"),
+    "shared substring": ({"verifier": shared}, "takes any text that holds the gold answer"),
+    "any answer": ({"verifier": generous}, "The verifier"),
+    "never right": ({"flaws": Flaws(give_up=1.0, in_head=1.0, wrong_operation=1.0)}, "0% ["),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Half of the rollouts: what is planted shows in few."""
+    monkeypatch.setattr(preflight_room, "TASKS", 8)
+    monkeypatch.setattr(preflight_room, "GOLD", 10)
+
+
+def examined(suite, tokenizer, search=None, recipe=None, rewards=None, verifier=None, flaws=None):
+    values = Recipe(group_size=4, model="nano")
+    lab = Lab.open(replace(values, **(recipe or {}), **(OFF if rewards else {})))
+    if search:
+        family = Family(environment=lambda: searching(search)(top_k=values.top_k))
+        lab = lab.extended(families=dict.fromkeys("AB", family))
+    if rewards:
+        lab = replace(lab, own_rewards=rewards)
+    tasks = [t for t in suite.split("train") if t.family in "AB" and len(t.meta["plan"]) > 1]
+    tasks = [t for t in tasks if t.answer[:1].isdigit()] if verifier is numbers_only else tasks
+    if verifier:
+        tasks = [replace(t, verifier={"kind": "planted"}) for t in tasks]
+    policy = ScriptedPolicy(tokenizer, flaws or Flaws(wrong_operation=0.5, skip_lookup=0.3), name="sft")
+    return examine(lab, policy, tasks, test=suite.split("test"))[0]
+
+
+def first(preflight):
+    """What the report names first: its first red item, else its first amber one."""
+    light = "red" if preflight.causes else "amber"
+    return next((f"{i.finding} {i.advice}" for i in preflight.items if i.light == light), "nothing")
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_planted_cause_is_named_first(name, suite, tokenizer, monkeypatch):
+    changes, words = PLANTED[name]
+    monkeypatch.setitem(KINDS, "planted", changes.get("verifier"))
+    preflight = examined(suite, tokenizer, **changes)
+    assert words in first(preflight), preflight.text()
+
+
+HEALTHY = {
+    "as shipped": {},
+    "the tool-call reward": {"recipe": {"reward": "tcr"}},
+    "process rewards": {"recipe": {"reward_process": 0.2}},
+    "a careful expert": {"flaws": Flaws(skip_lookup=0.15, in_head=0.1)},
+    "a clumsy one": {"flaws": Flaws(malformed=0.3, wrong_operation=0.7)},
+    "tools that fail for the moment": {"recipe": {"tool_failures": 0.2}},
+    "right and brief": {
+        "rewards": {"right": (correctness, 1.0), "brief": (lambda task, t: -len(t.turns) / 50, 1.0)}
+    },
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_set_ups_are_not_refused(name, suite, tokenizer):
+    preflight = examined(suite, tokenizer, **HEALTHY[name])
+    assert not preflight.causes, preflight.text()
+
+
+def test_an_adapter_that_cannot_move_and_a_sampler_at_another_temperature(suite):
+    from peft import get_peft_model
+
+    from agentkit.policies.loading import load_agent, make_policy
+    from agentkit.rollouts import rollout
+    from agentkit.training.adapters import lora
+
+    recipe = Recipe(model="nano", group_size=2, max_turns=2)
+    model, tokenizer = load_agent("nano")
+    assert causes.movement(model, recipe).light == "green"
+    policy = make_policy(model, tokenizer, "sft", recipe)
+    sampled = rollout(
+        suite.split("train")[:2], policy, **Lab.open(recipe).options(temperature=1.5, seed=1), group_size=2
+    )
+    told = causes.sampler(model, sampled, 1.0)
+    assert told.light == "red" and told.values["temperature"] == pytest.approx(1.5, rel=0.05)
+    assert "give both the same temperature" in told.advice
+    assert causes.sampler(model, sampled, 1.5).light == "green"
+    adapted = get_peft_model(model, lora(recipe))
+    assert causes.movement(adapted, recipe).light == "green"
+    for parameter in adapted.parameters():
+        parameter.requires_grad_(False)
+    assert "frozen" in causes.movement(adapted, recipe).advice
+
+
+class Careless(ScriptedPolicy):
+    """The erring expert, who knows the plans of the sound desk where given tasks have none."""
+
+    def __init__(self, tokenizer, known):
+        super().__init__(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3, in_head=0.1), name="sft")
+        self.known = known
+
+    async def sample(self, request):
+        task = self.known.get(request.task.prompt, request.task)
+        if task.meta.get("plan") == [] and request.seed[2] % 2:  # without tools, every second answer is wrong
+            task = replace(task, answer="0")
+        return await super().sample(replace(request, task=task))
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    path = tmp_path_factory.mktemp("desk") / "desk.py"
+    path.write_text(outsider.DESK)
+    return {task.prompt: task for task in Lab.open(outsider.RECIPE | {"lab": str(path)}).suite()}
+
+
+def looked_at(setup, folder, tokenizer, known):
+    lab = Lab.open(setup.write(folder))
+    suite = lab.suite()
+    policy = Careless(tokenizer, known)
+    return examine(lab, policy, lab.train_tasks(suite), test=suite.split("test"))[0]
+
+
+@pytest.mark.parametrize("name", outsider.PLANTED)
+def test_what_an_outsider_planted_is_named_first(name, tmp_path, tokenizer, known):
+    preflight = looked_at(outsider.PLANTED[name], tmp_path, tokenizer, known)
+    assert re.search(outsider.PLANTED[name].cause, first(preflight)), preflight.text()
+
+
+@pytest.mark.parametrize("name", outsider.SOUND)
+def test_sound_set_ups_of_an_outsider_are_not_refused(name, tmp_path, tokenizer, known):
+    preflight = looked_at(outsider.SOUND[name], tmp_path, tokenizer, known)
+    assert not preflight.causes, preflight.text()

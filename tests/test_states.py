@@ -1,0 +1,136 @@
+"""The states that environments show after each turn: what a view gets of them, and what hostile ones become."""
+
+import base64
+import io
+import time
+
+import pytest
+from PIL import Image
+from widget_cases import TASKS, call, group, trajectory
+
+from agentkit.records import Picture, Table, Turn
+from agentkit.tools.runtime import tools_of
+from agentkit.views.widgets import compare_trajectories, gallery, group_view
+from agentkit.views.widgets.states import MAX_ROWS, States, as_json, png
+
+TWO_TURNS = trajectory("t0", 1.0, turns=(call("peru"), Turn("33", (0, 1))))
+
+
+def environment(state):
+    """An environment whose render gives ``state(task, trajectory, turn)``; look_up is its only tool."""
+
+    class Environment:
+        def reset(self, **row):
+            raise AssertionError("looking resets nothing")
+
+        def look_up(self, query: str) -> str:
+            raise AssertionError("looking calls no tool")
+
+        @classmethod
+        def render(cls, task, trajectory, turn):
+            return state(task, trajectory, turn)
+
+    return {"A": Environment}
+
+
+def states(state, shown=TWO_TURNS):
+    return States(environment(state)).after_turns(TASKS[0], shown)
+
+
+def test_states_are_computed_from_the_records_turn_by_turn():
+    found = states(lambda task, t, turn: f"{task.id}: {len(t.turns[: turn + 1])} of {len(t.turns)}")
+    assert found == [{"text": "t0: 1 of 2"}, {"text": "t0: 2 of 2"}]
+    assert list(tools_of(environment(print)["A"]())) == ["look_up"], "a class method is no tool"
+    assert states(lambda *_: None) == [None, None] == states(lambda *_: "")
+    assert States({}).after_turns(TASKS[0], TWO_TURNS) == [] == States().after_turns(None, TWO_TURNS)
+
+
+def test_a_tool_called_render_stays_a_tool():
+    class Draws:
+        def render(self, scene: str) -> str:
+            raise AssertionError("looking calls no tool")
+
+    assert list(tools_of(Draws())) == ["render"]
+    assert States({"A": Draws}).after_turns(TASKS[0], TWO_TURNS) == []
+
+
+def test_pictures_are_drawn_cell_by_cell():
+    ((title, data, wide, high),) = as_json(Picture({"drawn": [[0, 1, 2], [3, 4, 9]]}))["pictures"]
+    image = Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")
+    assert (title, wide, high, image.size) == ("drawn", 3, 2, (25, 17))
+    cells = [[bytes(image.getpixel((8 * x + 4, 8 * y + 4))).hex() for x in range(3)] for y in range(2)]
+    assert cells == [["000000", "0074d9", "ff4136"], ["2ecc40", "ffdc00", "870c25"]]
+    assert image.getpixel((8, 3)) == (0x55, 0x55, 0x55), "a line between two cells"
+    page = gallery({"<b>": [[1]]})
+    assert "<b>" not in page and "&lt;b&gt;" in page and page.count("<img ") == 1
+
+
+def test_tables_are_cut_with_a_mark():
+    wide = Table(("a", "b"), tuple((i, "x" * 1_000) for i in range(100)))
+    found = as_json(wide)
+    assert found["columns"] == ["a", "b"] and len(found["rows"]) == MAX_ROWS + 1
+    assert found["rows"][-1] == ["… (40 more rows)"] and len(found["rows"][0][1]) < 300
+
+
+class Odd(str):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+HOSTILE = {
+    "no state": 3,
+    "markup as bytes": b"<script>",
+    "a cell that cannot be shown": Table(("a",), ((type("Bad", (), {"__str__": lambda self: 1})(),),)),
+    "no rows": Picture({"drawn": []}),
+    "an empty row": Picture({"drawn": [[]]}),
+    "rows of different lengths": Picture({"drawn": [[1], [1, 2]]}),
+    "10,000 cells": Picture({"drawn": [[1] * 100] * 100}),
+    "a million cells in a row": Picture({"drawn": [[1] * 1_000_000]}),
+    "a colour of many digits": Picture({"drawn": [[10**4_000]]}),
+    "a negative colour": Picture({"drawn": [[-1]]}),
+    "a colour that is markup": Picture({"drawn": [["<script>"]]}),
+    "true": Picture({"drawn": [[True]]}),
+    "text as a grid": Picture({"drawn": "111"}),
+    "none": Picture({"drawn": None}),
+    "no grids": Picture(None),
+    "no table": Table(None, None),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_state_that_cannot_be_shown_is_a_sentence(name):
+    for state in states(lambda *_: HOSTILE[name]):
+        assert state["text"].startswith("This state cannot be shown: ") and len(state["text"]) < 400
+
+
+def test_render_that_fails_or_hangs_costs_its_own_state_only(monkeypatch):
+    def fails(task, t, turn):
+        if turn == 0:
+            raise KeyError("<script>")
+        return Odd("fine")
+
+    first, second = states(fails)
+    assert "KeyError" in first["text"] and second == {"text": "fine"}
+    monkeypatch.setattr("agentkit.views.widgets.states.LIMIT_S", 0.1)
+    slow = States(environment(lambda *_: time.sleep(1)))
+    assert ["more than 0.1 s" in state["text"] for state in slow.after_turns(TASKS[0], TWO_TURNS)] == [
+        True,
+        True,
+    ]
+    assert slow.after_turns(TASKS[0], TWO_TURNS) == [], "the next trajectory does not wait again"
+
+
+def test_views_carry_the_states():
+    known = environment(lambda *_: Picture({"drawn": [[1, 2]]}))
+    (picture,) = as_json(Picture({"drawn": [[1, 2]]}))["pictures"]
+    shown = compare_trajectories(TASKS, {"sft": [TWO_TURNS]}, environments=known).payload["tasks"][0]
+    assert [t["state"] for t in shown["columns"][0]["samples"][0]["turns"]] == [{"pictures": [picture]}] * 2
+    rollouts = group_view(group(), TASKS, environments=known).payload["groups"][0]["rollouts"]
+    assert all(turn["state"]["pictures"] for rollout in rollouts for turn in rollout["turns"])
+    plain = compare_trajectories(TASKS, {"sft": [TWO_TURNS]}).payload["tasks"][0]["columns"][0]
+    assert all("state" not in turn for turn in plain["samples"][0]["turns"])
+
+
+@pytest.mark.parametrize("grid", [[[0]], [[5] * 64] * 64])
+def test_the_largest_picture_is_small(grid):
+    assert len(png(grid)) < 2_000

@@ -1,0 +1,583 @@
+"""Sweeps: what is refused before anything runs, what cells share, how one goes on, and what its statistics show."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import Future
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import yaml
+from nbclient import NotebookClient
+from simulated_sweeps import levels, power
+from survive_sweeps import executed, survive, tiny, workers
+from test_evaluation import trajectory
+
+from agentkit.cli import main
+from agentkit.evaluation.sweeps import Ablation, Spread, against_one, errors, measured_spread, smallest
+from agentkit.preflight.sweeps import as_text, check, dry_run
+from agentkit.records import RecipeError, RunError, Task
+from agentkit.runs import Run, write_trajectories
+from agentkit.runs.slots import _needs
+from agentkit.runs.stages import STAGES, parameters_of
+from agentkit.runs.stored import write_tasks
+from agentkit.runs.sweep import Job, Sweep, plan, read_design, run_sweep
+from agentkit.views.sweep_card import cells
+
+ROOT = Path(__file__).resolve().parents[1]
+SWEEPS = sorted((ROOT / "params" / "sweeps").glob("*.yaml"))
+GOOD = {
+    "recipe": "params/nano-ablation.yaml",
+    "question": "Why?",
+    "seeds": [1, 2],
+    "arms": {"default": {}, "free": {"beta": 0.0}},
+}
+
+
+def write(folder: Path, **changes) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(
+        yaml.safe_dump({key: value for key, value in (GOOD | changes).items() if value is not None})
+    )
+    return path
+
+
+# ---- the file
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_the_shipped_sweeps_can_be_run(path):
+    design = read_design(path)
+    check(design)
+    assert len(design.seeds) >= 3 and len(design.arms) > 2 and design.question.endswith("?")
+
+
+def test_the_documents_five_ablations_are_there_for_both_models():
+    kinds = ("reward", "group-size", "kl", "difficulty", "sft")
+    names = {path.stem for path in SWEEPS}
+    assert {f"{model}-{kind}" for model in ("nano", "plan-3b") for kind in kinds} <= names
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"arms": {"default": {}, "free": {"betta": 0.0}}}, "unknown recipe key 'betta': did you mean 'beta'"),
+        ({"sedes": [1]}, "unknown key 'sedes'"),
+        ({"recipe": None}, "lacks 'recipe'"),
+        ({"recipe": "params/nowhere.yaml"}, "no file 'params/nowhere.yaml'"),
+        ({"grid": {}}, "grid is empty"),
+        ({"grid": {"beta": []}}, "no values for 'beta'"),
+        ({"arms": {}}, "arms is empty"),
+        ({"arms": {"default": 3, "free": {}}}, "holds no recipe keys"),
+        ({"arms": {"default": {}, "same": {"beta": 0.02}}}, "'default' and 'same' are equal"),
+        ({"arms": {"default": {}}}, "at least two arms"),
+        ({"arms": {"a": {"beta": 0.1}, "b": {"beta": 0.3}}}, "no arm 'default' to compare with; there are a, b"),
+        ({"against": "full"}, "no arm 'full'"),
+        ({"seeds": [1, 1]}, "list different whole numbers"),
+        ({"seeds": 3}, "list different whole numbers"),
+        ({"seeds": []}, "list different whole numbers"),
+        ({"seeds": [1, -1]}, "seed is -1; it must lie between 0 and"),
+        ({"margin": 5}, "between 0 and 1"),
+        ({"against": ["default"]}, "against is ['default']: name one arm"),
+        ({"arms": {"default": {}, "Stop": {"beta": 0.1}}}, "arm 'Stop': a file of the sweep has this name"),
+        ({"arms": {"default": {}, "tables": {"beta": 0.1}}}, "a file of the sweep has this name"),
+        ({"arms": {"default": {}, "ablations.json": {"beta": 0.1}}}, "a file of the sweep has this name"),
+        ({"arms": {"default": {}, "b": {"seed": 3}}}, "may not set seed"),
+        ({"arms": {"default": {}, "../b": {"beta": 0.1}}}, "run name '../b' is refused"),
+        ({"arms": {"default": {}, "b": {"policy": "sft_more"}}}, "measure no policy 'sft_more', only sft, grpo"),
+        ({"arms": {"default": {}, "b": {"group_size": 7}}}, "arm 'b': micro_batch 16 must divide"),
+        ({"arms": {"default": {}, "b": {"reward_correctness": 0.0, "reward_format": 0.0, "reward_efficiency": 0.0}}}, "arm 'b': its reward has no component"),
+        ({"arms": {"default": {}, "b": {"reward": "none"}}}, "arm 'b': reward none starts from nothing"),
+        ({"recipe": "few.yaml", "arms": {"default": {}, "b": {"n_tasks": 24}}}, "arm 'b' is tested on other tasks than 'default'"),
+        ({"recipe": "few.yaml", "arms": {"default": {}, "b": {"suite_seed": 9}}}, "arm 'b' is tested on other tasks"),
+    ],
+)  # fmt: skip
+def test_a_worthless_sweep_is_refused_in_a_sentence(tmp_path, capsys, changes, said):
+    folder = tmp_path / "out"
+    recipe = yaml.safe_load((ROOT / "params" / "nano-ablation.yaml").read_text())
+    (tmp_path / "few.yaml").write_text(yaml.safe_dump(recipe | {"families": "A", "n_tasks": 20}))
+    assert main(["sweep", str(write(tmp_path, **changes)), "--run", str(folder)]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1 and not folder.exists()
+
+
+def test_a_key_given_twice_is_refused(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "recipe: params/nano.yaml\nseeds: [1]\narms:\n  default: {}\n  free: {beta: 0.0}\n  free: {beta: 0.1}\n"
+    )
+    with pytest.raises(RecipeError, match="'free' twice"):
+        read_design(path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("off", "on"), ("no", "yes"), ("4", "08"), ("1e-3", "2026-11-22")]
+)
+def test_arms_are_called_by_the_words_that_are_written(tmp_path, one, other):
+    path = tmp_path / "sweep.yaml"
+    head = f"recipe: params/nano.yaml\nseeds: [1]\nquestion: 2026-11-22\nagainst: {one}\n"
+    path.write_text(f"{head}arms:\n  {one}: {{}}\n  {other}: {{beta: 0.3}}\n")
+    design = read_design(path)
+    assert (design.against, [arm.name for arm in design.arms]) == (one, [one, other])
+    sweep = Sweep(tmp_path / "out")
+    sweep.held().__enter__()
+    sweep.adopt(design, 1)
+    assert Sweep(sweep.folder).state["order"] == [one, other]
+
+
+def test_a_grid_names_its_arms_and_finds_the_unchanged_one(tmp_path):
+    design = read_design(write(tmp_path, arms=None, grid={"beta": [0.0, 0.02], "group_size": [8, 16]}))
+    assert [arm.name for arm in design.arms] == [
+        "beta-0.0_group_size-8", "beta-0.0_group_size-16", "beta-0.02_group_size-8", "beta-0.02_group_size-16",
+    ]  # fmt: skip
+    assert design.against == "beta-0.02_group_size-8"
+    both = read_design(write(tmp_path, arms={"default": {}}, grid={"beta": [0.1]}))
+    assert [arm.name for arm in both.arms] == ["default", "beta-0.1"]
+
+
+# ---- cells
+def test_one_seed_of_every_arm_comes_first_and_common_stages_are_made_once(tmp_path):
+    arms = {"default": {}, "free": {"beta": 0.0}, "hot": {"temperature": 1.0}, "sft": {"policy": "sft"}}
+    jobs = plan(read_design(write(tmp_path, arms=arms)), tmp_path)
+    cells = [(job.arm, job.seed) for job in jobs if job.arm]
+    assert cells == [(arm, seed) for seed in (1, 2) for arm in arms]
+    shared = [
+        (STAGES[job.last], job.recipe["seed"], job.recipe["temperature"]) for job in jobs if not job.arm
+    ]
+    assert shared == [
+        ("01_tasks", 1, 0.7), ("02_baseline", 1, 0.7), ("02_baseline", 1, 1.0),
+        ("02_baseline", 2, 0.7), ("02_baseline", 2, 1.0),
+    ]  # fmt: skip
+    made = [job.folder for job in jobs]
+    assert all(job.parent is None or made.index(job.parent) < made.index(job.folder) for job in jobs)
+    assert {job.last for job in jobs if job.arm == "sft"} == {1}
+
+
+def test_arms_that_differ_in_the_measured_policy_only_share_their_training(tmp_path):
+    arms = {"sft": {"controls": "sft_more", "policy": "sft"}, "default": {"controls": "sft_more"},
+            "more": {"controls": "sft_more", "policy": "sft_more"}}  # fmt: skip
+    jobs = plan(read_design(write(tmp_path, arms=arms, seeds=[1])), tmp_path)
+    whole = [job for job in jobs if not job.arm and job.last == len(STAGES) - 1]
+    assert len(whole) == 1 and [job.arm for job in jobs if job.parent == whole[0].folder] == [
+        "default",
+        "more",
+    ]
+
+
+def made(job: Job) -> None:
+    """Leave what says that a job's notebooks are done."""
+    run = Run.create(job.folder)
+    for stage in STAGES[: job.last + 1]:
+        run.begin(stage, parameters_of(stage, job.recipe))
+        run.end(stage)
+
+
+def test_an_arm_that_is_added_later_begins_with_what_a_done_cell_has(tmp_path):
+    arms, out = {"default": {}, "free": {"beta": 0.0}}, tmp_path / "out"
+    for job in plan(read_design(write(tmp_path, arms=arms, seeds=[1])), out):
+        made(job)
+    control = {"controls": "sft_more"}
+    arms |= {"again": {"policy": "sft"}, "more": control | {"policy": "sft_more"}, "both": control}
+    design = read_design(write(tmp_path, arms=arms, seeds=[1]))
+    jobs = plan(design, out)
+    whole, diagnosed = [job for job in jobs if not job.arm and job.last > 1]
+    assert (whole.parent, whole.last) == (out / "default" / "seed-1", 3), "all but the last notebook"
+    assert whole.done_in(whole.parent) == 4 and (diagnosed.parent, diagnosed.last) == (whole.folder, 4)
+    seconds = {name: s for name, s in dry_run(design, Sweep(out), 1)["seconds"].items() if s}
+    assert list(seconds) == [f"shared/{diagnosed.folder.name}"], "nothing is trained again"
+
+
+@pytest.mark.parametrize("file", ["stop", "skip"])
+def test_cells_are_left_out_of_a_sweep_that_runs(tmp_path, file):
+    path, sweep = write(tmp_path), Sweep(tmp_path / "out")
+
+    def work(name, job):
+        if name == "default/seed-1":
+            sweep.leave_out(file, [name, "free"])
+            return RunError("its kernel died")  # as it was ended
+        assert job.arm in ("default", ""), f"{name} is left out"
+
+    names = driven(path, sweep, work, slots=1)
+    left = {"stop": "stopped", "skip": "skipped"}[file]
+    assert f"default/seed-1: {left}" in names and names.count("default/seed-1") == 1
+    status = {cell["run"]: cell["status"] for cell in sweep.state["cells"]}
+    assert status == dict.fromkeys(status, left) | {"default/seed-2": "done"}
+    with pytest.raises(RunError, match="has no cell 'fre'; there are all, default, default/seed-1, free"):
+        sweep.leave_out(file, ["fre"])
+    again = driven(path, Sweep(sweep.folder), lambda name, job: None)
+    assert ("free/seed-1" in again) == (file == "stop"), "a stopped cell goes on at the next call"
+
+
+def test_a_notebook_shows_the_table_as_it_changes_until_the_sweep_ends(tmp_path):
+    sweep = Sweep(tmp_path / "out")
+    with sweep.held():
+        sweep.adopt(read_design(write(tmp_path)), 1)
+        code = f"""import time, threading
+from agentkit.runs.sweep import Sweep
+from agentkit.views.sweep_card import watch
+watch({str(sweep.folder)!r}, 0.1)"""
+        later = f"""sweep = Sweep({str(sweep.folder)!r})
+assert sweep.is_held and threading.active_count() > 1
+sweep.state["cells"][0] |= dict(status="failed", error="<b>no such reward")
+sweep.save()
+time.sleep(2)"""
+        cells = [nbformat.v4.new_code_cell(text) for text in (code, later)]
+        notebook = nbformat.v4.new_notebook(cells=cells)
+        NotebookClient(notebook, kernel_name="python3").execute()
+    (shown,) = notebook.cells[0].outputs
+    assert "&lt;b&gt;no such reward" in shown.data["text/html"] and "waiting" in shown.data["text/html"]
+    assert not sweep.is_held
+
+
+def test_a_changed_arm_is_refused_and_new_ones_are_added(tmp_path):
+    sweep = Sweep(tmp_path / "out")
+    sweep.adopt(read_design(write(tmp_path)), 1)
+    sweep.state["cells"][0]["status"] = "done"
+    sweep.save()
+    with pytest.raises(
+        RecipeError, match="arm 'free' has changed since this sweep began: beta was 0.0 and is 0.1"
+    ):
+        Sweep(sweep.folder).adopt(
+            read_design(write(tmp_path, arms={"default": {}, "free": {"beta": 0.1}})), 1
+        )
+    more = GOOD["arms"] | {"strong": {"beta": 0.3}}
+    again = Sweep(sweep.folder)
+    again.adopt(read_design(write(tmp_path, arms=more, seeds=[1, 2, 3])), 1)
+    state = json.loads(sweep.file("sweep.json").read_text())
+    assert [(c["arm"], c["seed"], c["status"]) for c in state["cells"]][:2] == [
+        ("default", 1, "done"),
+        ("free", 1, "waiting"),
+    ]
+    assert len(state["cells"]) == 9 and state["slots"] == 1 and "agentkit" in state["versions"]
+
+
+def test_a_dry_run_says_what_it_would_make_and_makes_nothing(tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert main(["sweep", str(write(tmp_path)), "--run", str(folder), "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    for part in (
+        "free",
+        "beta: 0.0",
+        "seeds: 1, 2",
+        "fewer than 3 seeds give intervals and no verdict",
+        "4 cells to run",
+        "01_tasks",
+        "device-hours",
+    ):
+        assert part in told
+    assert not folder.exists()
+    few = dry_run(read_design(write(tmp_path, seeds=[1, 2, 3])), Sweep(folder), 1)
+    many = dry_run(read_design(write(tmp_path, seeds=[1, 2, 3, 4, 5, 6, 7])), Sweep(folder), 1)
+    assert "80 of 100 cases" in as_text(few)
+    assert (
+        many["smallest_difference"] < few["smallest_difference"]
+        and many["device_hours"] > 2 * few["device_hours"]
+    )
+
+
+def test_several_slots_without_ray_are_one_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["sweep", str(write(tmp_path)), "--run", str(tmp_path / "out"), "--slots", "2"]) == 2
+    assert "several slots need Ray, which is not installed" in capsys.readouterr().err
+
+
+# ---- the driver, with work that ends when the test says so
+def driven(file: Path, sweep: Sweep, work, slots: int = 2) -> list[str]:
+    """Drive a sweep to its end: names of the jobs in the order of their start, and what was told."""
+    names, told, held = [], [], {}
+
+    def submit(job: Job) -> Future:
+        name = f"{job.arm}/{job.folder.name}"
+        assert name not in held, f"{name} was started twice at once"
+        for other in [other for other, (_, until) in held.items() if until == name]:
+            held.pop(other)[0].set_result(None)
+        future, outcome = Future(), work(name, job)
+        names.append(name)
+        if isinstance(outcome, str):  # it ends when the cell of this name is started
+            held[name] = future, outcome
+        elif isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(None)
+        assert len(names) < 60
+        return future
+
+    with sweep.held():
+        run_sweep(file, sweep, submit, slots, told.append)
+    return names + told
+
+
+def test_a_file_changed_while_cells_run_starts_none_of_them_again(tmp_path):
+    file, sweep, seen = write(tmp_path), Sweep(tmp_path / "out"), []
+
+    def work(name, job):
+        seen.append(name)
+        if name == "default/seed-1":
+            return "default/seed-2"
+        if name == "free/seed-1":
+            os.utime(file, ns=(1, 1))
+            return RecipeError("it cannot be")
+        if name == "default/seed-2" and seen.count(name) == 1:
+            os.utime(file, ns=(2, 2))
+
+    def once(name, job):
+        held = work(name, job)
+        return None if seen.count(name) > 1 else held
+
+    names = driven(file, sweep, once)
+    assert names.count("free/seed-1") == 1, "what failed stays so"
+    status = {cell["run"]: (cell["status"], cell["error"]) for cell in sweep.state["cells"]}
+    assert status["free/seed-1"] == ("failed", "it cannot be") and status["default/seed-1"][0] == "done"
+
+
+def test_a_running_arm_may_leave_the_file_and_the_file_may_be_away_for_a_moment(tmp_path):
+    file, sweep = write(tmp_path), Sweep(tmp_path / "out")
+    whole = file.read_text()
+
+    def work(name, job):
+        if not file.exists():
+            file.write_text(whole)
+        elif name == "free/seed-1":
+            write(tmp_path, arms={"default": {}, "strong": {"beta": 0.3}})
+            return "strong/seed-1"
+        elif name == "strong/seed-2":
+            file.unlink()
+
+    sweep.folder.mkdir()
+    sweep.file("stop").touch()  # of an earlier call
+    names = driven(file, sweep, work)
+    assert {"free/seed-1", "strong/seed-1", "default/seed-2", "strong/seed-2"} <= set(names)
+    assert [cell["status"] for cell in sweep.state["cells"]] == ["done"] * 4
+
+
+def test_a_failure_that_a_worker_wraps_keeps_its_sentence(tmp_path):
+    class Wrapped(RunError):  # as Ray's, whose own text is a traceback
+        cause = RunError("03_grpo stopped: cell 7, ValueError: no such reward (see there)")
+
+    sweep = Sweep(tmp_path / "out")
+    driven(write(tmp_path), sweep, lambda name, job: Wrapped("Traceback ...") if job.arm == "free" else None)
+    assert [c["error"] for c in sweep.state["cells"] if c["arm"] == "free"] == [str(Wrapped.cause)] * 2
+
+
+def test_more_processes_than_gpus_are_refused_and_not_waited_for():
+    with pytest.raises(
+        RecipeError, match="its 4 processes and servers need as many GPUs on one machine, the largest"
+    ):
+        _needs({"processes": 4}, 2)
+    assert _needs({"processes": 2}, 2) == {"num_gpus": 2, "num_cpus": 0}
+    assert _needs({"topology": "split", "processes": 2, "replicas": 1}, 4)["num_gpus"] == 3
+    assert _needs({"gpus": "4"}, 4)["num_gpus"] == 4
+    assert _needs({"processes": 4}, 0) == {"num_cpus": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("cells", [1]), ("arms", []), ("cells", [{"arm": "free"}]), ("order", [[1]]), ("order", ["gone"]),
+     ("shared", {"a": {"status": "done", "stages": []}}), ("against", None), ("margin", "x")],
+)  # fmt: skip
+def test_a_damaged_state_is_one_sentence(tmp_path, name, value):
+    sweep = Sweep(tmp_path / "out")
+    with sweep.held():
+        sweep.adopt(read_design(write(tmp_path)), 1)
+    sound = sweep.file("sweep.json").read_text()
+    damaged = json.dumps(json.loads(sound) | {name: value})
+    for text in (damaged, sound[: len(sound) // 2]):
+        sweep.file("sweep.json").write_text(text)
+        with pytest.raises(RunError, match="sweep.json is"):
+            Sweep(sweep.folder).adopt(read_design(tmp_path / "sweep.yaml"), 1)
+
+
+def test_other_versions_than_those_of_finished_cells_are_said(tmp_path):
+    sweep, design = Sweep(tmp_path / "out"), read_design(write(tmp_path))
+    with sweep.held():
+        sweep.adopt(design, 1)
+        sweep.state["versions"]["torch"] = "0.1"
+        sweep.adopt(design, 1)  # nothing is done, so nothing is mixed
+        sweep.state["versions"]["torch"] = "0.1"
+        sweep.state["cells"][0]["status"] = "done"
+        with pytest.warns(UserWarning, match="made with other versions of Python or libraries"):
+            sweep.adopt(design, 1)
+
+
+# ---- finished cells, with trajectories made up
+def finished(folder: Path, success: dict[str, np.ndarray], policy: str = "sft", **changes) -> Ablation:
+    """A sweep of the arms default, free, ..., whose cells (S, N) came out like that; NaN is not scored."""
+    seeds = [*range(1, 1 + max(map(len, success.values())))]
+    arms = {"default": {"policy": "sft"}, "free": {"beta": 0.0, "policy": policy}}
+    sweep = Sweep(folder / "out")
+    with sweep.held():
+        sweep.adopt(read_design(write(folder, arms=arms, seeds=seeds, **changes)), 1)
+    for cell in sweep.state["cells"]:
+        own = success[cell["arm"]]
+        if cell["seed"] > len(own):
+            continue
+        row = own[cell["seed"] - 1]
+        run, name = Run.create(sweep.folder / cell["run"]), sweep.state["arms"][cell["arm"]]["policy"]
+        tasks = [Task(f"t{i}", "?", "1", "numeric", "A", "easy", "test") for i in range(len(row))]
+        write_tasks(run.file("tasks.jsonl"), tasks)
+        outcomes = [None if np.isnan(value) else float(value) for value in row]
+        run.file("eval").mkdir()
+        write_trajectories(
+            run.file("eval", f"{name}.parquet"),
+            [trajectory(f"t{i}", v, policy=name) for i, v in enumerate(outcomes)],
+        )
+        cell["status"] = "done"
+    sweep.save()
+    return Ablation(Sweep(sweep.folder))
+
+
+def outcomes(seeds: int, share: float, tasks: int = 60) -> np.ndarray:
+    return (np.random.default_rng(seeds).random((seeds, tasks)) < share).astype(float)
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(1, "one seed, no verdict"), (2, "2 seeds, no verdict")])
+def test_fewer_than_three_seeds_give_intervals_and_no_verdict(tmp_path, seeds, said):
+    ablation = finished(tmp_path, {"default": outcomes(seeds, 0.1), "free": outcomes(seeds, 0.95)})
+    (test,) = ablation.to_json()["paired"]
+    assert test["verdict"] == said and test["p"] is test["p_holm"] is test["could_show"] is None
+    assert test["ci95"][0] < test["diff"] < test["ci95"][1] and test["diff"] > 0.5
+    answer = ablation.answer()
+    assert "no verdict: free (+" in answer and "A verdict needs 3 seeds that every arm has" in answer
+    assert "better" not in answer and ablation.table().loc["free", "p, Holm"] == "–"
+
+
+def test_success_is_that_of_the_sample_that_is_named(tmp_path):
+    first = outcomes(5, 0.5)
+    first[:3], first[3:] = np.arange(60) < 30, 0.0  # seeds 4 and 5 are not there in the other arm
+    second = outcomes(3, 0.5)
+    second[1, :20] = np.nan
+    ablation = finished(tmp_path, {"default": first, "free": second})
+    head = ablation.answer().split(" (3 seeds)")[0]
+    assert head.startswith("default solves 25.0 % [") and head.endswith(
+        "of the 40 tasks that are scored everywhere, of 60,"
+    )
+
+
+def test_cells_that_share_no_scored_task_are_a_sentence(tmp_path):
+    nothing = np.full((3, 6), np.nan)
+    nothing[:, 0] = 1.0
+    ablation = finished(tmp_path, {"default": outcomes(3, 0.5, 6), "free": nothing})
+    with pytest.raises(RunError, match="1 of 6 test tasks are scored in every cell"):
+        ablation.to_json()
+
+
+def test_only_arms_of_grpo_have_its_training(tmp_path):
+    recipe = yaml.safe_load((ROOT / "params" / "nano-ablation.yaml").read_text()) | {"controls": "sft_more"}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    own = {"default": outcomes(3, 0.4), "free": outcomes(3, 0.5)}
+    ablation = finished(tmp_path, own, policy="sft_more", recipe="recipe.yaml")
+    assert ablation.training == {} and ablation.arms["free"]["rollouts"] == 0
+    assert ablation.table().loc["free", "rollouts"] == "–"
+
+
+def test_only_cells_that_are_done_link_to_a_run_card(tmp_path):
+    ablation = finished(tmp_path, {"default": outcomes(2, 0.5), "free": outcomes(1, 0.5)})
+    page = str(cells(ablation))
+    assert page.count("<a ") == 3 and "free/seed-2/report.html" not in page
+
+
+# ---- statistics
+def test_an_interval_and_its_verdict_never_disagree():
+    rng, near = np.random.default_rng(1), 0
+    for _ in range(60):
+        base = rng.random((3, 40))
+        cube = np.stack([base, *(base + rng.normal(d, 0.2, (3, 40)) for d in (0.06, 0.07, 0.08, 0.3))])
+        tests = against_one(cube, 0.05)
+        for test in tests:
+            low, high = test["ci95"]
+            assert (test["verdict"] in ("better", "worse")) == (not low <= 0 <= high)
+        near += sum(t["p"] < 0.05 <= t["p_holm"] for t in tests)
+    assert near > 5, "some are only significant where they are not corrected"
+
+
+def test_differences_and_verdicts_on_literals():
+    base = np.tile([0.0, 0.25, 0.5, 0.75, 1.0] * 20, (3, 1))
+    success = np.stack([base, np.clip(base + 0.25, 0, 1), base + np.array([[0.01], [-0.01], [0.0]])])
+    better, equal = against_one(success, 0.05)
+    assert better["diff"] == pytest.approx(0.2) and better["verdict"] == "better" and better["p_holm"] < 1e-6
+    assert equal["diff"] == pytest.approx(0, abs=1e-12) and equal["verdict"] == "equal within the margin"
+    assert against_one(success[[0, 2]], 0.001)[0]["verdict"] == "no difference shown"
+    (difference, error, freedom), _ = errors(success)
+    assert (difference, freedom > 2) == (pytest.approx(0.2), True) and error < 0.02
+
+
+def test_equal_outcomes_of_a_few_tasks_are_no_proof_of_equality():
+    few, many = (against_one(np.full((2, 3, n), 0.5), 0.05)[0] for n in (7, 300))
+    assert few["verdict"] == "no difference shown" and few["ci95"][1] == pytest.approx(0.41, abs=0.01)
+    assert many["verdict"] == "equal within the margin" and many["p"] == pytest.approx(1.0)
+
+
+def test_planned_power_is_that_of_the_test_and_grows_with_seeds():
+    error, freedom = Spread().error(3, 183, 4)
+    seen = smallest(error, freedom, 3)
+    assert power(seen / error, freedom, 3) == pytest.approx(0.8, abs=1e-3)
+    assert power(0.0, freedom, 1) == pytest.approx(0.05, abs=2e-3)
+    sizes = [smallest(*Spread().error(seeds, 183, 4), 3) for seeds in (2, 3, 5, 10)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert smallest(0.0, 4.0, 1) is None
+
+
+def test_the_spread_of_finished_cells_is_found_again():
+    rng = np.random.default_rng(0)
+    cubes = [
+        rng.normal(0, s / np.sqrt(2), shape)
+        for s, shape in ((0.05, (2, 6, 1)), (0.1, (2, 1, 400)), (0.3, (2, 6, 400)))
+    ]
+    found = measured_spread([sum(cubes) for cubes in [cubes]] * 1)
+    assert (found.tasks, found.rest) == (pytest.approx(0.1, abs=0.03), pytest.approx(0.3, abs=0.02))
+    assert 0.01 < found.seeds < 0.12
+
+
+@pytest.mark.slow
+def test_simulated_sweeps_keep_their_level_and_the_planned_power():
+    false, planned, shown = levels(500, 4, 3, 183, Spread(0.03, 0.1, 0.0))
+    assert 0.03 <= false <= 0.07 and shown == pytest.approx(planned, abs=0.05)
+
+
+# ---- real cells
+ARMS = {"default": {"measure_base": True, "policy": "sft"}, "base": {"measure_base": True, "policy": "base"}}
+
+
+@pytest.mark.slow
+def test_a_sweep_killed_and_started_again_ends_as_an_undisturbed_one(tmp_path):
+    file, whole, killed = tiny(tmp_path / "file", arms=ARMS), tmp_path / "whole", tmp_path / "killed"
+    said = []
+    faults = survive(file, tmp_path, 2, log=said.append)
+    assert [fault for fault in faults if "too late" not in fault] == [], said
+    assert any(line.startswith("kill 1") for line in said), said
+    before = executed(killed)
+    assert main(["sweep", str(file), "--run", str(killed), "--slots", "2"]) == 0
+    assert executed(killed) == before, "nothing that is complete is repeated"
+    assert len(list(killed.glob("shared/*"))) == 3, "the suite once, the cold start and baseline once a seed"
+    result = json.loads((whole / "ablations.json").read_text())
+    assert (
+        result["against"] == "default"
+        and set(result["arms"]) == {"default", "base"}
+        and result["question"] == "Why?"
+    )
+    assert result["paired"][0]["arm"] == "base" and result["answer"].startswith("default solves")
+    assert result["arms"]["base"]["seeds"] == [1, 2] and not workers(whole)
+    assert (whole / "report.html").exists() and (whole / "default" / "seed-1" / "report.html").exists()
+    assert all((whole / "tables" / f"ablations.{kind}").exists() for kind in ("md", "tex", "csv"))
+    state = json.loads((whole / "sweep.json").read_text())
+    assert [cell["status"] for cell in state["cells"]] == ["done"] * 4
+
+
+@pytest.mark.slow
+def test_a_cell_that_fails_is_tried_once_more_and_the_others_go_on(tmp_path, capsys):
+    broken = {"policy": "sft", "transcripts": "nowhere.jsonl"}
+    file = tiny(tmp_path / "file", arms=ARMS | {"broken": broken}, seeds=[1])
+    assert main(["sweep", str(file), "--run", str(tmp_path / "out")]) == 1
+    told = capsys.readouterr().out
+    assert (
+        "02_baseline stopped: cell " in told and "it is tried once more" in told and "nowhere.jsonl" in told
+    )
+    state = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert {c["arm"]: c["status"] for c in state["cells"]} == {
+        "default": "done",
+        "base": "done",
+        "broken": "failed",
+    }
+    assert json.loads((tmp_path / "out" / "ablations.json").read_text())["missing"] == ["broken/seed-1"]

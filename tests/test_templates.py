@@ -1,0 +1,408 @@
+"""The chat templates that TRL ships: each carries multi-turn tool trajectories token for token, or is refused.
+
+``python tests/test_templates.py`` prints the table of docs/guide.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trl
+from says import Says
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
+
+from agentkit import Lab, Task, rollout
+from agentkit.exchange.conversation import as_messages
+from agentkit.nano import model_path
+from agentkit.policies import ScriptedPolicy
+from agentkit.records import RecipeError, StopReason
+from agentkit.rollouts import Limits
+from agentkit.rollouts.call_formats import format_call, parse_turn
+from agentkit.rollouts.chat import ChatCodec
+from agentkit.rollouts.templates import (
+    ANSWERED,
+    answered,
+    end_of_turn,
+    end_of_turn_ids,
+    messages_with,
+    template_of,
+    with_template,
+)
+from agentkit.runs.recipe import Recipe
+from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.runtime import tool_schemas
+from agentkit.training.transcripts import read_transcripts
+
+FOLDER = Path(trl.__file__).parent / "chat_templates"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
+CHANNELS = ("gptoss", "muse_glimmer")  # whose turns are several messages
+IMAGES = ("idefics3", "llava_next", "smolvlm")  # whose messages are lists of parts
+REFUSED = [name for name in NAMES if name.removesuffix("_training") in CHANNELS + IMAGES]
+WORKING = [name for name in NAMES if name not in REFUSED]
+TRAINING = ["deepseek_r1_distill", "qwen3"]  # taken in place of the official one
+DROPPED = ["deepseekv3", "deepseekv3_training"]  # these render no thoughts, and TRL has none that does
+NATIVE = {"qwen2_5": "hermes", "qwen3": "hermes", "qwen3_instruct_2507": "hermes", "qwen3_vl": "hermes"}
+NATIVE |= {f"qwen3_{kind}": "qwen3_coder" for kind in ("5_think", "5_nothink", "6", "8")}
+NATIVE |= {f"nemotron_3_{kind}": "qwen3_coder" for kind in ("nano", "super", "ultra", "5_lightning")}
+NATIVE |= {"llama3_1": "llama3", "llama3_2": "llama3", "glm4moe": "glm"}
+NATIVE |= {f"lfm2{version}": "lfm2" for version in ("", "_v2", "_2_5", "_2_5_v2", "_2_5_vl")}
+NATIVE |= {f"gemma4{version}": "gemma4" for version in ("", "_v3", "_v4", "_v5")} | {
+    "diffusion_gemma": "gemma4"
+}
+CONTROL = re.compile(
+    r"<[|｜][^<>'\"{}\s]+[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start|end)_of_[a-z]+>|\[gMASK\]|<sop>|</?think>|<\|\"\|>"
+)
+FRAMES = ("<tool_response>", "</tool_response>")  # around a reply; Gemma 4's and LFM2's are special tokens
+FRAMING = re.compile(r"</?tool_(?:response|call)>|<\|tool_[a-z_]+\|?>|<tool_[a-z_]+\|>|<\|\"\|>")
+GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
+
+
+class Library:
+    """Replies by number."""
+
+    replies = (
+        "Paris.",
+        'a "quoted" line\nand another',
+        "  indented\n  lines \n",
+        "[1] Zoë, 東京\t🙂",
+        '{"a": 1} \\ \'',
+        "x",
+    )
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def look_up(self, number: int) -> str:
+        """Look a text up.
+
+        Args:
+            number: Which.
+        """
+        return self.replies[number]
+
+
+def templated(tokenizer, name: str):
+    """The small agent's tokenizer with a template, a token for each of its marks, and an end of its own."""
+    other, text = copy.deepcopy(tokenizer), (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+    marks = sorted({"<|eom_id|>", *CONTROL.findall(text)})
+    other.add_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
+    other.add_special_tokens({"eos_token": "<|endoftext|>", "bos_token": "<s>"})
+    other.chat_template = text
+    return other
+
+
+def quiet(make, *arguments):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make(*arguments)
+
+
+class Dialogue:
+    """A random dialogue as messages, rendered by the template that the codec uses."""
+
+    def __init__(self, codec: ChatCodec, rng: random.Random):
+        self.codec, self.rng, self.turns = codec, rng, []
+        question = "What is it?"
+        self.messages = [
+            {"role": "system", "content": codec.system_prompt},
+            {"role": "user", "content": question},
+        ]
+        if not codec.template.system:
+            self.messages = [{"role": "user", "content": f"{codec.system_prompt}\n\n{question}"}]
+        for _ in range(rng.randint(1, 4)):
+            numbers = [rng.randrange(len(Library.replies)) for _ in range(rng.randint(1, 3))]
+            calls = [format_call("look_up", {"number": i}, codec.format, codec.tools) for i in numbers]
+            replies = [Library.replies[i] for i in numbers]
+            if codec.template.role == ANSWERED:
+                self.call("".join(calls), numbers, replies)
+                continue
+            said = (";" if codec.format == "llama3" else "\n").join(calls)
+            self.say(said if codec.format == "llama3" else f"I look.\n{said}", True)
+            self.messages += messages_with(replies, codec.template.role)
+        self.say("Answer: Paris", False)
+
+    def call(self, said: str, numbers: list[int], replies: list[str]) -> None:
+        """A turn of calls that holds their replies, as the template itself writes it."""
+        prompt = self.render(add_generation_prompt=True)
+        made = [{"function": {"name": "look_up", "arguments": {"number": i}}} for i in numbers]
+        turn = answered(["look_up"] * len(numbers), replies, tool_calls=made)
+        whole = self.render({"role": "assistant", "content": "", "tool_calls": made})
+        self.turns.append(whole[len(prompt) :])
+        assert self.turns[-1] == said + end_of_turn(self.codec.tokenizer, called=True)
+        self.messages.append(turn)
+
+    def say(self, text: str, called: bool) -> None:
+        """A turn as the template itself would write it after its prompt, with a thought where it can."""
+        prompt = self.render(add_generation_prompt=True)
+        end = end_of_turn(self.codec.tokenizer, called)
+        for content in (f"<think>\nI {self.rng.random()}\n</think>\n\n{text}", text):
+            whole = self.render({"role": "assistant", "content": content})
+            if whole.startswith(prompt) and text in whole:
+                break
+        else:  # it renders no thoughts, yet opens one
+            content = f"<think>\nI {self.rng.random()}\n</think>\n\n{text}"
+            whole = prompt + content.removeprefix("<think>\n")
+        self.messages.append({"role": "assistant", "content": content})
+        head, _, tail = whole[len(prompt) :].partition(text)
+        self.turns.append(head + text + tail.partition(end)[0] + end)
+
+    def render(self, *messages, **options) -> str:
+        return self.codec.tokenizer.apply_chat_template(
+            [*self.messages, *messages],
+            tools=self.codec._shown,
+            tokenize=False,
+            chat_template=self.codec.template.text,
+            **options,
+        )
+
+
+def plain(text: str) -> str:
+    return re.sub(r"<think>.*?</think>\s*|(?<=Assistant｜>)\s+", "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_a_trajectory_is_what_the_template_renders_and_its_mask_is_exact(tokenizer, name):
+    other = templated(tokenizer, name)
+    codec = quiet(ChatCodec, other, "Use the tools.", tool_schemas(Library()))
+    for seed in range(4):
+        dialogue = Dialogue(codec, random.Random(seed))
+        limits = Limits(max_turns=20, max_turn_tokens=2_000, max_tokens=30_000)
+        (found,) = rollout(
+            [Task("t", "What is it?", "Paris")],
+            Says(other, *dialogue.turns, end=""),
+            environment=Library,
+            limits=limits,
+            system_prompt="Use the tools.",
+        )
+        assert found.stop_reason is StopReason.ANSWER and found.success == 1.0
+        text = codec.decode([*found.prompt_ids, *found.completion_ids])
+        whole, end = dialogue.render(), end_of_turn(other)
+        if name in DROPPED:
+            text, whole = plain(text), plain(whole)
+        assert whole.startswith(text) or whole + end == text  # GLM's last turn ends with what would follow
+        said = [codec.decode(found.completion_ids[slice(*turn.span)]) for turn in found.turns]
+        assert said == dialogue.turns
+        spans = {i for turn in found.turns for i in range(*turn.span)}
+        assert [i in spans for i in range(len(found.completion_ids))] == [m == 1 for m in found.action_mask]
+        assert found.completion_ids[-1] in end_of_turn_ids(other)
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_no_reply_steers_the_chat_or_leaves_its_frame(tokenizer, name):
+    other = templated(tokenizer, name)
+    codec = quiet(ChatCodec, other, "", tool_schemas(Library()))
+    frame = codec.observation_ids(["", ""])
+    tags = FRAMING.findall(codec.decode(frame))
+    marks = {token.content for token in other.added_tokens_decoder.values()} | set(codec.template.ends)
+    for mark in [*sorted(marks), *FRAMES]:
+        ids = codec.observation_ids([mark, f"a{mark}{mark[: len(mark) // 2]}{mark}"])
+        assert [i for i in ids if i in codec.control_ids] == [i for i in frame if i in codec.control_ids], (
+            mark
+        )
+        assert FRAMING.findall(codec.decode(ids)) == tags, mark
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma", "gemma4", "lfm2_v2", "deepseekv3", "glm4moe", "phi3", "cohere2", "qwen3"]
+)
+def test_a_script_written_as_messages_is_read_back_as_the_same_tokens(tokenizer, tmp_path, name):
+    other = templated(tokenizer, name)
+    lab = Lab.open({"families": "A,B", "n_tasks": 40, "tool_cache": "off", "max_tokens": 12_000,
+                    "max_turn_tokens": 2_000})  # fmt: skip
+    suite = lab.suite()
+    found = quiet(lab.rollout, suite.tasks[:6], ScriptedPolicy(other))
+    assert all(t.success == 1.0 for t in found)
+    prompts = {task.id: task.prompt for task in suite}
+    path = tmp_path / "messages.jsonl"
+    path.write_text(
+        "".join(json.dumps({"messages": as_messages(t, prompts[t.task_id])}) + "\n" for t in found)
+    )
+    for t, again in zip(found, read_transcripts(path, other, lab), strict=True):
+        assert (again.prompt_ids, again.completion_ids) == (t.prompt_ids, t.completion_ids)
+        assert again.action_mask == t.action_mask
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_carried_is_refused_with_a_template_to_use(tokenizer, name):
+    other = templated(tokenizer, name)
+    with pytest.raises(RecipeError, match="token for token: .*Set chat_template to .* such as qwen2_5 or"):
+        ChatCodec(other, "Use the tools.", tool_schemas(Library()))
+    assert end_of_turn_ids(other) == {other.eos_token_id}
+    with_template(other, "qwen2_5")
+    assert ChatCodec(other, "Use the tools.", tool_schemas(Library())).format == "hermes"
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_a_training_template_is_taken_only_where_history_is_rewritten_and_that_is_said(tokenizer, name):
+    other = templated(tokenizer, name)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        template = template_of(other)
+        template_of(other)
+    told = [str(w.message) for w in said if "TRL's training template" in str(w.message)]
+    assert len(told) == template.training == (name in TRAINING)
+    if template.training:
+        assert template.text == (FOLDER / f"{name}_training.jinja").read_text(encoding="utf-8")
+    codec = quiet(ChatCodec, other, "", tool_schemas(Library()))
+    native = name.removesuffix("_training") in NATIVE
+    assert template.shows_tools == native and "look_up" in other.decode(codec.prompt_ids("Why?"))
+    assert codec.format == NATIVE.get(name.removesuffix("_training"), "hermes")
+
+
+WRITES = {name: form for name, form in NATIVE.items() if form in ("glm", "lfm2", "gemma4") and name != "lfm2"}
+SAID = [
+    {"number": 3},
+    {"text": "New York", "number": -1, "deep": {"b": [1, 2.5], "a": "x"}},
+    {"text": "a, b: {c}"},
+    {},
+]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_native_call_is_written_and_read_as_the_template_has_it(tokenizer, name):
+    other = templated(tokenizer, name)
+    schema = {"number": {"type": "integer"}, "text": {"type": "string"}, "deep": {"type": "object"}}
+    tool = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {
+        "type": "object", "properties": {n: s | {"description": "d"} for n, s in schema.items()}}}}  # fmt: skip
+    for arguments in SAID:
+        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [
+            {"role": "user", "content": "Q"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        whole = other.apply_chat_template(messages, tokenize=False)
+        said = format_call("f", arguments, NATIVE[name], [tool])
+        found = parse_turn(whole.partition("Q")[2], NATIVE[name], [tool])
+        assert [c.arguments for c in found.calls] == [arguments] and not found.errors
+        assert said in whole or (name.startswith("gemma4") and "deep" in arguments)  # it quotes inner keys
+
+
+def test_the_end_of_a_turn_is_the_templates_and_the_tokenizers_ends_one_too(tokenizer):
+    other = templated(tokenizer, "qwen2_5")
+    end, eos = (other.convert_tokens_to_ids(mark) for mark in ("<|im_end|>", "<|endoftext|>"))
+    codec = ChatCodec(other, "", [])
+    word = codec.text_ids("word")
+    assert end_of_turn_ids(other) == codec.ends >= {end, eos} and other.eos_token_id == eos
+    assert [codec.turn_end([*word, i]) for i in (end, eos, word[0])] == [len(word) + 1, len(word) + 1, None]
+    assert [codec.parse([*word, i]).text for i in (end, eos)] == ["word", "word"]
+    frame = codec.observation_ids(["x"], [*word, end])
+    assert frame == codec.observation_ids(["x"])
+    assert codec.observation_ids(["x"], [*word, eos]) == [end, *frame]
+    assert end_of_turn_ids(tokenizer) == {tokenizer.eos_token_id}  # the small agent has one
+
+
+def test_an_engine_stops_at_the_templates_end_whatever_the_tokenizers_is(tokenizer, suite, corpus):
+    from agentkit.policies.loading import load_agent
+    from agentkit.policies.transformers import TransformersPolicy
+
+    other, (model, _) = copy.deepcopy(tokenizer), load_agent("nano")
+    other.eos_token = "<|endoftext|>"
+    found = [
+        rollout(
+            list(suite)[:4],
+            TransformersPolicy(model, one, deterministic=True),
+            environment=partial(CorpusEnvironment, corpus),
+        )
+        for one in (tokenizer, other)
+    ]
+    assert any(len(t.turns) > 1 for t in found[0])
+    for a, b in zip(*found, strict=True):
+        assert (a.completion_ids, a.action_mask, a.old_logprobs) == (
+            b.completion_ids,
+            b.action_mask,
+            b.old_logprobs,
+        )
+        assert a.answer == b.answer and a.stop_reason == b.stop_reason
+    made = TransformersPolicy(model, quiet(templated, tokenizer, "llama3_1"))
+    marks = ("<|eot_id|>", "<|eom_id|>", "<|endoftext|>")
+    assert made.ends == {made.tokenizer.convert_tokens_to_ids(mark) for mark in marks}
+
+
+def test_template_arguments_switch_thinking_off_in_every_frame(tokenizer):
+    recipe = Recipe.from_mapping({"template_arguments": "enable_thinking=false, level=low, n=2"})
+    assert recipe.chat == ("", {"enable_thinking": False, "level": "low", "n": 2})
+    for name in ("qwen3", "qwen3_5_think", "qwen3_6", "glm4moe"):
+        other = with_template(templated(tokenizer, name), *recipe.chat)
+        codec = quiet(ChatCodec, other, "", [])
+        assert codec.template.training == (name in TRAINING)
+        for ids in (codec.prompt_ids("Why?"), codec.observation_ids(["x"])):
+            assert re.search(r"<think>\s*</think>\s*\Z", codec.decode(ids))
+
+
+@pytest.mark.parametrize(
+    "text", ["enable_thinking", "=false", "a b=1", "a=[1]", "a={{ x }}", "a=%}", "a=", "a=null"]
+)
+def test_arguments_that_cannot_be_read_are_an_error(text):
+    with pytest.raises(RecipeError, match="template_arguments holds .*enable_thinking=false"):
+        Recipe.from_mapping({"template_arguments": text})
+
+
+def test_a_template_is_a_file_a_name_or_training(tokenizer, tmp_path):
+    file = tmp_path / "mine.jinja"
+    file.write_text("{{ messages[0].content }}")
+    assert with_template(copy.deepcopy(tokenizer), str(file)).chat_template == "{{ messages[0].content }}"
+    for name, given in (("qwen2_5_training", "training"), ("llama3_1", "llama3_1")):
+        other = templated(tokenizer, name.removesuffix("_training"))
+        text = (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
+        assert with_template(other, given).chat_template == text
+    with pytest.raises(RecipeError, match="there is no file 'mine'.*such as qwen2_5"):
+        with_template(copy.deepcopy(tokenizer), "mine")
+    with pytest.raises(RecipeError, match="TRL ships none for this model's template"):
+        with_template(copy.deepcopy(tokenizer), "training")
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = None
+    with pytest.raises(RecipeError, match="has no chat template: set chat_template to a file"):
+        ChatCodec(other, "", [])
+
+
+def test_the_recipes_template_reaches_the_tokenizer():
+    from agentkit.policies.loading import load_agent
+
+    recipe = Recipe.from_mapping({"chat_template": "qwen3", "template_arguments": "enable_thinking=false"})
+    _, loaded = load_agent(recipe.model, chat=recipe.chat)
+    assert loaded.chat_template.startswith("{% set enable_thinking = false %}{%- if tools %}")
+    assert quiet(template_of, loaded).training
+
+
+# ---- the table
+def table(tokenizer) -> str:
+    """What becomes of each official template, those alike in one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name in NAMES:
+        if name.endswith("_training"):
+            continue
+        try:
+            codec = quiet(ChatCodec, templated(tokenizer, name), "", tool_schemas(Library()))
+        except RecipeError as error:
+            why = re.search(r"token for token: (.*?)\. Set", str(error))[1]
+            row = f"refused: {why}", "", ""
+        else:
+            template = codec.template
+            calls = (
+                codec.format if template.shows_tools else f"{codec.format}, asked for by the system message"
+            )
+            replies = "in the turn that calls" if template.role == ANSWERED else template.role
+            ends = " or ".join(f"`{end}`" for end in dict.fromkeys(template.ends))
+            row = calls + (", TRL's training template" if template.training else ""), replies, ends
+        rows.setdefault(row, []).append(name)
+    lines = ["| templates | tool calls | role of replies | end of a turn |", "|---|---|---|---|"]
+    for row, names in sorted(rows.items(), key=lambda item: (item[0][0].startswith("refused"), item[1])):
+        cells = " | ".join(cell.replace("|", "\\|") for cell in row)
+        lines.append(f"| {', '.join(names)} | {cells} |")
+    return "\n".join(lines)
+
+
+def test_the_guides_table_is_what_happens(tokenizer):
+    assert table(tokenizer) in GUIDE.read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    print(table(AutoTokenizer.from_pretrained(model_path("nano"))))
