@@ -287,6 +287,18 @@ for part in range(5):
     assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
 
 
+def test_opened_twice_in_a_process_it_keeps_its_locks_against_others(tmp_path):
+    """Another process that thinks itself alone takes the journal away from under the first."""
+    path = tmp_path / "t.sqlite"
+    code = "from agentkit.tools.cache import ToolCache; import sys; ToolCache(sys.argv[1]).close()"
+    with ToolCache(path) as first, ToolCache(path) as second:
+        first.keep("t", key_of("t", "", "a"), "one")
+        subprocess.run([sys.executable, "-c", code, str(path)], cwd=project_root(__file__), check=True)
+        assert path.with_name("t.sqlite-wal").exists()
+        second.keep("t", key_of("t", "", "b"), "two")
+        assert [first.find(key_of("t", "", name)) for name in "ab"] == ["one", "two"]
+
+
 def test_it_costs_less_than_half_a_millisecond(tmp_path):
     """A hit and a kept answer, the best of five hundreds: what a search must take to be worth caching."""
     with ToolCache(tmp_path / "t.sqlite") as cache:

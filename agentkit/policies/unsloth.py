@@ -43,7 +43,22 @@ def import_first(engine: str) -> None:
     cache = user_cache("unsloth")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache))  # else a folder in the working directory
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
+    _kernels_that_run()
     import unsloth  # noqa: F401
+
+
+def _kernels_that_run() -> None:
+    """Unsloth imports ``vllm._C`` wherever vLLM's CPU build is installed, which ends the process on a processor
+    without AVX-512: there that name is given to the library that vLLM itself would take.
+    """
+    import torch
+
+    if torch.cpu._is_avx512_bf16_supported() or importlib.util.find_spec("vllm") is None:
+        return
+    library = "vllm._C_AVX512" if torch.cpu._is_avx512_supported() else "vllm._C_AVX2"
+    if found := importlib.util.find_spec(library):  # vLLM's build for a GPU has none
+        spec = importlib.util.spec_from_file_location("vllm._C", found.origin)
+        sys.modules["vllm._C"] = importlib.util.module_from_spec(spec)
 
 
 def return_logits() -> None:

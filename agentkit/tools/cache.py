@@ -59,7 +59,9 @@ class ToolCache:
         try:
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                os.close(os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600))
+                # never open a file that is there: closing it would drop this process's own SQLite locks on it
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             self._file = sqlite3.connect(
                 self.path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
