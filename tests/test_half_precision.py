@@ -116,6 +116,14 @@ def test_an_effect_below_the_noise_tells_nothing():
     assert result.metrics("sync_gap") == {"sync_gap": pytest.approx(0.01, abs=2e-3)}
 
 
+def test_a_sudden_jump_is_a_problem_well_below_the_limit():
+    """As with a prefix cache of old weights: 0.02 nats after batches of 0.002 is no rounding."""
+    found = guard.Gap(0.02, 1.6, 400)
+    assert found.problem(torch.bfloat16) is None and found.problem(torch.bfloat16, before=0.01) is None
+    assert "the limit is 0.015" in found.problem(torch.bfloat16, before=0.002)
+    assert found.problem(torch.bfloat16, limit=0.05, before=0.002) is None  # asked for
+
+
 # ---- a training in half precision
 def half_trainer(path, **changes):
     model, tokenizer = tiny_agent()

@@ -26,6 +26,7 @@ PROBE_TOKENS = 32  # sampled after each
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.05, torch.float16: 0.05}
 NOISE = {torch.float32: 1e-4, torch.bfloat16: 0.015, torch.float16: 0.003}
 TELLING = 2.0  # times the noise that the adapter must move log-probabilities, to tell whether it is in use
+JUMP = 5.0  # times what a batch before it differed by, above the noise: something broke in between
 FAR, SURE = 0.3, 5.0  # from 1 that a share may lie: at most, and in standard errors
 FEW = 2.0  # observations that weigh alike, or fewer, do not show their own noise
 TEXT = (
@@ -50,12 +51,13 @@ class Gap:
     share: float | None = None  # of that effect, what the engine shows; None where it is too small to tell
     error: float = 0.0  # standard error of the share
 
-    def problem(self, dtype: torch.dtype, limit: float = 0.0) -> str | None:
+    def problem(self, dtype: torch.dtype, limit: float = 0.0, before: float = math.inf) -> str | None:
         """Why the engine does not serve the policy that is trained; None where it does, or one cannot tell.
 
-        ``limit`` is the largest mean difference in nats; 0 is 0.001 in float32 and 0.05 in half precision.
+        ``limit`` is the largest mean difference in nats; 0 is 0.001 in float32 and 0.05 in half precision, or
+        less: five times the mean difference ``before`` where that is known, but no less than the noise.
         """
-        limit = limit or LIMITS[dtype]
+        limit = limit or min(LIMITS[dtype], max(NOISE[dtype], JUMP * before))
         if not self.mean <= limit:
             return (
                 f"engine and trainer differ by {self.mean:.2g} nats a token (largest {self.largest:.2g}, "

@@ -168,7 +168,7 @@ class Recipe:
     )
     sync_threshold: float = _key(
         0.0,
-        "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half precision",
+        "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half, no sudden jump",
         0,
         10,
         stages="235",

@@ -260,11 +260,12 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         measured = self.correct_mismatch(output, sampled, mode, recipe.mismatch_cap, recipe.mismatch_floor)
         if not any(any(mask) for mask in self.step.trained[self._own]):
             return measured
-        compared = self.compare_engine(output, sampled, self._noise.get("batch", NOISE[dtype]))
+        before = self._noise.get("batch")
+        compared = self.compare_engine(output, sampled, before or NOISE[dtype])
         measured |= {"adapter_effect": compared.effect} | kl_median(output)
         if mode == "off":
             return measured | {"mismatch": self.engine_gap(output, sampled)}
-        if why := compared.problem(dtype, recipe.sync_threshold):
+        if why := compared.problem(dtype, recipe.sync_threshold, before or math.inf):
             raise SyncError(
                 f"in the rollouts of step {self.step.number} {why}: they were sampled by another policy than "
                 "the one that is trained, or at another temperature. The run stops before it learns from them"
