@@ -48,8 +48,8 @@ def import_first(engine: str) -> None:
 
 
 def _kernels_that_run() -> None:
-    """Unsloth imports ``vllm._C`` wherever vLLM's CPU build is installed, which ends the process on a processor
-    without AVX-512: there that name is given to the library that vLLM itself would take.
+    """Unsloth imports ``vllm._C`` wherever vLLM's CPU build is installed, which ends the process on a
+    processor without AVX-512: there that name is given to the library that vLLM itself would take.
     """
     import torch
 
