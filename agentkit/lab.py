@@ -249,6 +249,8 @@ class Lab:
         A sentence says how many of them ``train_tasks`` will leave out, as GRPO-TCR does (tasks.bands).
         """
         count, tasks = self.recipe.filter_rollouts, suite.split("train")
+        if os.environ.get("RANK", "0") == "0":
+            run.file(PASS_RATES).unlink(missing_ok=True)  # of another policy
         if not count:
             return "filter_rollouts is 0: no training task is left out"
         options = self.options(
@@ -270,7 +272,7 @@ class Lab:
             raise RecipeError(
                 f"no training task is {self.recipe.train_difficulty or 'there'}: set train_difficulty anew"
             )
-        return learnable(tasks)
+        return learnable(tasks) if self.recipe.filter_rollouts else tasks
 
     def planned(self, suite: Suite) -> Self:
         """This lab with the recipe's ``epochs`` over the suite's training tasks as steps."""

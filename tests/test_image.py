@@ -381,8 +381,8 @@ def test_a_diffusion_model_that_cannot_paint_says_why(monkeypatch, lab, cases, t
 
     monkeypatch.setenv("AGENTKIT_IMAGE_MODEL", "/no/such/model")
     (t,) = lab.rollout([cases["Fictional scene"]], ScriptedPolicy(tokenizer))
-    state = States(lab.environments).after_turns(cases["Fictional scene"], t)[0]
-    assert state["text"].startswith("This state cannot be shown: EngineError: AGENTKIT_IMAGE_MODEL")
+    title, kind, _ = States(lab.environments).after_turns(cases["Fictional scene"], t)[0]["image"]
+    assert "(not painted: AGENTKIT_IMAGE_MODEL" in title and kind == "svg+xml", "the composed one is shown"
     with pytest.raises(EngineError, match="diffusers|GPU"):
         diffusion.load("/no/such/model", "cuda" if not diffusion.torch.cuda.is_available() else "nowhere")
 

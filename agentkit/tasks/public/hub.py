@@ -16,6 +16,7 @@ from typing import Any
 
 from agentkit.records import DataError, Task
 from agentkit.runs import SPLITS, numbered_rows
+from agentkit.tasks.family import with_content_id
 from agentkit.tasks.public.rows import SOURCES, Source
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import MAX_ANSWER, verify
@@ -90,6 +91,7 @@ def to_tasks(
     """
     way = "Mend the row" if skip_broken is None else "Mend the row, or skip broken rows"
     tasks: dict[str, Task] = {}
+    contents: dict[str, int] = {}
     skipped = []
     for number, row in rows:
         try:
@@ -98,6 +100,9 @@ def to_tasks(
             task = convert(number, row)
             if task.id in tasks:
                 raise DataError(f"its id {task.id[:60]!r} occurs twice")
+            first = contents.setdefault(with_content_id(task).id, number)
+            if first != number:
+                raise DataError(f"it is the same task as row {first}")
             tasks[task.id] = task
         except DataError as error:
             skipped.append(f"{place}, row {number}: {error}")

@@ -19,7 +19,7 @@ from itertools import chain
 from typing import Any
 
 from agentkit.evaluation import html
-from agentkit.records import Image, Picture, Table, Task, Trajectory
+from agentkit.records import EngineError, Image, Picture, Table, Task, Trajectory
 from agentkit.tasks import shipped_families
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.execution import in_thread
@@ -116,7 +116,10 @@ def _image(state: Image) -> list[str]:
     if state.prompt and os.environ.get(PAINTER):
         from agentkit.policies.diffusion import paint  # loads torch
 
-        state = Image(state.title, paint(state.prompt), "jpeg")
+        try:
+            state = Image(state.title, paint(state.prompt), "jpeg")
+        except EngineError as error:  # the picture made without the model is shown
+            state = Image(f"{state.title} (not painted: {error})", state.data, state.kind)
     if state.kind not in KINDS or type(state.data) is not bytes or not 0 < len(state.data) <= MAX_IMAGE:
         raise ValueError(f"an image is at most {MAX_IMAGE} bytes of {', '.join(KINDS)}")
     return [clip(str(state.title), MAX_CELL), state.kind, base64.b64encode(state.data).decode("ascii")]
