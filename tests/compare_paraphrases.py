@@ -2,7 +2,7 @@
 
     python tests/compare_paraphrases.py outputs/demo --agents base sft grpo
 
-Every test task is asked as it stands and in ten other ways (agentkit.tasks.paraphrase), once each at the recipe's
+Every test task is asked as it stands and in ten other ways, once each at the recipe's
 temperature with the same random numbers. Prints a table: success by kind, and the difference over all kinds with
 its 95 % interval, templates as the evidence. Leaves out synonyms inside the question.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -19,8 +20,32 @@ from agentkit import Lab, load_run
 from agentkit.evaluation import statistics
 from agentkit.policies.loading import agent_of, make_policy
 from agentkit.rollouts import rollout
-from agentkit.tasks.paraphrase import PARAPHRASES
 from agentkit.tasks.splits import stratum
+
+_MOVABLE = ["Round to 2 decimals.", "What is the result?", "Example: f(", "If the question assumes"]
+
+
+def reordered(prompt: str) -> str:
+    """The last sentence first, where there is one that can stand there."""
+    for start in _MOVABLE:
+        before, found, after = prompt.rpartition(f" {start}")
+        if found:
+            return f"{start}{after} {before}"
+    return prompt
+
+
+PARAPHRASES: dict[str, Callable[[str], str]] = {
+    "help": lambda q: f"Please help me with this question: {q}",
+    "please": lambda q: f"Please tell me. {q}",
+    "polite": lambda q: f"{q} Thank you!",
+    "greeting": lambda q: f"Good morning. {q}",
+    "framed": lambda q: f"Question: {q}",
+    "story": lambda q: f"I am preparing a quiz and need one answer. {q}",
+    "hurry": lambda q: f"{q} Please be quick.",
+    "both ends": lambda q: f"Hello! {q} Thanks a lot.",
+    "order": reordered,
+    "new line": lambda q: f"Answer the following.\n{q}",
+}
 
 
 def main() -> None:

@@ -100,7 +100,7 @@ def test_six_cases_whose_gold_passes_and_earns_the_most(lab, suite, tokenizer):
 def test_the_wide_variety_asks_for_more_facts():
     wide = Lab.open({"families": "image", "n_tasks": 60, "variety": "wide"}).suite()
     facts = [len(task.verifier["holds"]) for task in wide if task.meta["case"] == "Real location"]
-    assert min(facts) == 4 and all(row["passed"] for row in wide.audit())
+    assert min(facts) == 3 and all(row["passed"] for row in wide.audit())
 
 
 def test_a_capital_is_not_its_namesake_elsewhere():
@@ -149,7 +149,7 @@ def hacks(task):
     yield "a number from nowhere", drawn(f"{prompt}, 12345")
     yield "every number", drawn(f"{prompt},{','.join(map(str, range(60, 180)))}")
     if case == "Real location":
-        latitude, longitude = task.verifier["holds"][1:3]
+        latitude, longitude = task.verifier["holds"][1].split()
         yield "latitude and longitude swapped", drawn(f"{title}, {longitude} {latitude}")
     yield "many pictures", [*lookups, draw, draw, draw, right[-1]]
     huge = call("generate_image", prompt=f"{prompt} " * (100_000 // len(prompt)))
@@ -189,11 +189,12 @@ def test_gold_passes_and_hacks_fail(case, lab, cases, tokenizer):
 
 @pytest.mark.parametrize("separator", [",", ", ", "; ", " and longitude "])
 def test_a_place_is_held_however_its_numbers_are_divided(separator, cases):
-    from agentkit.verifiers.pictures import _in_order, within
+    from agentkit.verifiers.pictures import within
 
-    fact = {"value": "47.51 122.89", "row": ["city", "Zalantun", "coordinates"]}
     prompt = f"Zalantun (47.51{separator}122.89), of 1,234,567 people"
-    assert all(within(part, prompt) for part in ("47.51", "122.89", "1234567")) and _in_order(fact, prompt)
+    assert all(within(fact, prompt) for fact in ("47.51 122.89", "47.51", "122.89", "1234567"))
+    assert not within("122.89 47.51", prompt) and not within("7.51 122.89", prompt)
+    assert not within("47.51 122.89", prompt.replace(separator, " 3 "))
 
 
 def test_without_need_no_tool_may_be_called(lab, cases, tokenizer):
@@ -247,7 +248,7 @@ def test_the_reward_grows_with_the_facts(lab, cases, tokenizer):
     partly = [*right[:-2], call("generate_image", prompt=capital), f"Answer: {name_of(capital)}"]
     earned = [lab.rollout([task], Says(tokenizer, *turns))[0].components["grounded"] for turns in
               (["Answer: x"], [right[-2], right[-1]], partly, right)]  # fmt: skip
-    assert earned == pytest.approx([0.0, 0.25, 0.5, 1.0])
+    assert earned == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
     (idle,) = lab.rollout([task], Says(tokenizer, right[-1]))
     paid = rewards.score(task, idle, rewards.toolrla())
     assert paid.reward == 3.0 > idle.reward == 1.0, "added, efficiency pays as much for no call as for all"

@@ -17,6 +17,7 @@ from agentkit.verifiers.text import exact
 LOOKUPS = ("search", "database")
 SPARE, PICTURES = 2, 2  # lookups beyond those needed, and pictures in all, that are no fault
 _NUMBER = re.compile(r"(?<![\w.-])-?\d+(?:\.\d+)?(?!\w|\.\d)")
+_PAIR = re.compile(r"(-?\d+(?:\.\d+)?) (-?\d+(?:\.\d+)?)")  # latitude and longitude
 _STATED = re.compile(r"^\[\d+\] .* is (.+?)(?: [a-z ]+)?\.$", re.MULTILINE)  # what a passage gives
 
 
@@ -55,8 +56,6 @@ def picture(
     prompt = made.arguments["prompt"]
     if lacks := [fact for fact in holds if not within(fact, prompt)]:
         return Score(0.0, f"the prompt lacks {lacks[0]!r}")
-    if turned := [fact["value"] for fact in shown if not _in_order(fact, prompt)]:
-        return Score(0.0, f"the prompt does not hold latitude and longitude in the order of {turned[0]!r}")
     if fault := strange(prompt, question, results, holds, shown, without):
         return Score(0.0, f"the prompt holds {fault!r}, which nobody asked for")
     return exact(answer, name_of(prompt), aliases=[name_of(prompt).split()[-1]])
@@ -78,10 +77,12 @@ def facts_right(
     if made is None:
         return [*(False for _ in holds), answered]
     prompt = made.arguments["prompt"]
-    sources = {part: fact for fact in shown for part in _parts(fact)}
+    sources = {str(fact["value"]): fact for fact in shown}
     clean = not strange(prompt, question, results, holds, shown, without)
-    right = {part: _shows(before, fact) and _in_order(fact, prompt) for part, fact in sources.items()}
-    held = [clean and within(fact, prompt) and right.get(fact, True) for fact in holds]
+    held = [
+        clean and within(fact, prompt) and (fact not in sources or _shows(before, sources[fact]))
+        for fact in holds
+    ]
     return [*held, answered]
 
 
@@ -99,8 +100,11 @@ def needless(results: Sequence[ToolResult], holds: Sequence[str], shown: Sequenc
 
 
 def within(fact: str, text: str) -> bool:
-    """Whether a text holds a fact in words of its own, whatever its case."""
-    return re.search(rf"(?<![\w.-]){re.escape(_plain(fact))}(?!\w|\.\d)", _plain(text)) is not None
+    """Whether a text holds a fact in words of its own, whatever its case; two numbers in their order."""
+    pair = _PAIR.fullmatch(fact)
+    parts = pair.groups() if pair else (fact,)
+    held = r"\D*?".join(rf"(?<![\w.-]){re.escape(_plain(part))}(?!\w|\.\d)" for part in parts)
+    return re.search(held, _plain(text)) is not None
 
 
 def strange(
@@ -125,18 +129,6 @@ def _made(results: Sequence[ToolResult]) -> tuple[ToolResult | None, Sequence[To
     """The last picture, and what was called before it."""
     places = [place for place, r in enumerate(results) if r.name == "generate_image" and r.ok]
     return (results[places[-1]], results[: places[-1]]) if places else (None, ())
-
-
-def _parts(fact: Mapping[str, Any]) -> list[str]:
-    """What of a fact stands in a prompt: a place's latitude and longitude one by one."""
-    value = str(fact["value"])
-    return value.split() if (fact.get("row") or ("",))[-1] == "coordinates" else [value]
-
-
-def _in_order(fact: Mapping[str, Any], prompt: str) -> bool:
-    """Whether a place's longitude follows its latitude, with no number between them."""
-    pair = r"\D*?".join(rf"(?<![\w.-]){re.escape(_plain(part))}(?!\w|\.\d)" for part in _parts(fact))
-    return len(_parts(fact)) == 1 or re.search(pair, _plain(prompt)) is not None
 
 
 def _shows(results: Sequence[ToolResult], fact: Mapping[str, Any]) -> bool:

@@ -131,18 +131,9 @@ class _Request:
         wrong = [{"prompt": f"{{{values.index(least)}}}" if least in values else least}]
         step = {"tool": "generate_image", "arguments": {"prompt": filled}, "expect": name_of(prompt)}
         self.plan.append(step | {"wrong": wrong})
-        holds = [piece for part in parts for piece in _pieces(part)]
-        verifier = {"kind": "picture", "holds": holds, "shown": self.shown, **more}
+        verifier = {"kind": "picture", "holds": list(parts), "shown": self.shown, **more}
         meta = {"template": case, "case": case, "plan": self.plan, "entities": self.tags}
         return Task("", text, name_of(prompt), verifier, tools=TOOLS, meta=meta)
-
-
-def _pieces(part: str) -> list[str]:
-    """What the prompt must hold of a part: a place's two numbers one by one."""
-    words = part.split()
-    return (
-        words if len(words) == 2 and all(w.lstrip("-").replace(".", "").isdigit() for w in words) else [part]
-    )
 
 
 def _location(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
