@@ -79,12 +79,15 @@ def main() -> int:
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     chosen = parser.parse_args()
     os.chdir(ROOT)
-    sections, code = [], 0
+    sections, finished, code = [], [], 0
     for name in chosen.only:
         file, folder = chosen.sweeps / f"nano-{name}.yaml", chosen.run / name
         words = ["sweep", str(file), "--run", str(folder), "--slots", str(chosen.slots)]
+        done = [str(other) for other in finished if other != folder]
+        words += [word for other in done for word in ("--reuse", other)]
         code |= subprocess.call([sys.executable, "-m", "agentkit.cli", *words])
         if (folder / "ablations.json").exists():
+            finished.append(folder)
             (chosen.docs / "ablations").mkdir(exist_ok=True, parents=True)
             sections.append(section(name, file, folder, chosen.docs))
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"

@@ -109,6 +109,7 @@ Changes = Annotated[
     arg(name="change", aliases=["-p"], metavar="KEY=VALUE", help="override a recipe key"),
 ]
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
+Sweeps = Annotated[tuple[Path, ...], UseAppendAction, arg(metavar="DIR", help_behavior_hint="")]
 Cells = Annotated[tuple[str, ...], UseAppendAction, arg(metavar="CELL", help_behavior_hint="")]
 OptionalRun = Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")]
 OptionalCount = Annotated[Count | None, arg(metavar="N", help_behavior_hint="")]
@@ -212,6 +213,7 @@ def sweep_command(
     dry_run: bool = False,
     stop: Cells = (),
     skip: Cells = (),
+    reuse: Sweeps = (),
     as_json: Json = False,
 ) -> int:
     """Arms x seeds, each cell an ordinary run, then notebook 06; exit status 1 where a cell failed.
@@ -223,6 +225,7 @@ def sweep_command(
         dry_run: print what would be made, its hours and cost, and what it could show
         stop: end arms, cells such as default/seed-2, or all in the sweep that runs; the next call goes on
         skip: leave them out of the sweep that runs, and of later calls while its file skip names them
+        reuse: folders of other sweeps; what they made alike is copied instead of made again
     """
     from agentkit.evaluation.sweeps import Ablation
     from agentkit.preflight import sweeps
@@ -248,6 +251,8 @@ def sweep_command(
 
         way = by_ray(slots, address)
     with sweep.held(), way as submit, cells.watched(sweep, say):
+        if copied := cells.reuse(design, sweep.folder, [other.resolve() for other in reuse]):
+            say(f"{len(copied)} of its folders begin as copies: {', '.join(c.name for c in copied)[:200]}")
         cells.run_sweep(file, sweep, submit, slots, say, sweeps.check)
     say(cells.as_text(sweep))
     failed = [cell for cell in sweep.state["cells"] if cell["status"] == "failed"]

@@ -25,7 +25,7 @@ from agentkit.runs import Run, write_trajectories
 from agentkit.runs.slots import _needs
 from agentkit.runs.stages import STAGES, parameters_of
 from agentkit.runs.stored import write_tasks
-from agentkit.runs.sweep import Job, Sweep, plan, read_design, run_sweep
+from agentkit.runs.sweep import Job, Sweep, plan, read_design, reuse, run_sweep
 from agentkit.views.sweep_card import cells
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -187,6 +187,32 @@ def test_an_arm_that_is_added_later_begins_with_what_a_done_cell_has(tmp_path):
     assert whole.done_in(whole.parent) == 4 and (diagnosed.parent, diagnosed.last) == (whole.folder, 4)
     seconds = {name: s for name, s in dry_run(design, Sweep(out), 1)["seconds"].items() if s}
     assert list(seconds) == [f"shared/{diagnosed.folder.name}"], "nothing is trained again"
+
+
+def test_what_another_sweep_made_alike_is_copied_and_nothing_else(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    one = read_design(write(tmp_path / "a", arms={"default": {}, "free": {"beta": 0.0}}, seeds=[1]))
+    Sweep(first).adopt(one, 1)
+    sweep = Sweep(first)
+    for job in plan(one, first):
+        if job.arm != "free":
+            made(job)
+            sweep.entry(job)["status"] = "done"
+    sweep.save()
+    arms = {"usual": {}, "free": {"beta": 0.0}, "strong": {"beta": 0.2}}
+    two = read_design(write(tmp_path / "b", arms=arms, against="usual", seeds=[1, 2]))
+    copied = reuse(two, second, [first])
+    jobs = {job.folder: job for job in plan(two, second)}
+    assert {folder for folder, job in jobs.items() if job.is_done()} == set(copied)
+    assert [str(f.relative_to(second)) for f in copied if jobs[f].arm] == ["usual/seed-1"]
+    assert sorted(jobs[f].last for f in copied if not jobs[f].arm) == [0, 1], "the suite, and seed 1's start"
+    assert reuse(two, second, [first]) == []
+    sweep.state["versions"] = {"torch": "0"}
+    sweep.save()
+    assert reuse(two, tmp_path / "third", [first]) == []
+    with pytest.raises(RunError, match=r"sweep\.json"):
+        reuse(two, second, [tmp_path / "nowhere"])
 
 
 @pytest.mark.parametrize("file", ["stop", "skip"])

@@ -333,9 +333,30 @@ def _begin_as(parent: Path, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(parent, temporary, ignore=shutil.ignore_patterns("cell.log"))
+    shutil.copytree(parent, temporary, ignore=shutil.ignore_patterns("cell.log", "report.html"))
     Run(temporary).update(recipe={"run": str(folder)}, shared={"from": str(parent)})
     temporary.rename(folder)
+
+
+def reuse(design: Design, folder: Path, others: Sequence[Path]) -> list[Path]:
+    """Copy what other sweeps have made with the same parameters, files and versions. Returns the folders.
+
+    Raises RunError where one of the others is no sweep.
+    """
+    states = {other: Sweep(other).state for other in others}
+    same = [other for other, state in states.items() if state["versions"] == versions()]
+    cells = [
+        other / cell["run"] for other in same for cell in states[other]["cells"] if cell["status"] == "done"
+    ]
+    copied = []
+    for job in plan(design, folder):
+        found = cells if job.arm else [other / "shared" / job.folder.name for other in same]
+        for made in found if not job.folder.exists() else ():
+            if job.done_in(made) > job.last:
+                _begin_as(made, job.folder)
+                copied.append(job.folder)
+                break
+    return copied
 
 
 # ---- the folder
