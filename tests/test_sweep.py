@@ -69,7 +69,11 @@ def test_the_documents_five_ablations_are_there_for_both_models():
         ({"recipe": "params/nowhere.yaml"}, "no file 'params/nowhere.yaml'"),
         ({"grid": {}}, "grid is empty"),
         ({"grid": {"beta": []}}, "no values for 'beta'"),
-        ({"arms": {}}, "arms is empty"),
+        ({"arms": {}}, "arms is no mapping, or an empty one"),
+        ({"arms": ["default", "free"]}, "arms is no mapping"),
+        ({"arms": {"default": {}, "Default": {"beta": 0.1}}}, "one folder on some disks"),
+        ({"against": "one", "arms": {"one": {"policy": "sft"}, "b": {"policy": "sft", "beta": 0.5}}}, "'b' and 'one' are equal"),
+        ({"stop_hopeless": 1}, "stop_hopeless is 1: write true or false"),
         ({"arms": {"default": 3, "free": {}}}, "holds no recipe keys"),
         ({"arms": {"default": {}, "same": {"beta": 0.02}}}, "'default' and 'same' are equal"),
         ({"arms": {"default": {}}}, "at least two arms"),
@@ -268,6 +272,8 @@ def test_a_changed_arm_is_refused_and_new_ones_are_added(tmp_path):
         Sweep(sweep.folder).adopt(
             read_design(write(tmp_path, arms={"default": {}, "free": {"beta": 0.1}})), 1
         )
+    with pytest.raises(RecipeError, match="arm 'free' has changed"):
+        dry_run(read_design(write(tmp_path, arms={"default": {}, "free": {"beta": 0.1}})), sweep, 1)
     more = GOOD["arms"] | {"strong": {"beta": 0.3}}
     again = Sweep(sweep.folder)
     again.adopt(read_design(write(tmp_path, arms=more, seeds=[1, 2, 3])), 1)
@@ -358,6 +364,31 @@ def test_a_file_changed_while_cells_run_starts_none_of_them_again(tmp_path):
     assert status["free/seed-1"] == ("failed", "it cannot be") and status["default/seed-1"][0] == "done"
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_arm_with_a_critical_alarm_is_stopped_where_that_is_asked_for(tmp_path, asked):
+    file, sweep = write(tmp_path, stop_hopeless=asked), Sweep(tmp_path / "out")
+
+    def work(name, job):
+        if name == "free/seed-1":
+            alarm = {"step": 7, "alarm": "zero_variance", "severity": "critical"}
+            Run.create(job.folder).file("train").mkdir()
+            job.folder.joinpath("train", "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+            return "default/seed-2"
+
+    *names, last = driven(file, sweep, work, slots=2)
+    assert ("free/seed-2" in [*names, last]) is not asked
+    assert ("stopped until the next call, as seed-1 has the alarm zero_variance at step 7" in last) is asked
+
+
+def test_a_sweep_does_not_write_into_a_run(tmp_path):
+    Run.create(tmp_path / "out")
+    with (
+        pytest.raises(RunError, match="is a run, which a sweep would write into"),
+        Sweep(tmp_path / "out").held(),
+    ):
+        pass
+
+
 def test_a_running_arm_may_leave_the_file_and_the_file_may_be_away_for_a_moment(tmp_path):
     file, sweep = write(tmp_path), Sweep(tmp_path / "out")
     whole = file.read_text()
@@ -432,6 +463,7 @@ def finished(folder: Path, success: dict[str, np.ndarray], policy: str = "sft", 
     """A sweep of the arms default, free, ..., whose cells (S, N) came out like that; NaN is not scored."""
     seeds = [*range(1, 1 + max(map(len, success.values())))]
     arms = {"default": {"policy": "sft"}, "free": {"beta": 0.0, "policy": policy}}
+    arms |= {name: {"beta": 0.1 + i, "policy": "grpo"} for i, name in enumerate(success) if name not in arms}
     sweep = Sweep(folder / "out")
     with sweep.held():
         sweep.adopt(read_design(write(folder, arms=arms, seeds=seeds, **changes)), 1)
@@ -467,6 +499,28 @@ def test_fewer_than_three_seeds_give_intervals_and_no_verdict(tmp_path, seeds, s
     answer = ablation.answer()
     assert "no verdict: free (+" in answer and "A verdict needs 3 seeds that every arm has" in answer
     assert "better" not in answer and ablation.table().loc["free", "p, Holm"] == "–"
+
+
+def test_an_arm_that_lacks_seeds_takes_no_verdict_from_the_others(tmp_path):
+    own = {"default": outcomes(3, 0.1), "free": outcomes(3, 0.95), "torn": outcomes(2, 0.5)}
+    ablation = finished(tmp_path, own)
+    assert [(test["arm"], test["verdict"]) for test in ablation.paired] == [("free", "better")]
+    assert list(ablation.table()["verdict"]) == ["compared with", "better", "lacks seeds"]
+    assert "not compared, as they lack seeds: torn" in ablation.answer()
+
+
+def test_the_sweet_spot_is_never_an_arm_that_is_worse(tmp_path, monkeypatch):
+    cost = {"default": 4.0, "free": 3.0, "weak": 1.0}
+    arms = {name: {"million_tokens": tokens} for name, tokens in cost.items()}
+    monkeypatch.setattr(Ablation, "training", dict.fromkeys(arms))
+    monkeypatch.setattr(Ablation, "arms", arms)
+    same = outcomes(3, 0.9)
+    ablation = finished(
+        tmp_path, {"default": same, "free": same[::-1], "weak": outcomes(3, 0.3)}, policy="grpo"
+    )
+    assert ablation.sweet_spot() == "free"
+    ablation.seeds = ablation.seeds[:2]
+    assert ablation.sweet_spot() == ""
 
 
 def test_success_is_that_of_the_sample_that_is_named(tmp_path):
@@ -513,7 +567,10 @@ def test_an_interval_and_its_verdict_never_disagree():
         tests = against_one(cube, 0.05)
         for test in tests:
             low, high = test["ci95"]
-            assert (test["verdict"] in ("better", "worse")) == (not low <= 0 <= high)
+            if test["verdict"].startswith("equal"):
+                assert -0.05 < low <= high < 0.05
+            else:
+                assert (test["verdict"] in ("better", "worse")) == (not low <= 0 <= high)
         near += sum(t["p"] < 0.05 <= t["p_holm"] for t in tests)
     assert near > 5, "some are only significant where they are not corrected"
 

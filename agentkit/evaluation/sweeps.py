@@ -116,9 +116,12 @@ def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
     for name, corrected in (("p", "p_holm"), ("p_equal", "p_equal_holm")):
         for test, p in zip(found, holm([test[name] for test in found]), strict=True):
             test[corrected] = p
-    for test, level in zip(found, holm_levels([test["p"] for test in found]), strict=True):
-        test["ci95"] = _interval(test["diff"], test["error"], test["freedom"], level)
-        test |= {"level": level, "verdict": _verdict(test)}
+    levels = (holm_levels([test[name] for test in found]) for name in ("p", "p_equal"))
+    for test, level, alike in zip(found, *levels, strict=True):
+        test["verdict"] = _verdict(test)
+        # two one-sided tests at a level are an interval at twice the level
+        test["level"] = 2 * alike if test["verdict"].startswith("equal") else level
+        test["ci95"] = _interval(test["diff"], test["error"], test["freedom"], test["level"])
     return found
 
 
@@ -147,7 +150,9 @@ class Ablation:
             raise RunError(
                 f"{sweep.folder}: no two arms are done yet, {self.against} among them. Run it again."
             )
-        self.seeds = sorted(set.intersection(*(set(runs) for runs in self.runs.values())))
+        whole = [name for name, runs in self.runs.items() if runs.keys() >= self.runs[self.against].keys()]
+        self.tested = whole if len(whole) > 1 else list(self.runs)  # an arm that lacks seeds takes none away
+        self.seeds = sorted(set.intersection(*(set(self.runs[name]) for name in self.tested)))
         if not self.seeds:
             raise RunError(f"{sweep.folder}: no seed is done in every arm yet. Run the sweep again.")
 
@@ -172,8 +177,8 @@ class Ablation:
 
     @cached_property
     def values(self) -> dict[str, Values]:
-        """Scores by arm and task, of the seeds that every arm has."""
-        values = {n: values_of({s: seeds[s] for s in self.seeds}) for n, seeds in self.samples.items()}
+        """Scores by tested arm and task, of the seeds that these all have."""
+        values = {n: values_of({s: self.samples[n][s] for s in self.seeds}) for n in self.tested}
         for name in values:
             same_tasks(self.against, values[self.against], name, values[name])
         return values
@@ -197,7 +202,7 @@ class Ablation:
     def paired(self) -> list[dict[str, Any]]:
         """Every arm against the one, in the order of the file."""
         tests = against_one(self.success, self.margin)
-        return [{"arm": name} | test for name, test in zip(list(self.runs)[1:], tests, strict=True)]
+        return [{"arm": name} | test for name, test in zip(self.tested[1:], tests, strict=True)]
 
     @cached_property
     def training(self) -> dict[str, dict[int, pd.DataFrame]]:
@@ -236,11 +241,23 @@ class Ablation:
         }
 
     def sweet_spot(self) -> str:
-        """The arm that samples least among those whose interval reaches the best arm's success."""
-        arms = {name: entry for name, entry in self.arms.items() if name in self.training}
-        best = max((entry["success"] for entry in arms.values()), default=0.0)
-        enough = {name: e for name, e in arms.items() if e["ci95"][1] >= best}
-        return min(enough, key=lambda n: (enough[n]["million_tokens"], -enough[n]["success"]), default="")
+        """The trained arm that samples least of those not shown to be worse than the best.
+
+        Empty where there are fewer than SEEDS seeds, or none is trained.
+        """
+        success = dict(zip(self.tested, self.success, strict=True))
+        trained = sorted((n for n in self.tested if n in self.training), key=lambda n: -success[n].mean())
+        if not trained or len(self.seeds) < SEEDS:
+            return ""
+        best, *others = trained
+        tests = against_one(np.array([success[n] for n in trained]), self.margin) if others else []
+        worse = {name for name, test in zip(others, tests, strict=True) if test["verdict"] == "worse"}
+        return min(trained, key=lambda n: (n in worse, self.arms[n]["million_tokens"]))
+
+    def verdict(self, name: str) -> str:
+        """What the tests say of an arm, in a few words."""
+        found = {test["arm"]: test["verdict"] for test in self.paired}
+        return found.get(name, "compared with" if name == self.against else "lacks seeds")
 
     # ---- in words
     def answer(self) -> str:
@@ -263,6 +280,8 @@ class Ablation:
             )
         if seeds < SEEDS:
             parts.append(f"no verdict: {', '.join(map(_said, self.paired))}")
+        if short := [name for name in self.runs if name not in self.tested]:
+            parts.append(f"not compared, as they lack seeds: {', '.join(short)}")
         few = f" A verdict needs {SEEDS} seeds that every arm has: add seeds to the file." * (seeds < SEEDS)
         one = " One seed says nothing of the spread between seeds." * (seeds < 2)
         return "; ".join(parts) + "." + few + one
@@ -278,7 +297,7 @@ class Ablation:
                 "success": tables.percent(arm["success"], arm["ci95"]),
                 "difference, points": _points(test) if test else "–",
                 "p, Holm": f"{test['p_holm']:.2g}" if test and test["p_holm"] is not None else "–",
-                "verdict": test["verdict"] if test else "compared with",
+                "verdict": self.verdict(name),
                 "turns": f"{arm['turns']:.2f}",
                 "failed calls": "–"
                 if arm["tool_failure_rate"] is None

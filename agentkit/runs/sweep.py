@@ -30,12 +30,13 @@ import yaml
 
 from agentkit.records import AgentkitError, RecipeError, RunError
 from agentkit.runs.children import end_all
-from agentkit.runs.files import open_file, read_json, write_bytes, write_json
+from agentkit.runs.files import open_file, read_json, read_jsonl, write_bytes, write_json
 from agentkit.runs.recipe import Recipe, find_file, read_recipe
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, run_stages
 
-KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid")
+KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid", "stop_hopeless")
+ALARMS = ("train", "alarms.jsonl")  # of a cell
 TRIES = 2  # of a cell that crashes
 CELL_VARIABLE = "AGENTKIT_CELL"  # in the environment of whatever works on a cell: its folder
 MARGIN = 0.05  # of success within which two arms count as equal
@@ -80,6 +81,7 @@ class Design:
     against: str  # the arm that the others are compared with
     arms: tuple[Arm, ...]
     margin: float
+    stop_hopeless: bool  # end an arm when a critical alarm fires in one of its cells
     file: dict[str, Any]  # as it was written
 
     def arm(self, name: str) -> Arm:
@@ -132,8 +134,12 @@ def _design(path: Path) -> Design:
     if len(arms) < 2:
         raise RecipeError("a sweep compares at least two arms: give arms, or a grid such as beta: [0.0, 0.1]")
     for one, other in itertools.combinations(arms.values(), 2):
-        if one.choices == other.choices:
-            why = f"the arms {one.name!r} and {other.name!r} are equal, as the recipe has those values anyway"
+        if one.name.casefold() == other.name.casefold():
+            raise RecipeError(
+                f"two arms are called {one.name!r} and {other.name!r}, one folder on some disks"
+            )
+        if one.policy == other.policy and _chain(_cell(path, one, 0)) == _chain(_cell(path, other, 0)):
+            why = f"the arms {one.name!r} and {other.name!r} are equal in all that their cells run"
             raise RecipeError(f"{why}: leave one of them out")
     against, margin = file.get("against", "default"), file.get("margin", MARGIN)
     if not isinstance(against, str):
@@ -144,10 +150,12 @@ def _design(path: Path) -> Design:
         raise RecipeError(f"there is no arm {against!r} to compare with; there are {', '.join(arms)}")
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < 1:
         raise RecipeError(f"margin is {margin!r:.60}: write a share of success between 0 and 1, as 0.05")
+    if not isinstance(hopeless := file.get("stop_hopeless", False), bool):
+        raise RecipeError(f"stop_hopeless is {hopeless!r:.60}: write true or false")
     question, seeds = str(file.get("question", "")), _seeds(file["seeds"], base)
     against = against if against in arms else same[0]
     file = json.loads(json.dumps(file, default=str))  # YAML has dates
-    return Design(question, seeds, against, tuple(arms.values()), float(margin), file)
+    return Design(question, seeds, against, tuple(arms.values()), float(margin), hopeless, file)
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -204,7 +212,9 @@ def _seeds(seeds: Any, base: Mapping[str, Any]) -> tuple[int, ...]:
 def _given_arms(file: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     arms = file.get("arms", {})
     if not isinstance(arms, dict) or ("arms" in file and not arms):
-        raise RecipeError("arms is empty: give each arm a name and the recipe keys it changes")
+        raise RecipeError(
+            "arms is no mapping, or an empty one: give each arm a name and the recipe keys it changes"
+        )
     if odd := [name for name, changes in arms.items() if not isinstance(changes or {}, dict)]:
         raise RecipeError(f"arm {str(odd[0])[:60]!r} holds no recipe keys: write it as {{beta: 0.0}}")
     return [(str(name), dict(changes or {})) for name, changes in arms.items()]
@@ -383,13 +393,7 @@ class Sweep:
 
         Raises RecipeError where an arm is another than when the sweep began.
         """
-        old = self.state if self.file("sweep.json").exists() else {"arms": {}, "cells": []}
-        arms = {arm.name: json.loads(json.dumps(arm.choices)) for arm in design.arms}
-        for name, choices in arms.items():
-            before = old["arms"].get(name, choices)
-            for key in sorted(k for k in choices.keys() & before.keys() if choices[k] != before[k]):
-                why = f"arm {name!r} has changed since this sweep began: {key} was {before[key]!r:.60}"
-                raise RecipeError(f"{why} and is {choices[key]!r:.60}. Rename it, or name another --run.")
+        old, arms = self._old, self.unchanged(design)
         if old.get("versions", versions()) != versions() and any(c["status"] == "done" for c in old["cells"]):
             why = "this sweep has cells made with other versions of Python or libraries"
             warnings.warn(
@@ -407,6 +411,20 @@ class Sweep:
             "shared": old.get("shared", {}), "slots": slots, "versions": versions(),
         }  # fmt: skip
         self.save()
+
+    @property
+    def _old(self) -> dict[str, Any]:
+        return self.state if self.file("sweep.json").exists() else {"arms": {}, "cells": []}
+
+    def unchanged(self, design: Design) -> dict[str, Any]:
+        """What the arms choose. Raises RecipeError where one is another than when the sweep began."""
+        arms = {arm.name: json.loads(json.dumps(arm.choices)) for arm in design.arms}
+        for name, choices in arms.items():
+            before = self._old["arms"].get(name, choices)
+            for key in sorted(k for k in choices.keys() & before.keys() if choices[k] != before[k]):
+                why = f"arm {name!r} has changed since this sweep began: {key} was {before[key]!r:.60}"
+                raise RecipeError(f"{why} and is {choices[key]!r:.60}. Rename it, or name another --run.")
+        return arms
 
     def save(self) -> None:
         """Write sweep.json."""
@@ -444,6 +462,8 @@ class Sweep:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keep other drivers out, and end what an earlier one may have left or this one leaves."""
+        if self.file(MANIFEST).exists() and not self.file("sweep.json").exists():
+            raise RunError(f"{self.folder} is a run, which a sweep would write into: name another --run.")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(self.file(".lock"), "w") as lock:
             if not _locked(lock, fcntl.LOCK_EX, tries=5):
@@ -527,10 +547,26 @@ def run_sweep(
             running[way(job)] = job, time.monotonic()
         if not running:
             return
+        for job in [job for job, _ in running.values() if job.arm] if design.stop_hopeless else ():
+            if not left_out(job) and (alarm := _hopeless(Run(job.folder))):
+                sweep.leave_out("stop", [job.arm])
+                tell(
+                    f"arm {job.arm}: stopped until the next call, as {job.folder.name} has the alarm {alarm}"
+                )
         for future in wait(running, timeout=2, return_when=FIRST_COMPLETED).done:
             job, start = running.pop(future)
             tries[job.folder] += 1
             _finished(sweep, job, future, time.monotonic() - start, tries[job.folder] < TRIES, tell)
+
+
+def _hopeless(run: Run) -> str:
+    """The first critical alarm of a training, or an empty text."""
+    path = run.file(*ALARMS)
+    with contextlib.suppress(AgentkitError):  # it is being written
+        for row in read_jsonl(path) if path.exists() else ():
+            if isinstance(row, dict) and row.get("severity") == "critical":
+                return f"{row.get('alarm')} at step {row.get('step')}"
+    return ""
 
 
 def _stamp(path: str | Path, before: int | None) -> int:
@@ -651,7 +687,7 @@ def _look(run: Run) -> dict[str, Any]:
     seen = {"stage": max(manifest["stages"], default="")}
     validated = [row["val_success"] for row in metrics if row.get("val_success") is not None]
     if metrics:
-        alarms = run.file("train", "alarms.jsonl")
+        alarms = run.file(*ALARMS)
         seconds = [row["seconds"] for row in metrics if row.get("seconds")]
         to_go = max(0, manifest["recipe"].get("steps", 0) - int(metrics[-1]["step"]))
         seen |= {"step": f"{metrics[-1]['step']}", "validation": " ".join(f"{v:.0%}" for v in validated[-6:])}

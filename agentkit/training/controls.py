@@ -20,7 +20,7 @@ from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs import Recipe, Run, RunError
 from agentkit.training.hindsight import hindsight
-from agentkit.training.sft import demonstrations, fine_tune, right_ones, token_count
+from agentkit.training.sft import WARMUP, demonstrations, fine_tune, right_ones, token_count
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -61,7 +61,9 @@ def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple
             else cycle(own_right_answers(lab, run, agent, tokenizer, tasks))
         )
         found = up_to(budget, endless)
-        trained, _ = fine_tune(agent, tokenizer, found, recipe, run.file(name), num_train_epochs=1)
+        short = min(WARMUP, len(found) // recipe.sft_batch // 4)  # a short control outlasts its warm-up
+        options = {"num_train_epochs": 1, "warmup_steps": short}
+        trained, _ = fine_tune(agent, tokenizer, found, recipe, run.file(name), **options)
         tokens, learnt = token_count(found), len(found)
     return trained, tokenizer, {"grpo_tokens": budget, "tokens": tokens, "trajectories": learnt}
 

@@ -29,6 +29,8 @@ from agentkit.training.transcripts import read_transcripts
 if TYPE_CHECKING:
     from agentkit.lab import Lab
 
+WARMUP = 10  # steps
+
 
 class _Trainer(SFTTrainer):
     """TRL's SFTTrainer, on a CPU with the model's own loss.
@@ -112,7 +114,7 @@ def fine_tune(
         "ddp_timeout": int(patience(recipe)),
         "learning_rate": recipe.sft_learning_rate,
         "lr_scheduler_type": "cosine",
-        "warmup_steps": 10,
+        "warmup_steps": WARMUP,
         "weight_decay": 0.0,
         "max_length": None,
         "packing": False,

@@ -50,7 +50,7 @@ LONG_LABELS = {
     "margin_b": 90,
 }
 # on a telephone the panels of a figure lie one under the other
-_STACKED = """
+_SCRIPT = """
 const figure = document.getElementById("{plot_id}");
 const axes = Object.keys(figure.layout).filter((name) => /^xaxis\\d*$/.test(name)), n = axes.length;
 if (innerWidth < 640 && n > 1) {
@@ -65,6 +65,15 @@ if (innerWidth < 640 && n > 1) {
   });
   Object.assign(figure.parentElement.style, { height: `${height}px`, minWidth: 0 });
   Plotly.relayout(figure, change);
+}
+// plotly drops relative links where the page is a file
+const links = figure.data.flatMap((trace) => (trace.mode === "text" && trace.customdata) || []);
+const linked = () => figure.querySelectorAll(".textpoint a").forEach((anchor, i) => {
+  if (/^[\\w.+\\/-]+$/.test(links[i])) anchor.setAttribute("href", links[i]);
+});
+if (location.protocol === "file:" && links.length) {
+  linked();
+  figure.on("plotly_afterplot", linked);
 }
 """
 
@@ -98,7 +107,7 @@ def embedded(figure: Any, *, with_library: bool) -> Markup:
     config = {"displaylogo": False, "responsive": True}
     drawn = plotly.io.to_html(
         figure, config, full_html=False, include_plotlyjs=with_library, validate=False, include_mathjax=False,
-        post_script=_STACKED,
+        post_script=_SCRIPT,
     )  # fmt: skip
     return Markup(f'<div class="plot">{drawn}</div>')
 

@@ -32,12 +32,12 @@ def arm_success(ablation: Ablation) -> go.Figure:
             y=[escaped(name)] * len(cells),
             mode="text",
             text=[f'<a href="{escaped(link)}">●</a>' for link in links],
+            customdata=links,
             textposition="top center",
             textfont={"size": 11},
             hovertext=[f"seed {seed}: {percent(v)}" for seed, v in entry["seeds"].items()],
             hoverinfo="text",
         )
-    verdicts = {test["arm"]: test["verdict"] for test in ablation.paired}
     figure.add_scatter(
         x=success,
         y=names,
@@ -45,7 +45,7 @@ def arm_success(ablation: Ablation) -> go.Figure:
         mode="markers",
         marker={"color": COLOURS[0], "size": 9},
         hovertext=[
-            f"{percent(e['success'], e['ci95'])}, {verdicts.get(name, 'compared with')}"
+            f"{percent(e['success'], e['ci95'])}, {ablation.verdict(name)}"
             for name, e in ablation.summaries.items()
         ],
         hoverinfo="y+text",
@@ -111,12 +111,12 @@ def success_by_compute(ablation: Ablation) -> go.Figure:
             hovertemplate="%{customdata:.2f} million tokens: %{y:.1%}",
             **own,
         )  # fmt: skip
-    if not spot:
+    if not ablation.training:
         return empty("No arm of this sweep is trained", question)
     figure.update_xaxes(title_text="million tokens sampled in training", rangemode="tozero")
     figure.update_yaxes(title_text="success", **_SHARE)
-    note = f"dotted: validation; points: test, those of equal cost side by side; star: {spot}, the cheapest "
-    note += "whose interval reaches the best arm"
+    note = "dotted: validation; points: test"
+    note += f"; star: {spot}, the cheapest not shown to be worse than the best" * bool(spot)
     return dressed(figure, question, note, height=450, showlegend=True, **BELOW)
 
 
