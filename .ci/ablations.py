@@ -2,8 +2,9 @@
 
     make ablations        # or .venv/bin/python .ci/ablations.py, with --slots 4 where there is room
 
-Each sweep is an ordinary `agentkit sweep` into outputs/ablations/. Started again it goes on, and where all
-are done only the page is written. Leaves out every number: the page shows each sweep's table and answer.
+Each sweep is an ordinary `agentkit sweep` into outputs/ablations/. Started again it goes on; with --only the
+page still shows the others that are done. What sweeps have in common is made once (--reuse). Leaves out every
+number: the page shows each sweep's table and answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from agentkit.evaluation import html, tables
@@ -38,18 +38,24 @@ def section(name: str, file: Path, folder: Path, docs: Path) -> str:
     """A sweep's part of the page, and its figures as pictures beside it."""
     sweep = Sweep(folder)
     ablation, state = Ablation(sweep), sweep.state
-    hours = sum(c["seconds"] for c in [*state["cells"], *state["shared"].values()] if "seconds" in c) / 3600
+    runs = [run for runs in ablation.runs.values() for run in runs.values()]
+    executed = {  # by the folder they ran in: what cells have in common counts once
+        (stage, entry["parameters"]["run"]): entry
+        for run in runs
+        for stage, entry in run.manifest["stages"].items()
+    }
+    hours = sum(entry["seconds"] for entry in executed.values()) / 3600
+    made = max(entry["started"] for entry in executed.values())[:10]
     pictures = [make.__name__.replace("_", "-") for make in FIGURES[name]]
     for make, picture in zip(FIGURES[name], pictures, strict=True):
         draw(make(ablation), docs / "ablations" / f"{name}-{picture}.png")
     missing = [f"Not done, so left out: {', '.join(ablation.missing)}."] * bool(ablation.missing)
     seeds = ", ".join(map(str, ablation.seeds))
-    made = time.strftime("%d %B %Y", time.localtime(sweep.file("ablations.json").stat().st_mtime))
     parts = [
         f"## {state['question']}", f"**{ablation.answer()}**", *missing, tables.to_markdown(ablation.table()),
         *(f"![{picture.replace('-', ' ')}](ablations/{name}-{picture}.png)" for picture in pictures),
         f"`agentkit sweep {file} --run {folder}`: seeds {seeds}, {ablation.success.shape[2]} test tasks, "
-        f"{cost.hours(hours)} hours of cells, {state['slots']} at once, {made}.",
+        f"{cost.hours(hours)} hours of notebooks, {state['slots']} cells at once, {made}.",
     ]  # fmt: skip
     return "\n\n".join(part.strip() for part in parts)
 
@@ -80,12 +86,13 @@ def main() -> int:
     chosen = parser.parse_args()
     os.chdir(ROOT)
     sections, finished, code = [], [], 0
-    for name in chosen.only:
+    for name in FIGURES:
         file, folder = chosen.sweeps / f"nano-{name}.yaml", chosen.run / name
         words = ["sweep", str(file), "--run", str(folder), "--slots", str(chosen.slots)]
         done = [str(other) for other in finished if other != folder]
         words += [word for other in done for word in ("--reuse", other)]
-        code |= subprocess.call([sys.executable, "-m", "agentkit.cli", *words])
+        if name in chosen.only:
+            code |= subprocess.call([sys.executable, "-m", "agentkit.cli", *words])
         if (folder / "ablations.json").exists():
             finished.append(folder)
             (chosen.docs / "ablations").mkdir(exist_ok=True, parents=True)
