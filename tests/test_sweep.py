@@ -462,8 +462,9 @@ def test_other_versions_than_those_of_finished_cells_are_said(tmp_path):
 def finished(folder: Path, success: dict[str, np.ndarray], policy: str = "sft", **changes) -> Ablation:
     """A sweep of the arms default, free, ..., whose cells (S, N) came out like that; NaN is not scored."""
     seeds = [*range(1, 1 + max(map(len, success.values())))]
-    arms = {"default": {"policy": "sft"}, "free": {"beta": 0.0, "policy": policy}}
-    arms |= {name: {"beta": 0.1 + i, "policy": "grpo"} for i, name in enumerate(success) if name not in arms}
+    arms = {"default": {"policy": "sft"}, "free": {"sft_epochs": 2, "policy": policy}}
+    own = [name for name in success if name not in arms]
+    arms |= {name: {"sft_epochs": 3 + i, "policy": policy} for i, name in enumerate(own)}
     sweep = Sweep(folder / "out")
     with sweep.held():
         sweep.adopt(read_design(write(folder, arms=arms, seeds=seeds, **changes)), 1)
@@ -584,6 +585,14 @@ def test_differences_and_verdicts_on_literals():
     assert against_one(success[[0, 2]], 0.001)[0]["verdict"] == "no difference shown"
     (difference, error, freedom), _ = errors(success)
     assert (difference, freedom > 2) == (pytest.approx(0.2), True) and error < 0.02
+
+
+def test_a_large_difference_is_shown_where_seeds_hardly_differ():
+    """What is subtracted between the three mean squares once left 0.8 degrees of freedom, or a crash."""
+    same = outcomes(3, 0.9)
+    tests = against_one(np.stack([same, same[::-1], outcomes(3, 0.3)]), 0.05)
+    assert [test["verdict"] for test in tests] == ["equal within the margin", "worse"]
+    assert all(test["freedom"] >= 4 for test in tests)
 
 
 def test_equal_outcomes_of_a_few_tasks_are_no_proof_of_equality():

@@ -54,7 +54,8 @@ def _combined(seed: float, task: float, inner: float, s: int, n: int, arms: int)
     variance = seed + max(task - inner, 0.0)
     freedom = ((arms - 1) * (s - 1), n - 1, (s - 1) * (n - 1))
     parts = sum(part**2 / f for part, f in zip((seed, task, inner), freedom, strict=True))
-    return math.sqrt(variance), variance**2 / parts if parts > 0 else freedom[0]
+    least = float(min(freedom))  # what is subtracted would leave less than any of the three has
+    return math.sqrt(variance), max(variance**2 / parts, least) if parts > 0 else least
 
 
 def errors(success: np.ndarray) -> list[tuple[float, float, float]]:
