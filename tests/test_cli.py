@@ -174,7 +174,8 @@ def test_output_that_no_disk_takes_is_one_sentence():
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "agentkit.cli", "tasks", "--n", "120"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    (told,) = done.stderr.splitlines()
+    building, told = done.stderr.splitlines()
+    assert building == "agentkit: building 240 tasks ..."
     assert done.returncode == 2 and "No space left" in told and "Make room" in told
 
 
