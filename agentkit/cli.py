@@ -87,20 +87,23 @@ def _tell(sentence: str) -> None:
 
 
 # ---- arguments that several commands share
-def _count(words: list[str]) -> int:
-    if not words[0].isdecimal() or not 1 <= int(words[0]) <= 100_000:
-        raise ValueError(f"{words[0][:20]!r} is not a whole number from 1 to 100000")
-    return int(words[0])
+def _count(most: int) -> tyro.constructors.PrimitiveConstructorSpec:
+    def read(words: list[str]) -> int:
+        if not words[0].isdecimal() or not 1 <= int(words[0]) <= most:
+            raise ValueError(f"{words[0][:20]!r} is not a whole number from 1 to {most}")
+        return int(words[0])
+
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="N",
+        instance_from_str=read,
+        is_instance=lambda value: True,
+        str_from_instance=lambda n: [str(n)],
+    )
 
 
-_COUNT = tyro.constructors.PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="N",
-    instance_from_str=_count,
-    is_instance=lambda value: True,
-    str_from_instance=lambda n: [str(n)],
-)
-Count = Annotated[int, _COUNT]
+Count = Annotated[int, _count(100_000)]
+Port = Annotated[int, _count(65_535)]
 RecipeFile = Annotated[Path, Positional, arg(metavar="RECIPE", help="a YAML file in params/")]
 RunFolder = Annotated[Path, Positional, arg(metavar="RUN", help="the run folder, such as outputs/a")]
 Changes = Annotated[
@@ -295,18 +298,26 @@ def preflight_command(
     """
     from agentkit.lab import Lab
     from agentkit.policies.loading import load_agent, make_policy
-    from agentkit.preflight import examine
+    from agentkit.preflight import TASKS, examine
 
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
     lab = Lab.open(values)
     suite = lab.load(folder) if folder else lab.suite()
     lab = lab.planned(suite)
     cold_start = [folder.file("sft")] if folder and values.sft and folder.file("sft").exists() else []
+    if values.sft and not cold_start:
+        make = f"agentkit run {recipe} --run {run or 'outputs/a'} --to 02"
+        _tell(
+            "the recipe says sft: true, and this judges the model before that cold start: make it with "
+            f"'{make}', then add --run {run or 'outputs/a'}"
+        )
+    tasks = lab.train_tasks(suite)
+    _tell(f"{min(TASKS, len(tasks)) * values.group_size} rollouts of the starting policy ...")
     model, tokenizer = load_agent(values.model, cold_start, None, values.precision, values.chat)
     policy = make_policy(model, tokenizer, "sft", values)
     test, progress = suite.split("test"), sys.stderr.isatty()
     options = {"model": model, "test": test, "progress": progress, "run": folder}
-    report, _ = examine(lab, policy, lab.train_tasks(suite), **options)
+    report, _ = examine(lab, policy, tasks, **options)
     return _print(as_json, dataclasses.asdict(report), report.text(), 1 if report.causes else 0)
 
 
@@ -449,7 +460,10 @@ def rescore_command(
 def merge_command(
     run: RunFolder,
     *,
-    dtype: Literal["float32", "float16", "bfloat16"] | None = None,
+    dtype: Annotated[
+        Literal["float32", "float16", "bfloat16"] | None,
+        arg(metavar="{float32,float16,bfloat16}", help_behavior_hint=""),
+    ] = None,
     unmerged: bool = False,
     as_json: Json = False,
 ) -> int:
@@ -479,8 +493,9 @@ def tasks_command(*, n: Count = 1200, seed: int = 0, as_json: Json = False) -> i
         n: tasks to build, shared among the families
         seed: of the tasks drawn
     """
-    from agentkit.tasks.catalogue import catalogue, markdown
+    from agentkit.tasks.catalogue import VARIETIES, catalogue, markdown
 
+    _tell(f"building {n * len(VARIETIES):,} tasks ...")
     rows = catalogue(n, seed)
     return _print(as_json, rows, markdown(rows))
 
@@ -600,7 +615,7 @@ def serve_command(
     *,
     merge: Annotated[tuple[Path, ...], UseAppendAction, arg(metavar="ADAPTER")] = (),
     host: str = "127.0.0.1",
-    port: Count = 8000,
+    port: Port = 8000,
     lora_rank: int = 0,
     max_length: OptionalCount = None,
     memory: float = 0.9,

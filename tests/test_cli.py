@@ -17,6 +17,7 @@ import pytest
 from test_report import make_run
 
 from agentkit import cli
+from agentkit.preflight import Preflight
 from agentkit.records import RunError
 from agentkit.runs import load_run, project_root, write_jsonl
 
@@ -48,7 +49,9 @@ def test_every_command_that_prints_a_result_takes_json(command, capsys):
 
 def test_json_is_all_that_is_printed(capsys):
     assert cli.main(["tasks", "--n", "60", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    rows = json.loads(printed.out)
+    assert printed.err == "agentkit: building 120 tasks ...\n"
     assert [row["family"] for row in rows[::2]] == ["A", "B", "C"]
 
 
@@ -60,6 +63,7 @@ def test_json_is_all_that_is_printed(capsys):
         ["cost", "x.yaml", "--gpus", "0"],
         ["merge", "a", "--dtype", "int8"],
         ["tasks", "--fly"],
+        ["serve", "nano", "--port", "65536"],
     ],
 )
 def test_what_cannot_be_parsed_ends_with_status_2(words, capsys):
@@ -72,6 +76,28 @@ def test_what_cannot_be_parsed_ends_with_status_2(words, capsys):
 def test_alarms_are_of_a_run_or_measured(words, capsys):
     assert cli.main(["alarms", *words]) == 2
     assert "one of the two" in capsys.readouterr().err
+
+
+def test_help_names_only_values_that_can_be_typed(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["merge", "--help"])
+    assert "--dtype {float32,float16,bfloat16}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("sft", "before"), [("true", 1), ("false", 0)])
+def test_a_preflight_says_what_it_judges_and_what_takes_long(monkeypatch, capsys, sft, before):
+    monkeypatch.setattr("agentkit.policies.loading.load_agent", lambda *of: (None, None))
+    monkeypatch.setattr("agentkit.policies.loading.make_policy", lambda *of: None)
+    monkeypatch.setattr("agentkit.preflight.examine", lambda *of, **options: (Preflight((), 0, 0.0), []))
+    changes = ["families=A", "n_tasks=40", "group_size=4", f"sft={sft}"]
+    words = [word for change in changes for word in ("-p", change)]
+    assert cli.main(["preflight", "params/nano.yaml", *words, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["rollouts"] == 0
+    assert (
+        printed.err.count("before that cold start") == printed.err.count("--to 02', then add --run") == before
+    )
+    assert printed.err.endswith("agentkit: 48 rollouts of the starting policy ...\n")
 
 
 def test_a_terminal_without_unicode_shows_help_all_the_same():
@@ -148,7 +174,8 @@ def test_output_that_no_disk_takes_is_one_sentence():
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "agentkit.cli", "tasks", "--n", "120"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    (told,) = done.stderr.splitlines()
+    building, told = done.stderr.splitlines()
+    assert building == "agentkit: building 240 tasks ..."
     assert done.returncode == 2 and "No space left" in told and "Make room" in told
 
 

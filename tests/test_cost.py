@@ -259,6 +259,13 @@ def test_prices_of_a_wrong_kind_are_one_sentence(tmp_path, change):
         read_prices(path)
 
 
+def test_a_file_that_is_no_yaml_is_told_without_the_name_of_a_class(tmp_path):
+    (tmp_path / "README.md").write_text("# Prices\n`agentkit cost`\n")
+    with pytest.raises(RecipeError, match=r"README.md is no price file \(while scanning") as error:
+        read_prices(tmp_path / "README.md")
+    assert "Error" not in str(error.value)
+
+
 def test_rates_of_a_given_suite_count_its_own_test(tmp_path):
     """A given tasks.jsonl has another test than 15 % of n_tasks: here 45 samples took 225 seconds, not 75."""
     run = small_run(tmp_path / "a")

@@ -361,6 +361,7 @@ def test_no_alarm_is_said_only_of_what_was_looked_at(tmp_path, capsys, rows, loo
     assert main(["alarms", str(run.path)]) == (0 if looks else 2)
     shown = capsys.readouterr()
     assert "0 alarm" not in shown.out + shown.err
+    assert ("need 10 or more" in shown.out) == bool(looks)
     assert looks in shown.out if looks else "a row needs 'step' from 1 on" in shown.err
     assert bool(looks) or ("grad_norm" in shown.err and "clip_fraction" in shown.err)
 
@@ -407,7 +408,7 @@ def test_a_foreign_log_is_judged_and_says_what_could_not_look(tmp_path, capsys, 
     pairs = [word for ours, theirs in columns.items() for word in ("--column", f"{ours}={theirs}")]
     assert main(["alarms", str(path), *pairs]) == 0
     said = capsys.readouterr().out
-    assert "step 32, warning: kl_spike" in said and "in 40 steps" in said and "could not look" in said
+    assert "step 32, warning: kl_spike" in said and "in 40 steps; 1" in said and "could not look" in said
     assert "tool_abandonment needs calls" in said
     assert ("columns that no alarm knows: perf/mfu" in said) == (name == "verl")
 
@@ -440,6 +441,7 @@ def test_a_misspelt_column_of_ours_is_refused(tmp_path, capsys):
     ("file", "text", "says"),
     [
         ("a.csv", "when,how\n1,2\n", "no column 'step'"),
+        ("a.csv", "step,reward,how\n1,0.5,2\n", "judge from step, reward alone; add one of: grad_norm, kl"),
         ("a.json", '{"a": 1}', "no 'log_history'"),
         ("a.jsonl", '{"step": 1', "no column 'step'"),
         ("a.jsonl", '{"step": "x", "kl": "y"}\n', "no column 'step'"),

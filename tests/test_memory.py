@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3C
 
 from agentkit import nano
 from agentkit.cli import main
+from agentkit.policies.loading import told
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import RecipeError
 from agentkit.runs.recipe import Recipe
@@ -88,6 +89,20 @@ def test_the_command_plans_the_small_recipe_and_names_a_model_it_cannot_read(cap
         RecipeError, match="configuration of 'no/such' is not on this machine.*hf download no/such"
     ):
         memory.plan(Recipe(model="no/such"))
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        ("", ""),
+        ("It has no config.json.", "It has no config.json"),
+        ("It is gated.\nAsk at https://a.b/c.", "It is gated. Ask at https://a.b/c"),
+        (f"We are offline.\nSee https://{'a' * 190}", "We are offline"),
+        (f"{'long ' * 37}lines end at https://{'a' * 60}", f"{'long ' * 37}lines end at …"),
+    ],
+)
+def test_what_the_hub_says_ends_with_a_line_or_a_word(error, says):
+    assert told(OSError(error)) == says
 
 
 @pytest.mark.parametrize("way", ["shared", "plain", "capped"])

@@ -39,6 +39,12 @@ def test_defaults_are_within_their_own_bounds():
     assert all(spec.metadata["help"] for spec in Recipe.keys().values())
 
 
+def test_the_defaults_are_shown_as_a_recipe():
+    shown = Recipe.defaults()
+    assert "\nbeta: 0.05                           # weight of the KL penalty against" in shown
+    assert Recipe.from_mapping(yaml.safe_load(shown)) == Recipe()
+
+
 def test_used_is_what_was_given():
     recipe = Recipe.from_mapping({"seed": 3, "group_size": 4})
     assert recipe.used() == {"seed": 3, "group_size": 4}
@@ -108,7 +114,8 @@ def test_off_is_the_word_the_help_text_offers(tmp_path, key, word, form):
 def test_on_off_yes_and_no_are_refused_where_they_are_not_offered(key, value):
     if not value and key in dict(OFFERED):
         return
-    with pytest.raises(RecipeError, match=f"{key} is {value}; "):
+    words = "on and yes" if value else "off and no"
+    with pytest.raises(RecipeError, match=f"{key} is {value}; .*YAML reads {words} as {value}; in quotes"):
         Recipe.from_mapping({key: value})
 
 

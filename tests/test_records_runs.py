@@ -367,7 +367,22 @@ def test_a_missing_run_says_how_to_start_one(tmp_path):
     with pytest.raises(RunError, match="no run at .*notebook 01") as error:
         load_run(tmp_path / "gone")
     one_sentence(error)
-    assert not (tmp_path / "gone").exists()
+    assert not (tmp_path / "gone").exists() and "gone, which does not exist" in str(error.value)
+    (tmp_path / "log.csv").write_text("step,kl")
+    with pytest.raises(RunError, match=r"log\.csv is a file, not a run folder"):
+        load_run(tmp_path / "log.csv")
+
+
+def test_a_run_is_shown_with_what_is_finished(tmp_path):
+    path = str(tmp_path / "a")
+    assert repr(Run(path)) == f"Run({path!r}, finished: none)"
+    run = Run.create(path)
+    for stage in ("01_tasks", "02_baseline", "03_grpo"):
+        run.begin(stage, {})
+        run.end(stage, "failed" if stage == "03_grpo" else "done")
+    assert repr(run) == f"Run({path!r}, finished: 01_tasks, 02_baseline)"
+    run.file("run.json").write_text("{")
+    assert repr(run) == f"Run({path!r}, finished: none)"
 
 
 def test_stages_are_recorded_and_folders_are_private(tmp_path):

@@ -290,8 +290,7 @@ def test_a_dry_run_says_what_it_would_make_and_makes_nothing(tmp_path, capsys):
     assert main(["sweep", str(write(tmp_path)), "--run", str(folder), "--dry-run"]) == 0
     told = capsys.readouterr().out
     for part in (
-        "free",
-        "beta: 0.0",
+        "?\narm      what it changes\ndefault  what the others are compared with\nfree     beta: 0.0\n",
         "seeds: 1, 2",
         "fewer than 3 seeds give intervals and no verdict",
         "4 cells to run",
@@ -299,6 +298,13 @@ def test_a_dry_run_says_what_it_would_make_and_makes_nothing(tmp_path, capsys):
         "device-hours",
     ):
         assert part in told
+    long = as_text(dry_run(read_design(write(tmp_path, seeds=list(range(1, 9)))), Sweep(folder), 1))
+    cells = long[long.index("16 cells") :].split("\nmade once")[0].split("\n")
+    assert (
+        len(cells) == 3
+        and max(map(len, cells)) <= 110
+        and cells[1].startswith("  free/seed-3, default/seed-4")
+    )
     assert not folder.exists()
     few = dry_run(read_design(write(tmp_path, seeds=[1, 2, 3])), Sweep(folder), 1)
     many = dry_run(read_design(write(tmp_path, seeds=[1, 2, 3, 4, 5, 6, 7])), Sweep(folder), 1)

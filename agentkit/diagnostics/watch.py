@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentkit.diagnostics.conditions import WINDOW
 from agentkit.diagnostics.measures import StepMeasures, observe
 from agentkit.diagnostics.rules import RULES, Alarm, holding, lacks
 from agentkit.records import Trajectory
@@ -115,7 +116,10 @@ def stored_alarms(run: Run) -> list[Alarm]:
 
 def coverage(steps: Sequence[StepMeasures]) -> str:
     """How many steps were looked at, and which alarms could not look, as they lack what they need."""
-    looked = f"in {sum(step.number > 0 for step in steps)} steps"
+    number = sum(step.number > 0 for step in steps)
+    looked = f"in {number} steps"
+    if number < 2 * WINDOW:
+        looked += f"; the rules that compare with the start need {2 * WINDOW} or more"
     if not (lacking := lacks(steps)):
         return looked
     listed = "; ".join(f"{alarm} needs {' or '.join(needs)}" for alarm, needs in lacking.items())

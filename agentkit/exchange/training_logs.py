@@ -71,10 +71,18 @@ def read_log(
     if absent := sorted(theirs for theirs in (columns or {}).values() if theirs not in held):
         raise DataError(f"{path} has no column {absent[0]!r}; it has {_listed(held)}.")
     steps = [observe(row | {"step": step}) for step, row in sorted(rows.items())]
-    if not any(step.number > 0 for step in steps) or len(lacks(steps)) == len(RULES):
+    if not any(step.number > 0 for step in steps):
         way_out = "Say which they are, such as --column step=iteration --column kl=my_kl."
         raise DataError(
             f"{path} has no column 'step' and another that an alarm knows; it has {_listed(held)}. {way_out}"
+        )
+    if len(lacks(steps)) == len(RULES):
+        alone = ", ".join(name for name in held if name in ours)
+        needed = ", ".join(name for name in NAMES if any(name in needs for needs in lacks([]).values()))
+        other = f" Columns that no alarm knows: {_listed(unknown)}." if unknown else ""
+        raise DataError(
+            f"{path}: no alarm can judge from {alone} alone; add one of: {needed}. "
+            f"For a column of another name say --column kl=my_kl.{other}"
         )
     return steps, list(unknown)
 

@@ -3,7 +3,9 @@
 Leaves out what Unsloth loads (unsloth.py) and servers that run elsewhere (serve.py).
 """
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +79,15 @@ def _loaded(kind: Any, model: str, **options: Any) -> Any:
         return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError) as error:
         raise FileNotFoundError(
-            f"cannot load the model {model!r}: {str(error)[:200]}. Use 'nano', a folder or a hub name."
+            f"cannot load the model {model!r}: {told(error)}. Use 'nano', a folder or a hub name."
         ) from None
+
+
+def told(error: Exception) -> str:
+    """What the hub's library says in as many whole lines as fit, or words of its first line."""
+    lines = str(error).strip().split("\n")
+    fit = [text for text in accumulate(lines, "{} {}".format) if len(text) <= 200]
+    return (fit[-1] if fit else textwrap.shorten(lines[0], 200, placeholder=" …")).rstrip(".")
 
 
 def described(recipe: Recipe) -> str:

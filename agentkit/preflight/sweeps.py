@@ -5,9 +5,8 @@ Leaves out reading the file, whose faults the reader names itself (runs.sweep).
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
-
-import pandas as pd
 
 from agentkit.evaluation.statistics import SEEDS
 from agentkit.evaluation.sweeps import Ablation, Spread, measured_spread, smallest
@@ -114,12 +113,14 @@ def as_text(plan: dict[str, Any]) -> str:
         name: ", ".join(f"{k}: {v}" for k, v in changes.items()) or "what the others are compared with"
         for name, changes in plan["arms"].items()
     }
-    table = pd.DataFrame({"what it changes": arms}).rename_axis("arm")
+    width = max(map(len, ["arm", *arms]))
+    table = [f"{name:<{width}}  {what}" for name, what in {"arm": "what it changes", **arms}.items()]
     cells = [name for name in plan["seconds"] if not name.startswith("shared")]
-    lines = [plan["question"], table.to_string(), f"seeds: {', '.join(map(str, plan['seeds']))}"]
-    lines += [
+    lines = [plan["question"], *table, f"seeds: {', '.join(map(str, plan['seeds']))}"]
+    listed = (
         f"{len(cells)} cells to run, in this order: {', '.join(cells)}" if cells else "every cell is done"
-    ]
+    )
+    lines += textwrap.wrap(listed, 110, subsequent_indent="  ", break_on_hyphens=False)
     lines += [f"made once: {name} ({what})" for name, what in plan["shared"].items()]
     clock = cost.duration(3600 * plan["wall_clock_hours"])
     lines += [f"{cost.hours(plan['device_hours'])} device-hours, about {clock}; rates: {plan['rates']}"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,8 @@ def read_prices(path: str | Path | None = None) -> Prices:
             f"{path} cannot be read ({error.strerror}). Name a price file with --prices."
         ) from None
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        lacking = "it lacks " if isinstance(error, KeyError) else ""
+        why = lacking + textwrap.shorten(str(error), 200, placeholder=" …")
         raise RecipeError(f"{path} is no price file ({why}). Write it like params/prices.yaml.") from None
     return prices
 

@@ -12,6 +12,7 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import json
 import re
 import reprlib
 from collections.abc import Mapping
@@ -378,8 +379,14 @@ class Recipe:
 
     @classmethod
     def keys(cls) -> dict[str, dataclasses.Field]:
-        """Every recipe key with its default and help."""
+        """Every recipe key as a dataclass field; ``defaults`` shows them to people."""
         return {f.name: f for f in dataclasses.fields(cls) if "help" in f.metadata}
+
+    @classmethod
+    def defaults(cls) -> str:
+        """Every key with its default and help, to read and to copy from: a recipe in YAML."""
+        rows = [(f"{name}: {json.dumps(k.default)}", k.metadata["help"]) for name, k in cls.keys().items()]
+        return "\n".join(f"{row:<36} # {help}" for row, help in rows)
 
     @classmethod
     def keys_of(cls, stage: str) -> list[str]:
@@ -584,10 +591,14 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
         offered = CHOICES.get(spec.name) or re.findall(r"\w+", bounds["help"])
         value = next((word for word in offered if _WORDS.get(word) is value), value)
     shown = f"{spec.name} is {reprlib.repr(value)[:100]}"  # a value may be of any size
+    quotes = ""
+    if kind is str and isinstance(value, bool):
+        words = " and ".join(word for word, meant in _WORDS.items() if meant is value)
+        quotes = f" (YAML reads {words} as {value}; in quotes they are words)"
     if spec.name in CHOICES and value not in CHOICES[spec.name]:
-        raise RecipeError(f"{shown}; use {', '.join(CHOICES[spec.name])}")
+        raise RecipeError(f"{shown}; use {', '.join(CHOICES[spec.name])}{quotes}")
     if type(value) is not kind:
-        raise RecipeError(f"{shown}; it must be of type {kind.__name__} ({bounds['help']})")
+        raise RecipeError(f"{shown}; it must be of type {kind.__name__} ({bounds['help']}){quotes}")
     if bounds["low"] is not None and not bounds["low"] <= value <= bounds["high"]:
         raise RecipeError(
             f"{shown}; it must lie between {bounds['low']:g} and {bounds['high']:g} ({bounds['help']})"

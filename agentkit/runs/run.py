@@ -84,6 +84,14 @@ class Run:
             write_json(run.path / MANIFEST, {"created": _now()} | {name: {} for name in SECTIONS})
         return run
 
+    def __repr__(self) -> str:
+        try:
+            stages = self.manifest["stages"].items()
+        except RunError:  # none yet, or damaged
+            stages = ()
+        done = [name for name, stage in stages if stage.get("status") == "done"]
+        return f"Run({str(self.path)!r}, finished: {', '.join(done) or 'none'})"
+
     def file(self, *parts: str) -> Path:
         """A path inside the run."""
         return self.path.joinpath(*parts)
@@ -239,7 +247,11 @@ def load_run(path: str | Path) -> Run:
     """Open a finished or running run. Raises RunError when there is none at ``path``."""
     run = Run(path)
     if not (run.path / MANIFEST).exists():
-        why = f"there is no run at {run.path} (no {MANIFEST})"
+        why = f"there is no run at {run.path}, which has no {MANIFEST}"
+        if not run.path.exists():
+            why = f"there is no run at {run.path}, which does not exist"
+        elif run.path.is_file():
+            why = f"{run.path} is a file, not a run folder"
         raise RunError(f"{why}. Start one with notebook 01 or 'agentkit run'.")
     return run
 

@@ -24,6 +24,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentkit.nano import model_path
+from agentkit.policies.loading import told
 from agentkit.policies.slots import GROWTH, token_bytes, unkept
 from agentkit.policies.transformers import PREFILL_TOKENS
 from agentkit.policies.vllm import can_sleep
@@ -174,7 +175,7 @@ def _config(recipe: Recipe) -> Any:
     except (OSError, ValueError) as error:
         raise RecipeError(
             f"memory is not planned: the configuration of {recipe.model!r} is not on this machine "
-            f"({str(error)[:80]}). Bring it with: hf download {recipe.model} config.json"
+            f"({told(error)}). Bring it with: hf download {recipe.model} config.json"
         ) from None
 
 

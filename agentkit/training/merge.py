@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentkit.nano import model_path
-from agentkit.policies.loading import with_adapter
+from agentkit.policies.loading import told, with_adapter
 from agentkit.policies.precision import LEAST_SHARE, surviving_share
 from agentkit.policies.weights import folded
 from agentkit.rollouts.tokens import completion_logprobs
@@ -120,4 +120,4 @@ def _load(source: str, dtype: torch.dtype) -> Any:
     try:
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
     except (OSError, ValueError) as error:
-        raise RunError(f"cannot load the model {source!r}: {' '.join(str(error).split())[:200]}") from None
+        raise RunError(f"cannot load the model {source!r}: {told(error)}") from None
