@@ -3,7 +3,7 @@
     make ablations        # or .venv/bin/python .ci/ablations.py, with --slots 4 where there is room
 
 Each sweep is an ordinary `agentkit sweep` into outputs/ablations/. Started again it goes on; with --only the
-page still shows the others that are done. What sweeps have in common is made once (--reuse). Leaves out every
+page still shows the others that are done, and with none after it only the page is written. What sweeps have in common is made once (--reuse). Leaves out every
 number: the page shows each sweep's table and answer.
 """
 
@@ -79,7 +79,7 @@ def draw(figure: object, to: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--slots", type=int, default=1)
-    parser.add_argument("--only", nargs="+", choices=FIGURES, default=list(FIGURES))
+    parser.add_argument("--only", nargs="*", choices=FIGURES, default=list(FIGURES))
     parser.add_argument("--sweeps", type=Path, default=Path("params/sweeps"))
     parser.add_argument("--run", type=Path, default=Path("outputs/ablations"))
     parser.add_argument("--docs", type=Path, default=Path("docs"))
