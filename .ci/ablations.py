@@ -3,8 +3,8 @@
     make ablations        # or .venv/bin/python .ci/ablations.py, with --slots 4 where there is room
 
 Each sweep is an ordinary `agentkit sweep` into outputs/ablations/. Started again it goes on; with --only the
-page still shows the others that are done, and with nothing after it only the page is written. What sweeps have
-in common is made once (--reuse). Leaves out every number: the page shows each sweep's table and answer.
+page still shows the others that are done, and with nothing after it only the page is written. What sweeps
+have in common is made once (--reuse). Leaves out every number: the page shows each sweep's table and answer.
 """
 
 from __future__ import annotations
