@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
 from random import Random
@@ -37,11 +37,18 @@ Steps = tuple[tuple[Block, Any], ...]  # blocks with their parameters
 Program = Steps | str  # a chain, or code
 
 
-def draft(corpus: Corpus, rng: Random) -> Task | None:
-    """One random task as a suite completes it, or None when the draw gave an unusable one."""
-    steps = _chain(rng)
+def draft(
+    corpus: Corpus, rng: Random, lengths: Mapping[int, int] = LENGTHS, question: bool | None = None
+) -> Task | None:
+    """One random task as a suite completes it, or None when the draw gave an unusable one.
+
+    Its chain has one of these lengths, drawn by their weights; ``question`` says whether it asks for a
+    number, and None leaves that to chance.
+    """
+    steps = _chain(rng, lengths)
     names, takes = [block.name for block, _ in steps], steps[0][0].takes
-    if len(set(names)) < len(names):
+    numeric = steps[-1][0].gives == "number"
+    if len(set(names)) < len(names) or (question and not numeric):
         return None
     inputs = _inputs(takes, rng)
     swapped = list(_swaps(steps))
@@ -53,7 +60,7 @@ def draft(corpus: Corpus, rng: Random) -> Task | None:
     misses = [*dict.fromkeys(_near_misses(steps, rng)), *swapped] or [IDENTITY]
     words = ", then ".join(_filled(block.words, k) for block, k in steps)
     meta = {"template": f"{takes} {len(steps)}", "entities": ["code:" + "+".join(sorted(names))]}
-    if steps[-1][0].gives == "number" and rng.random() < 0.4:
+    if (numeric and rng.random() < 0.4) if question is None else question:
         return _question(words, steps, misses, inputs, meta)
     stages = [steps[: i + 1] for i in range(len(steps))]
     return _function_task(words, takes, stages, misses, inputs, meta)
@@ -240,9 +247,9 @@ def _result(program: Program, given: str) -> str | None:
     return text if len(text) <= MAX_VALUE else None
 
 
-def _chain(rng: Random) -> Steps:
+def _chain(rng: Random, lengths: Mapping[int, int]) -> Steps:
     (kind,) = rng.choices(list(KINDS), weights=list(KINDS.values()))
-    (length,) = rng.choices(list(LENGTHS), weights=list(LENGTHS.values()))
+    (length,) = rng.choices(list(lengths), weights=list(lengths.values()))
     steps: list[tuple[Block, Any]] = []
     for position in range(length):
         gives = rng.choice(sorted({block.gives for block in BLOCKS if block.takes == kind}))

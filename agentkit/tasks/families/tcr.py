@@ -19,24 +19,20 @@ from agentkit.tasks.public import rows
 from agentkit.tools.corpus import Corpus
 from agentkit.trajectories import results_of, wholly_right
 
-TRIES = 200  # drafts of family C until one is of the kind asked for
+TRIES = 200  # drafts of family C until one is usable
 STEPS = {"deepscaler": (1, 2), "numina_math": (3,), "omni_math": (4, 5)}  # in the chain that is asked about
 
 
 def draft(source: str, corpus: Corpus, rng: Random) -> Task | None:
     """A task of this source, with the plan by which an expert solves it."""
-    drafts = filter(None, (code.draft(corpus, rng) for _ in range(TRIES)))
-    made = next((task for task in drafts if _fits(source, task)), None)
+    question = source in STEPS
+    lengths = {length: code.LENGTHS[length] for length in STEPS.get(source, code.LENGTHS)}
+    made = next(filter(None, (code.draft(corpus, rng, lengths, question) for _ in range(TRIES))), None)
     if made is None:
         return None
     task = rows.SOURCES["open_agentrl"].convert(as_row(source, made))
     plan = [step | {"tool": task.tools[0]} for step in made.meta["plan"]]
     return replace(task, id="", answer=made.answer, meta=made.meta | {"plan": plan})
-
-
-def _fits(source: str, task: Task) -> bool:
-    _, length, *question = task.meta["template"].split()
-    return bool(question) == (source in STEPS) and int(length) in STEPS.get(source, (int(length),))
 
 
 def as_row(source: str, task: Task) -> dict[str, Any]:
