@@ -151,9 +151,8 @@ def play(policy, suite, corpus, count=6, **options):
 
 def assert_same(found, wanted):
     assert [t.completion_ids for t in found] == [t.completion_ids for t in wanted]
-    # Rounding was seen to make 1.3e-4 after tests that moved the adapter far; a fault makes far more.
     for a, b in zip(found, wanted, strict=True):
-        assert torch.allclose(torch.tensor(a.old_logprobs), torch.tensor(b.old_logprobs), atol=1e-3)
+        assert torch.allclose(torch.tensor(a.old_logprobs), torch.tensor(b.old_logprobs), atol=1e-4)
 
 
 def ask(policy, count, length=12, temperature=1.0, start=0):
@@ -212,8 +211,8 @@ def test_greedy_rollouts_are_those_of_transformers(engine, agent, suite, corpus)
 
 
 def test_sampled_logprobs_are_the_trainers_at_the_temperature(engine, agent):
-    assert guard.sync(engine, agent[0], 0.7).largest < 1e-4
-    assert guard.sync(engine, agent[0], 1.3).largest < 1e-4
+    assert guard.sync(engine, agent[0], 0.7).largest < 1e-3
+    assert guard.sync(engine, agent[0], 1.3).largest < 1e-3
 
 
 def test_a_request_samples_the_same_in_any_company(engine):
@@ -227,7 +226,7 @@ def test_a_request_samples_the_same_in_any_company(engine):
 def test_updates_reach_the_engine_and_one_with_a_stale_prefix_cache_is_caught(engine, agent, monkeypatch):
     model, _ = agent
     move(model, 0.03)
-    assert guard.sync(engine, model, 1.0).largest < 1e-4
+    assert guard.sync(engine, model, 1.0).largest < 1e-3
     if engine._lora:
         return  # every adapter has a number of its own in the cache
     move(model, 0.06)
@@ -235,7 +234,7 @@ def test_updates_reach_the_engine_and_one_with_a_stale_prefix_cache_is_caught(en
     with pytest.raises(guard.SyncError, match="engine and trainer differ by .* stale prefix cache"):
         guard.sync(engine, model, 1.0)
     monkeypatch.undo()
-    assert guard.sync(engine, model, 1.0).largest < 1e-4
+    assert guard.sync(engine, model, 1.0).largest < 1e-3
 
 
 @pytest.mark.parametrize("engine", ["lora"], indirect=True)
@@ -246,8 +245,8 @@ def test_an_engine_that_was_given_gets_the_adapter_only_and_outlives_the_policy(
     with VllmPolicy(*agent, "again", engine=engine._engine) as policy:
         for size in (0.0, 0.03):
             move(model, size)
-            assert guard.sync(policy, model, 1.0).largest < 1e-4
-    assert guard.sync(engine, model, 1.0).largest < 1e-4
+            assert guard.sync(policy, model, 1.0).largest < 1e-3
+    assert guard.sync(engine, model, 1.0).largest < 1e-3
 
 
 @pytest.mark.parametrize("engine", ["lora"], indirect=True)
@@ -394,15 +393,21 @@ def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
     trainer = AgentGRPOTrainer(Lab.open(recipe), *load_agent("nano"), *tasks, Run.create(tmp_path / "run"))
     train(trainer)
     rows = read_jsonl(trainer.run.file("train", "metrics.jsonl"))
-    assert all(row["sync_gap"] < 1e-4 for row in rows[1:]) and len(rows) == 3
+    assert all(row["sync_gap"] < 1e-3 for row in rows[1:]) and len(rows) == 3
     assert trainer.policy._engine is None, "training gives the engine back"
 
 
 # ---- servers
 # ---------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def still():
+    """As ``agent``, but no test moves its adapter, so rounding stays small."""
+    return with_adapter()
+
+
 @pytest.fixture
-def policy(servers, agent):
-    with ServerPolicy([url for url, child, _ in servers if child.poll() is None], agent[1], "server") as made:
+def policy(servers, still):
+    with ServerPolicy([url for url, child, _ in servers if child.poll() is None], still[1], "server") as made:
         yield made
 
 
@@ -412,20 +417,20 @@ def completions(url):
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
 
 
-def test_servers_take_the_weights_and_give_the_tokens_of_transformers(policy, servers, agent, suite, corpus):
+def test_servers_take_the_weights_and_give_the_tokens_of_transformers(policy, servers, still, suite, corpus):
     before = [completions(url) for url, _, _ in servers]
-    assert guard.sync(policy, agent[0], 0.7).largest < 1e-4
-    assert_same(play(policy, suite, corpus), play(TransformersPolicy(*agent), suite, corpus))
+    assert guard.sync(policy, still[0], 0.7).largest < 1e-4
+    assert_same(play(policy, suite, corpus), play(TransformersPolicy(*still), suite, corpus))
     assert all(completions(url) > count for (url, _, _), count in zip(servers, before, strict=True)), (
         "both have work"
     )
-    with ServerPolicy([url for url, _, _ in servers], with_other_end(agent[1]), "other") as other:
-        check_ends(other, agent, suite, corpus)
+    with ServerPolicy([url for url, _, _ in servers], with_other_end(still[1]), "other") as other:
+        check_ends(other, still, suite, corpus)
 
 
-def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, servers, agent, suite, corpus):
-    guard.sync(policy, agent[0], 0.7)
-    wanted = play(TransformersPolicy(*agent), suite, corpus, count=12, group_size=4)
+def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, servers, still, suite, corpus):
+    guard.sync(policy, still[0], 0.7)
+    wanted = play(TransformersPolicy(*still), suite, corpus, count=12, group_size=4)
 
     def kill_when_busy(index):
         while not policy._replicas[index].running:
