@@ -121,9 +121,9 @@ def success_by_compute(ablation: Ablation) -> go.Figure:
 
 
 def _aside(costs: list[float]) -> list[float]:
-    """How far to move arms of nearly equal cost, so that they stand side by side."""
-    width = 0.02 * max(costs, default=0.0)
-    alike = [[j for j, other in enumerate(costs) if abs(other - cost) < width] for cost in costs]
+    """How far to move arms of nearly equal cost, so that they stand side by side, the cheaper one left."""
+    width, order = 0.02 * max(costs, default=0.0), sorted(range(len(costs)), key=costs.__getitem__)
+    alike = [[j for j in order if abs(costs[j] - cost) < width] for cost in costs]
     return [width * (own.index(i) - (len(own) - 1) / 2) for i, own in enumerate(alike)]
 
 
