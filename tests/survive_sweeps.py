@@ -110,20 +110,23 @@ def strike(driver: subprocess.Popen, folder: Path, victim: str) -> bool:
     return True
 
 
-def disturbed(file: Path, folder: Path, kills: int, slots: int, seconds: float, seed: int, log) -> list[str]:
-    """A sweep with so many kills, each a random part of ``seconds`` after the last; the faults seen."""
+def disturbed(
+    file: Path, folder: Path, kills: int, slots: int, seconds: float, notebooks: int, seed: int, log
+) -> list[str]:
+    """A sweep with so many kills, spread over its ``notebooks``, each at a random moment of one; the faults seen."""
     faults, done, ends, rng, victims = [], 0, [], random.Random(seed), cycle(VICTIMS[min(slots, 2)])
-    victim = next(victims)
+    victim, at = next(victims), None
     complete: dict[str, str] = {}
     while len(ends) < 2 * kills + 3:
         driver = started(file, folder, "--slots", str(slots))
-        at = time.monotonic() + rng.uniform(0, seconds)
         while driver.poll() is None:
             time.sleep(0.2)
+            if at is None and len(complete) >= done * notebooks // max(kills, 1):
+                at = time.monotonic() + rng.uniform(0, seconds)
             try:
-                if done < kills and time.monotonic() > at and strike(driver, folder, victim):
-                    at, done = time.monotonic() + rng.uniform(0, seconds), done + 1
-                    log(f"kill {done}, a {victim}: {len(complete)} notebooks complete")
+                if done < kills and at and time.monotonic() > at and strike(driver, folder, victim):
+                    at, done = None, done + 1
+                    log(f"kill {done}, a {victim}: {len(complete)} of {notebooks} notebooks complete")
                     victim = next(victims)
                 now = executed(folder)
             except (psutil.NoSuchProcess, FileNotFoundError, json.JSONDecodeError):
@@ -148,9 +151,9 @@ def survive(file: Path, folder: Path, kills: int, slots: int = 2, seed: int = 1,
     begun = time.monotonic()
     code, said = started(file, whole, "--slots", str(slots)).wait(), whole.with_name("whole.log")
     assert code == 0, said.read_text()[-3000:]
-    seconds = time.monotonic() - begun
-    log(f"undisturbed: {seconds:.0f} s")
-    faults = disturbed(file, killed, kills, slots, 1.2 * seconds / max(kills, 2), seed, log)
+    seconds, notebooks = time.monotonic() - begun, len(executed(whole))
+    log(f"undisturbed: {seconds:.0f} s, {notebooks} notebooks")
+    faults = disturbed(file, killed, kills, slots, seconds / notebooks, notebooks, seed, log)
     if (killed / "ablations.json").read_bytes() != (whole / "ablations.json").read_bytes():
         faults.append("ablations.json is another")
     for stage in ("01_tasks", "02_baseline"):
