@@ -161,14 +161,14 @@ def hacks(task):
     if lookups:
         yield "from memory", [draw, right[-1]]
         yield "looked up too late", [draw, *lookups, right[-1]]
-        if case != "Database search":  # there a search confirms it
+        if "coordinates" in task.prompt:  # a search confirms what passages state
             yield "searched for what it knows", [call("search", query=prompt), draw, right[-1]]
         yield "everything that was found", drawn(f"{title} [1] {prompt} [2] 1234 5678")
     else:
         yield "a needless search", [call("search", query=title), draw, right[-1]]
         yield (
             "a needless look into the database",
-            [call("database", table="city", name=title, column="country"), *right],
+            [call("database", query=f"country of the city {title}"), *right],
         )
     if case == "Fictional scene":
         yield "every colour", drawn(f"{prompt}, {' '.join(pictures.COLOURS)}")
@@ -220,9 +220,9 @@ def test_other_ways_to_the_facts_and_other_words_are_right(lab, cases, tokenizer
         fact["row"] and (fact["row"][1], fact["value"], 0) for fact in task.verifier["shown"]
     )
     looked_up = [
-        call("database", table="Film", name=film.upper(), column="country"),
-        call("database", table="country", name=country, column="capital"),
-        call("database", table="city", name=capital, column="coordinates"),
+        call("database", query=f"country of the Film {film.upper()}"),
+        call("database", query=f"capital of the country {country}"),
+        call("database", query=f"coordinates of the city {capital}"),
     ]
     prompt = f"A wide view of {capital} at {place[1].replace(' ', ', ').replace('-', '−')}, in evening light"
     turns = [
@@ -272,18 +272,19 @@ def test_rows_without_ground_truth_are_not_scored():
     ("table", "name", "column", "why"),
     [
         ("city", "Zubrowka", "coordinates", "no coordinates of a city 'Zubrowka'"),
-        ("city", "", "country", "no country of a city ''"),
+        ("city", "", "country", "there is no table 'the'"),
         ("film", "x" * 90_000, "year", "no year of a film 'xxxx"),
         ("city", "'; DROP TABLE city; --", "country", "no country of a city"),
         ("city", "\ud800\0", "country", "no country of a city"),
         ("person", "Ridley Scott", "films", "no table 'person'; there are city, country, film"),
-        ("film", "Alien", "1; DROP TABLE film", "film has no column"),
+        ("film", "Alien", "budget", "film has no column 'budget'"),
+        ("film", "Alien", "1; DROP TABLE film", "ask for"),
         ("sqlite_master", "x", "sql", "no table"),
     ],
 )
 def test_what_the_database_does_not_hold_is_a_sentence(table, name, column, why):
     with pytest.raises(ValueError, match=why) as caught:
-        gazetteer.look_up(Corpus.open(), table, name, column)
+        gazetteer.look_up(Corpus.open(), *gazetteer.read_query(f"{column} of the {table} {name}"))
     assert len(str(caught.value)) < 200
 
 
@@ -300,7 +301,7 @@ class TestPictureEnvironment(EnvironmentConformance):
     factory = PictureEnvironment
     calls = [
         ToolCall("search", {"query": "capital of Peru"}),
-        ToolCall("database", {"table": "country", "name": "Peru", "column": "capital"}),
+        ToolCall("database", {"query": "capital of the country Peru"}),
         ToolCall("generate_image", {"prompt": "Lima"}),
     ]
 

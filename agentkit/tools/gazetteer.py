@@ -17,8 +17,19 @@ COLUMNS = {
     "film": ("year", "runtime", "director", "country"),
 }
 _NAME = {"city": "name", "country": "name", "film": "title"}  # the column that names a row
+_QUERY = re.compile(r"\s*(\w+)\s+of\s+(?:the\s+)?(\w+)\s+(\S(?:.*\S)?)\s*", re.DOTALL)
+LONGEST = 1_000  # characters of a query that are read
 LEAST = 50_000  # people of a city, as in the corpus
 CELL = 3  # degrees, of the map of land
+
+
+def read_query(query: str) -> tuple[str, str, str]:
+    """Table, name and column of "capital of the country Peru". Raises ValueError saying how to ask."""
+    found = _QUERY.fullmatch(query[:LONGEST])
+    if not found:
+        raise ValueError('ask for "<column> of the <table> <name>", such as "capital of the country Peru"')
+    column, table, name = found.groups()
+    return table, name, column
 
 
 def look_up(corpus: Corpus, table: str, name: str, column: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentkit.records import Score, ToolResult, Trajectory
+from agentkit.tools.gazetteer import read_query
 from agentkit.tools.pictures import name_of
 from agentkit.trajectories import results_of
 from agentkit.verifiers.text import exact
@@ -137,9 +138,10 @@ def _shows(results: Sequence[ToolResult], fact: Mapping[str, Any]) -> bool:
     for result in filter(lambda r: r.ok, results):
         if result.name == "search" and passage and passage in result.observation:
             return True
-        asked = [str(result.arguments.get(name, "")).casefold() for name in ("table", "name", "column")]
-        if result.name == "database" and row and asked == [part.casefold() for part in row]:
-            return result.observation.strip() == str(fact["value"])
+        if result.name == "database" and row:
+            asked = read_query(str(result.arguments["query"]))  # which was answered
+            if [part.casefold() for part in asked] == [part.casefold() for part in row]:
+                return result.observation.strip() == str(fact["value"])
     return False
 
 

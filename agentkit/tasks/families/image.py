@@ -14,7 +14,7 @@ from agentkit.records import Image, Task, Trajectory
 from agentkit.tasks.families.facts import FactIndex, fact_index, lookup_step, tag
 from agentkit.tools.corpus import Corpus, passage
 from agentkit.tools.environments import SearchEnvironment, corpus_version
-from agentkit.tools.gazetteer import COLUMNS, coordinates, look_up
+from agentkit.tools.gazetteer import COLUMNS, coordinates, look_up, read_query
 from agentkit.tools.pictures import COLOURS, name_of, paint
 from agentkit.tools.runtime import tool
 from agentkit.trajectories import plan_of, results_of
@@ -35,15 +35,13 @@ class PictureEnvironment(SearchEnvironment):
     )
 
     @tool(pure=True, version=lambda environment: corpus_version(environment._corpus.path))
-    def database(self, table: str, name: str, column: str) -> str:
+    def database(self, query: str) -> str:
         """Look up a value.
 
         Args:
-            table: city, country or film.
-            name: Its name.
-            column: Which value.
+            query: Which value of the city, country or film.
         """
-        return look_up(self._corpus, table, name, column)
+        return look_up(self._corpus, *read_query(query))
 
     @tool(pure=True)
     def generate_image(self, prompt: str) -> str:
@@ -112,9 +110,10 @@ class _Request:
         except ValueError:
             return None
         before = next((i for i, step in enumerate(self.plan) if step.get("expect") == name), None)
-        asked = {"table": table, "name": name if before is None else f"{{{before}}}", "column": column}
-        others = [asked | {"column": other} for other in COLUMNS[table] if other != column]
-        self.plan.append({"tool": "database", "arguments": asked, "expect": value, "wrong": others})
+        row = f"the {table} {name if before is None else f'{{{before}}}'}"
+        others = [{"query": f"{other} of {row}"} for other in COLUMNS[table] if other != column]
+        step = {"tool": "database", "arguments": {"query": f"{column} of {row}"}, "expect": value}
+        self.plan.append(step | {"wrong": others})
         kind = f"{table}.{column}"
         fact = {"value": value, "row": [table, name, column]}
         if (name,) in self.index[kind]:
@@ -123,12 +122,13 @@ class _Request:
         self.tags.append(tag(kind, (name,)))
         return value
 
-    def drawn(self, case: str, text: str, parts: Sequence[str], least: str, **more: Any) -> Task:
-        """The task to draw a prompt of these parts; the careless expert draws ``least`` of it."""
-        prompt = ", ".join(parts)
+    def drawn(self, case: str, text: str, parts: Sequence[str], **more: Any) -> Task:
+        """The task to draw a prompt of these parts; the careless expert draws the first only."""
+        prompt = f"picture of {', '.join(parts)}"
         values = [step["expect"] for step in self.plan]
-        filled = ", ".join(f"{{{values.index(part)}}}" if part in values else part for part in parts)
-        wrong = [{"prompt": f"{{{values.index(least)}}}" if least in values else least}]
+        given = [f"{{{values.index(part)}}}" if part in values else part for part in parts]
+        wrong = [{"prompt": f"picture of {given[0]}"}]
+        filled = f"picture of {', '.join(given)}"
         step = {"tool": "generate_image", "arguments": {"prompt": filled}, "expect": name_of(prompt)}
         self.plan.append(step | {"wrong": wrong})
         verifier = {"kind": "picture", "holds": list(parts), "shown": self.shown, **more}
@@ -141,7 +141,7 @@ def _location(request: _Request, rng: Random, case: str, more: bool) -> Task | N
     columns = ["coordinates", "country"] if more else ["coordinates"]
     values = [request.database("city", city, column) for column in columns]
     text = rng.choice(["Draw the city {} at its {}.", "A picture of the city {} with its {}, please."])
-    return request.drawn(case, text.format(city, " and ".join(columns)), [city, *values], city)
+    return request.drawn(case, text.format(city, " and ".join(columns)), [city, *values])
 
 
 def _steps(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
@@ -158,9 +158,7 @@ def _steps(request: _Request, rng: Random, case: str, more: bool) -> Task | None
             "The first film of {} as a poster with its {}.",
         ]
     )
-    return (
-        None if None in values else request.drawn(case, text.format(director, asked), [film, *values], film)
-    )
+    return None if None in values else request.drawn(case, text.format(director, asked), [film, *values])
 
 
 def _capital(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
@@ -174,7 +172,7 @@ def _capital(request: _Request, rng: Random, case: str, more: bool) -> Task | No
         ["Draw the capital of {} at its {}.", "A picture of the capital of {} with its {}, please."]
     )
     asked = text.format(country, " and ".join(columns))
-    return None if None in values else request.drawn(case, asked, [capital, *values], capital)
+    return None if None in values else request.drawn(case, asked, [capital, *values])
 
 
 def _poster(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
@@ -186,7 +184,7 @@ def _poster(request: _Request, rng: Random, case: str, more: bool) -> Task | Non
     )
     if None in values or len({film, *values}) <= len(values):
         return None
-    return request.drawn(case, text.format(film, " and ".join(columns)), [film, *values], film)
+    return request.drawn(case, text.format(film, " and ".join(columns)), [film, *values])
 
 
 def _scene(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
@@ -198,7 +196,7 @@ def _scene(request: _Request, rng: Random, case: str, more: bool) -> Task | None
     )
     others = [other for other in COLOURS if other != colour]
     return request.drawn(
-        case, text.format(name, creature, colour), [name, f"{colour} {creature}"], name, without=others
+        case, text.format(name, creature, colour), [name, f"{colour} {creature}"], without=others
     )
 
 
@@ -227,7 +225,7 @@ def _pipeline(request: _Request, rng: Random, case: str, more: bool) -> Task | N
     asked = " and the film's year" if more else ""
     capital_of = f"the capital of the country of the film {film}"
     text = rng.choice(["Draw {} at its coordinates{}.", "A picture of {} with its coordinates{}, please."])
-    return request.drawn(case, text.format(capital_of, asked), [capital, *values], capital)
+    return request.drawn(case, text.format(capital_of, asked), [capital, *values])
 
 
 def _capital_of(request: _Request, country: str) -> str | None:
