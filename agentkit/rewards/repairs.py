@@ -77,7 +77,7 @@ def faithfulness(task: Task, trajectory: Trajectory) -> float:
 # ---- with a solver behind the tools
 def _reply(result: ToolResult) -> Any:
     try:
-        return parse_json(result.observation)
+        return parse_json(result.observation.partition("\n")[0])
     except ValueError:
         return None
 

@@ -184,7 +184,7 @@ def conflict_in(text: str, repairs: tuple) -> str:
 
 
 def outcome_of(text: str, repairs: tuple, optimum: float, wrong: tuple) -> str:
-    """What a repaired program comes to, as JSON: ``status``, its ``value``, and whether it was ``preserved``.
+    """What a repaired program comes to: JSON, its ``status`` and whether it was ``preserved``; then its value.
 
     ``optimal`` is the known optimum. A program with another one is ``changed``, one that has it without being
     preserved ``overdone``, so that nobody is paid for dropping more than was wrong. Preserved means that only
@@ -197,10 +197,10 @@ def outcome_of(text: str, repairs: tuple, optimum: float, wrong: tuple) -> str:
         status = "changed"
     preserved = status == "optimal" and (not wrong or repairs.keys() <= set(wrong))
     preserved = preserved and not any(feasible(program.repaired(_without(repairs, name))) for name in repairs)
-    shown = {} if value is None else {"value": plain(value)}
     if status == "optimal" and not preserved:
         status = "overdone"  # the known optimum, with more changed than was wrong
-    return json.dumps({"status": status, **shown, "preserved": preserved})
+    reply = json.dumps({"status": status, "preserved": preserved})
+    return reply if value is None else f"{reply}\n{plain(value)}"
 
 
 def _without(repairs: Repairs, name: str) -> Repairs:

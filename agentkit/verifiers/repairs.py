@@ -35,9 +35,8 @@ def repair(
     if submitted is None:
         return Score(0.0, "nothing was submitted")
     try:
-        reply = json.loads(
-            linear.apart(linear.outcome_of, question, linear.frozen(submitted), float(gold), tuple(planted))
-        )
+        arguments = question, linear.frozen(submitted), float(gold), tuple(planted)
+        reply = json.loads(linear.apart(linear.outcome_of, *arguments).splitlines()[0])
     except linear.Unsolved as error:
         raise Unscored(str(error)) from None
     if reply["status"] == "overdone":
