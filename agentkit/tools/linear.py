@@ -184,7 +184,7 @@ def conflict_in(text: str, repairs: tuple) -> str:
 
 
 def outcome_of(text: str, repairs: tuple, optimum: float, wrong: tuple) -> str:
-    """What a repaired program comes to: JSON, its ``status`` and whether it was ``preserved``; then its value.
+    """What a repaired program comes to: as JSON ``status`` and whether it was ``preserved``, then its value.
 
     ``optimal`` is the known optimum. A program with another one is ``changed``, one that has it without being
     preserved ``overdone``, so that nobody is paid for dropping more than was wrong. Preserved means that only
