@@ -182,11 +182,8 @@ def _stale(forward: Callable, model: PeftModel) -> Callable:
 @contextmanager
 def planted_in_sync(policy: Policy, model: PeftModel, fault: str, size: float = 0.03):
     """An engine with weights of its own, made wrong at the next sync; afterwards it is as it was."""
-    before = {
-        "withheld": 0.0,
-        "stale": 0.2,
-    }  # prompts of nearer weights than that differ by little more than rounding
-    move(model, before.get(fault, size), seed=5)
+    # keys and values of a prompt under nearer weights than 0.1 differ by little more than rounding
+    move(model, {"withheld": 0.0, "stale": 0.2}.get(fault, size), seed=5)
     policy.sync(model)  # what it stays with
     asyncio.run(_fill_cache(policy))
     move(model, size, seed=6 if fault in ("wrong adapter", "stale") else 5)

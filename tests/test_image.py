@@ -288,6 +288,19 @@ def test_what_the_database_does_not_hold_is_a_sentence(table, name, column, why)
     assert len(str(caught.value)) < 200
 
 
+def test_what_another_database_was_asked_for_shows_nothing(lab, cases, tokenizer):
+    """Trajectories of before, or of somebody's own tool, are judged and not an error."""
+    from dataclasses import replace
+
+    task = cases["Real location"]
+    (t,) = lab.rollout([task], Says(tokenizer, *gold(task)))
+    for arguments in ({"table": "city", "name": "Lima", "column": "coordinates"}, {"query": "Lima?"}, {}):
+        first, *others = t.turns
+        turn = replace(first, results=(replace(first.results[0], arguments=arguments),))
+        score = verify(task, replace(t, turns=(turn, *others)))
+        assert score.value == 0.0, score
+
+
 def test_the_database_knows_places_and_films():
     corpus = Corpus.open()
     assert gazetteer.look_up(corpus, "country", "peru", "capital") == "Lima"

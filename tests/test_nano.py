@@ -16,6 +16,7 @@ from agentkit.nano.pretrain import (
     draft_tasks,
     make_model,
     make_optimizers,
+    tell_apart,
     transcripts,
 )
 from agentkit.nano.world import make_world
@@ -32,6 +33,28 @@ def test_it_is_small_and_of_the_stated_architecture():
     assert sum(f.stat().st_size for f in DATA.iterdir()) < 8e6
     assert "unfinished" not in json.loads((DATA / "pretraining.json").read_text())
     assert all(len(tokenizer(digits)["input_ids"]) == len(digits) for digits in ("7", "66987244", "2024"))
+
+
+def test_tokens_that_pretraining_never_met_can_be_told_apart():
+    """Later training must be able to choose between them: braces and quotes of other calls are among them."""
+    model, tokenizer = load_agent("nano")
+    embeddings = torch.nn.functional.normalize(model.get_input_embeddings().weight.detach().float(), dim=1)
+    pieces = ["{", "}}", '": ', '["', "()", "[", "]", "<|", "&", "$", "%", "Q", "X", "Z"]
+    ids = sorted({token for piece in pieces for token in tokenizer(piece)["input_ids"]})
+    near = (embeddings[ids] @ embeddings.T).index_fill(1, torch.tensor(ids), 0.0)
+    alike = (embeddings[ids] @ embeddings[ids].T).fill_diagonal_(0.0)
+    assert near.max() < 0.9 and alike.max() < 0.9
+
+    small = make_model(tokenizer, 0)
+    weights = small.get_input_embeddings().weight
+    before = weights.detach().clone()
+    with torch.no_grad():
+        weights[[3, 5, 7]] = weights[3].clone()
+    tell_apart(small, [3, 5, 7], seed=0)
+    directions = torch.nn.functional.normalize(weights.detach()[[3, 5, 7]], dim=1)
+    assert (directions @ directions.T).fill_diagonal_(0.0).max() < 0.5
+    others = [token for token in range(len(weights)) if token not in (3, 5, 7)]
+    assert torch.equal(weights[others], before[others])
 
 
 def test_made_up_worlds_state_no_fact_of_the_corpus(corpus, tmp_path):

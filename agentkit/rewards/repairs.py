@@ -76,6 +76,7 @@ def faithfulness(task: Task, trajectory: Trajectory) -> float:
 
 # ---- with a solver behind the tools
 def _reply(result: ToolResult) -> Any:
+    """The JSON in a reply's first line, which may be anybody's tool's; None where there is none."""
     try:
         return parse_json(result.observation.partition("\n")[0])
     except ValueError:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from typing import Any
 
 from agentkit.tools.execution import in_process
 from agentkit.tools.runtime import run_blocking
@@ -201,6 +202,11 @@ def outcome_of(text: str, repairs: tuple, optimum: float, wrong: tuple) -> str:
         status = "overdone"  # the known optimum, with more changed than was wrong
     reply = json.dumps({"status": status, "preserved": preserved})
     return reply if value is None else f"{reply}\n{plain(value)}"
+
+
+def verdict_in(reply: str) -> dict[str, Any]:
+    """``status`` and ``preserved`` of what ``outcome_of`` gave."""
+    return json.loads(reply.partition("\n")[0])
 
 
 def _without(repairs: Repairs, name: str) -> Repairs:

@@ -138,11 +138,17 @@ def _shows(results: Sequence[ToolResult], fact: Mapping[str, Any]) -> bool:
     for result in filter(lambda r: r.ok, results):
         if result.name == "search" and passage and passage in result.observation:
             return True
-        if result.name == "database" and row:
-            asked = read_query(str(result.arguments["query"]))  # which was answered
-            if [part.casefold() for part in asked] == [part.casefold() for part in row]:
-                return result.observation.strip() == str(fact["value"])
+        if result.name == "database" and row and _asked(result) == [part.casefold() for part in row]:
+            return result.observation.strip() == str(fact["value"])
     return False
+
+
+def _asked(result: ToolResult) -> list[str]:
+    """Table, name and column that the database was asked for; empty where it was asked in another form."""
+    try:
+        return [part.casefold() for part in read_query(str(result.arguments.get("query", "")))]
+    except ValueError:
+        return []
 
 
 def _plain(text: str) -> str:

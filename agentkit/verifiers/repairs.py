@@ -4,7 +4,6 @@ It must be feasible and have the known optimum, and nothing may be changed but w
 tool replied is believed. Leaves out the solver (tools.linear).
 """
 
-import json
 from collections.abc import Sequence
 
 from agentkit.records import Score, ToolResult, Trajectory, Unscored
@@ -36,7 +35,7 @@ def repair(
         return Score(0.0, "nothing was submitted")
     try:
         arguments = question, linear.frozen(submitted), float(gold), tuple(planted)
-        reply = json.loads(linear.apart(linear.outcome_of, *arguments).splitlines()[0])
+        reply = linear.verdict_in(linear.apart(linear.outcome_of, *arguments))
     except linear.Unsolved as error:
         raise Unscored(str(error)) from None
     if reply["status"] == "overdone":

@@ -323,7 +323,7 @@ def _task(letter: str, right: Model, lines: list[Planted]) -> Task | None:
     reply, *replies = (
         linear.outcome_of(text, linear.frozen(repairs), optimum, tuple(gold)) for repairs in tries
     )
-    if not json.loads(reply.splitlines()[0])["preserved"]:
+    if not linear.verdict_in(reply)["preserved"]:
         return None
     plan = [{"tool": "get_iis", "arguments": {}, "expect": json.dumps(iis)}, *steps]
     plan.append({"tool": "submit", "arguments": {}, "expect": reply})
