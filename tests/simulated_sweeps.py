@@ -39,7 +39,7 @@ def sampling_spread(rng: np.random.Generator, spread: Spread) -> Spread:
 
 
 def power(shift: float, freedom: float, tests: int) -> float:
-    """Chance that a true difference of ``shift`` standard errors is shown, at Holm's first level."""
+    """Chance that a true difference of ``shift`` standard errors is shown, at the first step's level."""
     return _shown(shift, _thresholds(freedom, tests))
 
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from labs import lab_with
+from safetensors.torch import load_file
 from survive import SMALL as SURVIVE
 from survive import Silent, evenness, tasks, tiny_agent
 
@@ -15,6 +16,7 @@ from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
+from agentkit.training import sft
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations, sft_dataset
 
@@ -205,6 +207,24 @@ def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
     assert len(log) == 3 and all(row["loss"] < 5 for row in log)
     merged, _ = load_agent("nano", merge=[tmp_path / "sft"])
     assert any(not torch.equal(before[name], value) for name, value in merged.state_dict().items())
+
+
+def test_a_cold_start_learns_the_same_where_it_shares_prefixes_and_where_it_does_not(
+    suite, tmp_path, monkeypatch
+):
+    calls, whole, found, ways = [], sft.shared_logprobs, None, []
+    monkeypatch.setattr(sft, "shared_logprobs", lambda *a, **k: calls.append(1) or whole(*a, **k))
+    for wanted in (True, False):
+        recipe = Recipe.from_mapping({"sft_batch": 8, "lora_r": 4, "sft": True, "share_prefixes": wanted})
+        model, tokenizer = load_agent("nano")
+        found = found or demonstrations(Lab.open(recipe), suite.split("train")[:24], tokenizer)
+        log = cold_start(model, tokenizer, found, recipe, tmp_path / f"{wanted}")
+        learnt = load_file(tmp_path / f"{wanted}" / "adapter_model.safetensors")
+        ways.append(([row["loss"] for row in log], learnt))
+    assert len(calls) == len(log) == 6, "the second way shares nothing"
+    (shared, ours), (plain, theirs) = ways
+    assert shared == pytest.approx(plain, rel=1e-4)
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in theirs)
 
 
 class Judging(Silent):

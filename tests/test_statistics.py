@@ -161,6 +161,24 @@ def test_templates_as_the_evidence_widen_an_interval_where_they_agree():
     assert got["ci95"] == pytest.approx(tuple(twelve.confidence_interval(0.95)))
 
 
+def test_dunnetts_levels_are_those_of_his_table():
+    """Dunnett 1964 (Biometrics 20:482), two-sided, 5 %: by degrees of freedom and arms beside the control."""
+    table = {(10, 2): 2.57, (10, 3): 2.76, (20, 3): 2.54, (20, 4): 2.65, (60, 4): 2.51}
+    for (freedom, tests), t in table.items():
+        level = st.dunnett_level(freedom, tests)
+        assert stats.t.isf(level / 2, freedom) == pytest.approx(t, abs=6e-3), (freedom, tests)
+    assert st.dunnett_level(4.0, 1) == 0.05
+
+
+def test_dunnett_steps_down_and_its_levels_decide_as_it_does():
+    for ps in ([0.001, 0.018, 0.03, 0.5], [0.04, 0.04], [0.2, 0.9], [1e-300, 0.049], [0.03]):
+        adjusted, levels = st.dunnett(ps, [6.0] * len(ps))
+        assert all(p <= a <= h for p, a, h in zip(ps, adjusted, st.holm(ps), strict=True)), ps
+        assert [p < level for p, level in zip(ps, levels, strict=True)] == [a < 0.05 for a in adjusted], ps
+    assert st.dunnett([0.03, 0.5], [6.0, 6.0])[0][0] > 0.05 > st.dunnett([0.03, 0.001], [6.0, 6.0])[0][0]
+    assert st.dunnett([], []) == ([], [])
+
+
 def test_holm_is_that_of_statsmodels():
     rng = np.random.default_rng(0)
     for size in (1, 2, 5, 40):

@@ -505,7 +505,7 @@ def test_fewer_than_three_seeds_give_intervals_and_no_verdict(tmp_path, seeds, s
     assert test["ci95"][0] < test["diff"] < test["ci95"][1] and test["diff"] > 0.5
     answer = ablation.answer()
     assert "no verdict: free (+" in answer and "A verdict needs 3 seeds that every arm has" in answer
-    assert "better" not in answer and ablation.table().loc["free", "p, Holm"] == "–"
+    assert "better" not in answer and ablation.table().loc["free", "p, Dunnett"] == "–"
 
 
 def test_an_arm_that_lacks_seeds_takes_no_verdict_from_the_others(tmp_path):
@@ -578,7 +578,8 @@ def test_an_interval_and_its_verdict_never_disagree():
                 assert -0.05 < low <= high < 0.05
             else:
                 assert (test["verdict"] in ("better", "worse")) == (not low <= 0 <= high)
-        near += sum(t["p"] < 0.05 <= t["p_holm"] for t in tests)
+        near += sum(t["p"] < 0.05 <= t["p_dunnett"] for t in tests)
+    assert all(t["p"] <= t["p_dunnett"] <= t["p_holm"] for t in tests)
     assert near > 5, "some are only significant where they are not corrected"
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -303,11 +304,7 @@ def seeds_p(rates: np.ndarray) -> float:
 
 def holm(pvalues: Sequence[float]) -> list[float]:
     """Holm's adjusted p values of one family of tests (Scandinavian J. of Statistics 6:65, 1979)."""
-    adjusted = np.array(pvalues, dtype=float)  # a copy
-    order = np.argsort(adjusted)
-    steps = np.maximum.accumulate(adjusted[order] * np.arange(adjusted.size, 0, -1))
-    adjusted[order] = np.minimum(steps, 1)
-    return adjusted.tolist()
+    return _step_down(pvalues, lambda test, left: pvalues[test] * left)
 
 
 def holm_levels(pvalues: Sequence[float]) -> list[float]:
@@ -315,9 +312,59 @@ def holm_levels(pvalues: Sequence[float]) -> list[float]:
 
     ALPHA / m, ALPHA / (m - 1) ... for those it rejects, in order; the first level that failed for the others.
     """
-    adjusted, ranks = np.array(holm(pvalues)), np.argsort(np.argsort(pvalues, kind="stable"))
-    rejected = int(np.sum(adjusted < ALPHA))
-    return [ALPHA / (adjusted.size - min(int(rank), rejected)) for rank in ranks]
+    return _step_levels(pvalues, holm(pvalues), lambda test, left: ALPHA / left)
+
+
+def dunnett(pvalues: Sequence[float], freedom: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Adjusted p values of t tests of several arms against one, and the level at which each is decided.
+
+    Stepping down as Holm does, but as the tests share one arm, each two of them correlate by a half, for
+    which fewer differences must be larger (Dunnett, JASA 50:1096, 1955; Dunnett and Tamhane, Statistics in
+    Medicine 10:939, 1991).
+    """
+
+    def corrected(test: int, left: int) -> float:
+        p = pvalues[test]
+        largest = _largest_of(left, float(stats.t.isf(p / 2, freedom[test])), freedom[test])
+        return min(max(largest, p), left * p)  # which it lies between, whatever the quadrature's error
+
+    adjusted = _step_down(pvalues, corrected)
+    return adjusted, _step_levels(pvalues, adjusted, lambda test, left: dunnett_level(freedom[test], left))
+
+
+@lru_cache(1024)
+def dunnett_level(freedom: float, tests: int) -> float:
+    """The level of one t test at which the family-wise error of so many against one arm is ALPHA."""
+    if tests == 1:
+        return ALPHA
+    least, most = (float(stats.t.isf(level / 2, freedom)) for level in (ALPHA, ALPHA / tests / 1.1))
+    t = float(brentq(lambda t: _largest_of(tests, t, freedom) - ALPHA, least, most, xtol=1e-6))
+    return 2 * float(stats.t.sf(t, freedom))
+
+
+def _largest_of(tests: int, t: float, freedom: float) -> float:
+    """Chance that the largest of so many |t| is above ``t``, all against one arm that they equal."""
+    error = np.sqrt(stats.chi2.ppf((np.arange(200) + 0.5) / 200, freedom) / freedom)[:, None]
+    shared, weights = np.polynomial.hermite_e.hermegauss(40)  # the one arm's own error
+    bound = math.sqrt(2) * t * error
+    within = special.ndtr(shared + bound) - special.ndtr(shared - bound)
+    return 1 - float(np.mean(within**tests @ weights)) / float(weights.sum())
+
+
+def _step_down(pvalues: Sequence[float], corrected: Callable[[int, int], float]) -> list[float]:
+    """Adjusted p values, the smallest first: ``corrected(test, left)`` where so many tests are left."""
+    order = np.argsort(pvalues, kind="stable")
+    steps = [corrected(test, len(order) - done) for done, test in enumerate(order)]
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1) if steps else steps
+    return adjusted.tolist()
+
+
+def _step_levels(
+    pvalues: Sequence[float], adjusted: Sequence[float], level: Callable[[int, int], float]
+) -> list[float]:
+    ranks, rejected = np.argsort(np.argsort(pvalues, kind="stable")), sum(p < ALPHA for p in adjusted)
+    return [level(test, len(adjusted) - min(int(rank), rejected)) for test, rank in enumerate(ranks)]
 
 
 # ---- effect sizes

@@ -21,7 +21,16 @@ from scipy import special, stats
 from scipy.optimize import brentq
 
 from agentkit.evaluation import tables
-from agentkit.evaluation.statistics import ALPHA, POWER, SEEDS, holm, holm_levels, interaction
+from agentkit.evaluation.statistics import (
+    ALPHA,
+    POWER,
+    SEEDS,
+    dunnett,
+    dunnett_level,
+    holm,
+    holm_levels,
+    interaction,
+)
 from agentkit.evaluation.summary import Values, measure, rates, same_tasks, summarize, values_of
 from agentkit.records import RunError
 from agentkit.runs import Run, cost
@@ -51,11 +60,12 @@ def _combined(seed: float, task: float, inner: float, s: int, n: int, arms: int)
     """Error and Satterthwaite's degrees of freedom from mean squares over their numbers."""
     if s < 2:
         return math.sqrt(task), n - 1
-    variance = seed + max(task - inner, 0.0)
+    between = max(task - inner, 0.0)
+    expected = max(seed, inner)  # it holds the inner one: one that is less by luck would seem well known
     freedom = ((arms - 1) * (s - 1), n - 1, (s - 1) * (n - 1))
-    parts = sum(part**2 / f for part, f in zip((seed, task, inner), freedom, strict=True))
+    parts = sum(part**2 / f for part, f in zip((expected, task, inner), freedom, strict=True))
     least = float(min(freedom))  # what is subtracted would leave less than any of the three has
-    return math.sqrt(variance), max(variance**2 / parts, least) if parts > 0 else least
+    return math.sqrt(seed + between), max((expected + between) ** 2 / parts, least) if parts > 0 else least
 
 
 def errors(success: np.ndarray) -> list[tuple[float, float, float]]:
@@ -75,7 +85,7 @@ def errors(success: np.ndarray) -> list[tuple[float, float, float]]:
 def _thresholds(freedom: float, tests: int) -> np.ndarray:
     """What a difference must exceed, in true standard errors, over the error that will be estimated."""
     estimated = np.sqrt(stats.chi2.ppf((np.arange(500) + 0.5) / 500, freedom) / freedom)
-    return stats.t.isf(ALPHA / tests / 2, freedom) * estimated
+    return stats.t.isf(dunnett_level(freedom, tests) / 2, freedom) * estimated
 
 
 def _shown(shift: float, thresholds: np.ndarray) -> float:
@@ -93,10 +103,11 @@ def smallest(error: float, freedom: float, tests: int) -> float | None:
 
 
 def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
-    """Tests of every arm against the first, shape (A, S, N): Holm over them, and equality within a margin.
+    """Tests of every arm against the first, shape (A, S, N), and of equality within a margin.
 
-    A verdict and its interval are at one level, the one at which Holm decides. Fewer than SEEDS seeds give an
-    interval, and neither p nor verdict.
+    Differences are decided by Dunnett's step-down test, equality by Holm's; ``p_holm`` is what Holm's would
+    say of a difference. A verdict and its interval are at one level, the one at which it is decided. Fewer
+    than SEEDS seeds give an interval, and neither p nor verdict.
     """
     seeds, found = success.shape[1], []
     for difference, error, freedom in errors(success):
@@ -111,14 +122,16 @@ def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
             "error": error, "freedom": freedom,
         })  # fmt: skip
     if seeds < SEEDS:
-        none = dict.fromkeys(("p", "p_equal", "p_holm", "p_equal_holm", "could_show"))
+        none = dict.fromkeys(("p", "p_equal", "p_dunnett", "p_holm", "p_equal_holm", "could_show"))
         verdict = f"{'one seed' if seeds == 1 else f'{seeds} seeds'}, no verdict"
         return [test | none | {"verdict": verdict} for test in found]
     for name, corrected in (("p", "p_holm"), ("p_equal", "p_equal_holm")):
         for test, p in zip(found, holm([test[name] for test in found]), strict=True):
             test[corrected] = p
-    levels = (holm_levels([test[name] for test in found]) for name in ("p", "p_equal"))
-    for test, level, alike in zip(found, *levels, strict=True):
+    adjusted, levels = dunnett([test["p"] for test in found], [test["freedom"] for test in found])
+    alike_levels = holm_levels([test["p_equal"] for test in found])
+    for test, p, level, alike in zip(found, adjusted, levels, alike_levels, strict=True):
+        test["p_dunnett"] = p
         test["verdict"] = _verdict(test)
         # two one-sided tests at a level are an interval at twice the level
         test["level"] = 2 * alike if test["verdict"].startswith("equal") else level
@@ -132,7 +145,7 @@ def _interval(difference: float, error: float, freedom: float, level: float) -> 
 
 
 def _verdict(test: Mapping[str, Any]) -> str:
-    if test["p_holm"] < ALPHA:
+    if test["p_dunnett"] < ALPHA:
         return "better" if test["diff"] > 0 else "worse"
     return "equal within the margin" if test["p_equal_holm"] < ALPHA else tables.NO_DIFFERENCE
 
@@ -297,7 +310,7 @@ class Ablation:
             rows[name] = {
                 "success": tables.percent(arm["success"], arm["ci95"]),
                 "difference, points": _points(test) if test else "–",
-                "p, Holm": f"{test['p_holm']:.2g}" if test and test["p_holm"] is not None else "–",
+                "p, Dunnett": f"{p:.2g}" if test and (p := test["p_dunnett"]) is not None else "–",
                 "verdict": self.verdict(name),
                 "turns": f"{arm['turns']:.2f}",
                 "failed calls": "–"

@@ -138,6 +138,6 @@ def as_text(plan: dict[str, Any]) -> str:
         return "\n".join(line for line in lines if line)
     lines += [
         f"{len(plan['seeds'])} seeds and {plan['test_tasks']} test tasks show {shown} in 80 of 100 cases "
-        f"(Holm over {len(plan['arms']) - 1}; spread of a difference in points, {source}: {sizes})"
+        f"(Dunnett over {len(plan['arms']) - 1}; spread of a difference in points, {source}: {sizes})"
     ]
     return "\n".join(line for line in lines if line)

@@ -248,7 +248,9 @@ class Recipe:
     )
     mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
     mismatch_floor: float = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5", 0, 1)
-    share_prefixes: bool = _key(True, "compute what trajectories have in common once: as exact, and faster")
+    share_prefixes: bool = _key(
+        True, "compute what trajectories have in common once: as exact, and faster", stages="23"
+    )
     lora_r: int = _key(16, "LoRA rank", 1, 1024, stages="23")
     lora_alpha: int = _key(32, "LoRA scale", 1, 4096, stages="23")
     reward: str = _key("plan", "preset: " + ", ".join(REWARDS), stages="35")

@@ -23,6 +23,7 @@ from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.training.adapters import lora, save_adapter, settled
+from agentkit.training.prefix import prepare, shared_logprobs
 from agentkit.training.trainers import Progress, on_one_card, only_own_progress, quiet_trainer
 from agentkit.training.transcripts import read_transcripts
 
@@ -30,17 +31,29 @@ if TYPE_CHECKING:
     from agentkit.lab import Lab
 
 WARMUP = 10  # steps
+IGNORED = -100  # the label of a token that is not trained on
 
 
 class _Trainer(SFTTrainer):
-    """TRL's SFTTrainer, on a CPU with the model's own loss.
+    """TRL's SFTTrainer, which computes what the demonstrations of a batch have in common once (prefix).
 
-    TRL 1.15's own never holds all logits, which a GPU needs, and is a Triton kernel, which a CPU has not.
+    Where the model cannot share, a CPU takes the model's own loss: TRL 1.15's own never holds all logits,
+    which a GPU needs, and is a Triton kernel, which a CPU has not.
     """
+
+    shares = False
 
     def compute_loss(
         self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        scored = inputs["labels"][:, 1:] != IGNORED
+        if self.shares and scored.any():
+            rows = inputs["input_ids"], inputs["attention_mask"], scored
+            loss = -shared_logprobs(model, *rows, temperature=1.0)[0].sum()
+            if num_items_in_batch is None:
+                return loss / scored.sum()
+            # it counts the tokens of every process, whose gradients are then averaged
+            return loss / num_items_in_batch * self.accelerator.num_processes
         kind = SFTTrainer if torch.cuda.is_available() else Trainer
         return kind.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
 
@@ -129,6 +142,9 @@ def fine_tune(
         callbacks=[Progress("SFT")],
     )
     only_own_progress(trainer)
+    trainer.shares = (
+        recipe.share_prefixes and prepare(trainer.accelerator.unwrap_model(trainer.model)) is None
+    )
     trainer.train()
     on_main_process(lambda: save_adapter(trainer.model, tokenizer, out))
     log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
