@@ -89,6 +89,7 @@ _UNIT = re.compile(
     )""",
     re.VERBOSE,
 )
+_PROSE = re.compile(r"[^\W\d_]{3}|[^\W\d_]\s+[^\W\d_]")  # words, and not a product such as ab
 _JOINERS = re.compile(r"(?:[\s,;$&{}*]|\\[ ,;:()\[\]]|\\q?quad|\\text|\b(?:and|und|et)\b|和|と)*")
 _SUBJECT = re.compile(r"([\d.]*\s*(?:[A-Za-z](?:\(\w+\))?['′]*|[\ue100-\uf8ff]))\s+(?:is|equals)\s*\Z")
 _NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
@@ -394,7 +395,7 @@ def _stated(
     sentence: str, formulas: list[str], question: str, *, alone: bool, last: bool = False
 ) -> str | None:
     """The expression in a sentence without a box; beside other sentences one that says it is the answer."""
-    stops = ".。! " if WORD.search(sentence) else ".。 "  # 5! is a factorial
+    stops = ".。! " if _PROSE.search(sentence) else ".。 "  # 5! and (2n)! are factorials
     unlabelled = _label().sub("", sentence, count=1)
     if re.match(r"\W*\*\*\d+\*\*\s", sentence):  # a bold number with nothing behind it is no label
         unlabelled = sentence

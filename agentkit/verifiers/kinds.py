@@ -20,7 +20,7 @@ from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.pictures import picture
 from agentkit.verifiers.programs import code
-from agentkit.verifiers.readings import digits_occur, numbers, phrases, words_occur
+from agentkit.verifiers.readings import digits_occur, numbers, phrases, plain, words_occur
 from agentkit.verifiers.repairs import repair
 from agentkit.verifiers.symbolic import symbolic
 from agentkit.verifiers.text import exact
@@ -41,6 +41,10 @@ _READINGS = {
     exact: (words_occur, phrases),
     numeric: (digits_occur, numbers),
 }  # want the answer alone: where it stands in a sentence
+_FIRST = re.compile(
+    r"\W*(?:[^\W\d_]|an|the|he|she|it|we|they|you)\W*?(?:[,&]|\b(?:and|then)\b)\W*(?:(?:and|then)\b)?\W*",
+    re.IGNORECASE,
+)
 _LIMITS = {"code": MAX_CODE, "symbolic": MAX_CODE}  # a program, or reasoning that ends in a box
 
 
@@ -118,13 +122,14 @@ def _stated(
     verifier: Verifier, answer: str, gold: str, question: str, options: Mapping[str, Any]
 ) -> Score | None:
     """The score of what a sentence states, where the verifier wants the answer alone; None if it is wrong."""
-    is_sentence = re.search(r"\s|[\\:<*#]|[^\x00-\x7f]", answer.strip())
+    is_sentence = re.search(r"\s|[\\:<*#=%]|[^\x00-\x7f]", answer.strip())
     if not is_sentence or verifier not in _READINGS or options.get("rule", "words") != "words":
         return None
     may_state, readings = _READINGS[verifier]
     if not may_state(answer, gold, **options):
         return None
-    stated = (text for text in readings(answer, question, gold) if not _repeats(answer, text))
+    found = readings(answer, question, gold)
+    stated = (text for text in found if not _repeats(answer, text) and not _is_second(answer, text))
     scores = (verifier(text, gold, **options) for text in stated)
     return next((score for score in scores if score.value), None)
 
@@ -134,6 +139,14 @@ def _repeats(answer: str, reading: str) -> bool:
     own = reading.casefold().split()
     given = [word for word in answer.casefold().split() if word != "and"]
     return len(given) > len(own) > 0 and given == own * (len(given) // len(own))
+
+
+def _is_second(answer: str, reading: str) -> bool:
+    """Whether it is the second of two things, of which the first looks like no more than a sentence's
+    beginning ("A and C", "I, IV", "He and Bob")."""
+    core = re.sub(r"\A\W*(?:(?:and|then)\b\W*)?", "", reading)
+    front, found, _ = plain(answer).rpartition(core or " ")
+    return bool(found) and _FIRST.fullmatch(front) is not None
 
 
 def looks_at_calls(kind: str) -> bool:

@@ -13,12 +13,12 @@ from agentkit.verifiers.frames import classes, closes, expression, is_chat, lead
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
 from agentkit.verifiers.numbers import amount
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
-from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
+from agentkit.verifiers.words import ASKED_PERCENT, JOINER, PERCENT, Token, asked_for, tokens_of
 
 _AMOUNT = re.compile(
     r"(?<!\\)\$(?=-?\d(?:[^$\n\\]|\\.)*(?:\n|\Z|\s\$|\$\d))"
 )  # a dollar that opens no mathematics
-_COUNTED = re.compile(r"([-+$€£\d.,/ ]*\d)\s*([^\d\s](?:\D|(?<=\^)\d|(?<=\^-)\d)*)")  # no second number
+_COUNTED = re.compile(r"([-+$€£\d.,/ ×·^]*\d)\s*([^\d\s](?:\D|(?<=\^)\d|(?<=\^-)\d)*)")  # no second number
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
@@ -41,10 +41,11 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     if _PASSAGE.match(text) or (isinstance(number, Score) and "different answers" in number.why):
         return
     if isinstance(number, str):
-        number = plain(number)
+        number = _value_asked(plain(number), question)
         yield number
         counted = _COUNTED.fullmatch(number)
-        if counted and not has_unit and asked_for(counted[2], question):
+        percent = counted and counted[2] in PERCENT and ASKED_PERCENT.search(question)
+        if counted and not has_unit and (percent or asked_for(counted[2], question)):
             yield counted[1]
         words = number.split()
         several = JOINER.search(number)
@@ -54,6 +55,13 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
             words.pop()
             yield " ".join(words)
     yield from phrases(text, question)
+
+
+def _value_asked(number: str, question: str) -> str:
+    """The value in "x = 4" or "f(3) = 9 = 9" where the question names what stands in front."""
+    name, *sides = (side.strip() for side in number.strip("$").split("="))
+    is_asked = sides and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w|\s*[-+*/^=(])", question)
+    return sides[-1] if is_asked and re.search("[A-Za-z]", name) else number
 
 
 def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> bool:
