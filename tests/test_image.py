@@ -448,6 +448,7 @@ def test_preflight_refuses_noise_for_what_it_is(changes, flaws, light, lab, suit
         warnings.simplefilter("ignore")
         report, _ = examine(other, policy, suite.split("train"))
     (item,) = [item for item in report.items if item.name == "Signal or noise"]
+    assert not any("flipped" in other.advice for other in report.items), "what noise pays is chance"
     assert item.light == light and (item in report.causes) == bool(report.causes) == (light == "red")
     if light == "red":
         assert item.values["repeatable"] < 0.5 and "Component noise" in item.advice

@@ -110,34 +110,42 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
         finding = "There is no gold trajectory, or its environment gives the reward: it cannot be varied."
         return Item(name, "green", finding, values=values)
     gains = _gains(reward, gold)
+    none = gains["chance"]  # what is no difference, by component
     wrong, unseen = gains["a wrong answer"], gains["an answer that no tool has shown"]
     finding = "A right answer earns {:.3g} more than a wrong one in the same gold trajectory."
-    if abs(wrong["reward"]) <= EQUAL and all(looks_at_calls(verifier_kind(task)) for task, _ in gold):
+    if abs(wrong["reward"]) <= none["reward"] and all(
+        looks_at_calls(verifier_kind(task)) for task, _ in gold
+    ):
         wrong = gains["a wrong answer without tool calls"]  # where calls are judged, the reward may read them
         finding = (
             "A gold trajectory earns {:.3g} more than one without its calls, which the verifier looks at."
         )
     earns = -wrong["reward"]
     finding, values = finding.format(earns), values | {"earns": earns}
-    paid = {n: w * wrong[n] for n, (_, w) in reward.items() if w * wrong[n] > EQUAL}
-    reads = {n: -w * unseen[n] for n, (_, w) in reward.items() if -w * unseen[n] > EQUAL > abs(wrong[n])}
+    moved = {n for n in reward if abs(wrong[n]) > none[n]}
+    paid = {n: w * wrong[n] for n, (_, w) in reward.items() if n in moved and w * wrong[n] > EQUAL}
+    reads = {
+        n: -w * unseen[n]
+        for n, (_, w) in reward.items()
+        if n not in moved and abs(unseen[n]) > none[n] and -w * unseen[n] > EQUAL
+    }
     blamed = [
         (n, f"{n} alone tells right from wrong, and its weight is 0: give it one.")
         for n, (_, w) in reward.items()
-        if not w and wrong[n] < -EQUAL and earns <= EQUAL
+        if not w and wrong[n] < -none[n] and earns <= none["reward"]
     ]
-    if earns <= EQUAL and paid:
+    if earns <= none["reward"] and paid:
         why = "pays more for a wrong answer than for a right one: its sign, or its weight's, is flipped."
         blamed.append((most := max(paid, key=paid.get), f"{most} {why}"))
     if reads and max(reads.values()) >= earns / 2:
         why = "pays for the answer standing in an observation, whatever is answered: pay for the answer."
         blamed.append((most := max(reads, key=reads.get), f"{most} {why}"))
-    if blamed or earns <= EQUAL:
+    if blamed or earns <= none["reward"]:
         culprit, why = (*blamed, ("", "Nothing in the reward depends on being right: add correctness."))[0]
-        light = "red" if earns <= max(EQUAL, *reads.values(), 0.0) else "amber"
+        light = "red" if earns <= max(none["reward"], *reads.values(), 0.0) else "amber"
         return Item(name, light, finding, why, values=values | {"culprit": culprit})
     longer = gains["many more tokens"]["reward"]
-    if longer > max(SLACK * earns, EQUAL):
+    if longer > max(SLACK * earns, none["reward"]):
         longer = (
             f"A trajectory five times as long earns {longer:.3g} more: bound what pays for length or calls."
         )
@@ -146,17 +154,23 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
 
 
 def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str, dict[str, float]]:
-    """How much more each variant of gold trajectories earns, as ``reward`` and by component, on average."""
+    """How much more each variant of gold trajectories earns, as ``reward`` and by component, on average.
+
+    "chance" is three standard errors of what scoring the same trajectories again changes.
+    """
     rows: dict[str, list[dict[str, float]]] = {}
     for task, trajectory in gold:
         scored = {name: score(task, variant, reward) for name, variant in variants(trajectory)}
+        scored["again"] = score(task, trajectory, reward)
         earned = {name: t.components | {"reward": t.reward} for name, t in scored.items()}
         for name, own in earned.items():
             base = {n: earned["gold"].get(n) for n in own}
             more = {n: v - base[n] for n, v in own.items() if v is not None and base[n] is not None}
             rows.setdefault(name, []).append(more)
     names = (*reward, "reward")
-    return {v: {n: float(np.mean([m.get(n, 0.0) for m in ms])) for n in names} for v, ms in rows.items()}
+    found = {v: {n: float(np.mean([m.get(n, 0.0) for m in ms])) for n in names} for v, ms in rows.items()}
+    again = {n: np.std([m.get(n, 0.0) for m in rows["again"]]) / math.sqrt(len(gold)) for n in names}
+    return found | {"chance": {n: max(3 * float(error), EQUAL) for n, error in again.items()}}
 
 
 # ---- components
