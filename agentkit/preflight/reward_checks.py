@@ -22,6 +22,7 @@ SLACK = 0.25  # of what a gold trajectory earns may be taken by penalties such a
 DOMINANT = 0.7  # of the reward's variance comes from one component,
 BESIDES = 0.3  # where success explains less than this
 GOLD_ODDS = 0.02  # gold trajectories that may fail: a corpus may hold a fact twice
+AGAIN = 4  # scorings of the same gold trajectories, for what is chance
 
 
 # ---- gold trajectories
@@ -120,7 +121,7 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
         finding = (
             "A gold trajectory earns {:.3g} more than one without its calls, which the verifier looks at."
         )
-    earns = -wrong["reward"]
+    earns = -wrong["reward"] if abs(wrong["reward"]) > none["reward"] else 0.0
     finding, values = finding.format(earns), values | {"earns": earns}
     moved = {n for n in reward if abs(wrong[n]) > none[n]}
     paid = {n: w * wrong[n] for n, (_, w) in reward.items() if n in moved and w * wrong[n] > EQUAL}
@@ -156,12 +157,12 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
 def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str, dict[str, float]]:
     """How much more each variant of gold trajectories earns, as ``reward`` and by component, on average.
 
-    "chance" is three standard errors of what scoring the same trajectories again changes.
+    "chance" is four standard errors of what scoring the same trajectories again changes.
     """
     rows: dict[str, list[dict[str, float]]] = {}
     for task, trajectory in gold:
         scored = {name: score(task, variant, reward) for name, variant in variants(trajectory)}
-        scored["again"] = score(task, trajectory, reward)
+        scored |= {f"again {number}": score(task, trajectory, reward) for number in range(AGAIN)}
         earned = {name: t.components | {"reward": t.reward} for name, t in scored.items()}
         for name, own in earned.items():
             base = {n: earned["gold"].get(n) for n in own}
@@ -169,8 +170,9 @@ def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str,
             rows.setdefault(name, []).append(more)
     names = (*reward, "reward")
     found = {v: {n: float(np.mean([m.get(n, 0.0) for m in ms])) for n in names} for v, ms in rows.items()}
-    again = {n: np.std([m.get(n, 0.0) for m in rows["again"]]) / math.sqrt(len(gold)) for n in names}
-    return found | {"chance": {n: max(3 * float(error), EQUAL) for n, error in again.items()}}
+    again = [more for number in range(AGAIN) for more in rows[f"again {number}"]]
+    errors = {n: np.sqrt(np.mean([m.get(n, 0.0) ** 2 for m in again]) / len(gold)) for n in names}
+    return found | {"chance": {n: max(4 * float(error), EQUAL) for n, error in errors.items()}}
 
 
 # ---- components
