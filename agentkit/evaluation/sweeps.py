@@ -60,11 +60,12 @@ def _combined(seed: float, task: float, inner: float, s: int, n: int, arms: int)
     """Error and Satterthwaite's degrees of freedom from mean squares over their numbers."""
     if s < 2:
         return math.sqrt(task), n - 1
-    variance = seed + max(task - inner, 0.0)
+    between = max(task - inner, 0.0)
+    expected = max(seed, inner)  # it holds the inner one: one that is less by luck would seem well known
     freedom = ((arms - 1) * (s - 1), n - 1, (s - 1) * (n - 1))
-    parts = sum(part**2 / f for part, f in zip((seed, task, inner), freedom, strict=True))
+    parts = sum(part**2 / f for part, f in zip((expected, task, inner), freedom, strict=True))
     least = float(min(freedom))  # what is subtracted would leave less than any of the three has
-    return math.sqrt(variance), max(variance**2 / parts, least) if parts > 0 else least
+    return math.sqrt(seed + between), max((expected + between) ** 2 / parts, least) if parts > 0 else least
 
 
 def errors(success: np.ndarray) -> list[tuple[float, float, float]]:
