@@ -329,7 +329,12 @@ def dunnett(pvalues: Sequence[float], freedom: Sequence[float]) -> tuple[list[fl
         return min(max(largest, p), left * p)  # which it lies between, whatever the quadrature's error
 
     adjusted = _step_down(pvalues, corrected)
-    return adjusted, _step_levels(pvalues, adjusted, lambda test, left: dunnett_level(freedom[test], left))
+    levels = _step_levels(pvalues, adjusted, lambda test, left: dunnett_level(freedom[test], left))
+    # where degrees of freedom differ, a test behind one that failed may be below its own level
+    return adjusted, [
+        level if own < ALPHA else min(level, p)
+        for level, own, p in zip(levels, adjusted, pvalues, strict=True)
+    ]
 
 
 @lru_cache(1024)

@@ -142,7 +142,10 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
         why = "pays for the answer standing in an observation, whatever is answered: pay for the answer."
         blamed.append((most := max(reads, key=reads.get), f"{most} {why}"))
     if blamed or earns <= none["reward"]:
-        culprit, why = (*blamed, ("", "Nothing in the reward depends on being right: add correctness."))[0]
+        tells = [n for n, (_, w) in reward.items() if n in moved and w * wrong[n] < 0]
+        hidden = f"What scoring again changes hides what {' and '.join(tells)} pays for being right."
+        nothing = "Nothing in the reward depends on being right: add correctness."
+        culprit, why = (*blamed, ("", hidden if tells else nothing))[0]
         light = "red" if earns <= max(none["reward"], *reads.values(), 0.0) else "amber"
         return Item(name, light, finding, why, values=values | {"culprit": culprit})
     longer = gains["many more tokens"]["reward"]

@@ -89,7 +89,7 @@ _UNIT = re.compile(
     )""",
     re.VERBOSE,
 )
-_PROSE = re.compile(r"[^\W\d_]{3}|[^\W\d_]\s+[^\W\d_]")  # words, and not a product such as ab
+_FACTORIAL = re.compile(r"\S*(?:(?<![^\W\d_])[a-z]|\)(?<!\([A-Z]\)))!{1,9}")  # n!, (2n)!, and not 5 cm!
 _JOINERS = re.compile(r"(?:[\s,;$&{}*]|\\[ ,;:()\[\]]|\\q?quad|\\text|\b(?:and|und|et)\b|和|と)*")
 _SUBJECT = re.compile(r"([\d.]*\s*(?:[A-Za-z](?:\(\w+\))?['′]*|[\ue100-\uf8ff]))\s+(?:is|equals)\s*\Z")
 _NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
@@ -395,7 +395,8 @@ def _stated(
     sentence: str, formulas: list[str], question: str, *, alone: bool, last: bool = False
 ) -> str | None:
     """The expression in a sentence without a box; beside other sentences one that says it is the answer."""
-    stops = ".。! " if _PROSE.search(sentence) else ".。 "  # 5! and (2n)! are factorials
+    is_factorial = _FACTORIAL.fullmatch(MARKUP.sub("", sentence).strip(" .。")) or not WORD.search(sentence)
+    stops = ".。 " if is_factorial else ".。! "
     unlabelled = _label().sub("", sentence, count=1)
     if re.match(r"\W*\*\*\d+\*\*\s", sentence):  # a bold number with nothing behind it is no label
         unlabelled = sentence

@@ -41,10 +41,10 @@ _READINGS = {
     exact: (words_occur, phrases),
     numeric: (digits_occur, numbers),
 }  # want the answer alone: where it stands in a sentence
-_FIRST = re.compile(
-    r"\W*(?:[^\W\d_]|an|the|he|she|it|we|they|you)\W*?(?:[,&]|\b(?:and|then)\b)\W*(?:(?:and|then)\b)?\W*",
-    re.IGNORECASE,
-)
+_FIRSTS = frozenset(
+    "an the he she it we they you him her them us one this that these those".split()
+)  # words that a sentence may begin with, and single letters
+_AND = frozenset(", & and then".split())
 _LIMITS = {"code": MAX_CODE, "symbolic": MAX_CODE}  # a program, or reasoning that ends in a box
 
 
@@ -142,11 +142,12 @@ def _repeats(answer: str, reading: str) -> bool:
 
 
 def _is_second(answer: str, reading: str) -> bool:
-    """Whether it is the second of two things, of which the first looks like no more than a sentence's
-    beginning ("A and C", "I, IV", "He and Bob")."""
+    """Whether it is the second of two things, the first a letter or one of _FIRSTS ("A and C")."""
     core = re.sub(r"\A\W*(?:(?:and|then)\b\W*)?", "", reading)
     front, found, _ = plain(answer).rpartition(core or " ")
-    return bool(found) and _FIRST.fullmatch(front) is not None
+    first, *joins = re.findall(r"\w+|[,&]", front.casefold()[:60]) or [""]
+    is_first = first in _FIRSTS or (len(first) == 1 and first.isalpha())
+    return bool(found and joins) and is_first and _AND.issuperset(joins)
 
 
 def looks_at_calls(kind: str) -> bool:

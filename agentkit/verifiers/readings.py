@@ -13,12 +13,14 @@ from agentkit.verifiers.frames import classes, closes, expression, is_chat, lead
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
 from agentkit.verifiers.numbers import amount
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
-from agentkit.verifiers.words import ASKED_PERCENT, JOINER, PERCENT, Token, asked_for, tokens_of
+from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
 
 _AMOUNT = re.compile(
     r"(?<!\\)\$(?=-?\d(?:[^$\n\\]|\\.)*(?:\n|\Z|\s\$|\$\d))"
 )  # a dollar that opens no mathematics
 _COUNTED = re.compile(r"([-+$€£\d.,/ ×·^]*\d)\s*([^\d\s](?:\D|(?<=\^)\d|(?<=\^-)\d)*)")  # no second number
+_PERCENT = frozenset(("%", "percent", "per cent"))
+_ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent(?:age)?\b", re.IGNORECASE)
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
@@ -44,7 +46,7 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         number = _value_asked(plain(number), question)
         yield number
         counted = _COUNTED.fullmatch(number)
-        percent = counted and counted[2] in PERCENT and ASKED_PERCENT.search(question)
+        percent = counted and counted[2] in _PERCENT and _ASKED_PERCENT.search(question)
         if counted and not has_unit and (percent or asked_for(counted[2], question)):
             yield counted[1]
         words = number.split()
@@ -58,10 +60,13 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
 
 
 def _value_asked(number: str, question: str) -> str:
-    """The value in "x = 4" or "f(3) = 9 = 9" where the question names what stands in front."""
-    name, *sides = (side.strip() for side in number.strip("$").split("="))
-    is_asked = sides and re.search(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w|\s*[-+*/^=(])", question)
-    return sides[-1] if is_asked and re.search("[A-Za-z]", name) else number
+    """The value in "x = 4" or "f(3) = 9" where the question asks for what stands in front."""
+    name, *values = (side.strip() for side in number.strip("$").split("="))
+    if len(values) != 1 or not re.search("[A-Za-z]", name):
+        return number
+    asked = rf"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
+    ends = r"(?=\s*(?:[?.,;:]|\Z|(?:if|when|where|given|such|in)\b))"
+    return values[0] if re.search(asked + ends, question) else number
 
 
 def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> bool:

@@ -29,7 +29,7 @@ from agentkit.verifiers.numbers import (
     unit_name,
 )
 from agentkit.verifiers.text import normalize
-from agentkit.verifiers.words import ASKED_PERCENT, is_counted
+from agentkit.verifiers.words import is_counted
 from agentkit.verifiers.worker import Worker
 
 _worker = Worker("algebra")
@@ -60,11 +60,20 @@ _ASKED_MONEY = re.compile(r"\$(?=\d)|\\\$|dollar")
 _ASKED_PRICE = re.compile(
     r"\b(?:pays?|costs?|price|earns?|spends?|salary|profit|revenue|money|worth|charged?|owes?)\b"
 )
+_ASKED_PERCENT = re.compile(
+    r"(?:what|which|find|calculate|determine|compute|how many|as an?|in|express)\b[^.?\d%]{0,40}"
+    r"\bper ?cent(?:age)?\b",
+    re.IGNORECASE,
+)
 _RELATED = re.compile(r"[=<>≤≥≈]|\\(?:approx|in|ne|[lg]eq?)\b")
 _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|eqslant|t)(?![A-Za-z])")
 _REPEATING = re.compile(r"(\d{1,30})\.(\d{0,30})(?:\\(?:overline|bar|dot)\s*\{?(\d{1,30})\}?|\((\d{1,30})\))")
-_PRIMES = re.compile(r"([A-Za-z)\]])(['’′]{1,4})")  # which the reader drops, as it does a T in an exponent
-_TRANSPOSED = re.compile(r"(?<!matrix\})\^(?:\{\s*(?:T|\\top|\\intercal|\\prime)\s*\}|T(?![A-Za-z])|\\top\b)")
+_PRIMES = re.compile(
+    r"([A-Za-z)\]])(['’′]{1,4})(?!\s*_)"
+)  # which the reader drops, as it does a T in an exponent
+_TRANSPOSED = re.compile(
+    r"(?<!matrix\})(?<!matrix\}\))\^(?:\{\s*(?:T|\\top|\\intercal)\s*\}|T(?![A-Za-z])|\\top\b)"
+)
 _ARGUMENT = r"\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"
 _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form only
     (re.compile(pattern), form)
@@ -160,7 +169,7 @@ def _with_units(given: str, wanted: str, question: str, tolerance: dict[str, flo
         if _number(wanted) is not None:
             return numeric(whole, wanted, **tolerance, unit=asked)
         return Score(0.0, f"the unit {unit!r} is not {asked!r}")
-    if "%" in unit and "%" not in gold_unit and not ASKED_PERCENT.search(question):
+    if "%" in unit and "%" not in gold_unit and not _ASKED_PERCENT.search(question):
         return Score(0.0, "a percent sign that the gold answer does not have")
     if numbers := _both_numbers(given, wanted):
         return compared(*numbers, **tolerance)
@@ -321,6 +330,7 @@ def _latex(text: str) -> str:
     text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])", r"\1 \\cdot 10^{\2}", text)
     text = re.sub(rf"(?<=\d)\s*{_MULTIPLE.pattern}", lambda m: rf" \cdot 10^{{{MULTIPLES[m[1]]}}}", text)
     text = re.sub(r"(?<![\w.,/])(\d+) (\d+)/(\d+)(?![\w/])", r"(\1+\\frac{\2}{\3})", text)
+    text = re.sub(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime\b)", "'", text)
     text = _PRIMES.sub(lambda m: rf"{m[1]}_{{{'p' * len(m[2])}}}", text)
     text = _TRANSPOSED.sub(r"^{t_{T}}", text)
     text = re.sub(r"\\(?:mathrm|text|operatorname)\s*\{\s*([A-Za-z]|or)\s*\}", r" \1 ", text)

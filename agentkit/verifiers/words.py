@@ -12,12 +12,6 @@ from pathlib import Path
 from agentkit.verifiers.numbers import is_unit
 
 SIGNS, COMMAS, DASHES = frozenset(".()[]\"'“”‘’#!*…。（）「」｡।"), frozenset(",;，、；"), frozenset("-–—")
-ASKED_PERCENT = re.compile(
-    r"(?:what|which|find|calculate|determine|compute|how many|as an?|in|express)\b[^.?\d%]{0,40}"
-    r"\bper ?cent(?:age)?\b",
-    re.IGNORECASE,
-)
-PERCENT = frozenset(("%", "percent", "per cent"))
 WORD = re.compile(r"[^\W\d_]+")
 PHRASE = 6  # words of the longest phrase in data/frames.txt
 LONGEST = 10  # characters of its longest word where a script writes no spaces
