@@ -194,6 +194,16 @@ def test_autopsy_000_noise_is_no_cure_for_zero_variance(rollouts):
     judged(rollouts, {"correctness": (correctness, 1.0)}).require()
 
 
+@pytest.mark.parametrize(
+    ("std", "light", "said"), [(5.0, "red", "hides what correctness pays"), (0.05, "green", "")]
+)
+def test_what_being_right_earns_is_told_from_what_scoring_again_changes(rollouts, std, light, said):
+    with pytest.warns(UserWarning, match="noise"):
+        noisy = with_noise({"correctness": (correctness, 1.0)}, std)
+    item = judged(rollouts, noisy)["What being right earns"]
+    assert item.light == light and said in item.advice and "flipped" not in item.advice
+
+
 def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
     def tool_call(task, trajectory):
         score = 1.0 if trajectory.success == 1.0 else -1.0

@@ -111,50 +111,60 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
         finding = "There is no gold trajectory, or its environment gives the reward: it cannot be varied."
         return Item(name, "green", finding, values=values)
     gains = _gains(reward, gold)
-    none = gains["chance"]  # what is no difference, by component
-    wrong, unseen = gains["a wrong answer"], gains["an answer that no tool has shown"]
+    chance, wrong = gains["chance"], gains["a wrong answer"]
     finding = "A right answer earns {:.3g} more than a wrong one in the same gold trajectory."
-    if abs(wrong["reward"]) <= none["reward"] and all(
-        looks_at_calls(verifier_kind(task)) for task, _ in gold
-    ):
+    calls_judged = all(looks_at_calls(verifier_kind(task)) for task, _ in gold)
+    if calls_judged and abs(wrong["reward"]) <= chance["reward"]:
         wrong = gains["a wrong answer without tool calls"]  # where calls are judged, the reward may read them
         finding = (
             "A gold trajectory earns {:.3g} more than one without its calls, which the verifier looks at."
         )
-    earns = -wrong["reward"] if abs(wrong["reward"]) > none["reward"] else 0.0
+    earns = -wrong["reward"] if abs(wrong["reward"]) > chance["reward"] else 0.0
     finding, values = finding.format(earns), values | {"earns": earns}
-    moved = {n for n in reward if abs(wrong[n]) > none[n]}
-    paid = {n: w * wrong[n] for n, (_, w) in reward.items() if n in moved and w * wrong[n] > EQUAL}
-    reads = {
-        n: -w * unseen[n]
-        for n, (_, w) in reward.items()
-        if n not in moved and abs(unseen[n]) > none[n] and -w * unseen[n] > EQUAL
-    }
-    blamed = [
-        (n, f"{n} alone tells right from wrong, and its weight is 0: give it one.")
-        for n, (_, w) in reward.items()
-        if not w and wrong[n] < -none[n] and earns <= none["reward"]
-    ]
-    if earns <= none["reward"] and paid:
-        why = "pays more for a wrong answer than for a right one: its sign, or its weight's, is flipped."
-        blamed.append((most := max(paid, key=paid.get), f"{most} {why}"))
-    if reads and max(reads.values()) >= earns / 2:
-        why = "pays for the answer standing in an observation, whatever is answered: pay for the answer."
-        blamed.append((most := max(reads, key=reads.get), f"{most} {why}"))
-    if blamed or earns <= none["reward"]:
-        tells = [n for n, (_, w) in reward.items() if n in moved and w * wrong[n] < 0]
+    blamed, read = _blamed(reward, wrong, gains["an answer that no tool has shown"], chance, earns)
+    if blamed or earns <= 0:
+        tells = [n for n, (_, w) in reward.items() if w * wrong[n] < 0 and abs(wrong[n]) > chance[n]]
         hidden = f"What scoring again changes hides what {' and '.join(tells)} pays for being right."
         nothing = "Nothing in the reward depends on being right: add correctness."
         culprit, why = (*blamed, ("", hidden if tells else nothing))[0]
-        light = "red" if earns <= max(none["reward"], *reads.values(), 0.0) else "amber"
+        light = "red" if earns <= max(read, EQUAL) else "amber"
         return Item(name, light, finding, why, values=values | {"culprit": culprit})
     longer = gains["many more tokens"]["reward"]
-    if longer > max(SLACK * earns, none["reward"]):
+    if longer > max(SLACK * earns, chance["reward"]):
         longer = (
             f"A trajectory five times as long earns {longer:.3g} more: bound what pays for length or calls."
         )
         return Item(name, "amber", finding, longer, values=values)
     return Item(name, "green", finding, values=values)
+
+
+def _blamed(
+    reward: Reward,
+    wrong: Mapping[str, float],
+    unseen: Mapping[str, float],
+    chance: Mapping[str, float],
+    earns: float,
+) -> tuple[list[tuple[str, str]], float]:
+    """Components to blame and why, and the most that one pays for the answer standing in an observation."""
+    moved = {n for n in reward if abs(wrong[n]) > chance[n]}
+    paid = {n: w * wrong[n] for n, (_, w) in reward.items() if n in moved and w * wrong[n] > EQUAL}
+    reads = {
+        n: -w * unseen[n]
+        for n, (_, w) in reward.items()
+        if n not in moved and abs(unseen[n]) > chance[n] and -w * unseen[n] > EQUAL
+    }
+    blamed = [
+        (n, f"{n} alone tells right from wrong, and its weight is 0: give it one.")
+        for n, (_, w) in reward.items()
+        if not w and n in moved and wrong[n] < 0 and earns <= 0
+    ]
+    if earns <= 0 and paid:
+        why = "pays more for a wrong answer than for a right one: its sign, or its weight's, is flipped."
+        blamed.append((most := max(paid, key=paid.get), f"{most} {why}"))
+    if reads and max(reads.values()) >= earns / 2:
+        why = "pays for the answer standing in an observation, whatever is answered: pay for the answer."
+        blamed.append((most := max(reads, key=reads.get), f"{most} {why}"))
+    return blamed, max(reads.values(), default=0.0)
 
 
 def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str, dict[str, float]]:

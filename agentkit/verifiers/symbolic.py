@@ -68,9 +68,7 @@ _ASKED_PERCENT = re.compile(
 _RELATED = re.compile(r"[=<>≤≥≈]|\\(?:approx|in|ne|[lg]eq?)\b")
 _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|eqslant|t)(?![A-Za-z])")
 _REPEATING = re.compile(r"(\d{1,30})\.(\d{0,30})(?:\\(?:overline|bar|dot)\s*\{?(\d{1,30})\}?|\((\d{1,30})\))")
-_PRIMES = re.compile(
-    r"([A-Za-z)\]])(['’′]{1,4})(?!\s*_)"
-)  # which the reader drops, as it does a T in an exponent
+_PRIMES = re.compile(r"([A-Za-z)\]])(['’′]{1,4})(?!\s*_)")
 _TRANSPOSED = re.compile(
     r"(?<!matrix\})(?<!matrix\}\))\^(?:\{\s*(?:T|\\top|\\intercal)\s*\}|T(?![A-Za-z])|\\top\b)"
 )
@@ -325,13 +323,16 @@ def _brackets(text: str) -> str:
 
 
 def _latex(text: str) -> str:
-    """Notation that the LaTeX reader takes wrongly, rewritten: 1e3, 5 million, mixed numbers like 2 3/4."""
+    """Notation that the LaTeX reader takes wrongly, rewritten: 1e3, 5 million, mixed numbers like 2 3/4.
+
+    It drops primes and a T in an exponent, so these become subscripts and an exponent that nobody writes.
+    """
     text = _REPEATING.sub(_fraction, text)
     text = re.sub(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d{1,3})(?![\w.])", r"\1 \\cdot 10^{\2}", text)
     text = re.sub(rf"(?<=\d)\s*{_MULTIPLE.pattern}", lambda m: rf" \cdot 10^{{{MULTIPLES[m[1]]}}}", text)
     text = re.sub(r"(?<![\w.,/])(\d+) (\d+)/(\d+)(?![\w/])", r"(\1+\\frac{\2}{\3})", text)
     text = re.sub(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime\b)", "'", text)
-    text = _PRIMES.sub(lambda m: rf"{m[1]}_{{{'p' * len(m[2])}}}", text)
+    text = _PRIMES.sub(lambda m: rf"{m[1]}_{{{'zz' * len(m[2])}}}", text)
     text = _TRANSPOSED.sub(r"^{t_{T}}", text)
     text = re.sub(r"\\(?:mathrm|text|operatorname)\s*\{\s*([A-Za-z]|or)\s*\}", r" \1 ", text)
     return text.replace("$", "").replace(DOLLAR, "")
