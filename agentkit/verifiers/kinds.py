@@ -20,7 +20,7 @@ from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.pictures import picture
 from agentkit.verifiers.programs import code
-from agentkit.verifiers.readings import digits_occur, numbers, phrases, plain, words_occur
+from agentkit.verifiers.readings import digits_occur, numbers, phrases, words_occur
 from agentkit.verifiers.repairs import repair
 from agentkit.verifiers.symbolic import symbolic
 from agentkit.verifiers.text import exact
@@ -41,10 +41,6 @@ _READINGS = {
     exact: (words_occur, phrases),
     numeric: (digits_occur, numbers),
 }  # want the answer alone: where it stands in a sentence
-_FIRSTS = frozenset(
-    "an the he she it we they you him her them us one this that these those".split()
-)  # words that a sentence may begin with, and single letters
-_AND = frozenset(", & and then".split())
 _LIMITS = {"code": MAX_CODE, "symbolic": MAX_CODE}  # a program, or reasoning that ends in a box
 
 
@@ -128,8 +124,7 @@ def _stated(
     may_state, readings = _READINGS[verifier]
     if not may_state(answer, gold, **options):
         return None
-    found = readings(answer, question, gold)
-    stated = (text for text in found if not _repeats(answer, text) and not _is_second(answer, text))
+    stated = (text for text in readings(answer, question, gold) if not _repeats(answer, text))
     scores = (verifier(text, gold, **options) for text in stated)
     return next((score for score in scores if score.value), None)
 
@@ -139,15 +134,6 @@ def _repeats(answer: str, reading: str) -> bool:
     own = reading.casefold().split()
     given = [word for word in answer.casefold().split() if word != "and"]
     return len(given) > len(own) > 0 and given == own * (len(given) // len(own))
-
-
-def _is_second(answer: str, reading: str) -> bool:
-    """Whether it is the second of two things, the first a letter or one of _FIRSTS ("A and C")."""
-    core = re.sub(r"\A\W*(?:(?:and|then)\b\W*)?", "", reading)
-    front, found, _ = plain(answer).rpartition(core or " ")
-    first, *joins = re.findall(r"\w+|[,&]", front.casefold()[:60]) or [""]
-    is_first = first in _FIRSTS or (len(first) == 1 and first.isalpha())
-    return bool(found and joins) and is_first and _AND.issuperset(joins)
 
 
 def looks_at_calls(kind: str) -> bool:

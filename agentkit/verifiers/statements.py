@@ -72,6 +72,8 @@ _YES = frozenset(("yes", "ja", "oui", "sí"))
 _RELATIONS = frozenset("= < > ≠ ≤ ≥ ^ * + /".split())
 _VARIABLES = frozenset("bfghjkmnpqrstuvwxz")
 _JOIN = frozenset("to and or bis à y et und o ~ - – —".split())
+_AND = frozenset("and then &".split())
+_FIRST = re.compile(rf"\w|one|th(?:is|at|ese|ose)|{PRONOUN.pattern}", PRONOUN.flags)  # before a comma
 _SMALL = frozenset("in at on of for to with by the a an".split())
 _TENSE = frozenset("was were had war waren hatte était étaient era eran".split())
 
@@ -108,7 +110,8 @@ def statements(sentence: str, formulas: list[str], question: str) -> Iterator[st
                 break
             first -= 1
         last = _with_unit(part, tokens, first, last, said)
-        if _is_statement(tokens, first, last, said, is_part=part != text):
+        second = _is_second(part, tokens, first)
+        if not second and _is_statement(tokens, first, last, said, is_part=part != text):
             yield from _readings(part, tokens, first, last)
         return
 
@@ -138,6 +141,19 @@ def states_box(sentence: str, formulas: list[str], question: str) -> bool:
 
 def _is_name(text: str, token: Token) -> bool:
     return text[token[1]].isupper() and token[2] - token[1] > 1
+
+
+def _is_second(text: str, tokens: list[Token], first: int) -> bool:
+    """Whether an answer is the second of two things: "A and C", "he, then Bob", "One, Bob"."""
+    while first > 1 and text[tokens[first - 1][1]].isupper():
+        first -= 1  # Group C
+    before = [word for word, _, _ in tokens[:first]]
+    joined = before[-1:] and before[-1] in _AND
+    while before and before[-1] in _AND | COMMAS:
+        joined = joined or (len(before) == 2 and bool(_FIRST.fullmatch(before[0])))
+        before.pop()
+    goes_on = joined and len(before) > 1 and tokens[len(before)][0] in COMMAS  # he ate 5, and 7 are left
+    return bool(joined and before) and not goes_on and (len(before[-1]) == 1 or before[-1] not in _leads())
 
 
 def _is_unit(word: str) -> bool:
