@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
+
+from agentkit.runs.children import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
@@ -34,10 +35,7 @@ SETTINGS = {"apputils-extension/notification": {"fetchNews": "false"}}  # no que
 @contextmanager
 def served(root: Path):
     """JupyterLab on a folder, with settings of its own: its address, with a token. Nothing of it is left."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    token, home = secrets.token_hex(16), root.parent / f".{root.name}-jupyter"
+    port, token, home = free_port(), secrets.token_hex(16), root.parent / f".{root.name}-jupyter"
     words = ["--no-browser", "--allow-root", f"--port={port}", "--ServerApp.port_retries=0",
              f"--ServerApp.root_dir={root}", f"--IdentityProvider.token={token}"]  # fmt: skip
     for name, values in SETTINGS.items():

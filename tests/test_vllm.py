@@ -10,7 +10,6 @@ import inspect
 import os
 import random
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -36,6 +35,7 @@ from agentkit.policies.vllm import VllmPolicy, model_folder
 from agentkit.records import Task
 from agentkit.rollouts import Limits, rollout
 from agentkit.runs import Run, read_jsonl
+from agentkit.runs.children import free_port
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.training.grpo import AgentGRPOTrainer, train
@@ -59,9 +59,7 @@ def processes(tmp_path_factory):
     """
     folder, found = tmp_path_factory.mktemp("served"), []
     for number, rank in enumerate((0, 0, RANK)):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         command, environment = serve_command(
             "nano", folder / str(number), port=port, max_length=2048, max_lora_rank=rank,
             precision="bfloat16" if rank else "float32",

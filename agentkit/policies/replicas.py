@@ -6,7 +6,6 @@ elsewhere, which a recipe names in server_urls.
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +21,7 @@ from agentkit.policies.loading import PROMPT_ROOM
 from agentkit.policies.precision import precision_of
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import Recipe, Run
-from agentkit.runs.children import PARENT, TOKEN, end_all
+from agentkit.runs.children import PARENT, TOKEN, end_all, free_port
 from agentkit.runs.topology import CARDS
 
 START_S = 900.0  # until a server answers: it loads a model and compiles kernels
@@ -36,11 +35,9 @@ class _Server:
     """One server and its successors on the same port and card."""
 
     def __init__(self, command: Sequence[str], card: str, token: str, log: Path):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.url, self.log, self.starts = f"http://127.0.0.1:{self.port}", log, 0
-        self._command = [*command, f"--port={self.port}"]
+        port = free_port()
+        self.url, self.log, self.starts = f"http://127.0.0.1:{port}", log, 0
+        self._command = [*command, f"--port={port}"]
         self._token = token
         self._environ = (
             os.environ | {TOKEN: token, PARENT: str(os.getpid())} | ({CARDS: card} if card else {})

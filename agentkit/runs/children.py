@@ -5,7 +5,9 @@ found and ended, and on Linux they end with the process that started them.
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +17,19 @@ import psutil
 
 TOKEN = "AGENTKIT_JOB"  # in the environment of all that belongs to one job, servers and helpers included
 PARENT = "AGENTKIT_PARENT"  # the process that started this one, where that is not of the job itself
+PORTS = range(20_000, 32_768)  # below those that Linux gives to connections
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; it outlives exec
+
+
+def free_port() -> int:
+    """A port for a server to come, of those that no system gives to a connection: another could be taken while
+    the server, or its successor, loads a model.
+    """
+    for port in secrets.SystemRandom().sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"no port from {PORTS[0]} to {PORTS[-1]} is free on this machine")
 
 
 def die_with_parent(number: signal.Signals) -> None:
