@@ -22,8 +22,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h; it outlives exec
 
 
 def free_port() -> int:
-    """A port for a server to come, of those that no system gives to a connection: another could be taken while
-    the server, or its successor, loads a model.
+    """A port for a server to come, of those that no connection is given: another could be taken while it, or
+    its successor, loads a model.
     """
     for port in secrets.SystemRandom().sample(PORTS, len(PORTS)):
         with contextlib.suppress(OSError), socket.socket() as probe:
