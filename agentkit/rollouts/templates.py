@@ -193,9 +193,11 @@ def _trainable() -> dict[str, str]:
 
 def _training(text: str) -> str | None:
     """TRL's training template for an official one, with the same arguments."""
-    header = _HEADER.match(text)[0]
-    training = _trainable().get(text[len(header) :])
-    return None if training is None else header + training
+    for official, training in _trainable().items():
+        header = text.removesuffix(official)
+        if header != text and _HEADER.fullmatch(header):
+            return header + training
+    return None
 
 
 @lru_cache(maxsize=16)
