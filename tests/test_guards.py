@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from survive import evenness, make_trainer
+from survive import evenness, make_trainer, tiny_agent
 
 from agentkit.records import StopReason, TrainingError, Trajectory
+from agentkit.rollouts.loop import OUT_OF_TIME
 from agentkit.runs import read_jsonl
-from agentkit.training import checkpoints
+from agentkit.training import checkpoints, grpo
 from agentkit.training.grpo import train
 from agentkit.training.guards import Guards, is_finite_step, too_many_unscored
 
@@ -116,6 +117,46 @@ def test_above_a_fifth_the_run_stops_and_says_why(how, samples, tmp_path):
         TrainingError, match=r"of the latest trajectories have no reward, more than 20%.*evenness failed"
     ):
         train(trainer)
+
+
+def late(monkeypatch, members):
+    """Rollouts in which these members of a step's trajectories ran out of time before their first token."""
+    real = grpo.rollout
+
+    def slow(*args, **options):
+        sampled = real(*args, **options)
+        if options["group_size"] == 1:  # validation
+            return sampled
+        gone = {"completion_ids": (), "action_mask": (), "old_logprobs": (), "turns": (), "answer": None}
+        gone |= {"success": None, "why": OUT_OF_TIME, "stop_reason": StopReason.TIME_LIMIT}
+        return [replace(t, **gone) if i in members else t for i, t in enumerate(sampled)]
+
+    monkeypatch.setattr(grpo, "rollout", slow)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_one_that_ends_before_its_first_token_is_counted_and_not_trained_on(monkeypatch, tmp_path, precision):
+    late(monkeypatch, {0})
+    model, tokenizer = tiny_agent()
+    agent = (model.to(getattr(torch, precision)), tokenizer)
+    trainer = make_trainer(tmp_path / "run", agent=agent, steps=2, precision=precision)
+    train(trainer)
+    for row in read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")[1:]:
+        assert (
+            row["no_turn"]
+            == row["out_of_time"]
+            == row["reward_unscored"]
+            == 1 / len(trainer.run.trajectories(1))
+        )
+        assert math.isfinite(row["loss"]) and 0 < row["grad_norm"] < math.inf
+    (gone,) = [t for t in trainer.run.trajectories(2) if not t.turns]
+    assert gone.reward is None and gone.advantage == 0 and not any(gone.action_mask)
+
+
+def test_more_than_a_fifth_out_of_time_stop_the_run_with_advice(monkeypatch, tmp_path):
+    late(monkeypatch, {0, 1, 2})
+    with pytest.raises(TrainingError, match="have no reward, more than 20%: .*time.* a limit on time"):
+        train(make_trainer(tmp_path / "run", steps=2, save_every=0))
 
 
 def test_the_share_is_taken_over_the_latest_trajectories_and_a_checkpoint_remembers_them(tmp_path):

@@ -10,6 +10,7 @@ import copy
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from engines import (
@@ -106,6 +107,22 @@ def test_a_token_that_a_whole_group_says_is_one_observation():
         on = [[row[0] - 0.3, *row[1:]] for row in off]
         engine = [[row[0] - 0.1, *row[1:]] for row in off]
         assert guard.gap(engine, on, off, 1e-3).share is None
+
+
+def test_an_engine_nearer_to_the_adapter_off_is_refused_wherever_a_share_is_told():
+    rng = np.random.default_rng(0)
+    shares = {}
+    for wanted in (0.4, 1.0):
+        told = []
+        for _ in range(200):
+            off = rng.normal(-2, 1, 60)
+            on = off + rng.normal(0, 0.04, 60)
+            engine = off + wanted * (on - off) + rng.normal(0, 0.04, 60)
+            found = guard.gap(*([list(row)] for row in (engine, on, off)), 0.015)
+            told += [found] if found.share is not None else []
+        shares[wanted] = np.mean([found.problem(torch.bfloat16) is not None for found in told])
+        assert len(told) > 50 and max(found.error for found in told) <= guard.SURELY
+    assert shares[0.4] > 0.7 and shares[1.0] < 0.02, shares
 
 
 def test_an_effect_below_the_noise_tells_nothing():

@@ -30,8 +30,8 @@ def test_a_step_is_counted():
     counts = {"dead": 1, "dead_sampled": 2, "extra": 4, "left_out": 1}
     found = metrics.rollout_metrics(Step(1, (TASK, TASK), batch, counts=counts, seconds=3.0))
     assert found == {
-        "success": 0.5, "unscored": pytest.approx(1 / 3), "out_of_time": 0.0, "turns": 1.0, "thoughts_cut": 0.0, "tool_calls": pytest.approx(2 / 3),
-        "tool_failure_rate": 0.5, "completion_tokens": 2.0, "rollout_seconds": 3.0,
+        "success": 0.5, "unscored": pytest.approx(1 / 3), "out_of_time": 0.0, "no_turn": 0.0,
+        "turns": 1.0, "thoughts_cut": 0.0, "tool_calls": pytest.approx(2 / 3), "tool_failure_rate": 0.5, "completion_tokens": 2.0, "rollout_seconds": 3.0,
         "tool_seconds": pytest.approx(2.5 / 3), "tool_slowest_seconds": 2.0, "tool_cache_hits": 0.5,
         "dead_groups": 0.5, "dead_groups_sampled": 1.0, "groups_replaced": 0, "groups_dropped": 0,
         "extra_rollouts": 4, "left_out": pytest.approx(1 / 3),
@@ -55,6 +55,13 @@ def test_steps_of_several_processes_are_one():
     assert found.trajectories == one + two and found.trained == ((1, 1), (0, 0), (1, 1), (1, 1))
     assert (found.number, found.tasks, found.seconds) == (3, (TASK, TASK), 4.0)
     assert found.counts == {"dead": 2, "left_out": 1, "extra": 2}
+
+
+def test_what_several_processes_measured_is_averaged_over_those_that_have_it():
+    assert metrics.mean_of([{"mismatch": 0.1, "mismatch_share": 0.9}, {"mismatch": 0.3}]) == {
+        "mismatch": pytest.approx(0.2),
+        "mismatch_share": 0.9,
+    }
 
 
 def test_a_row_takes_trls_names_over_and_splits_the_seconds():

@@ -28,6 +28,8 @@ NOISE = {torch.float32: 1e-4, torch.bfloat16: 0.015, torch.float16: 0.003}
 TELLING = 2.0  # times the noise that the adapter must move log-probabilities, to tell whether it is in use
 JUMP = 5.0  # times what a batch before it differed by, above the noise: something broke in between
 FAR, SURE = 0.3, 5.0  # from 1 that a share may lie: at most, and in standard errors
+HALF = 0.5  # a share below is nearer to the adapter off than to it on
+SURELY = 0.15  # largest standard error of a share that tells: a half is then over three of them away
 FEW = 2.0  # observations that weigh alike, or fewer, do not show their own noise
 TEXT = (
     "The lighthouse keeper counted 1,024 waves, wrote the number down and asked: "
@@ -63,7 +65,8 @@ class Gap:
                 f"engine and trainer differ by {self.mean:.2g} nats a token (largest {self.largest:.2g}, "
                 f"over {self.tokens} tokens; the limit is {limit:g})"
             )
-        if self.share is not None and abs(self.share - 1) > max(FAR, SURE * self.error):
+        far = max(FAR, SURE * self.error)
+        if self.share is not None and not max(1 - far, HALF) <= self.share <= 1 + far:
             return (
                 f"the engine shows {self.share:.0%} of what the trainer's adapter does ({self.effect:.2g} "
                 f"nats a token, over {self.tokens} tokens)"
@@ -106,7 +109,7 @@ def gap(engine: Rows, trainer: Rows, off: Rows | None = None, noise: float = NOI
     if effect <= TELLING * least:
         return Gap(mean, largest, len(e), effect)
     share, error = _slope(change, seen, np.unique(np.stack([a, b]).round(5), axis=1, return_inverse=True)[1])
-    if noise and SURE * error >= 1:  # 0 and 1 could not be told apart
+    if noise and error > SURELY:
         return Gap(mean, largest, len(e), effect)
     return Gap(mean, largest, len(e), effect, share, error)
 

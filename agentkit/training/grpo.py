@@ -180,7 +180,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         sampled = _padded([t.old_logprobs for t in self.own_trajectories], completion_ids)
         if self.lesson_weight:
             self._add_lessons(output)
-        self._measured |= self._correct_and_compare(output, sampled)
+        self._measured |= metrics.mean_of(gathered([self._correct_and_compare(output, sampled)]))
         self._measured |= metrics.rollout_metrics(self.step) | metrics.reward_metrics(self.step, self.reward)
         if self.accelerator.is_main_process:
             path = self.run.file("train", "trajectories", f"step_{self.step.number:05d}.parquet")

@@ -59,6 +59,12 @@ def joined(steps: Sequence[Step]) -> Step:
     )
 
 
+def mean_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The means of what several processes measured, each over those that have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: fmean(row[name] for row in rows if name in row) for name in names}
+
+
 def rollout_metrics(step: Step) -> dict[str, float]:
     trajectories, counts = step.trajectories, Counter(step.counts)
     calls = [result.ok for t in trajectories for result in results_of(t)]
@@ -67,6 +73,7 @@ def rollout_metrics(step: Step) -> dict[str, float]:
         "success": fmean(verdicts) if verdicts else math.nan,
         "unscored": 1 - len(verdicts) / len(trajectories),
         "out_of_time": fmean(t.stop_reason is StopReason.TIME_LIMIT for t in trajectories),
+        "no_turn": fmean(not t.turns for t in trajectories),
         "turns": fmean(len(t.turns) for t in trajectories),
         "thoughts_cut": sum(len(turn.closings) for t in trajectories for turn in t.turns) / len(trajectories),
         "tool_calls": len(calls) / len(trajectories),

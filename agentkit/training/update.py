@@ -233,8 +233,10 @@ class Update:
         if not mask.any():
             return {"mismatch_weight": 1.0, "effective_samples": 1.0}
         counted = weights.expand_as(mask)[mask] if weights.shape == mask.shape else weights[mask.any(1)]
-        mean, square = counted.mean(), counted.square().mean()
-        return {"mismatch_weight": float(mean), "effective_samples": float(mean**2 / square)}
+        counted = counted.double()
+        mean, square = float(counted.mean()), float(counted.square().mean())
+        # Kish's effective sample size over the number: 0 where all are left out
+        return {"mismatch_weight": mean, "effective_samples": min(mean**2 / square, 1.0) if square else 0.0}
 
     @torch.no_grad()
     def _batch_logprobs(self, output: dict[str, Any], mask: torch.Tensor) -> torch.Tensor:
