@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -90,6 +91,20 @@ def test_a_process_that_dies_costs_the_figure_it_was_at(monkeypatch, tmp_path):
     assert lines[1] == {"figure": "b", "case": "failed", "error": "RuntimeError: out of luck", "ok": False}
     text = measure.table(lines)
     assert "FAILED" in text.splitlines()[2] and text.splitlines()[3].split()[:2] == ["c", "2"]
+
+
+def test_a_figure_beyond_its_limit_is_killed_with_its_children_and_that_is_said(monkeypatch, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import subprocess, sys\n"
+        'print(\'{"begins": "curve"}\', flush=True)\n'
+        'print(\'{"figure": "curve", "case": "first"}\', flush=True)\n'
+        "subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    )
+    monkeypatch.setattr(measure, "__file__", str(tmp_path / "slow.py"))
+    monkeypatch.setitem(measure.LIMITS_S, "curve", 3.0)
+    chosen = argparse.Namespace(kind="base", quick=True, rehearse=False)
+    first, failed = measure.children(["curve"], chosen, tmp_path / "log.txt")
+    assert first["case"] == "first" and failed["error"] == "killed at its limit of 3 s (LIMITS_S)"
 
 
 def test_each_figure_is_there_and_what_it_lacks_is_named(monkeypatch):

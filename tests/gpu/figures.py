@@ -523,9 +523,13 @@ def unsloth(budget: Budget) -> Lines:
 
 
 def _script(name: str, *arguments: str) -> Iterator[dict[str, Any]]:
-    """The lines of JSON that a script of the tests prints. Raises RuntimeError with its last words."""
+    """The lines of JSON that a script of the tests prints, as it prints them. Raises RuntimeError with its
+    last words.
+    """
     command = [sys.executable, str(TESTS / name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{name}: {' '.join(done.stderr.split())[-300:]}")
-    yield from (json.loads(text) for text in done.stdout.splitlines() if text.startswith("{"))
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        yield from (json.loads(text) for text in child.stdout if text.startswith("{"))
+        if child.wait():
+            errors.seek(0)
+            raise RuntimeError(f"{name}: {' '.join(errors.read().split())[-300:]}")
