@@ -15,12 +15,13 @@ from survive import make_trainer
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
-from agentkit.records import StopReason, Task, Trajectory
+from agentkit.records import Step, StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.tasks import relabel as module
 from agentkit.tasks.family import Family
 from agentkit.tasks.relabel import relabel_code, without_idle_lines
+from agentkit.training import grpo
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.hindsight import demonstrate, hindsight, lesson_batch, lessons
 from agentkit.training.sft import right_ones
@@ -184,6 +185,27 @@ def test_lessons_of_a_batch_are_imitated_beside_grpos_loss(tokenizer, tmp_path):
         )
     none = lesson_batch(lab, [TASK], [answered(None)], tokenizer)
     assert none["lesson_tokens"] == 0 and float(made._lesson_loss(made.model, none)) == 0.0
+
+
+def test_processes_weigh_every_lesson_token_alike(tokenizer, tmp_path, monkeypatch):
+    """DDP averages their gradients: the mean of their losses must be that of one process with all lessons."""
+    answers = ["def f(x): return x + 1", "nonsense", "def f(x): return [x, x, x, x][0] * 3", None]
+    rollouts = [answered(a, sample=i) for i, a in enumerate(answers)]
+    made = make_trainer(tmp_path / "run")
+    made.lab = lab_with({"max_turn_tokens": 200})
+
+    def loss(own, all_counts):
+        monkeypatch.setattr(grpo, "gathered", lambda counts: counts if all_counts is None else all_counts)
+        made.step, output = Step(1, (TASK,), tuple(own)), {"completion_ids": torch.zeros(1, dtype=torch.long)}
+        made._add_lessons(output)
+        with torch.no_grad():
+            return float(made._lesson_loss(made.model, output)), float(output["lesson_tokens"])
+
+    whole, tokens = loss(rollouts, None)
+    counts = [loss(half, None)[1] for half in (rollouts[:2], rollouts[2:])]
+    assert counts[0] != counts[1] and sum(counts) == tokens
+    halves = [loss(half, counts)[0] for half in (rollouts[:2], rollouts[2:])]
+    assert sum(halves) / 2 == pytest.approx(whole, rel=1e-5)
 
 
 PROGRAMS = {
