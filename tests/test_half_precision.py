@@ -49,6 +49,12 @@ def half_agent():
     return load_agent("nano", precision="bfloat16")
 
 
+def test_a_loaded_agent_does_not_attend_with_cudnn():
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    load_agent("nano")
+    assert not torch.backends.cuda.cudnn_sdp_enabled(), "a setting of the process, with or without a GPU"
+
+
 # ---- folding
 def test_a_small_adapter_is_lost_in_bfloat16_weights_and_a_large_one_is_not():
     model, _ = half_agent()

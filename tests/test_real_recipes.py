@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import trl
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3Config
 
 from agentkit import nano
 from agentkit.runs import Run, project_root
@@ -26,7 +27,11 @@ SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "n
 BUDGET = {"families": "A", "n_tasks": 24, "test_samples": 1, "steps": 1, "prompts_per_step": 2, "group_size": 2,
           "micro_batch": 2, "max_turns": 2, "max_turn_tokens": 12, "max_tokens": 300, "val_tasks": 1, "max_batch": 8,
           "preflight": "off", "precision": "bfloat16", "load_in_4bit": False}  # fmt: skip
-GB = {"plan-3b": {24: 26, 48: 26, 80: 35, 141: 56}, "plan-3b-unsloth": {24: 24, 48: 34}}  # as they say
+QWEN3 = {  # Qwen/Qwen3-4B's
+    "vocab_size": 151_936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True,
+    "max_position_embeddings": 40_960,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +51,7 @@ def stand_in(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GB)
+@pytest.mark.parametrize("name", ["plan-3b", "plan-3b-unsloth"])
 def test_its_notebooks_run_to_training(name, stand_in, tmp_path):
     recipe = project_root() / "params" / f"{name}.yaml"
     words = ["--run", str(tmp_path / "run"), "--to", "03", "-p", f"model={stand_in}"]
@@ -62,16 +67,31 @@ def test_its_notebooks_run_to_training(name, stand_in, tmp_path):
     assert "<tools>" in shown and shown.endswith("<|im_start|>assistant\n"), "as the template has it"
 
 
-def test_what_they_say_of_memory_is_what_the_plan_counts(tmp_path):
-    Qwen2Config(**QWEN).save_pretrained(tmp_path)
-    counted = None
-    for name, needed in GB.items():
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [("3B", Qwen2Config(**QWEN)), pytest.param("Qwen3-4B", Qwen3Config(**QWEN3), marks=pytest.mark.slow)],
+)
+def test_what_guide_and_headers_say_of_memory_is_what_the_plan_counts(model, config, monkeypatch):
+    """Rounded to GB, and the key to change first. Both recipes have the same trajectories, traced once."""
+    guide, count = (project_root() / "docs" / "guide.md").read_text(), memory.update_peak
+    counted = {}
+
+    def once(config, recipe, dtype, rows, *sizes, **options):
+        if rows not in counted:
+            counted[rows] = count(config, recipe, dtype, rows, *sizes, **options)
+        return counted[rows]
+
+    monkeypatch.setattr(memory, "update_peak", once)
+    for name in ("plan-3b", "plan-3b-unsloth") if model == "3B" else ("plan-3b",):
         path = project_root() / "params" / f"{name}.yaml"
-        recipe, text = Recipe.from_mapping(read_recipe(path) | {"model": str(tmp_path)}), path.read_text()
-        counted = counted or memory.plan(recipe)  # the model's, and so the same for both
-        own = {"micro_batch": recipe.micro_batch, "sleeps": recipe.engine == "vllm"}
-        plan = replace(counted, engine_share=recipe.engine_memory, **own)
-        for size, gb in needed.items():
-            assert plan.needed(size) / 1e9 == pytest.approx(gb, rel=0.1)
-            assert f"{gb} GB of {size}" in text or f"{gb} of {size}" in text
+        recipe, header = Recipe.from_mapping(read_recipe(path)), path.read_text()
+        made = memory.plan(recipe, config=config)
+        for state in ("asleep", "awake") if recipe.engine == "vllm" else ("awake",):
+            plan = replace(made, sleeps=state == "asleep")
+            needed = {size: f"{plan.needed(size) / 1e9:.0f}" for size in memory.SIZES}
+            advised = {size: re.findall(r"\w+: [\d.]+$", plan.advice(size)) for size in memory.SIZES}
+            cells = (", ".join([gb, *advised[size]]) for size, gb in needed.items())
+            assert " | ".join([f"| {name}, {model}", state, *cells]) + " |" in guide
+            listed = ", ".join(f"{gb} of {size}" for size, gb in needed.items())
+            assert model != "3B" or f"vLLM {state}: {listed} GB" in header
         assert plan.needed(48) < 48e9 and recipe.engine_memory * 48e9 > plan.weights * 1.5

@@ -21,7 +21,7 @@ from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
 from agentkit.preflight.probe import Probed, probe
 from agentkit.preflight.report import Item, Preflight, PreflightError
-from agentkit.records import Task, Trajectory
+from agentkit.records import RecipeError, Task, Trajectory
 from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
@@ -102,9 +102,8 @@ def _memory(recipe: Recipe, model: Any) -> Item:
     device = model.device.type
     try:
         made = memory.plan(recipe, model.dtype, model.config, device)
-    except Exception as error:  # an architecture that cannot be traced without content
-        why = f"It could not be planned ({type(error).__name__}: {str(error)[:160]})."
-        return Item("Memory", "amber", why, "Watch the memory of the first step.")
+    except RecipeError as error:
+        return Item("Memory", "amber", f"{error}.", "Watch the memory of the first step.")
     return checks.memory(made, memory_of(model.device) / memory.GB, "GPU" if device == "cuda" else "machine")
 
 

@@ -31,7 +31,7 @@ from agentkit.policies.vllm import can_sleep
 from agentkit.records import RecipeError
 from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import lora
-from agentkit.training.prefix import CHUNK_ELEMENTS, chunked_logprobs
+from agentkit.training.prefix import CHUNK_ELEMENTS, PLAIN_ROWS, chunked_logprobs
 from agentkit.training.trainers import checkpoints
 
 PROMPT = 1024  # tokens of system prompt, tools and question
@@ -137,7 +137,7 @@ def plan(
     """The memory plan of a recipe for weights of this data type, on a GPU or ("cpu") in main memory.
 
     Raises:
-        RecipeError: the model's configuration cannot be read.
+        RecipeError: the model's configuration cannot be read, or its code not traced.
     """
     config = copy.deepcopy(config) if config else _config(recipe)  # its attention is set here
     completion = recipe.max_tokens
@@ -145,16 +145,22 @@ def plan(
     row = PROMPT + completion
     rows = max(-(-recipe.micro_batch_tokens // row), 1) if recipe.micro_batch_tokens else recipe.micro_batch
     elements = CHUNK_ELEMENTS[device]
-    one, most = (
-        update_peak(config, recipe, dtype, n, row, scored, elements=elements) for n in (1, max(rows, 2))
-    )
-    each = (most - one) / (max(rows, 2) - 1)
     own_cache = recipe.engine == "transformers"
     if own_cache and (why := unkept(config)):
         raise RecipeError(f"memory is not planned: {why}")
-    weights, prefill = _prefill(config, recipe, dtype)
+    try:
+        one, most = (
+            update_peak(config, recipe, dtype, n, row, scored, elements=elements) for n in (1, max(rows, 2))
+        )
+        weights, prefill = _prefill(config, recipe, dtype)
+        cached = row * token_bytes(config, dtype)
+    except Exception as error:  # whatever an architecture raises that cannot be traced without content
+        raise RecipeError(
+            f"memory is not planned: the model {recipe.model!r} ({config.model_type}) cannot be traced "
+            f"without its weights ({type(error).__name__}: {str(error)[:160]}); the first step will tell"
+        ) from error
+    each = (most - one) / (max(rows, 2) - 1)
     together = min(recipe.max_batch, recipe.prompts_per_step * recipe.group_size // recipe.processes)
-    cached = row * token_bytes(config, dtype)
     return MemoryPlan(
         weights=weights,
         update_fixed=one - each,
@@ -211,13 +217,19 @@ def update_peak(
         ids = torch.randint(0, config.get_text_config().vocab_size, (rows, tokens))
         with Alive([*model.parameters(), *model.buffers()]) as alive:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != torch.float32):
-                hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-                states, targets = hidden[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
-                logprobs, _ = chunked_logprobs(model, states, targets, 1.0, False, elements)
-            logprobs.sum().backward()
-            del hidden, states, logprobs
+                parts = ids.split(rows if recipe.share_prefixes else PLAIN_ROWS)
+                logprobs = [_logprobs(model, part, scored, elements) for part in parts]
+            torch.cat(logprobs).sum().backward()
+            del logprobs
             optimizer.step()
     return float(alive.peak)
+
+
+def _logprobs(model: Any, ids: torch.Tensor, scored: int, elements: int | None) -> torch.Tensor:
+    """Of the last ``scored`` tokens of each row, in one pass."""
+    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    states, targets = hidden[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
+    return chunked_logprobs(model, states, targets, 1.0, False, elements)[0]
 
 
 def _prefill(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, float]:
