@@ -21,7 +21,7 @@ from agentkit.cli import main
 from agentkit.evaluation.sweeps import Ablation, Spread, against_one, errors, measured_spread, smallest
 from agentkit.preflight.sweeps import as_text, check, dry_run
 from agentkit.records import RecipeError, RunError, Task
-from agentkit.runs import Run, write_trajectories
+from agentkit.runs import Run, stages, write_json, write_trajectories
 from agentkit.runs.slots import _needs
 from agentkit.runs.stages import STAGES, parameters_of
 from agentkit.runs.stored import write_tasks
@@ -238,6 +238,35 @@ def test_cells_are_left_out_of_a_sweep_that_runs(tmp_path, file):
         sweep.leave_out(file, ["fre"])
     again = driven(path, Sweep(sweep.folder), lambda name, job: None)
     assert ("free/seed-1" in again) == (file == "stop"), "a stopped cell goes on at the next call"
+
+
+@pytest.mark.parametrize(("word", "left"), [("--stop", "stopped"), ("--skip", "skipped")])
+def test_the_command_leaves_cells_out_and_the_others_go_on(tmp_path, capsys, word, left):
+    path, sweep = write(tmp_path), Sweep(tmp_path / "out")
+    words = ["sweep", str(path), "--run", str(sweep.folder), word, "free"]
+
+    def work(name, job):
+        if name == "default/seed-1":
+            assert main(words) == 0
+
+    driven(path, sweep, work, slots=1)
+    status = {cell["run"]: cell["status"] for cell in sweep.state["cells"]}
+    assert status == {f"{arm}/seed-{n}": s for n in (1, 2) for arm, s in (("default", "done"), ("free", left))}
+    before = sorted(sweep.folder.rglob("*"))
+    assert main(words) == 2 and main([*words, "--json"]) == 2
+    assert "no sweep runs in" in capsys.readouterr().err and sorted(sweep.folder.rglob("*")) == before
+    assert sweep.file(word[2:]).read_text() == "free\n"
+
+
+def test_cells_that_still_wait_are_exit_status_1(tmp_path, monkeypatch):
+    sweep = finished(tmp_path, {"default": outcomes(1, 0.5), "free": outcomes(1, 0.5)}, seeds=[1, 2]).sweep
+    monkeypatch.setattr("agentkit.runs.sweep.run_sweep", lambda *_: None)  # as where stop is empty
+    monkeypatch.setattr(stages, "execute", lambda *_: write_json(sweep.file("ablations.json"), {"answer": ""}))
+    words = ["sweep", str(tmp_path / "sweep.yaml"), "--run", str(sweep.folder)]
+    assert main(words) == 1
+    sweep.state["cells"] = [cell for cell in sweep.state["cells"] if cell["status"] == "done"]
+    sweep.save()
+    assert main(words) == 0
 
 
 def test_a_notebook_shows_the_table_as_it_changes_until_the_sweep_ends(tmp_path):
@@ -467,7 +496,7 @@ def test_other_versions_than_those_of_finished_cells_are_said(tmp_path):
 # ---- finished cells, with trajectories made up
 def finished(folder: Path, success: dict[str, np.ndarray], policy: str = "sft", **changes) -> Ablation:
     """A sweep of the arms default, free, ..., whose cells (S, N) came out like that; NaN is not scored."""
-    seeds = [*range(1, 1 + max(map(len, success.values())))]
+    seeds = changes.pop("seeds", [*range(1, 1 + max(map(len, success.values())))])
     arms = {"default": {"policy": "sft"}, "free": {"sft_epochs": 2, "policy": policy}}
     own = [name for name in success if name not in arms]
     arms |= {name: {"sft_epochs": 3 + i, "policy": policy} for i, name in enumerate(own)}
