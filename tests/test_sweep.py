@@ -26,6 +26,7 @@ from agentkit.runs.slots import _needs
 from agentkit.runs.stages import STAGES, parameters_of
 from agentkit.runs.stored import write_tasks
 from agentkit.runs.sweep import Job, Sweep, plan, read_design, reuse, run_sweep
+from agentkit.views import plots
 from agentkit.views.sweep_card import cells
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -251,7 +252,9 @@ def test_the_command_leaves_cells_out_and_the_others_go_on(tmp_path, capsys, wor
 
     driven(path, sweep, work, slots=1)
     status = {cell["run"]: cell["status"] for cell in sweep.state["cells"]}
-    assert status == {f"{arm}/seed-{n}": s for n in (1, 2) for arm, s in (("default", "done"), ("free", left))}
+    assert status == {
+        f"{arm}/seed-{n}": s for n in (1, 2) for arm, s in (("default", "done"), ("free", left))
+    }
     before = sorted(sweep.folder.rglob("*"))
     assert main(words) == 2 and main([*words, "--json"]) == 2
     assert "no sweep runs in" in capsys.readouterr().err and sorted(sweep.folder.rglob("*")) == before
@@ -261,7 +264,9 @@ def test_the_command_leaves_cells_out_and_the_others_go_on(tmp_path, capsys, wor
 def test_cells_that_still_wait_are_exit_status_1(tmp_path, monkeypatch):
     sweep = finished(tmp_path, {"default": outcomes(1, 0.5), "free": outcomes(1, 0.5)}, seeds=[1, 2]).sweep
     monkeypatch.setattr("agentkit.runs.sweep.run_sweep", lambda *_: None)  # as where stop is empty
-    monkeypatch.setattr(stages, "execute", lambda *_: write_json(sweep.file("ablations.json"), {"answer": ""}))
+    monkeypatch.setattr(
+        stages, "execute", lambda *_: write_json(sweep.file("ablations.json"), {"answer": ""})
+    )
     words = ["sweep", str(tmp_path / "sweep.yaml"), "--run", str(sweep.folder)]
     assert main(words) == 1
     sweep.state["cells"] = [cell for cell in sweep.state["cells"] if cell["status"] == "done"]
@@ -496,6 +501,7 @@ def test_other_versions_than_those_of_finished_cells_are_said(tmp_path):
 # ---- finished cells, with trajectories made up
 def finished(folder: Path, success: dict[str, np.ndarray], policy: str = "sft", **changes) -> Ablation:
     """A sweep of the arms default, free, ..., whose cells (S, N) came out like that; NaN is not scored."""
+    folder.mkdir(exist_ok=True)
     seeds = changes.pop("seeds", [*range(1, 1 + max(map(len, success.values())))])
     arms = {"default": {"policy": "sft"}, "free": {"sft_epochs": 2, "policy": policy}}
     own = [name for name in success if name not in arms]
@@ -543,6 +549,33 @@ def test_an_arm_that_lacks_seeds_takes_no_verdict_from_the_others(tmp_path):
     assert [(test["arm"], test["verdict"]) for test in ablation.paired] == [("free", "better")]
     assert list(ablation.table()["verdict"]) == ["compared with", "better", "lacks seeds"]
     assert "not compared, as they lack seeds: torn" in ablation.answer()
+
+
+def test_whiskers_off_the_line_are_the_verdicts_better_and_worse(tmp_path):
+    base, quarter = outcomes(3, 0.5, 400), np.arange(400) % 4 == 0
+    solved, names = np.flatnonzero(base.all(axis=0)), ("default", "free", "same", "same-2", "same-3")
+    arms = {name: base.copy() for name in names} | {"torn": base[:2], "weak": base * ~quarter}
+    for name, lost in (
+        ("free", slice(9)),
+        ("same", slice(20, 22)),
+        ("same-2", [22, 23]),
+        ("same-3", [24, 25]),
+    ):
+        arms[name][:, solved[lost]] = 0.0
+    ablation = finished(tmp_path, arms | {"good": np.maximum(base, quarter)}, margin=0.1)
+    figure, drawn = plots.arm_success(ablation), {}
+    line = figure.layout.shapes[0].x0
+    for trace in figure.data:
+        if trace.mode == "markers" and trace.error_x.array is not None:
+            low, high = trace.x[0] - trace.error_x.arrayminus[0], trace.x[0] + trace.error_x.array[0]
+            drawn[trace.y[0]] = "across" if low <= line <= high else "left" if high < line else "right"
+    found = {name: (side, ablation.verdict(name)) for name, side in drawn.items()}
+    equal = dict.fromkeys(names[1:], ("across", "equal within the margin"))
+    assert found == equal | {"good": ("right", "better"), "weak": ("left", "worse")}
+    assert ablation.paired[0]["ci95"][1] < 0, "its own interval, of two one-sided tests, leaves 0 out"
+    assert figure.layout.yaxis.ticktext[-1].endswith(">worse</span>")
+    few = finished(tmp_path / "few", {"default": base[:2], "free": base[:2]})
+    assert "a verdict needs 3 seeds" in plots.arm_success(few).layout.title.subtitle.text
 
 
 def test_the_sweet_spot_is_never_an_arm_that_is_worse(tmp_path, monkeypatch):
@@ -602,6 +635,8 @@ def test_an_interval_and_its_verdict_never_disagree():
         cube = np.stack([base, *(base + rng.normal(d, 0.2, (3, 40)) for d in (0.06, 0.07, 0.08, 0.3))])
         tests = against_one(cube, 0.05)
         for test in tests:
+            low, high = test["ci_difference"]
+            assert (test["verdict"] in ("better", "worse")) == (not low <= 0 <= high)
             low, high = test["ci95"]
             if test["verdict"].startswith("equal"):
                 assert -0.05 < low <= high < 0.05

@@ -106,15 +106,17 @@ def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
     """Tests of every arm against the first, shape (A, S, N), and of equality within a margin.
 
     Differences are decided by Dunnett's step-down test, equality by Holm's; ``p_holm`` is what Holm's would
-    say of a difference. A verdict and its interval are at one level, the one at which it is decided. Fewer
+    say of a difference. A verdict and its interval are at one level, the one at which it is decided; that of
+    ``ci_difference`` is always Dunnett's, so that it leaves 0 out where that is better or worse. Fewer
     than SEEDS seeds give an interval, and neither p nor verdict.
     """
     seeds, found = success.shape[1], []
     for difference, error, freedom in errors(success):
         if error < _TINY:  # equal everywhere: as many tasks as a binomial bound allows may differ unseen
             error = (1 - (ALPHA / 2) ** (1 / success.shape[2])) / float(stats.t.isf(ALPHA / 2, freedom))
+        interval = _interval(difference, error, freedom, ALPHA)
         found.append({
-            "diff": difference, "ci95": _interval(difference, error, freedom, ALPHA), "level": ALPHA,
+            "diff": difference, "ci95": interval, "ci_difference": interval, "level": ALPHA,
             "p": max(2 * float(stats.t.sf(abs(difference) / error, freedom)), np.finfo(float).tiny),
             # two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15:657)
             "p_equal": float(stats.t.sf((margin - abs(difference)) / error, freedom)),
@@ -135,7 +137,8 @@ def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
         test["verdict"] = _verdict(test)
         # two one-sided tests at a level are an interval at twice the level
         test["level"] = 2 * alike if test["verdict"].startswith("equal") else level
-        test["ci95"] = _interval(test["diff"], test["error"], test["freedom"], test["level"])
+        for name, at in (("ci95", test["level"]), ("ci_difference", level)):
+            test[name] = _interval(test["diff"], test["error"], test["freedom"], at)
     return found
 
 
