@@ -250,20 +250,23 @@ def sweep_command(
         return _print(as_json, plan, sweeps.as_text(plan))
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     if slots == 1 and not address:
-        way = contextlib.nullcontext(cells.in_this_process)
+        way = contextlib.nullcontext((cells.in_this_process, 1))
     else:
         from agentkit.runs.slots import by_ray
 
-        way = by_ray(slots, address)
-    with sweep.held(), way as submit, cells.watched(sweep, say):
+        way = by_ray(slots, address, [arm.recipe.used() for arm in design.arms])
+    with sweep.held(), way as (submit, room), cells.watched(sweep, say):
         if copied := cells.reuse(design, sweep.folder, [other.resolve() for other in reuse]):
             say(f"{len(copied)} of its folders begin as copies: {', '.join(c.name for c in copied)[:200]}")
-        cells.run_sweep(file, sweep, submit, slots, say, sweeps.check)
+        cells.run_sweep(file, sweep, submit, room, say, sweeps.check)
     say(cells.as_text(sweep))
     undone = [cell for cell in sweep.state["cells"] if cell["status"] in ("failed", "waiting")]
     Ablation(sweep)  # raises where there is nothing to compare yet
-    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        stages.execute("06_ablations", Run(sweep.folder), {})
+    if sweep.is_shown():
+        say("06_ablations: done, kept")
+    else:
+        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+            stages.execute("06_ablations", Run(sweep.folder), {})
     result = read_json(sweep.file("ablations.json"))
     text = f"{result['answer']}\nrun card: {sweep.file('report.html')}"
     return _print(as_json, {"run": str(sweep.folder), **result}, text, 1 if undone else 0)
