@@ -257,7 +257,9 @@ def test_a_training_template_is_taken_only_where_history_is_rewritten_and_that_i
     assert codec.format == NATIVE.get(name.removesuffix("_training"), "hermes")
 
 
-@pytest.mark.parametrize("name", sorted(n.removesuffix("_training") for n in NAMES if n.endswith("_training")))
+@pytest.mark.parametrize(
+    "name", sorted(n.removesuffix("_training") for n in NAMES if n.endswith("_training"))
+)
 @pytest.mark.parametrize("arguments", [None, {"enable_thinking": False}])
 def test_every_official_template_with_a_training_twin_takes_it(tokenizer, name, arguments):
     other = with_template(with_template(templated(tokenizer, name), arguments=arguments), "training")
