@@ -12,13 +12,15 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from agentkit.evaluation import html, tables
-from agentkit.evaluation.sweeps import Ablation
+from agentkit.evaluation.sweeps import HOURS, LEVELS, Ablation
 from agentkit.runs import cost, write_bytes
 from agentkit.runs.sweep import Sweep
 from agentkit.views import plots
@@ -76,6 +78,36 @@ def draw(figure: object, to: Path) -> None:
         browser.close()
 
 
+def machine() -> str:
+    """The processor, as far as Linux names it."""
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*: (.+)", info.read_text()) if info.exists() else None
+    processor = named[1] if named else platform.processor()
+    return ", ".join(
+        filter(None, (platform.system(), platform.machine(), processor, f"{os.cpu_count()} cores"))
+    )
+
+
+def budget(folders: Sequence[Path]) -> str:
+    """What every arm was given, and the versions of this code that its cells ran with."""
+    ablations = [Ablation(Sweep(folder)) for folder in folders]
+    arms = [arm for ablation in ablations for arm in ablation.sweep.state["arms"].values()]
+    cells = [run.manifest for a in ablations for runs in a.runs.values() for run in runs.values()]
+    steps, rollouts = (
+        "/".join(map(str, sorted({value(arm) for arm in arms})))
+        for value in (lambda arm: arm["steps"], lambda arm: arm["prompts_per_step"] * arm["group_size"])
+    )
+    recipes = ", ".join(
+        dict.fromkeys(f"`{ablation.sweep.state['file']['recipe']}`" for ablation in ablations)
+    )
+    dates = sorted(cell["created"][:10] for cell in cells)
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    code = {(cell["git"].get("commit", "unknown")[:7], bool(cell["git"].get("dirty"))) for cell in cells}
+    named = ", ".join(f"`{name}`{' with uncommitted changes' * dirty}" for name, dirty in sorted(code))
+    given = f"Every trained arm has {steps} optimiser steps of {rollouts} rollouts ({recipes})."
+    return f"{given} Cells were begun on {when}, with the code and small agent of commit {named}."
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--slots", type=int, default=1)
@@ -97,14 +129,12 @@ def main() -> int:
             finished.append(folder)
             (chosen.docs / "ablations").mkdir(exist_ok=True, parents=True)
             sections.append(section(name, file, folder, chosen.docs))
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     head = (
         "# Ablations of the small agent\n\nWhat each part of the recipe is for: several arms, each trained "
-    )
-    head += (
         "with several seeds, all tested on the same tasks that none was trained on. `make ablations` remakes "
+        f"this page; it was written on {machine()}.\n\n"
+        f"{budget(finished)}\n\n{LEVELS} {HOURS}\n\n"
     )
-    head += f"this page; it was written on {machine}.\n\n"
     write_bytes(chosen.docs / "ablations.md", (head + "\n\n".join(sections) + "\n").encode())
     return code
 

@@ -219,7 +219,7 @@ def sweep_command(
     reuse: Sweeps = (),
     as_json: Json = False,
 ) -> int:
-    """Arms x seeds, each cell an ordinary run, then notebook 06; exit status 1 where a cell failed.
+    """Arms x seeds, each cell an ordinary run, then notebook 06; exit status 1 where a cell failed or waits.
 
     Args:
         run: the sweep's folder, such as outputs/sweep-a
@@ -238,33 +238,38 @@ def sweep_command(
         raise RunError(f"sweep folder {str(run)[:80]!r} is refused: write it without '..'")
     design, sweep = cells.read_design(file), cells.Sweep(run)
     if stop or skip:
+        if not sweep.is_held:
+            raise RunError(f"no sweep runs in {sweep.folder} now: --stop and --skip are for one that does")
         for name, named in (("stop", stop), ("skip", skip)):
-            sweep.leave_out(name, named)
-        text = "it is done within seconds" if sweep.is_held else f"no sweep runs in {sweep.folder} now"
-        return _print(as_json, {"stop": stop, "skip": skip, "running": sweep.is_held}, text)
+            if named:  # an empty stop would end the whole sweep
+                sweep.leave_out(name, named)
+        return _print(as_json, {"stop": stop, "skip": skip}, "it is done within seconds")
     sweeps.check(design)
     if dry_run:
         plan = sweeps.dry_run(design, sweep, slots)
         return _print(as_json, plan, sweeps.as_text(plan))
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     if slots == 1 and not address:
-        way = contextlib.nullcontext(cells.in_this_process)
+        way = contextlib.nullcontext((cells.in_this_process, 1))
     else:
         from agentkit.runs.slots import by_ray
 
-        way = by_ray(slots, address)
-    with sweep.held(), way as submit, cells.watched(sweep, say):
+        way = by_ray(slots, address, [arm.recipe.used() for arm in design.arms])
+    with sweep.held(), way as (submit, room), cells.watched(sweep, say):
         if copied := cells.reuse(design, sweep.folder, [other.resolve() for other in reuse]):
             say(f"{len(copied)} of its folders begin as copies: {', '.join(c.name for c in copied)[:200]}")
-        cells.run_sweep(file, sweep, submit, slots, say, sweeps.check)
+        cells.run_sweep(file, sweep, submit, room, say, sweeps.check)
     say(cells.as_text(sweep))
-    failed = [cell for cell in sweep.state["cells"] if cell["status"] == "failed"]
+    undone = [cell for cell in sweep.state["cells"] if cell["status"] in ("failed", "waiting")]
     Ablation(sweep)  # raises where there is nothing to compare yet
-    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        stages.execute("06_ablations", Run(sweep.folder), {})
+    if sweep.is_shown():
+        say("06_ablations: done, kept")
+    else:
+        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+            stages.execute("06_ablations", Run(sweep.folder), {})
     result = read_json(sweep.file("ablations.json"))
     text = f"{result['answer']}\nrun card: {sweep.file('report.html')}"
-    return _print(as_json, {"run": str(sweep.folder), **result}, text, 1 if failed else 0)
+    return _print(as_json, {"run": str(sweep.folder), **result}, text, 1 if undone else 0)
 
 
 def rerun_command(run: RunFolder, *, to: OptionalRun = None, as_json: Json = False) -> int:

@@ -1,5 +1,7 @@
 """Behaviour, failure classes and examples on small written trajectories, each of which shows one thing."""
 
+import csv
+import io
 from collections import Counter
 from dataclasses import replace
 
@@ -292,3 +294,24 @@ def test_pasted_tables_escape_what_would_be_markup():
     assert r"\caption{100 \% of \$x\_1\$}" in tex and r"\label{tab:x}" in tex and tex.count(r" \\") == 3
     assert "'=1+1" in tables.to_csv(table)
     assert "&lt;i&gt;" in tables.to_html(table) and "<i>" not in tables.to_html(table)
+
+
+@pytest.mark.parametrize(
+    ("cell", "guarded"),
+    [("+cmd|' /C calc'!A0", True), ("-1+1", True), ("-A1", True), ("+1\n=2", True), ("-", True), ("--1", True),
+     ("-1+1 [0, 1]", True), ("-1.5", False), ("+1e-05", False), ("-1.5 [-3.7, +0.8]", False), ("+0.5 points", False),
+     ("-1.5 [-3.7, +0.8] points", False), ("-2.0 % [-3.0, -1.0]", False), ("5-4", False), ("–", False)],
+)  # fmt: skip
+def test_no_cell_of_a_csv_runs_and_numbers_stay_numbers(cell, guarded):
+    import pandas as pd
+
+    text = tables.to_csv(pd.DataFrame({"a": {cell: "x"}}))
+    assert list(csv.reader(io.StringIO(text, newline="")))[1][0] == "'" * guarded + cell
+
+
+def test_a_row_of_latex_begins_with_nothing_that_its_line_break_would_take():
+    import pandas as pd
+
+    tex = tables.to_latex(pd.DataFrame({"a": {"[2pt] x": "*", "*": "b", "c*[1]": "d"}}))
+    rows = tex.split(r"\midrule" + "\n")[1].split("\n")[:3]
+    assert rows == [r"{[2pt] x} & {*} \\", r"{*} & b \\", r"c*[1] & d \\"]

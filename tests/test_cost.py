@@ -121,6 +121,15 @@ def test_rates_are_measured_back(tmp_path):
     assert measured_rates(run).rollout == 4.0 and actual(run)[PHASES[1]] == 160.0
 
 
+def test_a_policy_took_the_notebooks_that_made_it(tmp_path):
+    run = small_run(tmp_path / "a")
+    took = [cost.made_in(run, policy) for policy in ("base", "sft", "grpo", "sft_more")]
+    assert took == [330.0, 330.0, 330.0 + 520.0, 330.0 + 225.0]
+    last = run.manifest["stages"]["05_compare"] | {"controls": {"sft_more": {"seconds": 80.0}}, "devices": 2}
+    run.update(stages={"05_compare": last})
+    assert cost.made_in(run, "sft_more") == 330.0 + 160.0
+
+
 @pytest.mark.parametrize(("key", "passes"), [("minibatches", 1), ("num_iterations", 2)])
 def test_rates_where_a_batch_of_rollouts_is_trained_on_in_two_steps(tmp_path, key, passes):
     """Every second step samples four trajectories; minibatches train on each once, iterations twice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import sys
@@ -18,15 +19,24 @@ from survive_sweeps import executed, survive, tiny, workers
 from test_evaluation import trajectory
 
 from agentkit.cli import main
-from agentkit.evaluation.sweeps import Ablation, Spread, against_one, errors, measured_spread, smallest
+from agentkit.evaluation.sweeps import (
+    LEVELS,
+    Ablation,
+    Spread,
+    against_one,
+    errors,
+    measured_spread,
+    smallest,
+)
 from agentkit.preflight.sweeps import as_text, check, dry_run
 from agentkit.records import RecipeError, RunError, Task
-from agentkit.runs import Run, write_trajectories
-from agentkit.runs.slots import _needs
+from agentkit.runs import Run, stages, write_json, write_trajectories
+from agentkit.runs.slots import _fitting, _needs
 from agentkit.runs.stages import STAGES, parameters_of
 from agentkit.runs.stored import write_tasks
 from agentkit.runs.sweep import Job, Sweep, plan, read_design, reuse, run_sweep
-from agentkit.views.sweep_card import cells
+from agentkit.views import plots
+from agentkit.views.sweep_card import cells, write_sweep_report
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = sorted((ROOT / "params" / "sweeps").glob("*.yaml"))
@@ -240,6 +250,60 @@ def test_cells_are_left_out_of_a_sweep_that_runs(tmp_path, file):
     assert ("free/seed-1" in again) == (file == "stop"), "a stopped cell goes on at the next call"
 
 
+@pytest.mark.parametrize(("word", "left"), [("--stop", "stopped"), ("--skip", "skipped")])
+def test_the_command_leaves_cells_out_and_the_others_go_on(tmp_path, capsys, word, left):
+    path, sweep = write(tmp_path), Sweep(tmp_path / "out")
+    words = ["sweep", str(path), "--run", str(sweep.folder), word, "free"]
+
+    def work(name, job):
+        if name == "default/seed-1":
+            assert main(words) == 0
+
+    driven(path, sweep, work, slots=1)
+    status = {cell["run"]: cell["status"] for cell in sweep.state["cells"]}
+    assert status == {
+        f"{arm}/seed-{n}": s for n in (1, 2) for arm, s in (("default", "done"), ("free", left))
+    }
+    before = sorted(sweep.folder.rglob("*"))
+    assert main(words) == 2 and main([*words, "--json"]) == 2
+    assert "no sweep runs in" in capsys.readouterr().err and sorted(sweep.folder.rglob("*")) == before
+    assert sweep.file(word[2:]).read_text() == "free\n"
+
+
+def test_cells_that_still_wait_are_exit_status_1(tmp_path, monkeypatch):
+    sweep = finished(tmp_path, {"default": outcomes(1, 0.5), "free": outcomes(1, 0.5)}, seeds=[1, 2]).sweep
+    monkeypatch.setattr("agentkit.runs.sweep.run_sweep", lambda *_: None)  # as where stop is empty
+    monkeypatch.setattr(
+        stages, "execute", lambda *_: write_json(sweep.file("ablations.json"), {"answer": ""})
+    )
+    words = ["sweep", str(tmp_path / "sweep.yaml"), "--run", str(sweep.folder)]
+    assert main(words) == 1
+    sweep = Sweep(sweep.folder)
+    sweep.state["cells"] = [cell for cell in sweep.state["cells"] if cell["status"] == "done"]
+    sweep.save()
+    assert main(words) == 0
+
+
+def test_notebook_06_is_made_again_only_where_something_changed(tmp_path, monkeypatch):
+    sweep = finished(tmp_path, {"default": outcomes(1, 0.5), "free": outcomes(1, 0.5)}).sweep
+    words, executed = ["sweep", str(tmp_path / "sweep.yaml"), "--run", str(sweep.folder)], []
+
+    def execute(*_):
+        executed.append(write_json(sweep.file("ablations.json"), {"answer": ""}))
+        sweep.file("report.html").touch()
+
+    monkeypatch.setattr(stages, "execute", execute)
+    monkeypatch.setattr(Job, "is_done", lambda job: True)
+    change = (lambda: None, lambda: None, sweep.file("report.html").unlink, lambda: None,
+              lambda: os.utime(sweep.file("free", "seed-1", "run.json")), lambda: write(tmp_path, arms=arms, margin=0.1))  # fmt: skip
+    arms, counts = sweep.state["file"]["arms"], []
+    for one in change:
+        one()
+        assert main(words) == 0
+        counts.append(len(executed))
+    assert counts == [1, 1, 2, 2, 3, 4]
+
+
 def test_a_notebook_shows_the_table_as_it_changes_until_the_sweep_ends(tmp_path):
     sweep = Sweep(tmp_path / "out")
     with sweep.held():
@@ -435,6 +499,14 @@ def test_more_processes_than_gpus_are_refused_and_not_waited_for():
     assert _needs({"processes": 4}, 0) == {"num_cpus": 1}
 
 
+def test_no_more_cells_run_at_once_than_fit():
+    machines = [{"GPU": 4.0, "CPU": 64.0}, {"GPU": 2.0, "CPU": 8.0}]
+    assert _fitting(16, [{}, {"processes": 2}], machines) == 6 and _fitting(2, [{}], machines) == 2
+    assert _fitting(16, [{"processes": 4}], machines) == 1, "a cell's processes are on one machine"
+    assert _fitting(16, [{"processes": 8}], machines) == 16, "none fits, and each is refused"
+    assert _fitting(16, [{}], [{"CPU": 8.0}]) == 8
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("cells", [1]), ("arms", []), ("cells", [{"arm": "free"}]), ("order", [[1]]), ("order", ["gone"]),
@@ -467,7 +539,9 @@ def test_other_versions_than_those_of_finished_cells_are_said(tmp_path):
 # ---- finished cells, with trajectories made up
 def finished(folder: Path, success: dict[str, np.ndarray], policy: str = "sft", **changes) -> Ablation:
     """A sweep of the arms default, free, ..., whose cells (S, N) came out like that; NaN is not scored."""
-    seeds = [*range(1, 1 + max(map(len, success.values())))]
+    folder.mkdir(exist_ok=True)
+    difficulties = changes.pop("difficulties", ["easy"])
+    seeds = changes.pop("seeds", [*range(1, 1 + max(map(len, success.values())))])
     arms = {"default": {"policy": "sft"}, "free": {"sft_epochs": 2, "policy": policy}}
     own = [name for name in success if name not in arms]
     arms |= {name: {"sft_epochs": 3 + i, "policy": policy} for i, name in enumerate(own)}
@@ -480,7 +554,8 @@ def finished(folder: Path, success: dict[str, np.ndarray], policy: str = "sft", 
             continue
         row = own[cell["seed"] - 1]
         run, name = Run.create(sweep.folder / cell["run"]), sweep.state["arms"][cell["arm"]]["policy"]
-        tasks = [Task(f"t{i}", "?", "1", "numeric", "A", "easy", "test") for i in range(len(row))]
+        hard = [difficulties[i % len(difficulties)] for i in range(len(row))]
+        tasks = [Task(f"t{i}", "?", "1", "numeric", "A", d, "test") for i, d in enumerate(hard)]
         write_tasks(run.file("tasks.jsonl"), tasks)
         outcomes = [None if np.isnan(value) else float(value) for value in row]
         run.file("eval").mkdir()
@@ -508,12 +583,54 @@ def test_fewer_than_three_seeds_give_intervals_and_no_verdict(tmp_path, seeds, s
     assert "better" not in answer and ablation.table().loc["free", "p, Dunnett"] == "–"
 
 
+def test_the_conclusion_says_what_easy_tasks_give_on_hard_ones_and_the_sweet_spot(tmp_path):
+    own = {"default": np.tile([1.0, 0.0, 0.0, 1.0], (3, 1)), "free": np.ones((3, 4))}
+    ablation = finished(tmp_path, own, difficulties=["easy", "hard"])
+    assert "hard tasks" not in ablation.answer()
+    ablation.sweep.state["arms"]["free"]["train_difficulty"] = "easy"
+    solved = "default 50.0 %; free, trained on easy tasks alone, 100.0 %."
+    assert ablation.answer().endswith(f" Success on the 2 hard tasks (described, not tested): {solved}")
+    ablation = finished(tmp_path / "b", {"default": outcomes(3, 0.9), "free": outcomes(3, 0.9)})
+    cost = {name: entry | {"million_tokens": 1.5} for name, entry in ablation.arms.items()}
+    ablation.training, ablation.arms = dict.fromkeys(cost), cost
+    assert "sweet spot" not in ablation.answer(), "their groups are of one size"
+    ablation.sweep.state["arms"]["free"]["group_size"] = 16
+    assert " The sweet spot is default, with 1.50 million tokens sampled in training" in ablation.answer()
+
+
 def test_an_arm_that_lacks_seeds_takes_no_verdict_from_the_others(tmp_path):
     own = {"default": outcomes(3, 0.1), "free": outcomes(3, 0.95), "torn": outcomes(2, 0.5)}
     ablation = finished(tmp_path, own)
     assert [(test["arm"], test["verdict"]) for test in ablation.paired] == [("free", "better")]
     assert list(ablation.table()["verdict"]) == ["compared with", "better", "lacks seeds"]
     assert "not compared, as they lack seeds: torn" in ablation.answer()
+
+
+def test_whiskers_off_the_line_are_the_verdicts_better_and_worse(tmp_path):
+    base, quarter = outcomes(3, 0.5, 400), np.arange(400) % 4 == 0
+    solved, names = np.flatnonzero(base.all(axis=0)), ("default", "free", "same", "same-2", "same-3")
+    arms = {name: base.copy() for name in names} | {"torn": base[:2], "weak": base * ~quarter}
+    for name, lost in (
+        ("free", slice(9)),
+        ("same", slice(20, 22)),
+        ("same-2", [22, 23]),
+        ("same-3", [24, 25]),
+    ):
+        arms[name][:, solved[lost]] = 0.0
+    ablation = finished(tmp_path, arms | {"good": np.maximum(base, quarter)}, margin=0.1)
+    figure, drawn = plots.arm_success(ablation), {}
+    line = figure.layout.shapes[0].x0
+    for trace in figure.data:
+        if trace.mode == "markers" and trace.error_x.array is not None:
+            low, high = trace.x[0] - trace.error_x.arrayminus[0], trace.x[0] + trace.error_x.array[0]
+            drawn[trace.y[0]] = "across" if low <= line <= high else "left" if high < line else "right"
+    found = {name: (side, ablation.verdict(name)) for name, side in drawn.items()}
+    equal = dict.fromkeys(names[1:], ("across", "equal within the margin"))
+    assert found == equal | {"good": ("right", "better"), "weak": ("left", "worse")}
+    assert ablation.paired[0]["ci95"][1] < 0, "its own interval, of two one-sided tests, leaves 0 out"
+    assert figure.layout.yaxis.ticktext[-1].endswith(">worse</span>")
+    few = finished(tmp_path / "few", {"default": base[:2], "free": base[:2]})
+    assert "a verdict needs 3 seeds" in plots.arm_success(few).layout.title.subtitle.text
 
 
 def test_the_sweet_spot_is_never_an_arm_that_is_worse(tmp_path, monkeypatch):
@@ -559,6 +676,22 @@ def test_only_arms_of_grpo_have_its_training(tmp_path):
     assert ablation.table().loc["free", "rollouts"] == "–"
 
 
+def test_the_cards_say_at_which_level_intervals_are_and_miss_nothing_that_was_never_to_be(tmp_path, recwarn):
+    ablation = finished(tmp_path, {"default": outcomes(3, 0.5), "free": outcomes(3, 0.5)})
+    for runs in ablation.runs.values():
+        for run in runs.values():
+            run.update(
+                shared={"from": "shared/a"}, stages={"02_baseline": {"status": "done", "seconds": 36.0}}
+            )
+    page = html.unescape(write_sweep_report(ablation).read_text())
+    assert (
+        LEVELS in page and "Dunnett's" in LEVELS and ablation.table().loc["free", "hours to make"] == "0.01"
+    )
+    card = ablation.sweep.file("default", "seed-1", "report.html").read_text()
+    assert "comparison.json does not exist" not in card and 'id="training"' not in card
+    assert not [w for w in recwarn if "comparison.json" in str(w.message)]
+
+
 def test_only_cells_that_are_done_link_to_a_run_card(tmp_path):
     ablation = finished(tmp_path, {"default": outcomes(2, 0.5), "free": outcomes(1, 0.5)})
     page = str(cells(ablation))
@@ -573,6 +706,8 @@ def test_an_interval_and_its_verdict_never_disagree():
         cube = np.stack([base, *(base + rng.normal(d, 0.2, (3, 40)) for d in (0.06, 0.07, 0.08, 0.3))])
         tests = against_one(cube, 0.05)
         for test in tests:
+            low, high = test["ci_difference"]
+            assert (test["verdict"] in ("better", "worse")) == (not low <= 0 <= high)
             low, high = test["ci95"]
             if test["verdict"].startswith("equal"):
                 assert -0.05 < low <= high < 0.05

@@ -31,12 +31,20 @@ from agentkit.evaluation.statistics import (
     holm_levels,
     interaction,
 )
-from agentkit.evaluation.summary import Values, measure, rates, same_tasks, summarize, values_of
+from agentkit.evaluation.summary import Values, easy_first, measure, rates, same_tasks, summarize, values_of
 from agentkit.records import RunError
 from agentkit.runs import Run, cost
 from agentkit.runs.sweep import Sweep
 
 _TINY = 1e-9
+LEVELS = (
+    "Intervals are over seeds and tasks: of success at 95 %, of a difference at the level that decides its "
+    "verdict (Dunnett's, or Holm's where arms are equal within the margin), at 95 % where there is none."
+)
+HOURS = (
+    "Hours to make: device time of the notebooks that made the measured policy, 02 and for GRPO 03; for a "
+    "control its own part of 05, or all of 05 where a run does not say."
+)
 
 
 # ---- tests and power
@@ -106,15 +114,17 @@ def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
     """Tests of every arm against the first, shape (A, S, N), and of equality within a margin.
 
     Differences are decided by Dunnett's step-down test, equality by Holm's; ``p_holm`` is what Holm's would
-    say of a difference. A verdict and its interval are at one level, the one at which it is decided. Fewer
+    say of a difference. A verdict and its interval are at one level, the one at which it is decided; that of
+    ``ci_difference`` is always Dunnett's, so that it leaves 0 out where that is better or worse. Fewer
     than SEEDS seeds give an interval, and neither p nor verdict.
     """
     seeds, found = success.shape[1], []
     for difference, error, freedom in errors(success):
         if error < _TINY:  # equal everywhere: as many tasks as a binomial bound allows may differ unseen
             error = (1 - (ALPHA / 2) ** (1 / success.shape[2])) / float(stats.t.isf(ALPHA / 2, freedom))
+        interval = _interval(difference, error, freedom, ALPHA)
         found.append({
-            "diff": difference, "ci95": _interval(difference, error, freedom, ALPHA), "level": ALPHA,
+            "diff": difference, "ci95": interval, "ci_difference": interval, "level": ALPHA,
             "p": max(2 * float(stats.t.sf(abs(difference) / error, freedom)), np.finfo(float).tiny),
             # two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15:657)
             "p_equal": float(stats.t.sf((margin - abs(difference)) / error, freedom)),
@@ -135,7 +145,8 @@ def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
         test["verdict"] = _verdict(test)
         # two one-sided tests at a level are an interval at twice the level
         test["level"] = 2 * alike if test["verdict"].startswith("equal") else level
-        test["ci95"] = _interval(test["diff"], test["error"], test["freedom"], test["level"])
+        for name, at in (("ci95", test["level"]), ("ci_difference", level)):
+            test[name] = _interval(test["diff"], test["error"], test["freedom"], at)
     return found
 
 
@@ -246,13 +257,17 @@ class Ablation:
 
     def _training_of(self, name: str) -> dict[str, Any]:
         rows = self.training.get(name, {}).values()
-        spent = [sum(cost.actual(r).values()) for r in self.runs[name].values() if cost.device_of(r) == "GPU"]
+        spent = [s for run, s in self._seconds_of(name) if cost.device_of(run) == "GPU"]
         return {
             "rollouts": fmean(t["rollouts"].sum() for t in rows) if rows else 0,
             "million_tokens": fmean(t["million_tokens"].iloc[-1] for t in rows) if rows else 0.0,
             "dead_groups": fmean(t["dead_groups"].mean() for t in rows) if rows else None,
             "gpu_hours": fmean(spent) / 3600 if spent else None,
         }
+
+    def _seconds_of(self, name: str) -> list[tuple[Run, float]]:
+        policy = self.sweep.state["arms"][name]["policy"]
+        return [(run, cost.made_in(run, policy)) for run in self.runs[name].values()]
 
     def sweet_spot(self) -> str:
         """The trained arm that samples least of those not shown to be worse than the best.
@@ -298,13 +313,33 @@ class Ablation:
             parts.append(f"not compared, as they lack seeds: {', '.join(short)}")
         few = f" A verdict needs {SEEDS} seeds that every arm has: add seeds to the file." * (seeds < SEEDS)
         one = " One seed says nothing of the spread between seeds." * (seeds < 2)
-        return "; ".join(parts) + "." + few + one
+        return "; ".join(parts) + "." + few + one + self._by_hardest() + self._cheapest()
+
+    def _by_hardest(self) -> str:
+        """Of arms trained on one difficulty: what all solve of the hardest test tasks."""
+        recipes, named = self.sweep.state["arms"], []
+        only = {n: d for n in self.arms if (d := recipes[n].get("train_difficulty"))}
+        hardest = easy_first(self.arms[self.against]["by_difficulty"])[-1]
+        if not only:
+            return ""
+        for name, arm in self.arms.items():
+            why = f", trained on {only[name]} tasks alone," if name in only else ""
+            named.append(f"{name}{why} {tables.percent(arm['by_difficulty'][hardest]['success'])}")
+        n = self.arms[self.against]["by_difficulty"][hardest]["n"]
+        return f" Success on the {n} {hardest} tasks ({tables.DESCRIBED}): {'; '.join(named)}."
+
+    def _cheapest(self) -> str:
+        """The sweet spot, of arms that differ in their group size."""
+        sizes = {self.sweep.state["arms"][name].get("group_size") for name in self.training}
+        if len(sizes) < 2 or not (spot := self.sweet_spot()):
+            return ""
+        tokens = f"{self.arms[spot]['million_tokens']:.2f} million tokens sampled in training"
+        return f" The sweet spot is {spot}, with {tokens} the cheapest not shown to be worse than the best."
 
     def table(self) -> pd.DataFrame:
         """One row an arm: success, the test, and what it took."""
         rows, tests = {}, {test["arm"]: test for test in self.paired}
         for name, arm in self.arms.items():
-            runs = self.runs[name].values()
             test, trained = tests.get(name), name in self.training
             dead = arm["dead_groups"]
             rows[name] = {
@@ -318,7 +353,7 @@ class Ablation:
                 else f"{arm['tool_failure_rate']:.1%}",
                 "tokens a task": f"{arm['tokens']:.0f}",
                 "rollouts": f"{arm['rollouts']:.0f}" if trained else "–",
-                "hours a run": cost.hours(fmean(sum(cost.actual(run).values()) for run in runs) / 3600),
+                "hours to make": cost.hours(fmean(seconds for _, seconds in self._seconds_of(name)) / 3600),
                 "dead groups": "–" if dead is None else f"{dead:.0%}",
             }
         return tables.text_table(rows)

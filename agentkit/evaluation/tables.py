@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ _LATEX = {
     "→": r"$\to$",
 }
 _LATEX |= {c: f"\\{c}" for c in "&%$#_{}"}
+_ONE = r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?"
+_NUMBER = re.compile(rf"{_ONE}( ?%)?( \[{_ONE}, {_ONE}\])?( points)?")  # alone, or with its interval
 
 
 def percent(share: float, interval: Sequence[float] | None = None) -> str:
@@ -134,7 +137,8 @@ def save(table: pd.DataFrame, stem: str | Path, caption: str = "") -> list[Path]
 
 def _inert(cell: object) -> object:
     if isinstance(cell, str):
-        return f"'{cell}" if cell[:1] in ("=", "@", "\t", "\r") else cell
+        runs = cell[:1] in ("=", "@", "\t", "\r") or (cell[:1] in ("+", "-") and not _NUMBER.fullmatch(cell))
+        return f"'{cell}" if runs else cell
     return "" if pd.isna(cell) else cell
 
 
@@ -143,7 +147,8 @@ def _one_line(cell: object) -> str:
 
 
 def _tex(cell: object) -> str:
-    return "".join(_LATEX.get(c, c) for c in _one_line(cell))
+    text = "".join(_LATEX.get(c, c) for c in _one_line(cell))
+    return f"{{{text}}}" if text[:1] in ("[", "*") else text  # \\ before it would take them for its own
 
 
 # ---- a policy's entry of comparison.json

@@ -135,6 +135,20 @@ def actual(run: Run) -> dict[str, float]:
     return {phase: spent[phase] * devices[phase] for phase in PHASES if spent.get(phase) is not None}
 
 
+def made_in(run: Run, policy: str) -> float:
+    """Device seconds of what made a policy of a run: notebook 02, then GRPO's 03, or a control's part of 05.
+
+    All of 05 where the run does not say what its controls took.
+    """
+    stages, fallback = run.manifest["stages"], recipe_of(run).processes
+    names = ["02_baseline", *{"base": (), "sft": (), "grpo": ["03_grpo"]}.get(policy, ["05_compare"])]
+    spent = 0.0
+    for stage in (stages.get(name, {}) for name in names):
+        own = stage.get("controls", {}).get(policy, stage)
+        spent += own.get("seconds", 0.0) * stage.get("devices", fallback)
+    return spent
+
+
 def measured_rates(run: Run) -> Rates:
     """Rates measured on a run with its own recipe. Raises RunError when it has not trained yet."""
     spent, recipe = actual(run), recipe_of(run)

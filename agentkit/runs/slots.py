@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,13 @@ def gpu_count() -> int:
 
 
 @contextlib.contextmanager
-def by_ray(slots: int, address: str | None = None) -> Iterator[Callable[[Job], Future]]:
-    """What submits a job to a free slot. Raises RunError where Ray is not installed."""
+def by_ray(
+    slots: int, address: str | None, recipes: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Callable[[Job], Future], int]]:
+    """What submits a job to a free slot, and how many slots there are, no more than asked for.
+
+    Raises RunError where Ray is not installed.
+    """
     try:
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
@@ -59,7 +64,8 @@ def by_ray(slots: int, address: str | None = None) -> Iterator[Callable[[Job], F
             ray.shutdown()
             if number == TRIES:
                 raise RunError(f"Ray did not start ({error}). Try again, or --slots 1.") from None
-    gpus = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    gpus = [int(machine.get("GPU", 0)) for machine in machines]
     task = ray.remote(max_retries=0, max_calls=1)(_make)
 
     def submit(job: Job) -> Future:
@@ -72,7 +78,7 @@ def by_ray(slots: int, address: str | None = None) -> Iterator[Callable[[Job], F
         return task.options(**needs).remote(job, str(project_root())).future()
 
     try:
-        yield submit
+        yield submit, _fitting(slots, recipes, machines)
     finally:
         ray.shutdown()
 
@@ -90,6 +96,19 @@ def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
         why = f"its {wanted} processes and servers need as many GPUs on one machine, the largest has {gpus}"
         raise RecipeError(f"{why}: lower processes, replicas or gpus, or use a larger machine")
     return {"num_gpus": wanted, "num_cpus": 0} if gpus else {"num_cpus": 1}
+
+
+def _fitting(
+    slots: int, recipes: Sequence[Mapping[str, Any]], machines: Sequence[Mapping[str, float]]
+) -> int:
+    """Cells at once, by the recipe that needs least: more would wait inside Ray and count as running."""
+    most, gpus = [], int(max((machine.get("GPU", 0) for machine in machines), default=0))
+    for recipe in recipes:
+        with contextlib.suppress(RecipeError):  # its cells are refused one by one
+            needs = _needs(recipe, gpus)
+            name, needed = ("GPU", needs["num_gpus"]) if gpus else ("CPU", needs["num_cpus"])
+            most.append(sum(int(machine.get(name, 0) // needed) for machine in machines))
+    return max(1, min(slots, max(most, default=slots)))
 
 
 def _make(job: Job, root: str) -> None:

@@ -30,7 +30,7 @@ import yaml
 
 from agentkit.records import AgentkitError, RecipeError, RunError
 from agentkit.runs.children import end_all
-from agentkit.runs.files import open_file, read_json, read_jsonl, write_bytes, write_json
+from agentkit.runs.files import encode_json, open_file, read_json, read_jsonl, write_bytes
 from agentkit.runs.recipe import Recipe, find_file, read_recipe
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, run_stages
@@ -427,8 +427,19 @@ class Sweep:
         return arms
 
     def save(self) -> None:
-        """Write sweep.json."""
-        write_json(self.file("sweep.json"), self.state)
+        """Write sweep.json, unless it says all that already."""
+        path, text = self.file("sweep.json"), encode_json(self.state, indent=1)
+        if not path.exists() or path.read_bytes() != text:
+            write_bytes(path, text)
+
+    def is_shown(self) -> bool:
+        """Whether notebook 06 has come to its end since anything it reads was changed."""
+        cells = [Path(cell["run"], MANIFEST) for cell in self.state["cells"] if cell["status"] == "done"]
+        read, written = (
+            [path.stat().st_mtime_ns if path.exists() else 0 for path in map(self.file, names)]
+            for names in (("sweep.json", *cells), ("ablations.json", "report.html"))
+        )
+        return max(read) < min(written)
 
     def entry(self, job: Job) -> dict[str, Any]:
         """What sweep.json says of a job."""

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ class Work:
     def __init__(self, lab: Lab, run: Run):
         self.lab, self.run = lab, run
         self.topology = _topology(lab.recipe, run)
+        self._controls: dict[str, dict[str, float]] = {}  # seconds, and what it learnt from
         self._ranks: dict[str, Any] = {}  # by job: each process' card, and what it sampled
 
     def __str__(self) -> str:
@@ -66,8 +68,9 @@ class Work:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the manifest keeps of who did what."""
-        return {"topology": str(self.topology), "devices": self.devices, "ranks": self._ranks}
+        """What the manifest keeps of who did what, and of what each control took."""
+        record = {"topology": str(self.topology), "devices": self.devices, "ranks": self._ranks}
+        return record | ({"controls": self._controls} if self._controls else {})
 
     @property
     def recipe(self) -> Recipe:
@@ -103,8 +106,10 @@ class Work:
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""
-        number = 1 if name == "hindsight" else self._imitating  # its rounds are one process' own
-        return self.do(f"{JOBS}:control", name=name, processes=number)["figures"]
+        number, start = 1 if name == "hindsight" else self._imitating, time.monotonic()  # one's own rounds
+        figures = self.do(f"{JOBS}:control", name=name, processes=number)["figures"]
+        self._controls[name] = figures | {"seconds": round(time.monotonic() - start, 1)}
+        return figures
 
     def train(self, on_metrics: OnMetrics = _ignore) -> dict[str, Any]:
         """GRPO, with servers that roll out where the topology is split; what ``grpo.train`` returns.

@@ -39,6 +39,7 @@ from agentkit.views.widgets.live import EVIDENCE, alarm_block, told
 UNCHANGED = "unchanged"
 MAX_BYTES = 10_000_000  # of the file
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
+TRAINED = ("Result", "Skill or format", "Training", "Alarms", "Preflight", "Evidence")  # from notebook 03 on
 ORDER = ("base", "sft", "sft_more", "rft", "hindsight", "grpo")  # policies of a run, the baseline first
 DATA_LICENCES = (
     ("films (bokeh_sampledata, from Wikidata)", "BSD-3-Clause; data CC0"),
@@ -117,13 +118,20 @@ class _Card:
                 policies[name] = trajectories
         return policies
 
+    @property
+    def not_made(self) -> tuple[str, ...]:
+        """Sections that a cell of a sweep was never to have, where it measures what comes before training."""
+        trained = self.manifest["stages"].keys() & set(STAGES[2:])
+        return TRAINED if "shared" in self.manifest and not trained else ()
+
     def page(self) -> str:
         """The whole document."""
+        wanted = [one for one in SECTIONS if one[0] not in self.not_made]
         sections = [
             html.element("section", html.element("h2", title), *self._tried(make), id=_anchor(title))
-            for title, make in SECTIONS
+            for title, make in wanted
         ]
-        links = [html.element("a", title, href=f"#{_anchor(title)}") for title, _ in SECTIONS]
+        links = [html.element("a", title, href=f"#{_anchor(title)}") for title, _ in wanted]
         title = f"Run card: {self.run.path.name}"
         lead = _or_none(lambda: _comparison(self.run).sentences())
         lead = lead or ["This run has no comparison of policies yet."]

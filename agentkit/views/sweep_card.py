@@ -16,7 +16,7 @@ import pandas as pd
 
 from agentkit.evaluation import html, tables
 from agentkit.evaluation.html import Markup
-from agentkit.evaluation.sweeps import Ablation
+from agentkit.evaluation.sweeps import HOURS, LEVELS, Ablation
 from agentkit.records import AgentkitError
 from agentkit.runs import write_bytes
 from agentkit.runs.sweep import Sweep, progress_table
@@ -39,6 +39,7 @@ def write_sweep_report(ablation: Ablation) -> Path:
     head = [html.element("h1", title)]
     head += [html.element("p", redact_text(text, secrets), class_="lead") for text in lead if text]
     parts = [html.element("header", *head), tables.drawn(_masked(ablation.table(), secrets))]
+    parts.append(html.element("p", f"{LEVELS} {HOURS}", class_="soft"))
     for number, make in enumerate(FIGURES):
         figure = redact(json.loads(make(ablation).to_json()), secrets)
         parts.append(plots.embedded(figure, with_library=number == 0))

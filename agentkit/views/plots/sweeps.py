@@ -5,57 +5,84 @@ A point that stands for a run links to its run card. Leaves out every number dra
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from agentkit.evaluation.statistics import SEEDS
 from agentkit.evaluation.summary import easy_first
 from agentkit.evaluation.sweeps import Ablation
-from agentkit.evaluation.tables import percent
-from agentkit.views.plots.style import BELOW, COLOURS, INK, LONG_LABELS, dressed, empty, escaped, whiskers
+from agentkit.evaluation.tables import briefly, percent
+from agentkit.views.plots.style import (
+    BELOW,
+    COLOURS,
+    GAIN,
+    INK,
+    LONG_LABELS,
+    LOSS,
+    dressed,
+    empty,
+    escaped,
+    whiskers,
+)
 
 _SHARE = {"tickformat": ".0%", "minallowed": -0.02, "maxallowed": 1.02}
-SEEDS = "whiskers: 95 % intervals over seeds and tasks; dots: single seeds, which open their run card"
+OFF = (
+    "whiskers: the difference from the dotted arm, at the level that decides: off its line is better or worse"
+)
+UNSURE = f"whiskers: 95 % intervals of the difference from the dotted arm; a verdict needs {SEEDS} seeds"
 
 
 def arm_success(ablation: Ablation) -> go.Figure:
-    """Success of each arm with its interval, each seed, and the arm compared with as a line."""
-    figure, names = go.Figure(), [escaped(name) for name in ablation.runs]
-    entries = list(ablation.summaries.values())
-    low, high = zip(*(entry["ci95"] for entry in entries), strict=True)
-    success = [entry["success"] for entry in entries]
+    """Success of each arm and seed; intervals of the paired difference lie about the line of one arm.
+
+    They are at the level of Dunnett's test, so those off the line are the verdicts better and worse.
+    """
+    figure, tests = go.Figure(), {test["arm"]: test for test in ablation.paired}
+    success = {name: float(own.mean()) for name, own in zip(ablation.tested, ablation.success, strict=True)}
+    line, labels = success[ablation.against], {}
     for name, entry in ablation.summaries.items():
-        cells = [ablation.runs[name][int(seed)].path for seed in entry["seeds"]]
-        links = [f"{path.parent.name}/{path.name}/report.html" for path in cells]
+        test, verdict = tests.get(name), ablation.verdict(name)
+        at, y = [success.get(name, entry["success"])], escaped(name)
+        colour = {"better": GAIN, "worse": LOSS}.get(verdict, COLOURS[0])
+        labels[y] = f'{y}<br><span style="font-size:11px">{verdict}</span>'
+        hover, bars = f"{percent(at[0])}, {verdict}", None
+        if test:
+            hover += f": {briefly(test | {'ci95': test['ci_difference']})}"
+            bars = whiskers(at, *([line + end] for end in test["ci_difference"]), color=colour)
+        figure.add_scatter(**_seeds(ablation, name))
         figure.add_scatter(
-            x=list(entry["seeds"].values()),
-            y=[escaped(name)] * len(cells),
-            mode="text",
-            text=[f'<a href="{escaped(link)}">●</a>' for link in links],
-            customdata=links,
-            textposition="top center",
-            textfont={"size": 11},
-            hovertext=[f"seed {seed}: {percent(v)}" for seed, v in entry["seeds"].items()],
+            x=at,
+            y=[y],
+            error_x=bars,
+            mode="markers",
+            marker={"color": colour, "size": 9, "symbol": "circle" if name in success else "circle-open"},
+            hovertext=hover,
             hoverinfo="text",
         )
-    figure.add_scatter(
-        x=success,
-        y=names,
-        error_x=whiskers(success, low, high, color=COLOURS[0]),
-        mode="markers",
-        marker={"color": COLOURS[0], "size": 9},
-        hovertext=[
-            f"{percent(e['success'], e['ci95'])}, {ablation.verdict(name)}"
-            for name, e in ablation.summaries.items()
-        ],
-        hoverinfo="y+text",
-    )
-    figure.add_vline(success[0], line={"color": INK, "dash": "dot", "width": 1})
-    figure.update_xaxes(title_text="success on the test tasks", tickformat=".0%", showgrid=True)
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    height = 190 + 52 * len(names)
-    look = LONG_LABELS | {"margin_b": 60}
-    return dressed(figure, "Which arm solves more?", SEEDS, height=height, showlegend=False, **look)
+    figure.add_vline(line, line={"color": INK, "dash": "dot", "width": 1})
+    title = f"success on the test tasks; dotted: {escaped(ablation.against)}; ●: a seed, opens its run card"
+    figure.update_xaxes(title_text=title, tickformat=".0%", showgrid=True)
+    ticks = {"tickvals": list(labels), "ticktext": list(labels.values())}
+    figure.update_yaxes(autorange="reversed", showgrid=False, **ticks)
+    note, look = OFF if len(ablation.seeds) >= SEEDS else UNSURE, LONG_LABELS | {"margin_b": 60}
+    height = 190 + 52 * len(labels)
+    return dressed(figure, "Which arm solves more?", note, height=height, showlegend=False, **look)
+
+
+def _seeds(ablation: Ablation, name: str) -> dict[str, Any]:
+    """An arm's seeds as dots that open their run cards."""
+    seeds = ablation.summaries[name]["seeds"]
+    cells = [ablation.runs[name][int(seed)].path for seed in seeds]
+    links = [f"{path.parent.name}/{path.name}/report.html" for path in cells]
+    return {
+        "x": list(seeds.values()), "y": [escaped(name)] * len(cells), "mode": "text", "customdata": links,
+        "text": [f'<a href="{escaped(link)}">●</a>' for link in links], "textposition": "top center",
+        "textfont": {"size": 11}, "hovertext": [f"seed {seed}: {percent(v)}" for seed, v in seeds.items()],
+        "hoverinfo": "text",
+    }  # fmt: skip
 
 
 def learning_curves(ablation: Ablation) -> go.Figure:
