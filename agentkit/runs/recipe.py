@@ -192,9 +192,6 @@ class Recipe:
     # 02 baseline
     sft: bool = _key(False, "fine-tune the agent on demonstrations first", stages="235")
     sft_tasks: int = _key(0, "training tasks that are demonstrated; 0 is all", 0, 1_000_000, stages="2")
-    sft_tool_failures: float = _key(
-        -1.0, "tool_failures of the demonstrations; -1: as in rollouts", -1, 0.9, stages="2"
-    )
     sft_transcripts: int = _key(2, "demonstrations for each training task", 1, 64, stages="2")
     sft_epochs: int = _key(1, "passes over the demonstrations", 1, 50, stages="2")
     sft_learning_rate: float = _key(1e-4, "peak learning rate of the cold start", 0, 1, stages="2")

@@ -77,8 +77,6 @@ def demonstrations(
     policy = ScriptedPolicy(tokenizer, Flaws(**recipe.flaws), name="expert")
     seed = recipe.seed if seed is None else seed
     options = lab.options(group_size=recipe.sft_transcripts, seed=seed, progress="demonstrations")
-    if recipe.sft_tool_failures >= 0:
-        options["tool_failures"] = recipe.sft_tool_failures
     return rollout(planned, policy, **options)
 
 
