@@ -146,9 +146,8 @@ def plan(
     rows = max(-(-recipe.micro_batch_tokens // row), 1) if recipe.micro_batch_tokens else recipe.micro_batch
     elements = CHUNK_ELEMENTS[device]
     own_cache = recipe.engine == "transformers"
-    if own_cache and (why := unkept(config)):
-        raise RecipeError(f"memory is not planned: {why}")
     try:
+        why = unkept(config) if own_cache else ""
         one, most = (
             update_peak(config, recipe, dtype, n, row, scored, elements=elements) for n in (1, max(rows, 2))
         )
@@ -159,6 +158,8 @@ def plan(
             f"memory is not planned: the model {recipe.model!r} ({config.model_type}) cannot be traced "
             f"without its weights ({type(error).__name__}: {str(error)[:160]}); the first step will tell"
         ) from error
+    if why:
+        raise RecipeError(f"memory is not planned: {why}")
     each = (most - one) / (max(rows, 2) - 1)
     together = min(recipe.max_batch, recipe.prompts_per_step * recipe.group_size // recipe.processes)
     return MemoryPlan(
