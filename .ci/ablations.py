@@ -104,7 +104,7 @@ def budget(folders: Sequence[Path]) -> str:
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     code = {(cell["git"].get("commit", "unknown")[:7], bool(cell["git"].get("dirty"))) for cell in cells}
     named = ", ".join(f"`{name}`{' with uncommitted changes' * dirty}" for name, dirty in sorted(code))
-    given = f"Every trained arm has {steps} optimiser steps of {rollouts} rollouts ({recipes})."
+    given = f"Every arm that GRPO trained has {steps} optimiser steps of {rollouts} rollouts ({recipes})."
     return f"{given} Cells were begun on {when}, with the code and small agent of commit {named}."
 
 
@@ -129,6 +129,8 @@ def main() -> int:
             finished.append(folder)
             (chosen.docs / "ablations").mkdir(exist_ok=True, parents=True)
             sections.append(section(name, file, folder, chosen.docs))
+    if not finished:
+        return code
     head = (
         "# Ablations of the small agent\n\nWhat each part of the recipe is for: several arms, each trained "
         "with several seeds, all tested on the same tasks that none was trained on. `make ablations` remakes "

@@ -238,12 +238,9 @@ def sweep_command(
         raise RunError(f"sweep folder {str(run)[:80]!r} is refused: write it without '..'")
     design, sweep = cells.read_design(file), cells.Sweep(run)
     if stop or skip:
-        if not sweep.is_held:
-            raise RunError(f"no sweep runs in {sweep.folder} now: --stop and --skip are for one that does")
-        for name, named in (("stop", stop), ("skip", skip)):
-            if named:  # an empty stop would end the whole sweep
-                sweep.leave_out(name, named)
-        return _print(as_json, {"stop": stop, "skip": skip}, "it is done within seconds")
+        sweep.leave_out(stop=stop, skip=skip)
+        text = "it is done within seconds" if sweep.is_held else "they are left out when the sweep goes on"
+        return _print(as_json, {"stop": stop, "skip": skip, "running": sweep.is_held}, text)
     sweeps.check(design)
     if dry_run:
         plan = sweeps.dry_run(design, sweep, slots)
@@ -262,11 +259,8 @@ def sweep_command(
     say(cells.as_text(sweep))
     undone = [cell for cell in sweep.state["cells"] if cell["status"] in ("failed", "waiting")]
     Ablation(sweep)  # raises where there is nothing to compare yet
-    if sweep.is_shown():
-        say("06_ablations: done, kept")
-    else:
-        with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-            stages.execute("06_ablations", Run(sweep.folder), {})
+    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
+        stages.execute("06_ablations", Run(sweep.folder), {})
     result = read_json(sweep.file("ablations.json"))
     text = f"{result['answer']}\nrun card: {sweep.file('report.html')}"
     return _print(as_json, {"run": str(sweep.folder), **result}, text, 1 if undone else 0)

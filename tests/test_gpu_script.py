@@ -104,7 +104,9 @@ def test_a_figure_beyond_its_limit_is_killed_with_its_children_and_that_is_said(
     monkeypatch.setitem(measure.LIMITS_S, "curve", 3.0)
     chosen = argparse.Namespace(kind="base", quick=True, rehearse=False)
     first, failed = measure.children(["curve"], chosen, tmp_path / "log.txt")
-    assert first["case"] == "first" and failed["error"] == "killed at its limit of 3 s (LIMITS_S)"
+    assert (
+        first["case"] == "first" and failed["error"] == "killed at the limit of 3 s for 1 figures (LIMITS_S)"
+    )
 
 
 def test_each_figure_is_there_and_what_it_lacks_is_named(monkeypatch):

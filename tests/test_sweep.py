@@ -235,7 +235,7 @@ def test_cells_are_left_out_of_a_sweep_that_runs(tmp_path, file):
 
     def work(name, job):
         if name == "default/seed-1":
-            sweep.leave_out(file, [name, "free"])
+            sweep.leave_out(**{file: [name, "free"]})
             return RunError("its kernel died")  # as it was ended
         assert job.arm in ("default", ""), f"{name} is left out"
 
@@ -245,7 +245,7 @@ def test_cells_are_left_out_of_a_sweep_that_runs(tmp_path, file):
     status = {cell["run"]: cell["status"] for cell in sweep.state["cells"]}
     assert status == dict.fromkeys(status, left) | {"default/seed-2": "done"}
     with pytest.raises(RunError, match="has no cell 'fre'; there are all, default, default/seed-1, free"):
-        sweep.leave_out(file, ["fre"])
+        sweep.leave_out(**{file: ["fre"]})
     again = driven(path, Sweep(sweep.folder), lambda name, job: None)
     assert ("free/seed-1" in again) == (file == "stop"), "a stopped cell goes on at the next call"
 
@@ -264,10 +264,15 @@ def test_the_command_leaves_cells_out_and_the_others_go_on(tmp_path, capsys, wor
     assert status == {
         f"{arm}/seed-{n}": s for n in (1, 2) for arm, s in (("default", "done"), ("free", left))
     }
-    before = sorted(sweep.folder.rglob("*"))
-    assert main(words) == 2 and main([*words, "--json"]) == 2
-    assert "no sweep runs in" in capsys.readouterr().err and sorted(sweep.folder.rglob("*")) == before
     assert sweep.file(word[2:]).read_text() == "free\n"
+    if word == "--skip":
+        assert main(words) == 0 and "left out when the sweep goes on" in capsys.readouterr().out
+    else:
+        assert main(words) == 2 and main([*words, "--json"]) == 2
+        assert "no sweep runs in" in capsys.readouterr().err
+    before = {path: path.read_bytes() for path in sweep.folder.rglob("*") if path.is_file()}
+    assert main([*words, "--skip", "typo"]) == 2
+    assert {path: path.read_bytes() for path in sweep.folder.rglob("*") if path.is_file()} == before
 
 
 def test_cells_that_still_wait_are_exit_status_1(tmp_path, monkeypatch):
@@ -590,6 +595,12 @@ def test_the_conclusion_says_what_easy_tasks_give_on_hard_ones_and_the_sweet_spo
     ablation.sweep.state["arms"]["free"]["train_difficulty"] = "easy"
     solved = "default 50.0 %; free, trained on easy tasks alone, 100.0 %."
     assert ablation.answer().endswith(f" Success on the 2 hard tasks (described, not tested): {solved}")
+    own = {"default": own["default"], "free": np.tile([1.0, np.nan, 0.0, np.nan], (3, 1))}
+    ablation = finished(tmp_path / "c", own, difficulties=["easy", "hard"])
+    ablation.sweep.state["arms"]["free"]["train_difficulty"] = "easy"
+    assert ablation.answer().endswith("(described, not tested): default 50.0 %."), (
+        "free has no verdict on them"
+    )
     ablation = finished(tmp_path / "b", {"default": outcomes(3, 0.9), "free": outcomes(3, 0.9)})
     cost = {name: entry | {"million_tokens": 1.5} for name, entry in ablation.arms.items()}
     ablation.training, ablation.arms = dict.fromkeys(cost), cost

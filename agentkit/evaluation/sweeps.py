@@ -43,7 +43,7 @@ LEVELS = (
 )
 HOURS = (
     "Hours to make: device time of the notebooks that made the measured policy, 02 and for GRPO 03; for a "
-    "control its own part of 05, or all of 05 where a run does not say."
+    "control its own part of 05 with its measurement, or all of 05 where a run does not say."
 )
 
 
@@ -319,14 +319,16 @@ class Ablation:
         """Of arms trained on one difficulty: what all solve of the hardest test tasks."""
         recipes, named = self.sweep.state["arms"], []
         only = {n: d for n in self.arms if (d := recipes[n].get("train_difficulty"))}
-        hardest = easy_first(self.arms[self.against]["by_difficulty"])[-1]
-        if not only:
+        blocks = {name: arm["by_difficulty"] for name, arm in self.arms.items()}
+        if not only or not blocks[self.against]:
             return ""
-        for name, arm in self.arms.items():
+        hardest = easy_first(blocks[self.against])[-1]
+        for name, block in blocks.items():
             why = f", trained on {only[name]} tasks alone," if name in only else ""
-            named.append(f"{name}{why} {tables.percent(arm['by_difficulty'][hardest]['success'])}")
-        n = self.arms[self.against]["by_difficulty"][hardest]["n"]
-        return f" Success on the {n} {hardest} tasks ({tables.DESCRIBED}): {'; '.join(named)}."
+            success = block.get(hardest, {}).get("success")  # None where nothing was scored
+            named += [f"{name}{why} {tables.percent(success)}"] if success is not None else []
+        n = blocks[self.against][hardest]["n"]
+        return f" Success on the {n} {hardest} tasks ({tables.DESCRIBED}): {'; '.join(named)}." * bool(named)
 
     def _cheapest(self) -> str:
         """The sweet spot, of arms that differ in their group size."""

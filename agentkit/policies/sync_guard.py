@@ -29,7 +29,7 @@ TELLING = 2.0  # times the noise that the adapter must move log-probabilities, t
 JUMP = 5.0  # times what a batch before it differed by, above the noise: something broke in between
 FAR, SURE = 0.3, 5.0  # from 1 that a share may lie: at most, and in standard errors
 HALF = 0.5  # a share below is nearer to the adapter off than to it on
-SURELY = 0.15  # largest standard error of a share that tells: a half is then over three of them away
+SURELY = 0.12  # largest standard error of a share that tells: a half is then over four of them away
 FEW = 2.0  # observations that weigh alike, or fewer, do not show their own noise
 TEXT = (
     "The lighthouse keeper counted 1,024 waves, wrote the number down and asked: "

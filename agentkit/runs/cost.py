@@ -141,11 +141,14 @@ def made_in(run: Run, policy: str) -> float:
     All of 05 where the run does not say what its controls took.
     """
     stages, fallback = run.manifest["stages"], recipe_of(run).processes
-    names = ["02_baseline", *{"base": (), "sft": (), "grpo": ["03_grpo"]}.get(policy, ["05_compare"])]
+    names = {"base": [], "sft": [], "grpo": ["03_grpo"]}.get(policy, ["05_compare"])
     spent = 0.0
-    for stage in (stages.get(name, {}) for name in names):
-        own = stage.get("controls", {}).get(policy, stage)
-        spent += own.get("seconds", 0.0) * stage.get("devices", fallback)
+    for name in [*["02_baseline"] * (policy != "base"), *names]:
+        stage = stages.get(name, {})
+        seconds = stage.get("controls", {}).get(policy, stage).get("seconds", 0.0)
+        if name == "03_grpo":  # of a training that was resumed the stage knows its last part
+            seconds = max(seconds, sum(_training_seconds(run).values()))
+        spent += seconds * stage.get("devices", fallback)
     return spent
 
 

@@ -101,7 +101,10 @@ def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
 def _fitting(
     slots: int, recipes: Sequence[Mapping[str, Any]], machines: Sequence[Mapping[str, float]]
 ) -> int:
-    """Cells at once, by the recipe that needs least: more would wait inside Ray and count as running."""
+    """Cells at once, by the recipe that needs least: more would wait inside Ray and count as running.
+
+    Of arms that need more than that some may still wait there.
+    """
     most, gpus = [], int(max((machine.get("GPU", 0) for machine in machines), default=0))
     for recipe in recipes:
         with contextlib.suppress(RecipeError):  # its cells are refused one by one

@@ -30,7 +30,7 @@ import yaml
 
 from agentkit.records import AgentkitError, RecipeError, RunError
 from agentkit.runs.children import end_all
-from agentkit.runs.files import encode_json, open_file, read_json, read_jsonl, write_bytes
+from agentkit.runs.files import open_file, read_json, read_jsonl, write_bytes, write_json
 from agentkit.runs.recipe import Recipe, find_file, read_recipe
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, run_stages
@@ -427,19 +427,8 @@ class Sweep:
         return arms
 
     def save(self) -> None:
-        """Write sweep.json, unless it says all that already."""
-        path, text = self.file("sweep.json"), encode_json(self.state, indent=1)
-        if not path.exists() or path.read_bytes() != text:
-            write_bytes(path, text)
-
-    def is_shown(self) -> bool:
-        """Whether notebook 06 has come to its end since anything it reads was changed."""
-        cells = [Path(cell["run"], MANIFEST) for cell in self.state["cells"] if cell["status"] == "done"]
-        read, written = (
-            [path.stat().st_mtime_ns if path.exists() else 0 for path in map(self.file, names)]
-            for names in (("sweep.json", *cells), ("ablations.json", "report.html"))
-        )
-        return max(read) < min(written)
+        """Write sweep.json."""
+        write_json(self.file("sweep.json"), self.state)
 
     def entry(self, job: Job) -> dict[str, Any]:
         """What sweep.json says of a job."""
@@ -460,15 +449,22 @@ class Sweep:
             return not _locked(lock, fcntl.LOCK_SH)
         return False
 
-    def leave_out(self, file: str, names: Sequence[str]) -> None:
-        """Name arms, cells or all in the file ``stop`` or ``skip``, which a driver reads within seconds."""
+    def leave_out(self, **named: Sequence[str]) -> None:
+        """Name arms, cells or all in the files ``stop`` and ``skip``, which a driver reads within seconds.
+
+        Raises RunError, with nothing written, where there is no such cell, or nothing runs that could stop.
+        """
         cells = [name for cell in self.state["cells"] for name in (cell["arm"], cell["run"])]
         known = ["all", *dict.fromkeys(cells), *(f"shared/{name}" for name in self.state["shared"])]
-        if odd := [name for name in names if name not in known]:
+        if odd := [name for names in named.values() for name in names if name not in known]:
             raise RunError(f"{self.folder} has no cell {odd[0][:60]!r}; there are {', '.join(known)}")
-        path = self.file(file)
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
-        write_bytes(path, (before + "".join(f"{name}\n" for name in names)).encode())
+        if named.get("stop") and not self.is_held:
+            raise RunError(f"no sweep runs in {self.folder} now that could be stopped")
+        for file, names in named.items():
+            if names:  # an empty stop would end the whole sweep
+                path = self.file(file)
+                before = path.read_text(encoding="utf-8") if path.exists() else ""
+                write_bytes(path, (before + "".join(f"{name}\n" for name in names)).encode())
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -560,7 +556,7 @@ def run_sweep(
             return
         for job in [job for job, _ in running.values() if job.arm] if design.stop_hopeless else ():
             if not left_out(job) and (alarm := _hopeless(Run(job.folder))):
-                sweep.leave_out("stop", [job.arm])
+                sweep.leave_out(stop=[job.arm])
                 tell(
                     f"arm {job.arm}: stopped until the next call, as {job.folder.name} has the alarm {alarm}"
                 )

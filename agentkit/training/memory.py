@@ -1,8 +1,8 @@
 """How much memory a recipe's update and rollouts need, before anything is loaded.
 
 The model's own code runs on tensors that have shapes and no content, with LoRA, autocast and checkpointing
-as in training, and what is alive is counted: so any architecture is planned for, and no formula has to follow
-it. Leaves out what kernels need for themselves and what an allocator loses between its blocks (MARGIN).
+as in training, and what is alive is counted: whatever can be traced is planned for, with no formula to
+follow it. Leaves out what kernels need for themselves, and what an allocator loses between blocks (MARGIN).
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ class Update:
         output["old_per_token_logps"] = trained
         output["advantages"] = (advantages if advantages.ndim == 2 else advantages[:, None]) * weights
         if not mask.any():
-            return {"mismatch_weight": 1.0, "effective_samples": 1.0}
+            return {}
         counted = weights.expand_as(mask)[mask] if weights.shape == mask.shape else weights[mask.any(1)]
         counted = counted.double()
         mean, square = float(counted.mean()), float(counted.square().mean())

@@ -528,8 +528,8 @@ def _script(name: str, *arguments: str) -> Iterator[dict[str, Any]]:
     """
     command = [sys.executable, str(TESTS / name), *arguments]
     with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        yield from (json.loads(text) for text in child.stdout if text.startswith("{"))
-        if child.wait():
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
+            yield from (json.loads(text) for text in child.stdout if text.startswith("{"))
+        if child.returncode:
             errors.seek(0)
             raise RuntimeError(f"{name}: {' '.join(errors.read().split())[-300:]}")

@@ -79,7 +79,11 @@ def children(names: list[str], chosen: argparse.Namespace, log: Path) -> Iterato
             else:
                 yield line
         if not ended or at != batch[-1]:
-            why = f"killed at its limit of {late:.0f} s (LIMITS_S)" if late else _last_words(log)
+            why = (
+                f"killed at the limit of {late:.0f} s for {len(batch)} figures (LIMITS_S)"
+                if late
+                else _last_words(log)
+            )
             yield {"figure": at, "case": "failed", "error": why, "ok": False}
             names = batch[batch.index(at) + 1 :] + names
 
@@ -161,6 +165,7 @@ def main() -> int:
     if chosen.child:
         child(chosen)
         return 0
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # figures end with this
     out = chosen.out or Path(tempfile.mkdtemp(prefix="agentkit-gpu-"))
     out.mkdir(parents=True, exist_ok=True)
     lines, wanted, started = [], [], time.monotonic()
