@@ -24,7 +24,7 @@ _SETTINGS = {  # tell nobody; keep CUDA_VISIBLE_DEVICES where there are none
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_prestart_worker_first_driver": "0",  # a cell's worker is its own
 }
-TRIES = 3  # Ray gives itself 30 seconds to start, and a busy machine may take longer
+TRIES = 5  # Ray gives itself 30 seconds to start, and a busy machine may take longer
 
 
 def gpu_count() -> int:
