@@ -78,14 +78,25 @@ class Update:
         before = {name: len(values) for name, values in self._metrics["train"].items()}
         *earlier, last = parts = self._parts(inputs)
         done = torch.zeros((), device=inputs["completion_ids"].device)
-        for rows in earlier:
-            with self.accelerator.no_sync(model):
-                loss = self._part_loss(model, inputs, rows)
-                self.accelerator.backward(loss)
-            done += loss.detach()
-        loss = self._part_loss(model, inputs, last) + done
+        with self._unlike_rows():
+            for rows in earlier:
+                with self.accelerator.no_sync(model):
+                    loss = self._part_loss(model, inputs, rows)
+                    self.accelerator.backward(loss)
+                done += loss.detach()
+            loss = self._part_loss(model, inputs, last) + done
         self._join_metrics(before, [(int(_loss_mask(inputs)[rows].sum()), len(rows)) for rows in parts])
         return loss
+
+    @contextmanager
+    def _unlike_rows(self) -> Iterator[None]:
+        """Within, processes may gather unlike numbers of rows, filled up with NaN, which TRL looks past."""
+        gather, padded = self.accelerator.gather, self.accelerator.pad_across_processes
+        self.accelerator.gather = lambda x: gather(padded(x, pad_index=math.nan) if x.ndim else x)
+        try:
+            yield
+        finally:
+            del self.accelerator.gather
 
     def _join_metrics(self, before: dict[str, int], sizes: list[tuple[int, int]]) -> None:
         """What TRL has measured of each part since ``before``, as one figure of the optimiser step.
@@ -280,8 +291,8 @@ class Update:
     def compare_engine(self, output: dict[str, Any], sampled: torch.Tensor, noise: float) -> Gap | None:
         """How far the engine was from the trainer on a corrected batch, and what the adapter does there.
 
-        None where the loss reads no token of it. Without the reference's log-probabilities (``beta`` 0) the first micro-batch is computed once more
-        with the adapter off.
+        None where the loss reads no token of it. Without the reference's log-probabilities (``beta`` 0) the
+        first micro-batch is computed once more with the adapter off.
         """
         mask, off = _loss_mask(output), output.get("ref_per_token_logps")
         if off is None:
