@@ -518,8 +518,8 @@ def _check_larger_than_a_card(recipe: Recipe) -> None:
         raise RecipeError("shard hands the adapter alone to engines: leave weight_sync: merged out")
     if recipe.hindsight_weight or "hindsight" in recipe.control_names:
         raise RecipeError(
-            "shard does not go with hindsight_weight or the control hindsight, whose batches differ in number "
-            "between processes: leave one out"
+            "shard does not go with hindsight_weight or the control hindsight, whose batches are not as many "
+            "in every process: leave one out"
         )
 
 

@@ -60,7 +60,7 @@ def merged(model: Any) -> Iterator[None]:
 
 
 def settled(model: Any) -> Any:
-    """A trained model to sample from: its adapter folded in, or left beside it, in half precision or shards."""
+    """A trained model to sample from: its adapter folded in, or beside it in half precision or shards."""
     return model.merge_and_unload() if model.dtype == torch.float32 and not sharded(model) else model
 
 
