@@ -108,3 +108,17 @@ def test_a_checkpoint_goes_on_with_shards_and_without(folder, first):  # noqa: F
         found, expected = ([row[name] for row in half[1:]] for half in rows)
         assert found == pytest.approx(expected, abs=1e-5)
     assert all(row["sync_gap"] < 1e-5 for row in rows[0][1:]), "the server has the adapter"
+
+
+def test_a_server_takes_as_many_cards_as_its_model_is_spread_over():
+    values = {"topology": "split", "engine": "vllm", "tensor_parallel": 2, "shard": True}
+    made = choose(Recipe.from_mapping(values), 4)
+    assert (made.training, made.serving, made.replicas) == (("0", "1"), ("2,3",), 1)
+    made = choose(Recipe.from_mapping(values), 8)
+    assert made.serving == ("4,5", "6,7") and made.processes == 4
+    with pytest.raises(RecipeError, match="replicas: 2 of 2 GPUs leave none of 4 GPUs to train: set 1"):
+        choose(Recipe.from_mapping(values | {"replicas": 2}), 4)
+    with pytest.raises(RecipeError, match="leave none of 2 GPUs to train: lower tensor_parallel"):
+        choose(Recipe.from_mapping(values), 2)
+    with pytest.raises(RecipeError, match="tensor_parallel: 2 is for the servers of topology: split"):
+        Recipe.from_mapping({"tensor_parallel": 2, "engine": "vllm"})

@@ -26,16 +26,9 @@ def mesh_of(device: str) -> DeviceMesh:
 def shard(model: Any, mesh: DeviceMesh) -> Any:
     """Keep this process' part of each layer, on its device, and the rest whole; the model is frozen.
 
-    One layer after the other goes to the device, where it is whole for a moment. Raises RecipeError where the
-    layers are not known.
+    One layer after the other goes to the device, where it is whole for a moment. Raises as ``layers_of``.
     """
-    kinds = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in kinds]
-    if not layers:
-        raise RecipeError(
-            f"shard does not know the layers of a {model.config.model_type} model: leave shard out, or take "
-            "another model"
-        )
+    layers = layers_of(model)
     model.requires_grad_(False)
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
@@ -45,6 +38,18 @@ def shard(model: Any, mesh: DeviceMesh) -> Any:
         decoder, mesh=mesh, ignored_params=whole_ones
     )  # so that a layer is fetched while another computes
     return model.to(mesh.device_type)
+
+
+def layers_of(model: Any) -> list[torch.nn.Module]:
+    """The layers that are sharded, each by itself. Raises RecipeError where they are not known."""
+    kinds = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in kinds]
+    if not layers:
+        raise RecipeError(
+            f"shard does not know the layers of a {model.config.model_type} model: leave shard out, or take "
+            "another model"
+        )
+    return layers
 
 
 def sharded(model: Any) -> bool:
