@@ -620,6 +620,7 @@ def serve_command(
     memory: float = 0.9,
     gpu: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None,
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
+    tensor_parallel: int = 1,
 ) -> None:
     """A vLLM server for recipes with engine: server; one replica a port, each on a GPU of its own.
 
@@ -633,12 +634,13 @@ def serve_command(
         memory: share of the GPU's memory
         gpu: the card it takes, from 0; without it all servers take the first
         precision: of the weights, as in the recipe
+        tensor_parallel: cards that the model is spread over
     """
     from agentkit.policies.serve import serve_command as command_of
 
     folder = project_root() / "outputs" / ".served" / str(port)
     limits = {"max_lora_rank": lora_rank, "max_length": max_length, "memory_share": memory, "gpu": gpu}
-    options = limits | {"precision": precision}
+    options = limits | {"precision": precision, "tensor_parallel": tensor_parallel}
     command, environment = command_of(model, folder, merge=list(merge), host=host, port=port, **options)
     os.execve(command[0], command, environment)
 

@@ -16,7 +16,9 @@ from transformers.utils import logging
 
 from agentkit.nano import model_path
 from agentkit.policies.precision import precision_of
+from agentkit.policies.ranks import in_turn, world
 from agentkit.policies.server import ServerPolicy
+from agentkit.policies.shards import mesh_of, shard, sharded
 from agentkit.policies.sync_guard import sync
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
@@ -35,6 +37,7 @@ def load_agent(
     adapter: str | Path | None = None,
     precision: str = "auto",
     chat: tuple[str, Mapping[str, Any]] = ("", {}),
+    shards: bool = False,
 ) -> tuple[Any, Any]:
     """A model and its tokenizer, on the GPU where there is one.
 
@@ -45,6 +48,8 @@ def load_agent(
             adapter still in half precision, where rounding would lose it.
         precision: float32, bfloat16, or auto: bfloat16 on a GPU, else float32.
         chat: the recipe's chat template and its arguments (``Recipe.chat``).
+        shards: spread its layers over the processes, where there are several; they load it one by one, so
+            that main memory holds it once.
 
     Raises:
         FileNotFoundError: the model cannot be loaded; the message says what to do.
@@ -56,13 +61,23 @@ def load_agent(
     torch.backends.cuda.enable_cudnn_sdp(False)  # on Hopper it plans anew for each length of the keys
     logging.disable_progress_bar()  # a bar for each load says nothing here
     tokenizer = load_tokenizer(model, chat)
-    loaded = _loaded(AutoModelForCausalLM, model, dtype=dtype)
     keeps = adapter is not None and dtype != torch.float32
-    for folder in [*merge] if keeps or adapter is None else [*merge, adapter]:
-        loaded = folded(with_adapter(loaded, Path(folder)))
+    folders = [*merge] if keeps or adapter is None else [*merge, adapter]
+    if shards and world() > 1:
+        mesh = mesh_of(device)
+        loaded = in_turn(lambda: shard(_folded(model, folders, dtype), mesh))
+    else:
+        loaded = _folded(model, folders, dtype)
     if keeps:
         loaded = with_adapter(loaded, Path(adapter))
     return loaded.to(device), tokenizer
+
+
+def _folded(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> Any:
+    loaded = _loaded(AutoModelForCausalLM, model, dtype=dtype)
+    for folder in folders:
+        loaded = folded(with_adapter(loaded, Path(folder)))
+    return loaded
 
 
 def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -> Any:
@@ -103,7 +118,7 @@ def agent_of(run: Run, recipe: Recipe, name: str) -> tuple[Any, Any]:
     ``load_agent``.
     """
     cold_start, trained = _adapters(run, recipe, name)
-    return load_agent(recipe.model, cold_start, trained, recipe.precision, recipe.chat)
+    return load_agent(recipe.model, cold_start, trained, recipe.precision, recipe.chat, recipe.shard)
 
 
 def check_agents(run: Run, recipe: Recipe, names: Iterable[str]) -> None:
@@ -148,7 +163,7 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: A
     An engine with weights of its own is given the model's and must then compute the same (``sync``), else
     EngineError. ``engine`` is vLLM's where Unsloth loaded the model (``unsloth.adapted``).
     """
-    lora = recipe.weight_sync == "lora"
+    lora = recipe.weight_sync == "lora" or sharded(model)
     if isinstance(model, PeftModel) and model.dtype != torch.float32:
         if recipe.weight_sync == "merged":
             raise EngineError(

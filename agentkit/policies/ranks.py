@@ -91,6 +91,16 @@ def on_main_process(work: Callable[[], T]) -> T:
     return result
 
 
+def in_turn(work: Callable[[], T]) -> T:
+    """What ``work`` returns, done by one process after the other, for what all at once have no memory."""
+    for turn in range(world()):
+        if turn == rank():
+            result = work()
+        if world() > 1:
+            distributed.barrier(group=_objects[0])
+    return result
+
+
 def spread(
     roll: Callable[[Sequence[Task]], list[Trajectory]],
     tasks: Sequence[Task],

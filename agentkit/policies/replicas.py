@@ -70,7 +70,7 @@ class _Server:
 
 @contextlib.contextmanager
 def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[str]]:
-    """The addresses of a server on each card ("" on a CPU), all of which answer; none without cards.
+    """The addresses of a server on each card or cards ("" on a CPU), all of which answer; none without cards.
 
     They serve the policy that GRPO starts from. Raises EngineError with what a server wrote last, where one
     does not come up.
@@ -100,11 +100,13 @@ def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[st
 
 def _command(recipe: Recipe, run: Run, gpu: bool) -> list[str]:
     values = {"max-length": recipe.max_tokens + PROMPT_ROOM, "precision": recipe.precision}
-    if gpu:
+    if recipe.tensor_parallel > 1:
+        values["tensor-parallel"] = recipe.tensor_parallel
+    elif gpu:
         values["gpu"] = 0  # of those it is shown, which is one
-    if recipe.weight_sync == "lora" or precision_of(recipe.precision) != torch.float32:
+    if recipe.shard or recipe.weight_sync == "lora" or precision_of(recipe.precision) != torch.float32:
         values["lora-rank"] = recipe.lora_r
-    if recipe.sft:
+    if recipe.sft and run.file("sft").exists():  # else it is to be measured what comes before
         values["merge"] = str(run.file("sft").resolve())
     options = [f"--{name}={value}" for name, value in values.items()]
     return [sys.executable, "-m", "agentkit.cli", "serve", recipe.model, *options]

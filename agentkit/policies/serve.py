@@ -27,7 +27,7 @@ CPU_SERVER = CPU_ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # less m
 def serve_command(
     model: str, folder: Path, *, merge: Sequence[str | Path] = (), host: str = "127.0.0.1", port: int = 8000,
     max_lora_rank: int = 0, max_length: int | None = None, memory_share: float = 0.9, gpu: int | None = None,
-    precision: str = "auto",
+    precision: str = "auto", tensor_parallel: int = 1,
 ) -> tuple[list[str], dict[str, str]]:  # fmt: skip
     """Command line and environment of a server; the arguments are those of ``agentkit serve``.
 
@@ -38,6 +38,11 @@ def serve_command(
         raise EngineError(missing())
     if TOKEN in os.environ:  # a notebook's, which ends with it
         die_with_parent(signal.SIGTERM)
+    if gpu is not None and tensor_parallel > 1:
+        raise EngineError(
+            f"--gpu takes one card, and --tensor-parallel {tensor_parallel} needs as many: leave --gpu out "
+            f"and name them in {CARDS}"
+        )
     if gpu is not None:
         take_card(gpu)
     loaded, tokenizer = load_agent(model, merge, precision=precision)
@@ -58,6 +63,7 @@ def serve_command(
         "generation-config": "vllm",
         "logprobs-mode": "processed_logprobs",
         "gpu-memory-utilization": memory_share,
+        "tensor-parallel-size": tensor_parallel,
     }
     switches = ["--enforce-eager", "--no-enable-chunked-prefill"] if cpu else []
     environment = {"VLLM_NO_USAGE_STATS": "1"} | (CPU_SERVER if cpu else {}) | os.environ

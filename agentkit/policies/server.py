@@ -24,8 +24,9 @@ from typing import Any
 import httpx
 from peft import PeftModel
 
-from agentkit.policies.ranks import on_main_process
-from agentkit.policies.weights import HeadPadding, save_lora, save_weights
+from agentkit.policies.ranks import on_main_process, rank
+from agentkit.policies.shards import sharded
+from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
 from agentkit.rollouts.policy import EngineError, Policy, Request, Sample, seed_number
 from agentkit.rollouts.templates import end_of_turn_ids
 
@@ -109,14 +110,20 @@ class ServerPolicy(Policy):
         They go through a folder in the temporary directory (TMPDIR), which the servers must be able to read.
         Of several processes that train together the first hands them over.
         """
+        if rank() > 0 and sharded(model) and not self._takes_lora(model):
+            for _ in full_weights(model):  # the first gathers them
+                pass
         states = on_main_process(lambda: self._hand_over(model))
         for replica, (name, why) in zip(self._replicas, states, strict=True):
             replica.model, replica.why = name, why
 
+    def _takes_lora(self, model: Any) -> bool:
+        return self._lora and isinstance(model, PeftModel)
+
     def _hand_over(self, model: Any) -> list[tuple[str, str]]:
         self._updates += 1
         folder = self._folder / f"weights-{self._updates}"
-        lora = self._lora and isinstance(model, PeftModel)
+        lora = self._takes_lora(model)
         try:
             if lora:
                 save_lora(model, folder, HeadPadding.needed(model.config, (self._call(self._head_size()),)))

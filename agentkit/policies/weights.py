@@ -1,8 +1,8 @@
 """The weights of the trained network, in the form that another engine loads.
 
 LoRA adapters are folded in or saved apart. vLLM's CPU attention knows a few head sizes only; a model with
-another is padded with zeros to the next one, which leaves the function it computes unchanged. Leaves out:
-quantised and sharded models.
+another is padded with zeros to the next one, which leaves the function it computes unchanged. Leaves out
+quantised models.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 
 from agentkit.policies.precision import LEAST_SHARE, surviving_share
+from agentkit.policies.shards import whole
 from agentkit.rollouts.policy import EngineError
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)  # vLLM 0.32's cpu_attn.py
@@ -41,12 +42,16 @@ def folded(model: PeftModel) -> Any:
 
 @torch.no_grad()
 def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of the network as it now computes, active LoRA adapters folded in."""
+    """Names and tensors of the network as it now computes, active LoRA adapters folded in.
+
+    Every process must ask for all of them where the weights are sharded.
+    """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     modules = dict(base.named_modules())
     for name, tensor in base.state_dict().items():
         if ".lora_" in name:
             continue
+        tensor = whole(tensor)
         layer = modules.get(name.removesuffix(".base_layer.weight"))
         if isinstance(layer, LoraLayer) and not layer.merged and not layer.disable_adapters:
             for adapter in layer.active_adapters:

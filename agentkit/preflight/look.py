@@ -20,7 +20,7 @@ SHOWN = ".first_groups.parquet"  # in the run's folder
 
 def first_look(work: Work) -> tuple[list[Trajectory], Preflight | None]:
     """Groups of the first training tasks, and the report where the recipe asks for one (preflight.json)."""
-    work.do("agentkit.preflight.look:look")
+    work.sample("agentkit.preflight.look:look")
     wanted = work.lab.recipe.preflight != "off"
     report = Preflight.load(work.run.file("preflight.json")) if wanted else None
     return read_trajectories(work.run.file(SHOWN)), report

@@ -335,7 +335,17 @@ class Recipe:
     processes: int = _key(
         1, "processes that train together, one a GPU; left out where GPUs are visible: all", 1, 1024
     )
-    replicas: int = _key(0, "topology split: servers that roll out; 0 is half of the GPUs", 0, 1024)
+    replicas: int = _key(
+        0, "topology split: servers that roll out; 0: as many as half of the GPUs hold", 0, 1024
+    )
+    shard: bool = _key(
+        False,
+        "spread the model's layers over the processes that train, for models larger than a card",
+        stages="235",
+    )
+    tensor_parallel: int = _key(
+        1, "topology split: cards that one server spreads its model over", 1, 64, stages="235"
+    )
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @classmethod
@@ -354,6 +364,7 @@ class Recipe:
         for check in (
             _check_clipping,
             _check_engine,
+            _check_larger_than_a_card,
             _check_reward_and_controls,
             _check_batch,
             _check_thinking,
@@ -486,6 +497,30 @@ def _check_engine(recipe: Recipe) -> None:
         )
     if not re.fullmatch(r"auto|[1-9]\d{0,3}", recipe.gpus):
         raise RecipeError(f"gpus is {recipe.gpus[:40]!r}; use auto, or how many, such as 2")
+
+
+def _check_larger_than_a_card(recipe: Recipe) -> None:
+    if recipe.tensor_parallel > 1 and recipe.topology != "split":
+        raise RecipeError(
+            f"tensor_parallel: {recipe.tensor_parallel} is for the servers of topology: split; servers of "
+            "your own take it from agentkit serve --tensor-parallel, and an engine in a process that trains "
+            "has that process' card only"
+        )
+    if not recipe.shard:
+        return
+    if recipe.engine not in ("vllm", "server"):
+        raise RecipeError(
+            f"shard does not go with engine: {recipe.engine}, which samples with the weights that are "
+            "trained: sharded ones are there only while all processes compute together. Use engine: vllm, "
+            "or server"
+        )
+    if recipe.weight_sync == "merged":
+        raise RecipeError("shard hands the adapter alone to engines: leave weight_sync: merged out")
+    if recipe.hindsight_weight or "hindsight" in recipe.control_names:
+        raise RecipeError(
+            "shard does not go with hindsight_weight or the control hindsight, whose batches are not as many "
+            "in every process: leave one out"
+        )
 
 
 def _check_reward_and_controls(recipe: Recipe) -> None:

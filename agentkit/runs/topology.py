@@ -28,6 +28,7 @@ class Topology:
     cards: tuple[str, ...] = ()  # all that are used
     replicas: int = 0  # servers, on the last of the cards
     why: str = ""
+    tensor_parallel: int = 1  # cards of a server
 
     @property
     def training(self) -> tuple[str, ...]:
@@ -35,8 +36,10 @@ class Topology:
 
     @property
     def serving(self) -> tuple[str, ...]:
-        """A card for each replica; "" where there are none."""
-        return self.cards[len(self.cards) - self.replicas :] if self.cards else ("",) * self.replicas
+        """The cards of each replica, with commas; "" where there are none."""
+        size = self.tensor_parallel
+        cards = self.cards[len(self.cards) - self.replicas * size :] if self.cards else ("",) * self.replicas
+        return tuple(",".join(cards[i : i + size]) for i in range(0, len(cards), size if self.cards else 1))
 
     @property
     def workers(self) -> int:
@@ -68,6 +71,16 @@ def choose(
     for both on one card (``MemoryPlan.advice``). Raises RecipeError where the recipe asks for what is not
     there.
     """
+    made = _chosen(recipe, count, seconds, fits)
+    if recipe.shard and made.processes == 1:
+        raise RecipeError(
+            "shard spreads a model over the processes that train, and there is one: set processes, or gpus, "
+            "so that there are two at least, each with a GPU"
+        )
+    return made
+
+
+def _chosen(recipe: Recipe, count: int, seconds: tuple[float, float], fits: str) -> Topology:
     cards = visible(_wanted(recipe, count))
     if recipe.engine == "unsloth" and (len(cards) > 1 or recipe.topology == "split"):
         why = "Unsloth trains in one process on one card here, several were never tried"
@@ -144,22 +157,27 @@ def _split(recipe: Recipe, cards: Sequence[str], why: str) -> Topology:
         raise RecipeError(
             "topology: split needs two GPUs, one that rolls out and one that trains: use colocate"
         )
-    replicas = recipe.replicas or max(1, len(cards) // 2)
-    if cards and replicas >= len(cards):
+    size = recipe.tensor_parallel
+    replicas = recipe.replicas or max(1, len(cards) // 2 // size)
+    left = len(cards) - replicas * size
+    if cards and left < 1:
+        of = f" of {size} GPUs" if size > 1 else ""
         raise RecipeError(
-            f"replicas: {replicas} leave none of {len(cards)} GPUs to train: set {len(cards) - 1} at most"
+            f"replicas: {replicas}{of} leave none of {len(cards)} GPUs to train: "
+            + (f"set {most} at most" if (most := (len(cards) - 1) // size) else "lower tensor_parallel")
         )
-    training = _most(recipe, len(cards) - replicas) if cards else recipe.processes
-    if cards and training + replicas > len(cards):
+    training = _most(recipe, left) if cards else recipe.processes
+    if cards and training > left:
+        of = f" of {size}" if size > 1 else ""
         raise RecipeError(
-            f"processes: {training} and replicas: {replicas} need a GPU each of {len(cards)}: lower one"
+            f"processes: {training} and replicas: {replicas}{of} need a GPU each of {len(cards)}: lower one"
         )
-    return Topology("split", training, tuple(cards), replicas, why)
+    return Topology("split", training, tuple(cards), replicas, why, size)
 
 
 def settled(recipe: Recipe, topology: Topology, urls: Sequence[str] = ()) -> dict[str, Any]:
     """The recipe that one of the processes works with; ``urls`` are the servers that were started for it."""
     changes: dict[str, Any] = {"processes": topology.processes}
     if urls:
-        changes |= {"engine": "server", "server_urls": ",".join(urls)}
+        changes |= {"engine": "server", "server_urls": ",".join(urls), "tensor_parallel": 1}
     return recipe.everything() | changes

@@ -13,6 +13,7 @@ import torch
 from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 
+from agentkit.policies.shards import sharded
 from agentkit.runs import writing
 from agentkit.runs.recipe import Recipe
 
@@ -41,10 +42,11 @@ def bare(model: Any) -> Any:
 def merged(model: Any) -> Iterator[None]:
     """The model with its LoRA adapter folded in, which samples faster; the weights come back bit for bit.
 
-    Only in float32: in half precision the folded network is not quite the one that is trained.
+    Only in float32, and not where weights are sharded: in half precision the folded network is not quite the
+    one that is trained.
     """
     layers = [layer.get_base_layer() for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
-    if not layers or any(layer.weight.dtype != torch.float32 for layer in layers):
+    if not layers or sharded(model) or any(layer.weight.dtype != torch.float32 for layer in layers):
         yield
         return
     kept = [layer.weight.detach().clone() for layer in layers]
@@ -58,8 +60,8 @@ def merged(model: Any) -> Iterator[None]:
 
 
 def settled(model: Any) -> Any:
-    """A trained model to sample from: its adapter folded in, or left as it is in half precision."""
-    return model.merge_and_unload() if model.dtype == torch.float32 else model
+    """A trained model to sample from: its adapter folded in, or beside it in half precision or shards."""
+    return model.merge_and_unload() if model.dtype == torch.float32 and not sharded(model) else model
 
 
 def save_adapter(model: Any, tokenizer: Any, out: Path) -> None:

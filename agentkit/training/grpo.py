@@ -29,6 +29,7 @@ from agentkit.diagnostics import Watch
 from agentkit.evaluation import summarize
 from agentkit.policies.loading import make_policy
 from agentkit.policies.ranks import gathered, on_main_process, patience, spread
+from agentkit.policies.shards import leave_shards
 from agentkit.policies.sync_guard import NOISE, SyncError, sync
 from agentkit.policies.unsloth import adapted
 from agentkit.records import Group, Step, Task, TrainingError, Trajectory
@@ -152,6 +153,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         only_own_progress(self)
         if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet
             self.model.delete_adapter("ref")
+        leave_shards(self.model)
         self.share_prefixes(self.recipe.share_prefixes)
         tasks = [*self._tasks.values(), *self.validation]
         world = self.accelerator.num_processes
@@ -258,13 +260,14 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             same = self.policy.shares_weights and dtype == torch.float32
             mode = "off" if same else "token_truncate"
         measured = self.correct_mismatch(output, sampled, mode, recipe.mismatch_cap, recipe.mismatch_floor)
-        if not any(any(mask) for mask in self.step.trained[self._own]):
-            return measured
         before = self._noise.get("batch")
         compared = self.compare_engine(output, sampled, before or NOISE[dtype])
+        mismatch = self.engine_gap(output, sampled) if mode == "off" else 0.0
+        if compared is None:
+            return measured
         measured |= {"adapter_effect": compared.effect} | kl_median(output)
         if mode == "off":
-            return measured | {"mismatch": self.engine_gap(output, sampled)}
+            return measured | {"mismatch": mismatch}
         if why := compared.problem(dtype, recipe.sync_threshold, before or math.inf):
             raise SyncError(
                 f"in the rollouts of step {self.step.number} {why}: they were sampled by another policy than "

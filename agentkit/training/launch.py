@@ -64,7 +64,8 @@ class Work:
     @property
     def devices(self) -> int:
         """GPUs, or processes on a CPU, whose time is spent."""
-        return max(self.topology.workers, self.topology.processes + self.topology.replicas)
+        serving = self.topology.replicas * self.topology.tensor_parallel
+        return max(self.topology.workers, self.topology.processes + serving)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -93,12 +94,12 @@ class Work:
 
     def measure(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
         """Measure a policy of the run on the test (``Lab.measure``), spread over all cards."""
-        self.do(f"{JOBS}:measure", name=name)
+        self.sample(f"{JOBS}:measure", name=name)
         return self._measured(name)
 
     def baseline(self) -> tuple[list[Trajectory], list[Trajectory], str]:
         """Measure the policy that GRPO starts from, and what ``Lab.sift`` says of the training tasks."""
-        sifted = self.do(f"{JOBS}:measure", name="sft", sift=True)["sifted"]
+        sifted = self.sample(f"{JOBS}:measure", name="sft", sift=True)["sifted"]
         return *self._measured("sft"), sifted
 
     def _measured(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
@@ -107,7 +108,7 @@ class Work:
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""
         number, start = 1 if name == "hindsight" else self._imitating, time.monotonic()  # one's own rounds
-        figures = self.do(f"{JOBS}:control", name=name, processes=number)["figures"]
+        figures = self.sample(f"{JOBS}:control", name=name, processes=number)["figures"]
         self._controls[name] = figures | {"seconds": round(time.monotonic() - start, 1)}
         return figures
 
@@ -116,10 +117,20 @@ class Work:
 
         Interrupting it stops after the step, with a checkpoint; so does the end of this process.
         """
+        return self._served(f"{JOBS}:train", on_metrics)
+
+    def _served(
+        self, job: str, tell: OnMetrics = _ignore, processes: int | None = None, **arguments: Any
+    ) -> dict[str, Any]:
         topology = self.topology
         with replicas(self.lab.recipe, self.run, topology.serving if topology.replicas else ()) as urls:
-            job, cards = f"{JOBS}:train", topology.training
-            return self.do(job, on_metrics, processes=topology.processes, cards=cards, urls=urls)
+            placed = {"processes": processes or topology.processes, "cards": topology.training, "urls": urls}
+            return self.do(job, tell, **placed, **arguments)
+
+    def sample(self, job: str, **arguments: Any) -> dict[str, Any]:
+        """A job that samples (``do``): by servers where an engine needs several cards, else in the job."""
+        done_by = self._served if self.topology.tensor_parallel > 1 else self.do
+        return done_by(job, **arguments)
 
     def do(
         self,

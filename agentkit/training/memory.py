@@ -25,6 +25,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentkit.nano import model_path
 from agentkit.policies.loading import told
+from agentkit.policies.shards import layers_of
 from agentkit.policies.slots import GROWTH, token_bytes, unkept
 from agentkit.policies.transformers import PREFILL_TOKENS
 from agentkit.policies.vllm import can_sleep
@@ -40,6 +41,7 @@ MARGIN = 1.1  # of what is counted
 # Bytes that an engine keeps while it sleeps: CUDA graphs, workspaces, the buffer of logits. Never measured:
 # sleep mode needs CUDA. A round figure above the 0.5 to 1 GB that such graphs are reported to take.
 ASLEEP = 2e9
+SERVER_SHARE = 0.9  # of its cards, that a server takes (agentkit serve)
 GB = 1e9
 UNMASKED = "agentkit_unmasked"  # SDPA without the masks that transformers makes where a model is only traced
 
@@ -80,7 +82,7 @@ class Alive(TorchDispatchMode):
 class MemoryPlan:
     """What one process needs on its GPU, in bytes, without MARGIN."""
 
-    weights: float
+    weights: float  # of the trained model, without what other processes hold of it
     update_fixed: float  # of an update: weights, adapter, optimiser
     update_row: float  # and of each trajectory of a micro-batch
     rollouts: float  # weights and reading prompts; 0 where an engine brings its own share
@@ -90,6 +92,8 @@ class MemoryPlan:
     kept: float = 0.0  # keys and values of all trajectories that are sampled together
     sleeps: bool = False  # the engine gives its share back during the update
     cached: float = 0.0  # keys and values of one trajectory, the least that an engine of its own must hold
+    served: float = 0.0  # weights of such an engine on a card
+    apart: bool = False  # it has cards of its own (topology: split)
 
     def update(self, micro_batch: int | None = None) -> float:
         """Bytes at the peak of an update, with MARGIN."""
@@ -106,12 +110,20 @@ class MemoryPlan:
         """Bytes at the most, on a GPU of this size."""
         beside = 0.0 if self.rollouts else self.engine_share * size_gb * GB  # what the engine keeps
         beside = min(beside, ASLEEP) if self.sleeps else beside
-        return max(self.update(micro_batch) + beside, self.sampling(size_gb))
+        server = self._engine / SERVER_SHARE if self.apart else 0.0
+        return max(self.update(micro_batch) + beside, self.sampling(size_gb), server)
+
+    @property
+    def _engine(self) -> float:
+        """Bytes that an engine of its own needs on a card, for its weights and one trajectory."""
+        return ((self.served or self.weights) + self.cached) * MARGIN
 
     def advice(self, size_gb: float) -> str:
         """Whether it fits a GPU of this size, and what to change where it does not."""
         room, share = size_gb * GB, self.engine_share * size_gb * GB
-        least = (self.weights + self.cached) * MARGIN
+        least = self._engine
+        if self.apart and least > room * SERVER_SHARE:
+            return f"a larger tensor_parallel: a card of a server needs {least / SERVER_SHARE / GB:.1f} GB"
         if self.cached and self.engine_share and not self.rollouts and share < least:
             wanted = math.ceil(100 * least / room) / 100
             holds = (
@@ -127,7 +139,7 @@ class MemoryPlan:
         if fitting:
             return f"micro_batch: {fitting[-1]}"
         if self.update_fixed * MARGIN > room:
-            return "a smaller model, or load_in_4bit with engine: unsloth"
+            return "a smaller model, shard on more cards, or load_in_4bit with engine: unsloth"
         return "lower max_tokens" + (" or max_batch" if self.sampling(size_gb) > room else "")
 
 
@@ -145,13 +157,15 @@ def plan(
     row = PROMPT + completion
     rows = max(-(-recipe.micro_batch_tokens // row), 1) if recipe.micro_batch_tokens else recipe.micro_batch
     elements = CHUNK_ELEMENTS[device]
-    own_cache = recipe.engine == "transformers"
+    apart = recipe.topology == "split"
+    own_cache = recipe.engine == "transformers" and not apart
     try:
         why = unkept(config) if own_cache else ""
         one, most = (
             update_peak(config, recipe, dtype, n, row, scored, elements=elements) for n in (1, max(rows, 2))
         )
         weights, prefill = _prefill(config, recipe, dtype)
+        elsewhere, gathered = _spread(config, recipe, dtype)
         cached = row * token_bytes(config, dtype)
     except Exception as error:  # whatever an architecture raises that cannot be traced without content
         raise RecipeError(
@@ -163,17 +177,34 @@ def plan(
     each = (most - one) / (max(rows, 2) - 1)
     together = min(recipe.max_batch, recipe.prompts_per_step * recipe.group_size // recipe.processes)
     return MemoryPlan(
-        weights=weights,
-        update_fixed=one - each,
+        weights=weights - elsewhere,
+        update_fixed=one - each - elsewhere + gathered,
         update_row=each,
         rollouts=prefill if own_cache else 0.0,
-        engine_share=0.0 if recipe.engine == "server" else recipe.engine_memory,
+        engine_share=0.0 if apart or recipe.engine == "server" else recipe.engine_memory,
         micro_batch=rows,
         row_tokens=row if recipe.micro_batch_tokens else 0,
         kept=GROWTH * together * cached if own_cache else 0.0,
         sleeps=recipe.engine == "vllm" and can_sleep(),
-        cached=0.0 if recipe.load_in_4bit else cached,  # whose weights are counted in 16 bits
+        cached=0.0
+        if recipe.load_in_4bit
+        else cached / recipe.tensor_parallel,  # weights are counted in 16 bits
+        served=weights / recipe.tensor_parallel,
+        apart=apart,
     )
+
+
+def _spread(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes of the weights that other processes hold, and of what is gathered while a layer computes: the
+    largest, and the next one.
+    """
+    if not recipe.shard:
+        return 0.0, 0.0
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers_of(model)]
+    processes = recipe.processes if "processes" in recipe.given else max(torch.cuda.device_count(), 1)
+    return sum(sizes) * (1 - 1 / processes), 2.0 * max(sizes) * (processes > 1)
 
 
 def _config(recipe: Recipe) -> Any:

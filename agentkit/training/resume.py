@@ -25,6 +25,7 @@ from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
 from agentkit.policies.ranks import from_main, gathered
+from agentkit.policies.shards import whole
 from agentkit.records import Task
 from agentkit.runs import Recipe, RunError, read_json, write_json
 from agentkit.training import checkpoints
@@ -47,7 +48,9 @@ FINISHED = "finished.json"  # in train/, once training came to its end
 CONTROL = ".control"  # in train/: the words stop and checkpoint, written by whoever watches
 ADAPTER = "adapter_model.safetensors"
 # recipe keys that may change between two attempts
-_FREE = "run resume save_every preflight report_to server_urls engine_memory tool_cache".split()
+_FREE = (
+    "run resume save_every preflight report_to server_urls engine_memory tool_cache shard tensor_parallel"
+).split()
 
 
 def made_with(lab: Lab, model: Any, tasks: list[Task], world: int) -> dict:
@@ -70,7 +73,7 @@ def _sketch(model: Any) -> Iterator[str]:
     """Names, shapes and first numbers of the frozen weights: enough to tell one agent from another."""
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
-            yield f"{name} {tuple(weight.shape)} {weight.detach().flatten()[:16].tolist()}"
+            yield f"{name} {tuple(weight.shape)} {whole(weight.detach()).flatten()[:16].tolist()}"
 
 
 def _value(made: dict[str, Any], name: str) -> Any:

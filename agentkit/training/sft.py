@@ -19,6 +19,7 @@ from trl import SFTConfig, SFTTrainer
 
 from agentkit.policies.ranks import on_main_process, patience, world
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
+from agentkit.policies.shards import leave_shards
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
@@ -142,6 +143,7 @@ def fine_tune(
         callbacks=[Progress("SFT")],
     )
     only_own_progress(trainer)
+    leave_shards(trainer.model)
     trainer.shares = (
         recipe.share_prefixes and prepare(trainer.accelerator.unwrap_model(trainer.model)) is None
     )

@@ -20,11 +20,12 @@ import torch
 from trl.trainer.utils import split_tensor_dict
 
 from agentkit.policies.ranks import gathered
+from agentkit.policies.shards import sharded
 from agentkit.policies.sync_guard import Gap, gap
 from agentkit.policies.unsloth import return_logits
 from agentkit.training.micro_batches import packed
 from agentkit.training.mismatch import mismatch_weights
-from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs, splits
+from agentkit.training.prefix import PLAIN_ROWS, plain_logprobs, prepare, shared_logprobs, splits
 
 GAP_ROWS = 4  # trajectories on which an engine that needs no correction is compared all the same
 
@@ -36,11 +37,13 @@ class Update:
     lesson_weight: float = 0.0
     token_budget: int = 0  # of one forward and backward pass; 0: as many trajectories as TRL says
     _split = False  # whether the output layer can be applied in chunks where prefixes are not shared
+    _sharded = False  # every process must then call the model equally often
     _scored: torch.Tensor | None = None  # (B, T) bool: what ``_only`` says; None asks ``sampled_mask``
 
     def share_prefixes(self, wanted: bool = True) -> None:
         """Compute shared prefixes once from now on; warns where the model cannot."""
         model = self.accelerator.unwrap_model(self.model)
+        self._sharded = sharded(model)
         self.unshared = prepare(model) if wanted else "it was not asked for"
         self._split = bool(self.unshared) and splits(model)
         if wanted and self.unshared:
@@ -75,14 +78,25 @@ class Update:
         before = {name: len(values) for name, values in self._metrics["train"].items()}
         *earlier, last = parts = self._parts(inputs)
         done = torch.zeros((), device=inputs["completion_ids"].device)
-        for rows in earlier:
-            with self.accelerator.no_sync(model):
-                loss = self._part_loss(model, inputs, rows)
-                self.accelerator.backward(loss)
-            done += loss.detach()
-        loss = self._part_loss(model, inputs, last) + done
+        with self._unlike_rows():
+            for rows in earlier:
+                with self.accelerator.no_sync(model):
+                    loss = self._part_loss(model, inputs, rows)
+                    self.accelerator.backward(loss)
+                done += loss.detach()
+            loss = self._part_loss(model, inputs, last) + done
         self._join_metrics(before, [(int(_loss_mask(inputs)[rows].sum()), len(rows)) for rows in parts])
         return loss
+
+    @contextmanager
+    def _unlike_rows(self) -> Iterator[None]:
+        """Within, processes may gather unlike numbers of rows, filled up with NaN, which TRL looks past."""
+        gather, padded = self.accelerator.gather, self.accelerator.pad_across_processes
+        self.accelerator.gather = lambda x: gather(padded(x, pad_index=math.nan) if x.ndim else x)
+        try:
+            yield
+        finally:
+            del self.accelerator.gather
 
     def _join_metrics(self, before: dict[str, int], sizes: list[tuple[int, int]]) -> None:
         """What TRL has measured of each part since ``before``, as one figure of the optimiser step.
@@ -201,15 +215,36 @@ class Update:
         parts = [torch.arange(len(input_ids))]
         if batch_size:  # not a micro-batch already
             parts = self._micro_batches(input_ids, attention_mask, scored, batch_size)
-        given = ((input_ids[rows], attention_mask[rows], scored[rows]) for rows in parts)
+        parts, asked, idle = self._alike(parts, scored) if self._sharded else (parts, scored, [])
+        given = ((input_ids[rows], attention_mask[rows], asked[rows]) for rows in [*parts, *idle])
         with self.accelerator.autocast():
             found = [self._score(model, *part, self.temperature, compute_entropy) for part in given]
+        found, others = found[: len(parts)], found[len(parts) :]
         back = torch.cat(parts).argsort()
         logprobs = torch.cat([values for values, _ in found])[back]
+        if self._sharded:
+            logprobs = logprobs * scored + sum(0.0 * values.sum() for values, _ in others)
         if not compute_entropy:
             return logprobs, None, None
         entropies = torch.cat([values for _, values in found])[back]
         return logprobs, entropies.where(scored, entropies[scored].mean()), None
+
+    def _alike(
+        self, parts: list[torch.Tensor], scored: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
+        """Parts that are one forward pass each, what they score (B, K), and passes in vain that make them as
+        many in every process: sharded weights are gathered by all at once.
+
+        A part with nothing to score scores its first completion token, which no caller looks at.
+        """
+        if self.unshared:
+            parts = [rows for part in parts for rows in part.split(PLAIN_ROWS)]
+        asked = scored.clone()
+        idle = [parts[0][:1]] * (max(gathered([len(parts)])) - len(parts))
+        for rows in [*parts, *idle]:
+            if not asked[rows].any():
+                asked[rows[0], 0] = True
+        return parts, asked, idle
 
     def correct_mismatch(
         self, output: dict[str, Any], sampled: torch.Tensor, mode: str, high: float, low: float = 0.0
@@ -253,11 +288,11 @@ class Update:
         own = self._batch_logprobs(output, mask)
         return float((own - sampled).abs()[mask].mean()) if mask.any() else math.nan
 
-    def compare_engine(self, output: dict[str, Any], sampled: torch.Tensor, noise: float) -> Gap:
+    def compare_engine(self, output: dict[str, Any], sampled: torch.Tensor, noise: float) -> Gap | None:
         """How far the engine was from the trainer on a corrected batch, and what the adapter does there.
 
-        Without the reference's log-probabilities (``beta`` 0) the first micro-batch is computed once more
-        with the adapter off.
+        None where the loss reads no token of it. Without the reference's log-probabilities (``beta`` 0) the
+        first micro-batch is computed once more with the adapter off.
         """
         mask, off = _loss_mask(output), output.get("ref_per_token_logps")
         if off is None:
@@ -267,6 +302,8 @@ class Update:
             mask = mask & first
             with self.accelerator.unwrap_model(self.model).disable_adapter():
                 off = self._batch_logprobs(output, mask)
+        if not mask.any():
+            return None
         values = (sampled, output["old_per_token_logps"], off)
         return gap(*([x.float()[mask].tolist()] for x in values), noise)
 
