@@ -248,6 +248,9 @@ class Recipe:
     )
     mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
     mismatch_floor: float = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5", 0, 1)
+    max_staleness: int = _key(
+        0, "batches of rollouts sampled ahead, while the update runs, with older weights; 0: none", 0, 2
+    )
     share_prefixes: bool = _key(
         True, "compute what trajectories have in common once: as exact, and faster", stages="23"
     )
@@ -354,6 +357,7 @@ class Recipe:
         for check in (
             _check_clipping,
             _check_engine,
+            _check_staleness,
             _check_reward_and_controls,
             _check_batch,
             _check_thinking,
@@ -486,6 +490,25 @@ def _check_engine(recipe: Recipe) -> None:
         )
     if not re.fullmatch(r"auto|[1-9]\d{0,3}", recipe.gpus):
         raise RecipeError(f"gpus is {recipe.gpus[:40]!r}; use auto, or how many, such as 2")
+
+
+def _check_staleness(recipe: Recipe) -> None:
+    if not recipe.max_staleness:
+        return
+    start = f"max_staleness: {recipe.max_staleness} samples while the model trains"
+    if recipe.engine == "unsloth":
+        raise RecipeError(
+            f"{start}, and engine: unsloth samples with the very weights that are trained: use engine: vllm "
+            "or transformers, or leave max_staleness out"
+        )
+    if recipe.mismatch == "off":
+        raise RecipeError(
+            f"{start}, with older weights, which mismatch: off would not correct: use mismatch: auto"
+        )
+    if recipe.hindsight_weight:
+        raise RecipeError(
+            f"{start}, and hindsight_weight has the tools write lessons meanwhile: leave one of the two out"
+        )
 
 
 def _check_reward_and_controls(recipe: Recipe) -> None:
