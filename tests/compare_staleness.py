@@ -31,15 +31,15 @@ from agentkit.tasks import shipped_families
 from agentkit.tools.corpus import Corpus
 
 corpus = Corpus.open()
-families = {
-    name: replace(family, environment=_slow({latency}, corpus))
+families = dict(
+    (name, replace(family, environment=_slow({latency}, corpus)))
     for name, family in shipped_families(corpus).items()
     if name in ("A", "B")
-}
+)
 """
 CHANGES = {
     "families": "A,B", "n_tasks": 400, "measure_base": False, "deterministic": False, "processes": 2, "save_every": 0,
-    "prompts_per_step": 8, "group_size": 4, "micro_batch": 8, "val_tasks": 60, "tool_cache": "off",
+    "prompts_per_step": 8, "group_size": 4, "micro_batch": 8, "val_tasks": 60, "tool_cache": "off", "sft_tasks": 64,
 }  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def main() -> int:
         suite = lab.suite()
         write_tasks(start.file("tasks.jsonl"), suite.tasks)
         model, tokenizer = load_agent("nano")
-        found = demonstrations(lab, suite.split("train"), tokenizer)
+        found = demonstrations(lab, suite.split("train")[: lab.recipe.sft_tasks], tokenizer)
         cold_start(model, tokenizer, found, lab.recipe, start.file("sft"))
         found = []
         for seed in range(1, chosen.seeds + 1):

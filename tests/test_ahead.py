@@ -203,19 +203,23 @@ def test_an_error_in_the_background_is_raised_in_the_step_with_its_own_words(tmp
 @pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), ValueError("of another callback")])
 def test_rollouts_under_way_end_with_the_training(error, tmp_path):
     trainer = make_trainer(tmp_path / "run", max_staleness=1)
-    sample, begun = trainer.policy.sample, threading.Event()
+    sample, turn, stuck = trainer._sample, trainer.policy.sample, threading.Event()
+
+    def begin(step, *arguments):
+        if step == 4:
+            stuck.set()
+        return sample(step, *arguments)
 
     async def endless(request):
-        if trainer.state.global_step >= 2:
-            begun.set()
+        if stuck.is_set():
             await asyncio.sleep(3600)
-        return await sample(request)
+        return await turn(request)
 
-    trainer.policy.sample = endless
+    trainer._sample, trainer.policy.sample = begin, endless
     trainer.add_callback(Stop("on_pre_optimizer_step", 2, error))
     with pytest.raises(type(error), match=str(error)):
         train(trainer)
-    assert threads() == []
+    assert stuck.is_set() and threads() == []
 
 
 def test_works_come_in_order_and_what_is_dropped_is_ended():

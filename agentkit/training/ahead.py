@@ -171,7 +171,8 @@ class Ahead:
         if lead is None or lead.pending[:1] != (number,):
             return self._hand_over(number, self._numbers(number, 1 + self.recipe.max_staleness))
         with with_weights(self.accelerator.unwrap_model(self.model), lead.weights):
-            return self._hand_over(lead.version, lead.pending)
+            self._hand_over(lead.version, lead.pending)
+        return {}  # the step that handed them over first has told
 
     def _hand_over(self, version: int, numbers: Sequence[int]) -> dict[str, float]:
         """Give the engine the weights as they are and have it sample these batches; metrics of the sync."""
