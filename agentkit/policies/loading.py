@@ -3,6 +3,7 @@
 Leaves out what Unsloth loads (unsloth.py) and servers that run elsewhere (serve.py).
 """
 
+import copy
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -153,6 +154,7 @@ def make_policy(
     rollouts while the model trains, where every engine needs weights of its own.
     """
     lora = recipe.weight_sync == "lora"
+    tokenizer = copy.deepcopy(tokenizer) if ahead else tokenizer  # two threads must not ask a fast one
     if isinstance(model, PeftModel) and model.dtype != torch.float32:
         if recipe.weight_sync == "merged":
             raise EngineError(

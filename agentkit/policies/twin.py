@@ -45,13 +45,12 @@ def refresh(twin: Any, model: PeftModel) -> None:
 
 
 class TwinPolicy(TransformersPolicy):
-    """Samples from a copy of a PEFT model and of its tokenizer; arguments as TransformersPolicy's."""
+    """Samples from a copy of a PEFT model; arguments as TransformersPolicy's."""
 
     shares_weights = False
 
     def __init__(self, model: PeftModel, tokenizer: Any, *arguments: Any):
-        # a fast tokenizer must not be asked by two threads at once
-        super().__init__(twin_of(model), copy.deepcopy(tokenizer), *arguments)
+        super().__init__(twin_of(model), tokenizer, *arguments)
 
     def sync(self, model: PeftModel) -> None:
         """Take over the trained weights, and forget what was computed with the old ones."""
