@@ -184,14 +184,30 @@ def test_two_interrupted_processes_go_on_as_if_they_had_not_been(folder):
     assert [row["step"] for row in rows] in ([3, 4], [4])  # it stops after the step that is under way
     whole, same = prepared(folder, "whole", steps=4, save_every=0, val_every=4)
     launch(same, whole)
-    resumed, expected = (
-        [
-            {k: v for k, v in row.items() if "seconds" not in k}
-            for row in read_jsonl(r.file("train", "metrics.jsonl"))
-        ]
-        for r in (run, whole)
-    )
-    assert resumed == expected
+    assert _untimed(run) == _untimed(whole)
+
+
+def _untimed(run: Run) -> list[dict]:
+    rows = read_jsonl(run.file("train", "metrics.jsonl"))
+    return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+
+
+@pytest.mark.slow
+def test_two_processes_sample_ahead_and_go_on_as_if_they_had_not_been_interrupted(folder):
+    run, lab = prepared(folder, "ahead", steps=5, save_every=0, val_every=5, max_staleness=1)
+
+    def stop_after_two(row):
+        if row["step"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(lab, run, stop_after_two)
+    assert not _workers(run)
+    assert launch(lab, run)["steps"] == 5
+    whole, same = prepared(folder, "ahead-whole", steps=5, save_every=0, val_every=5, max_staleness=1)
+    launch(same, whole)
+    assert _untimed(run) == _untimed(whole)
+    assert [row["staleness"] for row in _untimed(whole)[1:]] == [0, 1, 1, 1, 1]
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import load_file, save_file
 
 from agentkit.policies.precision import LEAST_SHARE, surviving_share
@@ -57,6 +58,15 @@ def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
             for adapter in layer.active_adapters:
                 tensor = (tensor.float() + layer.get_delta_weight(adapter).float()).to(tensor.dtype)
         yield name.replace(".base_layer.", "."), tensor
+
+
+def bare(model: Any) -> Any:
+    """The model without adapter layers, such as a trainer that was interrupted left in it."""
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, BaseTunerLayer):
+            model.set_submodule(name, layer.get_base_layer())
+    vars(model).pop("peft_config", None)
+    return model
 
 
 def save_weights(model: Any, folder: Path, padding: HeadPadding | None = None) -> None:

@@ -248,6 +248,9 @@ class Recipe:
     )
     mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
     mismatch_floor: float = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5", 0, 1)
+    max_staleness: int = _key(
+        0, "batches of rollouts sampled ahead, while the update runs, with older weights; 0: none", 0, 2
+    )
     share_prefixes: bool = _key(
         True, "compute what trajectories have in common once: as exact, and faster", stages="23"
     )
@@ -365,6 +368,7 @@ class Recipe:
             _check_clipping,
             _check_engine,
             _check_larger_than_a_card,
+            _check_staleness,
             _check_reward_and_controls,
             _check_batch,
             _check_thinking,
@@ -520,6 +524,25 @@ def _check_larger_than_a_card(recipe: Recipe) -> None:
         raise RecipeError(
             "shard does not go with hindsight_weight or the control hindsight, whose batches are not as many "
             "in every process: leave one out"
+        )
+
+
+def _check_staleness(recipe: Recipe) -> None:
+    if not recipe.max_staleness:
+        return
+    start = f"max_staleness: {recipe.max_staleness} samples while the model trains"
+    if recipe.engine == "unsloth":
+        raise RecipeError(
+            f"{start}, and engine: unsloth samples with the very weights that are trained: use engine: vllm "
+            "or transformers, or leave max_staleness out"
+        )
+    if recipe.mismatch == "off":
+        raise RecipeError(
+            f"{start}, with older weights, which mismatch: off would not correct: use mismatch: auto"
+        )
+    if recipe.hindsight_weight:
+        raise RecipeError(
+            f"{start}, and hindsight_weight has the tools write lessons meanwhile: leave one of the two out"
         )
 
 

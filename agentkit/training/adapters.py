@@ -4,7 +4,7 @@ Leaves out training them (sft, grpo) and exporting them with their model (merge)
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,6 @@ def lora(recipe: Recipe) -> LoraConfig:
     )
 
 
-def bare(model: Any) -> Any:
-    """The model without the adapter layers that a trainer which was interrupted left in it."""
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, BaseTunerLayer):
-            model.set_submodule(name, layer.get_base_layer())
-    vars(model).pop("peft_config", None)
-    return model
-
-
 @contextmanager
 def merged(model: Any) -> Iterator[None]:
     """The model with its LoRA adapter folded in, which samples faster; the weights come back bit for bit.
@@ -57,6 +48,25 @@ def merged(model: Any) -> Iterator[None]:
         model.unmerge_adapter()
         for layer, weight in zip(layers, kept, strict=True):
             layer.weight.data.copy_(weight)
+
+
+def trained_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Copies of the parameters that are trained, by name."""
+    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+@contextmanager
+def with_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """The model as it was when ``trained_weights`` gave these; afterwards it is as before, bit for bit."""
+    parameters = dict(model.named_parameters())
+    kept = {name: parameters[name].data for name in weights}
+    for name, weight in weights.items():
+        parameters[name].data = weight
+    try:
+        yield
+    finally:
+        for name, weight in kept.items():
+            parameters[name].data = weight
 
 
 def settled(model: Any) -> Any:

@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,19 +32,22 @@ from agentkit.policies.ranks import gathered, on_main_process, patience, spread
 from agentkit.policies.shards import leave_shards
 from agentkit.policies.sync_guard import NOISE, SyncError, sync
 from agentkit.policies.unsloth import adapted
+from agentkit.policies.weights import bare
 from agentkit.records import Group, Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.templates import end_of_turn_ids
 from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Recipe, Run, append_jsonl, write_trajectories
+from agentkit.tools.runtime import run_blocking
 from agentkit.training import advantages, metrics
-from agentkit.training.adapters import bare, lora, merged, save_adapter
+from agentkit.training.adapters import lora, merged, save_adapter
+from agentkit.training.ahead import Ahead
 from agentkit.training.guards import Guards
 from agentkit.training.hindsight import lesson_batch
 from agentkit.training.processes import check_processes, check_same
 from agentkit.training.resume import Resumable, made_with
-from agentkit.training.selection import fresh_tasks, select
+from agentkit.training.selection import Selected, fresh_tasks, select
 from agentkit.training.trainers import Progress, on_one_card, only_own_progress, quiet_trainer
 from agentkit.training.update import Update, kl_median
 
@@ -92,7 +95,7 @@ def config(recipe: Recipe, out: Path) -> GRPOConfig:
     )
 
 
-class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
+class AgentGRPOTrainer(Resumable, Ahead, Update, GRPOTrainer):
     """TRL's GRPOTrainer with agent rollouts.
 
     It goes on from the newest sound checkpoint in the run's train/ where that was made with the same
@@ -151,6 +154,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
     def _prepare(self, tokenizer: Any, engine: Any) -> None:
         """What needs the model as TRL has set it up: prefixes, the checkpoint to go on from, the policy."""
         only_own_progress(self)
+        self.open_ahead()
         if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet
             self.model.delete_adapter("ref")
         leave_shards(self.model)
@@ -159,7 +163,8 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         world = self.accelerator.num_processes
         self.open_training(made_with(self.lab, self.model, tasks, world))
         model = self.accelerator.unwrap_model(self.model)
-        self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine)
+        ahead = self.recipe.max_staleness > 0
+        self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine, ahead=ahead)
 
     # ---- a step: rollouts and rewards, then TRL's batch of them
     def _set_signature_columns_if_needed(self) -> None:
@@ -195,13 +200,13 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         Fresh tasks may take the place of some (``dead_groups: replace``), and the loss may leave trajectories
         out.
         """
-        start, seed = time.monotonic(), self.recipe.seed + 1_000_003 * self.step.number
-        asked = self.step.tasks
-        fresh = fresh_tasks(self._tasks.values(), gathered([task.id for task in asked]), seed)
-        fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
-        with self._synced() as gap:
-            roll = partial(self._rollout, seed=seed)
-            selected = select(asked, fresh, roll, self._teaches_nothing, self.recipe)
+        start, asked = time.monotonic(), self.step.tasks
+        if self.recipe.max_staleness:
+            selected, gap = self.sampled_ahead()
+        else:
+            everyone = gathered([task.id for task in asked])
+            with self._synced() as gap:
+                selected = self._sample(self.step.number, asked, everyone)
         trajectories = selected.trajectories
         trained = (
             (0,) * len(t.action_mask) if out else t.action_mask
@@ -219,20 +224,34 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         self.guards.scored(self.step.trajectories)
         self._measured |= gap | self._cache_mismatches() | {"planned_steps": self.recipe.steps}
 
+    def _sample(
+        self, step: int, tasks: Sequence[Task], everyone: Sequence[str], run: Callable = run_blocking
+    ) -> Selected:
+        """The trajectories of this process' tasks at a step; ``everyone`` has the ids of all processes'.
+
+        It tells other processes nothing: another thread may run it.
+        """
+        seed = self.recipe.seed + 1_000_003 * step
+        fresh = fresh_tasks(self._tasks.values(), everyone, seed)
+        fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
+        roll = partial(self._rollout, seed=seed, step=step, run=run)
+        return select(tasks, fresh, roll, self._teaches_nothing, self.recipe)
+
     @contextmanager
     def _synced(self) -> Iterator[dict[str, float]]:
         """Give the policy the weights as they are; yields metrics where its engine has weights of its own.
 
-        Afterwards its engine sleeps, so that the update has its memory.
+        Afterwards its engine sleeps, so that the update has its memory, unless it samples meanwhile.
         """
         model = self.accelerator.unwrap_model(self.model)
-        with merged(model):
+        with merged(model) if self.policy.shares_weights else nullcontext():
             recipe, noise = self.recipe, self._noise.get("sync")
             gap = sync(self.policy, model, recipe.temperature, recipe.sync_threshold, noise)
             if gap:
                 self._noise["sync"] = gap.mean
             yield gap.metrics("sync_gap") if gap else {}
-        self.policy.sleep()
+        if not self.recipe.max_staleness:
+            self.policy.sleep()
 
     def _teaches_nothing(self, group: Group) -> bool:
         """Whether the estimator in use gives every token of a group's trajectories no advantage."""
@@ -241,10 +260,9 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         values = advantages.of_trajectories(tasks, group.trajectories, one, self.reward, self.recipe)
         return float(values.abs().max()) < advantages.EPSILON**2
 
-    def _rollout(self, tasks: Sequence[Task], group_size: int, seed: int) -> list[Trajectory]:
-        step = self.state.global_step + 1
-        sampled = rollout(tasks, self.policy, group_size=group_size, seed=seed, step=step, **self._options)
-        end = (sorted(end_of_turn_ids(self.processing_class))[0],)
+    def _rollout(self, tasks: Sequence[Task], group_size: int, **options: Any) -> list[Trajectory]:
+        sampled = rollout(tasks, self.policy, group_size=group_size, **options, **self._options)
+        end = (sorted(end_of_turn_ids(self.policy.tokenizer))[0],)
         whole = [t if t.completion_ids else _with_token(t, end) for t in sampled]
         return score_all(tasks, whole, self.reward)
 
@@ -261,7 +279,7 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
             mode = "off" if same else "token_truncate"
         measured = self.correct_mismatch(output, sampled, mode, recipe.mismatch_cap, recipe.mismatch_floor)
         before = self._noise.get("batch")
-        compared = self.compare_engine(output, sampled, before or NOISE[dtype])
+        compared = self.compare_engine(output, sampled, before or NOISE[dtype], self.sampled_with)
         mismatch = self.engine_gap(output, sampled) if mode == "off" else 0.0
         if compared is None:
             return measured
@@ -348,7 +366,10 @@ class AgentGRPOTrainer(Resumable, Update, GRPOTrainer):
         start = time.monotonic()
 
         samples = self.recipe.val_samples
-        roll = partial(self._rollout, group_size=samples, seed=self.recipe.seed)
+        step = self.state.global_step + 1
+        roll = partial(self._rollout, group_size=samples, seed=self.recipe.seed, step=step)
+        if self.recipe.max_staleness:
+            self.wait_ahead()
         with self._synced():
             sampled = spread(roll, self.validation, samples, "validation")
         summary = summarize(sampled, self.validation)
@@ -413,7 +434,7 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     patience, solved or asked. A checkpoint is kept where it raises TrainingError (a guard) or TrainingStopped
     (interrupted).
     """
-    with trainer.policy:
+    with trainer.policy, closing(trainer.background):
         if trainer.finished:
             return trainer.finished
         trainer.train()

@@ -2,9 +2,10 @@
 
 ``Resumable`` goes in front of TRL's GRPOTrainer. transformers' Trainer saves and restores the optimiser, the
 schedule, the random states and the data position; added here is what it leaves out: whole checkpoints only
-(checkpoints), the batch of rollouts in use, the order of later epochs, the best adapter, the kit's own
-counters, and the position in metrics.jsonl. A checkpoint of the last finished step is also written when
-training is interrupted, by Ctrl-C, SIGTERM or an error. Leaves out how a checkpoint becomes whole.
+(checkpoints), the batch of rollouts in use, what was being sampled ahead, the order of later epochs, the best
+adapter, the kit's own counters, and the position in metrics.jsonl. A checkpoint of the last finished step is
+also written when training is interrupted, by Ctrl-C, SIGTERM or an error. Leaves out how a checkpoint becomes
+whole.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from agentkit.records import Task
 from agentkit.runs import Recipe, RunError, read_json, write_json
 from agentkit.training import checkpoints
 from agentkit.training.adapters import replacing, write_adapter
+from agentkit.training.ahead import Lead
 from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
 from agentkit.training.processes import (
     TrainingStopped,
@@ -47,6 +49,7 @@ STAGE = "03_grpo"
 FINISHED = "finished.json"  # in train/, once training came to its end
 CONTROL = ".control"  # in train/: the words stop and checkpoint, written by whoever watches
 ADAPTER = "adapter_model.safetensors"
+AHEAD = "ahead.pt"  # in a checkpoint: which batches were being sampled, with which weights
 # recipe keys that may change between two attempts
 _FREE = (
     "run resume save_every preflight report_to server_urls engine_memory tool_cache shard tensor_parallel"
@@ -82,7 +85,7 @@ def _value(made: dict[str, Any], name: str) -> Any:
 
 
 class Resumable:
-    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best`` and ``guards``."""
+    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best``, ``guards`` and ``lead``."""
 
     resume_from: Path | None = None
     finished: dict[str, Any] | None = None
@@ -92,7 +95,8 @@ class Resumable:
         trains.
         """
         self._fingerprint = fingerprint
-        self._boundary: tuple[int, Any] | None = None  # the last finished step and the random states after it
+        # the last finished step, the random states after it and what was sampled ahead
+        self._boundary: tuple[int, Any, Lead | None] | None = None
         self._moving = False  # the weights have moved since: no checkpoint before the step ends
         self._stop_asked = self._leaving = False
         self.add_callback(_Marks(self))
@@ -163,9 +167,11 @@ class Resumable:
         """In place of transformers' own, which leaves half a checkpoint where it is killed."""
         self.write_checkpoint()
 
-    def write_checkpoint(self) -> Path:
+    def write_checkpoint(self, lead: Lead | None = None) -> Path:
         """Write a checkpoint of the current step; RunError where it could not be, with the older ones
         unharmed.
+
+        ``lead`` is what was sampled ahead after that step, by default what is now.
         """
         folder, step = self.run.file("train", "checkpoints"), self.state.global_step
         new, main = folder / f".checkpoint-{step}", self.accelerator.is_main_process
@@ -177,7 +183,7 @@ class Resumable:
             if self._in_use():
                 torch.save(self._buffered_inputs, new / f"rollouts_{self.accelerator.process_index}.pt")
             if main:
-                self._fill(new)
+                self._fill(new, lead or self.lead)
             self.accelerator.wait_for_everyone()
             if main:
                 checkpoints.commit(new, {"step": step, "made_with": self._fingerprint})
@@ -197,12 +203,14 @@ class Resumable:
         parts = self.args.steps_per_generation * self.num_iterations
         return self._buffered_inputs is not None and done % parts != 0
 
-    def _fill(self, new: Path) -> None:
+    def _fill(self, new: Path, lead: Lead | None) -> None:
         write_adapter(self.accelerator.unwrap_model(self.model), new)
         self._save_optimizer_and_scheduler(str(new))
         state = dataclasses.replace(self.state, log_history=[])  # which metrics.jsonl holds
         state.save_to_json(str(new / "trainer_state.json"))
         write_json(new / "state.json", {"best": list(self.best), "guards": self.guards.state()})
+        if lead and lead.pending:
+            torch.save(dataclasses.asdict(lead), new / AHEAD)
         best = self.run.file("adapter")
         if self.best[0] >= 0 and best.exists():
             shutil.copytree(best, new / "best")
@@ -230,6 +238,8 @@ class Resumable:
             torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
         rollouts = self.resume_from / f"rollouts_{self.accelerator.process_index}.pt"
         self._buffered_inputs = _load(rollouts, self.args.device) if rollouts.exists() else None
+        if (self.resume_from / AHEAD).exists():
+            self.resumed = Lead(**_load(self.resume_from / AHEAD, self.args.device))
         self._restore_counters()
         return epochs, batches
 
@@ -240,7 +250,7 @@ class Resumable:
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._boundary, self._moving = (self.state.global_step, random_states()), False
+        self._boundary, self._moving = (self.state.global_step, random_states(), self.lead), False
         if any(gathered([self._stop_asked])):
             self.write_checkpoint()  # together: on its way out a process no longer waits for the others
             raise TrainingStopped(f"stopped after step {self.state.global_step}")
@@ -285,12 +295,12 @@ class Resumable:
         """The checkpoint of the last finished step, if it is not there yet and this process can write it."""
         if self._boundary is None or self._moving or self.accelerator.num_processes > 1:
             return
-        step, states = self._boundary
+        step, states, lead = self._boundary
         path, why = self.run.file("train", "checkpoints", f"checkpoint-{step}"), type(error).__name__
         if not path.exists():
             set_random_states(states)
             try:
-                self.write_checkpoint()
+                self.write_checkpoint(lead)
             except RunError as second:
                 _say(f"{why}: {error}; {second}")
                 return

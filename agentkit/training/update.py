@@ -10,7 +10,7 @@ are those of fixed ones. Leaves out the loss itself, and what a batch holds (grp
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from agentkit.policies.ranks import gathered
 from agentkit.policies.shards import sharded
 from agentkit.policies.sync_guard import Gap, gap
 from agentkit.policies.unsloth import return_logits
+from agentkit.training.adapters import with_weights
 from agentkit.training.micro_batches import packed
 from agentkit.training.mismatch import mismatch_weights
 from agentkit.training.prefix import PLAIN_ROWS, plain_logprobs, prepare, shared_logprobs, splits
@@ -288,24 +289,36 @@ class Update:
         own = self._batch_logprobs(output, mask)
         return float((own - sampled).abs()[mask].mean()) if mask.any() else math.nan
 
-    def compare_engine(self, output: dict[str, Any], sampled: torch.Tensor, noise: float) -> Gap | None:
+    def compare_engine(
+        self,
+        output: dict[str, Any],
+        sampled: torch.Tensor,
+        noise: float,
+        weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> Gap | None:
         """How far the engine was from the trainer on a corrected batch, and what the adapter does there.
 
-        None where the loss reads no token of it. Without the reference's log-probabilities (``beta`` 0) the
-        first micro-batch is computed once more with the adapter off.
+        ``weights`` are those that the engine was to sample with, where the trainer has others by now. With
+        them, and without the reference's log-probabilities (``beta`` 0), the first micro-batch is looked at,
+        which is computed once more with these weights, or with the adapter off. None where the loss reads no
+        token of it.
         """
         mask, off = _loss_mask(output), output.get("ref_per_token_logps")
-        if off is None:
+        trained, model = output["old_per_token_logps"], self.accelerator.unwrap_model(self.model)
+        if off is None or weights is not None:
             rows = self._micro_batches(*_sequences(output), mask, self.args.per_device_train_batch_size)[0]
             first = torch.zeros(len(mask), 1, dtype=torch.bool, device=mask.device)
             first[rows] = True
             mask = mask & first
-            with self.accelerator.unwrap_model(self.model).disable_adapter():
+        if off is None:
+            with model.disable_adapter():
                 off = self._batch_logprobs(output, mask)
+        if weights is not None:
+            with with_weights(model, weights):
+                trained = self._batch_logprobs(output, mask)
         if not mask.any():
             return None
-        values = (sampled, output["old_per_token_logps"], off)
-        return gap(*([x.float()[mask].tolist()] for x in values), noise)
+        return gap(*([x.float()[mask].tolist()] for x in (sampled, trained, off)), noise)
 
 
 def _sequences(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:

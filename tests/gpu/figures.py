@@ -30,11 +30,12 @@ from agentkit import nano
 from agentkit.bench.update import _batch
 from agentkit.policies import sync_guard
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
+from agentkit.policies.weights import bare
 from agentkit.records import StopReason, TrainingError, Trajectory
 from agentkit.runs import RunError, read_jsonl, versions
 from agentkit.runs.recipe import Recipe
 from agentkit.training import peer
-from agentkit.training.adapters import bare, lora, save_adapter
+from agentkit.training.adapters import lora, save_adapter
 from agentkit.training.grpo import config, train
 from agentkit.training.merge import logprobs as run_logprobs
 from agentkit.training.merge import merge

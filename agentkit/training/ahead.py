@@ -1,0 +1,210 @@
+"""Rollouts of the next batches while the update runs: ``max_staleness`` batches, sampled ahead of it.
+
+``Ahead`` goes in front of TRL's GRPOTrainer. Once nothing is sampled any more the engine is handed the
+weights as they are, and a thread samples as many batches with them as may be stale; their tasks follow from
+the order that TRL's sampler draws. What comes out does not depend on which of the two is faster. The main
+thread alone talks to other processes. A checkpoint holds no rollouts: it holds the adapter that samples, and
+whoever goes on from it samples the same batches again. Leaves out weights of the engine's own (policies), the
+correction of what is stale (mismatch), and how a batch is sampled (grpo).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from agentkit.policies.ranks import gathered
+from agentkit.records import Task
+from agentkit.training.adapters import trained_weights, with_weights
+from agentkit.training.selection import Selected
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The tasks of one batch of rollouts."""
+
+    number: int  # from 0
+    tasks: tuple[Task, ...]  # that this process rolls out
+    everyone: tuple[str, ...]  # ids of all processes' tasks, in the order of the processes
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Weights that an engine was handed, and the batches they sample that are not trained on yet."""
+
+    version: int  # batches that these weights had been trained on
+    weights: Mapping[str, torch.Tensor]  # of the adapter, by parameter
+    pending: tuple[int, ...]  # numbers of the batches
+
+
+class Background:
+    """Works one after another in a thread of its own, each on a batch; their results come in that order.
+
+    ``run`` is for coroutines of a work: it ends them where the work is no longer wanted.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts ahead")
+        self._works: deque[tuple[Batch, Future[Any]]] = deque()
+        self._lock = threading.Lock()  # of the two below
+        self._cancel: Callable[[], Any] | None = None
+        self._unwanted = False
+
+    @property
+    def first(self) -> Batch | None:
+        """The batch whose result comes next."""
+        return self._works[0][0] if self._works else None
+
+    def start(self, batch: Batch, work: Callable[[], Any]) -> None:
+        self._works.append((batch, self._thread.submit(work)))
+
+    def take(self) -> Any:
+        """Wait for the next result; what went wrong is raised here."""
+        result = self._works[0][1].result()
+        self._works.popleft()
+        return result
+
+    def wait(self) -> None:
+        """Wait until nothing is under way; results, and what went wrong, are kept."""
+        wait([future for _, future in self._works])
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        async def unless_unwanted() -> Any:
+            with self._lock:
+                if self._unwanted:
+                    coroutine.close()
+                    raise asyncio.CancelledError
+                loop, task = asyncio.get_running_loop(), asyncio.current_task()
+                self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
+            try:
+                return await coroutine
+            finally:
+                with self._lock:
+                    self._cancel = None
+
+        return asyncio.run(unless_unwanted())
+
+    def drop(self) -> None:
+        """End what is under way, and forget all works; returns once the thread is at rest."""
+        for _, future in self._works:
+            future.cancel()
+        with self._lock:
+            self._unwanted = True
+            if self._cancel:
+                self._cancel()
+        self.wait()
+        self._works.clear()
+        self._unwanted = False
+
+    def close(self) -> None:
+        self.drop()
+        self._thread.shutdown()
+
+
+class Ahead:
+    """Mixin of a GRPOTrainer with ``recipe``, ``step``, ``_tasks``, ``_synced`` and ``_sample``."""
+
+    lead: Lead | None = None  # what samples, or sampled last
+    resumed: Lead | None = None  # as a checkpoint has it
+    sampled_with: Mapping[str, torch.Tensor] | None = None  # the step's rollouts, where they are stale
+
+    def open_ahead(self) -> None:
+        self.background = Background()
+        self._orders: dict[int, list[int]] = {}  # rows of the data set, by epoch
+
+    def sampled_ahead(self) -> tuple[Selected, dict[str, float]]:
+        """The step's rollouts and metrics; the next batches are under way when it returns.
+
+        Raises:
+            SyncError: the engine does not serve the weights that it was handed.
+            Whatever the rollouts of the step raised in their thread.
+        """
+        number, first = self._batch_number, self.background.first
+        gap: dict[str, float] = {}
+        fits = first is not None and first.number == number and first.tasks == self.step.tasks
+        if not all(gathered([fits])):
+            gap = self._begin(number)
+        selected = self.background.take()
+        gathered([None])  # no engine is busy any more in any process: they may share servers
+        lead = self.lead
+        self.sampled_with = lead.weights if lead.version < number else None
+        self.lead = replace(lead, pending=lead.pending[1:])
+        if not self.lead.pending:
+            gap |= self._hand_over(number, self._numbers(number + 1, self.recipe.max_staleness))
+        return selected, gap | {"staleness": number - lead.version}
+
+    def wait_ahead(self) -> None:
+        """Return once no process samples, so that the engine may be handed other weights for a while."""
+        self.background.wait()
+        gathered([None])
+
+    @property
+    def _updates(self) -> int:
+        """Optimiser steps on a batch of rollouts."""
+        parts = self.args.steps_per_generation * self.num_iterations
+        return max(parts // self.args.gradient_accumulation_steps, 1)
+
+    @property
+    def _batch_number(self) -> int:
+        return self.state.global_step // self._updates
+
+    def _numbers(self, first: int, count: int) -> tuple[int, ...]:
+        """``count`` batches from the first on, as far as the training has any."""
+        return tuple(range(first, min(first + count, -(-self.args.max_steps // self._updates))))
+
+    def _begin(self, number: int) -> dict[str, float]:
+        """Start without batches that fit: anew, or as a checkpoint says; metrics of the sync.
+
+        What was sampled is lost, as where TRL asks for other tasks than those that were to come.
+        """
+        self.background.drop()
+        gathered([None])
+        lead, self.resumed = self.resumed, None
+        if lead is None or lead.pending[:1] != (number,):
+            return self._hand_over(number, self._numbers(number, 1 + self.recipe.max_staleness))
+        with with_weights(self.accelerator.unwrap_model(self.model), lead.weights):
+            self._hand_over(lead.version, lead.pending)
+        return {}  # the step that handed them over first has told
+
+    def _hand_over(self, version: int, numbers: Sequence[int]) -> dict[str, float]:
+        """Give the engine the weights as they are and have it sample these batches; metrics of the sync."""
+        if not numbers:
+            return {}
+        with self._synced() as gap:
+            pass
+        weights = trained_weights(self.accelerator.unwrap_model(self.model))
+        self.lead = Lead(version, weights, tuple(numbers))
+        for number in numbers:
+            batch, step = self._batch(number), number * self._updates + 1
+            work = partial(self._sample, step, batch.tasks, batch.everyone, self.background.run)
+            self.background.start(batch, work)
+        return gap
+
+    def _batch(self, number: int) -> Batch:
+        """The tasks of a batch: the step's where it is the step's, else those that TRL will ask for."""
+        if number == self._batch_number:
+            return Batch(number, self.step.tasks, tuple(gathered([task.id for task in self.step.tasks])))
+        each = self.recipe.prompts_per_step
+        epoch, position = divmod(number, len(self.train_dataset) // each)
+        rows = self._order(epoch)[position * each : (position + 1) * each]
+        ids = tuple(self.train_dataset[row]["task_id"] for row in rows)
+        share = each // self.accelerator.num_processes
+        start = self.accelerator.process_index * share
+        return Batch(number, tuple(self._tasks[i] for i in ids[start : start + share]), ids)
+
+    def _order(self, epoch: int) -> list[int]:
+        """Rows of the data set in the order in which an epoch of TRL's sampler asks for them, each once."""
+        if epoch not in self._orders:
+            sampler = super()._get_train_sampler()  # draws what the one in use draws
+            for _ in range(epoch):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
+            self._orders = {epoch: list(dict.fromkeys(sampler))}
+        return self._orders[epoch]
