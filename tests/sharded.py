@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
 from agentkit.lab import Lab
@@ -33,7 +36,8 @@ def updates(lab: Lab, run: Run, tell: Any, name: str, shards: bool, shares: bool
     trainer.token_budget = recipe.micro_batch_tokens
     trained = [p for p in trainer.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-2)
-    trainer.model, optimizer = trainer.accelerator.prepare(trainer.model, optimizer)
+    with _as_on_gpus():
+        trainer.model, optimizer = trainer.accelerator.prepare(trainer.model, optimizer)
     found = []
     for step in range(STEPS):
         _, loss, gradient = update(trainer, batch(step))
@@ -43,6 +47,12 @@ def updates(lab: Lab, run: Run, tell: Any, name: str, shards: bool, shares: bool
     everybody = gathered([found])
     on_main_process(lambda: torch.save(everybody, run.file(f"{name}.pt")))
     return {"held": gathered([held])}
+
+
+def _as_on_gpus() -> Any:
+    """Within, accelerate wraps a model as on several GPUs, but for naming the card."""
+    os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
+    return patch.object(Accelerator, "multi_device", True)
 
 
 def batch(step: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ anything computes in any case, and full fine-tuning.
 from typing import Any
 
 import torch
+from accelerate import accelerator
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -66,3 +67,5 @@ def leave_shards(model: Any) -> None:
     names = [name for name, weight in model.named_parameters() if isinstance(weight, DTensor)]
     kind = torch.nn.parallel.DistributedDataParallel
     kind._set_params_and_buffers_to_ignore_for_model(model, names)
+    if names:  # on GPUs accelerate refuses to wrap a model with a DTensor, ignored or not
+        accelerator.model_has_dtensor = lambda model: False
