@@ -126,6 +126,21 @@ def test_minibatches_and_iterations_make_one_batch_of_rollouts(tmp_path):
     assert found == [(1, 0), (5, 1)]
 
 
+def test_stopped_twice_in_one_batch_the_next_is_sampled_with_the_weights_that_were_to_sample_it(tmp_path):
+    changes = {"max_staleness": 1, "num_iterations": 2, "minibatches": 2, "micro_batch": 2, "save_every": 1}
+    for step in (2, 3):
+        trainer = make_trainer(tmp_path / "run", **changes)
+        trainer.add_callback(Stop("on_step_begin", step, KeyboardInterrupt("stop")))
+        with pytest.raises(KeyboardInterrupt):
+            train(trainer)
+    trainer, whole = (make_trainer(tmp_path / name, **changes) for name in ("run", "whole"))
+    train(trainer)
+    train(whole)
+    found, expected = (made.run.trajectories(5) for made in (trainer, whole))
+    assert [t.completion_ids for t in found] == [t.completion_ids for t in expected]
+    assert [row["staleness"] for row in rows_of(trainer) if "staleness" in row] == [0, 1]
+
+
 def test_dead_groups_are_replaced_in_the_background(tmp_path):
     trainer = make_trainer(
         tmp_path / "run", reward=lambda task, t: 1.0, max_staleness=1, steps=3, dead_groups="replace"
