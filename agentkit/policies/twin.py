@@ -26,7 +26,7 @@ def twin_of(model: PeftModel) -> Any:
     shared = [p for p in model.parameters() if not p.requires_grad and id(p) not in own]
     source = model.get_base_model() if folds else model
     twin = copy.deepcopy(source, {id(weight): weight for weight in shared})
-    for module in twin.modules():  # accelerate leaves one there that calls the trained model
+    for module in twin.modules():  # TRL's add_fused_lm_head sets one that calls the trained model's
         vars(module).pop("forward", None)
     return (bare(twin) if folds else twin).requires_grad_(False).eval()
 
