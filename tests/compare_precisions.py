@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python tests/compare_precisions.py outputs/precisions --seeds 1 2 3
 
 For each seed one careless cold start in float32, from which both precisions go on: the same tasks and the same
-recipe, which is params/nano.yaml with fewer tasks and steps. Prints a line of JSON for each training and, in the end, the
+recipe, which is params/nano-careless.yaml with fewer tasks and steps. Prints a line of JSON for each training and, in the end, the
 difference of the means with its 95 % interval over seeds. Leaves out GPUs, whose kernels round otherwise
 (tests/gpu).
 """
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--tasks", type=int, default=60, help="validation tasks")
     chosen = parser.parse_args()
-    values = yaml.safe_load((project_root() / "params" / "nano.yaml").read_text()) | SHORTER
+    values = yaml.safe_load((project_root() / "params" / "nano-careless.yaml").read_text()) | SHORTER
     values |= {"steps": chosen.steps, "val_every": chosen.steps, "val_tasks": chosen.tasks}
     last: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     for seed in chosen.seeds:

@@ -69,7 +69,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "slow.py").write_text(LAB.format(latency=chosen.latency_ms / 1000))
-        values = read_recipe(project_root() / "params" / "nano.yaml") | CHANGES
+        values = read_recipe(project_root() / "params" / "nano-careless.yaml") | CHANGES
         values |= {"lab": str(folder / "slow.py"), "steps": chosen.steps, "val_every": chosen.steps}
         lab, start = Lab.open(Recipe.from_mapping(values | {"lab": ""})), Run.create(folder / "start")
         suite = lab.suite()

@@ -37,7 +37,7 @@ from agentkit.tasks.family import Family
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool
 
-RECIPE = Path(__file__).resolve().parents[1] / "params" / "nano.yaml"
+RECIPE = Path(__file__).resolve().parents[1] / "params" / "nano-careless.yaml"
 SHORT = {
     "steps": 12,
     "prompts_per_step": 6,

@@ -63,7 +63,7 @@ def _seed(seed: int, quick: bool) -> dict[str, Result]:
     changes = {"families": "A,B", "seed": seed, "suite_seed": seed}
     if quick:
         changes |= {"steps": 2, "n_tasks": 60, "prompts_per_step": 2}
-    lab = Lab.open(read_recipe(project_root() / "params" / "nano.yaml") | changes)
+    lab = Lab.open(read_recipe(project_root() / "params" / "nano-careless.yaml") | changes)
     suite = lab.suite()
     train, validation = suite.split("train"), suite.split("validation")
     with tempfile.TemporaryDirectory() as name:
