@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -464,3 +466,16 @@ def test_verify_reads_the_tasks_verifier_and_a_trajectorys_answer(suite):
     assert task.verifier == {"kind": "numeric", "unit": "cm"}  # not consumed
     assert verify(task, None).value == 0
     assert verify(Task("a", "p", "Paris"), "paris").value == 1
+
+
+# what a model says that has lost its thread: each of these took a verifier 2^n steps, or might
+@pytest.mark.parametrize(
+    "said", ["2, ", "so, ", "x = ", "2 and ", "the answer is 2, ", "2 + 2 = 4, ", "Wait, "]
+)
+def test_what_repeats_itself_is_judged_at_once(said):
+    judge = (
+        "import sys; from agentkit.verifiers import check; kinds = ('exact', 'numeric', 'symbolic');"
+        "[check(kind, sys.argv[1] * n, '7', question='What is the total, 7?') for kind in kinds for n in (60, 400)]"
+    )
+    child = subprocess.run([sys.executable, "-c", judge, said], timeout=120, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr

@@ -101,7 +101,9 @@ _SUBJECT_OF = frozenset("the value of expression that".split())  # a formula in 
 # w other words of working things out, in a clause before that of the answer only
 _ANSWER = "(?:(?<=,)&)?(?:[csmVF]*K)?[cv]*A(?:[cm][cmV]*)?K*c*"
 _CLAUSE = f"(?:{_ANSWER}|[csmVF&Kv]*)"
-_LEADING = rf"(?!.*F[Kv])(?:{_CLAUSE}[,:D]|(?:{_ANSWER})?[csmVF&Kvw]*[,:]|[csmVF&Kvw]*D(?={_ANSWER}))*"
+# A clause ends at the first of , : D however it is read: tried once each, as "2, 2, 2, .." took 2^n steps
+_CLAUSES = rf"(?>{_CLAUSE}[,:D]|(?:{_ANSWER})?[csmVF&Kvw]*[,:]|[csmVF&Kvw]*D(?={_ANSWER}))*"
+_LEADING = rf"(?!.*F[Kv]){_CLAUSES}"
 _FRAME = re.compile(rf"{_LEADING}{_CLAUSE}")
 _OPENING = re.compile(
     rf"{_LEADING}(?:(?:{_ANSWER}|[csmVF&]*[Kv](?:[csmVF]*[Kv])*),*D*|(?<![^:])D*|(?<=,)D+),*"
