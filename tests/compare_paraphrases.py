@@ -74,7 +74,7 @@ def main() -> None:
         table[name] = {way: f"{100 * own.mean():.1f}" for way, own in success.items()}
         low, high = found["ci95"]
         table[name]["difference"] = f"{100 * differences.mean():+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-    print(pd.DataFrame(table).to_markdown())
+    print(pd.DataFrame(table).to_string())
 
 
 if __name__ == "__main__":
