@@ -211,6 +211,16 @@ def test_the_timed_update_holds_a_chunk_of_logits_at_a_time(kind, monkeypatch):
     assert alive.peak < 4 * 256 * 32_000 * 4 / 2, "half of what the logits alone would take"
 
 
+def test_a_trajectory_that_ended_before_its_first_token_is_not_timed():
+    """Alone in its micro-batch it has nothing to go backward through."""
+    rows = [
+        Trajectory("t", "p", i, 0, (1, 2), (3,) * i, (1,) * i, (0.0,) * i, (), "time_limit") for i in (0, 4)
+    ]
+    model, recipe = tiny(Qwen3Config, 500), Recipe(micro_batch=1)
+    assert update_seconds(model, rows, recipe) > 0
+    assert update_seconds(model, rows[:1], recipe) is None
+
+
 def test_a_model_that_cannot_be_traced_is_named(tmp_path):
     """Llama 4's routers return two tensors, where LoRA expects one."""
     small = SHAPE | {"intermediate_size_mlp": 128, "num_local_experts": 2, "vocab_size": 500}
