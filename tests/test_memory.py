@@ -208,7 +208,11 @@ def test_a_model_that_scales_its_logits_is_computed_as_it_does_or_not_in_chunks(
     assert (found - expected).abs().max() < (1e-4 if dtype == torch.float32 else 1e-2)
     model.logit_scale *= 3
     assert not prefix.splits(model)
-    assert prefix.prepare(model) == "its logits are not what its output layer makes of its states"
+    why = {
+        torch.float32: "off by",
+        torch.bfloat16: "its logits are not what its output layer makes of its states",
+    }
+    assert why[dtype] in prefix.prepare(model)
 
 
 def test_what_shares_a_prompt_takes_less_than_what_is_computed_in_full(masks_outside):

@@ -148,9 +148,9 @@ def prepare(model: Any) -> str | None:
     training = model.training
     model.eval()
     try:
-        why = (
-            _probe(model) if splits(model) else "its logits are not what its output layer makes of its states"
-        )
+        why = _probe(model)
+        if not why and not splits(model):  # in half precision much may be rounding
+            why = "its logits are not what its output layer makes of its states"
     except Exception as error:  # whatever an unknown architecture raises, the plain way remains
         why = f"its forward pass failed: {type(error).__name__}: {str(error)[:160]}"
     finally:
