@@ -486,6 +486,27 @@ def test_a_jump_after_batches_without_a_gradient_is_no_spike():
     )
 
 
+def test_what_was_not_scored_and_what_cannot_be_told_of_the_adapter_is_said():
+    rows = [{"step": n, "out_of_time": n / 10, "no_turn": 0.0, "reward_unscored": 0.2} for n in (1, 2)]
+    sentences = answers(pd.DataFrame(rows))
+    assert sentences["What did not count?"] == (
+        "Of the trajectories 15.0% were ended by the wall clock, 20.0% have no reward."
+    )
+    assert "What does the adapter do?" not in sentences
+    whole = pd.DataFrame([{"step": n, "out_of_time": 0.0, "adapter_effect": 0.01 * n} for n in (1, 2)])
+    sentences = answers(whole)
+    assert "What did not count?" not in sentences
+    assert sentences["What does the adapter do?"] == "It moves a sampled token by 0.02 nats at the end."
+    told = answers(whole.assign(effective_samples=1.0, mismatch_share=[None, 0.9]))[
+        "What does the adapter do?"
+    ]
+    assert (
+        "; in 50% of the steps that, or what was sampled, was too little to tell whether the engine" in told
+    )
+    told = answers(whole.assign(effective_samples=1.0))["What does the adapter do?"]
+    assert "; in 100% of the steps" in told
+
+
 def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
     """The first half is best at step 10, where the second says 0.2; the second at step 20, where the first says
     0.4.

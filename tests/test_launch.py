@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -50,6 +51,28 @@ def test_groups_are_never_split():
         Recipe.from_mapping({"processes": 3})
     with pytest.raises(RecipeError, match="micro_batch 64 the 32 trajectories of each"):
         Recipe.from_mapping({"processes": 2, "micro_batch": 64})
+
+
+WAIT = """
+import sys
+from torch import distributed
+from agentkit.policies import ranks
+from agentkit.runs.recipe import Recipe
+
+ranks.join(Recipe.from_mapping({"trajectory_timeout_s": 7000, "max_batch": 64, "n_tasks": 20}))
+groups = distributed.group.WORLD, ranks._objects[0]
+print([int(group._get_backend(__import__("torch").device("cpu")).options._timeout.total_seconds()) for group in groups])
+ranks.leave()
+"""
+
+
+def test_processes_wait_for_each_other_as_long_as_all_trajectories_may_take(tmp_path):
+    """And not the 600 s of NCCL or the 1,800 s of gloo: a batch of 64 may run into its limit of time."""
+    (tmp_path / "wait.py").write_text(WAIT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run([*command, str(tmp_path / "wait.py")], capture_output=True, text=True, timeout=300)
+    wait = 1800 + 7000
+    assert done.stdout.split("\n")[:2] == [str([wait, wait])] * 2, done.stdout + done.stderr[-2000:]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,15 @@ import torch
 from survive import make_trainer, tiny_agent
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import AutoModelForCausalLM, Gemma2Config, Llama4TextConfig, LlamaConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GraniteConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    Qwen3Config,
+)
 
 from agentkit import nano
 from agentkit.cli import main
@@ -158,18 +166,21 @@ def tiny(kind, words, **changes):
     return AutoModelForCausalLM.from_config(kind(vocab_size=words, **shape, **changes))
 
 
-@pytest.mark.parametrize("way", ["shared", "plain", "capped"])
+@pytest.mark.parametrize("way", ["shared", "plain", "capped", "scaled"])
 def test_the_update_s_peak_does_not_grow_with_the_vocabulary_times_the_tokens(
     way, monkeypatch, masks_outside
 ):
     """Measured on real tensors: 8,192 own tokens in each of two trajectories with one prompt."""
     monkeypatch.setitem(prefix.CHUNK_ELEMENTS, "cpu", 2**20)
-    kind, extra = (Gemma2Config, {"sliding_window": 64}) if way == "capped" else (Qwen3Config, {})
+    kind, extra = {
+        "capped": (Gemma2Config, {"sliding_window": 64}),
+        "scaled": (GraniteConfig, {"logits_scaling": 8.0}),
+    }.get(way, (Qwen3Config, {}))
     peaks = []
     for words in (500, 4000):
         model = tiny(kind, words, **extra)
         score = partial(prefix.plain_logprobs, split=True)
-        if way == "shared":
+        if way in ("shared", "scaled"):
             assert prefix.prepare(model) is None
             score = prefix.shared_logprobs
         ids = torch.randint(0, 500, (2, 64 + 8192))
@@ -179,8 +190,29 @@ def test_the_update_s_peak_does_not_grow_with_the_vocabulary_times_the_tokens(
             logprobs, _ = score(model, ids, everywhere, everywhere[:, 64:].bool(), 1.0)
             logprobs.sum().backward()
         peaks.append(alive.peak)
-    assert way == "shared" or prefix.splits(model)
+    assert prefix.splits(model)
     assert peaks[1] - peaks[0] < 2 * 8192 * 3500 * 4 / 4, "a quarter of what the logits alone would take"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_scales_its_logits_is_computed_as_it_does_or_not_in_chunks(dtype):
+    """Cohere's scale is known; an unknown one is found out, although it moves a random model by little."""
+    model = tiny(CohereConfig, 500).to(dtype)
+    ids = torch.randint(0, 500, (2, 40))
+    everywhere = torch.ones_like(ids)
+    assert prefix.splits(model) and prefix.prepare(model) is None
+    found, expected = (
+        score(model, ids, everywhere, everywhere[:, 8:].bool(), 1.0)[0]
+        for score in (prefix.shared_logprobs, prefix.plain_logprobs)
+    )
+    assert (found - expected).abs().max() < (1e-4 if dtype == torch.float32 else 1e-2)
+    model.logit_scale *= 3
+    assert not prefix.splits(model)
+    why = {
+        torch.float32: "off by",
+        torch.bfloat16: "its logits are not what its output layer makes of its states",
+    }
+    assert why[dtype] in prefix.prepare(model)
 
 
 def test_what_shares_a_prompt_takes_less_than_what_is_computed_in_full(masks_outside):
@@ -209,6 +241,16 @@ def test_the_timed_update_holds_a_chunk_of_logits_at_a_time(kind, monkeypatch):
     with memory.Alive([*model.parameters(), *model.buffers()]) as alive:
         update_seconds(model, rows, Recipe(share_prefixes=False, micro_batch=4, beta=0.05))
     assert alive.peak < 4 * 256 * 32_000 * 4 / 2, "half of what the logits alone would take"
+
+
+def test_a_trajectory_that_ended_before_its_first_token_is_not_timed():
+    """Alone in its micro-batch it has nothing to go backward through."""
+    rows = [
+        Trajectory("t", "p", i, 0, (1, 2), (3,) * i, (1,) * i, (0.0,) * i, (), "time_limit") for i in (0, 4)
+    ]
+    model, recipe = tiny(Qwen3Config, 500), Recipe(micro_batch=1)
+    assert update_seconds(model, rows, recipe) > 0
+    assert update_seconds(model, rows[:1], recipe) is None
 
 
 def test_a_model_that_cannot_be_traced_is_named(tmp_path):

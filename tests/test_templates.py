@@ -164,6 +164,57 @@ class Dialogue:
         )
 
 
+# templates of other models, cut down to what they do otherwise: Mistral 7B v0.3 has the system message, and
+# others the tools, with the last question, so that both would move when replies come by a user
+MISTRAL = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}"
+    "{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {% if loop.last and system is defined %}"
+    "{{ system + '\n\n' }}{% endif %}{{ m.content }}[/INST]{% elif m.role == 'assistant' %} {{ m.content + eos_token }}"
+    "{% else %}{{ raise_exception('no such role') }}{% endif %}{% endfor %}"
+)
+CHATML = (
+    "{% for m in messages %}{% if m.role == 'user' and loop.last and tools %}<tools>{{ tools | tojson }}</tools>\n"
+    "Answer with <tool_call>.\n{% endif %}{{ '<|im_start|>' + m.role + '\n' }}{% for c in m.tool_calls or [] %}"
+    "{{ '<tool_call>\n' + {'name': c.function.name, 'arguments': c.function.arguments} | tojson + '\n</tool_call>' }}"
+    "{% endfor %}{{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(("text", "system"), [(MISTRAL, False), (CHATML, True)], ids=["system", "tools"])
+def test_what_a_template_moves_to_the_last_question_stands_in_the_first(tokenizer, text, system):
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
+    other.chat_template = text
+    codec = ChatCodec(other, "Use the tools.", tool_schemas(Library()))
+    assert codec.template.system == system and not codec.template.shows_tools
+    dialogue = Dialogue(codec, random.Random(0))
+    (found,) = rollout(
+        [Task("t", "What is it?", "Paris")],
+        Says(other, *dialogue.turns, end=""),
+        environment=Library,
+        limits=Limits(max_turns=20, max_turn_tokens=2_000, max_tokens=30_000),
+        system_prompt="Use the tools.",
+    )
+    assert found.success == 1.0 and len(found.turns) > 1
+    assert dialogue.render().startswith(codec.decode([*found.prompt_ids, *found.completion_ids]))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (CHATML.replace("m.content", "m.content | e"), "shows replies in another form than they are given"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "behind a turn is no token of this tokenizer"),
+    ],
+    ids=["escaped", "no roles"],
+)
+def test_what_no_frame_can_hold_is_refused(tokenizer, text, why):
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
+    other.chat_template = text
+    with pytest.raises(RecipeError, match=why):
+        ChatCodec(other, "", tool_schemas(Library())).observation_ids(["x"])
+
+
 def plain(text: str) -> str:
     return re.sub(r"<think>.*?</think>\s*|(?<=Assistant｜>)\s+", "", text, flags=re.DOTALL)
 

@@ -19,6 +19,11 @@ TRADES = {
     "entropy": "nats of entropy a token",
     "tool_failure_rate": "failed calls",
 }
+LOST = {
+    "out_of_time": "were ended by the wall clock",
+    "no_turn": "ended before their first turn",
+    "reward_unscored": "have no reward",
+}
 STABILITY = ("kl_spike", "gradient_spike", "clip_drift", "engine_mismatch", "entropy_collapse")
 
 
@@ -49,6 +54,11 @@ def answers(
         minutes, each = steps["seconds"].sum() / 60, steps["seconds"].sum() / max(len(steps), 1)
         sentences["At what cost?"] = f"{minutes:.1f} minutes of training, {each:.1f} s a step."
     sentences["What did it trade?"] = _trades(steps)
+    lost = {words: steps[name].mean() for name, words in LOST.items() if name in steps}
+    if parts := [f"{share:.1%} {words}" for words, share in lost.items() if share > 0]:
+        sentences["What did not count?"] = f"Of the trajectories {', '.join(parts)}."
+    if "adapter_effect" in steps and steps["adapter_effect"].notna().any():
+        sentences["What does the adapter do?"] = _effect(steps)
     sentences["Is it hacking the reward?"] = _hacking(steps, alarms)
     unstable = [f"{a.alarm} at step {a.step}" for a in alarms if a.alarm in STABILITY][:4]
     sentences["Is it stable?"] = (
@@ -135,6 +145,17 @@ def _trades(steps: pd.DataFrame) -> str:
     if not changes:
         return "Nothing was recorded."
     return f"From the first {ENDS} steps to the last: {'; '.join(changes)}."
+
+
+def _effect(steps: pd.DataFrame) -> str:
+    effect = f"It moves a sampled token by {steps['adapter_effect'].dropna().iloc[-1]:.2g} nats at the end"
+    if "effective_samples" not in steps:  # engine and trainer have the same weights, to the bit
+        return f"{effect}."
+    untold = steps.reindex(columns=["sync_gap_share", "mismatch_share"]).isna().all(axis=1).mean()
+    return (
+        f"{effect}; in {untold:.0%} of the steps that, or what was sampled, was too little to tell whether "
+        "the engine sampled with it."
+    )
 
 
 def _hacking(steps: pd.DataFrame, alarms: Sequence[Alarm]) -> str:

@@ -254,7 +254,7 @@ class _Probe:
             system=self._system(),
             shows_tools=self._shows_tools(),
             role=self.role,
-            written=self._written() or str,
+            written=self._written(),
             ends=self._ends(),
         )
 
@@ -322,11 +322,23 @@ class _Probe:
         begun, held = _OPENING.sub("", prompt), _OPENING.sub("", said)
         if begun != held:
             return f"a turn begins with {held.removeprefix(begun)[-60:]!r}, in channels that are not read"
+        if not self._written():
+            return "it shows replies in another form than they are given, and in none that is known"
         return None
 
     def _system(self) -> bool:
-        text = self.render({"role": "system", "content": _SYSTEM}, self.user, prompt=True)
-        return 0 <= text.find(_SYSTEM) < text.find(_QUESTION)
+        system = {"role": "system", "content": _SYSTEM}
+        return _SYSTEM in self.render(system, self.user).partition(_QUESTION)[0] and self._stays(system)
+
+    def _stays(self, *first: dict, tools: list | None = None) -> bool:
+        """Whether a prompt stays as it was when replies follow: some show what is said first, or the tools,
+        with the last question.
+        """
+        turns = [self.turn, *messages_with(self.replies, self.role)]
+        if self.role == ANSWERED:
+            turns = [answered(["probe_tool"] * 2, self.replies)]
+        prompt = self.render(*first, self.user, prompt=True, tools=tools)
+        return self.render(*first, self.user, *turns, tools=tools).startswith(_OPENING.sub("", prompt))
 
     def offers_tools(self) -> bool:
         """Whether it shows tools in any form."""
@@ -334,7 +346,7 @@ class _Probe:
 
     def _shows_tools(self) -> bool:
         """Whether tools are shown, with calls asked for as the detected format reads them."""
-        if not self.offers_tools():
+        if not self.offers_tools() or not self._stays(tools=[_TOOL]):
             return False
         if self.format == "gemma4" and self.role != ANSWERED:
             return False
@@ -366,7 +378,7 @@ class _Probe:
             token.content for token in self.tokenizer.added_tokens_decoder.values() if token.content.strip()
         }
         tail = text.rpartition(TURN)[2] if TURN in text else ""
-        tail = tail.partition(_QUESTION)[0]
+        tail = re.split(f"{_QUESTION}|<tool_response>", tail)[0]
         pattern = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)"
         found = re.search(pattern, tail)
         return found[0] if found else ""

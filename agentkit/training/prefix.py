@@ -149,6 +149,8 @@ def prepare(model: Any) -> str | None:
     model.eval()
     try:
         why = _probe(model)
+        if not why and not splits(model):  # in half precision much may be rounding
+            why = "its logits are not what its output layer makes of its states"
     except Exception as error:  # whatever an unknown architecture raises, the plain way remains
         why = f"its forward pass failed: {type(error).__name__}: {str(error)[:160]}"
     finally:
@@ -281,16 +283,21 @@ def _output_layer(model: Any) -> Any:
 
 
 def _projection(model: Any, exact: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
-    """From hidden states to logits: the output layer, and the cap that Gemma puts on its logits.
+    """From hidden states to logits: the output layer, and how Cohere and Granite scale its logits, or Gemma
+    caps them.
 
     Unless told otherwise the product is as exact as the hidden states: in half precision an adapter moves
     logits by less than rounding.
     """
-    head, cap = _output_layer(model), getattr(_config(model), "final_logit_softcapping", None)
+    head, config = _output_layer(model), _config(model)
+    cap = getattr(config, "final_logit_softcapping", None)
+    scale = (getattr(config, "logit_scale", None) or 1.0) / getattr(config, "logits_scaling", 1.0)
     half = head.weight.dtype in (torch.bfloat16, torch.float16)
     if exact and half and type(head) is torch.nn.Linear:
         head = partial(_in_float32, head.weight.float(), head.bias)
-    return head if not cap else lambda hidden: torch.tanh(head(hidden).float() / cap) * cap
+    if cap:
+        return lambda hidden: torch.tanh(head(hidden).float() / cap) * cap
+    return head if scale == 1 else lambda hidden: head(hidden).float() * scale
 
 
 def _config(model: Any) -> Any:

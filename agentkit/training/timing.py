@@ -21,12 +21,15 @@ from agentkit.training.trainers import checkpoints
 PARTS = 4  # micro-batches that are timed
 
 
-def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recipe) -> float:
+def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recipe) -> float | None:
     """Seconds of one device for one trajectory in a GRPO update: reference, policy, backward pass.
 
     A model without an adapter gets one for the moment. The trajectories come group by group, as in training,
-    and activations are checkpointed where training does so.
+    and activations are checkpointed where training does so. None where no trajectory has a token of its own.
     """
+    trajectories = [t for t in trajectories if any(t.action_mask)]
+    if not trajectories:
+        return None
     longest = max(len(t.prompt_ids) + len(t.completion_ids) for t in trajectories)
     size = max(recipe.micro_batch_tokens // longest, 1) if recipe.micro_batch_tokens else recipe.micro_batch
     parts = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
