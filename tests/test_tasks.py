@@ -503,6 +503,7 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
     ("draft", "says"),
     [
         (lambda n: None, "gave only 0 different tasks of the 20.*returned None each time"),
+        (lambda n: {}["shelf"], "family mine drafts no task: test_tasks.py, line .*: KeyError: 'shelf'"),
         (lambda n: "a task", "of type str; return a Task"),
         (lambda n: (x for x in "ab"), "of type generator"),
         (lambda n: Task("", f"{n}?", 7), "answer must be text"),
@@ -526,6 +527,7 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
     ],
     ids=[
         "none",
+        "raises",
         "text",
         "generator",
         "number",

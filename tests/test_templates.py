@@ -225,7 +225,7 @@ def test_a_script_written_as_messages_is_read_back_as_the_same_tokens(tokenizer,
     path.write_text(
         "".join(json.dumps({"messages": as_messages(t, prompts[t.task_id])}) + "\n" for t in found)
     )
-    for t, again in zip(found, read_transcripts(path, other, lab), strict=True):
+    for t, again in zip(found, read_transcripts(path, other, lab, suite), strict=True):
         assert (again.prompt_ids, again.completion_ids) == (t.prompt_ids, t.completion_ids)
         assert again.action_mask == t.action_mask
 

@@ -1,48 +1,52 @@
 """A messages data set as transcripts that the cold start can imitate: the same tokens a rollout would hold.
 
 Rows have ``messages`` (roles system, user, assistant with tool_calls, tool) and may have ``tools`` (JSON
-schemas) and ``family``; without ``tools`` those of the family's environment are shown. Leaves out judging
-whether they are right.
+schemas) and ``family``; without ``tools`` those of the family's environment are shown, and without
+``family`` it is the tasks'. Leaves out judging whether they are right.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentkit.exchange.conversation import Row, checked_messages, read_conversations
-from agentkit.records import RunError, StopReason, Trajectory, Turn
+from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
 from agentkit.rollouts.call_formats import format_call, parse_stored
 from agentkit.rollouts.chat import ChatCodec, turn_after
 from agentkit.rollouts.templates import end_of_turn
 from agentkit.runs import read_rows
 from agentkit.tools.environments import SYSTEM_PROMPT
-from agentkit.tools.runtime import tool_schemas
+from agentkit.tools.runtime import tool_schemas, tools_of
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
 
 
-def read_transcripts(path: Path, tokenizer: Any, lab: Lab) -> list[Trajectory]:
-    """Transcripts of a .jsonl, .json or .parquet file in the tokenizer's chat format; RunError names a bad
-    row.
+def read_transcripts(path: Path, tokenizer: Any, lab: Lab, tasks: Iterable[Task]) -> list[Trajectory]:
+    """Transcripts of a .jsonl, .json or .parquet file in the tokenizer's chat format, for what is trained on
+    these tasks; RunError names a bad row.
     """
+    families = sorted({task.family for task in tasks})
+    toolsets = {tuple(tools_of(lab.environments[family]())) for family in families}
+    usual = families[0] if len(toolsets) == 1 else ""
     transcripts = []
     for number, row in enumerate(read_rows(path), start=1):
         place = f"{path}, row {number}"
         if not isinstance(row.get("messages"), list):
             raise RunError(f"{place} has no list of messages: give rows such as {{'messages': [..]}}")
-        codec = _codec(row, tokenizer, lab, place)
+        codec = _codec(row | {"family": row.get("family") or usual}, tokenizer, lab, place)
         transcripts.append(_encoded(row, place, codec))
     return transcripts
 
 
 def _codec(row: Mapping[str, Any], tokenizer: Any, lab: Lab, place: str) -> ChatCodec:
     """The chat format with the row's own tools and system prompt, else with its family's."""
-    family = row.get("family") or lab.recipe.families.split(",")[0].strip()
-    environment = lab.environments[family]()
+    if not row["family"]:
+        raise RunError(f"{place} names no family, and those of the tasks have different tools: name one")
+    environment = lab.environments[row["family"]]()
     tools = row.get("tools") or tool_schemas(environment)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RunError(f"{place}: tools must be a list of JSON schemas")
