@@ -311,6 +311,17 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
     assert len(demonstrations(named, suite.split("train"), tokenizer)) == len(rows)
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
+OTHER = {"id": "b", "type": "function", "function": {"name": "search", "arguments": '{"query": "y"}'}}
+ASKS = {"content": None, "tool_calls": [CALL]}
+REPLY = {"role": "tool", "tool_call_id": "a", "content": "found"}
+
+
+def said(*messages: dict) -> dict:
+    """A row: a question, and messages that are the assistant's where they name nobody."""
+    return {"messages": [{"role": "user", "content": "x?"}, *({"role": "assistant"} | m for m in messages)]}
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -324,6 +335,22 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
         ),
         ({"messages": [], "tools": "search"}, "tools must be a list of JSON schemas"),
         ({"messages": [], "family": "riddles"}, "no family 'riddles'"),
+        (said({"content": None}), "neither text nor tool_calls"),
+        (said(ASKS), "1 calls of a turn need a reply each"),
+        (
+            said(ASKS | {"tool_calls": [CALL, CALL | {"id": "b"}]}, REPLY),
+            "2 calls of a turn need a reply each",
+        ),
+        (said(ASKS | {"tool_calls": [CALL, OTHER]}, REPLY | {"tool_call_id": "b"}, REPLY), "in their order"),
+        (
+            said({"content": "1"}, {"role": "user", "content": "And 2?"}, {"content": "2"}),
+            "has user messages inside",
+        ),
+        (said({"content": [{"type": "image_url"}]}), "has parts of messages that are no text"),
+        (
+            said({"tool_calls": [{"name": "search", "arguments": "{query: x}"}]}, REPLY),
+            "arguments .* no JSON",
+        ),
     ],
 )
 def test_broken_transcripts_name_the_row(tokenizer, tmp_path, row, says):

@@ -521,6 +521,10 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
         (lambda n: planned(f"{n}?", "7", "fly", {}), "no tool 'fly'"),
         (lambda n: planned(f"{n}?", "7", "search", {"query": "x"}, expect="7"), "does not find"),
         (
+            lambda n: Task("", f"{n}?", "7", "numerical", meta={"plan": []}),
+            r"0\.\d+\?': unknown verifier kind 'numerical': use one of",
+        ),
+        (
             lambda n: planned(f"{n}?", "8", "calculator", {"expression": "7"}),
             "gold answer '8' .* fails: the tools give '7'",
         ),
@@ -541,6 +545,7 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
         "no plan",
         "no tool",
         "not found",
+        "no such verifier",
         "wrong gold",
     ],
 )

@@ -230,6 +230,29 @@ def test_a_script_written_as_messages_is_read_back_as_the_same_tokens(tokenizer,
         assert again.action_mask == t.action_mask
 
 
+@pytest.mark.parametrize("name", ["qwen2_5", "glm4moe", "qwen3_6", "gemma4"])
+def test_thoughts_parts_and_system_prompts_of_messages_are_kept(tokenizer, tmp_path, name):
+    call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": [{"type": "text", "text": "How much?"}]},
+        {"role": "assistant", "content": None, "reasoning_content": "Look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "found"},
+        {"role": "assistant", "reasoning": "So.", "content": "It is 1."},
+    ]
+    path = tmp_path / "messages.jsonl"
+    path.write_text(json.dumps({"messages": messages}) + "\n")
+    other = templated(tokenizer, name)
+    (t,) = read_transcripts(path, other, Lab.open({}), [Task("a", "p?", "1", family="A")])
+    prompt, written = other.decode(t.prompt_ids), other.decode(t.completion_ids)
+    assert "Be brief." in prompt and "How much?" in prompt and "'type': 'text'" not in prompt
+    opening, closing = ("<|channel>thought", "<channel|>") if name == "gemma4" else ("<think>", "</think>")
+    thoughts = re.findall(f"{re.escape(opening)}(.*?){re.escape(closing)}", prompt + written, flags=re.DOTALL)
+    assert thoughts[-2:] == ["\nLook.\n", "\nSo.\n"] and "It is 1." in written.rpartition(closing)[2]
+    sampled = [i for i, by_agent in zip(t.completion_ids, t.action_mask, strict=True) if by_agent]
+    assert "Look." in other.decode(sampled) and "found" not in other.decode(sampled)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_carried_is_refused_with_a_template_to_use(tokenizer, name):
     other = templated(tokenizer, name)

@@ -189,7 +189,7 @@ def _suite_problem(rows: Iterable[dict]) -> str | None:
     seen = set()
     for number, row in enumerate(rows, start=1):
         if missing := {"prompt", "answer"} - row.keys():
-            return f"task {number} lacks {sorted(missing)}, and has {sorted(row)!s:.100}"
+            return f"task {number} lacks {sorted(missing)}, and has {sorted(row.keys() - {'id'})!s:.100}"
         if unknown := row.keys() - known:
             return f"task {number} has unknown fields {sorted(unknown)!s:.100}: what is yours goes into meta"
         if problem := fault("task", row):

@@ -37,7 +37,7 @@ def solve(task: Task, environment: object) -> Solution:
 async def _solve(task: Task, environment: object) -> Solution:
     plan = task.meta.get("plan")
     if plan is None:
-        raise SuiteError(
+        raise PlanError(
             f"{task.prompt!r} has no plan: meta['plan'] lists the tool calls that "
             "lead to the answer, [] where it takes none"
         )

@@ -249,7 +249,10 @@ def _draft_family(
 def _solved(task: Task, family: Family) -> int:
     """Calls with which the expert reaches the gold answer. Raises PlanError where it does not."""
     solution = solve(task, family.environment())
-    score = verify(task, as_trajectory(task, solution))
+    try:
+        score = verify(task, as_trajectory(task, solution))
+    except ValueError as error:  # the task's author names a verifier that is not there, or a wrong option
+        raise SuiteError(f"{task.prompt!r}: {error}") from None
     if score.value is None:
         raise PlanError(f"no verdict: {score.why}")
     if score.value != 1.0:
