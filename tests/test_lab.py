@@ -95,6 +95,17 @@ def test_a_lab_file_beside_its_recipe_brings_tasks_tools_verifier_and_rewards(re
     assert all(row["passed"] for row in again.load(run).audit())
 
 
+def test_a_model_folder_beside_its_recipe_is_found_from_anywhere(tmp_path):
+    (tmp_path / "agents" / "mine").mkdir(parents=True)
+    for model, found in (
+        ("agents/mine", str(tmp_path / "agents" / "mine")),
+        ("nano", "nano"),
+        ("some/hub-name", "some/hub-name"),
+    ):
+        (tmp_path / "mine.yaml").write_text(f"model: {model}\n")
+        assert Recipe.load(tmp_path / "mine.yaml").model == found
+
+
 def test_what_a_verifier_sees_decides_and_not_the_answer_alone(recipe):
     lab = Lab.open(recipe)
     task = lab.suite().tasks[0]

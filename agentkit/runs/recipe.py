@@ -58,7 +58,8 @@ FILES = (
     "transcripts",
     "chat_template",
     "gaia",
-)  # keys that name a file, relative to the recipe
+    "model",
+)  # keys that name a file or a folder, relative to the recipe
 CHOICES = {  # of keys that take one of a few words
     "variety": ("plain", "wide"),
     "tool_format": TOOL_FORMATS,
