@@ -22,7 +22,7 @@ import pandas as pd
 from agentkit import verifiers
 from agentkit.evaluation import Comparison, Samples, compare, compare_by, html, tables
 from agentkit.records import DataError, Task, Trajectory
-from agentkit.rewards import Reward, from_recipe, of_environments, score_all
+from agentkit.rewards import Reward, check_reward, from_recipe, of_environments, score_all
 from agentkit.rollouts import Limits, prompt_lengths, rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import (
@@ -35,7 +35,8 @@ from agentkit.runs import (
     write_json,
     write_trajectories,
 )
-from agentkit.runs.labfile import lab_digest, load_module
+from agentkit.runs.labfile import blame, lab_digest, load_module
+from agentkit.runs.recipe import listed
 from agentkit.tasks import Suite, SuiteError, shipped_families
 from agentkit.tasks.bands import banded, learnable, pass_rates
 from agentkit.tasks.family import Family, Measure, with_content_id
@@ -44,7 +45,7 @@ from agentkit.tasks.splits import assign_splits
 from agentkit.tasks.suite import family_names
 from agentkit.tools.cache import ToolCache, default_path
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.runtime import tools_of
+from agentkit.tools.runtime import tool_schemas, tools_of
 from agentkit.trajectories import by_task
 
 NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
@@ -266,7 +267,7 @@ class Lab:
 
     def train_tasks(self, suite: Suite) -> list[Task]:
         """The tasks that GRPO trains on: of split train, of ``train_difficulty``, and not sifted out."""
-        levels = {word.strip() for word in self.recipe.train_difficulty.split(",") if word.strip()}
+        levels = listed(self.recipe.train_difficulty)
         tasks = [task for task in suite.split("train") if not levels or task.difficulty in levels]
         if not tasks:
             raise RecipeError(
@@ -504,15 +505,15 @@ def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
                 f"{path}: families[{name!r}] is of type {type(family).__name__}; give a Family(draft, ..)"
             )
         try:
-            tools_of(family.environment())
+            environment = family.environment()
+            tool_schemas(environment)
+            environment.reset  # noqa: B018 - raises where there is none
         except Exception as error:
             raise RecipeError(
-                f"{path}: the environment of family {name!r} cannot be made: {error}"
+                f"{path}: the environment of family {name!r} cannot be used: {blame(error)}"
             ) from error
-    for name, pair in own["rewards"].items():
-        if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0])):
-            raise RecipeError(f"{path}: rewards[{name!r}] must be (function, weight)")
     try:
+        check_reward(own["rewards"])
         verifiers.register(own["verifiers"])
     except ValueError as error:
         raise RecipeError(f"{path}: {error}") from None

@@ -18,7 +18,8 @@ PRICES = {"apple": 3, "bread": 14, "candle": 26, "drum": 489, "egg": 2, "fork": 
 class Shop:
     """The environment. Put your tools here: each public method is one, and the agent reads its docstring.
 
-    The small agent has learnt to use search and calculator; a larger one takes tools of any name.
+    The small agent has learnt to use search and calculator; a larger one takes tools of any name. With others
+    than these two, say what to do in a text of the class, system_prompt: the agent is told it first.
     """
 
     def reset(self, **row) -> None:

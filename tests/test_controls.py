@@ -91,7 +91,11 @@ def test_rejection_sampling_imitates_the_agents_own_right_answers(finished):
         )
 
 
-def test_recipes_name_controls():
+def test_recipes_name_controls_and_what_is_trained_on():
     assert Recipe.from_mapping({"controls": "sft_more, rft"}).control_names == ["sft_more", "rft"]
     with pytest.raises(RecipeError, match="sft_mode"):
         Recipe.from_mapping({"controls": "sft_mode"})
+    with pytest.raises(RecipeError, match="train_difficulty names 'hardest'; use easy, medium, hard"):
+        Recipe.from_mapping({"train_difficulty": "easy, hardest"})
+    with pytest.raises(RecipeError, match="set sft: true, or leave transcripts out"):
+        Recipe.from_mapping({"transcripts": "mine.jsonl"})

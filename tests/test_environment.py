@@ -5,6 +5,7 @@ on.
 from __future__ import annotations
 
 import asyncio
+import enum
 import subprocess
 import sys
 import threading
@@ -24,6 +25,10 @@ from agentkit.tools.runtime import MAX_OBSERVATION, malformed, run_call, tool_sc
 class Sick(Exception):
     def __str__(self):
         raise RuntimeError("even my message fails")
+
+
+class Colour(enum.Enum):
+    BLUE = "blue"
 
 
 class Workshop:
@@ -92,6 +97,9 @@ class Workshop:
 
         return Slow()
 
+    def paint(self, colours: list[str], last: Colour = Colour.BLUE) -> str:
+        return f"{colours} {last}"
+
     def surrogate(self) -> str:
         return "a\ud800"
 
@@ -155,6 +163,7 @@ def test_the_shipped_tools_run(corpus):
         ("many", {"items": [], "options": [], "flag": True}, "Error: many: 'options' must be an object."),
         ("many", {"items": [], "options": {}, "flag": 1}, "Error: many: 'flag' must be true or false."),
         ("later", {"text": 1}, "Error: later: 'text' must be a string."),
+        ("paint", {"colours": "red"}, "Error: paint: 'colours' must be a list."),
     ],
 )
 def test_a_bad_call_is_told_what_to_mend(name, arguments, observation):
@@ -173,6 +182,8 @@ def test_a_bad_call_is_told_what_to_mend(name, arguments, observation):
         ("anything", {"x": 1, "y": 2}, "['x', 'y']"),
         ("anything", {}, "[]"),
         ("odd", {"x": 1}, "got 1"),
+        ("paint", {"colours": ["red"]}, "['red'] Colour.BLUE"),
+        ("paint", {"colours": [], "last": "red"}, "[] red"),  # as JSON has it, and as TRL hands it over
         ("later", {"text": "hello"}, "hello"),
         ("still", {"text": "hello"}, "hello"),
         ("nothing", {}, "None"),

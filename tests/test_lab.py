@@ -15,9 +15,10 @@ from agentkit import Family, Lab, Suite, Task, nano
 from agentkit.exchange.conversation import as_messages
 from agentkit.policies import Flaws, ScriptedPolicy
 from agentkit.records import DataError, RecipeError, RunError, SuiteError
-from agentkit.runs import Run, write_tasks
+from agentkit.runs import Run, write_jsonl, write_tasks
 from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.tasks.family import with_content_id
+from agentkit.tools.runtime import tools_of
 
 MINE = '''
 from agentkit import Family, Score, Task
@@ -94,6 +95,17 @@ def test_a_lab_file_beside_its_recipe_brings_tasks_tools_verifier_and_rewards(re
     assert all(row["passed"] for row in again.load(run).audit())
 
 
+def test_a_model_folder_beside_its_recipe_is_found_from_anywhere(tmp_path):
+    (tmp_path / "agents" / "mine").mkdir(parents=True)
+    for model, found in (
+        ("agents/mine", str(tmp_path / "agents" / "mine")),
+        ("nano", "nano"),
+        ("some/hub-name", "some/hub-name"),
+    ):
+        (tmp_path / "mine.yaml").write_text(f"model: {model}\n")
+        assert Recipe.load(tmp_path / "mine.yaml").model == found
+
+
 def test_what_a_verifier_sees_decides_and_not_the_answer_alone(recipe):
     lab = Lab.open(recipe)
     task = lab.suite().tasks[0]
@@ -127,19 +139,31 @@ def test_it_shows_what_it_holds_and_which_keys_differ(recipe):
     assert "<details" in html and "n_tasks" in html and "learning_rate" not in html
 
 
+FAMILY = "from agentkit import Family\n"
+SHOP = f"{FAMILY}class Shop:\n    def reset(self, **row): ...\n"
+SHOPS = "families = {'a': Family(environment=Shop)}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("x = 1\n", "defines none of families, verifiers, rewards"),
         ("families = [1]\n", "families must be a dictionary"),
         ("families = {'a': 3}\n", r"families\['a'\] is of type int; give a Family"),
-        ("from agentkit import Family\nfamilies = {'a': Family(environment=lambda: 1 / 0)}\n", "cannot be made"),
-        ("rewards = {'a': len}\n", r"rewards\['a'\] must be \(function, weight\)"),
+        (f"{FAMILY}families = {{'a': Family(environment=lambda: 1 / 0)}}\n", "cannot be used: broken.py, line 2: Zero"),
+        (f"{FAMILY}families = {{'a': Family(environment=object)}}\n", "'a' cannot be used: .*no attribute 'reset'"),
+        (f"{SHOP}    def go(self, x: str): return x\n{SHOPS}", "'a' cannot be used: .*go because it has no docstring"),
+        ("rewards = {'a': len}\n", r"component 'a' is <built-in function len>: give \(function, weight\)"),
+        ("rewards = {'a': (print, 'heavy')}\n", r"give \(function, weight\), the weight a number"),
+        ("rewards = {'a': (lambda completions, **k: [1.0], 1.0)}\n",
+         r"reward component 'a' cannot be called with \(task, trajectory\): too many"),
         ("verifiers = {'a': 3}\n", "the verifier 'a' cannot be called"),
         ("verifiers = {'exact': len}\n", "exact"),
         ("import nowhere_at_all\n", "line 1: ModuleNotFoundError"),
         ("x = 1\ny = (\n", "line 2: SyntaxError"),
         ("x = 1\n\nraise RuntimeError('why')\n", "line 3: RuntimeError: why"),
+        ("import sys\nsys.exit('bye')\n", "broken.py, line 2: SystemExit: bye"),
+        ("import json\njson.loads('{')\n", "broken.py, line 2: JSONDecodeError"),
     ],
 )  # fmt: skip
 def test_a_broken_lab_file_gets_a_sentence(tmp_path, text, says):
@@ -192,6 +216,19 @@ def test_given_tasks_are_split_where_they_are_not_and_keep_their_splits_where_th
     assert [(t.id, t.split) for t in again] == [(t.id, t.split) for t in suite]
 
 
+def test_rows_of_question_and_answer_are_enough(tmp_path):
+    rows = [{"prompt": f"How much is {i} and {i}?", "answer": str(2 * i)} for i in range(40)]
+    path = write_jsonl(tmp_path / "tasks.jsonl", rows)
+    lab = Lab.open({"tasks": str(path)})
+    suite = lab.suite()
+    assert {t.prompt: t.answer for t in suite} == {row["prompt"]: row["answer"] for row in rows}
+    assert {t.family for t in suite} == {"custom"} and all(row["passed"] for row in suite.audit())
+    assert list(tools_of(lab.environments["custom"]())) == ["calculator", "search"]
+    (tmp_path / "mine.py").write_text(f"{SHOP}families = {{'custom': Family(environment=Shop)}}\n")
+    own = Lab.open({"tasks": str(path), "lab": str(tmp_path / "mine.py")})
+    assert type(own.environments["custom"]()).__name__ == "Shop" and len(own.suite()) == 40
+
+
 def test_given_tasks_that_leave_a_split_empty_are_refused(tmp_path):
     path = write_tasks(tmp_path / "tasks.jsonl", [*given(20), *given(5, "validation")])
     with pytest.raises(SuiteError, match="no task is in the split test"):
@@ -236,7 +273,7 @@ def test_training_tasks_of_a_difficulty():
     assert {t.difficulty for t in lab.train_tasks(suite)} == {"easy", "hard"}
     assert {t.difficulty for t in suite.split("test")} >= {"medium"}, "the test stays whole"
     with pytest.raises(RecipeError, match="set train_difficulty anew"):
-        Lab.open({"train_difficulty": "impossible"}).train_tasks(suite)
+        Lab.open({"train_difficulty": "hard"}).train_tasks(Suite(given(3)))
 
 
 # ---- measuring, and rewards afterwards
@@ -276,13 +313,24 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
     whole = [t for t in rollouts if all(r.ok for turn in t.turns for r in turn.results)]
     rows = [{"messages": as_messages(t, prompts[t.task_id])} for t in whole]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for t, again in zip(whole, read_transcripts(path, tokenizer, lab), strict=True):
+    for t, again in zip(whole, read_transcripts(path, tokenizer, lab, suite), strict=True):
         assert again.prompt_ids == t.prompt_ids and again.completion_ids == t.completion_ids
         assert again.action_mask == t.action_mask and [x.span for x in again.turns] == [
             x.span for x in t.turns
         ]
     named = dataclasses.replace(lab, recipe=dataclasses.replace(lab.recipe, transcripts=str(path)))
     assert len(demonstrations(named, suite.split("train"), tokenizer)) == len(rows)
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
+OTHER = {"id": "b", "type": "function", "function": {"name": "search", "arguments": '{"query": "y"}'}}
+ASKS = {"content": None, "tool_calls": [CALL]}
+REPLY = {"role": "tool", "tool_call_id": "a", "content": "found"}
+
+
+def said(*messages: dict) -> dict:
+    """A row: a question, and messages that are the assistant's where they name nobody."""
+    return {"messages": [{"role": "user", "content": "x?"}, *({"role": "assistant"} | m for m in messages)]}
 
 
 @pytest.mark.parametrize(
@@ -298,6 +346,22 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
         ),
         ({"messages": [], "tools": "search"}, "tools must be a list of JSON schemas"),
         ({"messages": [], "family": "riddles"}, "no family 'riddles'"),
+        (said({"content": None}), "neither text nor tool_calls"),
+        (said(ASKS), "1 calls of a turn need a reply each"),
+        (
+            said(ASKS | {"tool_calls": [CALL, CALL | {"id": "b"}]}, REPLY),
+            "2 calls of a turn need a reply each",
+        ),
+        (said(ASKS | {"tool_calls": [CALL, OTHER]}, REPLY | {"tool_call_id": "b"}, REPLY), "in their order"),
+        (
+            said({"content": "1"}, {"role": "user", "content": "And 2?"}, {"content": "2"}),
+            "has user messages inside",
+        ),
+        (said({"content": [{"type": "image_url"}]}), "has parts of messages that are no text"),
+        (
+            said({"tool_calls": [{"name": "search", "arguments": "{query: x}"}]}, REPLY),
+            "arguments .* no JSON",
+        ),
     ],
 )
 def test_broken_transcripts_name_the_row(tokenizer, tmp_path, row, says):
@@ -306,7 +370,22 @@ def test_broken_transcripts_name_the_row(tokenizer, tmp_path, row, says):
     path = tmp_path / "messages.jsonl"
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises((DataError, RunError, RecipeError), match=says):
-        read_transcripts(path, tokenizer, Lab.open({}))
+        read_transcripts(path, tokenizer, Lab.open({}), given(1))
+
+
+def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_path):
+    """Notebook 02 is handed no families: the suite has them."""
+    from agentkit.training.sft import demonstrations
+
+    rows = [{"messages": [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Gone."}]}]
+    path = write_jsonl(tmp_path / "messages.jsonl", rows)
+    (tmp_path / "mine.py").write_text(f"{SHOP}    def go(self):\n        'Go.'\n{SHOPS}")
+    lab = Lab.open({"lab": str(tmp_path / "mine.py"), "transcripts": str(path), "sft": True})
+    (shown,) = demonstrations(lab, given(1, family="a"), tokenizer)
+    prompt = tokenizer.decode(shown.prompt_ids)
+    assert '"go"' in prompt and '"search"' not in prompt
+    with pytest.raises(RunError, match="row 1 names no family, and those of the tasks have different tools"):
+        demonstrations(lab, [*given(1, family="a"), *given(1, family="B")], tokenizer)
 
 
 def test_tasks_without_plans_need_transcripts_for_a_cold_start(tokenizer):

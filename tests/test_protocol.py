@@ -14,6 +14,7 @@ from says import Says
 
 import agentkit.training
 from agentkit import StopReason, Task, ToolCall, rollout
+from agentkit.records import DataError
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import format_call
 from agentkit.tools.conformance import EnvironmentConformance
@@ -217,13 +218,20 @@ def test_a_reset_that_takes_named_columns_gets_those(tokenizer):
 @pytest.mark.parametrize(
     ("reset", "says"),
     [
-        (lambda self, **row: ["image"], "reset, task t: it returned list"),
-        (lambda self, **row: 1 / 0, "division by zero"),
+        (lambda self, **row: ["image"], "Broken.reset, task t: it returned list"),
+        (
+            lambda self, **row: 1 / 0,
+            "Broken.reset, task t: test_protocol.py, line .*: ZeroDivisionError: division",
+        ),
+        (
+            lambda self, **row: row["shelf"],
+            "Broken.reset, task t: test_protocol.py, line .*: KeyError: 'shelf'",
+        ),
     ],
 )
 def test_a_reset_that_fails_stops_with_one_sentence(tokenizer, reset, says):
     broken = type("Broken", (CounterEnvironment,), {"reset": reset})
-    with pytest.raises((TypeError, ZeroDivisionError), match=says):
+    with pytest.raises(DataError, match=says):
         rollout([TASK], Says(tokenizer, "Answer: 3"), environment=broken)
 
 

@@ -19,7 +19,7 @@ from agentkit.tools.runtime import tools_of
 
 ROOT = Path(__file__).resolve().parents[1]
 README, GUIDE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guide.md"))
-OWN, DECLARED = re.findall(r"```python\n(.*?)```", README + GUIDE, flags=re.DOTALL)
+OWN, POLICY, DECLARED = re.findall(r"```python\n(.*?)```", README + GUIDE, flags=re.DOTALL)
 PLAN = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```\w*\n(.*?)```", README + GUIDE + PLAN, flags=re.DOTALL)
 BLOCKS += [f"{command}\n" for command in re.findall(r"`(agentkit [^`]*)`", PLAN)]
@@ -38,6 +38,17 @@ def test_the_example_of_a_lab_file_runs(tmp_path):
     assert len(suite) == 60 and {task.family for task in suite} == {"remainders", "B"}
     assert set(tools_of(lab.environments["remainders"]())) == {"search", "calculator", "shout"}
     assert "brevity" in lab.reward
+
+
+def test_the_example_of_a_policy_runs(tmp_path):
+    recipe = tmp_path / "small.yaml"
+    recipe.write_text("families: A\nn_tasks: 40\nmax_turns: 2\nmax_turn_tokens: 32\nmax_tokens: 128\n")
+    namespace: dict = {"__name__": "guide"}
+    exec(POLICY.replace("params/nano.yaml", str(recipe)), namespace)
+    trajectories = namespace["trajectories"]
+    assert len(trajectories) == 4 and all(
+        t.reward is not None and "format" in t.components for t in trajectories
+    )
 
 
 def test_the_files_of_the_reading_tour_are_there():

@@ -253,7 +253,8 @@ def test_a_task_without_tools_gets_the_default(tmp_path):
     ("row", "says"),
     [
         ({"id": "x"}, "lacks ['answer', 'prompt']"),
-        (TASK | {"anwser": "2"}, "unknown fields ['anwser']"),
+        ({"question": "x", "answer": "y"}, "task 2 lacks ['prompt'], and has ['answer', 'question']"),
+        (TASK | {"anwser": "2"}, "unknown fields ['anwser']: what is yours goes into meta"),
         (TASK | {"id": 3}, "id must be text"),
         (TASK | {"answer": 2}, "answer must be text"),
         (TASK | {"split": None}, "split must be text"),

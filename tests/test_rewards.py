@@ -406,7 +406,9 @@ def test_a_component_that_fails_leaves_the_trajectory_unscored_and_is_never_zero
 
 
 def test_a_component_that_raises_says_so():
-    with pytest.warns(UserWarning, match="component 'mine' failed .RuntimeError: no"):
+    with pytest.warns(
+        UserWarning, match=r"component .mine. failed .test_rewards.py, line \d+: RuntimeError: no"
+    ):
         rewards.score(TASK, PERFECT, {"mine": (raising, 1.0)})
 
 

@@ -503,6 +503,7 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
     ("draft", "says"),
     [
         (lambda n: None, "gave only 0 different tasks of the 20.*returned None each time"),
+        (lambda n: {}["shelf"], "family mine drafts no task: test_tasks.py, line .*: KeyError: 'shelf'"),
         (lambda n: "a task", "of type str; return a Task"),
         (lambda n: (x for x in "ab"), "of type generator"),
         (lambda n: Task("", f"{n}?", 7), "answer must be text"),
@@ -520,12 +521,17 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
         (lambda n: planned(f"{n}?", "7", "fly", {}), "no tool 'fly'"),
         (lambda n: planned(f"{n}?", "7", "search", {"query": "x"}, expect="7"), "does not find"),
         (
+            lambda n: Task("", f"{n}?", "7", "numerical", meta={"plan": []}),
+            r"0\.\d+\?': unknown verifier kind 'numerical': use one of",
+        ),
+        (
             lambda n: planned(f"{n}?", "8", "calculator", {"expression": "7"}),
             "gold answer '8' .* fails: the tools give '7'",
         ),
     ],
     ids=[
         "none",
+        "raises",
         "text",
         "generator",
         "number",
@@ -539,6 +545,7 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
         "no plan",
         "no tool",
         "not found",
+        "no such verifier",
         "wrong gold",
     ],
 )

@@ -276,9 +276,32 @@ def test_a_script_written_as_messages_is_read_back_as_the_same_tokens(tokenizer,
     path.write_text(
         "".join(json.dumps({"messages": as_messages(t, prompts[t.task_id])}) + "\n" for t in found)
     )
-    for t, again in zip(found, read_transcripts(path, other, lab), strict=True):
+    for t, again in zip(found, read_transcripts(path, other, lab, suite), strict=True):
         assert (again.prompt_ids, again.completion_ids) == (t.prompt_ids, t.completion_ids)
         assert again.action_mask == t.action_mask
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "glm4moe", "qwen3_6", "gemma4"])
+def test_thoughts_parts_and_system_prompts_of_messages_are_kept(tokenizer, tmp_path, name):
+    call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": [{"type": "text", "text": "How much?"}]},
+        {"role": "assistant", "content": None, "reasoning_content": "Look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "found"},
+        {"role": "assistant", "reasoning": "So.", "content": "It is 1."},
+    ]
+    path = tmp_path / "messages.jsonl"
+    path.write_text(json.dumps({"messages": messages}) + "\n")
+    other = templated(tokenizer, name)
+    (t,) = read_transcripts(path, other, Lab.open({}), [Task("a", "p?", "1", family="A")])
+    prompt, written = other.decode(t.prompt_ids), other.decode(t.completion_ids)
+    assert "Be brief." in prompt and "How much?" in prompt and "'type': 'text'" not in prompt
+    opening, closing = ("<|channel>thought", "<channel|>") if name == "gemma4" else ("<think>", "</think>")
+    thoughts = re.findall(f"{re.escape(opening)}(.*?){re.escape(closing)}", prompt + written, flags=re.DOTALL)
+    assert thoughts[-2:] == ["\nLook.\n", "\nSo.\n"] and "It is 1." in written.rpartition(closing)[2]
+    sampled = [i for i, by_agent in zip(t.completion_ids, t.action_mask, strict=True) if by_agent]
+    assert "Look." in other.decode(sampled) and "found" not in other.decode(sampled)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -38,6 +38,12 @@ def value(kind, answer, gold, **options):
     return check(kind, answer, gold, **options).value
 
 
+def test_a_long_prompt_that_asks_in_no_words_is_read_at_once():
+    start = time.process_time()
+    assert value("exact", "The answer is Paris.", "Paris", question="word " * 10_000) == 1.0
+    assert time.process_time() - start < 5
+
+
 # ---- the final answer
 @pytest.mark.parametrize(
     ("text", "answer"),

@@ -20,6 +20,7 @@ from agentkit.runs import parse_json, trajectory_from
 from agentkit.verifiers import final_answer, verify
 
 RECORD = "trajectory"  # the column that holds a whole record as JSON
+SYSTEM = "system prompts"
 _UNKNOWN = "token ids, masks and log-probabilities (the rows hold text: lengths in tokens read 0)"
 _END = re.compile(
     r"(?:<[|｜][^|<>\s]{1,40}[|｜]>|<(?:/s|eos|end_of_turn|turn\||\|tool_response)>)\s*$"
@@ -174,7 +175,7 @@ def turns_of(
     """Prompt, turns, and whether the last turn answers."""
     prompt, turns, open_calls = [], [], {}
     for message in messages:
-        role, content = message["role"], _content(message, dropped)
+        role, content = message["role"], content_of(message, dropped)
         if role == "assistant":
             if not turns and prompt and prompt[-1].rstrip().endswith(THINK):  # as its template left it
                 content = THINK + content
@@ -184,7 +185,7 @@ def turns_of(
             dropped["where turns end in text that holds tool replies itself (each is one turn)"] += inline
             open_calls, blocks = {}, [content] if content else []
             for number, call in enumerate(message.get("tool_calls") or []):
-                name, arguments = _asked(call, where)
+                name, arguments = _asked(call, where, dropped)
                 open_calls[str(call.get("id") or number)] = name, arguments
                 text = json.dumps({"name": name, "arguments": arguments})
                 blocks.append(f"<tool_call>\n{text}\n</tool_call>")
@@ -196,7 +197,7 @@ def turns_of(
         elif role == "user":
             prompt.append(content)
         else:
-            dropped["system prompts"] += 1
+            dropped[SYSTEM] += 1
     if not turns:
         raise DataError(f"{where} has no assistant message, so there is no trajectory in it. Remove the row.")
     return "\n\n".join(prompt), turns, not (open_calls or turns[-1].results)
@@ -215,7 +216,7 @@ def _reply(message: Mapping[str, Any], content: str, open_calls: dict[str, tuple
     return ToolResult(name, arguments, content, ok=not (message.get("error") or content.startswith("Error")))
 
 
-def _asked(call: Any, where: str) -> tuple[str, dict]:
+def _asked(call: Any, where: str, dropped: Counter) -> tuple[str, dict]:
     """Name and arguments of one entry of tool_calls, OpenAI's form or inspect_ai's flat one."""
     inner = call.get("function") if isinstance(call, dict) else None
     if isinstance(inner, str):
@@ -233,12 +234,13 @@ def _asked(call: Any, where: str) -> tuple[str, dict]:
             arguments = parse_json(arguments)
         except ValueError:
             arguments = {"unparsed": arguments}
+            dropped["arguments of calls that are no JSON (kept as text)"] += 1
     elif isinstance(arguments, dict):  # a table fills absent arguments with null
         arguments = {key: value for key, value in arguments.items() if value is not None}
     return name, arguments if isinstance(arguments, dict) else {}
 
 
-def _content(message: Mapping[str, Any], dropped: Counter) -> str:
+def content_of(message: Mapping[str, Any], dropped: Counter) -> str:
     """The text of a message; thoughts, which logs keep apart from it or among its parts, in <think>."""
     content = message.get("content") or ""
     apart = (
@@ -294,7 +296,7 @@ def _comparable(messages: Sequence[Mapping[str, Any]]) -> list[tuple]:
     for message in messages:
         calls = []
         for call in message.get("tool_calls") or []:
-            name, arguments = _asked(call, "")
+            name, arguments = _asked(call, "", Counter())
             kept = {key: value for key, value in arguments.items() if value is not None}
             calls.append(utf8(json.dumps([name, kept], sort_keys=True)))
         tool = message.get("name") or message.get("function") or ""

@@ -33,12 +33,22 @@ from agentkit.rewards.presets import (
     toolrl,
     toolrla,
 )
-from agentkit.rewards.scoring import Component, Product, Reward, product, score, score_all, with_noise
+from agentkit.rewards.scoring import (
+    Component,
+    Product,
+    Reward,
+    check_reward,
+    product,
+    score,
+    score_all,
+    with_noise,
+)
 
 __all__ = [
     "Component",
     "Product",
     "Reward",
+    "check_reward",
     "correctness",
     "dapo_overlong",
     "drawing",

@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Self
 
 from agentkit.records import Task, Trajectory
+from agentkit.runs.labfile import blame, check_takes
 
 Component = Callable[[Task, Trajectory], float | None]
 Reward = Mapping[str, tuple[Component, float]]  # each component with its weight
@@ -43,7 +44,7 @@ def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
     applies. What the trajectory already holds under other names stays, such as its environment's own reward.
     Raises ValueError for what is no reward.
     """
-    _check(reward)
+    check_reward(reward)
     values = {name: _guarded(name, component, task, trajectory) for name, (component, _) in reward.items()}
     weighted = [weight * values[name] for name, (_, weight) in reward.items() if values[name] is not None]
     combined = (math.prod if isinstance(reward, Product) else sum)(weighted)
@@ -58,7 +59,8 @@ def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
     )
 
 
-def _check(reward: Reward) -> None:
+def check_reward(reward: Reward) -> None:
+    """Raise ValueError for what is no reward, naming the component."""
     if not isinstance(reward, Mapping):
         raise ValueError(f"a reward of type {type(reward).__name__}: give {{name: (function, weight)}}")
     for name, pair in reward.items():
@@ -67,6 +69,7 @@ def _check(reward: Reward) -> None:
             raise ValueError(
                 f"reward component {name!r} is {str(pair):.80}: give (function, weight), the weight a number"
             )
+        check_takes(f"the reward component {name!r}", function, "task", "trajectory")
 
 
 def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward: Reward) -> list[Trajectory]:
@@ -92,9 +95,9 @@ def _guarded(name: str, component: Component, task: Task, trajectory: Trajectory
         value = component(task, trajectory)
         return None if value is None else float(value) if math.isfinite(value) else math.nan
     except Exception as error:  # a reward is user code
-        why = f"{type(error).__name__}: {error}"[:200]
         warnings.warn(
-            f"reward component {name!r} failed ({why}); the trajectory has no reward.", stacklevel=2
+            f"reward component {name!r} failed ({blame(error):.200}); the trajectory has no reward.",
+            stacklevel=2,
         )
         return math.nan
 

@@ -29,6 +29,7 @@ MAX_CALLS = 16  # parsed in one turn; the rest is reported as an error
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
 CHANNEL = ("<|channel>", "<channel|>")  # what frames a thought of Gemma 4
+OPENINGS = (THINK, f"{CHANNEL[0]}thought")  # of a thought
 _A_THOUGHT = re.compile(f"{THINK}.*?(?:{THOUGHT}|\\Z)", re.DOTALL)
 _LEADING_THOUGHTS = re.compile(rf"\s*(?:{_A_THOUGHT.pattern}\s*)*", re.DOTALL)
 _TOO_MANY = f"more than {MAX_CALLS} tool calls in one turn; the rest was ignored"
@@ -106,6 +107,12 @@ def parse_stored(text: str) -> ParsedTurn:
     thought = _FORMS[format].thought
     before, ends, _ = parsed.text.partition(thought)
     return parse_turn(text, format, thought=True) if ends and before.count("```") % 2 == 0 else parsed
+
+
+def with_thought(thought: str, text: str, format: str) -> str:
+    """A turn that begins with a thought, as the models of a format write it."""
+    opening, closing = (OPENINGS[1], CHANNEL[1]) if format == "gemma4" else (THINK, THOUGHT)
+    return f"{opening}\n{thought}\n{closing}\n\n{text}"
 
 
 def format_call(

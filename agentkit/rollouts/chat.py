@@ -18,6 +18,7 @@ from agentkit.rollouts.call_formats import (
     CHANNEL,
     FORMATS,
     MAX_CALLS,
+    OPENINGS,
     THINK,
     THOUGHT,
     check_format,
@@ -67,16 +68,22 @@ _TAIL = 32  # tokens in which a template's last word stands
 
 
 def turn_after(tokenizer: Any, ids: Sequence[int], text: str) -> str:
-    """A turn that somebody wrote, as it follows these ids: it first ends a thought that they open."""
+    """A turn that somebody wrote, as it follows these ids: it goes on with a thought that they open, or ends
+    it.
+    """
     if not opens_thought(tokenizer, ids):
         return text
-    channel = CHANNEL[0] in exact_decode(tokenizer)(ids[-_TAIL:])
+    tail = exact_decode(tokenizer)(ids[-_TAIL:])
+    if opening := next(filter(text.startswith, OPENINGS), ""):
+        rest = text.removeprefix(opening)
+        return rest.lstrip("\n") if tail.endswith("\n") else rest
+    channel = CHANNEL[0] in tail
     return f"{CHANNEL[1]}{text}" if channel else f"\n{THOUGHT}\n\n{text}"
 
 
 def opens_thought(tokenizer: Any, ids: Sequence[int]) -> bool:
     """Whether a turn that follows these ids begins inside a thought, as some chat templates have it."""
-    return exact_decode(tokenizer)(ids[-_TAIL:]).rstrip().endswith((THINK, f"{CHANNEL[0]}thought"))
+    return exact_decode(tokenizer)(ids[-_TAIL:]).rstrip().endswith(OPENINGS)
 
 
 def _is_control(token: Any) -> bool:

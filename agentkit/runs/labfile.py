@@ -8,7 +8,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import inspect
 import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +20,9 @@ from agentkit.records import RecipeError
 
 
 def load_module(path: Path) -> ModuleType:
-    """A lab file as a module, loaded anew each time. Raises RecipeError with the line that failed."""
+    """A lab file as a module, loaded anew each time. Raises RecipeError with the line that failed, also where
+    it would end the program.
+    """
     name = f"agentkit_lab_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -27,14 +33,30 @@ def load_module(path: Path) -> ModuleType:
         sys.path.append(str(path.parent))  # for modules beside it
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
-        trace, line = error.__traceback__, getattr(error, "lineno", None)
-        while trace is not None:
-            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == str(path) else line
-            trace = trace.tb_next
-        where = f", line {line}" if line else ""
-        raise RecipeError(f"the lab file {path}{where}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise RecipeError(f"the lab file {path}: {blame(error)}") from error
     return module
+
+
+_OTHERS = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<")
+
+
+def blame(error: BaseException) -> str:
+    """What an error of a user's code says, with the innermost line that is neither ours nor a library's."""
+    lines = [(line.filename, line.lineno) for line in traceback.extract_tb(error.__traceback__)]
+    lines = [line for line in lines if not line[0].startswith(_OTHERS)]
+    if isinstance(error, SyntaxError):
+        lines.append((error.filename or "", error.lineno))
+    where = f"{Path(lines[-1][0]).name}, line {lines[-1][1]}: " if lines else ""
+    return f"{where}{type(error).__name__}: {error}"
+
+
+def check_takes(what: str, function: Callable, *arguments: str) -> None:
+    """Raise ValueError where a user's function cannot be called with these arguments, in this order."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} cannot be called with ({', '.join(arguments)}): {error}") from None
 
 
 def lab_digest(path: Path) -> str:

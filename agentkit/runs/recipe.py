@@ -48,14 +48,18 @@ ADVANTAGES = (
     "turn",
     "step",
 )
-CONTROLS = ("sft_more", "rft", "hindsight")
+LISTED = {  # of keys that take several of a few words
+    "controls": ("sft_more", "rft", "hindsight"),
+    "train_difficulty": ("easy", "medium", "hard"),
+}
 FILES = (
     "lab",
     "tasks",
     "transcripts",
     "chat_template",
     "gaia",
-)  # keys that name a file, relative to the recipe
+    "model",
+)  # keys that name a file or a folder, relative to the recipe
 CHOICES = {  # of keys that take one of a few words
     "variety": ("plain", "wide"),
     "tool_format": TOOL_FORMATS,
@@ -442,7 +446,7 @@ class Recipe:
     @property
     def servers(self) -> list[str]:
         """The replicas of engine server."""
-        return [url.strip() for url in self.server_urls.split(",") if url.strip()]
+        return listed(self.server_urls)
 
     @property
     def chat(self) -> tuple[str, dict[str, Any]]:
@@ -455,7 +459,7 @@ class Recipe:
     @property
     def control_names(self) -> list[str]:
         """Names of the control policies to train."""
-        return [name.strip() for name in self.controls.split(",") if name.strip()]
+        return listed(self.controls)
 
     @property
     def flaws(self) -> dict[str, float]:
@@ -557,9 +561,15 @@ def _check_reward_and_controls(recipe: Recipe) -> None:
             "advantage: gdpo normalises each component by itself and adds them up, so that reward_combine: "
             "product would do nothing: use sum, or advantage: group"
         )
-    if unknown := set(recipe.control_names) - set(CONTROLS):
+    for name, words in LISTED.items():
+        if unknown := set(listed(getattr(recipe, name))) - set(words):
+            raise RecipeError(
+                f"{name} names {min(unknown)[:60]!r}; use {', '.join(words)}, or several with commas"
+            )
+    if recipe.transcripts and not recipe.sft:
         raise RecipeError(
-            f"controls names {min(unknown)[:60]!r}; use {', '.join(CONTROLS)}, or several with commas"
+            "transcripts is what the cold start imitates, and sft is false: set sft: true, or leave "
+            "transcripts out"
         )
 
 
@@ -603,6 +613,11 @@ def _check_thinking(recipe: Recipe) -> None:
             f"thinking: cut at max_thought_tokens {recipe.max_thought_tokens} does nothing where "
             f"max_turn_tokens {recipe.max_turn_tokens} ends the turn first: lower the one or raise the other"
         )
+
+
+def listed(text: str) -> list[str]:
+    """The words of a text with commas between them."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _template_arguments(text: str) -> dict[str, Any]:

@@ -155,10 +155,13 @@ def step_rows(rows: Iterable[dict], last: int = 0) -> tuple[list[dict], list[str
 
 # ---- tasks as JSON lines
 def read_tasks(path: str | Path) -> list[Task]:
-    """Read a suite's tasks.jsonl. A damaged line is an error: a suite with holes would shift every split."""
-    rows = read_jsonl(path, tolerant=False)
+    """Read a suite's tasks.jsonl. A damaged line is an error: a suite with holes would shift every split.
+
+    A row without an id is known by its place.
+    """
+    rows = [{"id": f"task-{n}"} | row for n, row in enumerate(read_jsonl(path, tolerant=False), start=1)]
     if problem := _suite_problem(rows):
-        raise RunError(f"{path}: {problem}. Build the suite again with notebook 01.")
+        raise RunError(f"{path}: {problem}. Mend it, or build the suite again with notebook 01.")
     return [Task(**(row | ({"tools": tuple(row["tools"])} if "tools" in row else {}))) for row in rows]
 
 
@@ -185,10 +188,10 @@ def _suite_problem(rows: Iterable[dict]) -> str | None:
     known = {field.name for field in dataclasses.fields(Task)}
     seen = set()
     for number, row in enumerate(rows, start=1):
-        if missing := {"id", "prompt", "answer"} - row.keys():
-            return f"task {number} lacks {sorted(missing)}"
+        if missing := {"prompt", "answer"} - row.keys():
+            return f"task {number} lacks {sorted(missing)}, and has {sorted(row.keys() - {'id'})!s:.100}"
         if unknown := row.keys() - known:
-            return f"task {number} has unknown fields {sorted(unknown)}"
+            return f"task {number} has unknown fields {sorted(unknown)!s:.100}: what is yours goes into meta"
         if problem := fault("task", row):
             return f"task {number} ({row['id']!r:.60}): {problem}"
         if row["id"] in seen:

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 from agentkit.records import SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, write_tasks
+from agentkit.runs.labfile import blame
+from agentkit.runs.recipe import listed
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, as_trajectory, solve
 from agentkit.tasks.families import code, drawing, image, lookup, multihop, ordebug, wide
@@ -147,6 +149,7 @@ def shipped_families(corpus: Corpus, top_k: int = 3, variety: str = "plain") -> 
             measures=image.MEASURES,
         ),
         "drawing": Family(drawing.draft, drawing.DrawingEnvironment, drawing.relabel),
+        "custom": Family(environment=lookups),  # of rows in a task file that name no family
     }
 
 
@@ -166,8 +169,7 @@ def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
 
 
 def _listed(names: str | Sequence[Any]) -> list[str]:
-    words = names.split(",") if isinstance(names, str) else names
-    return [str(word).strip() for word in words if str(word).strip()]
+    return listed(names if isinstance(names, str) else ",".join(map(str, names)))
 
 
 def _check_spec(spec: Any) -> None:
@@ -212,7 +214,10 @@ def _draft_family(
     misses, why = 0, " (its draft returned None each time)"
     while len(tasks) < count and misses < MAX_MISSES:
         misses += 1
-        task = family.draft(corpus, rng)
+        try:
+            task = family.draft(corpus, rng)
+        except Exception as error:
+            raise SuiteError(f"family {name} drafts no task: {blame(error)}") from error
         if task is None:
             continue
         if problem := task_problem(task):
@@ -235,8 +240,8 @@ def _draft_family(
         tasks.append(with_content_id(task))
     if len(tasks) < count:
         raise SuiteError(
-            f"family {name} gave only {len(tasks)} different tasks of the "
-            f"{count} asked for; ask for fewer{why}"
+            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for"
+            f"{'; ask for fewer' * bool(tasks)}{why}"
         )
     return tasks
 
@@ -244,7 +249,10 @@ def _draft_family(
 def _solved(task: Task, family: Family) -> int:
     """Calls with which the expert reaches the gold answer. Raises PlanError where it does not."""
     solution = solve(task, family.environment())
-    score = verify(task, as_trajectory(task, solution))
+    try:
+        score = verify(task, as_trajectory(task, solution))
+    except ValueError as error:  # the task's author names a verifier that is not there, or a wrong option
+        raise SuiteError(f"{task.prompt!r}: {error}") from None
     if score.value is None:
         raise PlanError(f"no verdict: {score.why}")
     if score.value != 1.0:

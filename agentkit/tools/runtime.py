@@ -22,6 +22,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from agentkit.records import DataError, Task, ToolCall, ToolResult
+from agentkit.runs.labfile import blame
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
 from agentkit.tools.execution import Failed, in_process, in_thread, limited, on_tool_loop
 
@@ -113,8 +114,8 @@ def check_call(call: ToolCall, tools: dict[str, Callable]) -> str | None:
         if name not in call.arguments:
             if parameters[name].default is inspect.Parameter.empty:
                 return f"{call.name} needs the argument {name!r}"
-        elif not _fits(call.arguments[name], hints.get(name)):
-            return f"{call.name}: {name!r} must be {_TYPES.get(hints[name], hints[name])}"
+        elif not _fits(call.arguments[name], kind := typing.get_origin(hints.get(name)) or hints.get(name)):
+            return f"{call.name}: {name!r} must be {_TYPES[kind]}"
     return None
 
 
@@ -128,7 +129,7 @@ def _signature(function: Callable) -> tuple[Mapping[str, inspect.Parameter], dic
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    if not isinstance(hint, type):
+    if hint not in _TYPES:  # an Enum, say: the tool gets what JSON has for it, as in TRL
         return True
     if hint in (int, float) and isinstance(value, bool):  # which Python counts among the integers
         return False
@@ -199,18 +200,19 @@ async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
         "task_id": task.id,
         "answer": task.answer,
     }
-    parameters = inspect.signature(environment.reset).parameters
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        row = {name: value for name, value in row.items() if name in parameters}
     where = f"{type(environment).__name__}.reset, task {task.id}"
     try:
+        parameters = inspect.signature(environment.reset).parameters
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            row = {name: value for name, value in row.items() if name in parameters}
         text = await call_method(environment.reset, row, timeout_s)
     except TimeoutError:
-        raise RuntimeError(f"{where}: no answer within {timeout_s:g} s") from None
-    except ValueError as error:  # an environment speaks so to the author of a task
-        raise DataError(f"{where}: {error}") from None
+        raise DataError(f"{where}: no answer within {timeout_s:g} s") from None
+    except Exception as error:  # by a ValueError it speaks to the author of a task
+        why = str(error) if isinstance(error, ValueError) else blame(error)
+        raise DataError(f"{where}: {why}") from error
     if not isinstance(text, str | None):
-        raise TypeError(f"{where}: it returned {type(text).__name__}; return text for the question, or None")
+        raise DataError(f"{where}: it returned {type(text).__name__}; return text for the question, or None")
     return text or ""
 
 

@@ -65,7 +65,7 @@ def demonstrations(
     """What the cold start imitates: ``transcripts``, or ``sft_transcripts`` a task by the expert."""
     recipe = lab.recipe
     if recipe.transcripts:
-        return read_transcripts(find_file(recipe.transcripts), tokenizer, lab)
+        return read_transcripts(find_file(recipe.transcripts), tokenizer, lab, tasks)
     planned = [task for task in tasks if task.meta.get("plan") is not None]
     if not planned:
         raise RecipeError(

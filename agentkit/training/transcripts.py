@@ -1,67 +1,79 @@
 """A messages data set as transcripts that the cold start can imitate: the same tokens a rollout would hold.
 
 Rows have ``messages`` (roles system, user, assistant with tool_calls, tool) and may have ``tools`` (JSON
-schemas) and ``family``; without ``tools`` those of the family's environment are shown. Leaves out judging
-whether they are right.
+schemas) and ``family``; without ``tools`` those of the family's environment are shown, and without
+``family`` it is the tasks'. Leaves out judging whether they are right.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentkit.exchange.conversation import Row, checked_messages, read_conversations
-from agentkit.records import RunError, StopReason, Trajectory, Turn
-from agentkit.rollouts.call_formats import format_call, parse_stored
+from agentkit.exchange.conversation import SYSTEM, checked_messages, content_of, turns_of
+from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
+from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call, parse_stored, with_thought
 from agentkit.rollouts.chat import ChatCodec, turn_after
 from agentkit.rollouts.templates import end_of_turn
 from agentkit.runs import read_rows
 from agentkit.tools.environments import SYSTEM_PROMPT
-from agentkit.tools.runtime import tool_schemas
+from agentkit.tools.runtime import tool_schemas, tools_of
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
 
+_THOUGHT = re.compile(rf"\s*{THINK}(.*?){THOUGHT}", re.DOTALL)  # that a turn begins with
 
-def read_transcripts(path: Path, tokenizer: Any, lab: Lab) -> list[Trajectory]:
-    """Transcripts of a .jsonl, .json or .parquet file in the tokenizer's chat format; RunError names a bad
-    row.
+
+def read_transcripts(path: Path, tokenizer: Any, lab: Lab, tasks: Iterable[Task]) -> list[Trajectory]:
+    """Transcripts of a .jsonl, .json or .parquet file in the tokenizer's chat format, for what is trained on
+    these tasks; RunError names a bad row.
     """
+    families = sorted({task.family for task in tasks})
+    toolsets = {tuple(tools_of(lab.environments[family]())) for family in families}
+    usual = families[0] if len(toolsets) == 1 else ""
     transcripts = []
     for number, row in enumerate(read_rows(path), start=1):
         place = f"{path}, row {number}"
         if not isinstance(row.get("messages"), list):
             raise RunError(f"{place} has no list of messages: give rows such as {{'messages': [..]}}")
-        codec = _codec(row, tokenizer, lab, place)
+        codec = _codec(row | {"family": row.get("family") or usual}, tokenizer, lab, place)
         transcripts.append(_encoded(row, place, codec))
     return transcripts
 
 
 def _codec(row: Mapping[str, Any], tokenizer: Any, lab: Lab, place: str) -> ChatCodec:
     """The chat format with the row's own tools and system prompt, else with its family's."""
-    family = row.get("family") or lab.recipe.families.split(",")[0].strip()
-    environment = lab.environments[family]()
+    if not row["family"]:
+        raise RunError(f"{place} names no family, and those of the tasks have different tools: name one")
+    environment = lab.environments[row["family"]]()
     tools = row.get("tools") or tool_schemas(environment)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RunError(f"{place}: tools must be a list of JSON schemas")
-    said = [m["content"] for m in row["messages"] if isinstance(m, dict) and m.get("role") == "system"]
-    system = said[0] if said else getattr(environment, "system_prompt", SYSTEM_PROMPT)
-    return ChatCodec(tokenizer, str(system), tools, lab.options()["tool_format"])
+    messages = checked_messages(row["messages"], place)
+    said = [content_of(m, Counter()) for m in messages if m["role"] in ("system", "developer")]
+    system = "\n\n".join(said) if said else getattr(environment, "system_prompt", SYSTEM_PROMPT)
+    return ChatCodec(tokenizer, system, tools, lab.options()["tool_format"])
 
 
 def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory:
-    """The row as a trajectory: 1 in the mask on what the assistant wrote, 0 on what tools replied."""
-    messages = checked_messages(row["messages"], place)
-    (conversation,) = read_conversations([Row(place, messages)], "transcripts", [], Counter()).trajectories
-    prompt = "\n\n".join(str(m["content"]) for m in messages if m["role"] == "user")
+    """The row as a trajectory: 1 in the mask on what the assistant wrote, 0 on what tools replied.
+
+    What a reader of logs would drop or change is refused: the agent would learn it so.
+    """
+    dropped: Counter = Counter()
+    prompt, written, _ = turns_of(row["messages"], place, dropped)
+    if lost := [phrase for phrase, n in dropped.items() if n and phrase != SYSTEM]:
+        raise RunError(f"{place} has {lost[0]}: give a question, its turns and replies as text, a row each")
     prompt_ids = codec.prompt_ids(prompt)
     ids: list[int] = []
     mask: list[int] = []
     turns = []
-    for turn in conversation.turns:
-        text = turn_after(codec.tokenizer, [*prompt_ids, *ids], _in_format(turn.text, codec))
+    for turn in written:
+        text = turn_after(codec.tokenizer, [*prompt_ids, *ids], _in_format(turn, codec, place))
         end = end_of_turn(codec.tokenizer, called=bool(turn.results))
         sampled = codec.tokenizer(text + end, add_special_tokens=False)["input_ids"]
         turns.append(Turn(text, (len(ids), len(ids) + len(sampled)), turn.results))
@@ -69,7 +81,7 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
         ids += [*sampled, *replies]
         mask += [1] * len(sampled) + [0] * len(replies)
     return Trajectory(
-        task_id=conversation.task_id,
+        task_id=place,
         policy="transcripts",
         sample=0,
         seed=0,
@@ -79,7 +91,7 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
         old_logprobs=(0.0,) * len(ids),
         turns=tuple(turns),
         stop_reason=StopReason.ANSWER,
-        answer=conversation.answer,
+        answer=parse_stored(written[-1].text).text,
     )
 
 
@@ -87,8 +99,15 @@ def _replies(codec: ChatCodec, turn: Turn) -> list[int]:
     return codec.observation_ids([r.observation for r in turn.results], (), [r.name for r in turn.results])
 
 
-def _in_format(text: str, codec: ChatCodec) -> str:
-    """A turn whose calls were read in Hermes form, with its calls as this agent writes them."""
-    turn = parse_stored(text)
-    calls = [format_call(call.name, call.arguments, codec.format, codec.tools) for call in turn.calls]
-    return "\n".join([turn.text, *calls] if turn.text else calls)
+def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
+    """A turn whose calls were read in Hermes form, with thought and calls as this agent writes them."""
+    parsed, thought = parse_stored(turn.text), _THOUGHT.match(turn.text)
+    asked = [(call.name, call.arguments) for call in parsed.calls]
+    told = [pair for r in turn.results if (pair := (r.name, r.arguments)) in asked]
+    if len(turn.results) < len(asked) or told != sorted(told, key=asked.index):
+        raise RunError(f"{place}: the {len(asked)} calls of a turn need a reply each, in their order")
+    calls = [format_call(*call, codec.format, codec.tools) for call in asked]
+    text = "\n".join([parsed.text, *calls] if parsed.text else calls)
+    if not text:
+        raise RunError(f"{place}: an assistant's message has neither text nor tool_calls")
+    return with_thought(thought[1].strip(), text, codec.format) if thought else text

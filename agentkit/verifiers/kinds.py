@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any
 
 from agentkit.records import Score, Task, Trajectory, Unscored
+from agentkit.runs.labfile import check_takes
 from agentkit.trajectories import results_of
 from agentkit.verifiers.answer import MAX_ANSWER, MAX_CODE
 from agentkit.verifiers.judge import judge
@@ -57,10 +58,7 @@ def register(kinds: Mapping[str, Verifier]) -> None:
     for kind, verifier in kinds.items():
         if kind in SHIPPED:
             raise ValueError(f"the verifier {kind!r} ships with agentkit: give yours another name")
-        try:
-            inspect.signature(verifier).bind("answer", "gold")
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"the verifier {kind!r} cannot be called with (answer, gold): {error}") from None
+        check_takes(f"the verifier {kind!r}", verifier, "answer", "gold")
     KINDS.update(kinds)
 
 

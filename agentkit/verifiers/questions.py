@@ -17,7 +17,7 @@ _ASKS = re.compile(
     r"\b(?:how|what|which|who|whom|whose|where|when|find|determine|compute|calculate|evaluate|solve|simplify"
     r"|factor|name|write|give|state|convert|express|wie|welche\w*|wer|wo|quel\w*|combien|qui|qué|cuánt[oa]s?"
     r"|cuál\w*|quién\w*|dónde|quant[oie]|qual\w*|chi|quando|сколько|как\w*|кто)\b"
-    r"|(?:^|, )was\b|[^,，、]*(?:多少|[几幾什哪谁何誰몇]|どこ|いくつ|무엇)",
+    r"|(?:^|, )was\b|(?<![^,，、])[^,，、]*(?:多少|[几幾什哪谁何誰몇]|どこ|いくつ|무엇)",
     re.IGNORECASE,
 )
 _CLAUSE_END = re.compile(
