@@ -76,7 +76,7 @@ def load_agent(
 
 
 def _folded(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> Any:
-    loaded = _loaded(AutoModelForCausalLM, model, dtype=dtype)
+    loaded = pretrained(AutoModelForCausalLM, model, dtype=dtype)
     for folder in folders:
         loaded = folded(with_adapter(loaded, Path(folder)))
     return loaded
@@ -84,14 +84,14 @@ def _folded(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> An
 
 def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -> Any:
     """A model's tokenizer alone, with the recipe's chat template. Raises as ``load_agent``."""
-    tokenizer = _loaded(AutoTokenizer, model)
+    tokenizer = pretrained(AutoTokenizer, model)
     with_template(tokenizer, *chat)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def _loaded(kind: Any, model: str, **options: Any) -> Any:
+def pretrained(kind: Any, model: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError) as error:
@@ -110,7 +110,7 @@ def told(error: Exception) -> str:
 def described(recipe: Recipe) -> str:
     """A recipe's model in a line, from its configuration: no weight is loaded."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(_loaded(AutoConfig, recipe.model))
+        model = AutoModelForCausalLM.from_config(pretrained(AutoConfig, recipe.model))
     tokens = len(load_tokenizer(recipe.model, recipe.chat))
     return f"{recipe.model}: {model.num_parameters():,} parameters, {tokens:,} tokens"
 

@@ -221,14 +221,17 @@ def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
     Raises:
         RunError: the file cannot be read, or (when not tolerant) a line is not a JSON object in UTF-8.
     """
-    rows = []
+    rows, torn = [], []
     for number, row in _lines(Path(path)):
         if isinstance(row, dict):
             rows.append(row)
         elif tolerant:
-            warnings.warn(f"{path}, line {number} is torn and was left out ({row}).", stacklevel=2)
+            torn.append(f"line {number} is torn and was left out ({row})")
         else:
             raise RunError(f"{path}, line {number} is damaged: {row}. Rebuild it, or remove that line.")
+    if torn:
+        more = f"; and {len(torn) - 1} more" if len(torn) > 1 else ""
+        warnings.warn(f"{path}, {torn[0]}{more}.", stacklevel=2)
     return rows
 
 
