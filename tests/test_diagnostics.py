@@ -325,6 +325,9 @@ def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were
     write_jsonl(run.file("train", "metrics.jsonl"), rows[:6])
     again = Watch.over(run)
     assert read_alarms(run) == again.alarms == []
+    fresh = Run.create(tmp_path / "fresh")
+    Watch.over(fresh)
+    assert fresh.file("train", "alarms.jsonl").read_bytes() == b"", "watched, and none fired yet"
     for row in rows[6:]:
         again.add(row)
     assert read_alarms(run) == whole.alarms and len(again.alarms) == 1

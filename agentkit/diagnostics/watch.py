@@ -52,9 +52,7 @@ class Watch:
         judged = {step.number for step in steps}
         lost = [a for a in alarms if a.step not in judged and (not steps or a.step < steps[-1].number)]
         watch.alarms = lost + watch.alarms
-        watch._path = run.file(*FILE)
-        if watch.alarms or watch._path.exists():
-            write_jsonl(watch._path, map(dataclasses.asdict, watch.alarms))
+        watch._path = write_jsonl(run.file(*FILE), map(dataclasses.asdict, watch.alarms))
         return watch
 
     def add(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> list[Alarm]:
@@ -128,7 +126,7 @@ def coverage(steps: Sequence[StepMeasures]) -> str:
 
 
 def read_alarms(run: Run) -> list[Alarm]:
-    """train/alarms.jsonl; an empty list where no alarm has fired."""
+    """train/alarms.jsonl; an empty list where no alarm has fired, or nothing was trained."""
     path = run.file(*FILE)
     alarms = []
     for row in read_jsonl(path) if path.exists() else []:

@@ -29,6 +29,7 @@ from agentkit.rollouts.policy import EngineError, Policy
 from agentkit.rollouts.templates import with_template
 from agentkit.runs import Run, RunError, open_file
 from agentkit.runs.recipe import Recipe
+from agentkit.runs.run import ADAPTER
 
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
 
@@ -120,6 +121,7 @@ def agent_of(run: Run, recipe: Recipe, name: str) -> tuple[Any, Any]:
     ``load_agent``.
     """
     cold_start, trained = _adapters(run, recipe, name)
+    run.warn_if_changed(ADAPTER)
     return load_agent(recipe.model, cold_start, trained, recipe.precision, recipe.chat, recipe.shard)
 
 
@@ -146,7 +148,10 @@ def with_adapter(model: Any, folder: Path) -> Any:
         for path in folder.iterdir():
             if not path.is_dir():
                 open_file(path).close()  # torch would wait for a pipe
-        return PeftModel.from_pretrained(model, str(folder))
+        adapted = PeftModel.from_pretrained(model, str(folder))
+        if not all(p.isfinite().all() for name, p in adapted.named_parameters() if "lora_" in name):
+            raise ValueError("it holds weights that are no numbers")
+        return adapted
     except Exception as error:  # PEFT, safetensors and torch have one each for a damaged file
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise RunError(

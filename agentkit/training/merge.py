@@ -20,6 +20,7 @@ from agentkit.policies.precision import LEAST_SHARE, surviving_share
 from agentkit.policies.weights import folded
 from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.runs import Run, RunError, secure
+from agentkit.runs.run import ADAPTER
 from agentkit.training.adapters import replacing
 
 CHECKED, CHECKED_TOKENS = 8, 2048  # trajectories, and tokens of each
@@ -53,8 +54,11 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     source = recipe.get("model", "nano")
     kept = getattr(torch, dtype) if dtype else pretrained(AutoConfig, source).dtype
     kept = kept if kept in (torch.float16, torch.bfloat16) else torch.float32
+    run.warn_if_changed(ADAPTER)
     rows = _token_rows(run)
     model = pretrained(AutoModelForCausalLM, source, dtype=kept).eval()
+    if max(token for ids, _ in rows for token in ids) >= model.get_input_embeddings().num_embeddings:
+        raise RunError(f"{run.path} holds tokens that {source} lacks: its trajectories are another model's.")
     if recipe.get("sft"):
         model = folded(with_adapter(model, run.file("sft")))
     without = logprobs(model.float(), rows)

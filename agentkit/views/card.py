@@ -337,7 +337,9 @@ def _training(card: _Card) -> list[Markup]:
 
 def _alarms(card: _Card) -> list[Markup]:
     if not card.run.file("train", "alarms.jsonl").exists():
-        return [card.missing("There is no train/alarms.jsonl: this run was trained without alarms.")]
+        return [
+            card.missing("There is no train/alarms.jsonl: no alarm watched a training, or the file is lost.")
+        ]
     alarms = read_alarms(card.run)
     if not alarms:
         return [card.paragraph("No alarm fired.")]
