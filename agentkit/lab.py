@@ -108,9 +108,8 @@ class Lab:
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        """The lab that a run was made with, from the recipe in its manifest; where metrics went is past."""
-        known = Recipe.keys().keys() - {"report_to"}
-        return cls.open({name: value for name, value in run.manifest["recipe"].items() if name in known})
+        """The lab that a run was made with, from the recipe in its manifest."""
+        return cls.open(Recipe.of(run))
 
     def with_reward(self, **changes: Any) -> Self:
         """This lab under other reward keys, such as ``reward="toolrl"``; the weights of its own preset are

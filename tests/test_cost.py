@@ -116,7 +116,7 @@ def test_rates_are_measured_back(tmp_path):
         100.0,
     )
     assert "measured on a, 10 steps" in rates.source
-    assert forecast(cost.recipe_of(run), rates) == actual(run)
+    assert forecast(Recipe.of(run), rates) == actual(run)
     run.update(recipe={"processes": 2})
     assert measured_rates(run).rollout == 4.0 and actual(run)[PHASES[1]] == 160.0
 
@@ -146,7 +146,7 @@ def test_rates_where_a_batch_of_rollouts_is_trained_on_in_two_steps(tmp_path, ke
     run.update(recipe={key: 2, "micro_batch": 2})
     rates = measured_rates(run)
     assert rates.rollout == 5 * 8.0 / (5 * 4) and rates.update == 10 * 2.0 / (5 * 4 * passes)
-    forecasted = forecast(cost.recipe_of(run), rates)
+    forecasted = forecast(Recipe.of(run), rates)
     assert (forecasted[PHASES[1]], forecasted[PHASES[2]]) == (40.0, 20.0)
 
 
@@ -281,7 +281,7 @@ def test_a_file_that_is_no_yaml_is_told_without_the_name_of_a_class(tmp_path):
 def test_rates_of_a_given_suite_count_its_own_test(tmp_path):
     """A given tasks.jsonl has another test than 15 % of n_tasks: here 45 samples took 225 seconds, not 75."""
     run = small_run(tmp_path / "a")
-    samples = cost.recipe_of(run).test_samples + 1
+    samples = Recipe.of(run).test_samples + 1
     tasks = [Task(str(i), f"How many {i}?", "3", split="test") for i in range(45 // samples)]
     write_tasks(run.file("tasks.jsonl"), tasks)
     assert measured_rates(run).evaluation == pytest.approx(225 / (len(tasks) * samples))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -18,8 +19,8 @@ from test_report import make_run
 
 from agentkit.cli import main
 from agentkit.evaluation import compare
-from agentkit.records import AgentkitError, Task
-from agentkit.runs import Run, load_run, write_trajectories
+from agentkit.records import AgentkitError, RunError, Task
+from agentkit.runs import Run, load_run, open_file, write_trajectories
 
 EVAL, STEP = "eval/grpo.parquet", "train/trajectories/step_00002.parquet"
 METRICS, ALARMS, SUITE = "train/metrics.jsonl", "train/alarms.jsonl", "tasks.jsonl"
@@ -213,6 +214,7 @@ CASES = {
     "sample of -1": (field(EVAL, "sample", -1), BOTH, "row 4: sample is -1"),
     "masks of 3": (field(STEP, "action_mask", [3, 3, 3]), TRAINED, "row 4: action_mask"),
     "token fields of other lengths": (field(STEP, "action_mask", [1]), TRAINED, "row 4: its token fields differ in length"),
+    "a token of no vocabulary": (field(STEP, "completion_ids", [-7, 5, 5]), TRAINED, r"row 4: completion_ids\[0\] is -7"),
     "holes in the tokens": (field(STEP, "completion_ids", [None] * 3), TRAINED, r"row 4: completion_ids\[0\] is None"),
     "tokens as text": (retyped(STEP, "completion_ids", [["a", "b", "c"]]), TRAINED, r"completion_ids\[0\] is 'a'"),
     "a reason that is none": (field(EVAL, "stop_reason", "bored"), BOTH, "row 4: 'bored' is not a valid StopReason"),
@@ -241,6 +243,8 @@ CASES = {
     "an alarm of another form": (lines(ALARMS, lambda found: found[0].update(evidence=None)), ("report",), "evidence is None"),
     "rollouts of a step gone": (lambda folder: (folder / STEP).unlink(), ("alarms",), "no rollouts of step 2"),
     # the others
+    "a file of a policy that has no name": (copied(EVAL, "eval/grpo (copy).parquet"), ("report",), "policy name 'grpo .copy.' is refused"),
+    "a recipe of a wrong kind": (lambda folder: Run(folder).update(recipe={"n_tasks": "many"}), ("rescore", "report"), r"run.json: n_tasks is 'many'"),
     "a suite's prompt": (lines(SUITE, lambda found: found[2].update(prompt=5)), ("audit", "compare"), "task 3 .*prompt must be text"),
     "a suite's task twice": (lines(SUITE, lambda found: found + found[:1]), ("audit", "compare"), "task t0 occurs twice"),
     "a comparison of text": (text("comparison.json", b'{"policies": 3}'), ("report",), "comparison.json holds no comparison"),
@@ -281,3 +285,22 @@ def check(folder, commands, says, capsys):
         assert not says or any(re.search(says, sentence) for sentence in sentences), (command, told, printed)
         assert all(len(sentence) < 900 for sentence in sentences) and "0 alarms" not in printed
     assert contents(folder) == before
+
+
+def test_a_value_without_bound_stays_in_its_row_and_is_an_alarm(run, capsys):
+    lines(METRICS, lambda found: found[2].update(grad_norm=float("inf")))(run.path)
+    assert COMMANDS["alarms"](run.path) == 0
+    told = capsys.readouterr()
+    assert "step 2, critical: gradient_spike" in told.out and "left out" not in told.err
+
+
+def test_a_file_that_may_not_be_read_is_a_run_error(run, monkeypatch):
+    def refused(path):
+        if path.name == SUITE:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_file(path)
+
+    run.end("05_compare")  # hashes are kept
+    monkeypatch.setattr("agentkit.runs.files.open_file", refused)
+    with pytest.raises(RunError, match="tasks.jsonl cannot be read .Permission denied."):
+        _ = run.tasks

@@ -23,6 +23,7 @@ from agentkit.diagnostics import (
     audit,
     audit_metrics,
     audited,
+    coverage,
     disagreements,
     fresh_half,
     holding,
@@ -324,6 +325,9 @@ def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were
     write_jsonl(run.file("train", "metrics.jsonl"), rows[:6])
     again = Watch.over(run)
     assert read_alarms(run) == again.alarms == []
+    fresh = Run.create(tmp_path / "fresh")
+    Watch.over(fresh)
+    assert fresh.file("train", "alarms.jsonl").read_bytes() == b"", "watched, and none fired yet"
     for row in rows[6:]:
         again.add(row)
     assert read_alarms(run) == whole.alarms and len(again.alarms) == 1
@@ -454,6 +458,77 @@ def test_what_is_no_log_is_refused_and_never_no_alarms(tmp_path, capsys, file, t
     assert main(["alarms", str(path)]) != 0
     said = capsys.readouterr()
     assert says in said.err and "alarm" not in said.out
+
+
+KL = [0.01] * 30 + [0.9] * 10  # a jump at step 31
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("history.csv", "_step,train/global_step,train/kl,eval/reward\n" + "".join(f"{2 * i},{i},{k},\n" for i, k in enumerate(KL, 1))),
+        ("skyrl.jsonl", "\n".join(json.dumps({"trainer/global_step": i, "policy/policy_kl": k}) for i, k in enumerate(KL, 1))),
+        ("verl.log", "Started\n" + "".join(f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{i} - actor/kl_loss:np.float64({k}) - timing_s/step:3.5\n 1/9 [00:49<1:53:43]\n" for i, k in enumerate(KL, 1))),
+        ("lines.txt", "\n".join(json.dumps({"step": i, "kl": k}) for i, k in enumerate(KL, 1))),
+        ("log.tsv", "step\tkl\n" + "".join(f"{i}\t{k}\n" for i, k in enumerate(KL, 1))),
+        ("log.csv", "step;kl\n" + "".join(f"{i};{k}\n" for i, k in enumerate(KL, 1))),
+    ],
+)  # fmt: skip
+def test_logs_in_the_forms_that_trainers_and_trackers_write(tmp_path, capsys, file, text):
+    assert main(["alarms", str(written(tmp_path / file, text))]) == 0
+    said = capsys.readouterr().out
+    assert "step 32, warning: kl_spike" in said and "in 40 steps;" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("success", 41.5, "41.5 is no share, so no success"),
+        ("entropy", -0.5, "-0.5 is negative, so no entropy"),
+        ("grad_norm", "0,25", "'0,25' is no number"),
+    ],
+)
+def test_a_column_of_another_unit_is_not_judged_and_said(tmp_path, capsys, name, value, why):
+    rows = [{"step": i, "kl": 0.01, name: value} for i in range(1, 60)]
+    path = written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))
+    assert main(["alarms", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert (
+        said.startswith("no alarm in 59 steps; 1") and f"columns that no alarm knows: {name} ({why})" in said
+    )
+
+
+def test_a_column_that_is_named_and_holds_text_is_refused_with_the_text(tmp_path, capsys):
+    path = written(tmp_path / "log.csv", "step,kl,acc %\n" + "".join(f"{i},0.1,40.2%\n" for i in range(1, 9)))
+    assert main(["alarms", str(path), "--column", "success=acc %"]) == 2
+    assert (
+        "no column of numbers 'acc %' ('40.2%' is no number); it has step, kl, acc %"
+        in capsys.readouterr().err
+    )
+
+
+def test_steps_without_rows_are_told_and_a_stride_is_no_gap(tmp_path, capsys):
+    steps = {"gap": [*range(1, 20), *range(31, 50)], "stride": [1, *range(10, 400, 10)]}
+    for name, numbers in steps.items():
+        rows = "".join(f"{i},0.1\n" for i in numbers)
+        assert main(["alarms", str(written(tmp_path / f"{name}.csv", f"step,kl\n{rows}"))]) == 0
+        assert ("there is a gap: steps 20 to 30 have no row" in capsys.readouterr().err) == (name == "gap")
+
+
+def test_a_log_of_every_fifth_step_is_found_stalled_and_one_of_few_says_it_could_not_look():
+    """Steps were counted in rows, so that a training logged less often never came to 60 % of its plan."""
+    rng = np.random.default_rng(0)
+    flat = [0.3 + rng.normal(0, 0.02) for _ in range(60)]
+    logged = [StepMeasures(5 * i, {"success": s, "planned_steps": 300.0}, {}) for i, s in enumerate(flat, 1)]
+    assert "stalled_learning" in {alarm.alarm for alarm in scan(logged)}
+    assert "stalled_learning needs success in 28 steps" in coverage(logged[:20])
+
+
+def test_a_sentence_says_that_a_number_is_unknown_and_never_nan():
+    fallen = {"entropy": [0.4] * 20 + [0.01] * 20}
+    assert "success at an unknown share" in holding(steps(**fallen))["entropy_collapse"].cause
+    silent = {"calls": [3.0] * 20 + [0.5] * 20}
+    assert "an unknown share of the trajectories" in holding(steps(**silent))["tool_abandonment"].cause
 
 
 # ---- histories of other shapes

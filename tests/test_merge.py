@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import resource
@@ -15,7 +16,7 @@ from survive import make_trainer, tiny_agent
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentkit.cli import main
-from agentkit.runs import Run, RunError
+from agentkit.runs import Run, RunError, write_trajectories
 from agentkit.training.adapters import save_adapter
 from agentkit.training.grpo import train
 from agentkit.training.merge import logprobs, merge
@@ -140,6 +141,34 @@ def test_a_damaged_adapter_is_one_sentence(trained, tmp_path, capsys, name, dama
     assert main(["merge", str(run.path)]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith(f"agentkit: the adapter in {run.file('adapter')} cannot be used (")
+
+
+def test_an_adapter_that_is_another_or_no_number_is_told(trained, tmp_path, capsys):
+    run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
+    file = run.file("adapter", "adapter_model.safetensors")
+    run.end("03_grpo")  # its hash is kept
+    weights = load_file(file)
+    save_file({name: 0.9 * weight for name, weight in weights.items()}, file)
+    assert main(["merge", str(run.path)]) == 0
+    assert f"{file} is not as its stage left it" in capsys.readouterr().err
+    save_file({name: weight * float("nan") for name, weight in weights.items()}, file)
+    assert main(["merge", str(run.path)]) == 2
+    assert "cannot be used (ValueError: it holds weights that are no numbers)" in capsys.readouterr().err
+
+
+def test_trajectories_of_another_model_and_a_model_that_is_gone_are_a_sentence(trained, tmp_path, capsys):
+    run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
+    for step in run.steps:
+        path = run.file("train", "trajectories", f"step_{step:05d}.parquet")
+        other = [
+            dataclasses.replace(t, prompt_ids=(10**6, *t.prompt_ids[1:])) for t in run.trajectories(step)
+        ]
+        write_trajectories(path, other)
+    assert main(["merge", str(run.path)]) == 2
+    assert "its trajectories are another model's" in capsys.readouterr().err
+    run.update(recipe={"model": "/nowhere/model"})
+    assert main(["merge", str(run.path)]) == 2
+    assert "cannot load the model '/nowhere/model'" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_no_half_model(trained, tmp_path, capsys):

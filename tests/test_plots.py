@@ -136,7 +136,7 @@ def test_success_bars_of_a_comparison_and_of_its_json():
     assert [bar.name for bar in figure.data if bar.type == "bar"] == ["sft", "&lt;i&gt;"]
     sft, labels = figure.data[:2]
     assert list(sft.x[0]) == ["overall", "overall", "category", "category", "difficulty", "difficulty"]
-    assert list(labels.text) == ["50 %", "50 %", "0 %", "100 %", "100 %", "0 %"]
+    assert list(labels.text) == ["50", "50", "0", "100", "100", "0"]
     assert sft.error_y.array[0] == pytest.approx(comparison.policies["sft"]["ci95"][1] - 0.5)
     assert plots.success_bars(Comparison.from_json(comparison.to_json())).to_json() == figure.to_json()
 

@@ -379,6 +379,8 @@ def test_the_command_reports_on_the_small_agent(capsys):
         ({"learning_rate": 0.0}, "red", "nothing is trained"),
         ({"learning_rate": 1e-6, "steps": 200}, "amber", "no entry of the adapter by more than 0.0002"),
         ({"learning_rate": 1e-5, "steps": 150, "lr_schedule": "linear"}, "amber", "try 1e-04"),
+        ({"learning_rate": 1e-3, "lora_r": 1024, "lora_alpha": 1}, "amber", "set lora_alpha to about 2048"),
+        ({"learning_rate": 1e-3, "lora_r": 256, "lora_alpha": 32}, "green", ""),
         ({"importance_level": "sequence"}, "amber", "GSPO's paper takes 3e-4"),
         ({"importance_level": "sequence", "clip_epsilon": 4e-4}, "green", ""),
         ({"clip_epsilon_high": 0.28}, "amber", "do nothing"),

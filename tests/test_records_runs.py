@@ -581,3 +581,11 @@ def test_a_suite_changed_behind_a_runs_back_is_told(tmp_path, suite):
 def test_a_folder_with_a_suite_only_is_read(tmp_path):
     runs.write_jsonl(tmp_path / "tasks.jsonl", [dataclasses.asdict(Task("t", "How many?", "3"))])
     assert [task.answer for task in Run(tmp_path).tasks] == ["3"]
+
+
+def test_many_torn_lines_are_one_warning(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"step": 1}\n' + b"\x00\xff garbage {\n" * 300)
+    with pytest.warns(UserWarning) as told:
+        assert read_jsonl(tmp_path / "a.jsonl") == [{"step": 1}]
+    assert len(told) == 1 and "line 2 is torn and was left out" in str(told[0].message)
+    assert "; and 299 more." in str(told[0].message)

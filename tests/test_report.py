@@ -255,7 +255,7 @@ def test_torn_gains_leave_the_result_in_place(tmp_path):
         ("comparison.json", "This run has no comparison of policies yet."),
         ("baseline.json", "baseline.json does not exist"),
         ("train/metrics.jsonl", "metrics.jsonl does not exist"),
-        ("train/alarms.jsonl", "trained without alarms"),
+        ("train/alarms.jsonl", "no alarm watched a training, or the file is lost"),
         ("preflight.json", "no preflight was made"),
         ("eval", "no evaluation trajectories"),
         ("tasks.jsonl", "tasks.jsonl does not exist"),
@@ -503,6 +503,10 @@ def test_it_opens_offline(browser, tmp_path, scheme, width, dark):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", colour)[:3])) < 300) is dark
+    ink = "getComputedStyle(document.querySelector('.plot .gtitle')).fill"
+    assert page.evaluate(ink) == page.evaluate("getComputedStyle(document.body).color"), (
+        "no grey of both themes"
+    )
     page.locator("summary").first.click()
     assert faults == []
     page.context.close()

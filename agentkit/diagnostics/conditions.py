@@ -255,7 +255,7 @@ def tool_abandonment(history: History) -> Numbers | None:
     moved = change(history, "calls")
     if moved is None or not (halved or mute):
         return None
-    return {"value": moved.now, "then": moved.then, "silent": float(last(history, "no_tool").mean())}
+    return {"value": moved.now, "then": moved.then, "silent": mean(last(history, "no_tool"))}
 
 
 def stale_cache(history: History) -> Numbers | None:
@@ -370,15 +370,15 @@ def stalled_learning(history: History) -> Numbers | None:
     it is looked at from 60 % of that on; else from 60 steps on. Learning is left possible where the upper end
     of the line's gain is above LEARNT at the plan's end: a small batch takes more steps to show none.
     """
-    planned = history[-1]["planned_steps"]
+    planned, made = history[-1]["planned_steps"], history[-1].number - history[0].number + 1
     steps = [s for s in history if math.isfinite(s["success"]) and s.number > 0]
-    if len(steps) < 28 or len(history) < (0.6 * planned if math.isfinite(planned) else 60):
+    if len(steps) < 28 or made < (0.6 * planned if math.isfinite(planned) else 60):
         return None
     rate = np.array([s["learning_rate"] for s in steps])
     spent = np.cumsum(np.where(np.isfinite(rate), rate, np.nanmean(rate) if np.isfinite(rate).any() else 1.0))
     success = known(steps, "success")
     slope, error = fitted(spent, success)
-    left = max(planned / len(history), 1.0) if math.isfinite(planned) else 1.0
+    left = max(planned / made, 1.0) if math.isfinite(planned) else 1.0
     gain, most = slope * spent[-1], (slope + 2.0 * error) * spent[-1] * left
     third, validated = len(success) // 3, known(history, "val_success")
     now, then = float(success[-third:].mean()), float(success[:third].mean())

@@ -7,6 +7,7 @@ Leaves out when an alarm fires (watch).
 
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ class Rule:
     advice: str  # what to change, likewise
     severity: str = "warning"  # info: nothing to mend; critical: stop and mend; a condition's own goes first
     needs: str = ""  # how the measures that ``holds`` cannot do without begin; by default its own keyword
+    steps: int = 1  # that must know one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +56,33 @@ def holding(history: History) -> dict[str, Alarm]:
         numbers = None if rule.alarm in alarms else rule.holds(history)
         if numbers is None:
             continue
+        told = {name: _Unknown() if number != number else number for name, number in numbers.items()}
         alarms[rule.alarm] = Alarm(
             step=history[-1].number,
             alarm=rule.alarm,
             severity=numbers.get("severity", rule.severity),
             value=numbers["value"],
             evidence=history[-1].evidence.get(rule.measure, ()),
-            cause=rule.cause.format(**numbers),
-            advice=rule.advice.format(**numbers),
+            cause=rule.cause.format(**told),
+            advice=rule.advice.format(**told),
         )
     return alarms
 
 
+class _Unknown:
+    """What a sentence says in place of a number that is not known."""
+
+    def __format__(self, form: str) -> str:
+        return "an unknown share" if form.endswith("%") else "an unknown number"
+
+
 def lacks(history: History) -> dict[str, list[str]]:
     """The alarms that cannot look at a history, each with the measures of which it needs one."""
-    known = {name for step in history for name, value in step.values.items() if math.isfinite(value)}
+    known = Counter(name for step in history for name, value in step.values.items() if math.isfinite(value))
     lacking = {}
     for alarm in RULES:
         needs = [form.needs or form.holds.keywords["measure"] for form in _FORMS if form.alarm == alarm]
-        if not any(name.startswith(tuple(needs)) for name in known):
+        if not any(name.startswith(tuple(needs)) and n >= LEAST.get(alarm, 1) for name, n in known.items()):
             lacking[alarm] = list(dict.fromkeys(needs))
     return lacking
 
@@ -93,3 +103,4 @@ def _forms() -> tuple[Rule, ...]:
 
 _FORMS = _forms()
 RULES = tuple(dict.fromkeys(rule.alarm for rule in _FORMS))  # the alarms' names
+LEAST = {rule.alarm: rule.steps for rule in _FORMS if rule.steps > 1}

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentkit.diagnostics.conditions import WINDOW
 from agentkit.diagnostics.measures import StepMeasures, observe
-from agentkit.diagnostics.rules import RULES, Alarm, holding, lacks
+from agentkit.diagnostics.rules import LEAST, RULES, Alarm, holding, lacks
 from agentkit.records import Trajectory
 from agentkit.runs import Run, RunError, append_jsonl, fault, read_jsonl, write_jsonl
 
@@ -52,9 +52,7 @@ class Watch:
         judged = {step.number for step in steps}
         lost = [a for a in alarms if a.step not in judged and (not steps or a.step < steps[-1].number)]
         watch.alarms = lost + watch.alarms
-        watch._path = run.file(*FILE)
-        if watch.alarms or watch._path.exists():
-            write_jsonl(watch._path, map(dataclasses.asdict, watch.alarms))
+        watch._path = write_jsonl(run.file(*FILE), map(dataclasses.asdict, watch.alarms))
         return watch
 
     def add(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> list[Alarm]:
@@ -117,17 +115,18 @@ def stored_alarms(run: Run) -> list[Alarm]:
 def coverage(steps: Sequence[StepMeasures]) -> str:
     """How many steps were looked at, and which alarms could not look, as they lack what they need."""
     number = sum(step.number > 0 for step in steps)
-    looked = f"in {number} steps"
+    looked = f"in {number} step{'s' * (number != 1)}"
     if number < 2 * WINDOW:
         looked += f"; the rules that compare with the start need {2 * WINDOW} or more"
     if not (lacking := lacks(steps)):
         return looked
-    listed = "; ".join(f"{alarm} needs {' or '.join(needs)}" for alarm, needs in lacking.items())
+    within = {alarm: f" in {least} steps" for alarm, least in LEAST.items()}
+    listed = "; ".join(f"{a} needs {' or '.join(needs)}{within.get(a, '')}" for a, needs in lacking.items())
     return f"{looked}; {len(lacking)} of the {len(RULES)} rules could not look: {listed}"
 
 
 def read_alarms(run: Run) -> list[Alarm]:
-    """train/alarms.jsonl; an empty list where no alarm has fired."""
+    """train/alarms.jsonl; an empty list where no alarm has fired, or nothing was trained."""
     path = run.file(*FILE)
     alarms = []
     for row in read_jsonl(path) if path.exists() else []:

@@ -1,40 +1,51 @@
-"""Training logs made elsewhere, read for the alarms: trainer_state.json, TRL's log history, verl's and
-prime-rl's JSONL, and a CSV.
+"""Training logs made elsewhere, read for the alarms: trainer_state.json, TRL's log history, JSONL of verl,
+prime-rl and SkyRL, verl's console, and a CSV such as W&B's.
 
 Columns are known by the names those trainers give them, others by a mapping. A quantity that only looks alike
-is not taken for another: a reward is no success, a difference of probabilities none of log-probabilities.
-Leaves out rollouts, and so the measures that are counted in them.
+is not taken for another: a reward is no success, a difference of probabilities none of log-probabilities, and
+a success of 40 no share. Leaves out rollouts, and so the measures that are counted in them.
 """
 
 import csv
-import io
 import math
-from collections.abc import Iterator, Mapping
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from agentkit.diagnostics.measures import StepMeasures, observe
 from agentkit.diagnostics.rules import RULES, lacks
-from agentkit.exchange.conversation import number
 from agentkit.records import DataError
 from agentkit.runs import open_file, parse_json, read_jsonl
 
-NAMES = {  # ours: what TRL, verl and prime-rl call it
-    "step": ("step", "global_step", "training/global_step", "_step"),
+NAMES = {  # ours: what TRL, verl, prime-rl and SkyRL call it, the best first; W&B puts train/ before TRL's
+    "step": ("step", "global_step", "training/global_step", "trainer/global_step", "_step"),
     "planned_steps": ("max_steps", "planned_steps"),
-    "loss": ("loss", "actor/pg_loss", "loss/mean"),
-    "grad_norm": ("grad_norm", "actor/grad_norm", "optim/grad_norm"),
-    "learning_rate": ("learning_rate", "actor/lr", "optim/lr"),
-    "kl": ("kl", "actor/kl_loss", "actor/reward_kl_penalty"),
-    "entropy": ("entropy", "actor/entropy", "actor/entropy_loss", "entropy/mean", "entropy/all/mean"),
-    "clip_fraction": ("clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "clip_fraction"),
+    "loss": ("loss", "actor/pg_loss", "loss/mean", "policy/policy_loss", "policy_loss"),
+    "grad_norm": ("grad_norm", "actor/grad_norm", "optim/grad_norm", "policy/raw_grad_norm"),
+    "learning_rate": ("learning_rate", "actor/lr", "optim/lr", "policy/policy_lr", "actor_lr"),
+    "kl": ("kl", "actor/kl_loss", "actor/reward_kl_penalty", "policy/policy_kl"),
+    "entropy": (
+        "entropy", "actor/entropy", "actor/entropy_loss", "entropy/mean", "entropy/all/mean",
+        "policy/policy_entropy",
+    ),
+    "clip_fraction": (
+        "clip_ratio/region_mean", "clip_ratio", "actor/pg_clipfrac", "clip_fraction", "policy/ppo_clip_ratio",
+        "policy_clip_ratio",
+    ),
     "mismatch": ("sampling/sampling_logp_difference/mean", "mismatch"),
-    "reward": ("reward", "critic/score/mean", "critic/rewards/mean", "reward/mean", "reward/all/mean"),
+    "reward": (
+        "reward", "critic/score/mean", "critic/rewards/mean", "reward/mean", "reward/all/mean",
+        "reward/avg_raw_reward",
+    ),
     "success": ("success", "rewards/accuracy_reward/mean"),
     "val_success": ("val_success", "eval_rewards/accuracy_reward/mean"),
     "completion_tokens": (
         "completions/mean_length", "completion_length", "response_length/mean", "seq_len/mean",
-        "seq_len/all/mean", "completion_tokens",
+        "seq_len/all/mean", "completion_tokens", "generate/avg_num_tokens", "response_length",
     ),
     "truncated": (
         "completions/clipped_ratio", "response_length/clip_ratio", "is_truncated/mean",
@@ -43,7 +54,11 @@ NAMES = {  # ours: what TRL, verl and prime-rl call it
     "zero_variance": ("frac_reward_zero_std", "zero_variance"),
     "calls": ("tools/call_frequency", "calls"),
 }  # fmt: skip
-_OURS = {theirs: ours for ours, names in NAMES.items() for theirs in names}
+SHARES = ("success", "val_success", "clip_fraction", "truncated", "zero_variance")
+COUNTS = ("entropy", "grad_norm", "learning_rate", "mismatch", "completion_tokens", "calls")
+MOST = dict.fromkeys(SHARES, 1.0) | dict.fromkeys(COUNTS, math.inf)  # of what is never below 0
+STEP = re.compile(r"\bstep:\d+ - .*")  # of verl's console
+Rows = list[dict[str, Any]]
 
 
 def read_log(
@@ -54,67 +69,85 @@ def read_log(
     Raises:
         DataError: it is no such log, or no alarm could look at anything in it; the message names its columns.
     """
-    if wrong := [name for name in columns or {} if name not in NAMES]:
+    path, columns = Path(path), {ours: _plain(theirs) for ours, theirs in (columns or {}).items()}
+    if wrong := [name for name in columns if name not in NAMES]:
         raise DataError(f"--column {wrong[0]}=..: no alarm knows {wrong[0]!r}; name one of {_listed(NAMES)}.")
-    named = {theirs: name for name, theirs in (columns or {}).items()}
-    path, ours = Path(path), {k: v for k, v in _OURS.items() if v not in named.values()} | named
-    rows, unknown, held = {}, {}, {}
-    for found in _rows(path):
-        row = _own(found, ours)
-        held |= dict.fromkeys(found)
-        unknown |= dict.fromkeys(
-            name for name in found if name not in ours and not name.startswith("rewards/")
-        )
-        step = row.get("step")
-        if step is not None and step == int(step):
-            rows.setdefault(int(step), {}).update(row)  # TRL logs a step in several rows
-    if absent := sorted(theirs for theirs in (columns or {}).values() if theirs not in held):
-        raise DataError(f"{path} has no column {absent[0]!r}; it has {_listed(held)}.")
-    steps = [observe(row | {"step": step}) for step, row in sorted(rows.items())]
+    rows = [{_plain(name): value for name, value in row.items()} for row in _rows(path)]
+    held = {name: f" ({value!r:.40} is no number)" for row in rows for name, value in row.items()}
+    rows = [{name: n for name, v in row.items() if (n := _number(v)) is not None} for row in rows]
+    held |= dict.fromkeys((name for row in rows for name in row), "")
+    if absent := [f"{name!r}{held.get(name, '')}" for name in columns.values() if held.get(name) != ""]:
+        raise DataError(f"{path} has no column of numbers {absent[0]}; it has {_listed(held)}.")
+    sources = {ours: [columns[ours]] if ours in columns else names for ours, names in NAMES.items()}
+    for ours, most in MOST.items():  # other units, as percent
+        for name in sources[ours]:
+            if odd := [
+                row[name] for row in rows if not 0 <= row.get(name, 0) <= most and row[name] == row[name]
+            ]:
+                held[name] = f" ({odd[0]:g} is {'no share' if most == 1 else 'negative'}, so no {ours})"
+        sources[ours] = [name for name in sources[ours] if not held.get(name)]
+    known = {name for names in sources.values() for name in names}
+    unknown = [
+        f"{name}{why}"
+        for name, why in held.items()
+        if why or not (name in known or name.startswith("rewards/"))
+    ]
+    steps = _steps(path, rows, sources)
     if not any(step.number > 0 for step in steps):
-        way_out = "Say which they are, such as --column step=iteration --column kl=my_kl."
         raise DataError(
-            f"{path} has no column 'step' and another that an alarm knows; it has {_listed(held)}. {way_out}"
+            f"{path} has no column 'step' of whole numbers from 1 on and another that an alarm knows; it has "
+            f"{_listed(held)}. Say which they are, such as --column step=iteration --column kl=my_kl."
         )
     if len(lacks(steps)) == len(RULES):
-        alone = ", ".join(name for name in held if name in ours)
         needed = ", ".join(name for name in NAMES if any(name in needs for needs in lacks([]).values()))
+        alone = ", ".join(name for name in held if name in known)
         other = f" Columns that no alarm knows: {_listed(unknown)}." if unknown else ""
         raise DataError(
             f"{path}: no alarm can judge from {alone} alone; add one of: {needed}. "
             f"For a column of another name say --column kl=my_kl.{other}"
         )
-    return steps, list(unknown)
+    return steps, unknown
 
 
-def _own(found: Mapping[str, Any], ours: Mapping[str, str]) -> dict[str, Any]:
-    """One row under our names; a reward function's mean and spread as the range of a component."""
-    row: dict[str, Any] = {}
-    for theirs, value in found.items():
-        name, value = ours.get(theirs), number(value)
-        if name is not None:
-            row[name] = value if name not in row or row[name] is None else row[name]
-    for theirs in found:
-        if theirs.startswith("rewards/") and theirs.endswith("/mean"):
-            component = theirs.removeprefix("rewards/").removesuffix("/mean")
-            mean, spread = number(found[theirs]), number(found.get(f"rewards/{component}/std"))
-            if mean is not None and spread is not None:
-                row |= {f"low/{component}": mean - spread, f"high/{component}": mean + spread}
-                row[f"scored/{component}"] = 1.0
+def _plain(name: str) -> str:
+    """A column's name without what W&B puts in front of TRL's."""
+    return re.sub("^eval/", "eval_", name.removeprefix("train/"))
+
+
+def _steps(path: Path, rows: Rows, sources: Mapping[str, Iterable[str]]) -> list[StepMeasures]:
+    """A step's rows together, as TRL logs it in several; a warning says where steps are missing."""
+    steps: dict[int, dict[str, Any]] = {}
+    for found in rows:
+        row = {
+            o: found[names[0]] for o, some in sources.items() if (names := [n for n in some if n in found])
+        }
+        if row.get("step", math.nan) % 1 == 0:
+            steps.setdefault(int(row["step"]), {}).update(row | _components(found))  # TRL's step has several
+    pairs = list(pairwise(sorted(step for step in steps if step > 0)))
+    usual = median(b - a for a, b in pairs) if pairs else 1
+    if gaps := [f"{a + usual:g} to {b - usual:g}" for a, b in pairs if b - a > 2 * usual]:
+        warnings.warn(f"{path}: there is a gap: steps {', '.join(gaps[:3])} have no row.", stacklevel=3)
+    return [observe(row | {"step": step}) for step, row in sorted(steps.items())]
+
+
+def _components(found: Mapping[str, float]) -> dict[str, float]:
+    """A reward function's mean and spread as the range of a component."""
+    row = {}
+    for name, mean in found.items():
+        component = name.removeprefix("rewards/").removesuffix("/mean")
+        spread = found.get(f"rewards/{component}/std", math.nan)
+        if name == f"rewards/{component}/mean" and math.isfinite(mean + spread):
+            row |= {f"low/{component}": mean - spread, f"high/{component}": mean + spread}
+            row[f"scored/{component}"] = 1.0
     return row
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path) -> Rows:
     """Rows as they stand. Raises DataError where the file is damaged, or something else."""
     try:
         with open_file(path) as file:
             text = file.read().decode("utf-8-sig")
-        if path.suffix.lower() == ".csv":
-            rows = list(csv.DictReader(io.StringIO(text)))
-        elif path.suffix.lower() in (".jsonl", ".ndjson"):
-            rows = read_jsonl(path)  # says so where the last line is torn
-        else:
-            rows = parse_json(text)
+        rows = _parsed(path, text)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}).") from None
     except (ValueError, csv.Error) as error:
@@ -124,25 +157,37 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
         shared, rows = {"max_steps": rows.get("max_steps")}, rows.get("log_history")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} is no list of rows, and has no 'log_history'. Name a training log.")
+    flat = []
     for row in rows:
         inner = row.get("data")  # verl: {"step": 3, "data": {..}}
         row = {k: v for k, v in row.items() if k != "data"} | inner if isinstance(inner, dict) else row
-        values = shared | {str(name): _float(value) for name, value in row.items() if name is not None}
-        yield {name: value for name, value in values.items() if value is not None}
+        flat.append(
+            shared | {str(name): value for name, value in row.items() if name and value not in (None, "")}
+        )
+    return flat
 
 
-def _float(value: Any) -> Any:
-    """A CSV's text as a number where it is one; what is not finite as NaN."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            return None
-    if isinstance(value, float) and not math.isfinite(value):
-        return math.nan
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _parsed(path: Path, text: str) -> Any:
+    """JSON, JSON lines, what verl prints, or a table, by what the text looks like."""
+    first, _, rest = text.lstrip().partition("\n")
+    if path.suffix.lower() in (".jsonl", ".ndjson") or (first.endswith("}") and rest.startswith("{")):
+        return read_jsonl(path)  # says so where the last line is torn
+    if steps := STEP.findall(text):
+        return [dict(re.findall(r"(\S+?):(?:np\.\w+\()?([-+.\w]+)", step)) for step in steps]
+    if path.suffix.lower() == ".json" or first[:1] in ("{", "["):
+        return parse_json(text)
+    return list(csv.DictReader(text.splitlines(keepends=True), delimiter=max(",;\t", key=first.count)))
 
 
-def _listed(names: Mapping[str, Any]) -> str:
-    some = ", ".join(list(names)[:12]) or "none"
-    return some + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+def _number(value: Any) -> float | None:
+    """A number, or a table's text that is one, as float; what is not finite as NaN, anything else None."""
+    try:
+        value = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    except (ValueError, OverflowError):
+        return math.nan if isinstance(value, int) else None
+    return value if value is None or math.isfinite(value) else math.nan
+
+
+def _listed(names: Iterable[str]) -> str:
+    some = list(names)
+    return (", ".join(some[:12]) or "none") + (f" and {len(some) - 12} more" if len(some) > 12 else "")

@@ -29,6 +29,7 @@ from agentkit.rollouts.policy import EngineError, Policy
 from agentkit.rollouts.templates import with_template
 from agentkit.runs import Run, RunError, open_file
 from agentkit.runs.recipe import Recipe
+from agentkit.runs.run import ADAPTER
 
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
 
@@ -76,7 +77,7 @@ def load_agent(
 
 
 def _folded(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> Any:
-    loaded = _loaded(AutoModelForCausalLM, model, dtype=dtype)
+    loaded = pretrained(AutoModelForCausalLM, model, dtype=dtype)
     for folder in folders:
         loaded = folded(with_adapter(loaded, Path(folder)))
     return loaded
@@ -84,14 +85,14 @@ def _folded(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> An
 
 def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -> Any:
     """A model's tokenizer alone, with the recipe's chat template. Raises as ``load_agent``."""
-    tokenizer = _loaded(AutoTokenizer, model)
+    tokenizer = pretrained(AutoTokenizer, model)
     with_template(tokenizer, *chat)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def _loaded(kind: Any, model: str, **options: Any) -> Any:
+def pretrained(kind: Any, model: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError) as error:
@@ -110,7 +111,7 @@ def told(error: Exception) -> str:
 def described(recipe: Recipe) -> str:
     """A recipe's model in a line, from its configuration: no weight is loaded."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(_loaded(AutoConfig, recipe.model))
+        model = AutoModelForCausalLM.from_config(pretrained(AutoConfig, recipe.model))
     tokens = len(load_tokenizer(recipe.model, recipe.chat))
     return f"{recipe.model}: {model.num_parameters():,} parameters, {tokens:,} tokens"
 
@@ -120,6 +121,7 @@ def agent_of(run: Run, recipe: Recipe, name: str) -> tuple[Any, Any]:
     ``load_agent``.
     """
     cold_start, trained = _adapters(run, recipe, name)
+    run.warn_if_changed(ADAPTER)
     return load_agent(recipe.model, cold_start, trained, recipe.precision, recipe.chat, recipe.shard)
 
 
@@ -146,7 +148,10 @@ def with_adapter(model: Any, folder: Path) -> Any:
         for path in folder.iterdir():
             if not path.is_dir():
                 open_file(path).close()  # torch would wait for a pipe
-        return PeftModel.from_pretrained(model, str(folder))
+        adapted = PeftModel.from_pretrained(model, str(folder))
+        if not all(p.isfinite().all() for name, p in adapted.named_parameters() if "lora_" in name):
+            raise ValueError("it holds weights that are no numbers")
+        return adapted
     except Exception as error:  # PEFT, safetensors and torch have one each for a damaged file
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise RunError(

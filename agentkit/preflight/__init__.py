@@ -87,7 +87,7 @@ def examine(
     before += [task_checks.given_away(chosen), task_checks.held_out(tasks, test)]
     if model is not None:
         before += [causes.movement(model, recipe), causes.sampler(model, sampled, recipe.temperature)]
-    whole, done = (cost.recipe_of(run), cost.actual(run)) if run else (recipe, {})
+    whole, done = (Recipe.of(run), cost.actual(run)) if run else (recipe, {})
     known = {"n_test": n_test, "done": done}
     expected = forecast(whole, seconds, update, _longer(sampled, golden), device, **known)
     items = (*filter(None, before), *preflight.items, *enough, expected)

@@ -29,6 +29,7 @@ FAILING = 0.3  # share of calls that fail
 CUT_OFF = 0.2  # share of trajectories that meet a limit
 CUT_TURNS = 0.05  # share of turns that end because max_turn_tokens does
 ALIKE = 0.8  # share of repeats in a group
+LEAST_SCALE = 0.1  # of a random sum of lora_r terms times lora_alpha / lora_r
 LEAST_REACH = 1e-3  # of an entry of LoRA's B, below which a policy stays what it was
 LARGEST_BETA = 1.0  # an advantage is measured in standard deviations of a group's rewards
 WIDEST_SEQUENCE_CLIP = 0.02  # fifty times GSPO's own
@@ -312,6 +313,11 @@ def settings(recipe: Recipe) -> Item:
         warnings.append(
             f"learning_rate {recipe.learning_rate:g} for {recipe.steps} steps moves no entry of the adapter "
             f"by more than {reach:.1g}, which hardly moves the policy: try {wanted:.0e}."
+        )
+    if (scale := recipe.lora_alpha / (8 * math.sqrt(recipe.lora_r))) < LEAST_SCALE:
+        warnings.append(
+            f"lora_alpha {recipe.lora_alpha} at lora_r {recipe.lora_r} scales what the adapter does down to "
+            f"{scale:.2g} of what 32 at 16 does: set lora_alpha to about {2 * recipe.lora_r}."
         )
     clips, widest = recipe.loss_type != "cispo", max(recipe.clip_epsilon, recipe.clip_epsilon_high)
     if clips and recipe.importance_level == "sequence" and widest > WIDEST_SEQUENCE_CLIP:

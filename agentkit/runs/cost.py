@@ -129,7 +129,7 @@ def actual(run: Run) -> dict[str, float]:
         spent |= dict(zip(PHASES[1:4], training.values(), strict=True))
         rest = max(0.0, stages.get("03_grpo", 0.0) - sum(training.values()))
         spent[PHASES[5]] = stages.get("01_tasks", 0.0) + stages.get("04_diagnostics", 0.0) + rest
-    fallback, by_phase = recipe_of(run).processes, {PHASES[0]: "02_baseline", PHASES[4]: "05_compare"}
+    fallback, by_phase = Recipe.of(run).processes, {PHASES[0]: "02_baseline", PHASES[4]: "05_compare"}
     used = {name: stage.get("devices", fallback) for name, stage in run.manifest["stages"].items()}
     devices = {phase: used.get(by_phase.get(phase, "03_grpo"), fallback) for phase in PHASES}
     return {phase: spent[phase] * devices[phase] for phase in PHASES if spent.get(phase) is not None}
@@ -140,7 +140,7 @@ def made_in(run: Run, policy: str) -> float:
 
     All of 05 where the run does not say what its controls took.
     """
-    stages, fallback = run.manifest["stages"], recipe_of(run).processes
+    stages, fallback = run.manifest["stages"], Recipe.of(run).processes
     names = {"base": [], "sft": [], "grpo": ["03_grpo"]}.get(policy, ["05_compare"])
     spent = 0.0
     for name in [*["02_baseline"] * (policy != "base"), *names]:
@@ -154,7 +154,7 @@ def made_in(run: Run, policy: str) -> float:
 
 def measured_rates(run: Run) -> Rates:
     """Rates measured on a run with its own recipe. Raises RunError when it has not trained yet."""
-    spent, recipe = actual(run), recipe_of(run)
+    spent, recipe = actual(run), Recipe.of(run)
     metrics = _training_metrics(run)
     steps = int(metrics["rollout_seconds"].notna().sum())  # that sampled; others train on the same rollouts
     if not steps:
@@ -185,13 +185,7 @@ def device_of(run: Run) -> str:
     """Whether a run was made on a CPU or on GPUs, as far as its version of torch and its model tell."""
     if str(run.manifest["versions"].get("torch")).endswith("+cpu"):
         return "CPU"
-    return read_prices().rates_of(recipe_of(run).model).device
-
-
-def recipe_of(run: Run) -> Recipe:
-    """The recipe a run was made with, keys of other versions left out."""
-    known = Recipe.keys()
-    return Recipe.from_mapping({k: v for k, v in run.manifest["recipe"].items() if k in known})
+    return read_prices().rates_of(Recipe.of(run).model).device
 
 
 def _training_metrics(run: Run) -> pd.DataFrame:
@@ -236,7 +230,7 @@ def against_table(run: Run, prices: Prices) -> pd.DataFrame:
 
     Of a training that has not ended the steps so far are forecast; phases that are not done yet show a dash.
     """
-    recipe, spent = recipe_of(run), actual(run)
+    recipe, spent = Recipe.of(run), actual(run)
     if _training_seconds(run):
         recipe = dataclasses.replace(recipe, steps=max(1, int(run.metrics["step"].max())))
     predicted = forecast(recipe, prices.rates_of(recipe.model))

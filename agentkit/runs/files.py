@@ -130,10 +130,12 @@ def open_file(path: str | Path) -> BinaryIO:
     return open(path, "rb")  # noqa: SIM115
 
 
-def _read_bytes(path: Path) -> bytes:
+@contextmanager
+def _reading(path: Path) -> Iterator[BinaryIO]:
+    """A file to read. Raises RunError where it is missing, or cannot be read."""
     try:
         with open_file(path) as file:
-            return file.read()
+            yield file
     except FileNotFoundError:
         raise RunError(f"{path} does not exist. Run the notebook that writes it first.") from None
     except (OSError, ValueError, MemoryError) as error:  # ValueError: a name with a NUL
@@ -141,6 +143,11 @@ def _read_bytes(path: Path) -> bytes:
         raise RunError(
             f"{path} cannot be read ({why}). Restore it or run the stage that writes it."
         ) from None
+
+
+def _read_bytes(path: Path) -> bytes:
+    with _reading(path) as file:
+        return file.read()
 
 
 def encode_json(value: Any, indent: int | None = None) -> bytes:
@@ -221,14 +228,17 @@ def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
     Raises:
         RunError: the file cannot be read, or (when not tolerant) a line is not a JSON object in UTF-8.
     """
-    rows = []
+    rows, torn = [], []
     for number, row in _lines(Path(path)):
         if isinstance(row, dict):
             rows.append(row)
         elif tolerant:
-            warnings.warn(f"{path}, line {number} is torn and was left out ({row}).", stacklevel=2)
+            torn.append(f"line {number} is torn and was left out ({row})")
         else:
             raise RunError(f"{path}, line {number} is damaged: {row}. Rebuild it, or remove that line.")
+    if torn:
+        more = f"; and {len(torn) - 1} more" if len(torn) > 1 else ""
+        warnings.warn(f"{path}, {torn[0]}{more}.", stacklevel=2)
     return rows
 
 
@@ -315,6 +325,6 @@ def parquet_rows(path: Path, what: str = "readable Parquet file", way: str = "Co
 
 
 def digest(path: str | Path) -> str:
-    """SHA-256 of a file, first 16 hex digits."""
-    with open_file(path) as file:
+    """SHA-256 of a file, first 16 hex digits. Raises RunError where it cannot be read."""
+    with _reading(Path(path)) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]

@@ -24,7 +24,7 @@ import yaml
 
 from agentkit.records import RecipeError
 from agentkit.runs.files import open_file
-from agentkit.runs.run import project_root
+from agentkit.runs.run import MANIFEST, Run, project_root
 
 REWARDS = (
     *("plan", "none", "toolrl", "toolrla", "image", "tcr", "tcr_paper"),
@@ -384,6 +384,18 @@ class Recipe:
     def load(cls, path: str | Path) -> Recipe:
         """The recipe in a YAML file. Raises RecipeError naming the file, the key and the way out."""
         return cls.from_mapping(read_recipe(path))
+
+    @classmethod
+    def of(cls, run: Run) -> Recipe:
+        """The recipe a run was made with, keys of other versions left out, and where its metrics went.
+
+        Raises RecipeError naming run.json.
+        """
+        known = cls.keys().keys() - {"report_to"}
+        try:
+            return cls.from_mapping({n: v for n, v in run.manifest["recipe"].items() if n in known})
+        except RecipeError as error:
+            raise RecipeError(f"{run.file(MANIFEST)}: {error}") from None
 
     @classmethod
     def from_notebook(cls, namespace: Mapping[str, Any]) -> Recipe:

@@ -27,17 +27,18 @@ SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of the manifest,
 WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline",
            "pass_rates.json": "02_baseline",
            "adapter": "03_grpo", "train": "03_grpo", "eval": "05_compare"}  # fmt: skip
+ADAPTER = "adapter/adapter_model.safetensors"
 HASHED = ("tasks.jsonl", "baseline.json", "preflight.json", "comparison.json", "eval/*.parquet",
-          "adapter/adapter_model.safetensors", "train/metrics.jsonl")  # fmt: skip
+          ADAPTER, "train/metrics.jsonl")  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSIONED = "agentkit torch transformers trl peft datasets accelerate plotly papermill".split()
 
 
-def check_name(name: str) -> str:
-    """Return a run name, or raise RunError where it might not be one folder or file everywhere."""
+def check_name(name: str, of: str = "run") -> str:
+    """Return the name of a run or policy, or raise RunError where it might not be one file everywhere."""
     if not _NAME.fullmatch(name):
         rule = "use letters, digits, '.', '_' and '-', at most 100 characters"
-        raise RunError(f"run name {name[:40]!r} is refused: {rule}.")
+        raise RunError(f"{of} name {name[:40]!r} is refused: {rule}.")
     return name
 
 
@@ -153,7 +154,7 @@ class Run:
     @cached_property
     def tasks(self) -> list[Task]:
         """The suite of this run."""
-        self._warn_if_changed("tasks.jsonl")
+        self.warn_if_changed("tasks.jsonl")
         return read_tasks(self.file("tasks.jsonl"))
 
     def changed(self, name: str) -> bool:
@@ -161,7 +162,7 @@ class Run:
         recorded = self.manifest["hashes"].get(name)
         return recorded is not None and digest(self.path / name) != recorded
 
-    def _warn_if_changed(self, name: str) -> None:
+    def warn_if_changed(self, name: str) -> None:
         """Once a file of a run; not while a stage runs, which may have written it anew."""
         if not (self.path / MANIFEST).exists():
             return
@@ -197,9 +198,9 @@ class Run:
             RunError: the file is missing or damaged, or its rows are not what its name and the suite say.
         """
         if isinstance(which, str):
-            path, step = self.file("eval", f"{check_name(which)}.parquet"), None
+            path, step = self.file("eval", f"{check_name(which, 'policy')}.parquet"), None
             policies = dict.fromkeys((which, which.removesuffix("_greedy")))
-            self._warn_if_changed(f"eval/{path.name}")
+            self.warn_if_changed(f"eval/{path.name}")
         else:
             path, step = self.file("train", "trajectories", f"step_{which:05d}.parquet"), int(which)
             policies = None
@@ -228,7 +229,7 @@ class Run:
         if unread and len(unread) == len(numbers):
             raise unread[0]
         if unread:
-            warnings.warn(f"{unread[0]} The rollouts of {len(unread)} steps are left out.", stacklevel=2)
+            warnings.warn(f"{unread[0]} Steps whose rollouts are left out: {len(unread)}.", stacklevel=2)
 
     @property
     def steps(self) -> list[int]:

@@ -12,6 +12,7 @@ import fastjsonschema
 
 SPLITS = ("train", "validation", "test")
 _TEXT, _NUMBER, _WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
+_TOKEN = _WHOLE | {"minimum": 0}
 _FLAG, _OBJECT = {"type": "boolean"}, {"type": "object"}
 _TEXT_OR_NONE, _NUMBER_OR_NONE = {"type": ["string", "null"]}, {"type": ["number", "null"]}
 
@@ -46,8 +47,8 @@ _SCHEMAS: dict[str, dict] = {
         policy=_TEXT,
         sample=_WHOLE | {"minimum": 0},
         seed=_WHOLE,
-        prompt_ids=_list(_WHOLE),
-        completion_ids=_list(_WHOLE),
+        prompt_ids=_list(_TOKEN),
+        completion_ids=_list(_TOKEN),
         action_mask=_list({"enum": [0, 1]}),
         old_logprobs=_list(_NUMBER),
         turns=_list(_TURN),

@@ -139,13 +139,13 @@ def step_rows(rows: Iterable[dict], last: int = 0) -> tuple[list[dict], list[str
     """The last row of each step; in phrases, what was left out, and which steps up to ``last`` lack a row."""
     latest: dict[int, dict] = {}
     faults, before = [], 0
-    for row in rows:
+    for row in map(finite, rows):
         if problem := fault("metrics", row):
             faults.append(f"a row was left out, for {problem}")
             continue
         step = int(row["step"])
         faults += [f"step {step} has several rows, of which the last counts"] * (step in latest)
-        latest[step] = finite(row) | {"step": step}
+        latest[step] = row | {"step": step}
     for step in sorted({*latest, last + 1} if last else latest):
         if step > before + 1:
             faults.append(f"there is a gap: steps {before + 1} to {step - 1} have no row")

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from agentkit.nano import model_path
-from agentkit.policies.loading import told, with_adapter
+from agentkit.policies.loading import pretrained, with_adapter
 from agentkit.policies.precision import LEAST_SHARE, surviving_share
 from agentkit.policies.weights import folded
 from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.runs import Run, RunError, secure
+from agentkit.runs.run import ADAPTER
 from agentkit.training.adapters import replacing
 
 CHECKED, CHECKED_TOKENS = 8, 2048  # trajectories, and tokens of each
@@ -51,11 +51,14 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     adapter, out, recipe = run.file("adapter"), run.file("merged"), run.manifest.get("recipe", {})
     if not (adapter / "adapter_config.json").exists():
         raise RunError(f"{adapter} does not exist: train this run first, with notebook 03.")
-    source = str(model_path(recipe.get("model", "nano")))
-    kept = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(source).dtype
+    source = recipe.get("model", "nano")
+    kept = getattr(torch, dtype) if dtype else pretrained(AutoConfig, source).dtype
     kept = kept if kept in (torch.float16, torch.bfloat16) else torch.float32
+    run.warn_if_changed(ADAPTER)
     rows = _token_rows(run)
-    model = _load(source, kept)
+    model = pretrained(AutoModelForCausalLM, source, dtype=kept).eval()
+    if max(token for ids, _ in rows for token in ids) >= model.get_input_embeddings().num_embeddings:
+        raise RunError(f"{run.path} holds tokens that {source} lacks: its trajectories are another model's.")
     if recipe.get("sft"):
         model = folded(with_adapter(model, run.file("sft")))
     without = logprobs(model.float(), rows)
@@ -66,7 +69,7 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
         (model.unload() if unmerged else model.merge_and_unload()).to(kept).save_pretrained(new)
         AutoTokenizer.from_pretrained(adapter).save_pretrained(new)
         del model
-        written = _load(str(new), kept).float()
+        written = pretrained(AutoModelForCausalLM, str(new), dtype=kept).eval().float()
         if unmerged:
             shutil.copytree(adapter, new / "adapter")
             written = with_adapter(written, new / "adapter")
@@ -114,10 +117,3 @@ def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:
             f"{run.path} holds no trajectory to check the merged model with: run notebook 03 or 05 first."
         )
     return rows[:: max(len(rows) // CHECKED, 1)][:CHECKED]
-
-
-def _load(source: str, dtype: torch.dtype) -> Any:
-    try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype).eval()
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot load the model {source!r}: {told(error)}") from None

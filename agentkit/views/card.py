@@ -128,7 +128,7 @@ class _Card:
         """The whole document."""
         wanted = [one for one in SECTIONS if one[0] not in self.not_made]
         sections = [
-            html.element("section", html.element("h2", title), *self._tried(make), id=_anchor(title))
+            html.element("section", html.element("h2", title), *self._tried(title, make), id=_anchor(title))
             for title, make in wanted
         ]
         links = [html.element("a", title, href=f"#{_anchor(title)}") for title, _ in wanted]
@@ -143,7 +143,7 @@ class _Card:
         parts = [html.element("header", *header, _stages(self)), html.element("nav", *links)]
         return html.page(title, *parts, html.element("main", *sections), policy=POLICY)
 
-    def _tried(self, make: Callable[[_Card], list[Markup]]) -> list[Markup]:
+    def _tried(self, title: str, make: Callable[[_Card], list[Markup]]) -> list[Markup]:
         """A section's parts; what is missing where a file is absent, damaged or of another make."""
         parts: list[Markup] = []
         with warnings.catch_warnings(record=True) as told:
@@ -153,7 +153,7 @@ class _Card:
             except RunError as error:
                 warnings.warn(str(error), stacklevel=2)
             except Exception as error:  # whatever a run holds, no file may keep the rest from being shown
-                why = f"This part cannot be shown ({type(error).__name__}: {error})."
+                why = f"{title} cannot be shown ({type(error).__name__}: {error})."
                 warnings.warn(why, stacklevel=2)
         sentences = dict.fromkeys(str(one.message) for one in told if one.category is UserWarning)
         for sentence in sentences:
@@ -337,7 +337,9 @@ def _training(card: _Card) -> list[Markup]:
 
 def _alarms(card: _Card) -> list[Markup]:
     if not card.run.file("train", "alarms.jsonl").exists():
-        return [card.missing("There is no train/alarms.jsonl: this run was trained without alarms.")]
+        return [
+            card.missing("There is no train/alarms.jsonl: no alarm watched a training, or the file is lost.")
+        ]
     alarms = read_alarms(card.run)
     if not alarms:
         return [card.paragraph("No alarm fired.")]
@@ -438,7 +440,7 @@ def _cost(card: _Card) -> list[Markup]:
     spent, prices = cost.actual(card.run), cost.read_prices()
     if not spent:
         return [card.missing("No stage of this run has finished, so nothing was spent yet.")]
-    source = prices.rates_of(cost.recipe_of(card.run).model).source
+    source = prices.rates_of(Recipe.of(card.run).model).source
     caption = f"Time of one device. Predicted from the recipe alone, with rates of: {source}."
     times = card.frame(cost.against_table(card.run, prices), caption)
     if cost.device_of(card.run) == "CPU":

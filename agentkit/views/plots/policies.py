@@ -81,9 +81,9 @@ def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dic
         y=high,
         offsetgroup=name,
         mode="text",
-        text=["" if np.isnan(v) else f"{100 * v:.0f} %" for v in value],
+        text=["" if np.isnan(v) else f"{100 * v:.0f}" for v in value],
         textposition="top center",
-        textfont={"color": colour},
+        textfont={"color": colour, "size": 11},  # three fit side by side on a narrow page
         showlegend=False,
         hoverinfo="skip",
     )
