@@ -221,7 +221,7 @@ def names_answer(side: str, question: str) -> bool:
     side = re.sub(r"[{}]", "", side).strip()
     if _NAME.fullmatch(side):
         return bool(_VARIABLE.search(side))
-    written, asked = compact(side), compact(question)
+    written, asked = (re.sub(r"[()]|\\int", "", compact(text)) for text in (side, question))
     if written in asked:
         is_equation = f"{written}=" in asked or f"={written}" in asked
         return bool(re.search(r"[A-Za-z]", written)) and not is_equation

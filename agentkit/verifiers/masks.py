@@ -122,8 +122,8 @@ def sentences(text: str) -> list[str]:
 def _goes_on(end: str, before: str, after: str) -> bool:
     number, word = re.search(rf"((?:\d|{IS_MASK.pattern})\W*)?([^\W\d_]*)\Z", before[-14:]).groups()
     if end[0] == ".":
-        initial = len(word) == 1 and before[-2:-1] == "."
-        return initial or (not number and word.casefold() in sections()["abbreviation"])  # 20 ms
+        initial = len(word) == 1 and re.search(r"[.]\w\Z|[:：]\W*[A-J]\Z", before)
+        return bool(initial) or (not number and word.casefold() in sections()["abbreviation"])  # 20 ms
     if end[0] != "\n":
         return False
     last, following = before.rstrip("*_`#>$ ")[-1:], after.lstrip("*_`#>-•$ \\[(")[:1]

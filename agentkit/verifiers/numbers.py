@@ -36,6 +36,18 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _FRACTION = re.compile(r"(?:([-+]?)(\d{1,15}) )?([-+]?)(\d{1,15}) ?/ ?(\d{1,15})(?:\s+([^\W\d_].{0,40}))?")
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen"
+).split()
+_WORTH = {word: n for n, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
+_BELOW_100 = (
+    rf"(?:(?:{'|'.join(_TENS)})(?:[ -](?:{'|'.join(_ONES[1:10])}))?|(?:{'|'.join(reversed(_ONES))}))\b"
+)
+IN_WORDS = re.compile(
+    rf"\b{_BELOW_100}(?:[ -](?:{'|'.join(MULTIPLES)})\b(?:[ -](?:and )?{_BELOW_100})?)*", re.IGNORECASE
+)
 _TEN = re.compile(r"(?P<sign>[-+]?)10\^(?=\{?[-+]?\d)")  # 10^3 is 1 × 10^3
 _VULGAR = re.compile("(?<![\\w/.,^])(\\d{1,15}\\s?)?([¼-¾⅐-⅞])(?![\\w/.,])")
 _DELIMITERS = re.compile(  # of mathematics and a box
@@ -131,6 +143,9 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
         text = unicodedata.normalize("NFKC", text.replace("º", "°").replace("’", "'"))
         text = _DASH.sub("-", text)
     text = _DELIMITERS.sub(r"\g<inside>", text.strip().rstrip(".").strip())
+    text = re.sub(r"\A(?:minus|negative) (?=\w)", "-", text, flags=re.IGNORECASE)
+    if words := re.match(r"-?" + IN_WORDS.pattern, text, re.IGNORECASE):
+        text = _in_digits(words[0]) + text[words.end() :]
     text = _GROUPED.sub(lambda number: re.sub(r"[.\s]", "", number[0]).replace(",", "."), text, count=1)
     text = _DECIMAL_COMMA.sub(r"\1.\2", text, count=1)
     text = _INDIAN.sub(lambda number: number[0].replace(",", ""), text, count=1)
@@ -146,6 +161,17 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
     if times := _TIMES.get(_ending_less(unit)):
         value, unit = value * times, ""
     return (value, currency, unit) if abs(value) <= _LARGEST else None
+
+
+def _in_digits(words: str) -> str:
+    """Two hundred and five as 205."""
+    value = group = 0
+    for word in re.findall("[a-z]+", words.casefold().replace("and", "")):
+        power = MULTIPLES.get(word, 0)
+        group = (group or 1) * 10**power if power else group + _WORTH[word]
+        if power > 2:
+            value, group = value + group, 0
+    return f"{'-' * words.startswith('-')}{value + group}"
 
 
 def _ending_less(unit: str) -> str:

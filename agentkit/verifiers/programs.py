@@ -95,10 +95,10 @@ def extract_code(answer: str, entry: str = "") -> str | Score:
         name = re.escape(re.split(r"\W", entry)[0])
         defines = re.compile(rf"^(?:(?:async\s+)?def|class)\s+{name}\b|^{name}\s*[:=]", re.MULTILINE)
         blocks = [block for block in blocks if (defines.search(block) if name else tagged[block])]
-        if len(blocks) != 1:
+        if not blocks or not (name or len(blocks) == 1):
             return Score(0.0, "several blocks of code and not one that is the answer")
-    fault = _fault(blocks[0])
-    return Score(0.0, f"not Python: {fault[:80]}") if fault else blocks[0]
+    fault = _fault(blocks[-1])
+    return Score(0.0, f"not Python: {fault[:80]}") if fault else blocks[-1]
 
 
 def _blocks(text: str) -> dict[str, bool]:

@@ -11,7 +11,7 @@ from typing import Any
 from agentkit.records import Score
 from agentkit.verifiers.frames import classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
-from agentkit.verifiers.numbers import amount
+from agentkit.verifiers.numbers import IN_WORDS, amount
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
 from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
 
@@ -76,6 +76,7 @@ def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> boo
         options.get("abs_tol")
         or options.get("rel_tol")
         or not text.isascii()
+        or IN_WORDS.search(text)
         or re.search(r"[/^]|frac", text)
     )
     digits = re.sub(r"\D", "", f"{float(value):.15g}".partition("e")[0]).strip("0")

@@ -36,12 +36,13 @@ _OPEN = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"(?:(?:,\s*|\s+|\s*\()(?:because|since|denn|weil|car|porque)|,\s*as)\b(?P<said>[^()]*)\)?\s*\Z",
+    r"(?:(?:,\s*|\s+|\s*\()(?:because|since|denn|weil|car|porque)|,\s*as|:(?=\s\d+,))(?P<said>(?!\w)[^()]*)\)?\s*\Z",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(
     r",\s*(?P<said>(?:which|who|where|located|\w+ing|founded|built|from|a|an|the|one of|though it)\b[^()]*)\Z"
 )
+_LESS = re.compile(r"\s+than\b(?P<said>[^()]*)\Z")  # the Rhine is longer than the Elbe
 _NOT = re.compile(r",\s*not\s+(?:the\s+)?(?:[A-Z][\w-]*(?:\s[A-Z][\w-]*)?|-?\d[\d.,]*)\s*\Z")
 _BY_WORKING = re.compile(
     r"(?P<said>(?:\w{2,}ing|after \w+ing|by|using)\b[^,;:]*?)"
@@ -201,9 +202,8 @@ def affirms(sentence: str, formulas: list[str], question: str) -> str:
     if not match or not question or _NEGATION.search(question):
         return ""
     rest, negations = _NEGATION.subn(" ", match["rest"])
-    tokens, said = tokens_of(rest, phrases_of()), asked(question)
-    known = all(_is_known(tokens, place, said, formulas, question) for place in range(len(tokens)))
-    return match["word"] if known and negations == (match["word"].casefold() not in _YES) else ""
+    sense = negations == (match["word"].casefold() not in _YES)
+    return match["word"] if sense and explains(rest, asked(question)) else ""
 
 
 def describes(sentence: str, formulas: list[str], question: str) -> bool:
@@ -232,7 +232,7 @@ def without_asides(text: str, said: Asked) -> str:
     text = _NOT.sub("", text)
     if not said.is_when:
         text = re.sub(r"(?<=[A-Za-z]) in (?:1\d|20)\d\d(?=\Z| by\b)", "", text)
-    for aside in (_REASON, _ASIDE):
+    for aside in (_REASON, _ASIDE, *[_LESS] * (not said.compares)):
         match = aside.search(text)
         if match and match.start() and explains(match["said"], said):
             text = text[: match.start()]
@@ -292,8 +292,12 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
     if word in _SHAPES and word in said.clause and before in _ARTICLES and after != "of":
         return True
     if word in sections()["twist"]:
-        follows = (word, lexeme(after)) in pairs
-        return follows and (after not in silent_words() or (lexeme(before), word) in pairs)
+        behind, follows = (lexeme(before), word) in pairs, (word, lexeme(after)) in pairs
+        return (
+            word in said.sought
+            or (behind if follows or not after else False)
+            or (follows and after not in silent_words())
+        )
     if word in _leads() and word not in sections()["function"] and word not in said.order:
         return all(token in _leads() for token, _, _ in tokens[:position])
     return word in silent_words() or lexeme(word) in said.words
@@ -363,7 +367,7 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
         said.agent
         and verbs
         and not is_noun
-        and (said.agent in after) == (before[-1:] in (["by"], ["von"], ["par"]))
+        and (said.agent in after) == bool({"by", "von", "par"} & {*before})
     ):
         return False
     return _is_about(tokens, lexemes, first, last, said)
@@ -394,7 +398,7 @@ def _is_about(tokens: list[Token], lexemes: list[str], first: int, last: int, sa
         if possessive or (said.compares and _THAN & {*lexemes[: position + 1]}):
             continue
         of = max((place for place in range(position) if lexemes[place] == "of"), default=0)
-        if of and lexemes[of - 1] in said.clause:
+        if of and (lexemes[of - 1] in said.clause or _is_unit(tokens[of - 1][0])):
             continue
         pronoun = any(PRONOUN.fullmatch(form) for form in lexemes[position + 1 : first])
         if not pronoun or not said.has_pronoun:

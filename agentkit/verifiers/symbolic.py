@@ -52,6 +52,7 @@ _UNIT = re.compile(
     re.VERBOSE,
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[clr|]*\})?")
+_ROWS = re.compile(r"(?:\w*\.?(?:Matrix|array)\()?\[((?:\[[^\[\]]*\],?\s*)+)\]\)?")  # [[1, 2], [3, 4]]
 _BASE = re.compile(r"(?<=\d)_\{?(?:\\text\s*\{)?(\w+)")
 _CLOCK = re.compile(r"0?(\d{1,2}(?::[0-5]\d){1,2})")
 _SUPERSCRIPT = re.compile(r"(?<=[\w)}])[⁻²³¹⁰⁴-⁹]+")
@@ -120,6 +121,8 @@ def symbolic(
         said = expression(" ".join(_plain(given.strip("$ ")).split()), question)
         given = said if isinstance(said, str) and len(said) < len(given) else given
     wanted, given = _bare(wanted), _bare(given)
+    if "matrix}" in wanted:
+        given = _ROWS.sub(_matrix, given)
     if re.search(r"\+\s*C$", wanted):
         given = re.sub(r"(?<=\+)\s*[cKk]$", " C", given)
     if not wanted:
@@ -241,6 +244,11 @@ def _bare(text: str) -> str:
         text,
     )
     return " ".join(text.split()).rstrip(" .,;")
+
+
+def _matrix(rows: re.Match) -> str:
+    cells = r" \\ ".join(re.findall(r"\[([^\[\]]*)\]", rows[1])).replace(",", " & ")
+    return rf"\begin{{pmatrix}}{cells}\end{{pmatrix}}"
 
 
 def _power(superscript: re.Match) -> str:
