@@ -64,7 +64,7 @@ _ARROW = re.compile(
 _RELATION = re.compile(r"(?<![!<>])=|[≈≡∈]|\\(?:approx|equiv|in|cong)\b")
 _NAME = re.compile(
     r"""
-      [|(]* (?:\\?[A-Za-z]+|[Α-ω])['′]*(?:_\w+)? [|)]*  # x_1, |AB|
+      [|(]* (?:\\?[A-Za-z]+|[Α-ω])['′]*(?:_\w+|(?<=[A-Z])\^-1)? [|)]*  # x_1, |AB|
     | \\?[A-Za-z]{1,4}['′]*(?:_\w+)?(?:\^-?\d)?\s* [(|\[].*[)|\]]  # a function's value
     | \\(?:angle|triangle|overline|vec|det|gcd|sin|cos|tan|cot|sec|csc|arg|[lr]floor|[lr]ceil)\b.*
     """,
@@ -219,8 +219,8 @@ def _is_side(side: str, question: str) -> bool:
 def names_answer(side: str, question: str) -> bool:
     """Whether the first side of an equation names what is asked, or is a formula for it in several names."""
     side = re.sub(r"[{}]", "", side).strip()
-    if _NAME.fullmatch(side):
-        return bool(_VARIABLE.search(side))
+    if _NAME.fullmatch(side) and _VARIABLE.search(side):
+        return True
     written, asked = (re.sub(r"[()]|\\int", "", compact(text)) for text in (side, question))
     if written in asked:
         is_equation = f"{written}=" in asked or f"={written}" in asked

@@ -146,7 +146,7 @@ def _subject(whole: str) -> frozenset[str]:
 
 
 def _agent(clause: str) -> str:
-    agent = re.match(r"(?:who|what|which \w+|wer|qui|quién)\s+(\w+)", clause, re.IGNORECASE)
+    agent = re.match(r"(?:who|what|which (?!of\b)\w+|wer|qui|quién)\s+(\w+)", clause, re.IGNORECASE)
     verb = lexeme(agent[1]) if agent else ""
     return "" if verb in _AUXILIARY else verb
 

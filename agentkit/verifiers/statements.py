@@ -36,13 +36,13 @@ _OPEN = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"(?:(?:,\s*|\s+|\s*\()(?:because|since|denn|weil|car|porque)|,\s*as|:(?=\s\d+,))(?P<said>(?!\w)[^()]*)\)?\s*\Z",
+    r"(?:(?:,\s*|\s+|\s*\()(?:because|since|denn|weil|car|porque|than)|,\s*as|:(?=\s\d+,))(?P<said>(?!\w)[^()]*)\)?\s*\Z",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(
-    r",\s*(?P<said>(?:which|who|where|located|\w+ing|founded|built|from|a|an|the|one of|though it)\b[^()]*)\Z"
+    r"(?:,\s*(?=(?:which|who|where|located|\w+ing|founded|built|from|a|an|the|one of|though it)\b)"
+    r"|\s+\((?=.*\)))(?P<said>[^()]*)\)?\s*\Z"
 )
-_LESS = re.compile(r"\s+than\b(?P<said>[^()]*)\Z")  # the Rhine is longer than the Elbe
 _NOT = re.compile(r",\s*not\s+(?:the\s+)?(?:[A-Z][\w-]*(?:\s[A-Z][\w-]*)?|-?\d[\d.,]*)\s*\Z")
 _BY_WORKING = re.compile(
     r"(?P<said>(?:\w{2,}ing|after \w+ing|by|using)\b[^,;:]*?)"
@@ -60,11 +60,10 @@ _WORKING = re.compile(  # 48 - 30 =
 _ARTICLES = frozenset("the a an his her their its all der die das den".split())
 _MONEY = frozenset("$€£¥" + DOLLAR)
 _AROUND = frozenset("* + - / ^ = < > ≠ ≤ ≥".split())
-_VERBS = frozenset("is are was were have has had est ist es è symbol".split())
+_VERBS = frozenset("total is are was were have has had est ist es è symbol".split())
 _SHAPES = frozenset("square cube profit loss".split())
 _EACH = frozenset("per pro par por".split())
 _BESIDE = frozenset("with for from on".split())
-_THAN = frozenset("than more less fewer".split())
 _POLAR = re.compile(r"(?P<word>yes|no|ja|nein|oui|non|sí)\b[,.:]?\s+(?P<rest>.+)", re.IGNORECASE | re.DOTALL)
 _NEGATION = re.compile(
     r"\b(?:is|are|was|were|does|do|did|can)n['’]t\b|\b(?:not|nicht|kein\w*|ne|pas)\b", re.IGNORECASE
@@ -72,6 +71,7 @@ _NEGATION = re.compile(
 _YES = frozenset(("yes", "ja", "oui", "sí"))
 _RELATIONS = frozenset("= < > ≠ ≤ ≥ ^ * + /".split())
 _VARIABLES = frozenset("bfghjkmnpqrstuvwxz")
+_JOINS = frozenset("and by from to * + - /".split())  # in place of a sign
 _JOIN = frozenset("to and or bis à y et und o ~ - – —".split())
 _AND = frozenset("and then &".split())
 _FIRST = re.compile(rf"\w|one|th(?:is|at|ese|ose)|{PRONOUN.pattern}", PRONOUN.flags)  # before a comma
@@ -99,16 +99,11 @@ def statements(sentence: str, formulas: list[str], question: str) -> Iterator[st
     said, text = asked(question), _concluded(text)
     for part in dict.fromkeys((without_asides(text, said), text)):
         tokens = tokens_of(re.sub(r"(?<=[^\W\d_])-(?=[^\W\d_])", " ", part), phrases_of())
-        known = [
-            _is_known(tokens, position, said, formulas, question) and not _is_option(part, tokens[position])
-            for position in range(len(tokens))
-        ]
+        known = [_is_known(tokens, place, said, formulas, question) for place in range(len(tokens))]
         if all(known):
             continue
         first, last = _with_mathematics(tokens, known.index(False), len(known) - known[::-1].index(False))
         while first and _is_name(part, tokens[first]) and _is_name(part, tokens[first - 1]):
-            if tokens[first - 1][0] in silent_words():
-                break
             first -= 1
         last = _with_unit(part, tokens, first, last, said)
         second = _is_second(part, tokens, first)
@@ -126,12 +121,8 @@ def states_box(sentence: str, formulas: list[str], question: str) -> bool:
     before, _, after = text.partition(value)
     ends = [end.end() for end in re.finditer(r"[,;:](?=\s)|\b(?:so|which|thus|hence|therefore)\b", before)]
     front = before[: ends[-1]] if ends else ""
-    words = {word for word, _, _ in tokens_of(before)}
-    if words & (sections()["twist"] | sections()["loose"]) - {"percent"} or _OPEN.search(before):
-        return False
-    if not explains(front, said) or any(lexeme(word) not in said.counted for word in after.split()):
-        return False
-    if re.search(r"[\d=+*/^]\s*\Z", before):
+    counts = all(lexeme(word) in said.counted for word in after.split())
+    if _OPEN.search(before) or not explains(front, said) or not counts:
         return False
     clause = before[len(front) :].strip() + " " + value
     if front.endswith("which") and any(map(says, (lexeme(word) for word in WORD.findall(clause)))):
@@ -141,7 +132,7 @@ def states_box(sentence: str, formulas: list[str], question: str) -> bool:
 
 
 def _is_name(text: str, token: Token) -> bool:
-    return text[token[1]].isupper() and token[2] - token[1] > 1
+    return text[token[1]].isupper() and token[2] - token[1] > 1 and token[0] not in silent_words()
 
 
 def _is_second(text: str, tokens: list[Token], first: int) -> bool:
@@ -153,8 +144,7 @@ def _is_second(text: str, tokens: list[Token], first: int) -> bool:
     while before and before[-1] in _AND | COMMAS:
         joined = joined or (len(before) == 2 and bool(_FIRST.fullmatch(before[0])))
         before.pop()
-    goes_on = joined and len(before) > 1 and tokens[len(before)][0] in COMMAS  # he ate 5, and 7 are left
-    return bool(joined and before) and not goes_on and (len(before[-1]) == 1 or before[-1] not in _leads())
+    return bool(joined and before) and (len(before[-1]) == 1 or before[-1] not in _leads())
 
 
 def _is_unit(word: str) -> bool:
@@ -177,21 +167,10 @@ def _with_unit(text: str, tokens: list[Token], first: int, last: int, said: Aske
 def _with_mathematics(tokens: list[Token], first: int, last: int) -> tuple[int, int]:
     """An answer with the variables, numbers and signs on either side of it."""
 
-    def goes_on(position: int, neighbour: int) -> bool:
-        word, touches = (
-            tokens[position][0],
-            tokens[min(position, neighbour)][2] == tokens[max(position, neighbour)][1],
-        )
-        sign = word in _AROUND or word in OPERATORS
-        return (
-            sign
-            or word[:1].isdigit()
-            or (word.isascii() and word.isalpha() and (touches or word in _VARIABLES))
-        )
-
-    while first and goes_on(first - 1, first):
+    goes_on = [word[:1].isdigit() or word in _AROUND | _VARIABLES | OPERATORS.keys() for word, _, _ in tokens]
+    while first and goes_on[first - 1]:
         first -= 1
-    while last < len(tokens) and goes_on(last, last - 1):
+    while last < len(tokens) and goes_on[last]:
         last += 1
     return first, last
 
@@ -232,9 +211,10 @@ def without_asides(text: str, said: Asked) -> str:
     text = _NOT.sub("", text)
     if not said.is_when:
         text = re.sub(r"(?<=[A-Za-z]) in (?:1\d|20)\d\d(?=\Z| by\b)", "", text)
-    for aside in (_REASON, _ASIDE, *[_LESS] * (not said.compares)):
+    for aside in (_REASON, _ASIDE):
         match = aside.search(text)
-        if match and match.start() and explains(match["said"], said):
+        compares = match and said.compares and " than" in match[0]
+        if match and match.start() and not compares and explains(match["said"], said):
             text = text[: match.start()]
     return without_working(text, said)
 
@@ -258,7 +238,7 @@ def explains(text: str, said: Asked) -> bool:
 
 def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[str], question: str) -> bool:
     word, before, after = tokens[position][0], _word(tokens, position - 1), _word(tokens, position + 1)
-    if word in COMMAS or word in POINTS:
+    if word in COMMAS or word in POINTS or word == said.preposition:
         return True
     if word[:1].isdigit():
         words = [lexeme(token) for token, _, _ in tokens]
@@ -273,8 +253,6 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
         return before in sections()["closed"] or not position
     if word in _EACH:
         return lexeme(after) in said.clause and not any(lexeme(after) == tail for tail, _ in said.numbers)
-    if word == said.preposition:
-        return True
     if word == "each":
         return word in said.order
     if IS_MASK.match(word):
@@ -295,17 +273,12 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
         behind, follows = (lexeme(before), word) in pairs, (word, lexeme(after)) in pairs
         return (
             word in said.sought
-            or (behind if follows or not after else False)
+            or (behind and (follows or not says(after)))
             or (follows and after not in silent_words())
         )
     if word in _leads() and word not in sections()["function"] and word not in said.order:
         return all(token in _leads() for token, _, _ in tokens[:position])
     return word in silent_words() or lexeme(word) in said.words
-
-
-def _is_option(text: str, token: Token) -> bool:
-    """A capital letter by itself in the middle of a sentence."""
-    return token[2] - token[1] == 1 and token[1] > 0 and text[token[1]] in "ABCDEFGHIJ"
 
 
 def _word(tokens: list[Token], position: int) -> str:
@@ -314,17 +287,12 @@ def _word(tokens: list[Token], position: int) -> str:
 
 def _is_given(word: str, before: str, after: str, words: tuple[str, ...]) -> bool:
     """Whether a number is the question's, beside the same word as there."""
-    signs, joins = frozenset("*+-/"), ("and", "by", "from", "to", "*", "+", "-", "/")
-    for position, given in enumerate(words):
-        if given != word:
-            continue
-        previous = words[position - 1] if position else ""
-        following = words[position + 1] if position + 1 < len(words) else ""
-        if before and (lexeme(before) == previous or (previous in signs and lexeme(before) in joins)):
-            return True
-        if after and (lexeme(after) == following or (following in signs and lexeme(after) in joins)):
-            return True
-    return False
+
+    def alike(form: str, given: str) -> bool:
+        return form != "" and (lexeme(form) == given or (given in SIGNS and form in _JOINS))
+
+    sides = zip(("", *words), words, (*words[1:], ""), strict=False)
+    return any(given == word and (alike(before, left) or alike(after, right)) for left, given, right in sides)
 
 
 def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is_part: bool) -> bool:
@@ -394,8 +362,7 @@ def _is_about(tokens: list[Token], lexemes: list[str], first: int, last: int, sa
             return False  # 52 boxes, where crayons are asked for
         if position == last or (position and tokens[position - 1][0][:1].isdigit()):
             continue
-        possessive = said.is_whose and re.search("['’]s?$", tokens[position][0])
-        if possessive or (said.compares and _THAN & {*lexemes[: position + 1]}):
+        if said.is_whose and re.search("['’]s?$", tokens[position][0]):
             continue
         of = max((place for place in range(position) if lexemes[place] == "of"), default=0)
         if of and (lexemes[of - 1] in said.clause or _is_unit(tokens[of - 1][0])):

@@ -218,7 +218,9 @@ def _holds_several(text: str) -> bool:
     flat = re.sub(r"\\[,;:! ]", "", text)
     for _ in range(4):
         flat = re.sub(r"\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\]", "", flat)
-    return bool(re.search(r"\b(?:and|or)\b", text) or re.search(r"[,;<>]|\\(?:pm|mp|in|ne|[lg]e)", flat))
+    return bool(
+        re.search(r"\b(?:and|or)\b", text) or re.search(r"[,;<>]|\\(?:pm|mp|in|ne|[lg]e)q?(?![A-Za-z])", flat)
+    )
 
 
 def _compare(given: str, wanted: str, abs_tol: float, rel_tol: float) -> Score:
