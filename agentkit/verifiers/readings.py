@@ -24,6 +24,7 @@ _ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
+_NAME = "Xenon"  # of what a question offers, while its sentence is read
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),
@@ -107,6 +108,11 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         if words != whole:
             yield words
         yield from _choice(words, question)
+    offered = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)", re.IGNORECASE)
+    if len(gold) > 1 and offered.search(question):  # one of two that the question names: no word of its own
+        text, others = offered.sub(_NAME, text), re.findall(r"(?<=.)\b[A-Z]\w+", offered.sub("", text))
+        if not any(other in question for other in others):
+            yield from (gold for words in _worded(text, question) if plain(words) == _NAME)
 
 
 def _choice(words: str, question: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from agentkit.verifiers.questions import (
     says,
     silent_words,
 )
-from agentkit.verifiers.words import COMMAS, UNSPACED, WORD, Token, sections, tokens_of
+from agentkit.verifiers.words import COMMAS, DASHES, UNSPACED, WORD, Token, sections, tokens_of
 from agentkit.verifiers.words import SIGNS as POINTS
 
 _CONCLUDES = re.compile(
@@ -229,7 +229,7 @@ def explains(text: str, said: Asked) -> bool:
     """Whether words only explain an answer: the question's, names, and those known to."""
     for word, start, _ in tokens_of(text, phrases_of()):
         name = text[start].isupper() and word not in sections()["twist"] | sections()["loose"] and start > 0
-        known = name or word in COMMAS or word in _AROUND or word in OPERATORS or word[:1].isdigit()
+        known = name or word in COMMAS | DASHES or word in _AROUND or word in OPERATORS or word[:1].isdigit()
         known = known or IS_MASK.match(word) or word in _explaining() or word in _MONEY
         if not known and (lexeme(word) not in said.words or word in sections()["twist"]):
             return False
@@ -307,9 +307,10 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
         return False
     if before[-1:] == ["by"] and not said.agent:
         return False
-    if ({*before[-1:]} & _BESIDE - {said.preposition} and before[-2:-1] != ["left"]) or (
-        "by" in after and "by" not in said.words
-    ):
+    if (
+        {*before[-1:]} & _BESIDE - {said.preposition, "on" if said.is_when else ""}
+        and before[-2:-1] != ["left"]
+    ) or ("by" in after and "by" not in said.words):
         return False
     if said.preposition and said.preposition in after and said.preposition not in before:
         return False
