@@ -48,6 +48,7 @@ _BELOW_100 = (
 IN_WORDS = re.compile(
     rf"\b{_BELOW_100}(?:[ -](?:{'|'.join(MULTIPLES)})\b(?:[ -](?:and )?{_BELOW_100})?)*", re.IGNORECASE
 )
+_MINUS = re.compile(r"(?:(?:minus|negative) (?=\w))?", re.IGNORECASE)
 _TEN = re.compile(r"(?P<sign>[-+]?)10\^(?=\{?[-+]?\d)")  # 10^3 is 1 × 10^3
 _VULGAR = re.compile("(?<![\\w/.,^])(\\d{1,15}\\s?)?([¼-¾⅐-⅞])(?![\\w/.,])")
 _DELIMITERS = re.compile(  # of mathematics and a box
@@ -143,9 +144,7 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
         text = unicodedata.normalize("NFKC", text.replace("º", "°").replace("’", "'"))
         text = _DASH.sub("-", text)
     text = _DELIMITERS.sub(r"\g<inside>", text.strip().rstrip(".").strip())
-    text = re.sub(r"\A(?:minus|negative) (?=\w)", "-", text, flags=re.IGNORECASE)
-    if words := re.match(r"-?" + IN_WORDS.pattern, text, re.IGNORECASE):
-        text = _in_digits(words[0]) + text[words.end() :]
+    text = in_digits(text)
     text = _GROUPED.sub(lambda number: re.sub(r"[.\s]", "", number[0]).replace(",", "."), text, count=1)
     text = _DECIMAL_COMMA.sub(r"\1.\2", text, count=1)
     text = _INDIAN.sub(lambda number: number[0].replace(",", ""), text, count=1)
@@ -163,15 +162,18 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
     return (value, currency, unit) if abs(value) <= _LARGEST else None
 
 
-def _in_digits(words: str) -> str:
-    """Two hundred and five as 205."""
+def in_digits(text: str) -> str:
+    """A text that begins with a number in words with it in digits: two hundred and five apples, minus 3."""
+    sign = _MINUS.match(text)[0]
+    words = IN_WORDS.match(text, len(sign))
     value = group = 0
-    for word in re.findall("[a-z]+", words.casefold().replace("and", "")):
+    for word in re.findall(r"\b(?!and\b)[a-z]+", words[0].casefold() if words else ""):
         power = MULTIPLES.get(word, 0)
         group = (group or 1) * 10**power if power else group + _WORTH[word]
         if power > 2:
             value, group = value + group, 0
-    return f"{'-' * words.startswith('-')}{value + group}"
+    digits = f"{value + group}{text[words.end() :]}" if words else text[len(sign) :]
+    return f"{'-' if sign else ''}{digits}"
 
 
 def _ending_less(unit: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from agentkit.records import Score
 from agentkit.verifiers.frames import classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
-from agentkit.verifiers.numbers import IN_WORDS, amount
+from agentkit.verifiers.numbers import IN_WORDS, amount, in_digits
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
 from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
 
@@ -25,6 +25,7 @@ _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
 _NAME = "Xenon"  # of what a question offers, while its sentence is read
+_JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),
@@ -44,7 +45,7 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     if _PASSAGE.match(text) or (isinstance(number, Score) and "different answers" in number.why):
         return
     if isinstance(number, str):
-        number = _value_asked(plain(number), question)
+        number = in_digits(_value_asked(plain(number), question))
         yield number
         counted = _COUNTED.fullmatch(number)
         percent = counted and counted[2] in _PERCENT and _ASKED_PERCENT.search(question)
@@ -111,7 +112,7 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     offered = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)", re.IGNORECASE)
     if len(gold) > 1 and offered.search(question):  # one of two that the question names: no word of its own
         text, others = offered.sub(_NAME, text), re.findall(r"(?<=.)\b[A-Z]\w+", offered.sub("", text))
-        if not any(other in question for other in others):
+        if not any(other in question for other in others) and not _JOINED.search(text):
             yield from (gold for words in _worded(text, question) if plain(words) == _NAME)
 
 

@@ -36,12 +36,12 @@ _OPEN = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"(?:(?:,\s*|\s+|\s*\()(?:because|since|denn|weil|car|porque|than)|,\s*as|:(?=\s\d+,))(?P<said>(?!\w)[^()]*)\)?\s*\Z",
+    r"(?:(?:,\s*|\s+|\s*\()(?:because|since|denn|weil|car|porque)|(?<=er)\s+than|,\s*as)(?P<said>(?!\w)[^()]*)\)?\s*\Z",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(
-    r"(?:,\s*(?=(?:which|who|where|located|\w+ing|founded|built|from|a|an|the|one of|though it)\b)"
-    r"|\s+\((?=.*\)))(?P<said>[^()]*)\)?\s*\Z"
+    r"(?:,\s*(?=(?:which|who|where|located|\w+ing|founded|built|from|(?:an?|the)(?=\s[a-z])|one of)\b)"
+    r"|\s+\((?=[A-Z][a-z]?\)|\d{4}[-–]\d{4}\)))(?P<said>[^()]*)\)?\s*\Z"
 )
 _NOT = re.compile(r",\s*not\s+(?:the\s+)?(?:[A-Z][\w-]*(?:\s[A-Z][\w-]*)?|-?\d[\d.,]*)\s*\Z")
 _BY_WORKING = re.compile(
@@ -61,6 +61,7 @@ _ARTICLES = frozenset("the a an his her their its all der die das den".split())
 _MONEY = frozenset("$€£¥" + DOLLAR)
 _AROUND = frozenset("* + - / ^ = < > ≠ ≤ ≥".split())
 _VERBS = frozenset("total is are was were have has had est ist es è symbol".split())
+_UP_TO_VERB = re.compile(r"[^\d\ue000-\uf8ff]*?\b(?:is|are|was|were|equals)\b")  # and no value before
 _SHAPES = frozenset("square cube profit loss".split())
 _EACH = frozenset("per pro par por".split())
 _BESIDE = frozenset("with for from on".split())
@@ -271,8 +272,9 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
         return True
     if word in sections()["twist"]:
         behind, follows = (lexeme(before), word) in pairs, (word, lexeme(after)) in pairs
+        behind_it = " ".join(form for form, _, _ in tokens[position + 1 :])
         return (
-            word in said.sought
+            (word in said.sought and bool(_UP_TO_VERB.match(behind_it)))
             or (behind and (follows or not says(after)))
             or (follows and after not in silent_words())
         )
@@ -302,7 +304,7 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
     if (
         lexemes[first] in _RELATIONS
         or lexemes[last - 1] in _AROUND
-        or (len(after) > 1 and after[0] in _JOIN and after[1][:1].isdigit())
+        or (len(after) > 1 and after[0] in _JOIN and (after[0] in _AND or after[1][:1].isdigit()))
     ):
         return False
     if before[-1:] == ["by"] and not said.agent:
@@ -319,7 +321,9 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
         return False
     if said.compares and not _same_order(after, said):
         return False
-    if before[-1:] == ["of"] and _VERBS.isdisjoint(" ".join(before).split()):
+    if before[-1:] == ["of"] and (
+        _VERBS.isdisjoint(" ".join(before).split()) or sections()["twist"] & {*before}
+    ):
         return False
     content = [word for word in before + after if says(word) or word in SIGNS]
     if not content:
