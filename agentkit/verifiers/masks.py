@@ -77,7 +77,6 @@ def masked(text: str) -> Masked:
     text = _TAGGED.sub(r"\\boxed{\2}", text)  # as some prompts ask for
     boxes, formulas, pieces, position = [], [], [], 0
     for content, start, end in islice(_boxes(text), MAX_BOXES + 1):
-        content = " ".join(content.split())
         if content not in boxes:
             boxes.append(content)
         pieces += [text[position:start], chr(BOX + boxes.index(content))]

@@ -88,8 +88,6 @@ def asked(question: str) -> Asked:
     asking, clause, before = _clauses(whole)
     words = [word for word in _lexemes(whole) if not _WH.fullmatch(word)]
     order, content, counted = tuple(_lexemes(clause)), _content(clause), _counted(clause)
-    if set(content) <= counted and re.search(r"\b(?:that|this|it)\b", clause):
-        content += _content(before.rpartition(".")[2])  # lasts 105 minutes; how many hours is that?
     if re.match(r"how much (?:is|are)\b(?! left)", clause, re.IGNORECASE):
         content, words = [*content, "cost"], [*words, "cost"]
     has_subject = bool(PRONOUN.search(clause))
@@ -140,7 +138,6 @@ def _described(clause: str) -> set[str]:
 def _subject(whole: str) -> frozenset[str]:
     """What a question is about: its first word that says something, and its only name."""
     names = {lexeme(word) for word in re.findall(r"\b[A-Z][a-z]+", whole)} - sections()["working"]
-    names = {name for name in names if says(name) and not _WH.fullmatch(name)}
     first = _content(next((part for part in _sentences(whole) if part.strip()), ""))[:1]
     return frozenset((*first, *names) if len(names) == 1 else first)
 

@@ -203,7 +203,6 @@ def _concluded(text: str) -> str:
     if ends and not _OPEN.search(text[: ends[-1].start()]):
         text = text[ends[-1].end() :]
     text = _SAME.sub("", _WORKING.sub("", text))
-    text = re.sub(r"(?<=\d) ?\* ?(?=\d)", " × ", text)
     return re.sub(r"(?<=[A-Za-z]{3}) =(?= )", " is", text)
 
 
@@ -266,8 +265,6 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
     if word in OPERATORS:
         sign = OPERATORS[word]
         return (lexeme(before), sign) in pairs or (sign, lexeme(after)) in pairs
-    if said.compares and word in (said.compares, "than"):
-        return True
     if word in _SHAPES and word in said.clause and before in _ARTICLES and after != "of":
         return True
     if word in sections()["twist"]:

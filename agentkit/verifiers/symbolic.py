@@ -155,8 +155,6 @@ def _with_units(given: str, wanted: str, question: str, tolerance: dict[str, flo
     whole = _plain(given)
     wanted, gold_unit = _split_unit(wanted, lambda unit: len(unit) > 3 or is_counted(unit, question))
     given, unit = _split_unit(given, lambda unit: is_counted(unit, question) or same_unit(unit, gold_unit))
-    if unit and not is_unit(unit):  # 7 apples left
-        given, _ = _split_unit(given, lambda thing: is_counted(thing, question) and not is_unit(thing))
     if gold_unit and not unit:
         given, unit = _split_known(given, gold_unit)
     elif unit and not gold_unit:
