@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from agentkit.verifiers.masks import DOLLAR, FORMULA, IS_BOX, IS_MASK, MARKUP, MAX_FORMULAS, STYLE, compact
+from agentkit.verifiers.masks import DOLLAR, FORMULA, IS_BOX, IS_MASK, MARKUP, STYLE, compact
 from agentkit.verifiers.numbers import is_unit
 from agentkit.verifiers.questions import (
     OPERATORS,
@@ -115,8 +115,6 @@ def statements(sentence: str, formulas: list[str], question: str) -> Iterator[st
 
 def states_box(sentence: str, formulas: list[str], question: str) -> bool:
     """Whether a sentence ends in its one box and states it: "so the line is \ue000"; no denial in front."""
-    if not question or len(IS_BOX.findall(sentence)) != 1 or len(formulas) >= MAX_FORMULAS:
-        return False
     value, said = chr(FORMULA + len(formulas)), asked(question)
     text = MARKUP.sub("", STYLE.sub(" ", IS_BOX.sub(value, sentence))).rstrip(" .:!\n")
     before, _, after = text.partition(value)

@@ -212,10 +212,8 @@ def _compare_chain(given: str, wanted: str, question: str) -> Score | None:
 
 
 def _holds_several(text: str) -> bool:
-    """Whether an expression joins several outside its brackets, as a list or "x = 1 or x = 2" does."""
+    """Whether an expression joins several, as a list or "x = 1 or x = 2" does."""
     flat = re.sub(r"\\[,;:! ]", "", text)
-    for _ in range(4):
-        flat = re.sub(r"\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\]", "", flat)
     return bool(
         re.search(r"\b(?:and|or)\b", text) or re.search(r"[,;<>]|\\(?:pm|mp|in|ne|[lg]e)q?(?![A-Za-z])", flat)
     )
