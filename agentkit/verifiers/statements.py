@@ -101,6 +101,9 @@ def statements(sentence: str, formulas: list[str], question: str) -> Iterator[st
     for part in dict.fromkeys((without_asides(text, said), text)):
         tokens = tokens_of(re.sub(r"(?<=[^\W\d_])-(?=[^\W\d_])", " ", part), phrases_of())
         known = [_is_known(tokens, place, said, formulas, question) for place in range(len(tokens))]
+        known = [
+            each and not _is_symbol(part, token, said) for each, token in zip(known, tokens, strict=True)
+        ]
         if all(known):
             continue
         first, last = _with_mathematics(tokens, known.index(False), len(known) - known[::-1].index(False))
@@ -132,6 +135,12 @@ def states_box(sentence: str, formulas: list[str], question: str) -> bool:
 
 def _is_name(text: str, token: Token) -> bool:
     return text[token[1]].isupper() and token[2] - token[1] > 1 and token[0] not in silent_words()
+
+
+def _is_symbol(text: str, token: Token, said: Asked) -> bool:
+    """Whether a capital within the sentence makes a small word a name: Au, He, As."""
+    is_short = token[2] - token[1] == 2 and token[0] not in (_leads() | {*said.words})
+    return token[1] > 0 and is_short and text[token[1]].isupper()
 
 
 def _is_second(text: str, tokens: list[Token], first: int) -> bool:
@@ -208,7 +217,11 @@ def without_asides(text: str, said: Asked) -> str:
     """A sentence without the working in front of its answer and what is said behind to explain it."""
     text = _NOT.sub("", text)
     if not said.is_when:
-        text = re.sub(r"(?<=[A-Za-z]) in (?:1\d|20)\d\d(?=\Z| by\b)", "", text)
+        text = re.sub(
+            r"(?<=[A-Za-z]) (?:in|on [A-Z][a-z]+ \d\d?,|on \d\d? [A-Z][a-z]+) (?:1\d|20)\d\d(?=\Z| by\b)",
+            "",
+            text,
+        )
     for aside in (_REASON, _ASIDE):
         match = aside.search(text)
         compares = match and said.compares and " than" in match[0]
@@ -302,7 +315,7 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
         or (len(after) > 1 and after[0] in _JOIN and (after[0] in _AND or after[1][:1].isdigit()))
     ):
         return False
-    if before[-1:] == ["by"] and not said.agent:
+    if before[-1:] == ["by"] and not said.agent and said.preposition != "by":
         return False
     if (
         {*before[-1:]} & _BESIDE - {said.preposition, "on" if said.is_when else ""}
@@ -327,7 +340,8 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
     if len(before + after) < 2:
         return False  # New Rupiah
     anaphor = {"it", "that", "this"}.intersection(before) and said.clause.issuperset(content)
-    if said.needed and said.needed.isdisjoint(content) and not (anaphor or said.counted.issuperset(content)):
+    needed = said.needed if said.sought.isdisjoint(lexemes) else frozenset()
+    if needed and needed.isdisjoint(content) and not (anaphor or said.counted.issuperset(content)):
         return False
     verbs = [position for position, word in enumerate(lexemes) if word == said.agent]
     is_noun = verbs and _word(tokens, verbs[-1] - 1) in _ARTICLES | {"that", "who", "which"}  # the author of

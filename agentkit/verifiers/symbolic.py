@@ -52,7 +52,7 @@ _UNIT = re.compile(
     re.VERBOSE,
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[clr|]*\})?")
-_ROWS = re.compile(r"(?:\w*\.?(?:Matrix|array)\()?\[((?:\[[^\[\]]*\],?\s*)+)\]\)?")  # [[1, 2], [3, 4]]
+_ROWS = re.compile(r"(?:\b\w{0,9}\.?(?:Matrix|array)\()?\[((?:\[[^\[\]]*\],?\s*)+)\]\)?")  # [[1, 2], [3, 4]]
 _BASE = re.compile(r"(?<=\d)_\{?(?:\\text\s*\{)?(\w+)")
 _CLOCK = re.compile(r"0?(\d{1,2}(?::[0-5]\d){1,2})")
 _SUPERSCRIPT = re.compile(r"(?<=[\w)}])[⁻²³¹⁰⁴-⁹]+")
