@@ -4,7 +4,8 @@ One rule for units, percent and currency: they count only where the task declare
 or in its gold answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in
 front cannot mislead, unless another currency, a percentage or a unit is declared; "0.05 m" is 5 where the
 unit is cm and "5 °C" is 278.15 where it is K (converted by Pint); "5 km" never is. Numbers are exact
-fractions, so neighbours beyond a float's digits differ. Leaves out other bases, and words but for English ones.
+fractions, so neighbours beyond a float's digits differ. Leaves out other bases
+and, but for English, numbers in words.
 """
 
 import re
