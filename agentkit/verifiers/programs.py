@@ -85,8 +85,8 @@ def code(
 def extract_code(answer: str, entry: str = "") -> str | Score:
     """The program in an answer: its fenced block of code, or the whole text where it is Python or holds none.
 
-    Of several blocks it is the last one that defines ``entry``, or, without entry, the only one tagged as Python.
-    Blocks tagged as another language do not count.
+    Of several blocks it is the last one that defines ``entry``, or, without entry, the only one tagged
+    as Python. Blocks tagged as another language do not count.
     """
     text = _outdented(_ANSWER.sub("", re.sub("\r\n?", "\n", answer).removeprefix("\ufeff")))
     tagged = _blocks(text) if _fault(text) else {}
