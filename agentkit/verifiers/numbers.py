@@ -47,7 +47,7 @@ _BELOW_100 = (
     rf"(?:(?:{'|'.join(_TENS)})(?:[ -](?:{'|'.join(_ONES[1:10])}))?|(?:{'|'.join(reversed(_ONES))}))\b"
 )
 IN_WORDS = re.compile(
-    rf"\b{_BELOW_100}(?:[ -](?:{'|'.join(MULTIPLES)})\b(?:[ -](?:and )?{_BELOW_100})?)*", re.IGNORECASE
+    rf"\b{_BELOW_100}(?:[ -](?:{'|'.join(MULTIPLES)})\b(?:[ -](?:and )?{_BELOW_100})?){{0,8}}", re.IGNORECASE
 )
 _MINUS = re.compile(r"(?:(?:minus|negative) (?=\w))?", re.IGNORECASE)
 _TEN = re.compile(r"(?P<sign>[-+]?)10\^(?=\{?[-+]?\d)")  # 10^3 is 1 × 10^3
