@@ -135,7 +135,7 @@ FENCED = {
     "behind Chinese": f"答案：{F}python\n{PLAIN}{F}", "mentioned before": f"I use {F} fences.\n\n{F}python\n{PLAIN}{F}",
     "shell first": f"{F}bash\npip install x\n{F}\n{F}python\n{PLAIN}{F}", "C++ as well": f"{F}cpp\nint f;\n{F}\n{F}\n{PLAIN}{F}",
     "output after": f"{F}python\n{PLAIN}{F}\nIt prints\n{F}\n2\n{F}", "use after": f"{F}py\n{PLAIN}{F}\nUse:\n{F}py\nprint(f(1))\n{F}",
-    "use first": f"{F}python\nf(1)\n{F}\n{F}\n{PLAIN}{F}", "twice the same": f"{F}py\n{PLAIN}{F}\nOnce more:\n{F}py\n{PLAIN}{F}", "typed": f"{F}py\nf: object = lambda x: x + 1\n{F}\n{F}py\nf(1)\n{F}",
+    "use first": f"{F}python\nf(1)\n{F}\n{F}\n{PLAIN}{F}", "twice the same": f"{F}py\n{PLAIN}{F}\nOnce more:\n{F}py\n{PLAIN}{F}", "a draft first": f"{F}py\ndef f(x): return x\n{F}\nBetter:\n{F}py\n{PLAIN}{F}", "typed": f"{F}py\nf: object = lambda x: x + 1\n{F}\n{F}py\nf(1)\n{F}",
 }  # fmt: skip
 
 

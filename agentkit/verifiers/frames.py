@@ -26,7 +26,7 @@ from agentkit.verifiers.masks import (
     sentences,
 )
 from agentkit.verifiers.numbers import MULTIPLES, unit_name
-from agentkit.verifiers.statements import asked, statements, states_box, without_asides, without_working
+from agentkit.verifiers.statements import asked, statements, states_box, without_asides
 from agentkit.verifiers.words import COMMAS, DASHES, WORD, Token, in_question, is_counted, sections, tokens_of
 
 MAX_TOKENS, NEAR = 200, 600  # of a sentence; characters before a box that are looked at
@@ -64,7 +64,7 @@ _ARROW = re.compile(
 _RELATION = re.compile(r"(?<![!<>])=|[≈≡∈]|\\(?:approx|equiv|in|cong)\b")
 _NAME = re.compile(
     r"""
-      [|(]* (?:\\?[A-Za-z]+|[Α-ω])['′]*(?:_\w+)? [|)]*  # x_1, |AB|
+      [|(]* (?:\\?[A-Za-z]+|[Α-ω])['′]*(?:_\w+|(?<=[A-Z])\^-1)? [|)]*  # x_1, |AB|
     | \\?[A-Za-z]{1,4}['′]*(?:_\w+)?(?:\^-?\d)?\s* [(|\[].*[)|\]]  # a function's value
     | \\(?:angle|triangle|overline|vec|det|gcd|sin|cos|tan|cot|sec|csc|arg|[lr]floor|[lr]ceil)\b.*
     """,
@@ -168,7 +168,6 @@ def closes(text: str, question: str, *, later: bool = False) -> bool:
 def leads_up(before: str, formulas: list[str], question: str) -> bool:
     """Whether the words and the mathematics in front of a box lead up to it."""
     text = MARKUP.sub("", _label().sub("", STYLE.sub(" ", before.lstrip("> ")), count=1))
-    text = without_working(text, asked(question)) if question else text
     run = _RUN.search(text[-NEAR:])[0]
     run = re.sub(r"\A\s*a\s+(?![=+*/^<>≤≥-])", "", run)  # a French verb
     prose = _STEP.sub(r"\g<step> there:", text[: len(text) - len(run)])
@@ -180,11 +179,7 @@ def leads_up(before: str, formulas: list[str], question: str) -> bool:
         return bool(_OPENING.fullmatch(letters) or is_working)
     if run.strip() in DASHES:
         return bool(_FRAME.fullmatch(letters)) and run[-1:].isspace() and prose.rstrip()[-1:].isalpha()
-    rows = _ARROW.split(run)
-    chain = rows.pop()
-    while rows and _RELATION.match(chain.strip()):
-        chain = rows.pop() + chain
-    sides = _RELATION.split(chain)
+    sides = _RELATION.split(_ARROW.split(run)[-1])
     ends = not sides[-1].strip() and (len(sides) > 1 or bool(_ARROW.search(run)))
     return ends and _is_side(sides[0], question) and bool(_FRAME.fullmatch(letters))
 
@@ -219,9 +214,9 @@ def _is_side(side: str, question: str) -> bool:
 def names_answer(side: str, question: str) -> bool:
     """Whether the first side of an equation names what is asked, or is a formula for it in several names."""
     side = re.sub(r"[{}]", "", side).strip()
-    if _NAME.fullmatch(side):
-        return bool(_VARIABLE.search(side))
-    written, asked = compact(side), compact(question)
+    if _NAME.fullmatch(side) and _VARIABLE.search(side):
+        return True
+    written, asked = (re.sub(r"[()]|\\int", "", compact(text)) for text in (side, question))
     if written in asked:
         is_equation = f"{written}=" in asked or f"={written}" in asked
         return bool(re.search(r"[A-Za-z]", written)) and not is_equation
@@ -240,7 +235,6 @@ def _unit_behind(after: str, question: str) -> str | None:
             after = after[unit.start("words") + len(words) :]
     elif unit:
         written, after = unit["unit"], after[unit.end("unit") :]
-    after = re.sub(r"\((?:approximately|about|≈|\\approx)\s*\$?[\ue100-\uf8ff\d.]+\$?\)", "", after)
     rest = re.sub(r"\\[)\]]", " ", _CONTINUED.sub("", after, count=1))
     attached = re.match("[A-Za-zΑ-ωа-я]", after)
     return written if not attached and closes(rest, question) else None
@@ -416,7 +410,8 @@ def _stated(
     values = [count for count in begins if letters[count:].lstrip(",")[:1] in ("V", "F")]
     # "5 is the answer" is a frame as a whole: the last place where a value stands
     begin = max(values if values and _FRAME.fullmatch(letters) else begins, default=0)
-    concluded = last and letters[:1] == "D" and letters[begin - 1 : begin] in ("K", "v")
+    is_equation = begin < len(tokens) and re.match(r"[A-Za-z]\s*=", text[tokens[begin][1] :])  # so y = 6
+    concluded = last and letters[:1] == "D" and (is_equation or letters[begin - 1 : begin] in ("K", "v"))
     if re.search(r"\w\W*[?？]\Z", text):
         return None
     named = "A" in letters[:begin]

@@ -77,7 +77,6 @@ def masked(text: str) -> Masked:
     text = _TAGGED.sub(r"\\boxed{\2}", text)  # as some prompts ask for
     boxes, formulas, pieces, position = [], [], [], 0
     for content, start, end in islice(_boxes(text), MAX_BOXES + 1):
-        content = " ".join(content.split())
         if content not in boxes:
             boxes.append(content)
         pieces += [text[position:start], chr(BOX + boxes.index(content))]
@@ -122,8 +121,8 @@ def sentences(text: str) -> list[str]:
 def _goes_on(end: str, before: str, after: str) -> bool:
     number, word = re.search(rf"((?:\d|{IS_MASK.pattern})\W*)?([^\W\d_]*)\Z", before[-14:]).groups()
     if end[0] == ".":
-        initial = len(word) == 1 and before[-2:-1] == "."
-        return initial or (not number and word.casefold() in sections()["abbreviation"])  # 20 ms
+        initial = len(word) == 1 and re.search(r"[.]\w\Z|[:：]\W*[A-J]\Z", before)
+        return bool(initial) or (not number and word.casefold() in sections()["abbreviation"])  # 20 ms
     if end[0] != "\n":
         return False
     last, following = before.rstrip("*_`#>$ ")[-1:], after.lstrip("*_`#>-•$ \\[(")[:1]

@@ -4,7 +4,8 @@ One rule for units, percent and currency: they count only where the task declare
 or in its gold answer. "50 %" is 50 where the unit is %, and no number elsewhere; "$5" is 5, because a sign in
 front cannot mislead, unless another currency, a percentage or a unit is declared; "0.05 m" is 5 where the
 unit is cm and "5 °C" is 278.15 where it is K (converted by Pint); "5 km" never is. Numbers are exact
-fractions, so neighbours beyond a float's digits differ. Leaves out numbers in words and in other bases.
+fractions, so neighbours beyond a float's digits differ. Leaves out other bases
+and, but for English, numbers in words.
 """
 
 import re
@@ -36,6 +37,19 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _FRACTION = re.compile(r"(?:([-+]?)(\d{1,15}) )?([-+]?)(\d{1,15}) ?/ ?(\d{1,15})(?:\s+([^\W\d_].{0,40}))?")
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen"
+).split()
+_WORTH = {word: n for n, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
+_BELOW_100 = (
+    rf"(?:(?:{'|'.join(_TENS)})(?:[ -](?:{'|'.join(_ONES[1:10])}))?|(?:{'|'.join(reversed(_ONES))}))\b"
+)
+IN_WORDS = re.compile(
+    rf"\b{_BELOW_100}(?:[ -](?:{'|'.join(MULTIPLES)})\b(?:[ -](?:and )?{_BELOW_100})?){{0,8}}", re.IGNORECASE
+)
+_MINUS = re.compile(r"(?:(?:minus|negative) (?=\w))?", re.IGNORECASE)
 _TEN = re.compile(r"(?P<sign>[-+]?)10\^(?=\{?[-+]?\d)")  # 10^3 is 1 × 10^3
 _VULGAR = re.compile("(?<![\\w/.,^])(\\d{1,15}\\s?)?([¼-¾⅐-⅞])(?![\\w/.,])")
 _DELIMITERS = re.compile(  # of mathematics and a box
@@ -131,6 +145,7 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
         text = unicodedata.normalize("NFKC", text.replace("º", "°").replace("’", "'"))
         text = _DASH.sub("-", text)
     text = _DELIMITERS.sub(r"\g<inside>", text.strip().rstrip(".").strip())
+    text = in_digits(text)
     text = _GROUPED.sub(lambda number: re.sub(r"[.\s]", "", number[0]).replace(",", "."), text, count=1)
     text = _DECIMAL_COMMA.sub(r"\1.\2", text, count=1)
     text = _INDIAN.sub(lambda number: number[0].replace(",", ""), text, count=1)
@@ -146,6 +161,20 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
     if times := _TIMES.get(_ending_less(unit)):
         value, unit = value * times, ""
     return (value, currency, unit) if abs(value) <= _LARGEST else None
+
+
+def in_digits(text: str) -> str:
+    """A text that begins with a number in words with it in digits: two hundred and five apples, minus 3."""
+    sign = _MINUS.match(text)[0]
+    words = IN_WORDS.match(text, len(sign))
+    value = group = 0
+    for word in re.findall(r"\b(?!and\b)[a-z]+", words[0].casefold() if words else ""):
+        power = MULTIPLES.get(word, 0)
+        group = (group or 1) * 10**power if power else group + _WORTH[word]
+        if power > 2:
+            value, group = value + group, 0
+    digits = f"{value + group}{text[words.end() :]}" if words else text[len(sign) :]
+    return f"{'-' if sign else ''}{digits}"
 
 
 def _ending_less(unit: str) -> str:

@@ -85,8 +85,8 @@ def code(
 def extract_code(answer: str, entry: str = "") -> str | Score:
     """The program in an answer: its fenced block of code, or the whole text where it is Python or holds none.
 
-    Of several blocks it is the only one that defines ``entry``, or, without entry, that is tagged as Python.
-    Two that differ are a hedge, which is no answer. Blocks tagged as another language do not count.
+    Of several blocks it is the last one that defines ``entry``, or, without entry, the only one tagged
+    as Python. Blocks tagged as another language do not count.
     """
     text = _outdented(_ANSWER.sub("", re.sub("\r\n?", "\n", answer).removeprefix("\ufeff")))
     tagged = _blocks(text) if _fault(text) else {}
@@ -95,10 +95,10 @@ def extract_code(answer: str, entry: str = "") -> str | Score:
         name = re.escape(re.split(r"\W", entry)[0])
         defines = re.compile(rf"^(?:(?:async\s+)?def|class)\s+{name}\b|^{name}\s*[:=]", re.MULTILINE)
         blocks = [block for block in blocks if (defines.search(block) if name else tagged[block])]
-        if len(blocks) != 1:
+        if not blocks or not (name or len(blocks) == 1):
             return Score(0.0, "several blocks of code and not one that is the answer")
-    fault = _fault(blocks[0])
-    return Score(0.0, f"not Python: {fault[:80]}") if fault else blocks[0]
+    fault = _fault(blocks[-1])
+    return Score(0.0, f"not Python: {fault[:80]}") if fault else blocks[-1]
 
 
 def _blocks(text: str) -> dict[str, bool]:

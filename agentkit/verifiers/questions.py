@@ -32,6 +32,9 @@ _HOW_MANY = re.compile(
     re.IGNORECASE,
 )
 _COMPARES = re.compile(r"\bhow (?:many|much) (more|less|fewer|\w+er)\b", re.IGNORECASE)
+_SOUGHT = re.compile(
+    r"\b(?:find|determine|compute|calculate|give|state|what(?: is)?|which) (?:the )?(\w+)", re.IGNORECASE
+)
 _WHERE = re.compile(
     r"\b(in|at|on|to|from|by|after|before|for|with) (?:what|which|whom|how many)\b", re.IGNORECASE
 )
@@ -52,7 +55,7 @@ OPERATORS = {
 }
 OPERATORS |= {"divided by": "/", **{sign: sign for sign in "*+-/^"}}
 _WH = re.compile(
-    r"how|many|much|viele?|多|少|[几幾什哪谁何誰]|what|which|who|find|determine|comput|calculat|evaluat|name|giv|state|wie|welch\w*|wer|quel\w*|qué|cuánt\w*|cuál\w*|quién\w*|combien|qui"
+    r"how|many|much|viele?|多|少|[几幾什哪谁何誰]|what|which|who|find|determine|comput|calculat|evaluat|name|giv|state|where|when|simplify|convert|expres|wie|welch\w*|wer|quel\w*|qué|cuánt\w*|cuál\w*|quién\w*|combien|qui"
 )
 SIGNS = frozenset("*+-/")
 
@@ -75,6 +78,7 @@ class Asked:
     is_present: bool
     is_when: bool
     beside: frozenset[tuple[str, str, str]]  # its numbers, with the last word in front and the next behind
+    sought: frozenset[str]  # what is asked for by name: "Find the inverse", "What percentage"
     agent: str  # the verb that the asked thing is the subject of: "Who wrote"
 
 
@@ -84,8 +88,6 @@ def asked(question: str) -> Asked:
     asking, clause, before = _clauses(whole)
     words = [word for word in _lexemes(whole) if not _WH.fullmatch(word)]
     order, content, counted = tuple(_lexemes(clause)), _content(clause), _counted(clause)
-    if set(content) <= counted and re.search(r"\b(?:that|this|it)\b", clause):
-        content += _content(before.rpartition(".")[2])  # lasts 105 minutes; how many hours is that?
     if re.match(r"how much (?:is|are)\b(?! left)", clause, re.IGNORECASE):
         content, words = [*content, "cost"], [*words, "cost"]
     has_subject = bool(PRONOUN.search(clause))
@@ -105,6 +107,7 @@ def asked(question: str) -> Asked:
         is_when=bool(re.search(r"\b(?:when|year|date|how)\b", clause, re.IGNORECASE)),
         is_present=bool(_PRESENT.search(clause)),
         beside=frozenset((word, *beside(words, place)) for place, word in _numbers(words)),
+        sought=frozenset(map(lexeme, _SOUGHT.findall(asking))),
         agent=_agent(clause),
     )
 
@@ -135,13 +138,12 @@ def _described(clause: str) -> set[str]:
 def _subject(whole: str) -> frozenset[str]:
     """What a question is about: its first word that says something, and its only name."""
     names = {lexeme(word) for word in re.findall(r"\b[A-Z][a-z]+", whole)} - sections()["working"]
-    names = {name for name in names if says(name) and not _WH.fullmatch(name)}
     first = _content(next((part for part in _sentences(whole) if part.strip()), ""))[:1]
     return frozenset((*first, *names) if len(names) == 1 else first)
 
 
 def _agent(clause: str) -> str:
-    agent = re.match(r"(?:who|what|which \w+|wer|qui|quién)\s+(\w+)", clause, re.IGNORECASE)
+    agent = re.match(r"(?:who|what|which (?!of\b)\w+|wer|qui|quién)\s+(\w+)", clause, re.IGNORECASE)
     verb = lexeme(agent[1]) if agent else ""
     return "" if verb in _AUXILIARY else verb
 

@@ -5,13 +5,12 @@ r"""What a whole turn may give as its answer where the answer alone is wanted, i
 """
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from agentkit.records import Score
 from agentkit.verifiers.frames import classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
-from agentkit.verifiers.numbers import amount
+from agentkit.verifiers.numbers import amount, in_digits
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
 from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
 
@@ -22,8 +21,8 @@ _COUNTED = re.compile(r"([-+$€£\d.,/ ×·^]*\d)\s*([^\d\s](?:\D|(?<=\^)\d|(?<
 _PERCENT = frozenset(("%", "percent", "per cent"))
 _ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent(?:age)?\b", re.IGNORECASE)
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
-_DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
-_WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
+_NAME = "Xenon"  # of what a question offers, while its sentence is read
+_JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),
@@ -43,7 +42,7 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     if _PASSAGE.match(text) or (isinstance(number, Score) and "different answers" in number.why):
         return
     if isinstance(number, str):
-        number = _value_asked(plain(number), question)
+        number = in_digits(_value_asked(plain(number), question))
         yield number
         counted = _COUNTED.fullmatch(number)
         percent = counted and counted[2] in _PERCENT and _ASKED_PERCENT.search(question)
@@ -69,33 +68,6 @@ def _value_asked(number: str, question: str) -> str:
     return values[0] if re.search(asked + ends, question) else number
 
 
-def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> bool:
-    """Whether a text can give a number: in notation that is worked out, in another unit, or by its digits."""
-    value, currency, its_unit = amount(gold) or (0, "", "")
-    loose = (
-        options.get("abs_tol")
-        or options.get("rel_tol")
-        or not text.isascii()
-        or re.search(r"[/^]|frac", text)
-    )
-    digits = re.sub(r"\D", "", f"{float(value):.15g}".partition("e")[0]).strip("0")
-    converts = not currency and (unit or its_unit) not in ("", "%")
-    if loose or converts or not digits or len(digits) > 14:
-        return True
-    return any(digits in re.sub(r"\D", "", run[0]) for run in _DIGITS.finditer(text))
-
-
-def words_occur(text: str, gold: str, *, aliases: Iterable[str] = (), **options: Any) -> bool:
-    """Whether all words of a gold answer or an alias occur in a text."""
-    golds = [gold, *([aliases] if isinstance(aliases, str) else aliases)]
-    if not text.isascii() or not all(map(str.isascii, golds)):
-        return True
-    text = text.casefold()
-    return any(
-        all(word in text for word in _WORDS.findall(gold.casefold()) if word not in _SMALL) for gold in golds
-    )
-
-
 def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     """Words that a text gives: all that stands behind a frame, up to the text's end, or in its only box.
 
@@ -106,6 +78,11 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         if words != whole:
             yield words
         yield from _choice(words, question)
+    offered = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)", re.IGNORECASE)
+    if len(gold) > 1 and offered.search(question):  # one of two that the question names: no word of its own
+        text, others = offered.sub(_NAME, text), re.findall(r"(?<=.)\b[A-Z]\w+", offered.sub("", text))
+        if not any(other in question for other in others) and not _JOINED.search(text):
+            yield from (gold for words in _worded(text, question) if plain(words) == _NAME)
 
 
 def _choice(words: str, question: str) -> tuple[str, ...]:

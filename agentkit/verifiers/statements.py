@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from agentkit.verifiers.masks import DOLLAR, FORMULA, IS_BOX, IS_MASK, MARKUP, MAX_FORMULAS, STYLE, compact
+from agentkit.verifiers.masks import DOLLAR, FORMULA, IS_BOX, IS_MASK, MARKUP, STYLE, compact
 from agentkit.verifiers.numbers import is_unit
 from agentkit.verifiers.questions import (
     OPERATORS,
@@ -24,7 +24,7 @@ from agentkit.verifiers.questions import (
     says,
     silent_words,
 )
-from agentkit.verifiers.words import COMMAS, UNSPACED, WORD, Token, sections, tokens_of
+from agentkit.verifiers.words import COMMAS, DASHES, UNSPACED, WORD, Token, sections, tokens_of
 from agentkit.verifiers.words import SIGNS as POINTS
 
 _CONCLUDES = re.compile(
@@ -36,11 +36,12 @@ _OPEN = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"(?:(?:,\s*|\s+|\s*\()(?:because|since|denn|weil|car|porque)|,\s*as)\b(?P<said>[^()]*)\)?\s*\Z",
+    r"(?:(?:,\s*|\s+|\s*\()(?:because|since|denn|weil|car|porque)|(?<=er)\s+than|,\s*as)(?P<said>(?!\w)[^()]*)\)?\s*\Z",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(
-    r",\s*(?P<said>(?:which|who|where|located|\w+ing|founded|built|from|a|an|the|one of|though it)\b[^()]*)\Z"
+    r"(?:,\s*(?=(?:which|who|where|located|\w+ing|founded|built|from|(?:an?|the)(?=\s[a-z])|one of)\b)"
+    r"|\s+\((?=[A-Z][a-z]?\)|\d{4}[-–]\d{4}\)))(?P<said>[^()]*)\)?\s*\Z"
 )
 _NOT = re.compile(r",\s*not\s+(?:the\s+)?(?:[A-Z][\w-]*(?:\s[A-Z][\w-]*)?|-?\d[\d.,]*)\s*\Z")
 _BY_WORKING = re.compile(
@@ -59,11 +60,11 @@ _WORKING = re.compile(  # 48 - 30 =
 _ARTICLES = frozenset("the a an his her their its all der die das den".split())
 _MONEY = frozenset("$€£¥" + DOLLAR)
 _AROUND = frozenset("* + - / ^ = < > ≠ ≤ ≥".split())
-_VERBS = frozenset("is are was were have has had est ist es è symbol".split())
+_VERBS = frozenset("total is are was were have has had est ist es è symbol".split())
+_UP_TO_VERB = re.compile(r"[^\d\ue000-\uf8ff]*?\b(?:is|are|was|were|equals)\b")  # and no value before
 _SHAPES = frozenset("square cube profit loss".split())
 _EACH = frozenset("per pro par por".split())
 _BESIDE = frozenset("with for from on".split())
-_THAN = frozenset("than more less fewer".split())
 _POLAR = re.compile(r"(?P<word>yes|no|ja|nein|oui|non|sí)\b[,.:]?\s+(?P<rest>.+)", re.IGNORECASE | re.DOTALL)
 _NEGATION = re.compile(
     r"\b(?:is|are|was|were|does|do|did|can)n['’]t\b|\b(?:not|nicht|kein\w*|ne|pas)\b", re.IGNORECASE
@@ -71,6 +72,7 @@ _NEGATION = re.compile(
 _YES = frozenset(("yes", "ja", "oui", "sí"))
 _RELATIONS = frozenset("= < > ≠ ≤ ≥ ^ * + /".split())
 _VARIABLES = frozenset("bfghjkmnpqrstuvwxz")
+_JOINS = frozenset("and by from to * + - /".split())  # in place of a sign
 _JOIN = frozenset("to and or bis à y et und o ~ - – —".split())
 _AND = frozenset("and then &".split())
 _FIRST = re.compile(rf"\w|one|th(?:is|at|ese|ose)|{PRONOUN.pattern}", PRONOUN.flags)  # before a comma
@@ -98,16 +100,14 @@ def statements(sentence: str, formulas: list[str], question: str) -> Iterator[st
     said, text = asked(question), _concluded(text)
     for part in dict.fromkeys((without_asides(text, said), text)):
         tokens = tokens_of(re.sub(r"(?<=[^\W\d_])-(?=[^\W\d_])", " ", part), phrases_of())
+        known = [_is_known(tokens, place, said, formulas, question) for place in range(len(tokens))]
         known = [
-            _is_known(tokens, position, said, formulas, question) and not _is_option(part, tokens[position])
-            for position in range(len(tokens))
+            each and not _is_symbol(part, token, said) for each, token in zip(known, tokens, strict=True)
         ]
         if all(known):
             continue
         first, last = _with_mathematics(tokens, known.index(False), len(known) - known[::-1].index(False))
         while first and _is_name(part, tokens[first]) and _is_name(part, tokens[first - 1]):
-            if tokens[first - 1][0] in silent_words():
-                break
             first -= 1
         last = _with_unit(part, tokens, first, last, said)
         second = _is_second(part, tokens, first)
@@ -118,19 +118,13 @@ def statements(sentence: str, formulas: list[str], question: str) -> Iterator[st
 
 def states_box(sentence: str, formulas: list[str], question: str) -> bool:
     """Whether a sentence ends in its one box and states it: "so the line is \ue000"; no denial in front."""
-    if not question or len(IS_BOX.findall(sentence)) != 1 or len(formulas) >= MAX_FORMULAS:
-        return False
     value, said = chr(FORMULA + len(formulas)), asked(question)
     text = MARKUP.sub("", STYLE.sub(" ", IS_BOX.sub(value, sentence))).rstrip(" .:!\n")
     before, _, after = text.partition(value)
     ends = [end.end() for end in re.finditer(r"[,;:](?=\s)|\b(?:so|which|thus|hence|therefore)\b", before)]
     front = before[: ends[-1]] if ends else ""
-    words = {word for word, _, _ in tokens_of(before)}
-    if words & (sections()["twist"] | sections()["loose"]) - {"percent"} or _OPEN.search(before):
-        return False
-    if not explains(front, said) or any(lexeme(word) not in said.counted for word in after.split()):
-        return False
-    if re.search(r"[\d=+*/^]\s*\Z", before):
+    counts = all(lexeme(word) in said.counted for word in after.split())
+    if _OPEN.search(before) or not explains(front, said) or not counts:
         return False
     clause = before[len(front) :].strip() + " " + value
     if front.endswith("which") and any(map(says, (lexeme(word) for word in WORD.findall(clause)))):
@@ -140,7 +134,13 @@ def states_box(sentence: str, formulas: list[str], question: str) -> bool:
 
 
 def _is_name(text: str, token: Token) -> bool:
-    return text[token[1]].isupper() and token[2] - token[1] > 1
+    return text[token[1]].isupper() and token[2] - token[1] > 1 and token[0] not in silent_words()
+
+
+def _is_symbol(text: str, token: Token, said: Asked) -> bool:
+    """Whether a capital within the sentence makes a small word a name: Au, He, As."""
+    is_short = token[2] - token[1] == 2 and token[0] not in (_leads() | {*said.words})
+    return token[1] > 0 and is_short and text[token[1]].isupper()
 
 
 def _is_second(text: str, tokens: list[Token], first: int) -> bool:
@@ -152,8 +152,7 @@ def _is_second(text: str, tokens: list[Token], first: int) -> bool:
     while before and before[-1] in _AND | COMMAS:
         joined = joined or (len(before) == 2 and bool(_FIRST.fullmatch(before[0])))
         before.pop()
-    goes_on = joined and len(before) > 1 and tokens[len(before)][0] in COMMAS  # he ate 5, and 7 are left
-    return bool(joined and before) and not goes_on and (len(before[-1]) == 1 or before[-1] not in _leads())
+    return bool(joined and before) and (len(before[-1]) == 1 or before[-1] not in _leads())
 
 
 def _is_unit(word: str) -> bool:
@@ -176,21 +175,10 @@ def _with_unit(text: str, tokens: list[Token], first: int, last: int, said: Aske
 def _with_mathematics(tokens: list[Token], first: int, last: int) -> tuple[int, int]:
     """An answer with the variables, numbers and signs on either side of it."""
 
-    def goes_on(position: int, neighbour: int) -> bool:
-        word, touches = (
-            tokens[position][0],
-            tokens[min(position, neighbour)][2] == tokens[max(position, neighbour)][1],
-        )
-        sign = word in _AROUND or word in OPERATORS
-        return (
-            sign
-            or word[:1].isdigit()
-            or (word.isascii() and word.isalpha() and (touches or word in _VARIABLES))
-        )
-
-    while first and goes_on(first - 1, first):
+    goes_on = [word[:1].isdigit() or word in _AROUND | _VARIABLES | OPERATORS.keys() for word, _, _ in tokens]
+    while first and goes_on[first - 1]:
         first -= 1
-    while last < len(tokens) and goes_on(last, last - 1):
+    while last < len(tokens) and goes_on[last]:
         last += 1
     return first, last
 
@@ -201,9 +189,8 @@ def affirms(sentence: str, formulas: list[str], question: str) -> str:
     if not match or not question or _NEGATION.search(question):
         return ""
     rest, negations = _NEGATION.subn(" ", match["rest"])
-    tokens, said = tokens_of(rest, phrases_of()), asked(question)
-    known = all(_is_known(tokens, place, said, formulas, question) for place in range(len(tokens)))
-    return match["word"] if known and negations == (match["word"].casefold() not in _YES) else ""
+    sense = negations == (match["word"].casefold() not in _YES)
+    return match["word"] if sense and explains(rest, asked(question)) else ""
 
 
 def describes(sentence: str, formulas: list[str], question: str) -> bool:
@@ -223,7 +210,6 @@ def _concluded(text: str) -> str:
     if ends and not _OPEN.search(text[: ends[-1].start()]):
         text = text[ends[-1].end() :]
     text = _SAME.sub("", _WORKING.sub("", text))
-    text = re.sub(r"(?<=\d) ?\* ?(?=\d)", " × ", text)
     return re.sub(r"(?<=[A-Za-z]{3}) =(?= )", " is", text)
 
 
@@ -231,10 +217,15 @@ def without_asides(text: str, said: Asked) -> str:
     """A sentence without the working in front of its answer and what is said behind to explain it."""
     text = _NOT.sub("", text)
     if not said.is_when:
-        text = re.sub(r"(?<=[A-Za-z]) in (?:1\d|20)\d\d(?=\Z| by\b)", "", text)
+        text = re.sub(
+            r"(?<=[A-Za-z]) (?:in|on [A-Z][a-z]+ \d\d?,|on \d\d? [A-Z][a-z]+) (?:1\d|20)\d\d(?=\Z| by\b)",
+            "",
+            text,
+        )
     for aside in (_REASON, _ASIDE):
         match = aside.search(text)
-        if match and match.start() and explains(match["said"], said):
+        compares = match and said.compares and " than" in match[0]
+        if match and match.start() and not compares and explains(match["said"], said):
             text = text[: match.start()]
     return without_working(text, said)
 
@@ -249,7 +240,7 @@ def explains(text: str, said: Asked) -> bool:
     """Whether words only explain an answer: the question's, names, and those known to."""
     for word, start, _ in tokens_of(text, phrases_of()):
         name = text[start].isupper() and word not in sections()["twist"] | sections()["loose"] and start > 0
-        known = name or word in COMMAS or word in _AROUND or word in OPERATORS or word[:1].isdigit()
+        known = name or word in COMMAS | DASHES or word in _AROUND or word in OPERATORS or word[:1].isdigit()
         known = known or IS_MASK.match(word) or word in _explaining() or word in _MONEY
         if not known and (lexeme(word) not in said.words or word in sections()["twist"]):
             return False
@@ -258,7 +249,7 @@ def explains(text: str, said: Asked) -> bool:
 
 def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[str], question: str) -> bool:
     word, before, after = tokens[position][0], _word(tokens, position - 1), _word(tokens, position + 1)
-    if word in COMMAS or word in POINTS:
+    if word in COMMAS or word in POINTS or word == said.preposition:
         return True
     if word[:1].isdigit():
         words = [lexeme(token) for token, _, _ in tokens]
@@ -273,8 +264,6 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
         return before in sections()["closed"] or not position
     if word in _EACH:
         return lexeme(after) in said.clause and not any(lexeme(after) == tail for tail, _ in said.numbers)
-    if word == said.preposition:
-        return True
     if word == "each":
         return word in said.order
     if IS_MASK.match(word):
@@ -287,21 +276,19 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
     if word in OPERATORS:
         sign = OPERATORS[word]
         return (lexeme(before), sign) in pairs or (sign, lexeme(after)) in pairs
-    if said.compares and word in (said.compares, "than"):
-        return True
     if word in _SHAPES and word in said.clause and before in _ARTICLES and after != "of":
         return True
     if word in sections()["twist"]:
-        follows = (word, lexeme(after)) in pairs
-        return follows and (after not in silent_words() or (lexeme(before), word) in pairs)
+        behind, follows = (lexeme(before), word) in pairs, (word, lexeme(after)) in pairs
+        behind_it = " ".join(form for form, _, _ in tokens[position + 1 :])
+        return (
+            (word in said.sought and bool(_UP_TO_VERB.match(behind_it)))
+            or (behind and (follows or not says(after)))
+            or (follows and after not in silent_words())
+        )
     if word in _leads() and word not in sections()["function"] and word not in said.order:
         return all(token in _leads() for token, _, _ in tokens[:position])
     return word in silent_words() or lexeme(word) in said.words
-
-
-def _is_option(text: str, token: Token) -> bool:
-    """A capital letter by itself in the middle of a sentence."""
-    return token[2] - token[1] == 1 and token[1] > 0 and text[token[1]] in "ABCDEFGHIJ"
 
 
 def _word(tokens: list[Token], position: int) -> str:
@@ -310,17 +297,12 @@ def _word(tokens: list[Token], position: int) -> str:
 
 def _is_given(word: str, before: str, after: str, words: tuple[str, ...]) -> bool:
     """Whether a number is the question's, beside the same word as there."""
-    signs, joins = frozenset("*+-/"), ("and", "by", "from", "to", "*", "+", "-", "/")
-    for position, given in enumerate(words):
-        if given != word:
-            continue
-        previous = words[position - 1] if position else ""
-        following = words[position + 1] if position + 1 < len(words) else ""
-        if before and (lexeme(before) == previous or (previous in signs and lexeme(before) in joins)):
-            return True
-        if after and (lexeme(after) == following or (following in signs and lexeme(after) in joins)):
-            return True
-    return False
+
+    def alike(form: str, given: str) -> bool:
+        return form != "" and (lexeme(form) == given or (given in SIGNS and form in _JOINS))
+
+    sides = zip(("", *words), words, (*words[1:], ""), strict=False)
+    return any(given == word and (alike(before, left) or alike(after, right)) for left, given, right in sides)
 
 
 def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is_part: bool) -> bool:
@@ -330,14 +312,15 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
     if (
         lexemes[first] in _RELATIONS
         or lexemes[last - 1] in _AROUND
-        or (len(after) > 1 and after[0] in _JOIN and after[1][:1].isdigit())
+        or (len(after) > 1 and after[0] in _JOIN and (after[0] in _AND or after[1][:1].isdigit()))
     ):
         return False
-    if before[-1:] == ["by"] and not said.agent:
+    if before[-1:] == ["by"] and not said.agent and said.preposition != "by":
         return False
-    if ({*before[-1:]} & _BESIDE - {said.preposition} and before[-2:-1] != ["left"]) or (
-        "by" in after and "by" not in said.words
-    ):
+    if (
+        {*before[-1:]} & _BESIDE - {said.preposition, "on" if said.is_when else ""}
+        and before[-2:-1] != ["left"]
+    ) or ("by" in after and "by" not in said.words):
         return False
     if said.preposition and said.preposition in after and said.preposition not in before:
         return False
@@ -346,7 +329,9 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
         return False
     if said.compares and not _same_order(after, said):
         return False
-    if before[-1:] == ["of"] and _VERBS.isdisjoint(" ".join(before).split()):
+    if before[-1:] == ["of"] and (
+        _VERBS.isdisjoint(" ".join(before).split()) or sections()["twist"] & {*before}
+    ):
         return False
     content = [word for word in before + after if says(word) or word in SIGNS]
     if not content:
@@ -355,7 +340,8 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
     if len(before + after) < 2:
         return False  # New Rupiah
     anaphor = {"it", "that", "this"}.intersection(before) and said.clause.issuperset(content)
-    if said.needed and said.needed.isdisjoint(content) and not (anaphor or said.counted.issuperset(content)):
+    needed = said.needed if said.sought.isdisjoint(lexemes) else frozenset()
+    if needed and needed.isdisjoint(content) and not (anaphor or said.counted.issuperset(content)):
         return False
     verbs = [position for position, word in enumerate(lexemes) if word == said.agent]
     is_noun = verbs and _word(tokens, verbs[-1] - 1) in _ARTICLES | {"that", "who", "which"}  # the author of
@@ -363,7 +349,7 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
         said.agent
         and verbs
         and not is_noun
-        and (said.agent in after) == (before[-1:] in (["by"], ["von"], ["par"]))
+        and (said.agent in after) == bool({"by", "von", "par"} & {*before})
     ):
         return False
     return _is_about(tokens, lexemes, first, last, said)
@@ -390,11 +376,10 @@ def _is_about(tokens: list[Token], lexemes: list[str], first: int, last: int, sa
             return False  # 52 boxes, where crayons are asked for
         if position == last or (position and tokens[position - 1][0][:1].isdigit()):
             continue
-        possessive = said.is_whose and re.search("['’]s?$", tokens[position][0])
-        if possessive or (said.compares and _THAN & {*lexemes[: position + 1]}):
+        if said.is_whose and re.search("['’]s?$", tokens[position][0]):
             continue
         of = max((place for place in range(position) if lexemes[place] == "of"), default=0)
-        if of and lexemes[of - 1] in said.clause:
+        if of and (lexemes[of - 1] in said.clause or _is_unit(tokens[of - 1][0])):
             continue
         pronoun = any(PRONOUN.fullmatch(form) for form in lexemes[position + 1 : first])
         if not pronoun or not said.has_pronoun:

@@ -52,6 +52,7 @@ _UNIT = re.compile(
     re.VERBOSE,
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[clr|]*\})?")
+_ROWS = re.compile(r"(?:\b\w{0,9}\.?(?:Matrix|array)\()?\[((?:\[[^\[\]]*\],?\s*)+)\]\)?")  # [[1, 2], [3, 4]]
 _BASE = re.compile(r"(?<=\d)_\{?(?:\\text\s*\{)?(\w+)")
 _CLOCK = re.compile(r"0?(\d{1,2}(?::[0-5]\d){1,2})")
 _SUPERSCRIPT = re.compile(r"(?<=[\w)}])[⁻²³¹⁰⁴-⁹]+")
@@ -120,6 +121,8 @@ def symbolic(
         said = expression(" ".join(_plain(given.strip("$ ")).split()), question)
         given = said if isinstance(said, str) and len(said) < len(given) else given
     wanted, given = _bare(wanted), _bare(given)
+    if "matrix}" in wanted:
+        given = _ROWS.sub(_matrix, given)
     if re.search(r"\+\s*C$", wanted):
         given = re.sub(r"(?<=\+)\s*[cKk]$", " C", given)
     if not wanted:
@@ -152,8 +155,6 @@ def _with_units(given: str, wanted: str, question: str, tolerance: dict[str, flo
     whole = _plain(given)
     wanted, gold_unit = _split_unit(wanted, lambda unit: len(unit) > 3 or is_counted(unit, question))
     given, unit = _split_unit(given, lambda unit: is_counted(unit, question) or same_unit(unit, gold_unit))
-    if unit and not is_unit(unit):  # 7 apples left
-        given, _ = _split_unit(given, lambda thing: is_counted(thing, question) and not is_unit(thing))
     if gold_unit and not unit:
         given, unit = _split_known(given, gold_unit)
     elif unit and not gold_unit:
@@ -211,11 +212,11 @@ def _compare_chain(given: str, wanted: str, question: str) -> Score | None:
 
 
 def _holds_several(text: str) -> bool:
-    """Whether an expression joins several outside its brackets, as a list or "x = 1 or x = 2" does."""
+    """Whether an expression joins several, as a list or "x = 1 or x = 2" does."""
     flat = re.sub(r"\\[,;:! ]", "", text)
-    for _ in range(4):
-        flat = re.sub(r"\([^()]*\)|\{[^{}]*\}|\[[^\[\]]*\]", "", flat)
-    return bool(re.search(r"\b(?:and|or)\b", text) or re.search(r"[,;<>]|\\(?:pm|mp|in|ne|[lg]e)", flat))
+    return bool(
+        re.search(r"\b(?:and|or)\b", text) or re.search(r"[,;<>]|\\(?:pm|mp|in|ne|[lg]e)q?(?![A-Za-z])", flat)
+    )
 
 
 def _compare(given: str, wanted: str, abs_tol: float, rel_tol: float) -> Score:
@@ -241,6 +242,11 @@ def _bare(text: str) -> str:
         text,
     )
     return " ".join(text.split()).rstrip(" .,;")
+
+
+def _matrix(rows: re.Match) -> str:
+    cells = r" \\ ".join(re.findall(r"\[([^\[\]]*)\]", rows[1])).replace(",", " & ")
+    return rf"\begin{{pmatrix}}{cells}\end{{pmatrix}}"
 
 
 def _power(superscript: re.Match) -> str:

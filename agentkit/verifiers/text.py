@@ -5,6 +5,7 @@ meaning: symbols (x<5, €5, B♭, C#), single letters (Vitamin A), the marks of
 Devanagari) and signs beside digits. Leaves out: fuzzy scores such as F1. An answer is right or it is not.
 """
 
+import calendar
 import re
 import string
 import unicodedata
@@ -31,6 +32,11 @@ _SIGN = r"""  # punctuation that carries meaning where it stands
 _SIGNS = re.compile(_SIGN, re.VERBOSE)
 _PIECE = re.compile(_SIGN + r"| [$+<=>^|~] | [^\s!-/:-@\[-`{-~]+", re.VERBOSE)
 _ITEM = re.compile(r",(?!\d)\s*and\s+|,(?!\d)\s*|\s+and\s+|\s*&\s*")
+_MONTH = "|".join(calendar.month_name[1:])
+_DAY = r"(\d\d?)(?:st|nd|rd|th)?"
+_DATE = re.compile(
+    rf"\b(?:{_DAY} (?:of )?({_MONTH})|({_MONTH}) {_DAY})\b,?", re.IGNORECASE
+)  # 4 July, July 4th
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -142,7 +148,8 @@ def _without_articles(tokens: list[str], *, gold: bool) -> list[str]:
 
 
 def _tokens(text: str) -> list[str]:
-    """Words without accents, and the symbols and signs that carry meaning, each on its own."""
+    """Words without accents, and the symbols and signs that carry meaning, each on its own; dates alike."""
+    text = _DATE.sub(lambda date: f"{date[2] or date[3]} {date[1] or date[4]}", text)
     if text.isascii():
         return [piece.strip() for piece in _PIECE.findall(_EMPHASIS.sub(r"\2", text.replace("&", " and ")))]
     text = _DASH.sub("-", _EMPHASIS.sub(r"\2", _POWER.sub(lambda power: f"^{power[0]}", text)))

@@ -54,8 +54,6 @@ def sections() -> dict[str, frozenset[str]]:
 
 def _forms(word: str) -> set[str]:
     """A word with its English endings; made forwards, so that "not" is no form of "note"."""
-    if not re.fullmatch("[a-z]{3,}", word):
-        return {word}
     return {word, *(re.sub(f"{end}$", form, word, count=1) for end, form in _ENDINGS)}
 
 
@@ -70,8 +68,6 @@ def _asked(question: str) -> tuple[frozenset[str], frozenset[tuple[str, str]]]:
 
 def in_question(word: str, following: str, question: str) -> bool:
     """Whether a word is the question's own; one that can change a number only before the same next word."""
-    if not question or not word[0].isalpha():
-        return False
     if UNSPACED.search(word):
         return word in question and not any(twist in word for twist in sections()["twist"])
     words, pairs = _asked(question)
