@@ -307,8 +307,12 @@ def test_every_method_spends_its_budget_and_is_read_the_second_time(start, tmp_p
 
 
 @pytest.mark.slow
-def test_the_notebook_ends_with_a_table_and_pictures(tmp_path):
+@pytest.mark.parametrize("name", ["nano-drawing", "drawing-0.5b"])
+def test_the_notebook_ends_with_a_table_and_pictures(name, tmp_path):
     budget = {
+        "model": "nano",
+        "drawings": "lines",
+        "n_seeds": 1,
         "n_tasks": 20,
         "sft_epochs": 1,
         "steps": 2,
@@ -316,11 +320,7 @@ def test_the_notebook_ends_with_a_table_and_pictures(tmp_path):
         "micro_batch": 2,
         "hindsight_samples": 2,
     }
-    tiny = (
-        read_recipe(ROOT / "params" / "nano-drawing.yaml")
-        | {"max_turn_tokens": 24, "max_tokens": 24}
-        | budget
-    )
+    tiny = read_recipe(ROOT / "params" / f"{name}.yaml") | {"max_turn_tokens": 24, "max_tokens": 24} | budget
     out = tmp_path / "drawing.ipynb"
     papermill.execute_notebook(
         ROOT / "notebooks" / "drawing.ipynb",

@@ -254,6 +254,7 @@ def test_cells_are_left_out_of_a_sweep_that_runs(tmp_path, file):
 def test_the_command_leaves_cells_out_and_the_others_go_on(tmp_path, capsys, word, left):
     path, sweep = write(tmp_path), Sweep(tmp_path / "out")
     words = ["sweep", str(path), "--run", str(sweep.folder), word, "free"]
+    assert main(words) == 2 and "Run the notebook or sweep that writes it first" in capsys.readouterr().err
 
     def work(name, job):
         if name == "default/seed-1":

@@ -72,7 +72,7 @@ def read_prices(path: str | Path | None = None) -> Prices:
             raise ValueError("a price or a rate is no number")
     except OSError as error:
         raise RecipeError(
-            f"{path} cannot be read ({error.strerror}). Name a price file with --prices."
+            f"{path} cannot be read ({error.strerror}): put a price file there, or name one to agentkit cost"
         ) from None
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         lacking = "it lacks " if isinstance(error, KeyError) else ""

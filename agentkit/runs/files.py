@@ -137,7 +137,7 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
         with open_file(path) as file:
             yield file
     except FileNotFoundError:
-        raise RunError(f"{path} does not exist. Run the notebook that writes it first.") from None
+        raise RunError(f"{path} does not exist. Run the notebook or sweep that writes it first.") from None
     except (OSError, ValueError, MemoryError) as error:  # ValueError: a name with a NUL
         why = getattr(error, "strerror", None) or error
         raise RunError(
