@@ -668,19 +668,11 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The keys a YAML recipe sets, checked. Raises RecipeError."""
-    path = Path(path)
+    values = read_yaml(path := Path(path))
     try:
-        with open_file(path) as file:
-            values = _flat(file.read().decode("utf-8"))
         Recipe.from_mapping(values)
-    except FileNotFoundError:
-        raise RecipeError(f"{path} does not exist: recipes lie in params/") from None
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
     return {name: _beside(path, value) if name in FILES else value for name, value in values.items()}
 
 
@@ -704,22 +696,47 @@ def _beside(recipe: Path, name: Any) -> Any:
     return str(file.relative_to(root) if file.is_relative_to(root) else file)
 
 
-def _flat(text: str) -> dict[str, Any]:
-    """The mapping of a YAML text to plain values or lists of them.
+def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
+    """The mapping in a YAML file, its keys the words written; ``flat``, to plain values or lists of them.
 
-    Checked on its nodes, before any value is made: a key given twice would silently count once, and a few
+    Raises RecipeError, which names the file.
+    """
+    try:
+        with open_file(path) as file:
+            root = yaml.compose(text := file.read().decode("utf-8"), yaml.SafeLoader)
+        if not isinstance(root, yaml.MappingNode):
+            raise RecipeError("it is no flat mapping of keys to values, such as 'seed: 3'")
+        _check_mapping(root, flat)
+        return yaml.SafeLoader(text).construct_document(root)
+    except FileNotFoundError:
+        raise RecipeError(
+            f"{path} does not exist: recipes lie in params/, sweeps in params/sweeps/"
+        ) from None
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+_WORD = "tag:yaml.org,2002:str"
+
+
+def _check_mapping(mapping: yaml.MappingNode, flat: bool) -> None:
+    """Look at the nodes before any value is made: a key given twice would silently count once, and a few
     aliases of aliases stand for more than the memory holds.
     """
-    root = yaml.compose(text, yaml.SafeLoader)
-    if not isinstance(root, yaml.MappingNode):
-        raise RecipeError("a recipe is one flat mapping of keys to values, such as 'seed: 3'")
     seen: set[str] = set()
-    for key, value in root.value:
+    for key, value in mapping.value:
         place = f"line {key.start_mark.line + 1}"
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
-        if not all(isinstance(node, yaml.ScalarNode) for node in (key, *items)):
+        if not all(isinstance(node, yaml.ScalarNode) for node in ((key, *items) if flat else (key,))):
             raise RecipeError(f"{place} is nested; a recipe is flat: one 'key: value' a line")
         if key.value in seen:
             raise RecipeError(f"{place} sets {key.value[:100]!r} again; keep one of the two")
         seen.add(key.value)
-    return yaml.safe_load(text)
+        for named in [key, *[value] * (key.value == "against")]:  # off, no and 4 are words where they name
+            named.tag = _WORD
+        if isinstance(value, yaml.MappingNode):
+            _check_mapping(value, flat)

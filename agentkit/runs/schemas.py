@@ -22,9 +22,9 @@ def _list(items: dict, says: str = "", **bounds: Any) -> dict[str, Any]:
     return {"type": "array", "items": items | words, **bounds, **words}
 
 
-def _row(**fields: dict) -> dict[str, Any]:
-    """An object with these fields, all of them, and no others."""
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+def _row(others: bool = False, **fields: dict) -> dict[str, Any]:
+    """An object with these fields, all of them, and no others unless said."""
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": others}
 
 
 _RESULT = _row(name=_TEXT, arguments=_OBJECT, observation=_TEXT, ok=_FLAG, seconds=_NUMBER, cached=_FLAG)
@@ -70,6 +70,20 @@ _SCHEMAS: dict[str, dict] = {
         cause=_TEXT,
         advice=_TEXT,
     ),
+    "sweep": _row(
+        True,
+        cells=_list(
+            _row(True, arm=_TEXT, seed=_WHOLE, run=_TEXT, status=_TEXT, seconds=_NUMBER, error=_TEXT)
+        ),
+        arms=_OBJECT | {"additionalProperties": _row(True, policy=_TEXT)},
+        order=_list(_TEXT),
+        shared=_OBJECT | {"additionalProperties": _row(True, stages=_list(_TEXT, minItems=1), status=_TEXT)},
+        file=_OBJECT,
+        versions=_OBJECT,
+        against=_TEXT,
+        question=_TEXT,
+        margin=_NUMBER,
+    ),
     "metrics": {
         "type": "object",
         "properties": {"step": _WHOLE | {"minimum": 0, "maximum": 2**31}},
@@ -104,7 +118,7 @@ def _compiled(kind: str) -> Any:
 
 
 def fault(kind: str, row: Any) -> str | None:
-    """What is wrong with a row of a kind (trajectory, metrics, alarm, task), by place and value, or None."""
+    """What is wrong with a value of one of the kinds, by place and value, or None."""
     try:
         _compiled(kind)(row)
     except fastjsonschema.JsonSchemaValueException as error:

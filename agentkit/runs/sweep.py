@@ -26,13 +26,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from agentkit.records import AgentkitError, RecipeError, RunError
 from agentkit.runs.children import end_all
-from agentkit.runs.files import open_file, read_json, read_jsonl, write_bytes, write_json
-from agentkit.runs.recipe import Recipe, find_file, read_recipe
+from agentkit.runs.files import read_json, read_jsonl, write_bytes, write_json
+from agentkit.runs.recipe import Recipe, find_file, read_recipe, read_yaml
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
+from agentkit.runs.schemas import fault
 from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, run_stages
 
 KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid", "stop_hopeless")
@@ -42,9 +41,6 @@ CELL_VARIABLE = "AGENTKIT_CELL"  # in the environment of whatever works on a cel
 MARGIN = 0.05  # of success within which two arms count as equal
 _OWN = frozenset(("all", "stop", "skip", "shared", "tables", "sweep.json", "ablations.json", "report.html",
                   "06_ablations.ipynb", MANIFEST))  # fmt: skip  # in a sweep's folder, so names of no arm
-_STATE = {"cells": list, "arms": dict, "order": list, "shared": dict, "file": dict, "versions": dict,
-          "against": str, "question": str, "margin": float}  # fmt: skip
-_CELL = {"arm": str, "seed": int, "run": str, "status": str, "seconds": int | float, "error": str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +113,15 @@ class Job:
 # ---- the file
 def read_design(path: str | Path) -> Design:
     """Read a sweep file. Raises RecipeError with a sentence for whatever would make the sweep worthless."""
-    path = Path(path)
+    file = read_yaml(path := Path(path), flat=False)
     try:
-        return _design(path)
+        return _design(path, file)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
 
 
-def _design(path: Path) -> Design:
-    file = _file(path)
+def _design(path: Path, file: dict[str, Any]) -> Design:
+    _check_keys(file)
     base, arms = _recipe_of(path, file["recipe"]), {}
     for name, changes in [*_given_arms(file), *_grid(file)]:
         if name in arms:
@@ -158,41 +154,12 @@ def _design(path: Path) -> Design:
     return Design(question, seeds, against, tuple(arms.values()), float(margin), hopeless, file)
 
 
-def _file(path: Path) -> dict[str, Any]:
-    try:
-        with open_file(path) as file:
-            loader = yaml.SafeLoader(file.read().decode())
-        if node := loader.get_single_node():
-            _check_keys(node)
-        values = loader.construct_document(node) if node else None
-    except OSError as error:
-        raise RecipeError(
-            f"it cannot be read ({error.strerror}): sweep files lie in params/sweeps/"
-        ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"it is not valid YAML: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(values, dict):
-        raise RecipeError(f"a sweep file is a mapping with the keys {', '.join(KEYS)}")
+def _check_keys(values: Mapping[str, Any]) -> None:
     for name in values:
         if name not in KEYS:
-            raise RecipeError(f"unknown key {str(name)[:60]!r}; a sweep file has {', '.join(KEYS)}")
+            raise RecipeError(f"unknown key {name[:60]!r}; a sweep file has {', '.join(KEYS)}")
     if missing := [name for name in ("recipe", "seeds") if name not in values]:
         raise RecipeError(f"it lacks {missing[0]!r}: write recipe: params/nano.yaml, seeds: [1, 2, 3]")
-    return values
-
-
-def _check_keys(node: yaml.Node) -> None:
-    """Make arms' names the words written, as off and 4. Raises RecipeError where a key is given twice."""
-    if isinstance(node, yaml.MappingNode):
-        named = [key for key, _ in node.value] + [v for key, v in node.value if key.value == "against"]
-        for key in named:
-            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
-                key.tag = "tag:yaml.org,2002:str"
-        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        if twice := [name for name, n in names.items() if n > 1]:
-            raise RecipeError(f"it sets {twice[0][:60]!r} twice: keep one of them")
-        for _, value in node.value:
-            _check_keys(value)
 
 
 def _recipe_of(path: Path, name: Any) -> dict[str, Any]:
@@ -384,8 +351,10 @@ class Sweep:
     def state(self) -> dict[str, Any]:
         """sweep.json. Raises RunError where there is none, or a part of it is of the wrong kind."""
         state = read_json(self.file("sweep.json"))
-        if not _is_sound(state):
-            raise RunError(f"{self.file('sweep.json')} is no sweep. Restore it, or use another folder.")
+        why = fault("sweep", state)
+        if why or not {*state["order"], *(cell["arm"] for cell in state["cells"])} <= state["arms"].keys():
+            why = f"{self.file('sweep.json')} is no sweep ({why or 'it names an arm that it does not hold'})"
+            raise RunError(f"{why}. Restore it, or use another folder.")
         return state
 
     def adopt(self, design: Design, slots: int) -> None:
@@ -491,22 +460,6 @@ def _locked(lock: IO[str], how: int, tries: int = 1) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def _is_sound(state: Any) -> bool:
-    """Whether all parts of sweep.json are of the right kinds."""
-    if not _holds(state, _STATE) or not all(isinstance(name, str) for name in state["order"]):
-        return False
-    parts = [(state["cells"], _CELL), (state["arms"].values(), {"policy": str})]
-    parts.append((state["shared"].values(), {"stages": list, "status": str}))
-    if not all(_holds(value, kinds) for values, kinds in parts for value in values):
-        return False
-    named = {*state["order"], *(cell["arm"] for cell in state["cells"])}
-    return named <= state["arms"].keys() and all(entry["stages"] for entry in state["shared"].values())
-
-
-def _holds(value: Any, kinds: Mapping[str, Any]) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in kinds.items())
 
 
 def end_strays(folder: Path) -> None:
