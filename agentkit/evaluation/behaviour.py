@@ -218,12 +218,8 @@ def _change(before: _Counts, after: _Counts, measure: Measure) -> dict[str, Any]
 def _rate_cell(name: str, rate: Mapping[str, Any]) -> str:
     if rate["value"] is None:
         return "– (no occasion)"
-    if MEASURES[name].share:
-        return (
-            f"{tables.percent(rate['value'], rate['ci95'])} of {rate['occasions']} in {rate['tasks']} tasks"
-        )
-    bounds = f" [{rate['ci95'][0]:.2f}, {rate['ci95'][1]:.2f}]" if rate["ci95"] else ""
-    return f"{rate['value']:.2f}{bounds}"
+    shown = tables.cell(rate["value"], rate["ci95"], "{:.1%}" if MEASURES[name].share else "{:.2f}")
+    return f"{shown} of {rate['occasions']} in {rate['tasks']} tasks" if MEASURES[name].share else shown
 
 
 def _change_sentence(change: Mapping[str, Any], rates: Mapping[str, Mapping[str, Any]]) -> str:

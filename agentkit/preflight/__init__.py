@@ -1,7 +1,7 @@
 """Is this run worth starting? A report from a few dozen rollouts of the starting policy, before any training.
 
 ``examine`` rolls out, scores several times, scores the scripted expert under the same reward, probes each
-component and forecasts the cost. A red item refuses the run (PreflightError), unless the recipe says
+component and forecasts the cost. A red item refuses the run (TrainingError), unless the recipe says
 ``preflight: warn``. Leaves out training itself: a learning rate can be too large and the report green.
 """
 
@@ -20,7 +20,7 @@ from agentkit.policies.ranks import spread, world
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
 from agentkit.preflight.probe import Probed, probe
-from agentkit.preflight.report import Item, Preflight, PreflightError
+from agentkit.preflight.report import Item, Preflight
 from agentkit.records import RecipeError, Task, Trajectory
 from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
@@ -214,4 +214,4 @@ def _spread(tasks: Sequence[Task], n: int) -> list[Task]:
     return [tasks[i * len(tasks) // n] for i in range(n)] if len(tasks) > n else list(tasks)
 
 
-__all__ = ["Item", "Preflight", "PreflightError", "Probed", "examine", "forecast", "probe", "report"]
+__all__ = ["Item", "Preflight", "Probed", "examine", "forecast", "probe", "report"]

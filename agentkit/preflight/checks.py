@@ -18,7 +18,7 @@ from agentkit.preflight.report import EVIDENCE, Item, ids
 from agentkit.records import Group, StopReason, Trajectory
 from agentkit.rollouts.tokens import faults, group_faults
 from agentkit.runs import Recipe
-from agentkit.trajectories import EQUAL, groups_by_task, is_dead, met_limit, results_of
+from agentkit.trajectories import EQUAL, groups_by_task, is_dead, members, met_limit, results_of
 
 Groups = Sequence[Group]
 HOPELESS = 0.95  # share of groups without advantage above which nothing can be learnt
@@ -33,10 +33,6 @@ LEAST_REACH = 1e-3  # of an entry of LoRA's B, below which a policy stays what i
 LARGEST_BETA = 1.0  # an advantage is measured in standard deviations of a group's rewards
 WIDEST_SEQUENCE_CLIP = 0.02  # fifty times GSPO's own
 BLIND = 0.15  # difference in success below which most training effects lie
-
-
-def members(groups: Groups) -> list[Trajectory]:
-    return [t for group in groups for t in group.trajectories]
 
 
 def _right(groups: Groups) -> tuple[list[int], list[int]]:

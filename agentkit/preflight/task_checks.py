@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from agentkit.preflight.checks import Groups, members
+from agentkit.preflight.checks import Groups
 from agentkit.preflight.report import Item, ids
 from agentkit.records import Task
-from agentkit.trajectories import needs_tools, plan_of, verifier_kind
+from agentkit.trajectories import members, needs_tools, plan_of, verifier_kind
 from agentkit.verifiers import normalize, verify
 from agentkit.verifiers.kinds import SHIPPED
 

@@ -24,10 +24,6 @@ _MOST_BYTES = 4  # of one character in UTF-8, so tokens that can share one
 Decode = Callable[[Sequence[int]], str]
 
 
-class BatchError(RunError):
-    """The batch to be trained on is not what was sampled; nothing has been trained."""
-
-
 @dataclass(frozen=True, slots=True)
 class Token:
     """One token of a trajectory. None is "not known" or "does not apply"."""
@@ -220,7 +216,7 @@ def check_batch(
         tokenizer: decodes what was sampled.
 
     Raises:
-        BatchError: naming each fault.
+        RunError: naming each fault.
     """
     lengths = batch["completion_mask"].sum(1).tolist()
     used = batch.get("tool_mask", batch["completion_mask"])
@@ -229,7 +225,7 @@ def check_batch(
     found = batch_faults(trajectories, group_size, rows=rows, masks=masks, decode=exact_decode(tokenizer))
     if found:
         more = f" (and {len(found) - SHOWN} more)" if len(found) > SHOWN else ""
-        raise BatchError("the batch must not be trained on: " + " ".join(found[:SHOWN]) + more)
+        raise RunError("the batch must not be trained on: " + " ".join(found[:SHOWN]) + more)
 
 
 def exact_decode(tokenizer: Any) -> Decode:

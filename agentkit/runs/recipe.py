@@ -720,9 +720,6 @@ def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
         raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
 
 
-_WORD = "tag:yaml.org,2002:str"
-
-
 def _check_mapping(mapping: yaml.MappingNode, flat: bool) -> None:
     """Look at the nodes before any value is made: a key given twice would silently count once, and a few
     aliases of aliases stand for more than the memory holds.
@@ -736,7 +733,8 @@ def _check_mapping(mapping: yaml.MappingNode, flat: bool) -> None:
         if key.value in seen:
             raise RecipeError(f"{place} sets {key.value[:100]!r} again; keep one of the two")
         seen.add(key.value)
-        for named in [key, *[value] * (key.value == "against")]:  # off, no and 4 are words where they name
-            named.tag = _WORD
+        for name in [key] if key.value != "against" else [key, value]:  # off, no and 4 are words there
+            if isinstance(name, yaml.ScalarNode) and not name.tag.endswith(":merge"):
+                name.tag = "tag:yaml.org,2002:str"
         if isinstance(value, yaml.MappingNode):
             _check_mapping(value, flat)

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import shutil
-import threading
 import time
 import warnings
 from collections import Counter
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentkit.records import AgentkitError, RecipeError, RunError
-from agentkit.runs.children import end_all
+from agentkit.runs.children import end_all, repeated
 from agentkit.runs.files import read_json, read_jsonl, write_bytes, write_json
 from agentkit.runs.recipe import Recipe, find_file, read_recipe, read_yaml
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
@@ -37,6 +36,7 @@ from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, r
 KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid", "stop_hopeless")
 ALARMS = ("train", "alarms.jsonl")  # of a cell
 TRIES = 2  # of a cell that crashes
+LOOK_S = 2.0  # between two looks at what the others have written
 CELL_VARIABLE = "AGENTKIT_CELL"  # in the environment of whatever works on a cell: its folder
 MARGIN = 0.05  # of success within which two arms count as equal
 _OWN = frozenset(("all", "stop", "skip", "shared", "tables", "sweep.json", "ablations.json", "report.html",
@@ -268,7 +268,7 @@ def make(job: Job) -> None:
         with (
             open(run.file("cell.log"), "a", encoding="utf-8") as log,
             contextlib.redirect_stdout(log),
-            repeated(lambda: left_out(job) and end_strays(job.folder)),
+            repeated(lambda: left_out(job) and end_strays(job.folder), LOOK_S),
         ):
             run_stages(run, job.recipe, 0, job.last, files=job.files)
     finally:
@@ -284,25 +284,6 @@ def left_out(job: Job) -> str:
             if {"all", job.arm, str(job.folder.relative_to(folder))} & set(named):
                 return status
     return ""
-
-
-@contextlib.contextmanager
-def repeated(act: Callable[[], Any], every_s: float = 2.0) -> Iterator[None]:
-    """Do something every few seconds, in a thread."""
-    ended = threading.Event()
-
-    def turns() -> None:
-        while not ended.wait(every_s):
-            with contextlib.suppress(AgentkitError, OSError):  # between two writes of a file
-                act()
-
-    thread = threading.Thread(target=turns, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _begin_as(parent: Path, folder: Path) -> None:
@@ -625,7 +606,7 @@ def as_text(sweep: Sweep) -> str:
 
 
 @contextlib.contextmanager
-def watched(sweep: Sweep, say: Callable[[str], None], every_s: float = 2.0) -> Iterator[None]:
+def watched(sweep: Sweep, say: Callable[[str], None]) -> Iterator[None]:
     """Say the table whenever it changes, and at least a minute apart while only steps are counted."""
     shown: tuple[Any, float] = (None, 0.0)
 
@@ -637,7 +618,7 @@ def watched(sweep: Sweep, say: Callable[[str], None], every_s: float = 2.0) -> I
             say(f"{as_text(looked)}\n")
             shown = now
 
-    with repeated(look, every_s):
+    with repeated(look, LOOK_S):
         yield
 
 

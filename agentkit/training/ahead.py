@@ -124,7 +124,7 @@ class Ahead:
         """The step's rollouts and metrics; the next batches are under way when it returns.
 
         Raises:
-            SyncError: the engine does not serve the weights that it was handed.
+            EngineError: the engine does not serve the weights that it was handed.
             Whatever the rollouts of the step raised in their thread.
         """
         number, first = self._batch_number, self.background.first
