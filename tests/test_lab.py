@@ -261,8 +261,7 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
     """Where a template opens the thought (Qwen3.5 and later), both end it first."""
     import trl
 
-    from agentkit.training.sft import demonstrations
-    from agentkit.training.transcripts import read_transcripts
+    from agentkit.training.sft import demonstrations, read_transcripts
 
     if template:
         tokenizer = copy.deepcopy(tokenizer)
@@ -301,7 +300,7 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
     ],
 )
 def test_broken_transcripts_name_the_row(tokenizer, tmp_path, row, says):
-    from agentkit.training.transcripts import read_transcripts
+    from agentkit.training.sft import read_transcripts
 
     path = tmp_path / "messages.jsonl"
     path.write_text(json.dumps(row) + "\n")

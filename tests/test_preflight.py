@@ -17,7 +17,7 @@ from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import checks, examine, forecast, probe, report, task_checks
 from agentkit.preflight.autopsies import AUTOPSIES
-from agentkit.preflight.chances import advantages, dead_share, fit_beta, repeatable, smallest_useful
+from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import correctness, plan, with_noise
 from agentkit.rollouts import rollout

@@ -39,7 +39,7 @@ from agentkit.rollouts.templates import (
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
-from agentkit.training.transcripts import read_transcripts
+from agentkit.training.sft import read_transcripts
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from typing import Any
 
 from agentkit.lab import Lab
-from agentkit.policies.ranks import spread, world
+from agentkit.policies.loading import agent_of, make_policy
+from agentkit.policies.ranks import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
 from agentkit.preflight.probe import Probed, probe
@@ -26,7 +27,8 @@ from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.tokens import exact_decode
-from agentkit.runs import Recipe, Run, cost
+from agentkit.runs import Recipe, Run, cost, read_trajectories, write_trajectories
+from agentkit.training.launch import Work
 from agentkit.trajectories import groups_by_task, results_of
 
 TASKS, REPEATS, GOLD, PROBED = 12, 4, 24, 3
@@ -214,4 +216,37 @@ def _spread(tasks: Sequence[Task], n: int) -> list[Task]:
     return [tasks[i * len(tasks) // n] for i in range(n)] if len(tasks) > n else list(tasks)
 
 
-__all__ = ["Item", "Preflight", "Probed", "examine", "forecast", "probe", "report"]
+FIRST = 8  # training tasks whose groups are shown
+SHOWN = ".first_groups.parquet"  # in the run's folder
+
+
+def first_look(work: Work) -> tuple[list[Trajectory], Preflight | None]:
+    """Groups of the first training tasks, and the report where the recipe asks for one (preflight.json)."""
+    work.sample("agentkit.preflight:look")
+    wanted = work.lab.recipe.preflight != "off"
+    report = Preflight.load(work.run.file("preflight.json")) if wanted else None
+    return read_trajectories(work.run.file(SHOWN)), report
+
+
+def look(lab: Lab, run: Run, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The job: in this process, or in several that each roll out a share."""
+    recipe, suite = lab.recipe, lab.load(run)
+    tasks = lab.train_tasks(suite)
+    agent, tokenizer = agent_of(run, recipe, "sft")
+    with make_policy(agent, tokenizer, "sft", recipe) as policy:
+        shown = lab.rollout(tasks[:FIRST], policy, group_size=recipe.group_size)
+        on_main_process(lambda: write_trajectories(run.file(SHOWN), shown))
+        if recipe.preflight == "off":
+            return {}
+        test = suite.split("test")
+        report, rollouts = examine(lab, policy, tasks, model=agent, test=test, run=run, progress=True)
+
+    def keep() -> None:
+        report.save(run.file("preflight.json"))
+        write_trajectories(run.file("preflight.parquet"), rollouts)
+
+    on_main_process(keep)
+    return {}
+
+
+__all__ = ["Item", "Preflight", "Probed", "examine", "first_look", "forecast", "probe", "report"]

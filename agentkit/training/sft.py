@@ -1,13 +1,16 @@
 """SFT: LoRA on transcripts, loss on the assistant's own tokens only, through TRL's SFTTrainer.
 
 Demonstrations are trajectories of the scripted policy, so the tokens trained on are those a rollout would
-hold. Leaves out reading a messages data set (transcripts).
+hold. A messages data set may stand in their place: rows have ``messages`` (roles system, user, assistant
+with tool_calls, tool) and may have ``tools`` (JSON schemas) and ``family``; without ``tools`` those of the
+family's environment are shown. Leaves out judging whether they are right.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +20,22 @@ from peft import PeftModel
 from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
+from agentkit.exchange.conversation import Row, checked_messages, read_conversations
 from agentkit.policies.ranks import on_main_process, patience, world
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.shards import leave_shards
-from agentkit.records import Task, Trajectory
+from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
 from agentkit.rollouts import rollout
+from agentkit.rollouts.call_formats import format_call, parse_stored
+from agentkit.rollouts.chat import ChatCodec, turn_after
+from agentkit.rollouts.templates import end_of_turn
+from agentkit.runs import read_rows
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
+from agentkit.tools.environments import SYSTEM_PROMPT
+from agentkit.tools.runtime import tool_schemas
 from agentkit.training.adapters import lora, save_adapter, settled
 from agentkit.training.prefix import prepare, shared_logprobs
 from agentkit.training.trainers import Progress, on_one_card, only_own_progress, quiet_trainer
-from agentkit.training.transcripts import read_transcripts
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -151,3 +160,76 @@ def fine_tune(
     on_main_process(lambda: save_adapter(trainer.model, tokenizer, out))
     log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
     return settled(trainer.model), log
+
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
+
+
+def read_transcripts(path: Path, tokenizer: Any, lab: Lab) -> list[Trajectory]:
+    """Transcripts of a .jsonl, .json or .parquet file in the tokenizer's chat format; RunError names a bad
+    row.
+    """
+    transcripts = []
+    for number, row in enumerate(read_rows(path), start=1):
+        place = f"{path}, row {number}"
+        if not isinstance(row.get("messages"), list):
+            raise RunError(f"{place} has no list of messages: give rows such as {{'messages': [..]}}")
+        codec = _codec(row, tokenizer, lab, place)
+        transcripts.append(_encoded(row, place, codec))
+    return transcripts
+
+
+def _codec(row: Mapping[str, Any], tokenizer: Any, lab: Lab, place: str) -> ChatCodec:
+    """The chat format with the row's own tools and system prompt, else with its family's."""
+    family = row.get("family") or lab.recipe.families.split(",")[0].strip()
+    environment = lab.environments[family]()
+    tools = row.get("tools") or tool_schemas(environment)
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise RunError(f"{place}: tools must be a list of JSON schemas")
+    said = [m["content"] for m in row["messages"] if isinstance(m, dict) and m.get("role") == "system"]
+    system = said[0] if said else getattr(environment, "system_prompt", SYSTEM_PROMPT)
+    return ChatCodec(tokenizer, str(system), tools, lab.options()["tool_format"])
+
+
+def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory:
+    """The row as a trajectory: 1 in the mask on what the assistant wrote, 0 on what tools replied."""
+    messages = checked_messages(row["messages"], place)
+    (conversation,) = read_conversations([Row(place, messages)], "transcripts", [], Counter()).trajectories
+    prompt = "\n\n".join(str(m["content"]) for m in messages if m["role"] == "user")
+    prompt_ids = codec.prompt_ids(prompt)
+    ids: list[int] = []
+    mask: list[int] = []
+    turns = []
+    for turn in conversation.turns:
+        text = turn_after(codec.tokenizer, [*prompt_ids, *ids], _in_format(turn.text, codec))
+        end = end_of_turn(codec.tokenizer, called=bool(turn.results))
+        sampled = codec.tokenizer(text + end, add_special_tokens=False)["input_ids"]
+        turns.append(Turn(text, (len(ids), len(ids) + len(sampled)), turn.results))
+        replies = _replies(codec, turn) if turn.results else []
+        ids += [*sampled, *replies]
+        mask += [1] * len(sampled) + [0] * len(replies)
+    return Trajectory(
+        task_id=conversation.task_id,
+        policy="transcripts",
+        sample=0,
+        seed=0,
+        prompt_ids=prompt_ids,
+        completion_ids=tuple(ids),
+        action_mask=tuple(mask),
+        old_logprobs=(0.0,) * len(ids),
+        turns=tuple(turns),
+        stop_reason=StopReason.ANSWER,
+        answer=conversation.answer,
+    )
+
+
+def _replies(codec: ChatCodec, turn: Turn) -> list[int]:
+    return codec.observation_ids([r.observation for r in turn.results], (), [r.name for r in turn.results])
+
+
+def _in_format(text: str, codec: ChatCodec) -> str:
+    """A turn whose calls were read in Hermes form, with its calls as this agent writes them."""
+    turn = parse_stored(text)
+    calls = [format_call(call.name, call.arguments, codec.format, codec.tools) for call in turn.calls]
+    return "\n".join([turn.text, *calls] if turn.text else calls)
