@@ -5,8 +5,6 @@ its plan. These are stated rules, not readings of intent: each measure says what
 policies fail (failures), success and its tests (comparison) and the formulas (statistics).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ characters, are spelled out. Leaves out what draws itself: figures (plotly) and 
 take the style sheet only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache

@@ -5,8 +5,6 @@ rules were chosen by simulation (tests/test_statistics.py): a percentile bootstr
 % where a 95 % interval is asked of 15 to 30 tasks, so there is none here. Leaves out records and tables.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence

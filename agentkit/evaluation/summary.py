@@ -3,8 +3,6 @@
 Leaves out comparing it with another (comparison) and the formulas (statistics).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

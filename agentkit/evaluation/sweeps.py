@@ -6,8 +6,6 @@ do: three seeds of one arm alone say next to nothing of it. Leaves out running a
 drawing it (views).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

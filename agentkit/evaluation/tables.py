@@ -4,8 +4,6 @@ Cells, names and captions may come from a model or a user: each form escapes wha
 and CSV what a spreadsheet would take for a formula. Leaves out measuring (summary) and testing (comparison).
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re

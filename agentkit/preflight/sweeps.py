@@ -3,8 +3,6 @@
 Leaves out reading the file, whose faults the reader names itself (runs.sweep).
 """
 
-from __future__ import annotations
-
 import textwrap
 from typing import Any
 

@@ -5,8 +5,6 @@ follow from counting trajectories in the recipe. The wall clock on n devices ass
 over them evenly. Leaves out memory, and storage or network charges of a provider.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import textwrap

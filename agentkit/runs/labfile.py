@@ -4,8 +4,6 @@ beside it that it imports.
 Leaves out what it may define and what that is for (agentkit.lab).
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib.util

@@ -6,8 +6,6 @@ keys and values out of bounds are errors that name the way out. Leaves out what 
 families, verifiers and rewards of one's own stand in a lab file (agentkit.lab).
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses
@@ -18,7 +16,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -352,7 +350,7 @@ class Recipe:
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Recipe:
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Check keys, types and bounds. Raises RecipeError."""
         fields = cls.keys()
         for name in values:
@@ -377,12 +375,12 @@ class Recipe:
         return recipe
 
     @classmethod
-    def load(cls, path: str | Path) -> Recipe:
+    def load(cls, path: str | Path) -> Self:
         """The recipe in a YAML file. Raises RecipeError naming the file, the key and the way out."""
         return cls.from_mapping(read_recipe(path))
 
     @classmethod
-    def from_notebook(cls, namespace: Mapping[str, Any]) -> Recipe:
+    def from_notebook(cls, namespace: Mapping[str, Any]) -> Self:
         """Read the parameters a notebook defined, papermill's injected ones included.
 
         Called right after the parameters cell: every plain value assigned there and since must be a known
@@ -411,7 +409,7 @@ class Recipe:
         letter = stage.removeprefix("0")[0]
         return [name for name, key in cls.keys().items() if letter in key.metadata["stages"]]
 
-    def planned(self, n_tasks: int) -> Recipe:
+    def planned(self, n_tasks: int) -> Self:
         """The recipe with ``epochs`` over so many training tasks as steps.
 
         ``steps`` at its default is no limit: a notebook's parameters cell names it always.

@@ -3,8 +3,6 @@
 Leaves out what depends on the clock: seconds, dates and cache hits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Leaves out what the files mean (evaluation, diagnostics) and how notebooks are executed (stages).
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re
@@ -15,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agentkit.records import RunError, Task, Trajectory
 from agentkit.runs.files import digest, read_json, read_jsonl, write_json
@@ -71,7 +69,7 @@ class Run:
         check_name(self.path.name)
 
     @classmethod
-    def create(cls, path: str | Path) -> Run:
+    def create(cls, path: str | Path) -> Self:
         """Make the folder (0700) and run.json where they are missing; an existing run is kept as it is."""
         run = cls(path)
         try:

@@ -3,8 +3,6 @@
 Leaves out how fields fit together (stored).
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

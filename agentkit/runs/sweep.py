@@ -5,8 +5,6 @@ on after any kill; sweep.json says how far it is. Leaves out several cells at on
 worth starting (preflight) and what it showed (evaluation.sweeps).
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

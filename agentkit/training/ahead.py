@@ -8,8 +8,6 @@ whoever goes on from it samples the same batches again. Leaves out weights of th
 correction of what is stale (mismatch), and how a batch is sampled (grpo).
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import deque

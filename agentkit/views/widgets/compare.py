@@ -6,7 +6,7 @@ Leaves out measuring (evaluation) and reading trajectories (runs).
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -61,8 +61,8 @@ class LiveCompare(LiveView):
 class CompareWidget(View):
     """Trajectories side by side: static by itself, ``live()`` with a kernel."""
 
-    def __init__(self, payload: dict[str, Any], height: int, run: Run | None = None):
-        super().__init__("compare", "Trajectories side by side", payload, height)
+    def __init__(self, payload: dict[str, Any], run: Run | None = None):
+        super().__init__("compare", "Trajectories side by side", payload, 720)
         self._run = run
 
     @cached_property
@@ -85,10 +85,8 @@ def compare_trajectories(
     policies: Mapping[str, Sequence[Trajectory]],
     *,
     run: Run | None = None,
-    alarms: Mapping[str, Collection[str]] | None = None,
     environments: Mapping[str, Callable[[], object]] | None = None,
     max_samples: int = 4,
-    height: int = 720,
 ) -> CompareWidget:
     """Page through tasks with each policy's trajectories side by side.
 
@@ -96,12 +94,9 @@ def compare_trajectories(
         tasks: the suite, in the order to page; tasks without a trajectory are left out.
         policies: trajectories by policy name, usually two or three.
         run: where notes are; those it has are shown, and the live view adds to them.
-        alarms: task ids by alarm, to filter by; ids that are not shown are ignored. Tasks with a trajectory
-            that is not scored, has no answer or has a failed call can be filtered for without it.
         environments: by family, as ``lab.environments``: those with ``render`` show their state after each
             turn. None knows the families that ship.
         max_samples: samples of a task and policy that are kept; rates count all of them.
-        height: of the view in a notebook, in pixels.
 
     Raises:
         ValueError: there is no policy, no trajectory, or a trajectory's task is not in ``tasks``.
@@ -122,10 +117,9 @@ def compare_trajectories(
     for task in tasks.values():
         if task.id in covered:
             trajectories = [policy.get(task.id, []) for policy in samples.values()]
-            fired = [name for name, ids in (alarms or {}).items() if task.id in ids]
-            rows.append(_task(task, trajectories, fired, max_samples, states))
+            rows.append(_task(task, trajectories, max_samples, states))
     payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
-    return CompareWidget(payload | {"notes": note_rows(run) if run else []}, height, run)
+    return CompareWidget(payload | {"notes": note_rows(run) if run else []}, run)
 
 
 def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> str:
@@ -134,9 +128,7 @@ def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> st
     return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:16]
 
 
-def _task(
-    task: Task, policies: list[list[Trajectory]], alarms: list[str], limit: int, states: States
-) -> dict[str, Any]:
+def _task(task: Task, policies: list[list[Trajectory]], limit: int, states: States) -> dict[str, Any]:
     columns, solved = [], []
     for samples in policies:
         rate = task_success(samples).get(task.id) if samples else None
@@ -150,16 +142,11 @@ def _task(
         "no answer": any(t.answer is None for t in trajectories),
         "failed call": any(not result.ok for t in trajectories for result in results_of(t)),
     }
-    names = dict.fromkeys([*(name for name, holds in marks.items() if holds), *alarms])
-    return task_fields(task) | {"columns": columns, "solved": solved, "alarms": list(names)}
+    alarms = [name for name, holds in marks.items() if holds]
+    return task_fields(task) | {"columns": columns, "solved": solved, "alarms": alarms}
 
 
 # ---- notes
-def read_notes(run: Run) -> dict[str, str]:
-    """The run's notes by task id."""
-    return {row["task_id"]: row["text"] for row in note_rows(run) if row["text"]}
-
-
 def note_rows(run: Run) -> list[dict[str, str]]:
     """The newest row of each task: task_id, text, at (ISO 8601, UTC). Lines of another form are left out."""
     path = run.file(NOTES)

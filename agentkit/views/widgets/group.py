@@ -18,7 +18,6 @@ def group_view(
     tasks: Iterable[Task] = (),
     *,
     environments: Mapping[str, Callable[[], object]] | None = None,
-    height: int = 720,
 ) -> View:
     """Look at groups of rollouts, as of one training step: ``group_view(run.trajectories(step), run.tasks)``.
 
@@ -29,7 +28,6 @@ def group_view(
         trajectories: of one or several groups, in the order to page.
         tasks: holds prompts and gold answers; without a task its group shows the id only.
         environments: by family, for the states they show, as in ``compare_trajectories``.
-        height: of the view in a notebook, in pixels.
 
     Raises:
         ValueError: there is no trajectory.
@@ -43,7 +41,7 @@ def group_view(
         groups.setdefault((t.task_id, t.step, t.policy), []).append(t)
     states = States(environments)
     fields = [_group(group, tasks.get(task_id), states) for (task_id, *_), group in groups.items()]
-    return View("group", "Rollouts of one task", {"groups": fields}, height)
+    return View("group", "Rollouts of one task", {"groups": fields}, 720)
 
 
 def _group(group: list[Trajectory], task: Task | None, states: States) -> dict[str, Any]:
