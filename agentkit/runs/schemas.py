@@ -3,7 +3,7 @@
 Leaves out how fields fit together (stored).
 """
 
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import fastjsonschema
@@ -38,6 +38,14 @@ _META = {
 }
 _KIND = {"says": 'verifier must be text or an object with a "kind"'}
 _TEXTS = ("id", "prompt", "answer", "family", "difficulty")
+_MARGIN = "margin is {value}: write a share of success between 0 and 1, as 0.05"
+_ARMS = "arms is no mapping, or an empty one: give each arm a name and the recipe keys it changes"
+_CHANGES = {"type": ["object", "null"], "says": "arm {name} holds no recipe keys: write it as {beta: 0.0}"}
+_GRID = "grid is empty: give recipe keys with values, as in beta: [0.0, 0.1]"
+_VALUES = _list({}, minItems=1) | {"says": "grid holds no values for {name}: list them, as in [0.0, 0.1]"}
+_SECONDS = dict.fromkeys(("rollout", "evaluation", "update", "demonstration", "other"), _NUMBER)
+_RATES = _row(source=_TEXT, **_SECONDS)
+_RATES["properties"]["device"] = _TEXT  # a GPU, where it does not say so
 _SCHEMAS: dict[str, dict] = {
     "trajectory": _row(
         task_id=_TEXT,
@@ -67,6 +75,24 @@ _SCHEMAS: dict[str, dict] = {
         evidence=_list(_TEXT),
         cause=_TEXT,
         advice=_TEXT,
+    ),
+    "sweep file": {
+        "type": "object",
+        "properties": {
+            "seeds": _list(
+                _WHOLE, "seeds: list different whole numbers, as in [1, 2, 3]", minItems=1, uniqueItems=True
+            ),
+            "against": _TEXT | {"says": "against is {value}: name one arm"},
+            "margin": _NUMBER | {"exclusiveMinimum": 0, "exclusiveMaximum": 1, "says": _MARGIN},
+            "stop_hopeless": _FLAG | {"says": "stop_hopeless is {value}: write true or false"},
+            "arms": _OBJECT | {"minProperties": 1, "says": _ARMS, "additionalProperties": _CHANGES},
+            "grid": _OBJECT | {"minProperties": 1, "says": _GRID, "additionalProperties": _VALUES},
+        },
+    },
+    "prices": _row(
+        currency=_TEXT,
+        providers=_OBJECT | {"additionalProperties": _NUMBER},
+        rates=_OBJECT | {"required": ["default"], "additionalProperties": _RATES},
     ),
     "sweep": _row(
         True,
@@ -123,5 +149,8 @@ def fault(kind: str, row: Any) -> str | None:
         place, rule = error.name.removeprefix("data").lstrip("."), error.message.removeprefix(error.name)
         named = ascii(place)[1:-1]
         plain = f"{named:.80} is {error.value!a:.60}, and{rule:.80}" if place else f"it{rule:.200}"
-        return error.definition.get("says", plain).replace("{value}", f"{error.value!a:.60}")
+        words = {"{value}": f"{error.value!a:.60}", "{name}": f"{place.rpartition('.')[2]!a:.60}"}
+        return reduce(
+            lambda said, word: said.replace(*word), words.items(), error.definition.get("says", plain)
+        )
     return None

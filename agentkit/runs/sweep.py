@@ -119,9 +119,11 @@ def read_design(path: str | Path) -> Design:
 
 
 def _design(path: Path, file: dict[str, Any]) -> Design:
-    _check_keys(file)
-    base, arms = _recipe_of(path, file["recipe"]), {}
-    for name, changes in [*_given_arms(file), *_grid(file)]:
+    _check(file)
+    beside = path.parent / str(file["recipe"])
+    base, arms = read_recipe(beside if beside.is_file() else find_file(str(file["recipe"]))), {}
+    given = [(name, dict(changes or {})) for name, changes in file.get("arms", {}).items()]
+    for name, changes in [*given, *_grid(file.get("grid"))]:
         if name in arms:
             raise RecipeError(f"two arms are called {name!r}: give each a name of its own")
         arms[name] = _arm(name, base, changes)
@@ -135,68 +137,34 @@ def _design(path: Path, file: dict[str, Any]) -> Design:
         if one.policy == other.policy and _chain(_cell(path, one, 0)) == _chain(_cell(path, other, 0)):
             why = f"the arms {one.name!r} and {other.name!r} are equal in all that their cells run"
             raise RecipeError(f"{why}: leave one of them out")
-    against, margin = file.get("against", "default"), file.get("margin", MARGIN)
-    if not isinstance(against, str):
-        raise RecipeError(f"against is {against!r:.60}: name one arm")
+    against, margin = file.get("against", "default"), float(file.get("margin", MARGIN))
     unchanged = Arm("", Recipe.from_mapping(base)).choices
     same = [name for name, arm in arms.items() if arm.choices == unchanged]
     if against not in arms and not (against == "default" and same):
         raise RecipeError(f"there is no arm {against!r} to compare with; there are {', '.join(arms)}")
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < 1:
-        raise RecipeError(f"margin is {margin!r:.60}: write a share of success between 0 and 1, as 0.05")
-    if not isinstance(hopeless := file.get("stop_hopeless", False), bool):
-        raise RecipeError(f"stop_hopeless is {hopeless!r:.60}: write true or false")
-    question, seeds = str(file.get("question", "")), _seeds(file["seeds"], base)
+    for seed in file["seeds"]:
+        Recipe.from_mapping({**base, "seed": seed})  # raises where it lies out of bounds
     against = against if against in arms else same[0]
+    question, hopeless = str(file.get("question", "")), file.get("stop_hopeless", False)
+    seeds, arms = tuple(file["seeds"]), tuple(arms.values())
     file = json.loads(json.dumps(file, default=str))  # YAML has dates
-    return Design(question, seeds, against, tuple(arms.values()), float(margin), hopeless, file)
+    return Design(question, seeds, against, arms, margin, hopeless, file)
 
 
-def _check_keys(values: Mapping[str, Any]) -> None:
+def _check(values: Mapping[str, Any]) -> None:
     for name in values:
         if name not in KEYS:
             raise RecipeError(f"unknown key {name[:60]!r}; a sweep file has {', '.join(KEYS)}")
     if missing := [name for name in ("recipe", "seeds") if name not in values]:
         raise RecipeError(f"it lacks {missing[0]!r}: write recipe: params/nano.yaml, seeds: [1, 2, 3]")
+    if problem := fault("sweep file", values):
+        raise RecipeError(problem)
 
 
-def _recipe_of(path: Path, name: Any) -> dict[str, Any]:
-    beside = path.parent / str(name)
-    return read_recipe(beside if beside.is_file() else find_file(str(name)))
-
-
-def _seeds(seeds: Any, base: Mapping[str, Any]) -> tuple[int, ...]:
-    whole = isinstance(seeds, list) and all(type(seed) is int for seed in seeds)
-    if not (whole and seeds and len(set(seeds)) == len(seeds)):
-        raise RecipeError(f"seeds is {seeds!r:.60}: list different whole numbers, as in [1, 2, 3]")
-    for seed in seeds:
-        Recipe.from_mapping({**base, "seed": seed})  # raises where it lies out of bounds
-    return tuple(seeds)
-
-
-def _given_arms(file: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    arms = file.get("arms", {})
-    if not isinstance(arms, dict) or ("arms" in file and not arms):
-        raise RecipeError(
-            "arms is no mapping, or an empty one: give each arm a name and the recipe keys it changes"
-        )
-    if odd := [name for name, changes in arms.items() if not isinstance(changes or {}, dict)]:
-        raise RecipeError(f"arm {str(odd[0])[:60]!r} holds no recipe keys: write it as {{beta: 0.0}}")
-    return [(str(name), dict(changes or {})) for name, changes in arms.items()]
-
-
-def _grid(file: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _grid(grid: Mapping[str, list] | None) -> list[tuple[str, dict[str, Any]]]:
     """An arm for each combination of a grid's values, named after them: beta-0.1."""
-    grid = file.get("grid", {})
-    if "grid" not in file:
-        return []
-    if not isinstance(grid, dict) or not grid:
-        raise RecipeError("grid is empty: give recipe keys with values, as in beta: [0.0, 0.1]")
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise RecipeError(f"grid holds no values for {str(key)[:60]!r}: list them, as in [0.0, 0.1]")
     arms = []
-    for values in itertools.product(*grid.values()):
+    for values in itertools.product(*grid.values()) if grid else ():
         changes = dict(zip(grid, values, strict=True))
         name = "_".join(f"{key}-{value}" for key, value in changes.items())
         arms.append((re.sub(r"[^\w.+-]+", "-", name)[:100].replace("+", ""), changes))
