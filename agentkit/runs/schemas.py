@@ -9,6 +9,8 @@ from typing import Any
 import fastjsonschema
 
 SPLITS = ("train", "validation", "test")
+SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of a run's manifest, each a mapping
+NOTE_FIELDS, NOTE_LIMIT = ("task_id", "text", "at"), 20_000  # characters of each
 _TEXT, _NUMBER, _WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 _FLAG, _OBJECT = {"type": "boolean"}, {"type": "object"}
 _TEXT_OR_NONE, _NUMBER_OR_NONE = {"type": ["string", "null"]}, {"type": ["number", "null"]}
@@ -38,6 +40,8 @@ _META = {
 }
 _KIND = {"says": 'verifier must be text or an object with a "kind"'}
 _TEXTS = ("id", "prompt", "answer", "family", "difficulty")
+_STAGES = _OBJECT | {"additionalProperties": _OBJECT | {"properties": {"parameters": _OBJECT}}}
+_N_TASKS = "n_tasks is {value}; it must be a whole number of at least 20"
 _MARGIN = "margin is {value}: write a share of success between 0 and 1, as 0.05"
 _ARMS = "arms is no mapping, or an empty one: give each arm a name and the recipe keys it changes"
 _CHANGES = {"type": ["object", "null"], "says": "arm {name} holds no recipe keys: write it as {beta: 0.0}"}
@@ -76,6 +80,17 @@ _SCHEMAS: dict[str, dict] = {
         cause=_TEXT,
         advice=_TEXT,
     ),
+    "manifest": _OBJECT | {"properties": dict.fromkeys(SECTIONS, _OBJECT) | {"stages": _STAGES}},
+    "note": _row(True, **dict.fromkeys(NOTE_FIELDS, _TEXT | {"maxLength": NOTE_LIMIT})),
+    "suite": {
+        "type": "object",
+        "properties": {
+            "variety": {"enum": ["plain", "wide"], "says": "unknown variety {value}: use plain or wide"},
+            "n_tasks": _WHOLE | {"minimum": 20, "says": _N_TASKS},
+            "seed": _WHOLE | {"says": "seed is {value}; it must be a whole number"},
+        },
+        "says": "the suite's spec is {value}; give an object such as {'families': ['A'], 'n_tasks': 100}",
+    },
     "sweep file": {
         "type": "object",
         "properties": {

@@ -15,6 +15,7 @@ import traitlets
 from agentkit.evaluation import SOLVED, task_success
 from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl
+from agentkit.runs.schemas import NOTE_FIELDS, fault
 from agentkit.trajectories import by_task, results_of
 from agentkit.views.widgets.states import States
 from agentkit.views.widgets.view import LiveView, View, number, packed, task_fields, trajectory_fields
@@ -23,8 +24,6 @@ BLOCK = 20  # tasks that a browser unpacks together
 NOTES = (
     "notes.jsonl"  # in the run: a line for each change, the newest of a task counts; empty text takes it back
 )
-NOTE_FIELDS = ("task_id", "text", "at")
-NOTE_LIMIT = 20_000  # characters
 _INDEX = ("id", "family", "difficulty", "solved", "alarms")  # what the filters need of every task
 
 
@@ -155,6 +154,4 @@ def note_rows(run: Run) -> list[dict[str, str]]:
 
 
 def is_note(row: Any) -> bool:
-    """Whether a JSON value is a note."""
-    values = [row.get(name) for name in NOTE_FIELDS] if isinstance(row, dict) else [None]
-    return all(isinstance(value, str) and len(value) <= NOTE_LIMIT for value in values)
+    return fault("note", row) is None
