@@ -15,7 +15,7 @@ from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
-from agentkit.runs import Run, RunError, cut_jsonl, digest, open_file, secure, write_json
+from agentkit.runs import Run, RunError, cut_jsonl, open_file, secure, write_json
 
 MANIFEST = "manifest.json"
 KEEP = 2  # the newest, and one to fall back to
@@ -42,7 +42,7 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
         about: goes into the manifest; JSON values.
     """
     names = sorted(str(path.relative_to(new)) for path in new.rglob("*") if path.is_file())
-    manifest = {"about": dict(about), "files": {name: digest(new / name) for name in names}}
+    manifest = {"about": dict(about), "files": {name: _digest(new / name) for name in names}}
     write_json(new / MANIFEST, manifest | {"sha256": _seal(manifest)})
     secure(new)
     for path in [*new.rglob("*"), new]:
@@ -87,10 +87,10 @@ def verify(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path.name}: its {MANIFEST} is damaged") from None
     for name, written in files.items():
         try:
-            now = digest(path / name)
+            digest = _digest(path / name)
         except OSError as error:
             raise CheckpointError(f"{path.name}: {name} cannot be read ({error.strerror})") from None
-        if now != written:
+        if digest != written:
             raise CheckpointError(f"{path.name}: {name} is not as it was written")
     return about
 
@@ -134,6 +134,11 @@ def set_aside(folder: Path) -> None:
 
 def _unused(path: Path) -> Path:
     return next(other for n in count(1) if not (other := path.with_name(f"{path.name}-{n}")).exists())
+
+
+def _digest(path: Path) -> str:
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _seal(manifest: Mapping[str, Any]) -> str:
