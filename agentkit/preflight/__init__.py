@@ -22,6 +22,7 @@ from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
 from agentkit.preflight.probe import Probed, probe
 from agentkit.preflight.report import Item, Preflight
+from agentkit.preflight.task_checks import evenly
 from agentkit.records import RecipeError, Task, Trajectory
 from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
@@ -56,11 +57,11 @@ def examine(
     what its stages took so far, makes the forecast one of that run.
     """
     start, n_test = time.monotonic(), len(test)
-    recipe, chosen = lab.recipe, _spread(tasks, TASKS)
+    recipe, chosen = lab.recipe, evenly(tasks, TASKS)
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
-    planned = _spread([task for task in tasks if task.meta.get("plan")], GOLD)
+    planned = evenly([task for task in tasks if task.meta.get("plan")], GOLD)
     options = lab.options(seed=recipe.seed)
     title = "preflight" if progress else None
     clock = time.monotonic()
@@ -209,11 +210,6 @@ def _longer(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]) -> floa
         return 1.0
     now, then = (fmean(len(t.completion_ids) for t in some) for some in (sampled, golden))
     return max(1.0, then / now) if now else 1.0
-
-
-def _spread(tasks: Sequence[Task], n: int) -> list[Task]:
-    """At most ``n`` tasks, evenly spread over the list, so that every family and difficulty has its share."""
-    return [tasks[i * len(tasks) // n] for i in range(n)] if len(tasks) > n else list(tasks)
 
 
 FIRST = 8  # training tasks whose groups are shown

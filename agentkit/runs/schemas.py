@@ -1,4 +1,5 @@
-"""What a row of each kind of file looks like, as JSON Schemas with words of ours.
+"""What rows, manifests, prices and sweeps look like that others may have written, as JSON Schemas with words
+of ours.
 
 Leaves out how fields fit together (stored).
 """
