@@ -708,7 +708,7 @@ def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
         return yaml.SafeLoader(text).construct_document(root)
     except FileNotFoundError:
         raise RecipeError(
-            f"{path} does not exist: recipes lie in params/, sweeps in params/sweeps/"
+            f"{path} does not exist: recipes and prices lie in params/, sweeps in params/sweeps/"
         ) from None
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
