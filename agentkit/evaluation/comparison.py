@@ -53,7 +53,7 @@ class Comparison:
 
     @classmethod
     def from_json(cls, value: Any, path: object = "comparison.json") -> Self:
-        """What ``to_json`` gave.
+        """What ``to_json`` gave, in this version or an earlier one.
 
         Raises:
             RunError: it cannot be shown; the message names ``path``.

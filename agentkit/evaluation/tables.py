@@ -24,6 +24,7 @@ NO_VERDICT = "two seeds, no verdict"
 DESCRIBED = "described, not tested"
 TESTS = {
     "mcnemar_mid_p": "McNemar's mid-p",
+    "mcnemar_exact": "exact McNemar",  # of earlier versions
     "sign_flip_permutation": "sign-flip permutation",
     "seeds_and_tasks_t": "t test over seeds and tasks",
 }
@@ -297,6 +298,8 @@ def sentence(
 
 
 def _verdict(pair: Mapping[str, Any], unit: str) -> str:
+    if "verdict" not in pair:  # a comparison.json from before there were verdicts
+        return ""
     if pair["verdict"] == NO_VERDICT:
         return f" No verdict: {NO_VERDICT.split(',')[0]} say too little of how much seeds differ."
     if pair["verdict"] != NO_DIFFERENCE:
