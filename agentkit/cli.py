@@ -154,7 +154,7 @@ def new_command(name: Annotated[str, Positional, arg(metavar="NAME")], *, as_jso
     Args:
         name: of both files
     """
-    from agentkit.runs.new import new_lab
+    from agentkit.runs.labfile import new_lab
 
     recipe, lab = new_lab(name)
     text = f"{recipe}\n{lab}\nthey run as they stand: agentkit run {recipe} --run outputs/{name}"

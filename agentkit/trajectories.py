@@ -70,6 +70,11 @@ def groups_of(trajectories: Sequence[Trajectory], size: int) -> list[Group]:
     return [Group(own[0].task_id, own) for own in found]
 
 
+def members(groups: Iterable[Group]) -> list[Trajectory]:
+    """The trajectories of several groups."""
+    return [t for group in groups for t in group.trajectories]
+
+
 def is_dead(group: Group) -> bool:
     """Whether a group teaches nothing: fewer than two rewards, or all of them equal.
 

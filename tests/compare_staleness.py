@@ -20,7 +20,7 @@ from options import options
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.runs import Recipe, Run, project_root, read_jsonl, read_recipe, write_tasks
-from agentkit.training.launch import launch
+from agentkit.training.launch import Work
 from agentkit.training.sft import cold_start, demonstrations
 
 LAB = """
@@ -47,7 +47,7 @@ def one(folder: Path, values: dict, seed: int, bound: int) -> dict[str, float]:
     run = Run.create(folder / f"seed-{seed}-staleness-{bound}")
     write_tasks(run.file("tasks.jsonl"), Run(folder / "start").tasks)
     os.symlink(folder / "start" / "sft", run.file("sft"))
-    launch(Lab.open(Recipe.from_mapping(values | {"seed": seed, "max_staleness": bound})), run)
+    Work(Lab.open(Recipe.from_mapping(values | {"seed": seed, "max_staleness": bound})), run).train()
     rows = read_jsonl(run.file("train", "metrics.jsonl"))
     seconds = [row["seconds"] - row.get("val_seconds", 0.0) for row in rows if row["step"] > 1]
     waited = [row["rollout_seconds"] for row in rows if row["step"] > 1]

@@ -14,7 +14,7 @@ from engines import adapter_on, move
 from survive import make_trainer, tiny_agent
 from test_resume import Stop
 
-from agentkit.policies.sync_guard import SyncError, sampled_logprobs
+from agentkit.policies.sync_guard import sampled_logprobs
 from agentkit.policies.twin import refresh, twin_of
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import read_jsonl
@@ -154,7 +154,7 @@ def test_weights_that_never_arrive_are_found_at_the_next_sync(tmp_path):
     trainer = make_trainer(tmp_path / "run", max_staleness=1)
     trainer.policy.sync(trainer.accelerator.unwrap_model(trainer.model))
     trainer.policy.sync = lambda model: None
-    with pytest.raises(SyncError, match="after the weights were handed over, engine and trainer differ"):
+    with pytest.raises(EngineError, match="after the weights were handed over, engine and trainer differ"):
         train(trainer)
     assert threads() == []
 
@@ -173,7 +173,7 @@ def test_an_engine_that_goes_wrong_between_syncs_is_found_in_the_batch(tmp_path)
     shared = {weight.data_ptr() for weight in trainer.model.parameters()}
     own = [weight for weight in trainer.policy.model.parameters() if weight.data_ptr() not in shared]
     trainer._sample = wrong
-    with pytest.raises(SyncError, match="in the rollouts of step 3 .*sampled by another policy"):
+    with pytest.raises(EngineError, match="in the rollouts of step 3 .*sampled by another policy"):
         train(trainer)
     assert all(torch.equal(frozen[n], p) for n, p in trainer.model.named_parameters() if n in frozen)
 

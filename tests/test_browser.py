@@ -15,19 +15,13 @@ from pathlib import Path
 import pytest
 from hostile.widget_texts import CHARACTERS, LONG, SCRIPTS
 from playwright.sync_api import expect
-from widget_cases import TASKS, call, group, trajectory, widget
+from widget_cases import TASKS, call, group, read_notes, trajectory, widget
 
 from agentkit.records import Picture, Table, Task, ToolResult, Turn
 from agentkit.runs import Run
-from agentkit.views.widgets import compare_trajectories, group_view, mask_xray, read_notes
+from agentkit.views.widgets import compare_trajectories, group_view, mask_xray
 
-VIEWS = {
-    "compare": widget,
-    "group": lambda: group_view(group(), TASKS),
-    "xray": lambda: mask_xray(
-        traced(), logprobs=[-0.2, -0.1, -9, -0.3, -0.5], entropies=[0.1, 0.5, 0.2, 0.3, 0.4]
-    ),
-}
+VIEWS = {"compare": widget, "group": lambda: group_view(group(), TASKS), "xray": lambda: mask_xray(traced())}
 
 
 def traced(**changes):
@@ -148,7 +142,7 @@ def test_paging_by_key_and_button(browser, saved):
 
 
 def test_filters(browser, saved):
-    with opened(browser, saved(widget(alarms={"drift": ["t2"]}))) as (page, _):
+    with opened(browser, saved(widget())) as (page, _):
         counter, outcome = page.locator("output").first, page.get_by_label("outcome")
         for option, prompt in [("1", TASKS[0].prompt), ("2", TASKS[1].prompt), ("3", TASKS[2].prompt)]:
             outcome.select_option(option)
@@ -164,9 +158,9 @@ def test_filters(browser, saved):
         wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
         page.get_by_label("category", exact=True).select_option("0")
         page.get_by_label("difficulty").select_option("0")
-        page.get_by_label("alarms and notes").select_option("alarm: drift")
+        page.get_by_label("alarms and notes").select_option("alarm: no answer")
         wait_for_text(counter, "task 1 of 1")
-        wait_for_text(page.locator(".alarm").last, "drift")
+        wait_for_text(page.locator(".alarm").first, "no answer")
         page.get_by_label("alarms and notes").select_option("0")
         page.get_by_label("search").fill("LIMA")
         wait_for_text(counter, "task 1 of 1")
@@ -357,24 +351,22 @@ def test_xray_shows_masks_values_and_ids(browser, saved):
         wait_for_text(page.locator(".detail"), "position 3")
         shown = " ".join(page.locator(".detail").inner_text().split())
         assert shown == (
-            "#2 position 3 id 2 source model, turn 1 mask 1 log-probability at sampling −0.2 now −0.1 change +0.1 ratio 1.1052 "
-            "advantage +0.5 entropy 0.5 nats"
+            "#2 position 3 id 2 source model, turn 1 mask 1 log-probability at sampling −0.2 advantage +0.5"
         )
         page.keyboard.press("ArrowRight")
         wait_for_text(page.locator(".detail"), "source observation, turn 1")
         colours = page.get_by_label("colour by")
         assert colours.locator("option").all_inner_texts() == [
-            "action mask", "log-probability at sampling", "log-probability now", "change of log-probability", "advantage",
-            "entropy",
+            "action mask", "log-probability at sampling", "advantage",
         ]  # fmt: skip
 
         def strengths():
             return tokens.evaluate_all("spans => spans.map((s) => Number(s.style.getPropertyValue('--w')))")
 
         assert strengths() == [0.45, 0.45, 0, 0.45, 0.45]
-        colours.select_option("change of log-probability")
-        assert strengths() == [1, 1, 0, 0, 1]
-        assert "−0.1 nats" in page.get_by_label("legend").inner_text()
+        colours.select_option("advantage")
+        assert strengths() == [1, 1, 0, 1, 1]
+        assert "+0.5" in page.get_by_label("legend").inner_text()
         page.locator("summary").click()
         wait_for_text(tokens.first, "#8")
 
@@ -453,7 +445,7 @@ def hostile_views(texts):
         trajectories += [trajectory(short, 0.5 * i, sample=i, reward=0.1 * i, **fields) for i in range(2)]
         tasks.append(Task(short, text, text, family=short, difficulty=short))
     one, whole = texts[0][:5000], "".join(texts)
-    view = compare_trajectories(tasks, {one: trajectories, "b": trajectories}, alarms={one: [one]})
+    view = compare_trajectories(tasks, {one: trajectories, "b": trajectories})
     many = {"completion_ids": tuple(range(60)), "action_mask": (1,) * 60, "old_logprobs": (-1.0,) * 60}
     part = len(whole) // 60 + 1
     yield "compare", view

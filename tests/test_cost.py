@@ -178,10 +178,11 @@ def test_half_a_run_is_compared_as_far_as_it_went(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rates": {"nano": {}}}, "missing 6 required"),
-        ({"rates": {}}, "default"),
+        ({"rates": {"nano": {}}}, "rates .*default"),
+        ({"rates": {"default": {}}}, "rates.default .*rollout"),
+        ({"rates": {}}, "rates .*default"),
         ({"rates": 3}, "no price file"),
-        ({"extra": 3}, "unexpected keyword argument 'extra'"),
+        ({"extra": 3}, "extra"),
     ],
 )
 def test_wrong_prices_are_named(tmp_path, change, says):
@@ -195,7 +196,7 @@ def test_wrong_prices_are_named(tmp_path, change, says):
 def test_unreadable_prices_are_named(tmp_path, content):
     with pytest.raises(RecipeError, match="prices.yaml"):
         read_prices(write_bytes(tmp_path / "prices.yaml", content))
-    with pytest.raises(RecipeError, match="cannot be read"):
+    with pytest.raises(RecipeError, match=r"nope.yaml does not exist"):
         read_prices(tmp_path / "nope.yaml")
 
 
@@ -210,7 +211,7 @@ def test_the_command(tmp_path, capsys):
     after = capsys.readouterr().out
     assert "Actual / predicted" in after and "measured on a, 10 steps" in after
     assert main(["cost", str(recipe), "--prices", str(tmp_path / "nope.yaml")]) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["cost", str(recipe), "--gpus", "0"])
 
@@ -267,13 +268,13 @@ def test_numbers_as_text():
 def test_prices_of_a_wrong_kind_are_one_sentence(tmp_path, change):
     path = tmp_path / "prices.yaml"
     path.write_text(PRICES.read_text().replace(*change))
-    with pytest.raises(RecipeError, match="prices.yaml is no price file"):
+    with pytest.raises(RecipeError, match="prices.yaml is (no price file|not valid YAML)"):
         read_prices(path)
 
 
 def test_a_file_that_is_no_yaml_is_told_without_the_name_of_a_class(tmp_path):
     (tmp_path / "README.md").write_text("# Prices\n`agentkit cost`\n")
-    with pytest.raises(RecipeError, match=r"README.md is no price file \(while scanning") as error:
+    with pytest.raises(RecipeError, match=r"README.md is not valid YAML: while scanning") as error:
         read_prices(tmp_path / "README.md")
     assert "Error" not in str(error.value)
 

@@ -173,7 +173,7 @@ def test_rollouts_of_another_policy_stop_the_run(tmp_path, fault):
     trainer = make_trainer(tmp_path / "run", agent=half_agent(), steps=2, max_tokens=128, **changes)
     move(trainer.model, 0.03)
     plant_in_batch(trainer, fault)
-    with pytest.raises((guard.SyncError, TrainingError), match="rollouts of step 2 .*(shows|differ)"):
+    with pytest.raises((EngineError, TrainingError), match="rollouts of step 2 .*(shows|differ)"):
         train(trainer)
 
 
@@ -286,7 +286,7 @@ def test_what_an_engine_gets_wrong_is_caught(served, fault):
     policy, model = served
     with (
         planted_in_sync(policy, model, fault),
-        pytest.raises(guard.SyncError, match="engine (shows|and trainer differ)"),
+        pytest.raises(EngineError, match="engine (shows|and trainer differ)"),
     ):
         guard.sync(policy, model, 1.0)
     assert guard.sync(policy, model, 1.0).share == pytest.approx(1.0, abs=0.3)

@@ -11,14 +11,13 @@ import nbformat
 import pytest
 import yaml
 from real_jupyterlab import ROOT, Notebook, problems, served, wait_until, with_parameters
-from widget_cases import TASKS
+from widget_cases import TASKS, read_notes
 
 from agentkit.cli import main
 from agentkit.evaluation import html
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.runs.stages import STAGES
-from agentkit.views.widgets import read_notes
 
 pytestmark = pytest.mark.slow
 SMALL = {"n_tasks": 48, "sft_transcripts": 1, "test_samples": 1, "steps": 3, "prompts_per_step": 2, "group_size": 4,

@@ -20,7 +20,7 @@ from agentkit.lab import Lab
 from agentkit.runs import Run, RunError, read_jsonl, write_tasks
 from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.training.grpo import AgentGRPOTrainer, train
-from agentkit.training.launch import Work, launch
+from agentkit.training.launch import Work
 
 LAB = """
 from survive import Silent, evenness
@@ -43,7 +43,7 @@ def test_what_a_cell_defines_is_told_to_move_into_the_lab_file(tmp_path):
     assert shell.run_cell("def brevity(task, trajectory):\n    return 0.0").success
     lab = lab_with({"processes": 2}, reward={"brevity": (shell.user_ns["brevity"], 1.0)})
     with pytest.raises(RecipeError, match="brevity is defined in a notebook cell.*move it into a lab file"):
-        launch(lab, Run.create(tmp_path / "run"))
+        Work(lab, Run.create(tmp_path / "run")).train()
 
 
 def test_groups_are_never_split():
@@ -142,7 +142,7 @@ def test_interrupting_the_launch_leaves_a_checkpoint_and_no_process(folder):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch(lab, run, stop_after_two)
+        Work(lab, run).train(stop_after_two)
     found = [p.name for p in run.file("train", "checkpoints").glob("checkpoint-*")]
     assert len(found) == 1
     deadline = time.monotonic() + 10
@@ -168,12 +168,12 @@ def test_a_killed_process_is_named_nobody_is_left_and_the_run_goes_on(folder):
     with pytest.raises(
         RunError, match=r"process \d was ended by SIGKILL.*checkpoint-\d is kept, run this again"
     ):
-        launch(lab, run, kill("agentkit.training.worker", 2))
+        Work(lab, run).train(kill("agentkit.training.worker", 2))
     assert not _workers(run)
     with pytest.raises(RunError, match=r"torchrun, which watches the processes, was ended by SIGKILL"):
-        launch(lab, run, kill("torch.distributed.run", 3))
+        Work(lab, run).train(kill("torch.distributed.run", 3))
     assert not _workers(run)
-    assert launch(lab, run)["steps"] == 4
+    assert Work(lab, run).train()["steps"] == 4
     assert [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))] == [0, 1, 2, 3, 4]
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "77777"]]
     assert not list(run.path.glob(".job*")), "a launch's file goes with it"
@@ -201,12 +201,12 @@ def test_two_interrupted_processes_go_on_as_if_they_had_not_been(folder):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch(lab, run, stop_after_two)
+        Work(lab, run).train(stop_after_two)
     rows = []
-    assert launch(lab, run, rows.append)["steps"] == 4
+    assert Work(lab, run).train(rows.append)["steps"] == 4
     assert [row["step"] for row in rows] in ([3, 4], [4])  # it stops after the step that is under way
     whole, same = prepared(folder, "whole", steps=4, save_every=0, val_every=4)
-    launch(same, whole)
+    Work(same, whole).train()
     assert _untimed(run) == _untimed(whole)
 
 
@@ -224,11 +224,11 @@ def test_two_processes_sample_ahead_and_go_on_as_if_they_had_not_been_interrupte
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        launch(lab, run, stop_after_two)
+        Work(lab, run).train(stop_after_two)
     assert not _workers(run)
-    assert launch(lab, run)["steps"] == 5
+    assert Work(lab, run).train()["steps"] == 5
     whole, same = prepared(folder, "ahead-whole", steps=5, save_every=0, val_every=5, max_staleness=1)
-    launch(same, whole)
+    Work(same, whole).train()
     assert _untimed(run) == _untimed(whole)
     assert [row["staleness"] for row in _untimed(whole)[1:]] == [0, 1, 1, 1, 1]
 

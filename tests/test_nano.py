@@ -16,10 +16,10 @@ from agentkit.nano.pretrain import (
     draft_tasks,
     make_model,
     make_optimizers,
+    make_world,
     tell_apart,
     transcripts,
 )
-from agentkit.nano.world import make_world
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.rollouts import rollout

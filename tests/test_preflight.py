@@ -15,10 +15,10 @@ from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import PreflightError, checks, examine, forecast, probe, report, task_checks
+from agentkit.preflight import checks, examine, forecast, probe, report, task_checks
 from agentkit.preflight.autopsies import AUTOPSIES
-from agentkit.preflight.chances import advantages, dead_share, fit_beta, repeatable, smallest_useful
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
+from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import correctness, plan, with_noise
 from agentkit.rollouts import rollout
 from agentkit.runs import cost
@@ -157,7 +157,7 @@ def test_autopsy_003_an_unanchored_pattern_strikes_everything(rollouts):
         dataclasses.replace(t, success=1.0) for t in sampled
     ]  # every rollout earned 20 - 20 + 10, as published
     preflight = report(RECIPE, always, golden, tasks, or_debug(WIDE), n_test=100)
-    with pytest.raises(PreflightError) as refusal:
+    with pytest.raises(TrainingError) as refusal:
         preflight.require()
     message = str(refusal.value)
     assert "faithfulness takes 20 from gold trajectories" in message and "unanchored" in message
@@ -189,7 +189,7 @@ def test_autopsy_000_noise_is_no_cure_for_zero_variance(rollouts):
         and item.values["repeatable"] < 0.3
         and item.values["noisy_components"] == ["noise"]
     )
-    with pytest.raises(PreflightError, match="noise gives the same trajectory another value each time"):
+    with pytest.raises(TrainingError, match="noise gives the same trajectory another value each time"):
         preflight.require()
     judged(rollouts, {"correctness": (correctness, 1.0)}).require()
 
@@ -218,7 +218,7 @@ def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
         )
 
     preflight = judged(rollouts, {"tool_call": (tool_call, 1.0)})
-    with pytest.raises(PreflightError, match=r"reads task\.meta\['num_turns'\], which no record holds"):
+    with pytest.raises(TrainingError, match=r"reads task\.meta\['num_turns'\], which no record holds"):
         preflight.require()
     judged(rollouts, {"tool_call": (counted, 1.0)}).require()
 
@@ -431,7 +431,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(tokenizer, suit
     monkeypatch.setattr("agentkit.policies.slots.memory_of", lambda device: 20 * 10**9)
     found, rollouts = examine(lab, policy, suite.split("train"), model=model)
     assert rollouts == [] and [item.name for item in found.items] == ["Memory"] and found.rollouts == 0
-    with pytest.raises(PreflightError, match="Memory: .* GB of the machine's 20 GB .*micro_batch: [1-7]"):
+    with pytest.raises(TrainingError, match="Memory: .* GB of the machine's 20 GB .*micro_batch: [1-7]"):
         found.require()
 
 

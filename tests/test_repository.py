@@ -36,7 +36,7 @@ LAYERS = (
     ("verifiers",),
     ("tasks", "rollouts", "evaluation"),
     ("policies", "rewards", "diagnostics", "exchange"),
-    ("lab", "training", "views", "nano.pretrain", "nano.world"),  # how the shipped weights were made
+    ("lab", "training", "views", "nano.pretrain"),  # how the shipped weights were made
     ("preflight",),
     ("cli", "bench", "doctor", "__init__"),
 )

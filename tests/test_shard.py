@@ -15,7 +15,7 @@ from agentkit.rollouts import rollout
 from agentkit.runs import read_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.topology import choose
-from agentkit.training.launch import Work, launch
+from agentkit.training.launch import Work
 
 REFUSED = {
     "samples with the weights": {},
@@ -97,11 +97,11 @@ def test_a_checkpoint_goes_on_with_shards_and_without(folder, first):  # noqa: F
 
     run, lab = prepared(folder, f"halves-{first}", shard=first, **changes)
     with pytest.raises(KeyboardInterrupt):
-        launch(lab, run, stop_after_two)
+        Work(lab, run).train(stop_after_two)
     _, other = prepared(folder, f"halves-{first}", shard=not first, **changes)
-    assert launch(other, run)["steps"] == 4
+    assert Work(other, run).train()["steps"] == 4
     whole, lab = prepared(folder, f"whole-{first}", shard=first, **changes)
-    launch(lab, whole)
+    Work(lab, whole).train()
     rows = [read_jsonl(r.file("train", "metrics.jsonl")) for r in (run, whole)]
     assert [row["step"] for row in rows[0]] == [0, 1, 2, 3, 4], "it went on"
     for name in ("loss", "grad_norm", "kl", "reward"):

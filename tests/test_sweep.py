@@ -122,7 +122,7 @@ def test_a_key_given_twice_is_refused(tmp_path):
     path.write_text(
         "recipe: params/nano.yaml\nseeds: [1]\narms:\n  default: {}\n  free: {beta: 0.0}\n  free: {beta: 0.1}\n"
     )
-    with pytest.raises(RecipeError, match="'free' twice"):
+    with pytest.raises(RecipeError, match="sets 'free' again"):
         read_design(path)
 
 

@@ -12,13 +12,13 @@ import pytest
 from hostile.widget_texts import TEXTS
 from hypothesis import given
 from hypothesis import strategies as st
-from widget_cases import TASKS, call, group, trajectory, widget
+from widget_cases import TASKS, call, group, read_notes, trajectory, widget
 
 import agentkit.views.widgets
 from agentkit.records import Task, ToolResult, Turn
 from agentkit.rollouts.tokens import faults, token_texts, xray
 from agentkit.runs import Run
-from agentkit.views.widgets import compare_trajectories, group_view, mask_xray, read_notes
+from agentkit.views.widgets import compare_trajectories, group_view, mask_xray
 
 FOLDER = Path(agentkit.views.widgets.__file__).parent
 
@@ -73,14 +73,8 @@ def test_odd_values():
 
 
 def test_alarms_of_a_task():
-    tasks = widget(alarms={"tool abandonment": {"t1", "of another suite"}, "failed call": ["t1"]}).payload[
-        "tasks"
-    ]
-    assert [task["alarms"] for task in tasks] == [
-        [],
-        ["tool abandonment", "failed call"],
-        ["no answer", "failed call"],
-    ]
+    tasks = widget().payload["tasks"]
+    assert [task["alarms"] for task in tasks] == [[], [], ["no answer", "failed call"]]
 
 
 def test_clear_errors():
@@ -137,39 +131,30 @@ def traced(**changes):
 
 
 def test_xray_of_literals():
-    tokens = xray(
-        traced(), lambda ids: "".join("abcdefghijk"[i] for i in ids), logprobs=[-0.2, -0.1, -9, -0.3, -0.5]
-    )
+    tokens = xray(traced(), lambda ids: "".join("abcdefghijk"[i] for i in ids))
     assert "".join(token.text for token in tokens) == "ijbcdef"
     assert [(t.source, t.mask, t.turn) for t in tokens] == [
         ("prompt", 0, None), ("prompt", 0, None), ("model", 1, 0), ("model", 1, 0), ("observation", 0, 0),
         ("model", 1, 1), ("model", 1, 1),
     ]  # fmt: skip
     assert [t.old_logprob for t in tokens] == [None, None, -0.1, -0.2, None, -0.3, -0.4]
-    assert [t.logprob for t in tokens] == [None, None, -0.2, -0.1, -9, -0.3, -0.5]
-    assert [t.advantage for t in tokens] == [None, None, 0.5, 0.5, None, 0.5, 0.5]
-    assert {t.entropy for t in tokens} == {None} and faults(traced()) == []
-
-
-def test_xray_takes_advantages_by_token():
-    tokens = xray(traced(), advantages=[1, 2, 3, 4, 5], entropies=[0, 0.5, 0, 0, 0])
-    assert [t.advantage for t in tokens[2:]] == [1.0, 2.0, None, 4.0, 5.0] and tokens[3].entropy == 0.5
-    assert tokens[0].text == "#8"
+    columns = mask_xray(traced()).payload["tokens"]
+    assert columns["advantage"] == [None, None, 0.5, 0.5, None, 0.5, 0.5] and columns["text"][0] == "#8"
+    assert faults(traced()) == []
 
 
 @pytest.mark.parametrize(
-    ("changes", "given", "message"),
+    ("changes", "message"),
     [
-        ({"action_mask": (1, 1)}, {}, "action_mask has 2 values for 5 completion tokens"),
-        ({"old_logprobs": ()}, {}, "old_logprobs has 0 values for 5"),
-        ({}, {"logprobs": [0.0] * 6}, "logprobs has 6 values for 5"),
-        ({"turns": (Turn("", (3, 9)),)}, {}, r"turn 0 spans \[3, 9\) of 5"),
-        ({"turns": (Turn("", (-1, 2)),)}, {}, r"turn 0 spans \[-1, 2\) of 5"),
+        ({"action_mask": (1, 1)}, "action_mask has 2 values for 5 completion tokens"),
+        ({"old_logprobs": ()}, "old_logprobs has 0 values for 5"),
+        ({"turns": (Turn("", (3, 9)),)}, r"turn 0 spans \[3, 9\) of 5"),
+        ({"turns": (Turn("", (-1, 2)),)}, r"turn 0 spans \[-1, 2\) of 5"),
     ],
 )
-def test_xray_refuses_what_does_not_line_up(changes, given, message):
+def test_xray_refuses_what_does_not_line_up(changes, message):
     with pytest.raises(ValueError, match=message):
-        mask_xray(traced(**changes), **given)
+        mask_xray(traced(**changes))
 
 
 def test_a_trained_observation_is_a_fault():

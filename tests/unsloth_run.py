@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from agentkit import Run, Suite, nano  # noqa: E402
 from agentkit.lab import Lab  # noqa: E402
 from agentkit.policies.loading import load_agent  # noqa: E402
-from agentkit.policies.sync_guard import SyncError  # noqa: E402
 from agentkit.policies.vllm import VllmPolicy  # noqa: E402
+from agentkit.records import EngineError  # noqa: E402
 from agentkit.runs.recipe import Recipe  # noqa: E402
 from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402
 from agentkit.training.peer import as_batch, update  # noqa: E402
@@ -71,7 +71,7 @@ def faults(folder: Path) -> dict[str, str]:
         try:
             train(trainer)
             found[fault] = "went on"
-        except SyncError:
+        except EngineError:
             found[fault] = "stopped"
     return found
 

@@ -2,6 +2,7 @@
 
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.views.widgets import compare_trajectories
+from agentkit.views.widgets.compare import note_rows
 
 TASKS = [
     Task("t0", "How many people live in Peru?", "33", family="A", difficulty="easy"),
@@ -92,3 +93,8 @@ def group():
         ),
         trajectory("t0", None, sample=3, **common),
     ]
+
+
+def read_notes(run):
+    """A run's notes by task id, those that were taken back left out."""
+    return {row["task_id"]: row["text"] for row in note_rows(run) if row["text"]}

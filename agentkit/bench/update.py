@@ -12,7 +12,6 @@ arithmetic, which is the same for both.
 import ctypes
 import gc
 import tempfile
-import threading
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle, islice
@@ -23,6 +22,7 @@ import psutil
 
 from agentkit.bench.common import case, report
 from agentkit.policies.loading import load_agent
+from agentkit.runs.children import repeated
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.corpus import Corpus
 from agentkit.training.adapters import lora
@@ -94,19 +94,8 @@ def _peak_mb(work: Callable[[], Any]) -> tuple[float, Any]:
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)  # memory that was freed and kept would hide growth
-    process, done, peak = psutil.Process(), threading.Event(), 0
-    before = process.memory_info().rss
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.002):
-            peak = max(peak, process.memory_info().rss - before)
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
+    process = psutil.Process()
+    grown = [before := process.memory_info().rss]
+    with repeated(lambda: grown.append(process.memory_info().rss), 0.002):
         result = work()
-    finally:
-        done.set()
-        watcher.join()
-    return peak / 1e6, result
+    return (max(grown) - before) / 1e6, result

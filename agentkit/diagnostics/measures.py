@@ -18,6 +18,7 @@ from agentkit.trajectories import (
     call_key,
     groups_by_task,
     is_dead,
+    members,
     met_limit,
     results_of,
     trajectory_id,
@@ -83,16 +84,12 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
     return StepMeasures(int(row["step"]), values, evidence)
 
 
-def _all(groups: Iterable[Group]) -> list[Trajectory]:
-    return [t for group in groups for t in group.trajectories]
-
-
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else math.nan
 
 
 def _outcomes(groups: Sequence[Group]) -> tuple[Values, Evidence]:
-    trajectories = _all(groups)
+    trajectories = members(groups)
     limited = [t for t in trajectories if met_limit(t)]
     paid = [t for t in trajectories if t.reward is not None]
     wrong_pays, right_pays = (_mean([t.reward for t in paid if t.success == k]) for k in (0.0, 1.0))
@@ -126,7 +123,7 @@ def _groups(groups: Sequence[Group]) -> tuple[Values, Evidence]:
             repeated += [t for t in group.trajectories if counts[t.completion_ids] > 1]
     shares = {"zero_variance": len(dead), "solved": len(dead) - len(stuck), "stuck": len(stuck)}
     values = {name: count / len(scored) if scored else math.nan for name, count in shares.items()}
-    return values | {"identical": _mean(repeats)}, {"stuck": _all(stuck), "identical": repeated}
+    return values | {"identical": _mean(repeats)}, {"stuck": members(stuck), "identical": repeated}
 
 
 def _solved(group: Group) -> bool:
@@ -135,7 +132,7 @@ def _solved(group: Group) -> bool:
 
 def _components(groups: Sequence[Group]) -> tuple[Values, Evidence]:
     """Ranges of the components, and how much of the reward's variance within groups each explains."""
-    trajectories = [t for t in _all(groups) if t.reward is not None]
+    trajectories = [t for t in members(groups) if t.reward is not None]
     values: Values = {"explains/success": explained(groups, lambda t: t.success)}
     for name in dict.fromkeys(name for t in trajectories for name in t.components):
         scored = [t.components[name] for t in trajectories if t.components.get(name) is not None]
@@ -175,7 +172,7 @@ def explained(groups: Iterable[Group], measure: Measure) -> float:
 
 def _actions(groups: Sequence[Group]) -> tuple[Values, Evidence]:
     """Do answers and actions still depend on the task?"""
-    trajectories = _all(groups)
+    trajectories = members(groups)
     answered = [(normalize(t.answer), t) for t in trajectories if t.answer is not None]
     counts = Counter(answer for answer, _ in answered)
     top, times = counts.most_common(1)[0] if counts else ("", 0)
@@ -192,7 +189,7 @@ def _actions(groups: Sequence[Group]) -> tuple[Values, Evidence]:
 
 def _tools(groups: Sequence[Group]) -> tuple[Values, Evidence]:
     """Calls, how long they took, and cached replies that differ from fresh ones to the same call."""
-    trajectories = _all(groups)
+    trajectories = members(groups)
     calls = [(result, t) for t in trajectories for result in results_of(t)]
     fresh = [r.seconds for r, _ in calls if not r.cached and r.name]
     late = [t for r, t in calls if not r.ok and TIMED_OUT in r.observation]

@@ -5,8 +5,6 @@ its plan. These are stated rules, not readings of intent: each measure says what
 policies fail (failures), success and its tests (comparison) and the formulas (statistics).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,14 +38,6 @@ def _after_failure(t: Trajectory) -> list[tuple[ToolResult, ...]]:
     return [later.results for turn, later in pairs if any(not result.ok for result in turn.results)]
 
 
-def _retries(t: Trajectory, task: Task) -> list[bool]:
-    return [bool(results) for results in _after_failure(t)]
-
-
-def _recovers(t: Trajectory, task: Task) -> list[bool]:
-    return [bool(results) and all(r.ok for r in results) for results in _after_failure(t)]
-
-
 def _plans(t: Trajectory, task: Task) -> list[bool]:
     first = [turn for turn in t.turns[:1] if turn.results]
     return [len(_NO_PROSE.sub(" ", turn.text[:TEXT_LIMIT]).split()) >= 3 for turn in first]
@@ -67,14 +57,6 @@ def _repeats(t: Trajectory, task: Task) -> list[bool]:
     return [call in calls[:i] for i, call in enumerate(calls)]
 
 
-def _calls_of_solved(t: Trajectory, task: Task) -> list[int]:
-    return [len(results_of(t))] if t.success is not None and t.success > SOLVED else []
-
-
-def _no_tool(t: Trajectory, task: Task) -> list[bool]:
-    return [not results_of(t)] if needs_tools(task) and t.answer is not None else []
-
-
 def _skips(t: Trajectory, task: Task) -> list[bool]:
     planned = len(plan_of(task))
     if not planned or t.answer is None or writes_code(task):  # a program may well be written in one go
@@ -90,16 +72,16 @@ def _ungrounded(t: Trajectory, task: Task) -> list[bool]:
     return [not is_grounded]
 
 
-def _gives_up(t: Trajectory, task: Task) -> list[bool]:
-    return [t.answer is not None and gave_up(t.answer, task)]
-
-
 MEASURES = {
     "retries": Measure(
-        "Retries after a failed call", "turns with a failed call that are followed by another call", _retries
+        "Retries after a failed call",
+        "turns with a failed call that are followed by another call",
+        lambda t, task: [bool(results) for results in _after_failure(t)],
     ),
     "recovers": Measure(
-        "Recovers from a failed call", "turns with a failed call whose next calls all work", _recovers
+        "Recovers from a failed call",
+        "turns with a failed call whose next calls all work",
+        lambda t, task: [bool(results) and all(r.ok for r in results) for results in _after_failure(t)],
     ),
     "plans": Measure(
         "Plans before acting", "first turns that call a tool and say at least three words beside it", _plans
@@ -113,10 +95,15 @@ MEASURES = {
         "Repeats a call it has made", "calls whose name and arguments came before in the trajectory", _repeats
     ),
     "calls": Measure(
-        "Calls in a solved trajectory", "tool calls for each right trajectory", _calls_of_solved, share=False
+        "Calls in a solved trajectory",
+        "tool calls for each right trajectory",
+        lambda t, task: [len(results_of(t))] if t.success is not None and t.success > SOLVED else [],
+        share=False,
     ),
     "no_tool": Measure(
-        "Shortcut: answers without any tool", "answers to tasks that need a tool, with no call", _no_tool
+        "Shortcut: answers without any tool",
+        "answers to tasks that need a tool, with no call",
+        lambda t, task: [not results_of(t)] if needs_tools(task) and t.answer is not None else [],
     ),
     "skips": Measure(
         "Shortcut: skips a planned step",
@@ -126,7 +113,11 @@ MEASURES = {
     "ungrounded": Measure(
         "Shortcut: answer from nowhere", "answers that no tool had returned; programs never run", _ungrounded
     ),
-    "gives_up": Measure("Gives up", "trajectories whose answer says that there is none", _gives_up),
+    "gives_up": Measure(
+        "Gives up",
+        "trajectories whose answer says that there is none",
+        lambda t, task: [t.answer is not None and gave_up(t.answer, task)],
+    ),
 }
 
 
@@ -218,12 +209,8 @@ def _change(before: _Counts, after: _Counts, measure: Measure) -> dict[str, Any]
 def _rate_cell(name: str, rate: Mapping[str, Any]) -> str:
     if rate["value"] is None:
         return "– (no occasion)"
-    if MEASURES[name].share:
-        return (
-            f"{tables.percent(rate['value'], rate['ci95'])} of {rate['occasions']} in {rate['tasks']} tasks"
-        )
-    bounds = f" [{rate['ci95'][0]:.2f}, {rate['ci95'][1]:.2f}]" if rate["ci95"] else ""
-    return f"{rate['value']:.2f}{bounds}"
+    shown = tables.cell(rate["value"], rate["ci95"], "{:.1%}" if MEASURES[name].share else "{:.2f}")
+    return f"{shown} of {rate['occasions']} in {rate['tasks']} tasks" if MEASURES[name].share else shown
 
 
 def _change_sentence(change: Mapping[str, Any], rates: Mapping[str, Mapping[str, Any]]) -> str:

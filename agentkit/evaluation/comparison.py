@@ -3,14 +3,12 @@
 Leaves out how numbers are said in words (tables) and the formulas (statistics).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import combinations, permutations
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -54,7 +52,7 @@ class Comparison:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Any, path: object = "comparison.json") -> Comparison:
+    def from_json(cls, value: Any, path: object = "comparison.json") -> Self:
         """What ``to_json`` gave, in this version or an earlier one.
 
         Raises:
@@ -197,14 +195,14 @@ class Pair:
     tasks: list[str]
 
     @classmethod
-    def of(cls, a: str, b: str, values_a: Values, values_b: Values) -> Pair:
+    def of(cls, a: str, b: str, values_a: Values, values_b: Values) -> Self:
         """Raises DataError where no task is scored for both."""
         both = [task for task in values_a if all(values_a[task]) and all(values_b[task])]
         if not both:
             raise DataError(f"{a} and {b} share no task that is scored for both. Score more trajectories.")
         return cls(a, b, (values_a, values_b), both)
 
-    def among(self, tasks: Iterable[str]) -> Pair:
+    def among(self, tasks: Iterable[str]) -> Self:
         return replace(self, tasks=[task for task in self.tasks if task in set(tasks)])
 
     @cached_property

@@ -3,8 +3,6 @@
 The rules that behaviour and failures are counted by. Leaves out intent: nothing here guesses.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from fractions import Fraction

@@ -3,8 +3,6 @@
 Leaves out showing them (views.widgets).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The rules read the record and, where the task has one, its plan; they do not gue
 success and its tests (evaluation) and showing trajectories (widgets).
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

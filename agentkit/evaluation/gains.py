@@ -6,8 +6,6 @@ the product, averaged over the orders in which the four can change (Shapley 1953
 tasks. Leaves out why a rate changed, and what right in substance means (substance).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

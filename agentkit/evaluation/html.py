@@ -5,8 +5,6 @@ characters, are spelled out. Leaves out what draws itself: figures (plotly) and 
 take the style sheet only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -97,9 +95,6 @@ def _look(cells: Sequence[Any]) -> str:
     if max((len(cell) for cell in cells if isinstance(cell, str)), default=0) > _LONG:
         return "words long"
     filled = [cell for cell in cells if cell != ""]
-    return "number" if filled and all(map(_is_number, filled)) else "words"
-
-
-def _is_number(cell: Any) -> bool:
-    """Whether a cell is a number, or text that begins with one; a dash stands for one that is missing."""
-    return not isinstance(cell, str) or cell.startswith("–") or bool(_AMOUNT.match(cell))
+    # text may begin with a number; a dash stands for one that is missing
+    amounts = [not isinstance(cell, str) or cell.startswith("–") or _AMOUNT.match(cell) for cell in filled]
+    return "number" if filled and all(amounts) else "words"

@@ -5,8 +5,6 @@ rules were chosen by simulation (tests/test_statistics.py): a percentile bootstr
 % where a 95 % interval is asked of 15 to 30 tasks, so there is none here. Leaves out records and tables.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -235,13 +233,13 @@ def seeds_interval(rates: np.ndarray, *, low: float, high: float, alpha: float =
 
 
 # ---- tests
-def sign_flip_p(differences: np.ndarray, *, mid: bool = True) -> float:
+def sign_flip_p(differences: np.ndarray) -> float:
     """Two-sided p of "the two policies are exchangeable within each task", from differences of shape (N,).
 
     Fisher's randomisation test of the mean, exact: differences of rates are whole multiples of some 1/L, so
     the distribution over all 2^N flips is a convolution. Where there is no L up to 1000 it is Monte Carlo
     (scipy), and over 1,000 tasks Student's t, which by then is the same. Rates have few values, so sums often
-    tie with the observed one and the plain p rejects in 3 to 4 % of null studies. ``mid`` counts ties by half
+    tie with the observed one and the plain p rejects in 3 to 4 % of null studies. Ties count by half
     (Lancaster 1961, JASA 56:223), which brings that to 5 %. For right or wrong outcomes it is McNemar's mid-p
     (Fagerland et al. 2013, BMC Med. Res. Methodol. 13:91).
     """
@@ -259,7 +257,7 @@ def sign_flip_p(differences: np.ndarray, *, mid: bool = True) -> float:
         positive[::step] = stats.binom.pmf(np.arange(count + 1), count, 0.5)
         chances = np.convolve(chances, positive)
     sums = np.abs(2 * np.arange(total + 1) - total)
-    p = float(chances[sums > observed].sum() + (0.5 if mid else 1.0) * chances[sums == observed].sum())
+    p = float(chances[sums > observed].sum() + 0.5 * chances[sums == observed].sum())
     return max(min(p, 1.0), _SMALLEST_P)
 
 
@@ -276,9 +274,9 @@ def _monte_carlo_p(differing: np.ndarray) -> float:
     return float(test.pvalue)
 
 
-def _whole_steps(values: np.ndarray, limit: int = 1000) -> np.ndarray | None:
+def _whole_steps(values: np.ndarray) -> np.ndarray | None:
     """Values as whole multiples of one 1/L with the smallest L, or None."""
-    for scale in range(1, limit + 1):
+    for scale in range(1, 1001):
         steps = np.rint(values * scale)
         if np.max(np.abs(values * scale - steps)) < 1e-6:
             return steps.astype(np.int64)

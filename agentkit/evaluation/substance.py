@@ -5,8 +5,6 @@ The lenient verifier beside the strict one, which stays the only judge of succes
 know: whether words next to the right ones are another answer, so whatever is doubtful is wrong here too.
 """
 
-from __future__ import annotations
-
 import re
 
 from agentkit.evaluation.evidence import TEXT_LIMIT, gave_up, stands

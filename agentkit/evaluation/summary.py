@@ -3,8 +3,6 @@
 Leaves out comparing it with another (comparison) and the formulas (statistics).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -232,14 +230,14 @@ def _draws(values: Values) -> dict[str, Any]:
     for k in ks:
         enough = [task for task, size in sizes.items() if size >= k]
         for name, chance in (("pass_at_k", statistics.pass_at_k), ("pass_hat_k", statistics.pass_hat_k)):
-            chances = {task: [_chance(chance, scores, k) for scores in values[task]] for task in enough}
-            draws[name][str(k)] = measure(chances)
+            # the chance of one task and seed, once a sample: what intervals count as evidence
+            draws[name][str(k)] = measure(
+                {
+                    task: [[chance(len(s), sum(x > SOLVED for x in s), k)] * len(s) for s in values[task]]
+                    for task in enough
+                }
+            )
     return draws
-
-
-def _chance(chance: Callable, scores: Sequence[float], k: int) -> list[float]:
-    """The chance of one task and seed, once a sample: what intervals count as evidence."""
-    return [chance(len(scores), sum(score > SOLVED for score in scores), k)] * len(scores)
 
 
 def named(name: str, function: Callable, *arguments: Any) -> Any:

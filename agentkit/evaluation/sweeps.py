@@ -6,8 +6,6 @@ do: three seeds of one arm alone say next to nothing of it. Leaves out running a
 drawing it (views).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -346,7 +344,7 @@ class Ablation:
             dead = arm["dead_groups"]
             rows[name] = {
                 "success": tables.percent(arm["success"], arm["ci95"]),
-                "difference, points": _points(test) if test else "–",
+                "difference, points": tables.spanned(test["diff"], test["ci95"]) if test else "–",
                 "p, Dunnett": f"{p:.2g}" if test and (p := test["p_dunnett"]) is not None else "–",
                 "verdict": self.verdict(name),
                 "turns": f"{arm['turns']:.2f}",
@@ -381,12 +379,7 @@ def _with_tokens(run: Run) -> pd.DataFrame:
 
 
 def _said(test: Mapping[str, Any]) -> str:
-    return f"{test['arm']} ({_points(test)} points)"
-
-
-def _points(test: Mapping[str, Any]) -> str:
-    low, high = test["ci95"]
-    return f"{100 * test['diff']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+    return f"{test['arm']} ({tables.briefly(test)})"
 
 
 def measured_spread(success: Sequence[np.ndarray]) -> Spread:

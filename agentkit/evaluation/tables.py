@@ -4,8 +4,6 @@ Cells, names and captions may come from a model or a user: each form escapes wha
 and CSV what a spreadsheet would take for a formula. Leaves out measuring (summary) and testing (comparison).
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -188,7 +186,7 @@ def policy_table(policies: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     rows: dict[str, dict[str, str]] = {}
     for policy, entry in policies.items():
         for title, value, interval, _, form in figures(entry):
-            rows.setdefault(title, dict.fromkeys(policies, "–"))[policy] = _cell(value, interval, form)
+            rows.setdefault(title, dict.fromkeys(policies, "–"))[policy] = cell(value, interval, form)
     return text_table(rows)
 
 
@@ -196,9 +194,9 @@ def family_table(entry: Mapping[str, Any]) -> pd.DataFrame:
     """One policy's entry, overall and by family: success, turns, failed calls by kind, tokens, tasks."""
     rows = {}
     for name, block in {"all": entry, **entry["by_category"]}.items():
-        row = {"success": _cell(block["success"], block["ci95"], "{:.1%}")}
+        row = {"success": cell(block["success"], block["ci95"], "{:.1%}")}
         for key, title in FAMILY_COLUMNS.items():
-            row[title] = _cell(block[key], None, MEASURES[key][1])
+            row[title] = cell(block[key], None, MEASURES[key][1])
         rows[name] = row | {"tasks": block["n"]}
     return text_table(rows)
 
@@ -222,7 +220,8 @@ def level_table(
     return text_table(rows)
 
 
-def _cell(value: float | None, interval: list[float] | None, form: str) -> str:
+def cell(value: float | None, interval: list[float] | None, form: str) -> str:
+    """A measured number with its interval."""
     if value is None:
         return "–"
     if form == "{:.1%}":
@@ -244,8 +243,8 @@ def paired_cells(block: Mapping[str, Any]) -> dict[str, str]:
     detectable = block.get("detectable")
     template = block.get("by_template")
     return {
-        "difference, points": _spanned(block["diff"], block["ci95"]),
-        "clustered by template": _spanned(block["diff"], template["ci95"]) if template else "–",
+        "difference, points": spanned(block["diff"], block["ci95"]),
+        "clustered by template": spanned(block["diff"], template["ci95"]) if template else "–",
         "p": _p(block.get("p")),
         "p, Holm": _p(block.get("p_holm", block.get("p"))),
         "verdict": block.get("verdict", "" if "p" in block else DESCRIBED),
@@ -259,7 +258,8 @@ def _points(share: float) -> str:
     return f"{100 * share:+.1f}"
 
 
-def _spanned(difference: float, interval: Sequence[float]) -> str:
+def spanned(difference: float, interval: Sequence[float]) -> str:
+    """A difference with its interval, in points: +3.1 [+0.4, +5.9]."""
     return f"{_points(difference)} [{_points(interval[0])}, {_points(interval[1])}]"
 
 
@@ -270,7 +270,7 @@ def _p(p: float | None) -> str:
 # ---- sentences
 def briefly(block: Mapping[str, Any]) -> str:
     """A difference with its interval."""
-    return f"{_spanned(block['diff'], block['ci95'])} points"
+    return f"{spanned(block['diff'], block['ci95'])} points"
 
 
 def sentence(

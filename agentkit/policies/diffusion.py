@@ -4,8 +4,6 @@ The same prompt gives the same picture, painted when somebody looks and kept in 
 dependency of agentkit: whoever names a model installs it. Leaves out composed pictures (tools.pictures).
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

@@ -8,7 +8,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -21,7 +20,7 @@ from agentkit.policies.loading import PROMPT_ROOM
 from agentkit.policies.precision import precision_of
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import Recipe, Run
-from agentkit.runs.children import PARENT, TOKEN, end_all, free_port
+from agentkit.runs.children import PARENT, TOKEN, end_all, free_port, repeated
 from agentkit.runs.topology import CARDS
 
 START_S = 900.0  # until a server answers: it loads a model and compiles kernels
@@ -62,6 +61,10 @@ class _Server:
                 start_new_session=True,
             )
 
+    def has_died(self) -> bool:
+        """And may be started again; its weights come with the next sync."""
+        return self.child.poll() is not None and self.starts <= RESTARTS
+
     def answers(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
             return httpx.get(f"{self.url}/health", timeout=5.0, trust_env=False).status_code == 200
@@ -75,8 +78,7 @@ def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[st
     They serve the policy that GRPO starts from. Raises EngineError with what a server wrote last, where one
     does not come up.
     """
-    token, over, made = uuid.uuid4().hex, threading.Event(), []
-    watcher = threading.Thread(target=_watch, args=(made, over), name="replicas", daemon=True)
+    token, made = uuid.uuid4().hex, []
     try:
         for number, card in enumerate(cards):
             log = run.file(f"server-{number}.log")
@@ -84,12 +86,9 @@ def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[st
             made.append(_Server(_command(recipe, run, bool(card)), card, f"{token}-{number}", log))
         for server in made:
             _wait(server)
-        watcher.start()
-        yield [server.url for server in made]
+        with repeated(lambda: [server.start() for server in made if server.has_died()], LOOK_S):
+            yield [server.url for server in made]
     finally:
-        over.set()
-        if watcher.ident:
-            watcher.join()
         for server in made:
             server.child.terminate()
         deadline = time.monotonic() + END_S
@@ -124,11 +123,3 @@ def _wait(server: _Server) -> None:
             said = " | ".join(lines[-2:])[-300:]
             raise EngineError(f"the server that was to roll out {why} (see {server.log}): {said}")
         time.sleep(LOOK_S)
-
-
-def _watch(servers: Sequence[_Server], over: threading.Event) -> None:
-    """Start servers again that have died; their weights come with the next sync."""
-    while not over.wait(LOOK_S):
-        for server in servers:
-            if server.child.poll() is not None and server.starts <= RESTARTS:
-                server.start()

@@ -38,10 +38,6 @@ TEXT = (
 _TASK = Task("sync-probe", "", "")
 
 
-class SyncError(EngineError):
-    """Engine and trainer compute different log-probabilities for the same tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class Gap:
     """How far an engine's log-probabilities of some tokens lie from the trainer's."""
@@ -143,7 +139,7 @@ def sync(
     with the very model that is trained.
 
     Raises:
-        SyncError: the engine serves something else, or its log-probabilities are not finite.
+        EngineError: the engine serves something else, or its log-probabilities are not finite.
         EngineError: the engine could not take the weights.
     """
     if policy.shares_weights:
@@ -162,7 +158,7 @@ def sync(
             off = scored()
     result = gap([sample.logprobs for sample in samples], scored(), off, noise or NOISE[model.dtype])
     if why := result.problem(model.dtype, limit):
-        raise SyncError(
+        raise EngineError(
             f"after the weights were handed over, {why}: the engine serves other weights, keeps a stale "
             "prefix cache, or gives log-probabilities of another kind (start servers with agentkit serve). "
             "The run stops before it learns from them"

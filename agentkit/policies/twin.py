@@ -5,8 +5,6 @@ model, so that in half precision the twin costs an adapter; in float32, where th
 that samples faster, it costs the layers that have one. Leaves out when to hand weights over (training.ahead).
 """
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

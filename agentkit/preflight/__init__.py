@@ -1,7 +1,7 @@
 """Is this run worth starting? A report from a few dozen rollouts of the starting policy, before any training.
 
 ``examine`` rolls out, scores several times, scores the scripted expert under the same reward, probes each
-component and forecasts the cost. A red item refuses the run (PreflightError), unless the recipe says
+component and forecasts the cost. A red item refuses the run (TrainingError), unless the recipe says
 ``preflight: warn``. Leaves out training itself: a learning rate can be too large and the report green.
 """
 
@@ -16,17 +16,20 @@ from types import MappingProxyType
 from typing import Any
 
 from agentkit.lab import Lab
-from agentkit.policies.ranks import spread, world
+from agentkit.policies.loading import agent_of, make_policy
+from agentkit.policies.ranks import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
 from agentkit.preflight.probe import Probed, probe
-from agentkit.preflight.report import Item, Preflight, PreflightError
+from agentkit.preflight.report import Item, Preflight
+from agentkit.preflight.task_checks import evenly
 from agentkit.records import RecipeError, Task, Trajectory
 from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.tokens import exact_decode
-from agentkit.runs import Recipe, Run, cost
+from agentkit.runs import Recipe, Run, cost, read_trajectories, write_trajectories
+from agentkit.training.launch import Work
 from agentkit.trajectories import groups_by_task, results_of
 
 TASKS, REPEATS, GOLD, PROBED = 12, 4, 24, 3
@@ -54,11 +57,11 @@ def examine(
     what its stages took so far, makes the forecast one of that run.
     """
     start, n_test = time.monotonic(), len(test)
-    recipe, chosen = lab.recipe, _spread(tasks, TASKS)
+    recipe, chosen = lab.recipe, evenly(tasks, TASKS)
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
-    planned = _spread([task for task in tasks if task.meta.get("plan")], GOLD)
+    planned = evenly([task for task in tasks if task.meta.get("plan")], GOLD)
     options = lab.options(seed=recipe.seed)
     title = "preflight" if progress else None
     clock = time.monotonic()
@@ -209,9 +212,37 @@ def _longer(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]) -> floa
     return max(1.0, then / now) if now else 1.0
 
 
-def _spread(tasks: Sequence[Task], n: int) -> list[Task]:
-    """At most ``n`` tasks, evenly spread over the list, so that every family and difficulty has its share."""
-    return [tasks[i * len(tasks) // n] for i in range(n)] if len(tasks) > n else list(tasks)
+FIRST = 8  # training tasks whose groups are shown
+SHOWN = ".first_groups.parquet"  # in the run's folder
 
 
-__all__ = ["Item", "Preflight", "PreflightError", "Probed", "examine", "forecast", "probe", "report"]
+def first_look(work: Work) -> tuple[list[Trajectory], Preflight | None]:
+    """Groups of the first training tasks, and the report where the recipe asks for one (preflight.json)."""
+    work.sample("agentkit.preflight:look")
+    wanted = work.lab.recipe.preflight != "off"
+    report = Preflight.load(work.run.file("preflight.json")) if wanted else None
+    return read_trajectories(work.run.file(SHOWN)), report
+
+
+def look(lab: Lab, run: Run, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The job: in this process, or in several that each roll out a share."""
+    recipe, suite = lab.recipe, lab.load(run)
+    tasks = lab.train_tasks(suite)
+    agent, tokenizer = agent_of(run, recipe, "sft")
+    with make_policy(agent, tokenizer, "sft", recipe) as policy:
+        shown = lab.rollout(tasks[:FIRST], policy, group_size=recipe.group_size)
+        on_main_process(lambda: write_trajectories(run.file(SHOWN), shown))
+        if recipe.preflight == "off":
+            return {}
+        test = suite.split("test")
+        report, rollouts = examine(lab, policy, tasks, model=agent, test=test, run=run, progress=True)
+
+    def keep() -> None:
+        report.save(run.file("preflight.json"))
+        write_trajectories(run.file("preflight.parquet"), rollouts)
+
+    on_main_process(keep)
+    return {}
+
+
+__all__ = ["Item", "Preflight", "Probed", "examine", "first_look", "forecast", "probe", "report"]

@@ -4,8 +4,6 @@ Each team saw the symptom and drew the wrong conclusion; preflight names the cau
 Leaves out their models and tasks, which were never released.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable

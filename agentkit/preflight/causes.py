@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from agentkit.preflight.report import Item, ids
+from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
 from agentkit.rollouts.chat import CUT
 from agentkit.runs import Recipe
@@ -54,7 +54,7 @@ def limits(golden: Sequence[Trajectory], recipe: Recipe) -> Item:
     finding = f"{len(cut)} of {len(golden)} gold trajectories meet a limit{f' ({named})' * bool(cut)}."
     light = "red" if len(cut) >= FITS * len(golden) else "amber" if len(cut) > ODDS * len(golden) else "green"
     advice = f"Raise {named}: a right policy could not finish." if light != "green" else ""
-    return Item(name, light, finding, advice, _gold(cut), {"cut": len(cut) / len(golden)})
+    return Item(name, light, finding, advice, gold_ids(cut), {"cut": len(cut) / len(golden)})
 
 
 def tools_as_planned(golden: Sequence[Trajectory], tasks: Mapping[str, Task]) -> Item:
@@ -75,10 +75,10 @@ def tools_as_planned(golden: Sequence[Trajectory], tasks: Mapping[str, Task]) ->
     finding = f"{total - len(astray)} of {total} calls of the expert show what the plan expects."
     values = {"calls": total, "astray": len(astray)}
     if len(astray) <= ODDS * total:
-        return Item(name, "green", finding, evidence=_gold(t for t, *_ in astray), values=values)
+        return Item(name, "green", finding, evidence=gold_ids(t for t, *_ in astray), values=values)
     tool, times = Counter(result.name for _, result, _ in astray).most_common(1)[0]
     advice = _astray(tool, [(r, e) for _, r, e in astray if r.name == tool], looked[tool])
-    return Item(name, "red", finding, advice, _gold(t for t, *_ in astray), values | {"tool": tool})
+    return Item(name, "red", finding, advice, gold_ids(t for t, *_ in astray), values | {"tool": tool})
 
 
 def _lasting(trajectory: Trajectory) -> list[ToolResult]:
@@ -109,7 +109,7 @@ def cache(golden: Sequence[Trajectory], fresh: Sequence[Trajectory]) -> Item:
         "raise its version."
     )
     light = "red" if len(other) > ODDS * len(pairs) else "amber"
-    return Item("Cached tools", light, finding, advice, _gold(t for t, *_ in other))
+    return Item("Cached tools", light, finding, advice, gold_ids(t for t, *_ in other))
 
 
 def _astray(tool: str, cases: Sequence[tuple[ToolResult, str | None]], calls: int) -> str:
@@ -218,7 +218,3 @@ def verifier(tasks: Sequence[Task], environments: Environments) -> Item:
     accepted = f"It accepts {row['answer'][:80]!r} ({str(row['why'])[:120]})"
     advice = f"{accepted}: compare the whole answer with the gold one."
     return Item(name, "red", finding, advice, tuple(row["task"] for row in failed), dict(tried))
-
-
-def _gold(golden: Any) -> tuple[str, ...]:
-    return tuple(f"gold:{name}" for name in ids(golden))

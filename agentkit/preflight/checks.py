@@ -13,12 +13,79 @@ from typing import Any
 import numpy as np
 
 from agentkit.evaluation.statistics import detectable_mean, success_interval
-from agentkit.preflight import chances
 from agentkit.preflight.report import EVIDENCE, Item, ids
 from agentkit.records import Group, StopReason, Trajectory
 from agentkit.rollouts.tokens import faults, group_faults
 from agentkit.runs import Recipe
-from agentkit.trajectories import EQUAL, groups_by_task, is_dead, met_limit, results_of
+from agentkit.trajectories import EQUAL, groups_by_task, is_dead, members, met_limit, results_of
+
+GROUP_SIZES = (4, 8, 12, 16, 24, 32)
+USEFUL = 0.5  # expected share of dead groups at which a group size is useful: at least every second teaches
+
+
+def fit_beta(right: Sequence[int], n: Sequence[int]) -> tuple[float, float]:
+    """The beta distribution of tasks' chances of success, by maximum likelihood of the beta-binomial.
+
+    Of (P,) right rollouts among (P,) rollouts of each task. A few rollouts a task make plug-in shares p = k/n
+    pile up at 0 and 1, which overstates dead groups; the fitted distribution does not.
+    """
+    from scipy.optimize import minimize
+    from scipy.special import betaln
+
+    k, m = np.asarray(right, dtype=float), np.asarray(n, dtype=float)
+    assert k.ndim == 1 and k.shape == m.shape and len(k)
+    assert (m >= 1).all() and (k >= 0).all() and (k <= m).all()
+
+    def loss(logs: np.ndarray) -> float:
+        a, b = np.exp(logs)
+        prior = ((logs - math.log(0.5)) ** 2).sum() / 8  # weak: keeps all-right and all-wrong samples finite
+        return float(prior - (betaln(k + a, m - k + b) - betaln(a, b)).sum())
+
+    bounds = [(math.log(0.02), math.log(500.0))] * 2
+    best = minimize(loss, np.log([0.5, 0.5]), bounds=bounds, method="L-BFGS-B")
+    return float(np.exp(best.x[0])), float(np.exp(best.x[1]))
+
+
+def dead_share(a: float, b: float, group_size: int) -> float:
+    """Expected share of groups all right or all wrong, E[p^G + (1-p)^G] for p of a beta distribution.
+
+    For one p this is DAPO's condition 0 < #correct < G (arXiv 2503.14476); the mean over p is a ratio of beta
+    functions.
+    """
+    from scipy.special import betaln
+
+    whole = betaln(a, b)
+    return float(math.exp(betaln(a + group_size, b) - whole) + math.exp(betaln(a, b + group_size) - whole))
+
+
+def smallest_useful(a: float, b: float) -> int | None:
+    """The smallest group size of which at most every second group is expected dead, or None."""
+    return next((size for size in range(2, GROUP_SIZES[-1] + 1) if dead_share(a, b, size) <= USEFUL), None)
+
+
+def advantages(rewards: np.ndarray) -> np.ndarray:
+    """GRPO's (r - mean) / (std + 1e-4) within each group, (P, G) to (P, G); sample std."""
+    assert rewards.ndim == 2 and rewards.shape[1] > 1
+    centred = rewards - rewards.mean(1, keepdims=True)
+    return centred / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+
+
+def repeatable(scorings: np.ndarray) -> float | None:
+    """Share of the advantages' variance that scoring the same trajectories again explains.
+
+    Of (S, P, G) rewards, scored S times: the mean product of the advantages of two scorings over their mean
+    square (an intraclass correlation about zero). 1 for a reward that depends on the trajectory only, 0 for
+    noise; None where no scoring gives any advantage.
+    """
+    assert scorings.ndim == 3 and len(scorings) > 1
+    s = len(scorings)
+    values = np.stack([advantages(rewards) for rewards in scorings]).reshape(s, -1)  # (S, P * G)
+    square = float((values**2).mean())
+    if square < 1e-12:
+        return None
+    products = (values.sum(0) ** 2 - (values**2).sum(0)) / (s * (s - 1))
+    return float(min(1.0, max(0.0, products.mean() / square)))
+
 
 Groups = Sequence[Group]
 HOPELESS = 0.95  # share of groups without advantage above which nothing can be learnt
@@ -34,10 +101,6 @@ LEAST_REACH = 1e-3  # of an entry of LoRA's B, below which a policy stays what i
 LARGEST_BETA = 1.0  # an advantage is measured in standard deviations of a group's rewards
 WIDEST_SEQUENCE_CLIP = 0.02  # fifty times GSPO's own
 BLIND = 0.15  # difference in success below which most training effects lie
-
-
-def members(groups: Groups) -> list[Trajectory]:
-    return [t for group in groups for t in group.trajectories]
 
 
 def _right(groups: Groups) -> tuple[list[int], list[int]]:
@@ -78,9 +141,9 @@ def dead_groups(groups: Groups, group_size: int) -> Item:
     right, n = _right(groups)
     dead = [g for g in groups if is_dead(g)]
     seen = len(dead) / len(groups)
-    a, b = chances.fit_beta(right, n) if n else (1.0, 1.0)
-    expected = {g: chances.dead_share(a, b, g) for g in sorted({*chances.GROUP_SIZES, group_size})}
-    useful = chances.smallest_useful(a, b)
+    a, b = fit_beta(right, n) if n else (1.0, 1.0)
+    expected = {g: dead_share(a, b, g) for g in sorted({*GROUP_SIZES, group_size})}
+    useful = smallest_useful(a, b)
     sizes = ", ".join(f"{g}: {share:.0%}" for g, share in expected.items())
     finding = (
         f"{seen:.0%} of the groups have equal rewards; by success alone {expected[group_size]:.0%} are "
@@ -131,8 +194,10 @@ def scoring_noise(scorings: Sequence[Sequence[Trajectory]]) -> Item:
     if not rewards.size:
         finding = "No group was scored as a whole, so repeats say nothing."
         return Item(name, "amber", finding, "Mend what is not scored first.")
-    share, within = chances.repeatable(rewards), float(rewards.var(0, ddof=1).mean())
-    noisy = _varying(scorings)
+    share, within = repeatable(rewards), float(rewards.var(0, ddof=1).mean())
+    names = dict.fromkeys(name for t in scorings[0] for name in t.components)
+    scored = {name: [[t.components.get(name) for t in scoring] for scoring in scorings] for name in names}
+    noisy = [name for name, values in scored.items() if any(again != values[0] for again in values)]
     values = {"repeatable": share, "noise_variance": within, "noisy_components": noisy}
     if share is None:
         finding = "Scoring again changes nothing, and there is no advantage to disturb."
@@ -165,12 +230,6 @@ def _whole_groups(groups: Sequence[Groups]) -> np.ndarray:
         if len(versions[0]) == size > 1 and not any(None in version for version in versions)
     ]
     return np.array(whole, dtype=float).swapaxes(0, 1) if whole else np.zeros(0)
-
-
-def _varying(scorings: Sequence[Sequence[Trajectory]]) -> list[str]:
-    names = dict.fromkeys(name for t in scorings[0] for name in t.components)
-    scored = {name: [[t.components.get(name) for t in scoring] for scoring in scorings] for name in names}
-    return [name for name, values in scored.items() if any(again != values[0] for again in values)]
 
 
 # ---- what the rollouts look like
@@ -250,7 +309,7 @@ def power(groups: Groups, n_test: int, samples: int) -> Item:
     if n_test < 1 or not n:
         advice = "Give the suite a test split, or nothing can be claimed afterwards."
         return Item(name, "amber", "There are no test tasks.", advice)
-    a, b = chances.fit_beta(right, n)
+    a, b = fit_beta(right, n)
     mean = a / (a + b)
     inside = a * b / ((a + b) * (a + b + 1))  # E[p (1 - p)]
     between = mean * (1 - mean) - inside  # variance of tasks' chances

@@ -20,10 +20,6 @@ WORDS = {"green": "good", "amber": "look", "red": "stop"}
 EVIDENCE = 6  # ids in the table
 
 
-class PreflightError(TrainingError):
-    """The run is not worth starting. The message names every cause."""
-
-
 @dataclass(frozen=True, slots=True)
 class Item:
     """One thing looked at."""
@@ -56,11 +52,11 @@ class Preflight:
         return [item for item in self.items if item.light == "red"]
 
     def require(self) -> None:
-        """Raises PreflightError naming the causes, when there are any."""
+        """Raises TrainingError naming the causes, when there are any."""
         causes = [f"({i}) {c.name}: {c.finding} {c.advice}" for i, c in enumerate(self.causes, 1)]
         if causes:
             way_out = "Set preflight to warn to start it all the same."
-            raise PreflightError(f"this run is not worth starting. {' '.join(causes)} {way_out}")
+            raise TrainingError(f"this run is not worth starting. {' '.join(causes)} {way_out}")
 
     def text(self) -> str:
         lines = []
@@ -96,3 +92,8 @@ def _listed(item: Item) -> str:
 
 def ids(trajectories: Iterable[Trajectory]) -> tuple[str, ...]:
     return tuple(map(trajectory_id, trajectories))
+
+
+def gold_ids(golden: Iterable[Trajectory]) -> tuple[str, ...]:
+    """Told apart from rollouts of the same tasks, which are stored with the report."""
+    return tuple(f"gold:{name}" for name in ids(golden))

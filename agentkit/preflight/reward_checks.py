@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agentkit.diagnostics.measures import about_means, explained
-from agentkit.preflight.checks import Groups, members
+from agentkit.preflight.checks import Groups
 from agentkit.preflight.probe import SLOWER, Probed, variants
-from agentkit.preflight.report import Item, ids
+from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Product, Reward, score
-from agentkit.trajectories import EQUAL, verifier_kind
+from agentkit.trajectories import EQUAL, members, verifier_kind
 from agentkit.verifiers import looks_at_calls
 
 SLACK = 0.25  # of what a gold trajectory earns may be taken by penalties such as a price a turn
@@ -39,13 +39,13 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, earns: fl
     if len(refused) > GOLD_ODDS * n:
         finding = f"The verifier refuses {len(refused)} of {n} gold trajectories ({refused[0].why[:120]})."
         advice = "Mend the verifier or the gold answers: a right policy would be punished."
-        return Item(name, "red", finding, advice, _gold_ids(refused))
+        return Item(name, "red", finding, advice, gold_ids(refused))
     unscored = [t for t in golden if t.reward is None]
     if len(unscored) > GOLD_ODDS * n:
         failing = Counter(name for t in unscored for name in reward if t.components.get(name) is None)
         finding = f"{len(unscored)} of {n} gold trajectories have no reward."
         advice = f"Mend what fails on them: {_listed([name for name, _ in failing.most_common()])}."
-        return Item(name, "red", finding, advice, _gold_ids(unscored))
+        return Item(name, "red", finding, advice, gold_ids(unscored))
     return _gold_earnings(name, golden, groups, reward, earns)
 
 
@@ -72,7 +72,7 @@ def _gold_earnings(
             f"Without it gold would earn {np.mean(rewards) - penalties[penalty]:.3g}. Mend what {penalty} "
             "matches before training; the usual cause is an unanchored pattern, which every text matches."
         )
-        return Item(name, "red", finding, advice, _gold_ids(golden), values)
+        return Item(name, "red", finding, advice, gold_ids(golden), values)
     wrong = [t for t in rollouts if t.success == 0.0]
     above = [t for t in wrong if t.reward > earned.get(t.task_id, math.inf) + EQUAL]
     if not above:
@@ -81,11 +81,6 @@ def _gold_earnings(
     advice = f"{more}: read them; the reward pays for something else."
     light = "red" if len(above) > 0.1 * len(rollouts) else "amber"
     return Item(name, light, finding, advice, ids(above), values)
-
-
-def _gold_ids(golden: Sequence[Trajectory]) -> tuple[str, ...]:
-    """Told apart from rollouts of the same tasks, which are stored with the report."""
-    return tuple(f"gold:{name}" for name in ids(golden))
 
 
 def _penalties(golden: Sequence[Trajectory], reward: Reward, earns: float) -> dict[str, float]:

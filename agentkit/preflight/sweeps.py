@@ -3,8 +3,7 @@
 Leaves out reading the file, whose faults the reader names itself (runs.sweep).
 """
 
-from __future__ import annotations
-
+import contextlib
 import textwrap
 from typing import Any
 
@@ -47,7 +46,9 @@ def dry_run(design: Design, sweep: Sweep, slots: int) -> dict[str, Any]:
     """What is to be made, how long it takes and costs, and the smallest difference that would be shown."""
     sweep.unchanged(design)  # raises where an arm has changed
     prices, recipe = cost.read_prices(), design.arm(design.against).recipe
-    done, rates = _done(sweep), prices.rates_of(recipe.model)
+    done, rates = None, prices.rates_of(recipe.model)
+    with contextlib.suppress(AgentkitError):  # nothing there yet
+        done = Ablation(sweep)
     trained = [run for runs in done.runs.values() for run in runs.values() if run.steps] if done else []
     rates = cost.measured_rates(trained[0]) if trained else rates
     jobs = [job for job in plan(design, sweep.folder) if not job.is_done()]
@@ -81,13 +82,6 @@ def dry_run(design: Design, sweep: Sweep, slots: int) -> dict[str, Any]:
         "test_tasks": suite_size,
         "spread": {"seeds": spread.seeds, "tasks": spread.tasks, "rest": spread.rest, "measured": several},
     }
-
-
-def _done(sweep: Sweep) -> Ablation | None:
-    try:
-        return Ablation(sweep)
-    except AgentkitError:  # nothing there yet
-        return None
 
 
 def _changes(design: Design, recipe: Recipe, policy: str) -> dict[str, Any]:

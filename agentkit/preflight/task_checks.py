@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from agentkit.preflight.checks import Groups, members
+from agentkit.preflight.checks import Groups
 from agentkit.preflight.report import Item, ids
 from agentkit.records import Task
-from agentkit.trajectories import needs_tools, plan_of, verifier_kind
+from agentkit.trajectories import members, needs_tools, plan_of, verifier_kind
 from agentkit.verifiers import normalize, verify
 from agentkit.verifiers.kinds import SHIPPED
 
@@ -37,7 +37,7 @@ def given_away(tasks: Sequence[Task]) -> Item:
 
 def held_out(train: Sequence[Task], test: Sequence[Task]) -> Item:
     """Whether test questions are training questions again: one gold answer, and one plan or all its words."""
-    by_answer, test = defaultdict(list), _spread(test)
+    by_answer, test = defaultdict(list), evenly(test)
     for task in train:
         by_answer[task.answer].append((task, _words(task)))
     seen = [task for task in test if _asked_in(task, by_answer[task.answer])]
@@ -49,9 +49,9 @@ def held_out(train: Sequence[Task], test: Sequence[Task]) -> Item:
     return Item("Test and training", light, finding, advice, tuple(task.id for task in seen))
 
 
-def _spread(tasks: Sequence[Task]) -> Sequence[Task]:
-    """At most LOOKED tasks, from all over the list: what is asked of them may take a while."""
-    return tasks[:: max(1, len(tasks) // LOOKED)]
+def evenly(tasks: Sequence[Task], n: int = LOOKED) -> list[Task]:
+    """At most ``n`` tasks, evenly spread over the list, so that every family and difficulty has its share."""
+    return [tasks[i * len(tasks) // n] for i in range(n)] if len(tasks) > n else list(tasks)
 
 
 def _words(task: Task) -> frozenset[str]:
@@ -74,7 +74,7 @@ def _asked_in(task: Task, others: Sequence[tuple[Task, frozenset[str]]]) -> bool
 
 def told_apart(tasks: Sequence[Task]) -> Item | None:
     """An item where a verifier takes what differs from gold in case, sign or point only; else None."""
-    tasks = _spread(tasks)
+    tasks = evenly(tasks)
     taken = list(_taken(tasks))
     looked = [task for task in tasks if verifier_kind(task) not in SHIPPED]
     if len({task.id for task, _ in taken}) <= FEW * len(looked):

@@ -10,11 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from agentkit.records import Task, Trajectory
-from agentkit.rewards.calls import subgoals
+from agentkit.rewards.calls import plan_efficiency, subgoals
 from agentkit.rewards.scoring import Component, Reward
 from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers.grids import drawn_in, is_grid, pixel_equality
 from agentkit.verifiers.judge import judge
+from agentkit.verifiers.pictures import facts_right
 from agentkit.verifiers.programs import extract_code, returned
 
 TURN_PENALTY = 0.02
@@ -158,3 +159,25 @@ def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
     options = {name: verifier[name] for name in ("entry", "setup", "timeout_s") if name in verifier}
     drawn = returned(trajectory.answer or "", [test[0] for test in verifier["tests"]], **options)
     return fmean(map(pixel_equality, drawn, targets))
+
+
+# ---- an image agent that grounds its prompts in facts (the model card Qwen3.5-27B Agent GRPO v2). Its reward
+# table was never published; it names ToolRLA's product, here with facts in the place of equal arguments.
+def prompt_accuracy(task: Task, trajectory: Trajectory) -> float | None:
+    """S_acc: the share of facts that the last prompt holds and tools showed, the answer counted as one more.
+
+    None for a task that asks for no picture's facts.
+    """
+    if "holds" not in task.verifier:
+        return None
+    options = {name: value for name, value in task.verifier.items() if name != "kind"}
+    right = facts_right(
+        trajectory.answer, task.answer, results_of(trajectory), **{"question": task.prompt, **options}
+    )
+    return sum(right) / len(right)
+
+
+def leanness(task: Task, trajectory: Trajectory) -> float | None:
+    """S_eff: ToolRLA's efficiency, at most 1: what is left out is no virtue."""
+    efficiency = plan_efficiency(task, trajectory)
+    return None if efficiency is None else min(1.0, efficiency)

@@ -6,7 +6,7 @@ Leaves out the formulas themselves (components, calls, repairs).
 import difflib
 from types import MappingProxyType
 
-from agentkit.rewards import calls, components, pictures, repairs
+from agentkit.rewards import calls, components, repairs
 from agentkit.rewards.scoring import Product, Reward, product, with_noise
 from agentkit.runs.recipe import REWARDS, Recipe, RecipeError
 
@@ -48,7 +48,7 @@ def image() -> Reward:
     where search and database may show the same. Efficiency is a factor of at most 1: added, as in ToolRLA, an
     answer without any call would earn as much as a perfect trajectory. No tool is forbidden: no R_cpl.
     """
-    factors = calls.tool_names, pictures.prompt_accuracy, pictures.leanness
+    factors = calls.tool_names, components.prompt_accuracy, components.leanness
     return {"format": (calls.whole_format, 1.0), "grounded": (product(*factors), 1.0)}
 
 

@@ -1,4 +1,4 @@
-"""A trajectory token by token: what was sampled, what is trained on, and how likely it was then and is now.
+"""A trajectory token by token: what was sampled, what is trained on, and how likely it was.
 
 Also the faults that no batch may have when it is trained on: preflight looks for them, the first step refuses
 them. Leaves out drawing (views) and log-probabilities that share prefixes (training.prefix).
@@ -24,10 +24,6 @@ _MOST_BYTES = 4  # of one character in UTF-8, so tokens that can share one
 Decode = Callable[[Sequence[int]], str]
 
 
-class BatchError(RunError):
-    """The batch to be trained on is not what was sampled; nothing has been trained."""
-
-
 @dataclass(frozen=True, slots=True)
 class Token:
     """One token of a trajectory. None is "not known" or "does not apply"."""
@@ -38,56 +34,28 @@ class Token:
     mask: int = 0  # action_mask: 1 is trained on; 0 in the prompt
     turn: int | None = None  # 0-based; None in the prompt
     old_logprob: float | None = None  # at sampling, nats; None where mask is 0
-    logprob: float | None = None  # now, nats
-    advantage: float | None = None  # None where mask is 0
-    entropy: float | None = None  # of the next-token distribution it was drawn from, nats
 
 
 # ---- the mask X-ray
-def xray(
-    trajectory: Trajectory,
-    decode: Decode | None = None,
-    *,
-    logprobs: Sequence[float] | None = None,
-    advantages: Sequence[float] | None = None,
-    entropies: Sequence[float] | None = None,
-) -> list[Token]:
-    """Prompt and completion, token by token.
-
-    Args:
-        trajectory: T completion tokens.
-        decode: ids to text, as ``tokenizer.decode``; without it the text is the id.
-        logprobs: (T,) log-probabilities of the completion now, in nats.
-        advantages: (T,) advantages where they differ by token; otherwise the trajectory's own holds for all.
-        entropies: (T,) entropies of the completion, in nats.
+def xray(trajectory: Trajectory, decode: Decode | None = None) -> list[Token]:
+    """Prompt and completion, token by token; ``decode`` is ``tokenizer.decode``, without it texts are ids.
 
     Raises:
         ValueError: two of the token fields differ in length, or a turn's span lies outside the completion.
     """
     t, length = trajectory, len(trajectory.completion_ids)
-    advantages = [t.advantage] * length if advantages is None else [float(x) for x in advantages]
-    logprobs = [None] * length if logprobs is None else [float(x) for x in logprobs]
-    entropies = [None] * length if entropies is None else [float(x) for x in entropies]
-    columns = {
-        "action_mask": t.action_mask,
-        "old_logprobs": t.old_logprobs,
-        "logprobs": logprobs,
-        "advantages": advantages,
-        "entropies": entropies,
-    }
-    for name, values in columns.items():
-        if len(values) != length:
+    for name in ("action_mask", "old_logprobs"):
+        if len(values := getattr(t, name)) != length:
             raise ValueError(
                 f"{name} has {len(values)} values for {length} completion tokens: they must line up."
             )
     texts = token_texts([*t.prompt_ids, *t.completion_ids], decode)
     tokens = [Token(id, text, "prompt") for id, text in zip(t.prompt_ids, texts, strict=False)]
-    rows = zip(t.completion_ids, texts[len(tokens) :], _sources(t), *columns.values(), strict=True)
-    for id, text, (turn, source), mask, old, logprob, advantage, entropy in rows:
-        if mask:
-            tokens.append(Token(id, text, source, 1, turn, float(old), logprob, advantage, entropy))
-        else:
-            tokens.append(Token(id, text, source, 0, turn, None, logprob, None, entropy))
+    rows = zip(
+        t.completion_ids, texts[len(tokens) :], _sources(t), t.action_mask, t.old_logprobs, strict=True
+    )
+    for id, text, (turn, source), mask, old in rows:
+        tokens.append(Token(id, text, source, int(bool(mask)), turn, float(old) if mask else None))
     return tokens
 
 
@@ -220,7 +188,7 @@ def check_batch(
         tokenizer: decodes what was sampled.
 
     Raises:
-        BatchError: naming each fault.
+        RunError: naming each fault.
     """
     lengths = batch["completion_mask"].sum(1).tolist()
     used = batch.get("tool_mask", batch["completion_mask"])
@@ -229,7 +197,7 @@ def check_batch(
     found = batch_faults(trajectories, group_size, rows=rows, masks=masks, decode=exact_decode(tokenizer))
     if found:
         more = f" (and {len(found) - SHOWN} more)" if len(found) > SHOWN else ""
-        raise BatchError("the batch must not be trained on: " + " ".join(found[:SHOWN]) + more)
+        raise RunError("the batch must not be trained on: " + " ".join(found[:SHOWN]) + more)
 
 
 def exact_decode(tokenizer: Any) -> Decode:

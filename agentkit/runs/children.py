@@ -9,17 +9,40 @@ import secrets
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from agentkit.records import AgentkitError
 
 TOKEN = "AGENTKIT_JOB"  # in the environment of all that belongs to one job, servers and helpers included
 PARENT = "AGENTKIT_PARENT"  # the process that started this one, where that is not of the job itself
 PORTS = range(20_000, 32_768)  # below those that Linux gives to connections, where its default is kept
 _given: set[int] = set()  # by this process, to servers that may not listen yet
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; it outlives exec
+
+
+@contextlib.contextmanager
+def repeated(act: Callable[[], Any], every_s: float) -> Iterator[None]:
+    """Do something again and again, in a thread, while the body runs."""
+    ended = threading.Event()
+
+    def turns() -> None:
+        while not ended.wait(every_s):
+            with contextlib.suppress(AgentkitError, OSError):  # between two writes of a file
+                act()
+
+    thread = threading.Thread(target=turns, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def free_port() -> int:

@@ -5,21 +5,18 @@ follow from counting trajectories in the recipe. The wall clock on n devices ass
 over them evenly. Leaves out memory, and storage or network charges of a provider.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from agentkit.records import RecipeError, RunError
-from agentkit.runs import Run, open_file, project_root
-from agentkit.runs.recipe import Recipe
+from agentkit.runs import Run, project_root
+from agentkit.runs.recipe import Recipe, read_yaml
+from agentkit.runs.schemas import fault
 
 PHASES = (
     "SFT baseline (cold start, measurement)",
@@ -29,7 +26,6 @@ PHASES = (
     "Final evaluation",
     "Everything else",
 )
-_SECONDS = ("rollout", "evaluation", "update", "demonstration", "other")
 TIMINGS = ("rollout_seconds", "update_seconds", "val_seconds")  # of train/metrics.jsonl, phases 1 to 3
 
 
@@ -62,23 +58,11 @@ class Prices:
 def read_prices(path: str | Path | None = None) -> Prices:
     """Read the prices; by default params/prices.yaml of the project. Raises RecipeError."""
     path = project_root() / "params" / "prices.yaml" if path is None else Path(path)
-    try:
-        with open_file(path) as file:
-            values = yaml.safe_load(file)
-        rates = {model: Rates(**seconds) for model, seconds in values.pop("rates").items()}
-        prices = Prices(**values, rates=rates)
-        numbers = [*prices.providers.values()] + [getattr(prices.rates_of("default"), n) for n in _SECONDS]
-        if not all(isinstance(number, int | float) for number in numbers):
-            raise ValueError("a price or a rate is no number")
-    except OSError as error:
-        raise RecipeError(
-            f"{path} cannot be read ({error.strerror}): put a price file there, or name one to agentkit cost"
-        ) from None
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        lacking = "it lacks " if isinstance(error, KeyError) else ""
-        why = lacking + textwrap.shorten(str(error), 200, placeholder=" …")
-        raise RecipeError(f"{path} is no price file ({why}). Write it like params/prices.yaml.") from None
-    return prices
+    values = read_yaml(path, flat=False)
+    if why := fault("prices", values):
+        raise RecipeError(f"{path} is no price file ({why}). Write it like params/prices.yaml.")
+    rates = {model: Rates(**seconds) for model, seconds in values.pop("rates").items()}
+    return Prices(**values, rates=rates)
 
 
 # ---- from a recipe

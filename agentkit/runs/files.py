@@ -5,8 +5,6 @@ survive a torn last line and say so. Leaves out trajectories and suites (stored)
 (run).
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

@@ -4,8 +4,6 @@ Papermill finds it through the entry point "papermill.io" in pyproject.toml, wha
 paths elsewhere: their folder must exist, and ``-p run FOLDER`` names it.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from pathlib import Path

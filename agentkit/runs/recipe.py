@@ -6,8 +6,6 @@ keys and values out of bounds are errors that name the way out. Leaves out what 
 families, verifiers and rewards of one's own stand in a lab file (agentkit.lab).
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import dataclasses
@@ -18,7 +16,7 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -356,7 +354,7 @@ class Recipe:
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Recipe:
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Check keys, types and bounds. Raises RecipeError."""
         fields = cls.keys()
         for name in values:
@@ -381,12 +379,12 @@ class Recipe:
         return recipe
 
     @classmethod
-    def load(cls, path: str | Path) -> Recipe:
+    def load(cls, path: str | Path) -> Self:
         """The recipe in a YAML file. Raises RecipeError naming the file, the key and the way out."""
         return cls.from_mapping(read_recipe(path))
 
     @classmethod
-    def of(cls, run: Run) -> Recipe:
+    def of(cls, run: Run) -> Self:
         """The recipe a run was made with, keys of other versions left out, and where its metrics went.
 
         Raises RecipeError naming run.json.
@@ -398,7 +396,7 @@ class Recipe:
             raise RecipeError(f"{run.file(MANIFEST)}: {error}") from None
 
     @classmethod
-    def from_notebook(cls, namespace: Mapping[str, Any]) -> Recipe:
+    def from_notebook(cls, namespace: Mapping[str, Any]) -> Self:
         """Read the parameters a notebook defined, papermill's injected ones included.
 
         Called right after the parameters cell: every plain value assigned there and since must be a known
@@ -427,7 +425,7 @@ class Recipe:
         letter = stage.removeprefix("0")[0]
         return [name for name, key in cls.keys().items() if letter in key.metadata["stages"]]
 
-    def planned(self, n_tasks: int) -> Recipe:
+    def planned(self, n_tasks: int) -> Self:
         """The recipe with ``epochs`` over so many training tasks as steps.
 
         ``steps`` at its default is no limit: a notebook's parameters cell names it always.
@@ -695,19 +693,11 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The keys a YAML recipe sets, checked. Raises RecipeError."""
-    path = Path(path)
+    values = read_yaml(path := Path(path))
     try:
-        with open_file(path) as file:
-            values = _flat(file.read().decode("utf-8"))
         Recipe.from_mapping(values)
-    except FileNotFoundError:
-        raise RecipeError(f"{path} does not exist: recipes lie in params/") from None
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
     return {name: _beside(path, value) if name in FILES else value for name, value in values.items()}
 
 
@@ -731,22 +721,45 @@ def _beside(recipe: Path, name: Any) -> Any:
     return str(file.relative_to(root) if file.is_relative_to(root) else file)
 
 
-def _flat(text: str) -> dict[str, Any]:
-    """The mapping of a YAML text to plain values or lists of them.
+def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
+    """The mapping in a YAML file, its keys the words written; ``flat``, to plain values or lists of them.
 
-    Checked on its nodes, before any value is made: a key given twice would silently count once, and a few
+    Raises RecipeError, which names the file.
+    """
+    try:
+        with open_file(path) as file:
+            root = yaml.compose(text := file.read().decode("utf-8"), yaml.SafeLoader)
+        if not isinstance(root, yaml.MappingNode):
+            raise RecipeError("it is no flat mapping of keys to values, such as 'seed: 3'")
+        _check_mapping(root, flat)
+        return yaml.SafeLoader(text).construct_document(root)
+    except FileNotFoundError:
+        raise RecipeError(
+            f"{path} does not exist: recipes and prices lie in params/, sweeps in params/sweeps/"
+        ) from None
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def _check_mapping(mapping: yaml.MappingNode, flat: bool) -> None:
+    """Look at the nodes before any value is made: a key given twice would silently count once, and a few
     aliases of aliases stand for more than the memory holds.
     """
-    root = yaml.compose(text, yaml.SafeLoader)
-    if not isinstance(root, yaml.MappingNode):
-        raise RecipeError("a recipe is one flat mapping of keys to values, such as 'seed: 3'")
     seen: set[str] = set()
-    for key, value in root.value:
+    for key, value in mapping.value:
         place = f"line {key.start_mark.line + 1}"
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
-        if not all(isinstance(node, yaml.ScalarNode) for node in (key, *items)):
+        if not all(isinstance(node, yaml.ScalarNode) for node in ((key, *items) if flat else (key,))):
             raise RecipeError(f"{place} is nested; a recipe is flat: one 'key: value' a line")
         if key.value in seen:
             raise RecipeError(f"{place} sets {key.value[:100]!r} again; keep one of the two")
         seen.add(key.value)
-    return yaml.safe_load(text)
+        for name in [key] if key.value != "against" else [key, value]:  # off, no and 4 are words there
+            if isinstance(name, yaml.ScalarNode) and not name.tag.endswith(":merge"):
+                name.tag = "tag:yaml.org,2002:str"
+        if isinstance(value, yaml.MappingNode):
+            _check_mapping(value, flat)

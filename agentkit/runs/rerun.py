@@ -3,8 +3,6 @@
 Leaves out what depends on the clock: seconds, dates and cache hits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,7 +54,14 @@ def _results(run: Run, to: Run) -> Iterator[str]:
         ):
             yield f"{name} differs"
     if run.file("train", "metrics.jsonl").exists():
-        rows = [[_timeless(row) for row in one.metric_rows()] for one in (run, to)]
+        timed = ("seconds", "tool_cache_hits")
+        rows = [
+            [
+                {n: v for n, v in row.items() if not any(word in n for word in timed)}
+                for row in one.metric_rows()
+            ]
+            for one in (run, to)
+        ]
         if rows[0] != rows[1]:
             step = next((a["step"] for a, b in zip(*rows, strict=False) if a != b), "one of them is longer")
             yield f"train/metrics.jsonl differs from step {step} on"
@@ -69,7 +74,3 @@ def _results(run: Run, to: Run) -> Iterator[str]:
     for name in ("baseline.json", "comparison.json"):
         if run.file(name).exists() and read_json(run.file(name)) != read_json(to.file(name)):
             yield f"{name} differs"
-
-
-def _timeless(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: v for name, v in row.items() if "seconds" not in name and name != "tool_cache_hits"}

@@ -3,8 +3,6 @@
 Leaves out what the files mean (evaluation, diagnostics) and how notebooks are executed (stages).
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re
@@ -15,15 +13,15 @@ import warnings
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agentkit.records import RunError, Task, Trajectory
 from agentkit.runs.files import digest, read_json, read_jsonl, write_json
+from agentkit.runs.schemas import SECTIONS, fault
 from agentkit.runs.stored import misplaced, read_tasks, read_trajectories, step_rows
 
 MANIFEST = "run.json"
 RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes
-SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of the manifest, each a mapping
 WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline",
            "pass_rates.json": "02_baseline",
            "adapter": "03_grpo", "train": "03_grpo", "eval": "05_compare"}  # fmt: skip
@@ -72,7 +70,7 @@ class Run:
         check_name(self.path.name)
 
     @classmethod
-    def create(cls, path: str | Path) -> Run:
+    def create(cls, path: str | Path) -> Self:
         """Make the folder (0700) and run.json where they are missing; an existing run is kept as it is."""
         run = cls(path)
         try:
@@ -100,16 +98,10 @@ class Run:
     @property
     def manifest(self) -> dict:
         """run.json: recipe as used, versions, git state, data hashes, stage status and timings."""
-        manifest, path = read_json(self.path / MANIFEST), self.path / MANIFEST
-        sound = isinstance(manifest, dict) and all(
-            isinstance(manifest.setdefault(name, {}), dict) for name in SECTIONS
-        )
-        stages = manifest["stages"].values() if sound else [None]
-        for stage in stages:
-            if not isinstance(stage, dict) or not isinstance(stage.get("parameters", {}), dict):
-                why = f"{path} is no run manifest: a part of it is of the wrong type"
-                raise RunError(f"{why}. Move it away and run the stages again.")
-        return manifest
+        manifest = read_json(path := self.path / MANIFEST)
+        if problem := fault("manifest", manifest):
+            raise RunError(f"{path} is no run manifest ({problem}). Move it away and run the stages again.")
+        return manifest | {name: {} for name in SECTIONS if name not in manifest}
 
     def update(self, **sections: dict) -> None:
         """Merge sections into run.json, one level deep."""

@@ -1,16 +1,17 @@
-"""What a row of each kind of file looks like, as JSON Schemas with words of ours.
+"""What rows, manifests, prices and sweeps look like that others may have written, as JSON Schemas with words
+of ours.
 
 Leaves out how fields fit together (stored).
 """
 
-from __future__ import annotations
-
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import fastjsonschema
 
 SPLITS = ("train", "validation", "test")
+SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of a run's manifest, each a mapping
+NOTE_FIELDS, NOTE_LIMIT = ("task_id", "text", "at"), 20_000  # characters of each
 _TEXT, _NUMBER, _WHOLE = {"type": "string"}, {"type": "number"}, {"type": "integer"}
 _TOKEN = _WHOLE | {"minimum": 0}
 _FLAG, _OBJECT = {"type": "boolean"}, {"type": "object"}
@@ -23,9 +24,9 @@ def _list(items: dict, says: str = "", **bounds: Any) -> dict[str, Any]:
     return {"type": "array", "items": items | words, **bounds, **words}
 
 
-def _row(**fields: dict) -> dict[str, Any]:
-    """An object with these fields, all of them, and no others."""
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+def _row(others: bool = False, **fields: dict) -> dict[str, Any]:
+    """An object with these fields, all of them, and no others unless said."""
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": others}
 
 
 _RESULT = _row(name=_TEXT, arguments=_OBJECT, observation=_TEXT, ok=_FLAG, seconds=_NUMBER, cached=_FLAG)
@@ -41,6 +42,16 @@ _META = {
 }
 _KIND = {"says": 'verifier must be text or an object with a "kind"'}
 _TEXTS = ("id", "prompt", "answer", "family", "difficulty")
+_STAGES = _OBJECT | {"additionalProperties": _OBJECT | {"properties": {"parameters": _OBJECT}}}
+_N_TASKS = "n_tasks is {value}; it must be a whole number of at least 20"
+_MARGIN = "margin is {value}: write a share of success between 0 and 1, as 0.05"
+_ARMS = "arms is no mapping, or an empty one: give each arm a name and the recipe keys it changes"
+_CHANGES = {"type": ["object", "null"], "says": "arm {name} holds no recipe keys: write it as {beta: 0.0}"}
+_GRID = "grid is empty: give recipe keys with values, as in beta: [0.0, 0.1]"
+_VALUES = _list({}, minItems=1) | {"says": "grid holds no values for {name}: list them, as in [0.0, 0.1]"}
+_SECONDS = dict.fromkeys(("rollout", "evaluation", "update", "demonstration", "other"), _NUMBER)
+_RATES = _row(source=_TEXT, **_SECONDS)
+_RATES["properties"]["device"] = _TEXT  # a GPU, where it does not say so
 _SCHEMAS: dict[str, dict] = {
     "trajectory": _row(
         task_id=_TEXT,
@@ -70,6 +81,49 @@ _SCHEMAS: dict[str, dict] = {
         evidence=_list(_TEXT),
         cause=_TEXT,
         advice=_TEXT,
+    ),
+    "manifest": _OBJECT | {"properties": dict.fromkeys(SECTIONS, _OBJECT) | {"stages": _STAGES}},
+    "note": _row(True, **dict.fromkeys(NOTE_FIELDS, _TEXT | {"maxLength": NOTE_LIMIT})),
+    "suite": {
+        "type": "object",
+        "properties": {
+            "variety": {"enum": ["plain", "wide"], "says": "unknown variety {value}: use plain or wide"},
+            "n_tasks": _WHOLE | {"minimum": 20, "says": _N_TASKS},
+            "seed": _WHOLE | {"says": "seed is {value}; it must be a whole number"},
+        },
+        "says": "the suite's spec is {value}; give an object such as {'families': ['A'], 'n_tasks': 100}",
+    },
+    "sweep file": {
+        "type": "object",
+        "properties": {
+            "seeds": _list(
+                _WHOLE, "seeds: list different whole numbers, as in [1, 2, 3]", minItems=1, uniqueItems=True
+            ),
+            "against": _TEXT | {"says": "against is {value}: name one arm"},
+            "margin": _NUMBER | {"exclusiveMinimum": 0, "exclusiveMaximum": 1, "says": _MARGIN},
+            "stop_hopeless": _FLAG | {"says": "stop_hopeless is {value}: write true or false"},
+            "arms": _OBJECT | {"minProperties": 1, "says": _ARMS, "additionalProperties": _CHANGES},
+            "grid": _OBJECT | {"minProperties": 1, "says": _GRID, "additionalProperties": _VALUES},
+        },
+    },
+    "prices": _row(
+        currency=_TEXT,
+        providers=_OBJECT | {"additionalProperties": _NUMBER},
+        rates=_OBJECT | {"required": ["default"], "additionalProperties": _RATES},
+    ),
+    "sweep": _row(
+        True,
+        cells=_list(
+            _row(True, arm=_TEXT, seed=_WHOLE, run=_TEXT, status=_TEXT, seconds=_NUMBER, error=_TEXT)
+        ),
+        arms=_OBJECT | {"additionalProperties": _row(True, policy=_TEXT)},
+        order=_list(_TEXT),
+        shared=_OBJECT | {"additionalProperties": _row(True, stages=_list(_TEXT, minItems=1), status=_TEXT)},
+        file=_OBJECT,
+        versions=_OBJECT,
+        against=_TEXT,
+        question=_TEXT,
+        margin=_NUMBER,
     ),
     "metrics": {
         "type": "object",
@@ -105,12 +159,15 @@ def _compiled(kind: str) -> Any:
 
 
 def fault(kind: str, row: Any) -> str | None:
-    """What is wrong with a row of a kind (trajectory, metrics, alarm, task), by place and value, or None."""
+    """What is wrong with a value of one of the kinds, by place and value, or None."""
     try:
         _compiled(kind)(row)
     except fastjsonschema.JsonSchemaValueException as error:
         place, rule = error.name.removeprefix("data").lstrip("."), error.message.removeprefix(error.name)
         named = ascii(place)[1:-1]
         plain = f"{named:.80} is {error.value!a:.60}, and{rule:.80}" if place else f"it{rule:.200}"
-        return error.definition.get("says", plain).replace("{value}", f"{error.value!a:.60}")
+        words = {"{value}": f"{error.value!a:.60}", "{name}": f"{place.rpartition('.')[2]!a:.60}"}
+        return reduce(
+            lambda said, word: said.replace(*word), words.items(), error.definition.get("says", plain)
+        )
     return None

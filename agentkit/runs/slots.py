@@ -4,8 +4,6 @@ A cell gets as many GPUs as its recipe asks for, and sees no others; without GPU
 Leaves out which cell comes next (sweep).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -3,8 +3,6 @@
 Each notebook is handed the recipe's keys of its stage. Leaves out what the notebooks do.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

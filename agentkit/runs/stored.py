@@ -4,8 +4,6 @@ What is read is checked against the records' own types, so that no later code me
 Leaves out writing files safely (files) and where they lie in a run (run).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -5,8 +5,6 @@ on after any kill; sweep.json says how far it is. Leaves out several cells at on
 worth starting (preflight) and what it showed (evaluation.sweeps).
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -15,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import threading
 import time
 import warnings
 from collections import Counter
@@ -26,25 +23,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from agentkit.records import AgentkitError, RecipeError, RunError
-from agentkit.runs.children import end_all
-from agentkit.runs.files import open_file, read_json, read_jsonl, write_bytes, write_json
-from agentkit.runs.recipe import Recipe, find_file, read_recipe
+from agentkit.runs.children import end_all, repeated
+from agentkit.runs.files import read_json, read_jsonl, write_bytes, write_json
+from agentkit.runs.recipe import Recipe, find_file, read_recipe, read_yaml
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
+from agentkit.runs.schemas import fault
 from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, run_stages
 
 KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid", "stop_hopeless")
 ALARMS = ("train", "alarms.jsonl")  # of a cell
 TRIES = 2  # of a cell that crashes
+LOOK_S = 2.0  # between two looks at what the others have written
 CELL_VARIABLE = "AGENTKIT_CELL"  # in the environment of whatever works on a cell: its folder
 MARGIN = 0.05  # of success within which two arms count as equal
 _OWN = frozenset(("all", "stop", "skip", "shared", "tables", "sweep.json", "ablations.json", "report.html",
                   "06_ablations.ipynb", MANIFEST))  # fmt: skip  # in a sweep's folder, so names of no arm
-_STATE = {"cells": list, "arms": dict, "order": list, "shared": dict, "file": dict, "versions": dict,
-          "against": str, "question": str, "margin": float}  # fmt: skip
-_CELL = {"arm": str, "seed": int, "run": str, "status": str, "seconds": int | float, "error": str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +111,19 @@ class Job:
 # ---- the file
 def read_design(path: str | Path) -> Design:
     """Read a sweep file. Raises RecipeError with a sentence for whatever would make the sweep worthless."""
-    path = Path(path)
+    file = read_yaml(path := Path(path), flat=False)
     try:
-        return _design(path)
+        return _design(path, file)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
 
 
-def _design(path: Path) -> Design:
-    file = _file(path)
-    base, arms = _recipe_of(path, file["recipe"]), {}
-    for name, changes in [*_given_arms(file), *_grid(file)]:
+def _design(path: Path, file: dict[str, Any]) -> Design:
+    _check(file)
+    beside = path.parent / str(file["recipe"])
+    base, arms = read_recipe(beside if beside.is_file() else find_file(str(file["recipe"]))), {}
+    given = [(name, dict(changes or {})) for name, changes in file.get("arms", {}).items()]
+    for name, changes in [*given, *_grid(file.get("grid"))]:
         if name in arms:
             raise RecipeError(f"two arms are called {name!r}: give each a name of its own")
         arms[name] = _arm(name, base, changes)
@@ -141,97 +137,34 @@ def _design(path: Path) -> Design:
         if one.policy == other.policy and _chain(_cell(path, one, 0)) == _chain(_cell(path, other, 0)):
             why = f"the arms {one.name!r} and {other.name!r} are equal in all that their cells run"
             raise RecipeError(f"{why}: leave one of them out")
-    against, margin = file.get("against", "default"), file.get("margin", MARGIN)
-    if not isinstance(against, str):
-        raise RecipeError(f"against is {against!r:.60}: name one arm")
+    against, margin = file.get("against", "default"), float(file.get("margin", MARGIN))
     unchanged = Arm("", Recipe.from_mapping(base)).choices
     same = [name for name, arm in arms.items() if arm.choices == unchanged]
     if against not in arms and not (against == "default" and same):
         raise RecipeError(f"there is no arm {against!r} to compare with; there are {', '.join(arms)}")
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not 0 < margin < 1:
-        raise RecipeError(f"margin is {margin!r:.60}: write a share of success between 0 and 1, as 0.05")
-    if not isinstance(hopeless := file.get("stop_hopeless", False), bool):
-        raise RecipeError(f"stop_hopeless is {hopeless!r:.60}: write true or false")
-    question, seeds = str(file.get("question", "")), _seeds(file["seeds"], base)
+    for seed in file["seeds"]:
+        Recipe.from_mapping({**base, "seed": seed})  # raises where it lies out of bounds
     against = against if against in arms else same[0]
+    question, hopeless = str(file.get("question", "")), file.get("stop_hopeless", False)
+    seeds, arms = tuple(file["seeds"]), tuple(arms.values())
     file = json.loads(json.dumps(file, default=str))  # YAML has dates
-    return Design(question, seeds, against, tuple(arms.values()), float(margin), hopeless, file)
+    return Design(question, seeds, against, arms, margin, hopeless, file)
 
 
-def _file(path: Path) -> dict[str, Any]:
-    try:
-        with open_file(path) as file:
-            loader = yaml.SafeLoader(file.read().decode())
-        if node := loader.get_single_node():
-            _check_keys(node)
-        values = loader.construct_document(node) if node else None
-    except OSError as error:
-        raise RecipeError(
-            f"it cannot be read ({error.strerror}): sweep files lie in params/sweeps/"
-        ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise RecipeError(f"it is not valid YAML: {' '.join(str(error).split())[:200]}") from None
-    if not isinstance(values, dict):
-        raise RecipeError(f"a sweep file is a mapping with the keys {', '.join(KEYS)}")
+def _check(values: Mapping[str, Any]) -> None:
     for name in values:
         if name not in KEYS:
-            raise RecipeError(f"unknown key {str(name)[:60]!r}; a sweep file has {', '.join(KEYS)}")
+            raise RecipeError(f"unknown key {name[:60]!r}; a sweep file has {', '.join(KEYS)}")
     if missing := [name for name in ("recipe", "seeds") if name not in values]:
         raise RecipeError(f"it lacks {missing[0]!r}: write recipe: params/nano.yaml, seeds: [1, 2, 3]")
-    return values
+    if problem := fault("sweep file", values):
+        raise RecipeError(problem)
 
 
-def _check_keys(node: yaml.Node) -> None:
-    """Make arms' names the words written, as off and 4. Raises RecipeError where a key is given twice."""
-    if isinstance(node, yaml.MappingNode):
-        named = [key for key, _ in node.value] + [v for key, v in node.value if key.value == "against"]
-        for key in named:
-            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
-                key.tag = "tag:yaml.org,2002:str"
-        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        if twice := [name for name, n in names.items() if n > 1]:
-            raise RecipeError(f"it sets {twice[0][:60]!r} twice: keep one of them")
-        for _, value in node.value:
-            _check_keys(value)
-
-
-def _recipe_of(path: Path, name: Any) -> dict[str, Any]:
-    beside = path.parent / str(name)
-    return read_recipe(beside if beside.is_file() else find_file(str(name)))
-
-
-def _seeds(seeds: Any, base: Mapping[str, Any]) -> tuple[int, ...]:
-    whole = isinstance(seeds, list) and all(type(seed) is int for seed in seeds)
-    if not (whole and seeds and len(set(seeds)) == len(seeds)):
-        raise RecipeError(f"seeds is {seeds!r:.60}: list different whole numbers, as in [1, 2, 3]")
-    for seed in seeds:
-        Recipe.from_mapping({**base, "seed": seed})  # raises where it lies out of bounds
-    return tuple(seeds)
-
-
-def _given_arms(file: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    arms = file.get("arms", {})
-    if not isinstance(arms, dict) or ("arms" in file and not arms):
-        raise RecipeError(
-            "arms is no mapping, or an empty one: give each arm a name and the recipe keys it changes"
-        )
-    if odd := [name for name, changes in arms.items() if not isinstance(changes or {}, dict)]:
-        raise RecipeError(f"arm {str(odd[0])[:60]!r} holds no recipe keys: write it as {{beta: 0.0}}")
-    return [(str(name), dict(changes or {})) for name, changes in arms.items()]
-
-
-def _grid(file: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _grid(grid: Mapping[str, list] | None) -> list[tuple[str, dict[str, Any]]]:
     """An arm for each combination of a grid's values, named after them: beta-0.1."""
-    grid = file.get("grid", {})
-    if "grid" not in file:
-        return []
-    if not isinstance(grid, dict) or not grid:
-        raise RecipeError("grid is empty: give recipe keys with values, as in beta: [0.0, 0.1]")
-    for key, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise RecipeError(f"grid holds no values for {str(key)[:60]!r}: list them, as in [0.0, 0.1]")
     arms = []
-    for values in itertools.product(*grid.values()):
+    for values in itertools.product(*grid.values()) if grid else ():
         changes = dict(zip(grid, values, strict=True))
         name = "_".join(f"{key}-{value}" for key, value in changes.items())
         arms.append((re.sub(r"[^\w.+-]+", "-", name)[:100].replace("+", ""), changes))
@@ -301,7 +234,7 @@ def make(job: Job) -> None:
         with (
             open(run.file("cell.log"), "a", encoding="utf-8") as log,
             contextlib.redirect_stdout(log),
-            repeated(lambda: left_out(job) and end_strays(job.folder)),
+            repeated(lambda: left_out(job) and end_strays(job.folder), LOOK_S),
         ):
             run_stages(run, job.recipe, 0, job.last, files=job.files)
     finally:
@@ -317,25 +250,6 @@ def left_out(job: Job) -> str:
             if {"all", job.arm, str(job.folder.relative_to(folder))} & set(named):
                 return status
     return ""
-
-
-@contextlib.contextmanager
-def repeated(act: Callable[[], Any], every_s: float = 2.0) -> Iterator[None]:
-    """Do something every few seconds, in a thread."""
-    ended = threading.Event()
-
-    def turns() -> None:
-        while not ended.wait(every_s):
-            with contextlib.suppress(AgentkitError, OSError):  # between two writes of a file
-                act()
-
-    thread = threading.Thread(target=turns, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _begin_as(parent: Path, folder: Path) -> None:
@@ -384,8 +298,10 @@ class Sweep:
     def state(self) -> dict[str, Any]:
         """sweep.json. Raises RunError where there is none, or a part of it is of the wrong kind."""
         state = read_json(self.file("sweep.json"))
-        if not _is_sound(state):
-            raise RunError(f"{self.file('sweep.json')} is no sweep. Restore it, or use another folder.")
+        why = fault("sweep", state)
+        if why or not {*state["order"], *(cell["arm"] for cell in state["cells"])} <= state["arms"].keys():
+            why = f"{self.file('sweep.json')} is no sweep ({why or 'it names an arm that it does not hold'})"
+            raise RunError(f"{why}. Restore it, or use another folder.")
         return state
 
     def adopt(self, design: Design, slots: int) -> None:
@@ -491,22 +407,6 @@ def _locked(lock: IO[str], how: int, tries: int = 1) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def _is_sound(state: Any) -> bool:
-    """Whether all parts of sweep.json are of the right kinds."""
-    if not _holds(state, _STATE) or not all(isinstance(name, str) for name in state["order"]):
-        return False
-    parts = [(state["cells"], _CELL), (state["arms"].values(), {"policy": str})]
-    parts.append((state["shared"].values(), {"stages": list, "status": str}))
-    if not all(_holds(value, kinds) for values, kinds in parts for value in values):
-        return False
-    named = {*state["order"], *(cell["arm"] for cell in state["cells"])}
-    return named <= state["arms"].keys() and all(entry["stages"] for entry in state["shared"].values())
-
-
-def _holds(value: Any, kinds: Mapping[str, Any]) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in kinds.items())
 
 
 def end_strays(folder: Path) -> None:
@@ -672,7 +572,7 @@ def as_text(sweep: Sweep) -> str:
 
 
 @contextlib.contextmanager
-def watched(sweep: Sweep, say: Callable[[str], None], every_s: float = 2.0) -> Iterator[None]:
+def watched(sweep: Sweep, say: Callable[[str], None]) -> Iterator[None]:
     """Say the table whenever it changes, and at least a minute apart while only steps are counted."""
     shown: tuple[Any, float] = (None, 0.0)
 
@@ -684,7 +584,7 @@ def watched(sweep: Sweep, say: Callable[[str], None], every_s: float = 2.0) -> I
             say(f"{as_text(looked)}\n")
             shown = now
 
-    with repeated(look, every_s):
+    with repeated(look, LOOK_S):
         yield
 
 

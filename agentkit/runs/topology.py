@@ -6,8 +6,6 @@ and updates fit on one card together. Leaves out starting anything (training.lau
 several machines, and finding the cards (slots.gpu_count, or torch).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -149,7 +149,9 @@ def _timed(task: Task, answer: str, expert: Trajectory | None) -> tuple[Score, t
 # ---- answers whose verdict is known
 def _cases(task: Task, other: str | None) -> Iterator[tuple[str, str, bool]]:
     """Check, answer, and whether it must pass. Raises ValueError on gold data of another form."""
-    right = {normalize(answer) for answer in _right_answers(task)}
+    aliases = task.verifier.get("aliases")
+    aliases = [aliases] if isinstance(aliases, str) else _texts(task.verifier, "aliases")
+    right = {normalize(answer) for answer in (task.answer, *aliases)}
     gold = str(task.meta.get("right_answer", task.answer))
     if gold.strip():
         if verifier_kind(task) == "code":
@@ -211,15 +213,6 @@ def _other_answers(tasks: Iterable[Task]) -> dict[str, str]:
         for task, following in zip(group, group[1:] + group[:1], strict=True):
             others[task.id] = following.answer
     return others
-
-
-def _right_answers(task: Task) -> list[str]:
-    aliases = task.verifier.get("aliases")
-    return (
-        [task.answer, aliases]
-        if isinstance(aliases, str)
-        else [task.answer, *_texts(task.verifier, "aliases")]
-    )
 
 
 def _texts(data: dict[str, Any], name: str) -> list[str]:

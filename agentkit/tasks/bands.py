@@ -52,9 +52,12 @@ def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dic
 
 def banded(suite: Suite, rates: Mapping[str, float]) -> Suite:
     """The suite, whose tasks with a known pass rate say so, and how easy they are, in ``meta``."""
-    return Suite(
-        [_banded(task, rates[task.id]) if task.id in rates else task for task in suite], suite.environments
-    )
+    tasks = list(suite)
+    for i, task in enumerate(tasks):
+        if (rate := rates.get(task.id)) is not None:
+            band = "easy" if rate >= EASY else "hard" if rate <= HARD else "medium"
+            tasks[i] = replace(task, meta=task.meta | {"pass_rate": rate, "band": band})
+    return Suite(tasks, suite.environments)
 
 
 def learnable(tasks: Sequence[Task]) -> list[Task]:
@@ -64,8 +67,3 @@ def learnable(tasks: Sequence[Task]) -> list[Task]:
         why = "this policy always or never solves each training task"
         raise SuiteError(f"{why}: take other tasks or more rollouts")
     return kept
-
-
-def _banded(task: Task, rate: float) -> Task:
-    band = "easy" if rate >= EASY else "hard" if rate <= HARD else "medium"
-    return replace(task, meta=task.meta | {"pass_rate": rate, "band": band})

@@ -18,6 +18,7 @@ from agentkit.records import SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, write_tasks
 from agentkit.runs.labfile import blame
 from agentkit.runs.recipe import listed
+from agentkit.runs.schemas import fault
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, as_trajectory, solve
 from agentkit.tasks.families import code, drawing, image, lookup, multihop, ordebug, wide
@@ -173,22 +174,13 @@ def _listed(names: str | Sequence[Any]) -> list[str]:
 
 
 def _check_spec(spec: Any) -> None:
-    if not isinstance(spec, dict):
-        raise SuiteError(
-            f"the suite's spec is {spec!r}; give an object such as {{'families': ['A'], 'n_tasks': 100}}"
-        )
+    if problem := fault("suite", spec):
+        raise SuiteError(problem)
     if unknown := set(spec) - {"families", "n_tasks", "seed", "variety", "new_templates"}:
         raise SuiteError(
             f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed, variety and "
             "new_templates"
         )
-    variety, n_tasks, seed = spec.get("variety", "plain"), spec.get("n_tasks", 1200), spec.get("seed", 0)
-    if not isinstance(variety, str) or variety not in VARIETIES:
-        raise SuiteError(f"unknown variety {variety!r}: use {' or '.join(VARIETIES)}")
-    if not isinstance(n_tasks, int) or n_tasks < 20:
-        raise SuiteError(f"n_tasks is {n_tasks!r}; it must be a whole number of at least 20")
-    if not isinstance(seed, int):
-        raise SuiteError(f"seed is {seed!r}; it must be a whole number")
 
 
 def _draft_family(

@@ -8,8 +8,6 @@ whoever goes on from it samples the same batches again. Leaves out weights of th
 correction of what is stale (mismatch), and how a batch is sampled (grpo).
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import deque
@@ -124,7 +122,7 @@ class Ahead:
         """The step's rollouts and metrics; the next batches are under way when it returns.
 
         Raises:
-            SyncError: the engine does not serve the weights that it was handed.
+            EngineError: the engine does not serve the weights that it was handed.
             Whatever the rollouts of the step raised in their thread.
         """
         number, first = self._batch_number, self.background.first

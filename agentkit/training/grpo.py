@@ -30,10 +30,10 @@ from agentkit.evaluation import summarize
 from agentkit.policies.loading import make_policy
 from agentkit.policies.ranks import gathered, on_main_process, patience, spread
 from agentkit.policies.shards import leave_shards
-from agentkit.policies.sync_guard import NOISE, SyncError, sync
+from agentkit.policies.sync_guard import NOISE, sync
 from agentkit.policies.unsloth import adapted
 from agentkit.policies.weights import bare
-from agentkit.records import Group, Step, Task, TrainingError, Trajectory
+from agentkit.records import EngineError, Group, Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.templates import end_of_turn_ids
@@ -270,7 +270,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Update, GRPOTrainer):
         """The batch corrected where engine and trainer disagree, and metrics of how far they do.
 
         Raises:
-            SyncError: the batch was sampled by another policy than the one that is trained.
+            EngineError: the batch was sampled by another policy than the one that is trained.
         """
         recipe, mode = self.recipe, self.recipe.mismatch
         dtype = self.accelerator.unwrap_model(self.model).dtype
@@ -287,7 +287,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Update, GRPOTrainer):
         if mode == "off":
             return measured | {"mismatch": mismatch}
         if why := compared.problem(dtype, recipe.sync_threshold, before or math.inf):
-            raise SyncError(
+            raise EngineError(
                 f"in the rollouts of step {self.step.number} {why}: they were sampled by another policy than "
                 "the one that is trained, or at another temperature. The run stops before it learns from them"
             )

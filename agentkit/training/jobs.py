@@ -1,7 +1,7 @@
 """The jobs of notebooks 02, 03 and 05: each the same function in this process or in several together.
 
 They take the lab, the run and somebody to tell metrics, and leave what they made in the run's files, written
-by the first process. Leaves out who does them (launch) and preflight (preflight.look).
+by the first process. Leaves out who does them (launch) and preflight (preflight).
 """
 
 from collections.abc import Callable

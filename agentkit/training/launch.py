@@ -159,11 +159,6 @@ class Work:
         return result
 
 
-def launch(lab: Lab, run: Run, on_metrics: OnMetrics = _ignore) -> dict[str, Any]:
-    """Train in as many processes as the recipe and the visible GPUs say (``Work.train``)."""
-    return Work(lab, run).train(on_metrics)
-
-
 def _topology(recipe: Recipe, run: Run) -> Topology:
     """The choice for this machine, with what preflight measured and the memory plan where there are GPUs."""
     count, seconds, fits = torch.cuda.device_count(), (0.0, 0.0), "fits"

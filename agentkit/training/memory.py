@@ -5,8 +5,6 @@ as in training, and what is alive is counted: whatever can be traced is planned 
 follow it. Leaves out what kernels need for themselves, and what an allocator loses between blocks (MARGIN).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import weakref

@@ -29,7 +29,6 @@ from agentkit.verifiers.grids import as_rows, drawn_in, right_pixels
 if TYPE_CHECKING:
     from agentkit.lab import Lab
 
-METHODS = ("grpo", "her", "hybrid")
 _FREE = ("run", "drawings", "methods", "n_seeds")  # keys that may differ from what made a result
 PUBLISHED = {  # arc25, a 0.5B model: what GRPO and hindsight replay took there
     "lines": ("40 rollouts", "2 epochs"), "12": ("584 rollouts", "2 to 4 epochs"),
@@ -97,7 +96,7 @@ def solve(lab: Lab, start: Path, task: Task, method: str, run: Run) -> list[Roun
         try:
             for left in (file, *(run.file(name) for name in ("rounds", "train", "hindsight"))):
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-            _METHODS[method](lab, start, task, run, _Rounds(run, task))
+            METHODS[method](lab, start, task, run, _Rounds(run, task))
             write_json(done, made)
         finally:
             unlock(run)
@@ -123,10 +122,6 @@ def _grpo(lab: Lab, start: Path, task: Task, run: Run, rounds: _Rounds, weight: 
     train(trainer)
 
 
-def _hybrid(lab: Lab, start: Path, task: Task, run: Run, rounds: _Rounds) -> None:
-    _grpo(lab, start, task, run, rounds, lab.recipe.hindsight_weight or 1.0)
-
-
 def _her(lab: Lab, start: Path, task: Task, run: Run, rounds: _Rounds) -> None:
     recipe = lab.recipe
     budget = max(1, recipe.steps * recipe.group_size // recipe.hindsight_samples)
@@ -135,7 +130,11 @@ def _her(lab: Lab, start: Path, task: Task, run: Run, rounds: _Rounds) -> None:
     hindsight(lab, agent, tokenizer, [task], run, lambda sampled: rounds(lab.score([task], sampled)))
 
 
-_METHODS: dict[str, Callable[..., None]] = {"grpo": _grpo, "her": _her, "hybrid": _hybrid}
+METHODS: dict[str, Callable[..., None]] = {
+    "grpo": _grpo,
+    "her": _her,
+    "hybrid": lambda lab, *rest: _grpo(lab, *rest, lab.recipe.hindsight_weight or 1.0),
+}
 
 
 Found = Sequence[tuple[str, str, int, Sequence[Round]]]  # drawing, method, seed and its rounds

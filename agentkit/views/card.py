@@ -21,7 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from agentkit.diagnostics import Alarm, fresh_half, read_alarms
+from agentkit.diagnostics import fresh_half, read_alarms
 from agentkit.evaluation import Comparison, html, task_success
 from agentkit.evaluation.examples import examples
 from agentkit.evaluation.gains import Gains
@@ -182,9 +182,9 @@ class _Card:
         return masked if rest <= 0 else f"{masked[:limit]} … ({rest:,} more characters left out)"
 
     # ---- parts of a section
-    def paragraph(self, text: str, look: str = "") -> Markup:
+    def paragraph(self, text: str) -> Markup:
         """A paragraph."""
-        return html.element("p", self.text(text, 2_000), class_=look)
+        return html.element("p", self.text(text, 2_000))
 
     def missing(self, text: str) -> Markup:
         """What this run does not have."""
@@ -347,12 +347,11 @@ def _alarms(card: _Card) -> list[Markup]:
     summary = ", ".join(f"{name} ({n})" for name, n in fired.most_common(12))
     shown = alarms[: card.limits.rows]
     left_out = f" {len(alarms) - len(shown)} more were left out here." if len(alarms) > len(shown) else ""
-    return [card.paragraph(f"Alarms: {summary}.{left_out}"), *(_alarm(card, alarm) for alarm in shown)]
-
-
-def _alarm(card: _Card, alarm: Alarm) -> Markup:
-    said = {"cause": card.text(alarm.cause, 2_000), "advice": card.text(alarm.advice, 2_000)}
-    return alarm_block(replace(card.cleaned(alarm), **said), card.links)
+    parts = [card.paragraph(f"Alarms: {summary}.{left_out}")]
+    for alarm in shown:
+        said = {"cause": card.text(alarm.cause, 2_000), "advice": card.text(alarm.advice, 2_000)}
+        parts.append(alarm_block(replace(card.cleaned(alarm), **said), card.links))
+    return parts
 
 
 def _preflight(card: _Card) -> list[Markup]:

@@ -3,8 +3,6 @@
 Leaves out computing what it shows (evaluation.sweeps); the cells have run cards of their own (card).
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

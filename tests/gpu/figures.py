@@ -31,7 +31,7 @@ from agentkit.bench.update import _batch
 from agentkit.policies import sync_guard
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
 from agentkit.policies.weights import bare
-from agentkit.records import StopReason, TrainingError, Trajectory
+from agentkit.records import EngineError, StopReason, TrainingError, Trajectory
 from agentkit.runs import RunError, read_jsonl, versions
 from agentkit.runs.recipe import Recipe
 from agentkit.training import peer
@@ -283,7 +283,7 @@ def _guard_of_sync(budget: Budget) -> Lines:
 def _stopped(work: Callable[[], Any], wanted: bool) -> tuple[str, str, bool]:
     try:
         work()
-    except (sync_guard.SyncError, TrainingError):
+    except (EngineError, TrainingError):
         return "stopped", "", wanted
     return "went on", "", not wanted
 

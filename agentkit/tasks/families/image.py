@@ -3,7 +3,7 @@
 The case names are the card's; its tasks and tools were never published. Looked up are places, films and
 people; each looked-up value stands in the prompt as the tools gave it. A scene that is imaginary needs no
 lookup, and some requests need no tool at all. Leaves out the pictures (tools.pictures), who judges
-(verifiers.pictures) and the reward (rewards.pictures).
+(verifiers.pictures) and the reward (rewards.components).
 """
 
 from collections.abc import Callable, Sequence

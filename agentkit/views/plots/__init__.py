@@ -4,7 +4,6 @@ Every function returns a figure and shows nothing. Leaves out computing what is 
 diagnostics), and reading files (runs).
 """
 
-from agentkit.views.plots.drawing import solving
 from agentkit.views.plots.policies import (
     behaviour_dots,
     draw_curves,
@@ -18,7 +17,7 @@ from agentkit.views.plots.policies import (
 from agentkit.views.plots.style import COLOURS, INK, SAME, embedded
 from agentkit.views.plots.suite import difficulty_counts
 from agentkit.views.plots.sweeps import arm_success, learning_curves, success_by_compute, transfer
-from agentkit.views.plots.training import PANELS, curve, training_curves
+from agentkit.views.plots.training import PANELS, curve, solving, training_curves
 
 __all__ = [
     "COLOURS", "INK", "PANELS", "SAME", "arm_success", "behaviour_dots", "curve", "difficulty_counts",

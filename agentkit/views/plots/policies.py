@@ -242,7 +242,10 @@ def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) ->
             text=[str(n) if n > 0.04 * largest else "" for n in count],
             textfont={"color": "white", "size": 12},
             marker={"color": colour, "opacity": 0.9, "line": {"width": 0}, "size": count, **area},
-            customdata=[_some(spots[p]) for p in points],
+            customdata=[
+                "<br>".join([*map(escaped, sorted(spots[p])[:8]), *[f"and {n - 8} more"] * (n > 8)])
+                for p, n in zip(points, count, strict=True)
+            ],
             hovertemplate="%{x:.0%} → %{y:.0%}<br>%{customdata}",
             cliponaxis=False,
         )
@@ -276,11 +279,6 @@ _GUIDES = [
     {"x0": 0.5, "y0": -0.12, "x1": 0.5, "y1": 1.12, "line": {"color": GRID, "width": 2}},
     {"x0": -0.12, "y0": 0.5, "x1": 1.12, "y1": 0.5, "line": {"color": GRID, "width": 2}},
 ]
-
-
-def _some(ids: Sequence[str], limit: int = 8) -> str:
-    rest = f"<br>and {len(ids) - limit} more" if len(ids) > limit else ""
-    return "<br>".join(escaped(i) for i in sorted(ids)[:limit]) + rest
 
 
 def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:

@@ -3,8 +3,6 @@
 A point that stands for a run links to its run card. Leaves out every number drawn (evaluation.sweeps).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,7 +6,7 @@ Leaves out measuring (evaluation) and reading trajectories (runs).
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ import traitlets
 from agentkit.evaluation import SOLVED, task_success
 from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl
+from agentkit.runs.schemas import NOTE_FIELDS, fault
 from agentkit.trajectories import by_task, results_of
 from agentkit.views.widgets.states import States
 from agentkit.views.widgets.view import LiveView, View, number, packed, task_fields, trajectory_fields
@@ -23,8 +24,6 @@ BLOCK = 20  # tasks that a browser unpacks together
 NOTES = (
     "notes.jsonl"  # in the run: a line for each change, the newest of a task counts; empty text takes it back
 )
-NOTE_FIELDS = ("task_id", "text", "at")
-NOTE_LIMIT = 20_000  # characters
 _INDEX = ("id", "family", "difficulty", "solved", "alarms")  # what the filters need of every task
 
 
@@ -61,8 +60,8 @@ class LiveCompare(LiveView):
 class CompareWidget(View):
     """Trajectories side by side: static by itself, ``live()`` with a kernel."""
 
-    def __init__(self, payload: dict[str, Any], height: int, run: Run | None = None):
-        super().__init__("compare", "Trajectories side by side", payload, height)
+    def __init__(self, payload: dict[str, Any], run: Run | None = None):
+        super().__init__("compare", "Trajectories side by side", payload, 720)
         self._run = run
 
     @cached_property
@@ -85,10 +84,8 @@ def compare_trajectories(
     policies: Mapping[str, Sequence[Trajectory]],
     *,
     run: Run | None = None,
-    alarms: Mapping[str, Collection[str]] | None = None,
     environments: Mapping[str, Callable[[], object]] | None = None,
     max_samples: int = 4,
-    height: int = 720,
 ) -> CompareWidget:
     """Page through tasks with each policy's trajectories side by side.
 
@@ -96,12 +93,9 @@ def compare_trajectories(
         tasks: the suite, in the order to page; tasks without a trajectory are left out.
         policies: trajectories by policy name, usually two or three.
         run: where notes are; those it has are shown, and the live view adds to them.
-        alarms: task ids by alarm, to filter by; ids that are not shown are ignored. Tasks with a trajectory
-            that is not scored, has no answer or has a failed call can be filtered for without it.
         environments: by family, as ``lab.environments``: those with ``render`` show their state after each
             turn. None knows the families that ship.
         max_samples: samples of a task and policy that are kept; rates count all of them.
-        height: of the view in a notebook, in pixels.
 
     Raises:
         ValueError: there is no policy, no trajectory, or a trajectory's task is not in ``tasks``.
@@ -122,10 +116,9 @@ def compare_trajectories(
     for task in tasks.values():
         if task.id in covered:
             trajectories = [policy.get(task.id, []) for policy in samples.values()]
-            fired = [name for name, ids in (alarms or {}).items() if task.id in ids]
-            rows.append(_task(task, trajectories, fired, max_samples, states))
+            rows.append(_task(task, trajectories, max_samples, states))
     payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
-    return CompareWidget(payload | {"notes": note_rows(run) if run else []}, height, run)
+    return CompareWidget(payload | {"notes": note_rows(run) if run else []}, run)
 
 
 def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> str:
@@ -134,9 +127,7 @@ def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> st
     return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:16]
 
 
-def _task(
-    task: Task, policies: list[list[Trajectory]], alarms: list[str], limit: int, states: States
-) -> dict[str, Any]:
+def _task(task: Task, policies: list[list[Trajectory]], limit: int, states: States) -> dict[str, Any]:
     columns, solved = [], []
     for samples in policies:
         rate = task_success(samples).get(task.id) if samples else None
@@ -150,16 +141,11 @@ def _task(
         "no answer": any(t.answer is None for t in trajectories),
         "failed call": any(not result.ok for t in trajectories for result in results_of(t)),
     }
-    names = dict.fromkeys([*(name for name, holds in marks.items() if holds), *alarms])
-    return task_fields(task) | {"columns": columns, "solved": solved, "alarms": list(names)}
+    alarms = [name for name, holds in marks.items() if holds]
+    return task_fields(task) | {"columns": columns, "solved": solved, "alarms": alarms}
 
 
 # ---- notes
-def read_notes(run: Run) -> dict[str, str]:
-    """The run's notes by task id."""
-    return {row["task_id"]: row["text"] for row in note_rows(run) if row["text"]}
-
-
 def note_rows(run: Run) -> list[dict[str, str]]:
     """The newest row of each task: task_id, text, at (ISO 8601, UTC). Lines of another form are left out."""
     path = run.file(NOTES)
@@ -168,6 +154,4 @@ def note_rows(run: Run) -> list[dict[str, str]]:
 
 
 def is_note(row: Any) -> bool:
-    """Whether a JSON value is a note."""
-    values = [row.get(name) for name in NOTE_FIELDS] if isinstance(row, dict) else [None]
-    return all(isinstance(value, str) and len(value) <= NOTE_LIMIT for value in values)
+    return fault("note", row) is None

@@ -1,6 +1,8 @@
 """The G rollouts of one task at one step: rewards, advantages, what the best did and the worst did not.
 
-Leaves out estimating advantages (advantages) and reading trajectories (runs).
+And one of them token by token, in colour: what was sampled, how likely it was, what pushes it.
+
+Leaves out estimating advantages, log-probabilities (training) and reading trajectories (runs).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,9 +10,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from agentkit.records import Task, Trajectory
+from agentkit.rollouts.tokens import Decode, faults, xray
 from agentkit.trajectories import results_of
 from agentkit.views.widgets.states import States
-from agentkit.views.widgets.view import View, number, task_fields, trajectory_fields
+from agentkit.views.widgets.view import View, clip, number, task_fields, trajectory_fields
 
 
 def group_view(
@@ -18,7 +21,6 @@ def group_view(
     tasks: Iterable[Task] = (),
     *,
     environments: Mapping[str, Callable[[], object]] | None = None,
-    height: int = 720,
 ) -> View:
     """Look at groups of rollouts, as of one training step: ``group_view(run.trajectories(step), run.tasks)``.
 
@@ -29,7 +31,6 @@ def group_view(
         trajectories: of one or several groups, in the order to page.
         tasks: holds prompts and gold answers; without a task its group shows the id only.
         environments: by family, for the states they show, as in ``compare_trajectories``.
-        height: of the view in a notebook, in pixels.
 
     Raises:
         ValueError: there is no trajectory.
@@ -43,7 +44,7 @@ def group_view(
         groups.setdefault((t.task_id, t.step, t.policy), []).append(t)
     states = States(environments)
     fields = [_group(group, tasks.get(task_id), states) for (task_id, *_), group in groups.items()]
-    return View("group", "Rollouts of one task", {"groups": fields}, height)
+    return View("group", "Rollouts of one task", {"groups": fields}, 720)
 
 
 def _group(group: list[Trajectory], task: Task | None, states: States) -> dict[str, Any]:
@@ -62,3 +63,32 @@ def _group(group: list[Trajectory], task: Task | None, states: States) -> dict[s
 def _rollout(trajectory: Trajectory, states: Sequence[dict | None]) -> dict[str, Any]:
     calls = [result.ok for result in results_of(trajectory)]
     return trajectory_fields(trajectory, states) | {"calls": len(calls), "failed": calls.count(False)}
+
+
+TOKEN_LIMIT = 200  # characters of one token's text
+COLUMNS = ("id", "source", "mask", "turn")
+
+
+def mask_xray(trajectory: Trajectory, decode: Decode | None = None) -> View:
+    """See a trajectory token by token; ``decode`` is ``tokenizer.decode``, without it tokens show their ids.
+
+    Raises:
+        ValueError: two of the token fields differ in length, or a turn's span lies outside the completion.
+    """
+    tokens = xray(trajectory, decode)
+    columns = {name: [getattr(token, name) for token in tokens] for name in COLUMNS}
+    columns["text"] = [clip(token.text, TOKEN_LIMIT) for token in tokens]
+    columns["old_logprob"] = [number(token.old_logprob, 6) for token in tokens]
+    columns["advantage"] = [number(trajectory.advantage, 6) if token.mask else None for token in tokens]
+    payload = {
+        "task": trajectory.task_id,
+        "policy": trajectory.policy,
+        "sample": trajectory.sample,
+        "step": trajectory.step,
+        "stop": trajectory.stop_reason.value,
+        "answer": None if trajectory.answer is None else clip(trajectory.answer),
+        "reward": number(trajectory.reward),
+        "faults": faults(trajectory),
+        "tokens": columns,
+    }
+    return View("xray", "Mask X-ray", payload, 560)

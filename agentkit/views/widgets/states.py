@@ -105,7 +105,12 @@ def as_json(state: Any) -> dict[str, Any] | None:
             }
         case Picture():
             grids = list(state.grids.items())[:MAX_GRIDS]
-            return {"pictures": [_picture(clip(str(title), MAX_CELL), grid) for title, grid in grids]}
+            return {
+                "pictures": [
+                    [clip(str(title), MAX_CELL), base64.b64encode(png(g)).decode("ascii"), len(g[0]), len(g)]
+                    for title, g in grids
+                ]
+            }
         case Image():
             return {"image": _image(state)}
     raise ValueError(f"it is of type {type(state).__name__}: give text, a Table, a Picture, an Image or None")
@@ -123,10 +128,6 @@ def _image(state: Image) -> list[str]:
     if state.kind not in KINDS or type(state.data) is not bytes or not 0 < len(state.data) <= MAX_IMAGE:
         raise ValueError(f"an image is at most {MAX_IMAGE} bytes of {', '.join(KINDS)}")
     return [clip(str(state.title), MAX_CELL), state.kind, base64.b64encode(state.data).decode("ascii")]
-
-
-def _picture(title: str, grid: Sequence[Sequence[int]]) -> list[Any]:
-    return [title, base64.b64encode(png(grid)).decode("ascii"), len(grid[0]), len(grid)]
 
 
 def png(grid: Sequence[Sequence[int]]) -> bytes:

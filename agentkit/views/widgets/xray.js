@@ -41,11 +41,7 @@ function quantities(tokens) {
     offered.push({ name, value: (i) => values[i], scale, most: scale === "low" ? Math.min(Math.max(most, LEAST), MOST) : most });
   };
   add("log-probability at sampling", tokens.old_logprob, "low");
-  add("log-probability now", tokens.logprob, "low");
-  const change = tokens.old_logprob.map((old, i) => (old === null || tokens.logprob[i] === null ? null : tokens.logprob[i] - old));
-  add("change of log-probability", change, "both");
   add("advantage", tokens.advantage, "both");
-  add("entropy", tokens.entropy, "high");
   return offered;
 }
 
@@ -64,9 +60,7 @@ function drawLegend(quantity, hasFaults) {
     const colours = scale === "both" ? `rgb(${WARM} / var(--most)), transparent, rgb(${COOL} / var(--most))` : `transparent, rgb(${WARM} / var(--most))`;
     const bar = node("i");
     bar.style.background = `linear-gradient(to right, ${colours})`;
-    const ends = { low: ["0 (certain)", `${number(-most)} nats or less`], high: ["0", `${number(most)} nats`] }[scale];
-    const unit = quantity.name === "advantage" ? "" : " nats";
-    const [left, right] = ends ?? [number(-most) + unit, signed(most) + unit];
+    const [left, right] = scale === "low" ? ["0 (certain)", `${number(-most)} nats or less`] : [number(-most), signed(most)];
     legend.append(node("span", "", left, bar, node("span", "", right)));
   }
   legend.append(key("on", "token", "sampled and trained on (mask 1)"), key("", "token", "not trained on (mask 0)"));
@@ -101,8 +95,6 @@ function drawHead(payload) {
     if (present.length) facts.push(`mean ${text} ${number(mean(present))}`);
   };
   average("old_logprob", "log-probability at sampling");
-  average("logprob", "log-probability now");
-  average("entropy", "entropy");
   const name = [payload.task, payload.policy, `sample ${payload.sample}`];
   if (payload.step !== null) name.push(`step ${payload.step}`);
   const end = `stopped: ${payload.stop.replaceAll("_", " ")} · answer ${payload.answer ?? "(none)"} · reward ${number(payload.reward)}`;
@@ -163,14 +155,8 @@ function show(element, payload) {
     const { mask, source, turn } = { mask: tokens.mask[i], source: tokens.source[i], turn: tokens.turn[i] };
     const facts = [node("code", "", shownText(tokens.text[i])), fact("position", String(i)), fact("id", String(tokens.id[i]))];
     facts.push(fact("source", source + (turn === null ? "" : `, turn ${turn + 1}`)), fact("mask", String(mask)));
-    const [old, now] = [tokens.old_logprob[i], tokens.logprob[i]];
-    if (old !== null) facts.push(fact("log-probability at sampling", number(old, 4)));
-    if (now !== null) facts.push(fact("now", number(now, 4)));
-    if (old !== null && now !== null) {
-      facts.push(fact("change", signed(now - old, 4)), fact("ratio", number(Math.exp(now - old), 4)));
-    }
+    if (tokens.old_logprob[i] !== null) facts.push(fact("log-probability at sampling", number(tokens.old_logprob[i], 4)));
     if (tokens.advantage[i] !== null) facts.push(fact("advantage", signed(tokens.advantage[i])));
-    if (tokens.entropy[i] !== null) facts.push(fact("entropy", `${number(tokens.entropy[i])} nats`));
     return facts;
   };
   const point = (i) => {
