@@ -29,6 +29,7 @@ APPLES = r"(\d+) apples"
 PROGRAM = "def f(x):\n    return x + 1"
 TESTS = [[[n], n + 1] for n in range(8)]
 ASSERTS = [f"assert f({n}) == {n + 1}" for n in range(8)]
+QUICK, FULL = (0.3, 3), (2.0, 5)  # seconds of each repeat, repeats
 
 # one right check number n; answers differ from check to check, so that no cache replies
 OURS: dict[str, Callable[[int], Score]] = {
@@ -46,7 +47,7 @@ OURS: dict[str, Callable[[int], Score]] = {
 
 def bench_verifiers(quick: bool = False) -> dict[str, Any]:
     """Checks a second per verifier; ratio ours / peer where there is one. ``quick`` checks less."""
-    seconds, repeats = (0.3, 3) if quick else (2.0, 5)
+    seconds, repeats = QUICK if quick else FULL
     cases = {name: _case(name, ours, seconds, repeats) for name, ours in OURS.items()}
     cases["symbolic"]["agreement"] = agreement(4 if quick else 1)
     with _judge_endpoint() as options:
@@ -125,11 +126,12 @@ PEERS: dict[str, Callable[[int], bool]] = {
 
 
 class _Judge(BaseHTTPRequestHandler):
-    """Says correct at once: every answer here is."""
+    """Says correct at once beside the true reference, and incorrect beside a decoy."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        content = json.dumps({"verdict": "correct"})
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        reference = json.loads(body["messages"][-1]["content"])["reference"]
+        content = json.dumps({"verdict": "correct" if reference == "Paris" else "incorrect"})
         reply = json.dumps({"choices": [{"message": {"content": content}}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(reply)))

@@ -21,7 +21,7 @@ from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.pictures import picture
 from agentkit.verifiers.programs import code
-from agentkit.verifiers.readings import numbers, phrases
+from agentkit.verifiers.readings import digits_occur, numbers, phrases, words_occur
 from agentkit.verifiers.repairs import repair
 from agentkit.verifiers.symbolic import symbolic
 from agentkit.verifiers.text import exact
@@ -38,7 +38,10 @@ KINDS: dict[str, Verifier] = {
     "picture": picture,
 }
 SHIPPED = frozenset(KINDS)
-_READINGS = {exact: phrases, numeric: numbers}  # want the answer alone: where it stands in a sentence
+_READINGS = {
+    exact: (words_occur, phrases),
+    numeric: (digits_occur, numbers),
+}  # want the answer alone: where it stands in a sentence
 _LIMITS = {"code": MAX_CODE, "symbolic": MAX_CODE}  # a program, or reasoning that ends in a box
 
 
@@ -116,7 +119,10 @@ def _stated(
     is_sentence = re.search(r"\s|[\\:<*#=%]|[^\x00-\x7f]", answer.strip())
     if not is_sentence or verifier not in _READINGS or options.get("rule", "words") != "words":
         return None
-    stated = (text for text in _READINGS[verifier](answer, question, gold) if not _repeats(answer, text))
+    may_state, readings = _READINGS[verifier]
+    if not may_state(answer, gold, **options):
+        return None
+    stated = (text for text in readings(answer, question, gold) if not _repeats(answer, text))
     scores = (verifier(text, gold, **options) for text in stated)
     return next((score for score in scores if score.value), None)
 

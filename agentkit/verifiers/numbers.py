@@ -165,6 +165,8 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
 
 def in_digits(text: str) -> str:
     """A text that begins with a number in words with it in digits: two hundred and five apples, minus 3."""
+    if text[:1].isdigit():
+        return text
     sign = _MINUS.match(text)[0]
     words = IN_WORDS.match(text, len(sign))
     value = group = 0

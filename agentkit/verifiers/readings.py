@@ -5,12 +5,13 @@ r"""What a whole turn may give as its answer where the answer alone is wanted, i
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from agentkit.records import Score
 from agentkit.verifiers.frames import classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
-from agentkit.verifiers.numbers import amount, in_digits
+from agentkit.verifiers.numbers import IN_WORDS, amount, in_digits
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
 from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
 
@@ -21,6 +22,8 @@ _COUNTED = re.compile(r"([-+$€£\d.,/ ×·^]*\d)\s*([^\d\s](?:\D|(?<=\^)\d|(?<
 _PERCENT = frozenset(("%", "percent", "per cent"))
 _ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent(?:age)?\b", re.IGNORECASE)
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
+_DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
+_WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
 _NAME = "Xenon"  # of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
@@ -66,6 +69,34 @@ def _value_asked(number: str, question: str) -> str:
     asked = rf"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
     ends = r"(?=\s*(?:[?.,;:]|\Z|(?:if|when|where|given|such|in)\b))"
     return values[0] if re.search(asked + ends, question) else number
+
+
+def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> bool:
+    """Whether a text can give a number: in notation that is worked out, in another unit, or by its digits."""
+    value, currency, its_unit = amount(gold) or (0, "", "")
+    loose = (
+        options.get("abs_tol")
+        or options.get("rel_tol")
+        or not text.isascii()
+        or IN_WORDS.search(text)
+        or re.search(r"[/^]|frac", text)
+    )
+    digits = re.sub(r"\D", "", f"{float(value):.15g}".partition("e")[0]).strip("0")
+    converts = not currency and (unit or its_unit) not in ("", "%")
+    if loose or converts or not digits or len(digits) > 14:
+        return True
+    return any(digits in re.sub(r"\D", "", run[0]) for run in _DIGITS.finditer(text))
+
+
+def words_occur(text: str, gold: str, *, aliases: Iterable[str] = (), **options: Any) -> bool:
+    """Whether all words of a gold answer or an alias occur in a text."""
+    golds = [gold, *([aliases] if isinstance(aliases, str) else aliases)]
+    if not text.isascii() or not all(map(str.isascii, golds)):
+        return True
+    text = text.casefold()
+    return any(
+        all(word in text for word in _WORDS.findall(gold.casefold()) if word not in _SMALL) for gold in golds
+    )
 
 
 def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:

@@ -32,7 +32,8 @@ _SIGN = r"""  # punctuation that carries meaning where it stands
 _SIGNS = re.compile(_SIGN, re.VERBOSE)
 _PIECE = re.compile(_SIGN + r"| [$+<=>^|~] | [^\s!-/:-@\[-`{-~]+", re.VERBOSE)
 _ITEM = re.compile(r",(?!\d)\s*and\s+|,(?!\d)\s*|\s+and\s+|\s*&\s*")
-_MONTH = "|".join(calendar.month_name[1:])
+_MONTHS = [month.casefold() for month in calendar.month_name[1:]]
+_MONTH = "|".join(_MONTHS)
 _DAY = r"(\d\d?)(?:st|nd|rd|th)?"
 _DATE = re.compile(
     rf"\b(?:{_DAY} (?:of )?({_MONTH})|({_MONTH}) {_DAY})\b,?", re.IGNORECASE
@@ -149,7 +150,8 @@ def _without_articles(tokens: list[str], *, gold: bool) -> list[str]:
 
 def _tokens(text: str) -> list[str]:
     """Words without accents, and the symbols and signs that carry meaning, each on its own; dates alike."""
-    text = _DATE.sub(lambda date: f"{date[2] or date[3]} {date[1] or date[4]}", text)
+    if any(map(text.casefold().__contains__, _MONTHS)):
+        text = _DATE.sub(lambda date: f"{date[2] or date[3]} {date[1] or date[4]}", text)
     if text.isascii():
         return [piece.strip() for piece in _PIECE.findall(_EMPHASIS.sub(r"\2", text.replace("&", " and ")))]
     text = _DASH.sub("-", _EMPHASIS.sub(r"\2", _POWER.sub(lambda power: f"^{power[0]}", text)))

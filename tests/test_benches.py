@@ -1,4 +1,4 @@
-"""The sandbox benchmark: its JSON, and figures that are what they say."""
+"""The benches of sandbox and verifiers: their JSON, and figures that are what they say."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from agentkit import cli, sandbox
 from agentkit.bench import sandbox as bench
+from agentkit.bench import verifiers as bench_verifiers
 
 pytestmark = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="no sandbox on this machine")
 
@@ -38,3 +39,12 @@ def test_runners_print_what_the_program_prints():
 def test_a_runner_that_fails_is_not_measured():
     with pytest.raises(ValueError, match="error"):
         bench._confined(sandbox.current_tier().name, "1 / 0")
+
+
+def test_every_verifier_is_measured_the_judge_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_verifiers, "QUICK", (0.01, 1))
+    assert cli.main(["bench", "verifiers", "--quick", "--json", str(tmp_path / "b.json")]) == 0
+    cases = {case["case"]: case for case in json.loads((tmp_path / "b.json").read_text())["cases"]}
+    assert set(cases) == {*bench_verifiers.OURS, "judge"}
+    assert all(case["ours"]["min"] > 0 for case in cases.values())
+    assert cases["symbolic"]["agreement"]["agree"] > 40
