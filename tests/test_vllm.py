@@ -28,6 +28,7 @@ from agentkit.nano import DATA as NANO
 from agentkit.policies import EngineError, Request
 from agentkit.policies import sync_guard as guard
 from agentkit.policies.loading import load_agent, make_policy
+from agentkit.policies.replicas import free_port
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy
 from agentkit.policies.transformers import TransformersPolicy
@@ -35,7 +36,6 @@ from agentkit.policies.vllm import VllmPolicy, model_folder
 from agentkit.records import Task
 from agentkit.rollouts import Limits, rollout
 from agentkit.runs import Run, read_jsonl
-from agentkit.runs.children import free_port
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.training.grpo import AgentGRPOTrainer, train

@@ -6,6 +6,8 @@ elsewhere, which a recipe names in server_urls.
 
 import contextlib
 import os
+import secrets
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from agentkit.policies.loading import PROMPT_ROOM
 from agentkit.policies.precision import precision_of
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import Recipe, Run
-from agentkit.runs.children import PARENT, TOKEN, end_all, free_port, repeated
+from agentkit.runs.children import PARENT, TOKEN, end_all, repeated
 from agentkit.runs.topology import CARDS
 
 START_S = 900.0  # until a server answers: it loads a model and compiles kernels
@@ -28,6 +30,20 @@ LOOK_S = 1.0
 SERVED = "AGENTKIT_SERVED"  # what a server calls its model, in its environment
 RESTARTS = 5  # of one server, before it is given up
 END_S = 5.0  # to end by itself
+PORTS = range(20_000, 32_768)  # below those that Linux gives to connections, where its default is kept
+_given: set[int] = set()  # by this process, to servers that may not listen yet
+
+
+def free_port() -> int:
+    """A port for a server to come, of those that no connection is given: another could be taken while it, or
+    its successor, loads a model.
+    """
+    for port in secrets.SystemRandom().sample(sorted({*PORTS} - _given), len(PORTS) - len(_given)):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
+    raise OSError(f"no port from {PORTS[0]} to {PORTS[-1]} is free on this machine")
 
 
 class _Server:

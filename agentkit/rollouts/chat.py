@@ -3,7 +3,7 @@
 Tokens are the truth: what the policy sampled is kept as ids, and observations are appended as ids, never by
 rendering and tokenising the conversation again. Text from tools can never become a control token: every
 string that the tokenizer would read as an added token is broken up before it is encoded. Leaves out reading
-and writing calls (calls.py).
+and writing calls (call_formats.py).
 """
 
 import json

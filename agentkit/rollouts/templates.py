@@ -3,7 +3,7 @@
 Where the model's own template rewrites earlier turns, the training template that TRL ships for it is taken;
 where it shows no tools, or asks for calls that nothing here reads, the tools are shown in Hermes' way; where
 it has no tool role, replies come as a user's message. One that can do none of it is refused, with what to
-use. Leaves out rendering a conversation (chat.py) and reading calls (calls.py).
+use. Leaves out rendering a conversation (chat.py) and reading calls (call_formats.py).
 """
 
 import importlib.util

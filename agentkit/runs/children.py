@@ -5,9 +5,7 @@ found and ended, and on Linux they end with the process that started them.
 import contextlib
 import ctypes
 import os
-import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -21,8 +19,6 @@ from agentkit.records import AgentkitError
 
 TOKEN = "AGENTKIT_JOB"  # in the environment of all that belongs to one job, servers and helpers included
 PARENT = "AGENTKIT_PARENT"  # the process that started this one, where that is not of the job itself
-PORTS = range(20_000, 32_768)  # below those that Linux gives to connections, where its default is kept
-_given: set[int] = set()  # by this process, to servers that may not listen yet
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; it outlives exec
 
 
@@ -43,18 +39,6 @@ def repeated(act: Callable[[], Any], every_s: float) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-def free_port() -> int:
-    """A port for a server to come, of those that no connection is given: another could be taken while it, or
-    its successor, loads a model.
-    """
-    for port in secrets.SystemRandom().sample(sorted({*PORTS} - _given), len(PORTS) - len(_given)):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            _given.add(port)
-            return port
-    raise OSError(f"no port from {PORTS[0]} to {PORTS[-1]} is free on this machine")
 
 
 def die_with_parent(number: signal.Signals) -> None:

@@ -34,7 +34,7 @@ from agentkit.trajectories import trajectory_id
 from agentkit.views import plots
 from agentkit.views.redact import environment_secrets, redact, redact_text
 from agentkit.views.widgets import compare_trajectories
-from agentkit.views.widgets.live import EVIDENCE, alarm_block, told
+from agentkit.views.widgets.dashboard import EVIDENCE, alarm_block, told
 
 UNCHANGED = "unchanged"
 MAX_BYTES = 10_000_000  # of the file

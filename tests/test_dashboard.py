@@ -16,8 +16,8 @@ from agentkit.records import StopReason, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, append_jsonl, write_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.views.plots import training_curves
-from agentkit.views.widgets import live
-from agentkit.views.widgets.live import CONTROL, Controls, Dashboard, panel, progress
+from agentkit.views.widgets import dashboard as module
+from agentkit.views.widgets.dashboard import CONTROL, Controls, Dashboard, panel, progress
 
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script></pre></body>'
 
@@ -191,7 +191,7 @@ def test_a_cell_that_is_run_again_is_drawn_in_again(run, monkeypatch):
     shown = []
     for name in ("display", "update_display"):
         monkeypatch.setattr(
-            live, name, lambda *_, display_id, name=name, **__: shown.append((name, display_id))
+            module, name, lambda *_, display_id, name=name, **__: shown.append((name, display_id))
         )
     dashboard = Dashboard(run, Recipe(steps=60))
     for _ in range(2):
