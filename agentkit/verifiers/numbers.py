@@ -172,6 +172,8 @@ def in_digits(text: str) -> str:
     value = group = 0
     for word in re.findall(r"\b(?!and\b)[a-z]+", words[0].casefold() if words else ""):
         power = MULTIPLES.get(word, 0)
+        if power and value and not group:
+            return text  # five thousand million
         group = (group or 1) * 10**power if power else group + _WORTH[word]
         if power > 2:
             value, group = value + group, 0

@@ -24,7 +24,7 @@ _ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
-_NAME = "Xenon"  # of what a question offers, while its sentence is read
+_NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
@@ -110,7 +110,8 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
             yield words
         yield from _choice(words, question)
     offered = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)", re.IGNORECASE)
-    if len(gold) > 1 and offered.search(question):  # one of two that the question names: no word of its own
+    # one of two that the question names: no word of its own
+    if len(gold) > 1 and offered.search(question) and _NAME not in text:
         text, others = offered.sub(_NAME, text), re.findall(r"(?<=.)\b[A-Z]\w+", offered.sub("", text))
         if not any(other in question for other in others) and not _JOINED.search(text):
             yield from (gold for words in _worded(text, question) if plain(words) == _NAME)

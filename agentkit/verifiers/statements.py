@@ -224,7 +224,7 @@ def without_asides(text: str, said: Asked) -> str:
         )
     for aside in (_REASON, _ASIDE):
         match = aside.search(text)
-        compares = match and said.compares and " than" in match[0]
+        compares = match and (said.compares or "than" in said.words) and " than" in match[0]
         if match and match.start() and not compares and explains(match["said"], said):
             text = text[: match.start()]
     return without_working(text, said)
