@@ -387,7 +387,8 @@ def alarms_command(
     """What went wrong in a training, which may be another trainer's; or how often the alarms are right.
 
     Args:
-        run: the run folder, such as outputs/a, or a log: trainer_state.json, TRL's, verl's, prime-rl's, a CSV
+        run: the run folder, such as outputs/a, or a log: trainer_state.json, TRL's, verl's and its console,
+            prime-rl's, SkyRL's, a CSV
         column: what a log calls one of our columns, such as success=acc/mean
         measure: instead, simulate N runs of each fault and 3 N healthy ones
     """
@@ -398,7 +399,7 @@ def alarms_command(
 
         table = measured(measure, 3 * measure, progress=sys.stderr.isatty()).round(2)
         return _print(as_json, table.to_dict("records"), _texts(table))
-    from agentkit.diagnostics import coverage, scan, trained_steps
+    from agentkit.diagnostics import RULES, coverage, lacks, scan, trained_steps
     from agentkit.exchange.training_logs import read_log
 
     unknown: list[str] = []
@@ -416,6 +417,7 @@ def alarms_command(
         for a in alarms
     ]
     count = f"{len(alarms) or 'no'} alarm{'s' * (len(alarms) > 1)}"
+    count += " could look" * (len(lacks(steps)) == len(RULES))
     text = "\n".join([*lines, f"{count} {coverage(steps)}"])
     if unknown:
         text += f"\ncolumns that no alarm knows: {', '.join(unknown)}"

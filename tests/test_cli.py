@@ -100,6 +100,13 @@ def test_a_preflight_says_what_it_judges_and_what_takes_long(monkeypatch, capsys
     assert printed.err.endswith("agentkit: 48 rollouts of the starting policy ...\n")
 
 
+def test_help_of_alarms_names_every_trainer_whose_log_is_read(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["alarms", "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(word in said for word in ("TRL", "verl's and its console", "prime-rl", "SkyRL", "CSV"))
+
+
 def test_a_terminal_without_unicode_shows_help_all_the_same():
     command = [sys.executable, "-m", "agentkit.cli", "--help"]
     child = subprocess.run(

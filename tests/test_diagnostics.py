@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+import time
 
 import numpy as np
 import pandas as pd
@@ -470,6 +471,9 @@ KL = [0.01] * 30 + [0.9] * 10  # a jump at step 31
         ("skyrl.jsonl", "\n".join(json.dumps({"trainer/global_step": i, "policy/policy_kl": k}) for i, k in enumerate(KL, 1))),
         ("verl.log", "Started\n" + "".join(f"\x1b[36m(TaskRunner pid=7)\x1b[0m step:{i} - actor/kl_loss:np.float64({k}) - timing_s/step:3.5\n 1/9 [00:49<1:53:43]\n" for i, k in enumerate(KL, 1))),
         ("lines.txt", "\n".join(json.dumps({"step": i, "kl": k}) for i, k in enumerate(KL, 1))),
+        ("pasted.log", "[36m(TaskRunner pid=7)[0m 'trainer': {'n': 1}\n" + "".join(f"[36m(TaskRunner pid=7)[0m step:{i} - actor/kl_loss:{k}\n" for i, k in enumerate(KL, 1))),
+        ("note.txt", json.dumps({"log_history": [{"step": i, "kl": k, "note": "ckpt step:12 - kl:3"} for i, k in enumerate(KL, 1)]})),
+        ("pretty.json", json.dumps([{"step": i, "kl": k, "note": "ckpt step:12 - kl:3"} for i, k in enumerate(KL, 1)], indent=1)),
         ("log.tsv", "step\tkl\n" + "".join(f"{i}\t{k}\n" for i, k in enumerate(KL, 1))),
         ("log.csv", "step;kl\n" + "".join(f"{i};{k}\n" for i, k in enumerate(KL, 1))),
     ],
@@ -478,6 +482,41 @@ def test_logs_in_the_forms_that_trainers_and_trackers_write(tmp_path, capsys, fi
     assert main(["alarms", str(written(tmp_path / file, text))]) == 0
     said = capsys.readouterr().out
     assert "step 32, warning: kl_spike" in said and "in 40 steps;" in said
+
+
+def test_a_line_of_verls_console_is_read_in_time_linear_in_its_length(tmp_path):
+    line = (
+        "step:7 - global_seqlen/min:61 - val-core/openai/gsm8k/acc/mean@1:np.float64(0.42) - actor/lr:1e-06"
+        " - actor/kl_loss:np.float64(-0.5) - actor/entropy:nan - timing_s/step:3.5 - "
+    )
+    began = time.perf_counter()
+    steps, unknown = read_log(written(tmp_path / "verl.log", line + "a" * 60_000))
+    assert time.perf_counter() - began < 3
+    assert steps[0].number == 7 and steps[0]["kl"] == -0.5 and steps[0]["learning_rate"] == 1e-6
+    assert unknown == ["global_seqlen/min", "val-core/openai/gsm8k/acc/mean@1", "timing_s/step"]
+
+
+@pytest.mark.parametrize(("name", "least"), [("success", 28), ("val_success", 4)])
+def test_a_log_too_short_for_the_only_alarm_says_so_and_asks_for_no_column_it_has(
+    tmp_path, capsys, name, least
+):
+    path = written(tmp_path / "log.csv", f"step,{name}\n" + "".join(f"{i},0.5\n" for i in range(1, least)))
+    assert main(["alarms", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"no alarm could look in {least - 1} steps; ") and "20 of the 20 rules" in said
+    assert f" needs {name} in {least} steps" in said
+    path.write_text(path.read_text() + f"{least},0.5\n")
+    assert main(["alarms", str(path)]) == 0
+    assert capsys.readouterr().out.startswith(f"no alarm in {least} steps; ")
+
+
+def test_rounding_takes_no_column_away_and_more_than_rounding_does(tmp_path):
+    rows = [{"step": i, "kl": 0.1, "success": 0.5, "entropy": 0.2} for i in range(1, 5)]
+    for off, kept in ((9e-7, True), (2e-6, False)):
+        odd = {"step": 5, "kl": 0.1, "success": 1 + off, "entropy": -off}
+        steps, unknown = read_log(written(tmp_path / "log.json", json.dumps([*rows, odd])))
+        assert ("success" in steps[0].values, "entropy" in steps[0].values) == (kept, kept)
+        assert len(unknown) == 2 * (not kept)
 
 
 @pytest.mark.parametrize(
@@ -575,8 +614,9 @@ def test_what_was_not_scored_and_what_cannot_be_told_of_the_adapter_is_said():
     told = answers(whole.assign(effective_samples=1.0, mismatch_share=[None, 0.9]))[
         "What does the adapter do?"
     ]
-    assert (
-        "; in 50% of the steps that, or what was sampled, was too little to tell whether the engine" in told
+    assert told.endswith(
+        "at the end; in 50% of the steps the adapter's effect or the sample was too small to tell whether the "
+        "engine sampled with it."
     )
     told = answers(whole.assign(effective_samples=1.0))["What does the adapter do?"]
     assert "; in 100% of the steps" in told

@@ -153,8 +153,8 @@ def _effect(steps: pd.DataFrame) -> str:
         return f"{effect}."
     untold = steps.reindex(columns=["sync_gap_share", "mismatch_share"]).isna().all(axis=1).mean()
     return (
-        f"{effect}; in {untold:.0%} of the steps that, or what was sampled, was too little to tell whether "
-        "the engine sampled with it."
+        f"{effect}; in {untold:.0%} of the steps the adapter's effect or the sample was too small to tell "
+        "whether the engine sampled with it."
     )
 
 

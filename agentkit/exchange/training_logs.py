@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from agentkit.diagnostics.measures import StepMeasures, observe
-from agentkit.diagnostics.rules import RULES, lacks
+from agentkit.diagnostics.rules import lacks
 from agentkit.records import DataError
 from agentkit.runs import open_file, parse_json, read_jsonl
 
@@ -57,7 +57,10 @@ NAMES = {  # ours: what TRL, verl, prime-rl and SkyRL call it, the best first; W
 SHARES = ("success", "val_success", "clip_fraction", "truncated", "zero_variance")
 COUNTS = ("entropy", "grad_norm", "learning_rate", "mismatch", "completion_tokens", "calls")
 MOST = dict.fromkeys(SHARES, 1.0) | dict.fromkeys(COUNTS, math.inf)  # of what is never below 0
-STEP = re.compile(r"\bstep:\d+ - .*")  # of verl's console
+ROUNDING = 1e-6  # by which a share or a count may leave its range
+# A line of verl's console; after a quote it is a note in JSON, whose strings never begin on a line before.
+STEP = re.compile(r'^[^"\n]*?\b(step:\d+ - .*)', re.MULTILINE)
+PAIR = re.compile(r"(?<!\S)([^\s:]+):(?:np\.\w+\()?([-+.\w]+)")
 Rows = list[dict[str, Any]]
 
 
@@ -81,9 +84,8 @@ def read_log(
     sources = {ours: [columns[ours]] if ours in columns else names for ours, names in NAMES.items()}
     for ours, most in MOST.items():  # other units, as percent
         for name in sources[ours]:
-            if odd := [
-                row[name] for row in rows if not 0 <= row.get(name, 0) <= most and row[name] == row[name]
-            ]:
+            values = [row[name] for row in rows if name in row]
+            if odd := [value for value in values if value < -ROUNDING or value > most + ROUNDING]:
                 held[name] = f" ({odd[0]:g} is {'no share' if most == 1 else 'negative'}, so no {ours})"
         sources[ours] = [name for name in sources[ours] if not held.get(name)]
     known = {name for names in sources.values() for name in names}
@@ -98,8 +100,10 @@ def read_log(
             f"{path} has no column 'step' of whole numbers from 1 on and another that an alarm knows; it has "
             f"{_listed(held)}. Say which they are, such as --column step=iteration --column kl=my_kl."
         )
-    if len(lacks(steps)) == len(RULES):
-        needed = ", ".join(name for name in NAMES if any(name in needs for needs in lacks([]).values()))
+    needs = tuple(need for some in lacks([]).values() for need in some)
+    finite = (name for step in steps for name, value in step.values.items() if math.isfinite(value))
+    if not any(name.startswith(needs) for name in finite):  # too few steps for an alarm is told by coverage
+        needed = ", ".join(name for name in NAMES if name in needs)
         alone = ", ".join(name for name in held if name in known)
         other = f" Columns that no alarm knows: {_listed(unknown)}." if unknown else ""
         raise DataError(
@@ -173,7 +177,7 @@ def _parsed(path: Path, text: str) -> Any:
     if path.suffix.lower() in (".jsonl", ".ndjson") or (first.endswith("}") and rest.startswith("{")):
         return read_jsonl(path)  # says so where the last line is torn
     if steps := STEP.findall(text):
-        return [dict(re.findall(r"(\S+?):(?:np\.\w+\()?([-+.\w]+)", step)) for step in steps]
+        return [dict(PAIR.findall(step)) for step in steps]
     if path.suffix.lower() == ".json" or first[:1] in ("{", "["):
         return parse_json(text)
     return list(csv.DictReader(text.splitlines(keepends=True), delimiter=max(",;\t", key=first.count)))
