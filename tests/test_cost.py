@@ -1,4 +1,5 @@
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -270,6 +271,32 @@ def test_prices_of_a_wrong_kind_are_one_sentence(tmp_path, change):
     path.write_text(PRICES.read_text().replace(*change))
     with pytest.raises(RecipeError, match="prices.yaml is (no price file|not valid YAML)"):
         read_prices(path)
+
+
+DOUBLED = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 41))
+MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 41))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (DOUBLED, "its aliases .* stand for more than 100,000 values"),
+        (MERGED, "its aliases .* stand for more than 100,000 values"),
+        ("a: &a {x: *a}", "stand for .* themselves"),
+        ("a: &a {x: 1}\nb: {y: *a, z: *a}\nc: {x: 1, x: 2}", "line 3 sets 'x' again"),
+        ("currency: !!bool foo", "not valid YAML: a value is not of the kind that its tag"),
+        ("", "yaml: it is no mapping of keys to values$"),
+        ("- 1", "yaml: it is no mapping of keys to values$"),
+        ("? [a, b]\n: 1", "line 1 has a key that is no word"),
+    ],
+)
+def test_prices_that_no_yaml_file_should_hold(tmp_path, text, says):
+    path = tmp_path / "prices.yaml"
+    path.write_text(text)
+    begun = time.monotonic()
+    with pytest.raises(RecipeError, match=says):
+        read_prices(path)
+    assert time.monotonic() - begun < 10
 
 
 def test_a_file_that_is_no_yaml_is_told_without_the_name_of_a_class(tmp_path):

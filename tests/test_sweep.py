@@ -94,6 +94,7 @@ def test_the_documents_five_ablations_are_there_for_both_models():
         ({"seeds": []}, "list different whole numbers"),
         ({"seeds": [1, -1]}, "seed is -1; it must lie between 0 and"),
         ({"margin": 5}, "between 0 and 1"),
+        ({"margin": float("nan")}, "margin is nan: write a share of success between 0 and 1"),
         ({"against": ["default"]}, "against is ['default']: name one arm"),
         ({"arms": {"default": {}, "Stop": {"beta": 0.1}}}, "arm 'Stop': a file of the sweep has this name"),
         ({"arms": {"default": {}, "tables": {"beta": 0.1}}}, "a file of the sweep has this name"),

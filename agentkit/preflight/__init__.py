@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentkit.lab import Lab
+from agentkit.policies import slots
 from agentkit.policies.loading import agent_of, make_policy
 from agentkit.policies.ranks import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
@@ -29,7 +30,9 @@ from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.tokens import exact_decode
 from agentkit.runs import Recipe, Run, cost, read_trajectories, write_trajectories
+from agentkit.training import memory
 from agentkit.training.launch import Work
+from agentkit.training.timing import update_seconds
 from agentkit.trajectories import groups_by_task, results_of
 
 TASKS, REPEATS, GOLD, PROBED = 12, 4, 24, 3
@@ -73,8 +76,6 @@ def examine(
     update, device = None, ""
     if model is not None:
         device = "GPU" if model.device.type == "cuda" else "CPU"
-        from agentkit.training.timing import update_seconds  # loads torch
-
         policy.sleep()  # as in training: an update has the memory to itself
         update = update_seconds(model, sampled, recipe)
     options = {"n_test": n_test, "decode": exact_decode(policy.tokenizer)}
@@ -99,15 +100,14 @@ def examine(
 
 def _memory(recipe: Recipe, model: Any) -> Item:
     """Whether this machine holds the training; the plan is made on tensors without content."""
-    from agentkit.policies.slots import memory_of  # these load torch
-    from agentkit.training import memory
-
     device = model.device.type
     try:
         made = memory.plan(recipe, model.dtype, model.config, device)
     except RecipeError as error:
         return Item("Memory", "amber", f"{error}.", "Watch the memory of the first step.")
-    return checks.memory(made, memory_of(model.device) / memory.GB, "GPU" if device == "cuda" else "machine")
+    return checks.memory(
+        made, slots.memory_of(model.device) / memory.GB, "GPU" if device == "cuda" else "machine"
+    )
 
 
 def report(

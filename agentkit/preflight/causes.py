@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
+from agentkit.policies.sync_guard import sampled_logits
 from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
 from agentkit.rollouts.chat import CUT
@@ -159,7 +160,6 @@ def movement(model: Any, recipe: Recipe) -> Item:
 
 def sampler(model: Any, sampled: Sequence[Trajectory], temperature: float) -> Item | None:
     """Whether the sampler's log-probabilities are the trainer's; None where it gave none."""
-    from agentkit.policies.sync_guard import sampled_logits  # loads torch
     from agentkit.rollouts.tokens import token_logprobs
 
     chosen = [t for t in sampled if any(t.old_logprobs) and any(t.action_mask)]

@@ -66,10 +66,14 @@ def blame(error: BaseException) -> str:
     """What an error of a user's code says, with the innermost line that is neither ours nor a library's."""
     lines = [(line.filename, line.lineno) for line in traceback.extract_tb(error.__traceback__)]
     lines = [line for line in lines if not line[0].startswith(_OTHERS)]
-    if isinstance(error, SyntaxError):
-        lines.append((error.filename or "", error.lineno))
+    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and error.lineno:
+        lines.append((error.filename, error.lineno))
     where = f"{Path(lines[-1][0]).name}, line {lines[-1][1]}: " if lines else ""
-    return f"{where}{type(error).__name__}: {error}"
+    try:
+        said = str(error)
+    except (Exception, SystemExit) as second:
+        said = f"what it says cannot be shown, since its __str__ raises {type(second).__name__}"
+    return f"{where}{type(error).__name__}: {said}"
 
 
 def check_takes(what: str, function: Callable, *arguments: str) -> None:

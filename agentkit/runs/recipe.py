@@ -10,7 +10,9 @@ import ast
 import contextlib
 import dataclasses
 import difflib
+import itertools
 import json
+import math
 import re
 import reprlib
 from collections.abc import Mapping
@@ -730,9 +732,12 @@ def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
         with open_file(path) as file:
             root = yaml.compose(text := file.read().decode("utf-8"), yaml.SafeLoader)
         if not isinstance(root, yaml.MappingNode):
-            raise RecipeError("it is no flat mapping of keys to values, such as 'seed: 3'")
-        _check_mapping(root, flat)
-        return yaml.SafeLoader(text).construct_document(root)
+            one = "flat mapping of keys to values, such as 'seed: 3'" if flat else "mapping of keys to values"
+            raise RecipeError(f"it is no {one}")
+        _check_mapping(root, flat, set())
+        if _written_out(root, {}) > _MOST:
+            raise RecipeError(f"its aliases (*) stand for more than {_MOST:,} values, or for themselves")
+        return _constructed(text, root)
     except FileNotFoundError:
         raise RecipeError(
             f"{path} does not exist: recipes and prices lie in params/, sweeps in params/sweeps/"
@@ -745,21 +750,44 @@ def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
         raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
 
 
-def _check_mapping(mapping: yaml.MappingNode, flat: bool) -> None:
-    """Look at the nodes before any value is made: a key given twice would silently count once, and a few
-    aliases of aliases stand for more than the memory holds.
+_MOST = 100_000  # values of a file, its aliases written out
+
+
+def _constructed(text: str, root: yaml.MappingNode) -> dict[str, Any]:
+    """The values of the nodes. Raises ValueError also where PyYAML takes a tag's word for its value."""
+    try:
+        return yaml.SafeLoader(text).construct_document(root)
+    except (LookupError, AttributeError, TypeError, ArithmeticError):
+        raise ValueError("a value is not of the kind that its tag, such as !!bool, says") from None
+
+
+def _written_out(node: yaml.Node, sizes: dict[int, float]) -> float:
+    """How many values a node stands for: a few aliases of aliases are more than the memory holds."""
+    if id(node) not in sizes:
+        sizes[id(node)] = math.inf  # what an alias of itself stands for
+        parts = [] if isinstance(node, yaml.ScalarNode) else node.value
+        parts = itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts
+        sizes[id(node)] = 1.0 + sum(_written_out(part, sizes) for part in parts)
+    return sizes[id(node)]
+
+
+def _check_mapping(mapping: yaml.MappingNode, flat: bool, known: set[int]) -> None:
+    """Look at the nodes before any value is made, each once, though aliases (``known``): a key given twice
+    would silently count once.
     """
+    known.add(id(mapping))
     seen: set[str] = set()
     for key, value in mapping.value:
         place = f"line {key.start_mark.line + 1}"
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
         if not all(isinstance(node, yaml.ScalarNode) for node in ((key, *items) if flat else (key,))):
-            raise RecipeError(f"{place} is nested; a recipe is flat: one 'key: value' a line")
+            what = "is nested; a recipe is flat: one 'key: value' a line"
+            raise RecipeError(f"{place} {what if flat else 'has a key that is no word: write key: value'}")
         if key.value in seen:
             raise RecipeError(f"{place} sets {key.value[:100]!r} again; keep one of the two")
         seen.add(key.value)
         for name in [key] if key.value != "against" else [key, value]:  # off, no and 4 are words there
             if isinstance(name, yaml.ScalarNode) and not name.tag.endswith(":merge"):
                 name.tag = "tag:yaml.org,2002:str"
-        if isinstance(value, yaml.MappingNode):
-            _check_mapping(value, flat)
+        if isinstance(value, yaml.MappingNode) and id(value) not in known:
+            _check_mapping(value, flat, known)

@@ -29,6 +29,14 @@ def _row(others: bool = False, **fields: dict) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": others}
 
 
+def _bounded(
+    kind: dict, says: str = "{name} is {value}, which is no number", **bounds: Any
+) -> dict[str, Any]:
+    """A number with bounds, which NaN, neither below nor above anything, does not pass."""
+    nan = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0}
+    return kind | bounds | {"allOf": [{"not": nan, "says": says}]}
+
+
 _RESULT = _row(name=_TEXT, arguments=_OBJECT, observation=_TEXT, ok=_FLAG, seconds=_NUMBER, cached=_FLAG)
 _SPAN = _list(_WHOLE, minItems=2, maxItems=2)
 _TURN = _row(text=_TEXT, span=_SPAN, results=_list(_RESULT), seconds=_NUMBER)
@@ -65,7 +73,7 @@ _SCHEMAS: dict[str, dict] = {
         turns=_list(_TURN),
         stop_reason=_TEXT,
         answer=_TEXT_OR_NONE,
-        success=_NUMBER_OR_NONE | {"minimum": 0, "maximum": 1},
+        success=_bounded(_NUMBER_OR_NONE, "success is no number", minimum=0, maximum=1),
         why=_TEXT,
         components=_OBJECT | {"additionalProperties": _NUMBER_OR_NONE},
         reward=_NUMBER_OR_NONE,
@@ -100,7 +108,7 @@ _SCHEMAS: dict[str, dict] = {
                 _WHOLE, "seeds: list different whole numbers, as in [1, 2, 3]", minItems=1, uniqueItems=True
             ),
             "against": _TEXT | {"says": "against is {value}: name one arm"},
-            "margin": _NUMBER | {"exclusiveMinimum": 0, "exclusiveMaximum": 1, "says": _MARGIN},
+            "margin": _bounded(_NUMBER, _MARGIN, exclusiveMinimum=0, exclusiveMaximum=1) | {"says": _MARGIN},
             "stop_hopeless": _FLAG | {"says": "stop_hopeless is {value}: write true or false"},
             "arms": _OBJECT | {"minProperties": 1, "says": _ARMS, "additionalProperties": _CHANGES},
             "grid": _OBJECT | {"minProperties": 1, "says": _GRID, "additionalProperties": _VALUES},
@@ -129,7 +137,7 @@ _SCHEMAS: dict[str, dict] = {
         "type": "object",
         "properties": {"step": _WHOLE | {"minimum": 0, "maximum": 2**31}},
         "required": ["step"],
-        "additionalProperties": _NUMBER_OR_NONE | {"minimum": -1e300, "maximum": 1e300},
+        "additionalProperties": _bounded(_NUMBER_OR_NONE, minimum=-1e300, maximum=1e300),
     },
     "task": {
         "type": "object",

@@ -87,8 +87,6 @@ def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
         raise ValueError(problem)
     if len({len(row[name]) for name in TOKENS if name != "prompt_ids"}) > 1:
         raise ValueError("its token fields differ in length")
-    if row["success"] != row["success"]:
-        raise ValueError("success is no number")
     turns = tuple(map(_turn, row["turns"]))
     tokens = {name: tuple(row[name]) for name in TOKENS}
     return Trajectory(**(row | tokens | {"turns": turns, "stop_reason": StopReason(row["stop_reason"])}))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import reduce
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentkit.exchange.conversation import SYSTEM, checked_messages, content_of, turns_of
 from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
-from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call, parse_stored, with_thought
+from agentkit.rollouts.call_formats import CHANNEL, THINK, THOUGHT, format_call, parse_stored, with_thought
 from agentkit.rollouts.chat import ChatCodec, turn_after
 from agentkit.rollouts.templates import end_of_turn
 from agentkit.runs import read_rows
@@ -25,6 +27,7 @@ from agentkit.tools.runtime import tool_schemas, tools_of
 if TYPE_CHECKING:
     from agentkit.lab import Lab
 
+_OF_TURNS = ("assistant", "tool", "function")
 _THOUGHT = re.compile(rf"\s*{THINK}(.*?){THOUGHT}", re.DOTALL)  # that a turn begins with
 
 
@@ -40,6 +43,8 @@ def read_transcripts(path: Path, tokenizer: Any, lab: Lab, tasks: Iterable[Task]
         place = f"{path}, row {number}"
         if not isinstance(row.get("messages"), list):
             raise RunError(f"{place} has no list of messages: give rows such as {{'messages': [..]}}")
+        if not isinstance(row.get("family"), str | None):
+            raise RunError(f"{place}: its family is {row['family']!a:.60}; it must be text")
         codec = _codec(row | {"family": row.get("family") or usual}, tokenizer, lab, place)
         transcripts.append(_encoded(row, place, codec))
     return transcripts
@@ -64,6 +69,7 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
 
     What a reader of logs would drop or change is refused: the agent would learn it so.
     """
+    _check_order([message["role"] for message in row["messages"]], place)
     dropped: Counter = Counter()
     prompt, written, _ = turns_of(row["messages"], place, dropped)
     if lost := [phrase for phrase, n in dropped.items() if n and phrase != SYSTEM]:
@@ -95,13 +101,38 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
     )
 
 
+def _check_order(roles: list[str], place: str) -> None:
+    """Raise RunError where messages do not stand as in a rollout: a reader would move, join or drop them."""
+    begun, wrong = next((i for i, role in enumerate(roles) if role in _OF_TURNS), len(roles)), ""
+    if "user" not in roles[:begun]:
+        wrong = "has no user message before the first assistant message"
+    elif roles[begun:] and roles[begun] != "assistant":
+        wrong = "has a tool's reply before the first assistant message"
+    elif {"system", "developer"} & set(roles[begun:]):
+        wrong = "has a system message after the first assistant message"
+    elif ("assistant", "assistant") in pairwise(roles):
+        wrong = "has two assistant messages in a row"
+    if wrong:
+        raise RunError(f"{place} {wrong}: give system, user, then assistant and tool messages in turn")
+
+
 def _replies(codec: ChatCodec, turn: Turn) -> list[int]:
     return codec.observation_ids([r.observation for r in turn.results], (), [r.name for r in turn.results])
+
+
+def _unmarked(text: str) -> str:
+    """The text with the marks of thoughts as plain words."""
+    return reduce(lambda left, mark: left.replace(mark, mark[1:]), (THINK, THOUGHT, *CHANNEL), text)
 
 
 def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
     """A turn whose calls were read in Hermes form, with thought and calls as this agent writes them."""
     parsed, thought = parse_stored(turn.text), _THOUGHT.match(turn.text)
+    if parsed.errors:
+        raise RunError(f"{place}: an assistant's calls cannot be read again: {parsed.errors[0]}")
+    after = turn.text[thought.end() :] if thought else turn.text
+    if parse_stored(_unmarked(after)).text != _unmarked(parsed.text):
+        raise RunError(f"{place}: a thought that an assistant's message does not begin with would be lost")
     asked = [(call.name, call.arguments) for call in parsed.calls]
     told = [pair for r in turn.results if (pair := (r.name, r.arguments)) in asked]
     if len(turn.results) < len(asked) or told != sorted(told, key=asked.index):
