@@ -425,7 +425,7 @@ def test_a_torn_line_is_one_sentence_and_the_rest_is_read(tmp_path, capsys):
     run.file("train", "metrics.jsonl").write_text('{"step": 1, "kl": 0.5}\n{"step": 2, "re')
     assert cli.main(["alarms", str(run.path)]) == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith("no alarm in 1 steps; ") and "kl_spike" not in shown.out
+    assert shown.out.startswith("no alarm in 1 step; ") and "kl_spike" not in shown.out
     assert (
         shown.err.startswith(f"agentkit: {run.file('train', 'metrics.jsonl')}, line 2 is torn")
         and shown.err.count("\n") == 1
