@@ -16,6 +16,7 @@ from says import Says
 from agentkit import StopReason, Task, rollout
 from agentkit.lab import Lab
 from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.records import DataError
 from agentkit.rollouts import Limits, arollout
 from agentkit.rollouts.call_formats import format_call
 from agentkit.rollouts.chat import ChatCodec
@@ -137,7 +138,7 @@ def test_an_environment_that_cannot_begin_ends_every_trajectory_with_it(tokenize
             return "fine"
 
     async def fails():
-        with pytest.raises(OSError, match="no database"):
+        with pytest.raises(DataError, match="line .*OSError: no database"):
             await arollout(
                 [TASK], calls(tokenizer, "later", how="x"), environment=Broken, group_size=8, limits=ROOMY
             )
