@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -35,6 +37,20 @@ import os, subprocess
 
 if "AGENTKIT_JOB" in os.environ:  # in the processes that train
     subprocess.Popen(["sleep", "77777"])
+"""
+
+SLOW = """
+import time
+from pathlib import Path
+
+def slow(task, trajectory):
+    here = Path(__file__).parent
+    if (here / "slow").exists():
+        (here / "slow").rename(here / "asleep")
+        time.sleep(65)
+    return evenness(task, trajectory)
+
+rewards = {"slow": (slow, 1.0)}
 """
 
 
@@ -149,6 +165,30 @@ def test_interrupting_the_launch_leaves_a_checkpoint_and_no_process(folder):
     while time.monotonic() < deadline and _workers(run):
         time.sleep(0.2)
     assert not _workers(run) and threading.active_count() <= threads + 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_waits_for_a_step_of_more_than_a_minute_and_its_checkpoint(folder):
+    """torchrun would wait 30 seconds, and a launch once waited 60."""
+    run, lab = prepared(folder, "slow-step", steps=60, save_every=0, val_every=60)
+    (folder / "tiny.py").write_text(LAB + SLOW)
+
+    def interrupt_the_sleeper():
+        while not (folder / "asleep").exists():
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def slow_down(row):
+        if row["step"] == 1:
+            (folder / "slow").touch()
+            threading.Thread(target=interrupt_the_sleeper).start()
+
+    with pytest.raises(KeyboardInterrupt, match="run this again to go on"):
+        Work(lab, run).train(slow_down)
+    rows = read_jsonl(run.file("train", "metrics.jsonl"))
+    assert rows[-1]["rollout_seconds"] > 60, "the step that was interrupted is the last"
+    kept = [path.name for path in run.file("train", "checkpoints").glob("checkpoint-*")]
+    assert kept == [f"checkpoint-{rows[-1]['step']}"] and not _workers(run)
 
 
 @pytest.mark.slow

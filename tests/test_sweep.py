@@ -86,6 +86,16 @@ def test_the_documents_five_ablations_are_there_for_both_models():
         ({"stop_hopeless": 1}, "stop_hopeless is 1: write true or false"),
         ({"arms": {"default": 3, "free": {}}}, "holds no recipe keys"),
         ({"arms": {"default": {}, "same": {"beta": 0.02}}}, "'default' and 'same' are equal"),
+        ({"arms": {"default": {}, "same": {"families": "A, B,C"}}}, "'default' and 'same' are equal"),
+        ({"arms": {"default": {}, "same": {"families": ["A", "B", "C"]}}}, "'default' and 'same' are equal"),
+        ({"arms": {"default": {}, "same": {"loss_type": "grpo", "epochs": 0}}}, "'default' and 'same' are equal"),
+        ({"arms": {"default": {}, "same": {"clip_epsilon_high": 0.2}}}, "'default' and 'same' are equal"),
+        ({"arms": {"default": {"beta": 0}, "same": {"beta": "0.0"}}}, "'default' and 'same' are equal"),
+        ({"arms": {"default": {"template_arguments": "a=1,b=c"}, "same": {"template_arguments": " b=c, a=1"}}}, "are equal"),
+        ({"arms": {"default": {}, "one": {"lab": "mine.py"}, "two": {"lab": "./out/../mine.py"}}}, "'one' and 'two' are equal"),
+        ({"arms": {"default": {}, "one": {"lab": "mine.py"}, "two": {"lab": "copy.py"}}}, "'one' and 'two' are equal"),
+        ({"arms": {"default": {}, "free": False}}, "arm 'free' holds no recipe keys"),
+        ({"arms": {"default": {}, "free": []}}, "arm 'free' holds no recipe keys"),
         ({"arms": {"default": {}}}, "at least two arms"),
         ({"arms": {"a": {"beta": 0.1}, "b": {"beta": 0.3}}}, "no arm 'default' to compare with; there are a, b"),
         ({"against": "full"}, "no arm 'full'"),
@@ -113,6 +123,8 @@ def test_a_worthless_sweep_is_refused_in_a_sentence(tmp_path, capsys, changes, s
     folder = tmp_path / "out"
     recipe = yaml.safe_load((ROOT / "params" / "nano-ablation.yaml").read_text())
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(recipe | {"families": "A", "n_tasks": 20}))
+    for name in ("mine.py", "copy.py"):
+        (tmp_path / name).write_bytes((ROOT / "params" / "example.py").read_bytes())
     assert main(["sweep", str(write(tmp_path, **changes)), "--run", str(folder)]) == 2
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1 and not folder.exists()

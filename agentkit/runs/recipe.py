@@ -52,6 +52,7 @@ LISTED = {  # of keys that take several of a few words
     "controls": ("sft_more", "rft", "hindsight"),
     "train_difficulty": ("easy", "medium", "hard"),
 }
+LISTS = (*LISTED, "families", "new_templates", "template_arguments", "server_urls", "drawings", "methods")
 FILES = (
     "lab",
     "tasks",
@@ -223,7 +224,9 @@ class Recipe:
     )
     prompts_per_step: int = _key(8, "groups in one step", 1, 4096)
     group_size: int = _key(8, "trajectories in a group, G", 2, 256)
-    micro_batch: int = _key(8, "trajectories in one forward and backward pass", 1, 1024)
+    micro_batch: int = _key(
+        8, "trajectories, or demonstrations, in one forward and backward pass", 1, 1024, stages="235"
+    )
     micro_batch_tokens: int = _key(
         0, "tokens in one such pass, the longest first, in place of micro_batch; 0 is off", 0, 2**24
     )
@@ -670,7 +673,7 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
     if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):  # YAML reads 1e-6 as text
             value = float(value)
-    if spec.name == "families" and isinstance(value, list) and all(isinstance(name, str) for name in value):
+    if spec.name in LISTS and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
     if spec.name == "gpus" and type(value) is int:
         value = str(value)
@@ -690,7 +693,7 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
         raise RecipeError(
             f"{shown}; it must lie between {bounds['low']:g} and {bounds['high']:g} ({bounds['help']})"
         )
-    return value
+    return ",".join(listed(value)) if spec.name in LISTS else value  # one spelling of one choice
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -700,7 +703,7 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         Recipe.from_mapping(values)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
-    return {name: _beside(path, value) if name in FILES else value for name, value in values.items()}
+    return {name: beside(path, value) if name in FILES else value for name, value in values.items()}
 
 
 def find_file(name: str) -> Path:
@@ -712,13 +715,13 @@ def find_file(name: str) -> Path:
     raise RecipeError(f"there is no file {name!r}, neither here nor in {root} nor in {root / 'params'}")
 
 
-def _beside(recipe: Path, name: Any) -> Any:
-    """A file that a recipe names relative to itself, as seen from the project's folder if it lies there."""
+def beside(recipe: Path, name: Any) -> Any:
+    """A file named relative to a recipe or sweep, as seen from the project's folder if it lies there."""
     file = (recipe.parent / str(name)).resolve()
     if not name or not file.exists():
         source, mark, rows = str(name).partition(":")  # tasks: rows of a public data set
-        beside = _beside(recipe, rows) if mark and rows and source.isidentifier() else rows
-        return name if beside == rows else f"{source}:{beside}"
+        found = beside(recipe, rows) if mark and rows and source.isidentifier() else rows
+        return name if found == rows else f"{source}:{found}"
     root = project_root()
     return str(file.relative_to(root) if file.is_relative_to(root) else file)
 

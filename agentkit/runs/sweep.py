@@ -26,7 +26,7 @@ from typing import IO, Any
 from agentkit.records import AgentkitError, RecipeError, RunError
 from agentkit.runs.children import end_all, repeated
 from agentkit.runs.files import read_json, read_jsonl, write_bytes, write_json
-from agentkit.runs.recipe import Recipe, find_file, read_recipe, read_yaml
+from agentkit.runs.recipe import FILES, Recipe, beside, find_file, read_recipe, read_yaml
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.schemas import fault
 from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, run_stages
@@ -64,6 +64,18 @@ class Arm:
     def files(self) -> dict[str, str]:
         """Digests of the files that it names."""
         return file_digests(self.recipe.everything())
+
+    @property
+    def meaning(self) -> dict[str, Any]:
+        """What its cells run, however it is written: a default may be left out, a file have two names."""
+        keys = {name for stage in STAGES[: self.last + 1] for name in Recipe.keys_of(stage)} - {"run", "seed"}
+        recipe = self.recipe
+        recipe = replace(recipe, clip_epsilon_high=recipe.clip_epsilon_high or recipe.clip_epsilon)
+        found = {name: getattr(recipe, name) for name in keys}
+        files = {name: Path(found[name]).resolve() for name in keys & set(FILES)}
+        found |= {name: str(path) for name, path in files.items() if found[name] and path.exists()}
+        own = {"policy": self.policy, "arguments": recipe.chat[1], "processes": "processes" in recipe.given}
+        return found | self.files | {"template_arguments": ""} | own
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +132,13 @@ def read_design(path: str | Path) -> Design:
 
 def _design(path: Path, file: dict[str, Any]) -> Design:
     _check(file)
-    beside = path.parent / str(file["recipe"])
-    base, arms = read_recipe(beside if beside.is_file() else find_file(str(file["recipe"]))), {}
+    own = path.parent / str(file["recipe"])
+    base, arms = read_recipe(own if own.is_file() else find_file(str(file["recipe"]))), {}
     given = [(name, dict(changes or {})) for name, changes in file.get("arms", {}).items()]
     for name, changes in [*given, *_grid(file.get("grid"))]:
         if name in arms:
             raise RecipeError(f"two arms are called {name!r}: give each a name of its own")
+        changes = {key: beside(path, value) if key in FILES else value for key, value in changes.items()}
         arms[name] = _arm(name, base, changes)
     if len(arms) < 2:
         raise RecipeError("a sweep compares at least two arms: give arms, or a grid such as beta: [0.0, 0.1]")
@@ -134,7 +147,7 @@ def _design(path: Path, file: dict[str, Any]) -> Design:
             raise RecipeError(
                 f"two arms are called {one.name!r} and {other.name!r}, one folder on some disks"
             )
-        if one.policy == other.policy and _chain(_cell(path, one, 0)) == _chain(_cell(path, other, 0)):
+        if one.meaning == other.meaning:
             why = f"the arms {one.name!r} and {other.name!r} are equal in all that their cells run"
             raise RecipeError(f"{why}: leave one of them out")
     against, margin = file.get("against", "default"), float(file.get("margin", MARGIN))

@@ -121,10 +121,13 @@ def fine_tune(
     TRL's SFTConfig in place of the recipe's. Returns the model with the adapter, ``settled``, and the log:
     ``step`` and ``loss``, nats a trained token.
     """
+    share = max(1, recipe.sft_batch // world())
+    rows = max(n for n in range(1, share + 1) if share % n == 0 and n <= recipe.micro_batch)
     settings = {
         "output_dir": str(out.parent / ".sft-trainer"),
         "num_train_epochs": recipe.sft_epochs,
-        "per_device_train_batch_size": max(1, recipe.sft_batch // world()),
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": share // rows,
         "ddp_timeout": int(patience(recipe)),
         "learning_rate": recipe.sft_learning_rate,
         "lr_scheduler_type": "cosine",
