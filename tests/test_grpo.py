@@ -209,22 +209,24 @@ def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
     assert any(not torch.equal(before[name], value) for name, value in merged.state_dict().items())
 
 
-def test_a_cold_start_learns_the_same_where_it_shares_prefixes_and_where_it_does_not(
+def test_a_cold_start_learns_the_same_whether_it_shares_prefixes_and_in_however_many_passes(
     suite, tmp_path, monkeypatch
 ):
     calls, whole, found, ways = [], sft.shared_logprobs, None, []
     monkeypatch.setattr(sft, "shared_logprobs", lambda *a, **k: calls.append(1) or whole(*a, **k))
-    for wanted in (True, False):
-        recipe = Recipe.from_mapping({"sft_batch": 8, "lora_r": 4, "sft": True, "share_prefixes": wanted})
+    for wanted, rows in ((True, 8), (False, 8), (True, 2)):
+        changes = {"share_prefixes": wanted, "micro_batch": rows}
+        recipe = Recipe.from_mapping({"sft_batch": 8, "lora_r": 4, "sft": True} | changes)
         model, tokenizer = load_agent("nano")
         found = found or demonstrations(Lab.open(recipe), suite.split("train")[:24], tokenizer)
-        log = cold_start(model, tokenizer, found, recipe, tmp_path / f"{wanted}")
-        learnt = load_file(tmp_path / f"{wanted}" / "adapter_model.safetensors")
-        ways.append(([row["loss"] for row in log], learnt))
-    assert len(calls) == len(log) == 6, "the second way shares nothing"
-    (shared, ours), (plain, theirs) = ways
-    assert shared == pytest.approx(plain, rel=1e-4)
-    assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in theirs)
+        out = tmp_path / f"{wanted}-{rows}"
+        log = cold_start(model, tokenizer, found, recipe, out)
+        ways.append(([row["loss"] for row in log], load_file(out / "adapter_model.safetensors")))
+    assert len(log) == 6 and len(calls) == 6 + 4 * 6, "the second way shares nothing"
+    whole, ours = ways[0]
+    for losses, theirs in ways[1:]:
+        assert whole == pytest.approx(losses, rel=1e-4)
+        assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in theirs)
 
 
 class Judging(Silent):

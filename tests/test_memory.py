@@ -28,7 +28,7 @@ from agentkit.policies.loading import told
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import RecipeError, Trajectory
 from agentkit.runs.recipe import Recipe
-from agentkit.training import memory, prefix
+from agentkit.training import memory, prefix, sft
 from agentkit.training.timing import update_seconds
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -114,6 +114,33 @@ def test_the_plan_is_what_the_trainers_own_update_takes(tmp_path, masks_outside,
         config = copy.deepcopy(model.config)
         planned = memory.update_peak(config, trainer.recipe, dtype, rows, PROMPT + own, own)
         assert planned == pytest.approx(peak, rel=0.15), (rows, own)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_cold_start_takes_no_more_than_the_plan_of_an_update(
+    tmp_path, masks_outside, monkeypatch, precision, shares
+):
+    """Sixteen demonstrations are an optimiser step, and two of them a pass."""
+    model, tokenizer = tiny_agent()
+    model.to(getattr(torch, precision))
+    row = {"prompt_ids": (1,) * PROMPT, "completion_ids": (2,) * 256, "action_mask": (1,) * 256}
+    own = {"old_logprobs": (0.0,) * 256, "turns": (), "stop_reason": "answer"}
+    shown = [Trajectory("t", "expert", i, 0, **row, **own) for i in range(16)]
+    recipe = Recipe(precision=precision, share_prefixes=shares, micro_batch=2, sft_batch=16, lora_r=2)
+    step, peaks = sft._Trainer.training_step, []
+
+    def measured(trainer, model, *rest, **named):
+        with memory.Alive([*model.parameters(), *model.buffers()]) as alive:
+            loss = step(trainer, model, *rest, **named)
+        peaks.append(alive.peak)
+        return loss
+
+    monkeypatch.setattr(sft._Trainer, "training_step", measured)
+    config = copy.deepcopy(model.config)
+    planned = memory.update_peak(config, recipe, model.dtype, 2, PROMPT + 256, 256)
+    sft.fine_tune(model, tokenizer, shown, recipe, tmp_path / "sft")
+    assert len(peaks) == 8 and max(peaks) <= 1.15 * planned, (max(peaks), planned)
 
 
 def test_the_output_layer_does_not_grow_with_the_vocabulary_times_the_tokens():

@@ -7,14 +7,14 @@ hold. Leaves out reading a messages data set (transcripts).
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
 from agentkit.policies.ranks import on_main_process, patience, world
@@ -24,7 +24,7 @@ from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.training.adapters import lora, save_adapter, settled
-from agentkit.training.prefix import prepare, shared_logprobs
+from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs, splits
 from agentkit.training.trainers import Progress, on_one_card, only_own_progress, quiet_trainer
 from agentkit.training.transcripts import read_transcripts
 
@@ -36,27 +36,21 @@ IGNORED = -100  # the label of a token that is not trained on
 
 
 class _Trainer(SFTTrainer):
-    """TRL's SFTTrainer, which computes what the demonstrations of a batch have in common once (prefix).
-
-    Where the model cannot share, a CPU takes the model's own loss: TRL 1.15's own never holds all logits,
-    which a GPU needs, and is a Triton kernel, which a CPU has not.
+    """TRL's SFTTrainer with the update's log-probabilities: what demonstrations have in common is computed once
+    where the model can share (prefix), and logits exist a chunk at a time on any device.
     """
 
-    shares = False
+    score: Callable[..., tuple[torch.Tensor, Any]]
 
     def compute_loss(
         self, model: Any, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         scored = inputs["labels"][:, 1:] != IGNORED
-        if self.shares and scored.any():
-            rows = inputs["input_ids"], inputs["attention_mask"], scored
-            loss = -shared_logprobs(model, *rows, temperature=1.0)[0].sum()
-            if num_items_in_batch is None:
-                return loss / scored.sum()
-            # it counts the tokens of every process, whose gradients are then averaged
-            return loss / num_items_in_batch * self.accelerator.num_processes
-        kind = SFTTrainer if torch.cuda.is_available() else Trainer
-        return kind.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
+        logprobs, _ = self.score(model, inputs["input_ids"], inputs["attention_mask"], scored, 1.0)
+        if num_items_in_batch is None:
+            return -logprobs.sum() / scored.sum().clamp(min=1)
+        # it counts the tokens of every process, whose gradients are then averaged
+        return -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes
 
 
 def demonstrations(
@@ -90,6 +84,7 @@ def sft_dataset(trajectories: Sequence[Trajectory]) -> Dataset:
                 "assistant_masks": [*[0] * len(t.prompt_ids), *t.action_mask],
             }
             for t in trajectories
+            if any(t.action_mask)  # else it teaches nothing
         ]
     )
 
@@ -147,9 +142,9 @@ def fine_tune(
     )
     only_own_progress(trainer)
     leave_shards(trainer.model)
-    trainer.shares = (
-        recipe.share_prefixes and prepare(trainer.accelerator.unwrap_model(trainer.model)) is None
-    )
+    own = trainer.accelerator.unwrap_model(trainer.model)
+    shares = recipe.share_prefixes and prepare(own) is None
+    trainer.score = shared_logprobs if shares else partial(plain_logprobs, split=splits(own))
     trainer.train()
     on_main_process(lambda: save_adapter(trainer.model, tokenizer, out))
     log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
