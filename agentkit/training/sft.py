@@ -36,7 +36,7 @@ IGNORED = -100  # the label of a token that is not trained on
 
 
 class _Trainer(SFTTrainer):
-    """TRL's SFTTrainer with the update's log-probabilities: what demonstrations have in common is computed once
+    """TRL's SFTTrainer with the update's log-probabilities: what demonstrations share is computed once
     where the model can share (prefix), and logits exist a chunk at a time on any device.
     """
 
