@@ -110,8 +110,9 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
 
     start, out = time.monotonic(), run.file(f"{stage}.ipynb")
     print(f"{stage}: running", flush=True)
-    # it warns of keys that the parameters cell does not list, and says a second time that a kernel died
-    logging.getLogger("papermill").setLevel(logging.CRITICAL)
+    # it warns of keys that the parameters cell does not list; both say a second time that a kernel died
+    for name in ("papermill", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         papermill.execute_notebook(
             str(_notebook(stage)),
@@ -120,7 +121,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             kernel_name="python3",
             cwd=str(project_root()),
             progress_bar=sys.stderr.isatty(),
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # no warning of how the kernel is reached
+            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # nothing of how it is reached, or ends
             config=Config({"KernelManager": {"shutdown_wait_time": SHUTDOWN_S}}),
         )
     except (PapermillExecutionError, DeadKernelError, OSError) as error:

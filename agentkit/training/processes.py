@@ -1,18 +1,15 @@
-"""Inside a process that trains: signals that stop it, the lock on its run, random states, and whether several
-processes are those of the recipe.
+"""Inside a process that trains: the lock on its run, random states, and whether several processes are
+those of the recipe.
 
-Leaves out starting several of them (launch) and what they tell each other (policies.ranks).
+Leaves out starting several of them (launch), what they tell each other (policies.ranks) and signals that stop
+them (runs.children).
 """
 
 import fcntl
 import hashlib
 import os
 import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,24 +44,6 @@ def set_random_states(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(cpu)
     if cuda:
         torch.cuda.set_rng_state_all(cuda)
-
-
-@contextmanager
-def signals(handler: Callable[[str], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call ``handler`` with their name; only the main thread can receive them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def receive(number: int, frame: Any) -> None:
-        handler(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
 
 
 def lock(run: Run) -> None:
