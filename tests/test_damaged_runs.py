@@ -20,7 +20,10 @@ from test_report import make_run
 from agentkit.cli import main
 from agentkit.evaluation import compare
 from agentkit.records import AgentkitError, RunError, Task
-from agentkit.runs import Run, load_run, open_file, write_trajectories
+from agentkit.runs import Run, append_jsonl, load_run, open_file, write_trajectories
+from agentkit.runs.stages import execute
+from agentkit.runs.sweep import Job, Sweep, left_out, make
+from agentkit.views.widgets.dashboard import Controls
 
 EVAL, STEP = "eval/grpo.parquet", "train/trajectories/step_00002.parquet"
 METRICS, ALARMS, SUITE = "train/metrics.jsonl", "train/alarms.jsonl", "tasks.jsonl"
@@ -304,3 +307,58 @@ def test_a_file_that_may_not_be_read_is_a_run_error(run, monkeypatch):
     monkeypatch.setattr("agentkit.runs.files.open_file", refused)
     with pytest.raises(RunError, match="tasks.jsonl cannot be read .Permission denied."):
         _ = run.tasks
+
+
+# ---- files that are written, appended to or locked
+def training_lock(folder):
+    from agentkit.training.processes import lock, unlock
+
+    run = Run(folder)
+    lock(run)
+    unlock(run)
+
+
+def held(folder):
+    with Sweep(folder).held():
+        pass
+
+
+def asked(folder):
+    controls = Controls(Run(folder))
+    controls.is_on = True
+    controls._asked(None, {"word": "stop"}, [])
+
+
+WRITERS = {
+    ".training": training_lock,
+    ".lock": held,
+    "train/metrics.jsonl": lambda folder: append_jsonl(folder / "train/metrics.jsonl", {"step": 1}),
+    "train/.control": asked,
+    "01_tasks.ipynb": lambda folder: execute("01_tasks", Run(folder), {}),
+    "cell.log": lambda folder: make(Job(folder, {}, 0, {}, None)),
+}
+
+
+@pytest.mark.parametrize("kind", ("pipe", "folder", "device", "socket", "link to itself"))
+@pytest.mark.parametrize("rel", WRITERS)
+def test_what_is_no_file_is_not_written_or_locked_and_nobody_waits(tmp_path, rel, kind):
+    (tmp_path / "out" / rel).parent.mkdir(parents=True)
+    ODD[kind](tmp_path / "out" / rel)
+    with within(20), pytest.raises(RunError, match=r"cannot be written \(.*\)\. Move away what is there, or"):
+        WRITERS[rel](tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_watched_sweep_waits_for_no_file_of_its_folder(tmp_path, kind):
+    sweep, job = Sweep(tmp_path / "out"), Job(tmp_path / "out" / "a" / "seed-1", {}, 0, {}, None, "a", 1)
+    job.folder.mkdir(parents=True)
+    for name in ("skip", "stop", ".lock"):
+        ODD[kind](sweep.file(name))
+    with within(20):
+        assert left_out(job) == ""
+        with contextlib.suppress(RunError):
+            assert not sweep.is_held
+        if kind == "folder":
+            sweep.file(".lock").rmdir()
+            with pytest.raises(RunError, match="stop cannot be written .Is a directory."), sweep.held():
+                pass

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import RecipeError, RunError
-from agentkit.runs.files import digest
+from agentkit.runs.files import append_to, digest
 from agentkit.runs.labfile import lab_digest
 from agentkit.runs.recipe import FILES, Recipe, find_file
 from agentkit.runs.run import MANIFEST, RUN_VARIABLE, Run, project_root, secure
@@ -110,6 +110,8 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
 
     start, out = time.monotonic(), run.file(f"{stage}.ipynb")
     print(f"{stage}: running", flush=True)
+    if os.path.lexists(out):
+        os.close(append_to(out))  # papermill would wait for a pipe
     # it warns of keys that the parameters cell does not list; both say a second time that a kernel died
     for name in ("papermill", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

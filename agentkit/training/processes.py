@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from agentkit.policies.ranks import gathered, join, world
-from agentkit.runs import Recipe, Run, RunError
+from agentkit.runs import Recipe, Run, RunError, append_to
 
+LOCK = ".training"  # in the run's folder
 LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
 _LOCKS: dict[Path, int] = {}  # descriptors that this process holds; a trainer made anew uses the old one's
 
@@ -48,10 +49,10 @@ def set_random_states(states: tuple[Any, ...]) -> None:
 
 def lock(run: Run) -> None:
     """Keep others from training in this run, until ``unlock`` or the end of this process, or RunError."""
-    path = run.file(".training").resolve()
+    path = run.path.resolve() / LOCK
     if path in _LOCKS:
         return
-    handle, deadline = os.open(path, os.O_RDWR | os.O_CREAT, 0o600), time.monotonic() + LOCK_S
+    handle, deadline = append_to(path), time.monotonic() + LOCK_S
     while not _locked(handle):
         if time.monotonic() > deadline:
             holder = os.read(handle, 20).decode(errors="replace").strip()
@@ -76,7 +77,7 @@ def _locked(handle: int) -> bool:
 
 
 def unlock(run: Run) -> None:
-    handle = _LOCKS.pop(run.file(".training").resolve(), None)
+    handle = _LOCKS.pop(run.path.resolve() / LOCK, None)
     if handle is not None:
         os.close(handle)
 

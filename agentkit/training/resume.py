@@ -308,7 +308,7 @@ class Resumable:
         """The words in the control file, which is then removed; every process gets the same."""
         words: set[str] = set()
         file = self.run.file("train", CONTROL)
-        if self.accelerator.is_main_process and file.exists():
+        if self.accelerator.is_main_process and file.is_file():
             began = self.run.manifest["stages"].get(STAGE, {}).get("_clock", 0.0)
             if file.stat().st_mtime >= began:  # else nobody was training any more when it was written
                 words = set(file.read_text(encoding="utf-8", errors="replace").split()) & {
