@@ -6,7 +6,6 @@ Leaves out files and their formats (tables, inspect_log).
 import dataclasses
 import hashlib
 import json
-import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -314,5 +313,5 @@ def utf8(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """A number as float; None for anything else, NaN and infinity included."""
-    return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
+    """A number as float; None for anything else, NaN and what is beyond any float included."""
+    return float(value) if isinstance(value, bool | int | float) and abs(value) <= 1e300 else None
