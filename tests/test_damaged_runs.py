@@ -247,6 +247,7 @@ CASES = {
     "no metrics": (text(METRICS, b""), ("alarms",), "'step' from 1 on .*kl.*grad_norm"),
     "metrics of others": (lines(METRICS, lambda found: [{"iter": i, "train_loss": 1.0} for i in range(9)]), ("alarms",), "'step' from 1 on"),
     "a validation only": (lines(METRICS, lambda found: found[:1]), ("alarms",), "'step' from 1 on"),
+    "too few steps of success alone": (lambda folder: (shutil.rmtree(folder / "train/trajectories"), lines(METRICS, lambda found: [{"step": i, "success": 0.5} for i in range(1, 11)])(folder)), ("alarms",), "holds 10 training steps, at which no alarm could look: .* success in 28 steps. Log one"),
     "a measure as text": (lines(METRICS, lambda found: found[2].update(reward="abc")), ("alarms", "report"), "reward is 'abc'.*gap: steps 2 to 2"),
     "a measure as a list": (lines(METRICS, lambda found: found[2].update(kl=[1])), ("alarms", "report"), r"kl is \[1\]"),
     "a measure beyond any float": (lines(METRICS, lambda found: found[2].update(kl=10**400)), ("alarms", "report"), "kl is 1000"),
