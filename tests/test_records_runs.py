@@ -186,7 +186,7 @@ def test_a_lone_surrogate_in_an_answer_does_not_lose_the_file(tmp_path):
 @given(
     texts=st.lists(st.text(st.characters()), max_size=4),
     logprobs=st.lists(st.floats(-50, 0, width=32), max_size=6),
-    reward=st.none() | st.floats(allow_nan=False),
+    reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 )
 def test_any_text_and_number_round_trips(tmp_path_factory, texts, logprobs, reward):
     length = len(logprobs)

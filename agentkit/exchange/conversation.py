@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -314,4 +315,5 @@ def utf8(value: Any) -> Any:
 
 def number(value: Any) -> float | None:
     """A number as float; None for anything else, NaN and what is beyond any float included."""
-    return float(value) if isinstance(value, bool | int | float) and abs(value) <= 1e300 else None
+    is_number = isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max
+    return float(value) if is_number else None

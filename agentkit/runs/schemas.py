@@ -4,6 +4,7 @@ of ours.
 Leaves out how fields fit together (stored).
 """
 
+import sys
 from functools import cache, reduce
 from typing import Any
 
@@ -37,8 +38,9 @@ def _bounded(
     return kind | bounds | {"allOf": [{"not": nan, "says": says}]}
 
 
+_MOST = sys.float_info.max
 _FINITE, _FINITE_OR_NONE = (
-    _bounded(kind, minimum=-1e300, maximum=1e300) for kind in (_NUMBER, _NUMBER_OR_NONE)
+    _bounded(kind, minimum=-_MOST, maximum=_MOST) for kind in (_NUMBER, _NUMBER_OR_NONE)
 )
 _RESULT = _row(name=_TEXT, arguments=_OBJECT, observation=_TEXT, ok=_FLAG, seconds=_FINITE, cached=_FLAG)
 _SPAN = _list(_WHOLE, minItems=2, maxItems=2)
@@ -141,7 +143,7 @@ _SCHEMAS: dict[str, dict] = {
         "type": "object",
         "properties": {"step": _WHOLE | {"minimum": 0, "maximum": 2**31}},
         "required": ["step"],
-        "additionalProperties": _FINITE_OR_NONE,
+        "additionalProperties": _bounded(_NUMBER_OR_NONE, minimum=-1e300, maximum=1e300),
     },
     "task": {
         "type": "object",
