@@ -295,6 +295,13 @@ def set_up(extras):
     say("ready: .venv/bin/agentkit")
 
 
+def show_figures():
+    """Have `jupyter nbconvert --to html` draw figures: an editable install brings no file that says so."""
+    folder = os.path.join(VENV, "etc", "jupyter")
+    os.makedirs(folder, exist_ok=True)
+    shutil.copy(os.path.join(ROOT, ".ci", "jupyter_nbconvert_config.json"), folder)
+
+
 def add_vllm():
     """vLLM for the engine tests, where torch is its CPU build on Linux; `make demo` does without."""
     python, log = os.path.join(VENV, "bin", "python"), os.path.join(VENV, "setup.log")
@@ -408,6 +415,7 @@ def main(arguments):
             remake_lock()
         else:
             set_up(arguments)
+            show_figures()
             if "test" in arguments:
                 find_chromium()
                 add_vllm()

@@ -6,8 +6,11 @@ pandas. Leaves out what the commands do: each hands over to the room that knows.
 
 import contextlib
 import dataclasses
+import math
 import os
+import signal
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from functools import cache, partial
@@ -30,6 +33,7 @@ from agentkit.runs import (
     write_bytes,
     write_json,
 )
+from agentkit.runs.children import signals
 from agentkit.runs.recipe import REWARDS, Recipe, read_recipe
 
 
@@ -38,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o077)  # run folders are private
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # models write what a terminal cannot show
+    stop = _Stop()
     try:
-        with warnings.catch_warnings():
+        with signals(stop, "SIGTERM", "SIGHUP"), warnings.catch_warnings():
             warnings.showwarning = _warn
             _tell.cache_clear()
             status = tyro.extras.subcommand_cli_from_dict(
@@ -62,7 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("agentkit: stopped; what was finished is kept, run the same command to go on", file=sys.stderr)
-        return 130
+        return 128 + stop.number
+
+
+class _Stop:
+    """What schedulers and closed terminals send stops a command as Ctrl-C does; sent twice at once, once."""
+
+    number, _at = signal.SIGINT, -math.inf
+
+    def __call__(self, name: str) -> None:
+        handler, before = signal.getsignal(signal.SIGINT), self._at
+        self.number, self._at = signal.Signals[name], time.monotonic()
+        if self._at - before > 1:  # timeout(1) signals the process and its group
+            (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, None)
 
 
 def _drop_unprinted() -> None:

@@ -5,15 +5,21 @@ Measured figures are printed (pytest -s) and only generous bounds are asserted, 
 """
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import nbformat
+import plotly.graph_objects as go
 import pytest
 from hostile.widget_texts import CHARACTERS, LONG, SCRIPTS
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from playwright.sync_api import expect
 from widget_cases import TASKS, call, group, read_notes, trajectory, widget
 
@@ -47,6 +53,29 @@ def opened(browser, file, fragment="", **options):
     yield page, errors
     assert [e for e in errors if not e.startswith(("blob:", "about:"))] == []
     context.close()
+
+
+def test_an_executed_notebook_as_html_shows_its_figures_without_network(browser, tmp_path):
+    figures = [go.Figure(go.Bar(x=["a", "b"], y=[n, 2])) for n in range(2)]
+    data = [{"application/vnd.plotly.v1+json": figure.to_plotly_json()} for figure in figures]
+    cells = [new_code_cell("figure", outputs=[new_output("display_data", one)]) for one in data]
+    nbformat.write(new_notebook(cells=cells), tmp_path / "a.ipynb")
+    environment = os.environ | {"JUPYTER_CONFIG_PATH": str(Path(__file__).parents[1] / ".ci")}
+    words = [sys.executable, "-m", "nbconvert", "--to", "html", str(tmp_path / "a.ipynb")]
+    subprocess.run(words, env=environment, check=True, capture_output=True)
+    assert (tmp_path / "a.ipynb").stat().st_size < 100_000 and 4e6 < (
+        tmp_path / "a.html"
+    ).stat().st_size < 8e6, "the library, once"
+    for script in (
+        "",
+        "window.define = () => {}; define.amd = {}",
+    ):  # as require.js says where there is network
+        context = browser.new_context(offline=True)
+        context.add_init_script(script)
+        page = context.new_page()
+        page.goto((tmp_path / "a.html").as_uri())
+        expect(page.locator(".js-plotly-plot .main-svg .bars .point")).to_have_count(4)
+        context.close()
 
 
 @pytest.fixture

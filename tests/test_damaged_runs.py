@@ -20,7 +20,10 @@ from test_report import make_run
 from agentkit.cli import main
 from agentkit.evaluation import compare
 from agentkit.records import AgentkitError, RunError, Task
-from agentkit.runs import Run, load_run, open_file, write_trajectories
+from agentkit.runs import Run, append_jsonl, load_run, open_file, write_trajectories
+from agentkit.runs.stages import execute
+from agentkit.runs.sweep import Job, Sweep, left_out, make
+from agentkit.views.widgets.dashboard import Controls
 
 EVAL, STEP = "eval/grpo.parquet", "train/trajectories/step_00002.parquet"
 METRICS, ALARMS, SUITE = "train/metrics.jsonl", "train/alarms.jsonl", "tasks.jsonl"
@@ -224,6 +227,16 @@ CASES = {
     "turns too deep": (field(STEP, "turns", "[" * 100_000), TRAINED, "row 4: .*nested too deeply"),
     "a turn's text": (inside(STEP, 0, "text", 5), TRAINED, r"row 4: turns\[0\].text is 5"),
     "a turn's span": (inside(EVAL, 0, "span", [1]), BOTH, r"row 4: turns\[0\].span is \[1\]"),
+    "a reward without bound": (field(STEP, "reward", float("inf")), TRAINED, "row 4: reward is inf, and must be smaller"),
+    "a reward of nan": (field(EVAL, "reward", float("nan")), BOTH, "row 4: .reward. is nan, which is no number"),
+    "an advantage without bound": (field(STEP, "advantage", float("-inf")), TRAINED, "row 4: advantage is -inf"),
+    "a component without bound": (field(STEP, "components", '{"match": -Infinity}'), TRAINED, "row 4: components.match is -inf"),
+    "log-probabilities of nan": (field(STEP, "old_logprobs", [-1.0, float("nan"), 0.0]), TRAINED, "row 4: old_logprobs holds what is no number"),
+    "seconds without bound": (inside(EVAL, 0, "seconds", float("inf")), BOTH, r"row 4: turns\[0\].seconds is inf"),
+    "a span beyond the tokens": (inside(EVAL, 0, "span", [1, 99]), BOTH, r"row 4: a turn spans \(1, 99\) of 3 completion tokens"),
+    "a span before the tokens": (inside(STEP, 0, "span", [-1, 2]), TRAINED, r"row 4: a turn spans \(-1, 2\) of 3"),
+    "a span backwards": (inside(STEP, 0, "span", [2, 1]), TRAINED, r"row 4: a turn spans \(2, 1\) of 3"),
+    "a closing beyond the tokens": (inside(STEP, 0, "closings", [[0, 7]]), TRAINED, r"row 4: a turn spans \(0, 7\) of 3"),
     "a turn's seconds": (inside(STEP, 0, "seconds", "1"), TRAINED, r"turns\[0\].seconds is '1'"),
     "results as text": (inside(STEP, 0, "results", "abc"), TRAINED, r"turns\[0\].results is 'abc'"),
     "arguments as text": (inside(STEP, 0, "results", [RESULT | {"arguments": "x"}]), TRAINED, r"results\[0\].arguments is 'x'"),
@@ -234,6 +247,7 @@ CASES = {
     "no metrics": (text(METRICS, b""), ("alarms",), "'step' from 1 on .*kl.*grad_norm"),
     "metrics of others": (lines(METRICS, lambda found: [{"iter": i, "train_loss": 1.0} for i in range(9)]), ("alarms",), "'step' from 1 on"),
     "a validation only": (lines(METRICS, lambda found: found[:1]), ("alarms",), "'step' from 1 on"),
+    "too few steps of success alone": (lambda folder: (shutil.rmtree(folder / "train/trajectories"), lines(METRICS, lambda found: [{"step": i, "success": 0.5} for i in range(1, 11)])(folder)), ("alarms",), "holds 10 training steps, at which no alarm could look: .* success in 28 steps. Log one"),
     "a measure as text": (lines(METRICS, lambda found: found[2].update(reward="abc")), ("alarms", "report"), "reward is 'abc'.*gap: steps 2 to 2"),
     "a measure as a list": (lines(METRICS, lambda found: found[2].update(kl=[1])), ("alarms", "report"), r"kl is \[1\]"),
     "a measure beyond any float": (lines(METRICS, lambda found: found[2].update(kl=10**400)), ("alarms", "report"), "kl is 1000"),
@@ -304,3 +318,58 @@ def test_a_file_that_may_not_be_read_is_a_run_error(run, monkeypatch):
     monkeypatch.setattr("agentkit.runs.files.open_file", refused)
     with pytest.raises(RunError, match="tasks.jsonl cannot be read .Permission denied."):
         _ = run.tasks
+
+
+# ---- files that are written, appended to or locked
+def training_lock(folder):
+    from agentkit.training.processes import lock, unlock
+
+    run = Run(folder)
+    lock(run)
+    unlock(run)
+
+
+def held(folder):
+    with Sweep(folder).held():
+        pass
+
+
+def asked(folder):
+    controls = Controls(Run(folder))
+    controls.is_on = True
+    controls._asked(None, {"word": "stop"}, [])
+
+
+WRITERS = {
+    ".training": training_lock,
+    ".lock": held,
+    "train/metrics.jsonl": lambda folder: append_jsonl(folder / "train/metrics.jsonl", {"step": 1}),
+    "train/.control": asked,
+    "01_tasks.ipynb": lambda folder: execute("01_tasks", Run(folder), {}),
+    "cell.log": lambda folder: make(Job(folder, {}, 0, {}, None)),
+}
+
+
+@pytest.mark.parametrize("kind", ("pipe", "folder", "device", "socket", "link to itself"))
+@pytest.mark.parametrize("rel", WRITERS)
+def test_what_is_no_file_is_not_written_or_locked_and_nobody_waits(tmp_path, rel, kind):
+    (tmp_path / "out" / rel).parent.mkdir(parents=True)
+    ODD[kind](tmp_path / "out" / rel)
+    with within(20), pytest.raises(RunError, match=r"cannot be written \(.*\)\. Move away what is there, or"):
+        WRITERS[rel](tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_a_watched_sweep_waits_for_no_file_of_its_folder(tmp_path, kind):
+    sweep, job = Sweep(tmp_path / "out"), Job(tmp_path / "out" / "a" / "seed-1", {}, 0, {}, None, "a", 1)
+    job.folder.mkdir(parents=True)
+    for name in ("skip", "stop", ".lock"):
+        ODD[kind](sweep.file(name))
+    with within(20):
+        assert left_out(job) == ""
+        with contextlib.suppress(RunError):
+            assert not sweep.is_held
+        if kind == "folder":
+            sweep.file(".lock").rmdir()
+            with pytest.raises(RunError, match="stop cannot be written .Is a directory."), sweep.held():
+                pass

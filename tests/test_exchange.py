@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 import os
 import zipfile
 from pathlib import Path
@@ -502,6 +503,11 @@ ASSISTANT = {"role": "assistant", "content": "Answer: 1"}
         ({"messages": [USER, {"role": "assistant", "tool_calls": [3]}]}, "row 2: a tool call has no name"),
         ({"messages": [USER]}, "row 2 has no assistant message"),
         ({"messages": [USER, ASSISTANT], "success": 7}, "row 2: success is 7.0, which is not in"),
+        (
+            {"messages": [USER, ASSISTANT], "reward": math.inf},
+            "row 2: reward is inf, beyond any number. Mend",
+        ),
+        ({"messages": [USER, ASSISTANT], "advantage": -(10**400)}, "row 2: advantage is -1000.*beyond any"),
         ({"messages": [USER, ASSISTANT], "trajectory": "{"}, "row 2: the record in 'trajectory' is damaged"),
         ({"messages": [USER, ASSISTANT], "trajectory": "[]"}, "row 2: the record in 'trajectory' is damaged"),
         ("x", "row 2 is str"),
@@ -510,6 +516,18 @@ ASSISTANT = {"role": "assistant", "content": "Answer: 1"}
 def test_a_broken_row_is_named(row, says):
     with pytest.raises(DataError, match=says):
         from_messages([{"messages": [USER, ASSISTANT]}, row])
+
+
+def test_a_reward_column_of_trl_has_bounds_and_nan_is_none(tmp_path):
+    columns = {"step": 1, "prompt": "q", "completion": ["5", "6"], "right": [1.0, math.nan], "advantage": 0.0}
+    for odd in (math.nan, math.inf):
+        pd.DataFrame(columns | {"short": [0.5, odd]}).to_parquet(tmp_path / "completions_00001.parquet")
+        if odd == math.inf:
+            with pytest.raises(DataError, match="row 2: short is inf, beyond any number"):
+                from_trl(tmp_path, success="right")
+        else:
+            read = from_trl(tmp_path, success="right").trajectories
+            assert [t.components["short"] for t in read] == [0.5, None] and read[1].success is None
 
 
 def test_other_faults_are_one_sentence(tmp_path):

@@ -1,4 +1,4 @@
-"""Faults from outside: SIGTERM under papermill, and many writers of one log killed again and again."""
+"""Faults from outside: signals that end a command or papermill, and writers of one log killed again and again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ import time
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
+from survive_sweeps import until
+from test_slots import STOPPED, WAIT, project
 
 from agentkit.runs import append_jsonl, read_jsonl
+from agentkit.runs.children import signals
 from agentkit.training import checkpoints
 
 HERE = Path(__file__).parent
@@ -73,6 +77,43 @@ def test_sigterm_under_papermill_leaves_a_checkpoint_and_a_valid_notebook_and_it
     assert steps_done(tmp_path) == list(range(STEPS + 1))
     said = json.dumps(nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[-1].outputs)
     assert "going on from" in said and f"'steps': {STEPS}" in said
+
+
+COMMANDS = {
+    "run": ["run", "params/recipe.yaml", "--run", "outputs/out", "--to", "02"],
+    "sweep": ["sweep", "params/sweep.yaml", "--run", "outputs/out"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_told_to_end_stops_as_by_ctrl_c(tmp_path, command, how):
+    project(tmp_path, [0.1, 0.2], WAIT)
+    words = [sys.executable, "-m", "agentkit.cli", *COMMANDS[command]]
+    child = subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        until(lambda: child.poll() is not None or list(tmp_path.glob("notes/02*")), 120)
+        kernels = psutil.Process(child.pid).children(recursive=True)
+        child.send_signal(how)
+        child.send_signal(how)  # as timeout(1) does, which signals the process and its group
+        _, said = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    assert (child.returncode, said) == (128 + how, STOPPED)
+    assert kernels and not any(kernel.is_running() for kernel in kernels)
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before, heard = signal.signal(signal.SIGHUP, signal.SIG_IGN), []
+    try:
+        with signals(heard.append, "SIGTERM", "SIGHUP"):
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert heard == ["SIGTERM"]
 
 
 def hammer(path: Path, kills: int, writers: int = 4, seed: int = 1) -> tuple[set, list[dict]]:

@@ -186,11 +186,13 @@ def test_a_lone_surrogate_in_an_answer_does_not_lose_the_file(tmp_path):
 @given(
     texts=st.lists(st.text(st.characters()), max_size=4),
     logprobs=st.lists(st.floats(-50, 0, width=32), max_size=6),
-    reward=st.none() | st.floats(allow_nan=False),
+    reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 )
 def test_any_text_and_number_round_trips(tmp_path_factory, texts, logprobs, reward):
     length = len(logprobs)
-    turns = tuple(Turn(t, (i, i + 1), (ToolResult(t, {"q": t}, t, True),)) for i, t in enumerate(texts))
+    spans = [(min(i, length), min(i + 1, length)) for i in range(len(texts))]
+    results = [(ToolResult(t, {"q": t}, t, True),) for t in texts]
+    turns = tuple(map(Turn, texts, spans, results))
     trajectory = make_trajectory(turns=turns, old_logprobs=tuple(logprobs), completion_ids=tuple(range(length)),
                                  action_mask=(1,) * length, reward=reward)  # fmt: skip
     path = tmp_path_factory.mktemp("t") / "a.parquet"

@@ -298,6 +298,19 @@ def test_damaged_files_never_stop_it(tmp_path, content):
     assert render(load_run(run.path)).count("<h2>") == len(report.SECTIONS)
 
 
+ODD_ITEMS = [3, None, "red", [], {}, item(name="Seen", finding=[1]), item(light={}), item(evidence=5)]
+
+
+@pytest.mark.parametrize("odd", ODD_ITEMS)
+def test_a_preflight_item_of_a_wrong_kind_hides_no_other(tmp_path, odd):
+    run = make_run(tmp_path / "a")
+    items = [item(name="First", finding="It is so."), odd, item(name="Third", light="red", finding="Not so.")]
+    write_json(run.file("preflight.json"), {"light": "red", "items": items})
+    words = " ".join(words_of(render(load_run(run.path))).split("Preflight")[-1].split())
+    assert "First : It is so." in words and "Third : Not so." in words
+    assert ("Item 2 (" in words) == (odd != ODD_ITEMS[-1]) and "cannot be shown" not in words
+
+
 @pytest.mark.parametrize("manifest", [{}, {"recipe": {"steps": "many", "zz": {}}}])
 def test_odd_manifests_never_stop_it(tmp_path, manifest):
     run = make_run(tmp_path / "a")

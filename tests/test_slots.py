@@ -46,6 +46,9 @@ while not (notes / "go").exists():
 """
 
 
+STOPPED = "agentkit: stopped; what was finished is kept, run the same command to go on\n"
+
+
 def project(folder: Path, temperatures: list[float], work: str) -> Path:
     """A project whose notebooks only write down when and where they ran; its sweep file."""
     parts = {
@@ -114,7 +117,7 @@ def test_each_slot_sees_its_own_gpu_and_a_crash_is_tried_once_more(tmp_path):
 
 def test_no_child_outlives_the_driver_and_the_sweep_goes_on(tmp_path):
     project(tmp_path, [0.1, 0.2], WAIT)
-    for number, how in enumerate((signal.SIGKILL, signal.SIGINT), 1):
+    for number, how in enumerate((signal.SIGKILL, signal.SIGINT, signal.SIGTERM), 1):
         driver = started(tmp_path, 2, "")
         try:
             until(lambda expected=2 * number: len(list(tmp_path.glob("notes/02*"))) == expected, 300)
@@ -122,8 +125,9 @@ def test_no_child_outlives_the_driver_and_the_sweep_goes_on(tmp_path):
             assert sum("ipykernel" in words(child) for child in children) == 2
         finally:
             driver.send_signal(how)
-        assert driver.wait(300) != 0
+        assert driver.wait(300) == (-how if how == signal.SIGKILL else 128 + how)
         until(lambda children=children: not any(map(words, children)), 60)
+    assert (tmp_path / "log").read_text().count(STOPPED) == 2
     (tmp_path / "notes" / "go").touch()
     assert started(tmp_path, 2, "").wait(300) == 0, (tmp_path / "log").read_text()
     assert len(list(tmp_path.glob("notes/01*"))) == 1, "the suite is made once"

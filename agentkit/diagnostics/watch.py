@@ -98,11 +98,14 @@ def trained_steps(run: Run) -> list[StepMeasures]:
     """``read_steps`` of a training. Raises RunError where no alarm could look at anything that is stored."""
     steps = read_steps(run)
     if len(steps) > 0 == steps[-1].number or len(lacks(steps)) == len(RULES):
-        needed = ", ".join(dict.fromkeys(need for needs in lacks([]).values() for need in needs))
+        needed = ", ".join(
+            dict.fromkeys(_needs(alarm, [need]) for alarm, n in lacks([]).items() for need in n)
+        )
+        number = sum(step.number > 0 for step in steps) or "no"
         raise RunError(
-            f"{run.file('train', 'metrics.jsonl')} holds no training step that an alarm could look at: a row "
-            f"needs 'step' from 1 on and, in it or in the trajectories of its step, some of {needed}. "
-            "Run notebook 03_grpo for this run."
+            f"{run.file('train', 'metrics.jsonl')} holds {number} training step{'s' * (number != 1)}, at "
+            "which no alarm could look: a row needs 'step' from 1 on and, in it or in the trajectories of "
+            f"its step, one of {needed}. Log one of them, or go on with notebook 03_grpo for this run."
         )
     return steps
 
@@ -120,9 +123,12 @@ def coverage(steps: Sequence[StepMeasures]) -> str:
         looked += f"; the rules that compare with the start need {2 * WINDOW} or more"
     if not (lacking := lacks(steps)):
         return looked
-    within = {alarm: f" in {least} steps" for alarm, least in LEAST.items()}
-    listed = "; ".join(f"{a} needs {' or '.join(needs)}{within.get(a, '')}" for a, needs in lacking.items())
+    listed = "; ".join(f"{alarm} needs {_needs(alarm, needs)}" for alarm, needs in lacking.items())
     return f"{looked}; {len(lacking)} of the {len(RULES)} rules could not look: {listed}"
+
+
+def _needs(alarm: str, measures: Sequence[str]) -> str:
+    return " or ".join(measures) + (f" in {LEAST[alarm]} steps" if alarm in LEAST else "")
 
 
 def read_alarms(run: Run) -> list[Alarm]:

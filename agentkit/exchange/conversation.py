@@ -6,8 +6,8 @@ Leaves out files and their formats (tables, inspect_log).
 import dataclasses
 import hashlib
 import json
-import math
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -314,5 +314,6 @@ def utf8(value: Any) -> Any:
 
 
 def number(value: Any) -> float | None:
-    """A number as float; None for anything else, NaN and infinity included."""
-    return float(value) if isinstance(value, bool | int | float) and math.isfinite(value) else None
+    """A number as float; None for anything else, NaN and what is beyond any float included."""
+    is_number = isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max
+    return float(value) if is_number else None

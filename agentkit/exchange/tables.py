@@ -121,7 +121,7 @@ def from_trl(
             components = {}
             for name in row.keys() - _TRL - _KNOWN:
                 if isinstance(row[name], int | float | None):
-                    components[name] = number(row[name])
+                    components[name] = _number(row, name, where)
                 else:
                     dropped[f"the column {name!r}"] = 1
             rows.append(_row(row, where, prompt + completion, success, components))
@@ -145,7 +145,7 @@ def _columns(trajectory: Trajectory) -> dict[str, Any]:
 def _row(
     row: Mapping[str, Any], where: str, messages: list, success: str, components: dict | None = None
 ) -> Row:
-    verdict = number(row.get(success))
+    verdict = _number(row, success, where)
     if verdict is not None and not 0.0 <= verdict <= 1.0:
         raise DataError(
             f"{where}: {success} is {verdict}, which is not in [0, 1]. Name another column, or pass tasks."
@@ -157,12 +157,20 @@ def _row(
         "sample": _whole(row.get("sample")),
         "step": _whole(row.get("step")),
         "success": verdict,
-        "reward": number(row.get("reward")),
-        "advantage": number(row.get("advantage")),
+        "reward": _number(row, "reward", where),
+        "advantage": _number(row, "advantage", where),
         "components": components,
     }
     record = row.get(RECORD)
     return Row(where, messages, record if isinstance(record, str) else None, fields=fields)
+
+
+def _number(row: Mapping[str, Any], name: str, where: str) -> float | None:
+    """A column's number; None where there is none, or NaN, by which pandas says so."""
+    value = row.get(name)
+    if isinstance(value, int | float) and value == value and number(value) is None:
+        raise DataError(f"{where}: {name} is {value!s:.60}, beyond any number. Mend it, or drop the column.")
+    return number(value)
 
 
 def _whole(value: Any) -> int | None:

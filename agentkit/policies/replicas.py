@@ -21,7 +21,7 @@ import torch
 from agentkit.policies.loading import PROMPT_ROOM
 from agentkit.policies.precision import precision_of
 from agentkit.rollouts.policy import EngineError
-from agentkit.runs import Recipe, Run
+from agentkit.runs import Recipe, Run, append_to
 from agentkit.runs.children import PARENT, TOKEN, end_all, repeated
 from agentkit.runs.topology import CARDS
 
@@ -66,7 +66,7 @@ class _Server:
         """
         end_all(TOKEN, self._token.__eq__)
         self.starts += 1
-        with self.log.open("ab") as log:
+        with os.fdopen(append_to(self.log), "ab") as log:
             environ = self._environ | {SERVED: f"agentkit#{self.starts}"}
             self.child = subprocess.Popen(
                 self._command,

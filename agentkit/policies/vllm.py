@@ -30,7 +30,7 @@ from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
 from agentkit.rollouts.policy import EngineError, Request, Sample, seed_number
 from agentkit.rollouts.templates import end_of_turn_ids
-from agentkit.runs import user_cache
+from agentkit.runs import append_to, user_cache
 
 EXTENSION = "agentkit.policies.vllm_worker.WeightSync"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # an engine's largest is one of these (config/lora.py)
@@ -306,7 +306,7 @@ def model_folder(config: Any) -> Iterator[Path]:
             folder = user_cache("vllm") / f"{name}-{number}"
             try:
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # weights may be private
-                lock = stack.enter_context((folder / ".lock").open("w"))
+                lock = stack.enter_context(os.fdopen(append_to(folder / ".lock")))
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue

@@ -6,6 +6,7 @@ Leaves out what the files mean: evaluation, diagnostics and views read them.
 from agentkit.records import RunError
 from agentkit.runs.files import (
     append_jsonl,
+    append_to,
     cut_jsonl,
     digest,
     disk_remedy,
@@ -16,6 +17,7 @@ from agentkit.runs.files import (
     read_json,
     read_jsonl,
     read_rows,
+    read_text,
     user_cache,
     write_bytes,
     write_json,
@@ -45,10 +47,10 @@ from agentkit.runs.stored import (
 )
 
 __all__ = [
-    "Recipe", "RecipeError", "Run", "RunError", "SPLITS", "append_jsonl", "check_name", "cut_jsonl",
-    "disk_remedy", "fault", "open_file", "writing",
-    "default_folder", "digest", "encode_json", "find_file", "git_state", "load_run", "numbered_rows",
-    "parse_json", "project_root", "read_json", "read_jsonl", "read_recipe", "read_rows", "read_tasks",
-    "read_trajectories", "secure", "task_problem", "trajectory_from", "user_cache", "versions", "write_bytes",
-    "write_json", "write_jsonl", "write_table", "write_tasks", "write_trajectories",
+    "Recipe", "RecipeError", "Run", "RunError", "SPLITS", "append_jsonl", "append_to", "check_name",
+    "cut_jsonl", "default_folder", "digest", "disk_remedy", "encode_json", "fault", "find_file", "git_state",
+    "load_run", "numbered_rows", "open_file", "parse_json", "project_root", "read_json", "read_jsonl",
+    "read_recipe", "read_rows", "read_tasks", "read_text", "read_trajectories", "secure", "task_problem",
+    "trajectory_from", "user_cache", "versions", "write_bytes", "write_json", "write_jsonl", "write_table",
+    "write_tasks", "write_trajectories", "writing",
 ]  # fmt: skip

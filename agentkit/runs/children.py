@@ -23,6 +23,24 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h; it outlives exec
 
 
 @contextlib.contextmanager
+def signals(handler: Callable[[str], Any], *names: str) -> Iterator[None]:
+    """Signals call ``handler`` with their name, but those that are ignored, as by nohup; main thread only."""
+
+    def receive(number: int, frame: Any) -> None:
+        handler(signal.Signals(number).name)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [signal.Signals[name] for name in names if is_main]
+    heard = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, receive) for number in heard}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
 def repeated(act: Callable[[], Any], every_s: float) -> Iterator[None]:
     """Do something again and again, in a thread, while the body runs."""
     ended = threading.Event()

@@ -24,6 +24,7 @@ from agentkit.records import AgentkitError, DiskError, RunError
 
 _ROOM = "Make room there and run the same again: it goes on from what is kept."
 _RIGHTS = "Name another folder, or change its rights."
+_ELSE = "Move away what is there, or name another place."
 _REMEDIES = {
     "No space left": _ROOM,
     "disk is full": _ROOM,  # SQLite's words
@@ -75,7 +76,7 @@ def writing(path: Path) -> Iterator[None]:
         if not (remedy or isinstance(error, OSError)):
             raise
         why = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
-        raise DiskError(f"{path} cannot be written ({why}). {remedy or 'Name another place.'}") from None
+        raise DiskError(f"{path} cannot be written ({why}). {remedy or _ELSE}") from None
 
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
@@ -122,10 +123,22 @@ def parse_json(text: str | bytes) -> Any:
 
 def open_file(path: str | Path) -> BinaryIO:
     """A file to read. Raises OSError for a pipe, socket or device too, which one would wait for."""
+    _refuse_odd(path)
+    return open(path, "rb")  # noqa: SIM115
+
+
+def append_to(path: Path) -> int:
+    """A descriptor to append to a file or lock it, made private where it is missing; else DiskError."""
+    with writing(path):
+        with suppress(FileNotFoundError):
+            _refuse_odd(path)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def _refuse_odd(path: str | Path) -> None:
     kind = os.stat(path).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
-    return open(path, "rb")  # noqa: SIM115
 
 
 @contextmanager
@@ -146,6 +159,11 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 def _read_bytes(path: Path) -> bytes:
     with _reading(path) as file:
         return file.read()
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, what is no UTF-8 replaced. Raises RunError where it cannot be read."""
+    return _read_bytes(Path(path)).decode("utf-8", "replace")
 
 
 def encode_json(value: Any, indent: int | None = None) -> bytes:
@@ -173,13 +191,9 @@ def append_jsonl(path: str | Path, row: dict) -> None:
             it was before.
     """
     path, line = Path(path), encode_json(row)
-    with writing(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # else a tear after the look at the tail swallows the line
-            _append(handle, line)
-        finally:
-            os.close(handle)
+    with writing(path), os.fdopen(append_to(path), "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # else a tear after the look at the tail swallows the line
+        _append(file.fileno(), line)
 
 
 def _append(handle: int, line: bytes) -> None:

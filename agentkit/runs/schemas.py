@@ -4,6 +4,7 @@ of ours.
 Leaves out how fields fit together (stored).
 """
 
+import sys
 from functools import cache, reduce
 from typing import Any
 
@@ -37,9 +38,13 @@ def _bounded(
     return kind | bounds | {"allOf": [{"not": nan, "says": says}]}
 
 
-_RESULT = _row(name=_TEXT, arguments=_OBJECT, observation=_TEXT, ok=_FLAG, seconds=_NUMBER, cached=_FLAG)
+_MOST = sys.float_info.max
+_FINITE, _FINITE_OR_NONE = (
+    _bounded(kind, minimum=-_MOST, maximum=_MOST) for kind in (_NUMBER, _NUMBER_OR_NONE)
+)
+_RESULT = _row(name=_TEXT, arguments=_OBJECT, observation=_TEXT, ok=_FLAG, seconds=_FINITE, cached=_FLAG)
 _SPAN = _list(_WHOLE, minItems=2, maxItems=2)
-_TURN = _row(text=_TEXT, span=_SPAN, results=_list(_RESULT), seconds=_NUMBER)
+_TURN = _row(text=_TEXT, span=_SPAN, results=_list(_RESULT), seconds=_FINITE)
 _TURN["properties"]["closings"] = _list(_SPAN)  # older records have none
 _EXAMPLE = '{"tool": "calculator", "arguments": {"expression": "1 + 1"}}'
 _STEPS = f"meta['plan'] must be a list of steps such as {_EXAMPLE}"
@@ -75,9 +80,9 @@ _SCHEMAS: dict[str, dict] = {
         answer=_TEXT_OR_NONE,
         success=_bounded(_NUMBER_OR_NONE, "success is no number", minimum=0, maximum=1),
         why=_TEXT,
-        components=_OBJECT | {"additionalProperties": _NUMBER_OR_NONE},
-        reward=_NUMBER_OR_NONE,
-        advantage=_NUMBER_OR_NONE,
+        components=_OBJECT | {"additionalProperties": _FINITE_OR_NONE},
+        reward=_FINITE_OR_NONE,
+        advantage=_FINITE_OR_NONE,
         step={"type": ["integer", "null"]},
         sandbox=_TEXT_OR_NONE,
     ),
@@ -90,6 +95,7 @@ _SCHEMAS: dict[str, dict] = {
         cause=_TEXT,
         advice=_TEXT,
     ),
+    "preflight item": _row(True, light=_TEXT, name=_TEXT, finding=_TEXT, advice=_TEXT),
     "manifest": _OBJECT | {"properties": dict.fromkeys(SECTIONS, _OBJECT) | {"stages": _STAGES}},
     "note": _row(True, **dict.fromkeys(NOTE_FIELDS, _TEXT | {"maxLength": NOTE_LIMIT})),
     "suite": {

@@ -7,6 +7,7 @@ Leaves out which cell comes next (sweep).
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -54,9 +55,11 @@ def by_ray(
     cores = os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // slots)))
     own = {} if address else {"num_cpus": slots, "num_gpus": gpu_count(), "include_dashboard": False}
+    on_end = signal.getsignal(signal.SIGTERM)
     for number in range(1, TRIES + 1):
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
+            signal.signal(signal.SIGTERM, on_end)  # Ray has its own, which says nothing
             break
         except Exception as error:  # Ray raises bare ones
             ray.shutdown()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import RecipeError, RunError
-from agentkit.runs.files import digest
+from agentkit.runs.files import append_to, digest
 from agentkit.runs.labfile import lab_digest
 from agentkit.runs.recipe import FILES, Recipe, find_file
 from agentkit.runs.run import MANIFEST, RUN_VARIABLE, Run, project_root, secure
@@ -110,8 +110,11 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
 
     start, out = time.monotonic(), run.file(f"{stage}.ipynb")
     print(f"{stage}: running", flush=True)
-    # it warns of keys that the parameters cell does not list, and says a second time that a kernel died
-    logging.getLogger("papermill").setLevel(logging.CRITICAL)
+    if os.path.lexists(out):
+        os.close(append_to(out))  # papermill would wait for a pipe
+    # it warns of keys that the parameters cell does not list; both say a second time that a kernel died
+    for name in ("papermill", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         papermill.execute_notebook(
             str(_notebook(stage)),
@@ -120,7 +123,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             kernel_name="python3",
             cwd=str(project_root()),
             progress_bar=sys.stderr.isatty(),
-            extra_arguments=["--IPKernelApp.log_level=ERROR"],  # no warning of how the kernel is reached
+            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # nothing of how it is reached, or ends
             config=Config({"KernelManager": {"shutdown_wait_time": SHUTDOWN_S}}),
         )
     except (PapermillExecutionError, DeadKernelError, OSError) as error:

@@ -6,6 +6,7 @@ Leaves out writing files safely (files) and where they lie in a run (run).
 
 import dataclasses
 import json
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,12 @@ def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
         raise ValueError(problem)
     if len({len(row[name]) for name in TOKENS if name != "prompt_ids"}) > 1:
         raise ValueError("its token fields differ in length")
-    turns = tuple(map(_turn, row["turns"]))
+    if not all(map(math.isfinite, row["old_logprobs"])):
+        raise ValueError("old_logprobs holds what is no number")
+    turns, length = tuple(map(_turn, row["turns"])), len(row["completion_ids"])
+    for span in (span for turn in turns for span in (turn.span, *turn.closings)):
+        if not 0 <= span[0] <= span[1] <= length:
+            raise ValueError(f"a turn spans {span!s:.60} of {length} completion tokens")
     tokens = {name: tuple(row[name]) for name in TOKENS}
     return Trajectory(**(row | tokens | {"turns": turns, "stop_reason": StopReason(row["stop_reason"])}))
 

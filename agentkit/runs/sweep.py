@@ -25,13 +25,14 @@ from typing import IO, Any
 
 from agentkit.records import AgentkitError, RecipeError, RunError
 from agentkit.runs.children import end_all, repeated
-from agentkit.runs.files import read_json, read_jsonl, write_bytes, write_json
+from agentkit.runs.files import append_to, read_json, read_jsonl, read_text, write_bytes, write_json, writing
 from agentkit.runs.recipe import FILES, Recipe, beside, find_file, read_recipe, read_yaml
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.schemas import fault
 from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, run_stages
 
 KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid", "stop_hopeless")
+LOCK = ".lock"  # in a sweep's folder
 ALARMS = ("train", "alarms.jsonl")  # of a cell
 TRIES = 2  # of a cell that crashes
 LOOK_S = 2.0  # between two looks at what the others have written
@@ -245,7 +246,7 @@ def make(job: Job) -> None:
             _begin_as(job.parent, job.folder)
         run = Run.create(job.folder)
         with (
-            open(run.file("cell.log"), "a", encoding="utf-8") as log,
+            os.fdopen(append_to(run.file("cell.log")), "a", encoding="utf-8") as log,
             contextlib.redirect_stdout(log),
             repeated(lambda: left_out(job) and end_strays(job.folder), LOOK_S),
         ):
@@ -258,8 +259,8 @@ def left_out(job: Job) -> str:
     """The status of a job that ``skip`` or ``stop`` in the sweep's folder names, itself or its arm."""
     folder = job.folder.parents[1]
     for name, status in (("skip", "skipped"), ("stop", "stopped")):
-        with contextlib.suppress(OSError):
-            named = (folder / name).read_text(errors="replace").split()
+        with contextlib.suppress(RunError):  # there is none
+            named = read_text(folder / name).split()
             if {"all", job.arm, str(job.folder.relative_to(folder))} & set(named):
                 return status
     return ""
@@ -374,9 +375,10 @@ class Sweep:
     @property
     def is_held(self) -> bool:
         """Whether a driver is at work on it."""
-        with contextlib.suppress(FileNotFoundError), open(self.file(".lock")) as lock:
+        if not self.file(LOCK).exists():
+            return False
+        with os.fdopen(append_to(self.file(LOCK))) as lock:
             return not _locked(lock, fcntl.LOCK_SH)
-        return False
 
     def leave_out(self, **named: Sequence[str]) -> None:
         """Name arms, cells or all in the files ``stop`` and ``skip``, which a driver reads within seconds.
@@ -392,7 +394,7 @@ class Sweep:
         for file, names in named.items():
             if names:  # an empty stop would end the whole sweep
                 path = self.file(file)
-                before = path.read_text(encoding="utf-8") if path.exists() else ""
+                before = read_text(path) if path.exists() else ""
                 write_bytes(path, (before + "".join(f"{name}\n" for name in names)).encode())
 
     @contextlib.contextmanager
@@ -400,12 +402,12 @@ class Sweep:
         """Keep other drivers out, and end what an earlier one may have left or this one leaves."""
         if self.file(MANIFEST).exists() and not self.file("sweep.json").exists():
             raise RunError(f"{self.folder} is a run, which a sweep would write into: name another --run.")
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(self.file(".lock"), "w") as lock:
+        with os.fdopen(append_to(self.file(LOCK))) as lock:
             if not _locked(lock, fcntl.LOCK_EX, tries=5):
                 raise RunError(f"{self.folder} is being worked on by another agentkit sweep.")
             end_strays(self.folder)
-            self.file("stop").unlink(missing_ok=True)  # it was meant for an earlier call
+            with writing(self.file("stop")):
+                self.file("stop").unlink(missing_ok=True)  # it was meant for an earlier call
             try:
                 yield
             finally:
@@ -499,9 +501,8 @@ def _stamp(path: str | Path, before: int | None) -> int:
 
 def _startable(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
     """Waiting jobs whose parent is done, in order; what fails in common keeps its cells from being tried."""
-    stop = sweep.file("stop")
-    with contextlib.suppress(OSError):
-        if not stop.read_text(errors="replace").strip():
+    with contextlib.suppress(RunError):  # there is none
+        if not read_text(sweep.file("stop")).strip():
             return []
     status, ready, needed = {}, [], set()
     for job in jobs:
@@ -611,6 +612,6 @@ def _look(run: Run) -> dict[str, Any]:
         seconds = [row["seconds"] for row in metrics if row.get("seconds")]
         to_go = max(0, manifest["recipe"].get("steps", 0) - int(metrics[-1]["step"]))
         seen |= {"step": f"{metrics[-1]['step']}", "validation": " ".join(f"{v:.0%}" for v in validated[-6:])}
-        seen["alarms"] = str(alarms.read_bytes().count(b"\n") if alarms.exists() else 0)
+        seen["alarms"] = str(read_text(alarms).count("\n") if alarms.exists() else 0)
         seen["left"] = f"{to_go * sum(seconds) / len(seconds) / 60:.0f} min" if to_go and seconds else ""
     return seen

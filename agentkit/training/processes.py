@@ -1,18 +1,15 @@
-"""Inside a process that trains: signals that stop it, the lock on its run, random states, and whether several
-processes are those of the recipe.
+"""Inside a process that trains: the lock on its run, random states, and whether several processes are
+those of the recipe.
 
-Leaves out starting several of them (launch) and what they tell each other (policies.ranks).
+Leaves out starting several of them (launch), what they tell each other (policies.ranks) and signals that stop
+them (runs.children).
 """
 
 import fcntl
 import hashlib
 import os
 import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,9 @@ import numpy as np
 import torch
 
 from agentkit.policies.ranks import gathered, join, world
-from agentkit.runs import Recipe, Run, RunError
+from agentkit.runs import Recipe, Run, RunError, append_to
 
+LOCK = ".training"  # in the run's folder
 LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
 _LOCKS: dict[Path, int] = {}  # descriptors that this process holds; a trainer made anew uses the old one's
 
@@ -49,30 +47,12 @@ def set_random_states(states: tuple[Any, ...]) -> None:
         torch.cuda.set_rng_state_all(cuda)
 
 
-@contextmanager
-def signals(handler: Callable[[str], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call ``handler`` with their name; only the main thread can receive them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def receive(number: int, frame: Any) -> None:
-        handler(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
-
-
 def lock(run: Run) -> None:
     """Keep others from training in this run, until ``unlock`` or the end of this process, or RunError."""
-    path = run.file(".training").resolve()
+    path = run.path.resolve() / LOCK
     if path in _LOCKS:
         return
-    handle, deadline = os.open(path, os.O_RDWR | os.O_CREAT, 0o600), time.monotonic() + LOCK_S
+    handle, deadline = append_to(path), time.monotonic() + LOCK_S
     while not _locked(handle):
         if time.monotonic() > deadline:
             holder = os.read(handle, 20).decode(errors="replace").strip()
@@ -97,7 +77,7 @@ def _locked(handle: int) -> bool:
 
 
 def unlock(run: Run) -> None:
-    handle = _LOCKS.pop(run.file(".training").resolve(), None)
+    handle = _LOCKS.pop(run.path.resolve() / LOCK, None)
     if handle is not None:
         os.close(handle)
 

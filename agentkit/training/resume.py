@@ -29,18 +29,12 @@ from agentkit.policies.ranks import from_main, gathered
 from agentkit.policies.shards import whole
 from agentkit.records import Task
 from agentkit.runs import Recipe, RunError, read_json, write_json
+from agentkit.runs.children import signals
 from agentkit.training import checkpoints
 from agentkit.training.adapters import replacing, write_adapter
 from agentkit.training.ahead import Lead
 from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
-from agentkit.training.processes import (
-    TrainingStopped,
-    lock,
-    random_states,
-    set_random_states,
-    signals,
-    unlock,
-)
+from agentkit.training.processes import TrainingStopped, lock, random_states, set_random_states, unlock
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -260,7 +254,7 @@ class Resumable:
         try:
             if self.resume_from and self._was_over():
                 return
-            with signals(self._on_signal):
+            with signals(self._on_signal, "SIGINT", "SIGTERM"):
                 try:
                     super().train(resume_from_checkpoint=str(self.resume_from) if self.resume_from else None)
                 except BaseException as error:
@@ -314,7 +308,7 @@ class Resumable:
         """The words in the control file, which is then removed; every process gets the same."""
         words: set[str] = set()
         file = self.run.file("train", CONTROL)
-        if self.accelerator.is_main_process and file.exists():
+        if self.accelerator.is_main_process and file.is_file():
             began = self.run.manifest["stages"].get(STAGE, {}).get("_clock", 0.0)
             if file.stat().st_mtime >= began:  # else nobody was training any more when it was written
                 words = set(file.read_text(encoding="utf-8", errors="replace").split()) & {

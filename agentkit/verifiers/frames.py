@@ -217,7 +217,7 @@ def names_answer(side: str, question: str) -> bool:
     if _NAME.fullmatch(side) and _VARIABLE.search(side):
         return True
     written, asked = (re.sub(r"[()]|\\int", "", compact(text)) for text in (side, question))
-    if written in asked:
+    if re.search(rf"(?<![-+*/^.\d]){re.escape(written)}(?![-+*/^\d])", asked):  # no part of 2x + 4
         is_equation = f"{written}=" in asked or f"={written}" in asked
         return bool(re.search(r"[A-Za-z]", written)) and not is_equation
     names = set(_VARIABLE.findall(side)) - {"e", "i"}

@@ -320,8 +320,8 @@ def numeric(
     wanted, given = _read(str(gold), unit), _read(answer, unit)
     if not unit and question and (parts := amount(answer)) and any(parts[1:]):
         asked = asked_unit(question)
-        sign, money = _currency(asked), parts[1] or _currency(parts[2])
-        fits = asked and ((money and money == sign) or (not parts[1] and same_unit(parts[2], asked)))
+        sign, said = _currency(asked), {parts[1], _currency(parts[2]) or parts[2]} - {""}  # $5, 5 dollars
+        fits = asked and ((sign and said == {sign}) or (not parts[1] and same_unit(parts[2], asked)))
         if fits or (asked and parts[1]):
             unit, given = asked, (parts[0], False) if fits else None
     in_unit = f" in {unit}" if unit else ""

@@ -132,7 +132,7 @@ def _described(clause: str) -> set[str]:
     behind = "of"
     if re.match(r"(?:what|which|who|was|wer|quelle?|qui)\b", clause, re.IGNORECASE):
         behind = "of|on|in|at|from"
-    return {lexeme(word) for word in re.findall(rf"\b(?:{behind}) (?:the )?(\w+)", clause)}
+    return {lexeme(word) for word in re.findall(rf"\b(?:{behind}) (?:(?:the|an?) )?(\w+)", clause)}
 
 
 def _subject(whole: str) -> frozenset[str]:
@@ -197,7 +197,7 @@ def silent_words() -> frozenset[str]:
 def phrases_of() -> frozenset[str]:
     """Those phrases of them whose words would say something."""
     known = sections()
-    phrases = (word for name in ("function", "lead", "link") for word in known[name] if " " in word)
+    phrases = (word for name in ("function", "lead", "link", "twist") for word in known[name] if " " in word)
     return frozenset(phrase for phrase in phrases if not silent_words().issuperset(phrase.split()))
 
 

@@ -77,6 +77,10 @@ _JOIN = frozenset("to and or bis à y et und o ~ - – —".split())
 _AND = frozenset("and then &".split())
 _FIRST = re.compile(rf"\w|one|th(?:is|at|ese|ose)|{PRONOUN.pattern}", PRONOUN.flags)  # before a comma
 _SMALL = frozenset("in at on of for to with by the a an".split())
+_GENDERS = [
+    frozenset(words.split())
+    for words in ("he him his himself he's he'll", "she her hers herself she's she'll")
+]
 _TENSE = frozenset("was were had war waren hatte était étaient era eran".split())
 
 
@@ -251,6 +255,10 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
     word, before, after = tokens[position][0], _word(tokens, position - 1), _word(tokens, position + 1)
     if word in COMMAS or word in POINTS or word == said.preposition:
         return True
+    if any(word in own for own in _GENDERS):  # "she" where the question asks for "him" is somebody else
+        asked_of = [own for own in _GENDERS if own & {*said.order}]
+        asked_of = asked_of or [own for own in _GENDERS if own & {*said.words}]
+        return not asked_of or any(word in own for own in asked_of)
     if word[:1].isdigit():
         words = [lexeme(token) for token, _, _ in tokens]
         left, right = beside(words, position)

@@ -28,7 +28,7 @@ from agentkit.evaluation.gains import Gains
 from agentkit.evaluation.html import Markup
 from agentkit.evaluation.tables import level_table, percent, policy_table
 from agentkit.records import StopReason, Task, Trajectory
-from agentkit.runs import Run, RunError, cost, digest, read_json, read_trajectories, write_bytes
+from agentkit.runs import Run, RunError, cost, digest, fault, read_json, read_trajectories, write_bytes
 from agentkit.runs.recipe import Recipe
 from agentkit.trajectories import trajectory_id
 from agentkit.views import plots
@@ -358,15 +358,19 @@ def _preflight(card: _Card) -> list[Markup]:
     path = card.run.file("preflight.json")
     if not path.exists():
         return [card.missing("There is no preflight.json: no preflight was made.")]
-    return [_preflight_item(card, item) for item in read_json(path)["items"]]
+    return [_preflight_item(card, *pair) for pair in enumerate(read_json(path)["items"], 1)]
 
 
-def _preflight_item(card: _Card, item: Mapping[str, Any]) -> Markup:
+def _preflight_item(card: _Card, number: int, item: Mapping[str, Any]) -> Markup:
+    if problem := fault("preflight item", item):
+        named = item.get("name") if isinstance(item, Mapping) else None
+        return card.missing(f"Item {number} ({named or 'without a name'}) cannot be read: {problem}.")
     word, look = LIGHTS.get(item["light"], (card.text(item["light"]), "soft"))
     title = [html.element("b", word, class_=look), " ", html.element("b", card.text(item["name"])), ": "]
     finding = html.element("p", *title, card.text(item["finding"], 2_000))
     advice = card.paragraph(f"→ {item['advice']}") if item["advice"] else ""
-    seen = html.element("p", card.links(item.get("evidence", ())), class_="soft")
+    evidence = item.get("evidence")
+    seen = html.element("p", card.links(evidence if isinstance(evidence, list) else []), class_="soft")
     return html.element("div", finding, advice, seen, class_="alarm")
 
 

@@ -27,7 +27,7 @@ from IPython.display import Markdown, display, update_display
 from agentkit.diagnostics import Alarm, read_alarms, trajectory_id
 from agentkit.evaluation import html
 from agentkit.records import Task, Trajectory
-from agentkit.runs import Run, RunError, cost, write_bytes
+from agentkit.runs import Run, RunError, append_to, cost, write_bytes
 from agentkit.runs.recipe import Recipe
 from agentkit.views import plots
 from agentkit.views.widgets.view import clip, source
@@ -297,9 +297,7 @@ class Controls(anywidget.AnyWidget):
         self.said = ""  # so that the same words are sent again
         if self.is_on:
             self._before = newest_checkpoint(self._run)
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._file.touch(0o600)
-            with self._file.open("a") as file:
+            with os.fdopen(append_to(self._file), "a") as file:
                 file.write(f"{word}\n")
         self.said = WORDS[word] if self.is_on else "no training is running"
 
