@@ -192,7 +192,10 @@ def gaps(findings: dict[str, Any]) -> list[dict[str, str]]:
         if name == "vllm":
             costs += ", nor does `agentkit serve`; installing it takes 1.3 GB of disk on a CPU"
         checks.append(("why" in engine, f"engine {name}: {engine.get('why')}", costs, engine.get("fix")))
-    checks += _gpu_checks(findings)
+    checks += [*_gpu_checks(findings), *_connection_checks(findings)]
+    for name, (here, pin) in findings.get("other_versions", {}).items():
+        what, costs = f"{name} {here} is installed", f"only {pin} was proven with the other packages"
+        checks.append((True, what, costs, f"pip install -c requirements.lock {name}=={pin}"))
     checks += [
         (disk < DISK_GB, f"{disk} GB of free disk", "a run may stop half way", f"free {DISK_GB} GB"),
         (memory < MEMORY_GB, f"{memory} GB of free memory", "training may be killed", f"free {MEMORY_GB} GB"),
@@ -204,13 +207,12 @@ Check = tuple[bool, str, str, str]
 
 
 def _gpu_checks(findings: dict[str, Any]) -> list[Check]:
-    """What keeps GPUs, servers and hub models from working, each with what to run."""
-    many, gpus = len(findings["gpus"]) > 1, bool(findings["gpus"])
-    cuda, ports = findings.get("cuda", {}), findings.get("ports", {})
+    """What keeps GPUs and large models from working, each with what to run."""
+    many, gpus, cuda = len(findings["gpus"]) > 1, bool(findings["gpus"]), findings.get("cuda", {})
     driver, built, complaint = cuda.get("driver", ""), cuda.get("torch", ""), cuda.get("complaint", "")
     shared, disk = findings.get("shared_memory_gb"), findings["disk_gb"]["free"]
     older = bool(driver and built) and int(driver.partition(".")[0]) < int(built.partition(".")[0])
-    checks = [
+    return [
         (
             bool(complaint),
             f"nvidia-smi does not work: {complaint}",
@@ -235,29 +237,32 @@ def _gpu_checks(findings: dict[str, Any]) -> list[Check]:
             "a model of 14B does not fit with its cold start and checkpoints",
             f"free {GPU_DISK_GB} GB, or set HF_HOME to a larger disk",
         ),
+    ]
+
+
+def _connection_checks(findings: dict[str, Any]) -> list[Check]:
+    """What keeps servers, notebooks and the hub's models from being reached."""
+    ports = findings.get("ports", {"any": True})
+    return [
         (
-            gpus and not findings.get("hub_token", True),
+            findings["gpus"] and not findings.get("hub_token", True),
             "no token of the Hugging Face hub",
             "gated models, such as Llama and Gemma, cannot be loaded",
             "hf auth login, or set HF_TOKEN",
         ),
         (
-            not ports.get("any", True),
+            not ports["any"],
             "no port can be opened on 127.0.0.1",
             "notebooks, several processes and servers do not start",
             "allow connections of this machine with itself (firewall, container network)",
         ),
         (
-            not ports.get(str(PORT), True) and ports.get("any", True),
+            ports["any"] and not ports.get(str(PORT), True),
             f"port {PORT} is taken",
             "agentkit serve does not start there",
             f"agentkit serve --port {PORT + 1}",
         ),
     ]
-    for name, (here, pin) in findings.get("other_versions", {}).items():
-        what, costs = f"{name} {here} is installed", f"only {pin} was proven with the other packages"
-        checks.append((True, what, costs, f"pip install -c requirements.lock {name}=={pin}"))
-    return checks
 
 
 def as_text(findings: dict[str, Any]) -> str:

@@ -10,12 +10,13 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from agentkit.records import RecipeError, RunError
 from agentkit.runs.run import project_root
-from agentkit.runs.sweep import Job, make
+from agentkit.runs.sweep import Job, in_this_process, make
 
 _SETTINGS = {  # tell nobody; keep CUDA_VISIBLE_DEVICES where there are none
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -36,8 +37,17 @@ def gpu_count() -> int:
     return listed.stdout.count("UUID: GPU")
 
 
+def slots_of(
+    slots: int, address: str | None, recipes: Sequence[Mapping[str, Any]]
+) -> AbstractContextManager[tuple[Callable[[Job], Future], int]]:
+    """What submits a cell's job, and how many at once: this process takes one, Ray several."""
+    if slots == 1 and not address:
+        return contextlib.nullcontext((in_this_process, 1))
+    return _by_ray(slots, address, recipes)
+
+
 @contextlib.contextmanager
-def by_ray(
+def _by_ray(
     slots: int, address: str | None, recipes: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Callable[[Job], Future], int]]:
     """What submits a job to a free slot, and how many slots there are, no more than asked for.

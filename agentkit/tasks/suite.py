@@ -196,24 +196,14 @@ def _draft_family(
 
     Those of the templates in ``new`` say so in their meta.
     """
-    if family.draft is None:
-        raise SuiteError(
-            f"family {name} drafts no tasks: give its tasks as a file, with the recipe key tasks"
-        )
     tasks: list[Task] = []
     uses: Counter[str] = Counter()
     limit = max(3, int(count * MAX_SHARE))
     misses, why = 0, " (its draft returned None each time)"
     while len(tasks) < count and misses < MAX_MISSES:
         misses += 1
-        try:
-            task = family.draft(corpus, rng)
-        except Exception as error:
-            raise SuiteError(f"family {name} drafts no task: {blame(error)}") from error
-        if task is None:
+        if (task := _drafted(family.draft, corpus, rng, name)) is None:
             continue
-        if problem := task_problem(task):
-            raise SuiteError(f"family {name} drafted what cannot be used: {problem}")
         why = ""
         keys = {task.answer, *entity_combinations(task)}
         if normalize(task.prompt) in prompts or any(uses[key] >= limit for key in keys):
@@ -236,6 +226,21 @@ def _draft_family(
             f"{'; ask for fewer' * bool(tasks)}{why}"
         )
     return tasks
+
+
+def _drafted(draft: Draft | None, corpus: Corpus, rng: random.Random, name: str) -> Task | None:
+    """A task that can be used, or None where the draft gave none this time. Raises SuiteError."""
+    if draft is None:
+        raise SuiteError(
+            f"family {name} drafts no tasks: give its tasks as a file, with the recipe key tasks"
+        )
+    try:
+        task = draft(corpus, rng)
+    except Exception as error:
+        raise SuiteError(f"family {name} drafts no task: {blame(error)}") from error
+    if task is not None and (problem := task_problem(task)):
+        raise SuiteError(f"family {name} drafted what cannot be used: {problem}")
+    return task
 
 
 def _solved(task: Task, family: Family) -> int:
