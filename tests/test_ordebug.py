@@ -263,7 +263,9 @@ def test_a_repair_that_is_none_is_refused_and_changes_nothing(name, amount, why)
 def test_each_kind_of_fault_makes_tasks_that_one_repair_solves(variety, suite):
     drafted = suite.tasks
     if variety == "wide":
-        drafted = list(filter(None, (ordebug.draft_wide(None, random.Random(f"{i}")) for i in range(10))))
+        drafted = list(
+            filter(None, (ordebug.draft(None, random.Random(f"{i}"), wide=True) for i in range(10)))
+        )
     kinds = {task.meta["template"] for task in drafted}
     assert kinds == set(FAULTS) if variety == "plain" else len(kinds) >= 4
     for task in drafted:

@@ -140,12 +140,10 @@ def shipped_families(corpus: Corpus, top_k: int = 3, variety: str = "plain") -> 
         "B": Family(wide.multihop_draft if more else multihop.draft, lookups),
         "C": Family(code.draft_wide if more else code.draft, CodeEnvironment, relabel_code),
         "ordebug": Family(
-            ordebug.draft_wide if more else ordebug.draft,
-            ordebug.RepairEnvironment,
-            measures=ordebug.MEASURES,
+            partial(ordebug.draft, wide=more), ordebug.RepairEnvironment, measures=ordebug.MEASURES
         ),
         "image": Family(
-            image.draft_wide if more else image.draft,
+            partial(image.draft, wide=more),
             partial(image.PictureEnvironment, corpus, top_k),
             measures=image.MEASURES,
         ),
