@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.cost import read_prices
 from agentkit.runs.files import machine_memory
+from agentkit.runs.run import version_of
 from agentkit.runs.slots import gpu_count
 from agentkit.runs.topology import choose
 
@@ -38,6 +39,7 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
     ``topology`` is what a recipe, by default one with nothing set, would have its GPUs do, and why.
     """
     tier, gpus = sandbox.current_tier(), find_gpus()
+    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     memory, total, disk = psutil.virtual_memory(), machine_memory(), shutil.disk_usage(project_root())
     findings = {
         "sandbox_tier": tier.name,
@@ -51,7 +53,7 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
         "topology": topology(recipe or Recipe(), gpus),
         "cuda": cuda(),
         "shared_memory_gb": _gb(shutil.disk_usage("/dev/shm").total) if Path("/dev/shm").is_dir() else None,
-        "hub_token": bool(os.environ.get("HF_TOKEN")) or _hub_home().joinpath("token").is_file(),
+        "hub_token": bool(os.environ.get("HF_TOKEN")) or (hub / "token").is_file(),
         "ports": {"any": _opens(0), str(PORT): _opens(PORT)},
         "other_versions": other_versions(),
     }
@@ -102,20 +104,9 @@ def other_versions() -> dict[str, list[str]]:
     with contextlib.suppress(PackageNotFoundError):
         for line in requires("agentkit") or []:
             pin = re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
-            if pin and (here := _version(pin[1])) and here.partition("+")[0] != pin[2]:
+            if pin and (here := version_of(pin[1])) and here.partition("+")[0] != pin[2]:
                 other[pin[1]] = [here, pin[2]]
     return other
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
-
-
-def _hub_home() -> Path:
-    return Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
 
 
 def _opens(port: int) -> bool:
@@ -145,12 +136,8 @@ def engines(gpu: bool) -> dict[str, dict[str, Any]]:
 def _engine(module: str, fix: str) -> dict[str, Any]:
     if find_spec(module) is None:
         return {"ok": False, "why": f"{module} is not installed", "fix": fix}
-    for name in (module, f"{module}-cpu"):
-        try:
-            return {"ok": True, "version": version(name)}
-        except PackageNotFoundError:
-            continue
-    return {"ok": True}
+    found = version_of(module) or version_of(f"{module}-cpu")
+    return {"ok": True} | ({"version": found} if found else {})
 
 
 def _torch_cuda() -> str:

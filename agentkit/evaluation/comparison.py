@@ -63,8 +63,9 @@ class Comparison:
             comparison.table(), comparison.paired_table(), comparison.sentences()
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"[:200]
-            way_out = "Run notebook 05 for this run again."
-            raise RunError(f"{path} holds no comparison that can be shown ({why}). {way_out}") from None
+            raise RunError(
+                f"{path} holds no comparison that can be shown ({why}). Run notebook 05 for this run again."
+            ) from None
         return comparison
 
     def table(self) -> pd.DataFrame:
@@ -172,13 +173,17 @@ def _check_names_and_seeds(policies: Mapping[str, Samples]) -> None:
     rows = {name: {t.policy for t in flatten(samples)} for name, samples in policies.items()}
     for name, other in permutations(rows, 2):
         if other in rows[name] and other not in rows[other]:
-            why = f"the trajectories passed as {name} are of {other}, and those passed as {other} are not"
-            raise DataError(f"{why}. Pass each under its own name.")
+            raise DataError(
+                f"the trajectories passed as {name} are of {other}, and those passed as {other} are not. "
+                "Pass each under its own name."
+            )
     seeds = {name: list(map(str, s)) for name, s in policies.items() if isinstance(s, Mapping) and len(s) > 1}
     for a, b in combinations(seeds, 2):
         if seeds[a] != seeds[b]:
-            named = f"{a} has the training seeds {', '.join(seeds[a])} and {b} has {', '.join(seeds[b])}"
-            raise DataError(f"{named}. Pass the same seeds in the same order, or one of them alone.")
+            raise DataError(
+                f"{a} has the training seeds {', '.join(seeds[a])} and {b} has {', '.join(seeds[b])}. Pass "
+                "the same seeds in the same order, or one of them alone."
+            )
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,9 @@ def _scores(samples: Sequence[Trajectory]) -> list[float]:
         raise DataError(f"a trajectory of task {samples[0].task_id} is there twice. Pass each once.")
     for t in scored:
         if not 0.0 <= t.success <= 1.0:  # also catches NaN
-            sample = f"task {t.task_id}, sample {t.sample}"
-            raise DataError(f"{sample}: success is {t.success}, which is not in [0, 1].")
+            raise DataError(
+                f"task {t.task_id}, sample {t.sample}: success is {t.success}, which is not in [0, 1]."
+            )
     return [float(t.success) for t in scored]
 
 

@@ -59,8 +59,9 @@ def _by_ray(
             os.environ.setdefault(name, value)
         import ray
     except ImportError:
-        why = "several slots need Ray, which is not installed"
-        raise RunError(f"{why}: pip install 'agentkit[sweep]', or --slots 1") from None
+        raise RunError(
+            "several slots need Ray, which is not installed: pip install 'agentkit[sweep]', or --slots 1"
+        ) from None
     cores = os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // slots)))
     own = {} if address else {"num_cpus": slots, "num_gpus": gpu_count(), "include_dashboard": False}
@@ -101,8 +102,10 @@ def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
     if str(recipe.get("gpus", "auto")) != "auto":
         wanted = max(wanted, int(recipe["gpus"]))
     if gpus and wanted > gpus:  # Ray would wait for ever
-        why = f"its {wanted} processes and servers need as many GPUs on one machine, the largest has {gpus}"
-        raise RecipeError(f"{why}: lower processes, replicas or gpus, or use a larger machine")
+        raise RecipeError(
+            f"its {wanted} processes and servers need as many GPUs on one machine, the largest has {gpus}: "
+            "lower processes, replicas or gpus, or use a larger machine"
+        )
     return {"num_gpus": wanted, "num_cpus": 0} if gpus else {"num_cpus": 1}
 
 

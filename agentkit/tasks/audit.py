@@ -126,8 +126,9 @@ def _expert(task: Task, environments: Environments) -> Trajectory | None:
     if not looks_at_calls(verifier_kind(task)):
         return None
     if task.family not in environments:
-        known = f"no environment of family {task.family!r} is known"
-        raise ValueError(f"its verifier looks at trajectories, and {known}")
+        raise ValueError(
+            f"its verifier looks at trajectories, and no environment of family {task.family!r} is known"
+        )
     return as_trajectory(task, solve(task, environments[task.family]()))
 
 
@@ -208,11 +209,11 @@ def _other_answers(tasks: Iterable[Task]) -> dict[str, str]:
     for task in tasks:
         if verifier_kind(task) == "exact":
             alike[task.family, str(task.meta.get("template", ""))].append(task)
-    others = {}
-    for group in alike.values():
-        for task, following in zip(group, group[1:] + group[:1], strict=True):
-            others[task.id] = following.answer
-    return others
+    return {
+        task.id: following.answer
+        for group in alike.values()
+        for task, following in zip(group, group[1:] + group[:1], strict=True)
+    }
 
 
 def _texts(data: dict[str, Any], name: str) -> list[str]:

@@ -45,8 +45,9 @@ def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dic
         if t.success is not None:
             successes[t.task_id].append(wholly_right(t))
     if missing := [task.id for task in tasks if task.id not in successes]:
-        count = f"{len(missing)} training tasks have no scored trajectory"
-        raise SuiteError(f"{count}, {missing[0]} first: roll them out too")
+        raise SuiteError(
+            f"{len(missing)} training tasks have no scored trajectory, {missing[0]} first: roll them out too"
+        )
     return {task.id: fmean(successes[task.id]) for task in tasks}
 
 
@@ -64,6 +65,7 @@ def learnable(tasks: Sequence[Task]) -> list[Task]:
     """The tasks that are not known to be solved never or always. Raises SuiteError where none is left."""
     kept = [task for task in tasks if 0 < task.meta.get("pass_rate", 0.5) < 1]
     if not kept:
-        why = "this policy always or never solves each training task"
-        raise SuiteError(f"{why}: take other tasks or more rollouts")
+        raise SuiteError(
+            "this policy always or never solves each training task: take other tasks or more rollouts"
+        )
     return kept
