@@ -18,26 +18,6 @@ from agentkit.trajectories import wholly_right
 EASY, HARD = 0.75, 0.25
 
 
-def model_aware(suite: Suite, trajectories: Iterable[Trajectory]) -> Suite:
-    """The suite without the training tasks that a policy always or never solved.
-
-    Args:
-        suite: any suite.
-        trajectories: k rollouts of the policy to be trained, such as
-            ``rollout(suite.split("train"), policy, group_size=8, temperature=0.7)``.
-
-    Returns:
-        A suite whose training tasks carry ``pass_rate`` and ``band`` in ``meta``; the other splits are
-        unchanged.
-
-    Raises:
-        SuiteError: a training task has no scored trajectory, or no training task is left.
-    """
-    known = banded(suite, pass_rates(suite.split("train"), trajectories))
-    kept = {task.id for task in learnable(known.split("train"))}
-    return Suite([task for task in known if task.split != "train" or task.id in kept])
-
-
 def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """How often each task was solved whole, by id. Raises SuiteError where one has no scored trajectory."""
     successes = defaultdict(list)
