@@ -12,7 +12,7 @@ from says import Says
 from transformers import AutoTokenizer
 
 from agentkit import Lab, Suite, ToolCall, nano, rewards, verify
-from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
 from agentkit.preflight.autopsies import matched
 from agentkit.records import DataError

@@ -74,20 +74,19 @@ class Comparison:
 
     def paired_table(self) -> pd.DataFrame:
         """One row a pair over all tasks, tested, and one for each category and difficulty, described."""
-        rows = []
-        for pair in self.paired:
-            for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items():
-                row = {"comparison": f"{pair['a']} → {pair['b']}", "tasks": tasks}
-                rows.append(row | tables.paired_cells(block))
-        return pd.DataFrame(rows)
+        return pd.DataFrame(
+            {"comparison": f"{pair['a']} → {pair['b']}", "tasks": tasks} | tables.paired_cells(block)
+            for pair in self.paired
+            for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items()
+        )
 
     def tidy(self) -> pd.DataFrame:
         """Every measured number as one row: policy, measure, value, low, high, n."""
-        rows = []
-        for policy, entry in self.policies.items():
-            for title, value, interval, n, _ in tables.figures(entry):
-                low, high = interval or (None, None)
-                rows.append([policy, title, value, low, high, n])
+        rows = [
+            [policy, title, value, *(interval or (None, None)), n]
+            for policy, entry in self.policies.items()
+            for title, value, interval, n, _ in tables.figures(entry)
+        ]
         return pd.DataFrame(rows, columns=["policy", "measure", "value", "low", "high", "n"])
 
     def sentences(self) -> list[str]:

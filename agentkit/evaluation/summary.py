@@ -212,11 +212,10 @@ def ratio_of(counts: np.ndarray, share: bool) -> tuple[float | None, list[float]
 
 def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict[str, dict]:
     """Success and ratios of each group of tasks."""
-    blocks = {}
-    for name, group in groups.items():
-        ratios = {ratio: _ratio(ratio, [counts[task] for task in group])[0] for ratio in RATIOS}
-        blocks[name] = measure(group) | ratios
-    return blocks
+    return {
+        name: measure(group) | {ratio: _ratio(ratio, [counts[task] for task in group])[0] for ratio in RATIOS}
+        for name, group in groups.items()
+    }
 
 
 def _draws(values: Values) -> dict[str, Any]:

@@ -71,11 +71,12 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
         passed = {"check": CHECKS[check], "verifier": kind, "passed": True, "tasks": len(verdicts)}
         rows += failures or [passed]
     rows += _fallen_together(tasks)
-    for kind, spent in sorted(seconds.items()):
-        if spent:
-            times = {"ms": 1000 * fmean(spent), "slowest_ms": 1000 * max(spent)}
-            rows.append({"check": "timing", "verifier": kind, "passed": True, "tasks": len(spent)} | times)
-    return rows
+    return rows + [
+        {"check": "timing", "verifier": kind, "passed": True, "tasks": len(spent)}
+        | {"ms": 1000 * fmean(spent), "slowest_ms": 1000 * max(spent)}
+        for kind, spent in sorted(seconds.items())
+        if spent
+    ]
 
 
 def _fallen_together(tasks: Sequence[Task]) -> list[dict[str, Any]]:
