@@ -250,6 +250,7 @@ def sweep_command(
     from agentkit.evaluation.sweeps import Ablation
     from agentkit.preflight import sweeps
     from agentkit.runs import sweep as cells
+    from agentkit.runs.slots import slots_of
 
     if ".." in run.parts:
         raise RunError(f"sweep folder {str(run)[:80]!r} is refused: write it without '..'")
@@ -263,24 +264,24 @@ def sweep_command(
         plan = sweeps.dry_run(design, sweep, slots)
         return _print(as_json, plan, sweeps.as_text(plan))
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
-    if slots == 1 and not address:
-        way = contextlib.nullcontext((cells.in_this_process, 1))
-    else:
-        from agentkit.runs.slots import by_ray
-
-        way = by_ray(slots, address, [arm.recipe.used() for arm in design.arms])
+    way = slots_of(slots, address, [arm.recipe.used() for arm in design.arms])
     with sweep.held(), way as (submit, room), cells.watched(sweep, say):
         if copied := cells.reuse(design, sweep.folder, [other.resolve() for other in reuse]):
             say(f"{len(copied)} of its folders begin as copies: {', '.join(c.name for c in copied)[:200]}")
         cells.run_sweep(file, sweep, submit, room, say, sweeps.check)
     say(cells.as_text(sweep))
-    undone = [cell for cell in sweep.state["cells"] if cell["status"] in ("failed", "waiting")]
+    undone = any(cell["status"] in ("failed", "waiting") for cell in sweep.state["cells"])
     Ablation(sweep)  # raises where there is nothing to compare yet
+    return max(_compare_arms(Run(sweep.folder), as_json), int(undone))
+
+
+def _compare_arms(run: Run, as_json: bool) -> int:
+    """Notebook 06 of a sweep, and what it answers."""
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        stages.execute("06_ablations", Run(sweep.folder), {})
-    result = read_json(sweep.file("ablations.json"))
-    text = f"{result['answer']}\nrun card: {sweep.file('report.html')}"
-    return _print(as_json, {"run": str(sweep.folder), **result}, text, 1 if undone else 0)
+        stages.execute("06_ablations", run, {})
+    result = read_json(run.file("ablations.json"))
+    text = f"{result['answer']}\nrun card: {run.file('report.html')}"
+    return _print(as_json, {"run": str(run.path), **result}, text)
 
 
 def rerun_command(run: RunFolder, *, to: OptionalRun = None, as_json: Json = False) -> int:

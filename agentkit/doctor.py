@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.cost import read_prices
 from agentkit.runs.files import machine_memory
+from agentkit.runs.run import version_of
 from agentkit.runs.slots import gpu_count
 from agentkit.runs.topology import choose
 
@@ -38,6 +39,7 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
     ``topology`` is what a recipe, by default one with nothing set, would have its GPUs do, and why.
     """
     tier, gpus = sandbox.current_tier(), find_gpus()
+    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     memory, total, disk = psutil.virtual_memory(), machine_memory(), shutil.disk_usage(project_root())
     findings = {
         "sandbox_tier": tier.name,
@@ -51,7 +53,7 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
         "topology": topology(recipe or Recipe(), gpus),
         "cuda": cuda(),
         "shared_memory_gb": _gb(shutil.disk_usage("/dev/shm").total) if Path("/dev/shm").is_dir() else None,
-        "hub_token": bool(os.environ.get("HF_TOKEN")) or _hub_home().joinpath("token").is_file(),
+        "hub_token": bool(os.environ.get("HF_TOKEN")) or (hub / "token").is_file(),
         "ports": {"any": _opens(0), str(PORT): _opens(PORT)},
         "other_versions": other_versions(),
     }
@@ -102,20 +104,9 @@ def other_versions() -> dict[str, list[str]]:
     with contextlib.suppress(PackageNotFoundError):
         for line in requires("agentkit") or []:
             pin = re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
-            if pin and (here := _version(pin[1])) and here.partition("+")[0] != pin[2]:
+            if pin and (here := version_of(pin[1])) and here.partition("+")[0] != pin[2]:
                 other[pin[1]] = [here, pin[2]]
     return other
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""
-
-
-def _hub_home() -> Path:
-    return Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
 
 
 def _opens(port: int) -> bool:
@@ -145,12 +136,8 @@ def engines(gpu: bool) -> dict[str, dict[str, Any]]:
 def _engine(module: str, fix: str) -> dict[str, Any]:
     if find_spec(module) is None:
         return {"ok": False, "why": f"{module} is not installed", "fix": fix}
-    for name in (module, f"{module}-cpu"):
-        try:
-            return {"ok": True, "version": version(name)}
-        except PackageNotFoundError:
-            continue
-    return {"ok": True}
+    found = version_of(module) or version_of(f"{module}-cpu")
+    return {"ok": True} | ({"version": found} if found else {})
 
 
 def _torch_cuda() -> str:
@@ -192,7 +179,10 @@ def gaps(findings: dict[str, Any]) -> list[dict[str, str]]:
         if name == "vllm":
             costs += ", nor does `agentkit serve`; installing it takes 1.3 GB of disk on a CPU"
         checks.append(("why" in engine, f"engine {name}: {engine.get('why')}", costs, engine.get("fix")))
-    checks += _gpu_checks(findings)
+    checks += [*_gpu_checks(findings), *_connection_checks(findings)]
+    for name, (here, pin) in findings.get("other_versions", {}).items():
+        what, costs = f"{name} {here} is installed", f"only {pin} was proven with the other packages"
+        checks.append((True, what, costs, f"pip install -c requirements.lock {name}=={pin}"))
     checks += [
         (disk < DISK_GB, f"{disk} GB of free disk", "a run may stop half way", f"free {DISK_GB} GB"),
         (memory < MEMORY_GB, f"{memory} GB of free memory", "training may be killed", f"free {MEMORY_GB} GB"),
@@ -204,13 +194,12 @@ Check = tuple[bool, str, str, str]
 
 
 def _gpu_checks(findings: dict[str, Any]) -> list[Check]:
-    """What keeps GPUs, servers and hub models from working, each with what to run."""
-    many, gpus = len(findings["gpus"]) > 1, bool(findings["gpus"])
-    cuda, ports = findings.get("cuda", {}), findings.get("ports", {})
+    """What keeps GPUs and large models from working, each with what to run."""
+    many, gpus, cuda = len(findings["gpus"]) > 1, bool(findings["gpus"]), findings.get("cuda", {})
     driver, built, complaint = cuda.get("driver", ""), cuda.get("torch", ""), cuda.get("complaint", "")
     shared, disk = findings.get("shared_memory_gb"), findings["disk_gb"]["free"]
     older = bool(driver and built) and int(driver.partition(".")[0]) < int(built.partition(".")[0])
-    checks = [
+    return [
         (
             bool(complaint),
             f"nvidia-smi does not work: {complaint}",
@@ -235,29 +224,32 @@ def _gpu_checks(findings: dict[str, Any]) -> list[Check]:
             "a model of 14B does not fit with its cold start and checkpoints",
             f"free {GPU_DISK_GB} GB, or set HF_HOME to a larger disk",
         ),
+    ]
+
+
+def _connection_checks(findings: dict[str, Any]) -> list[Check]:
+    """What keeps servers, notebooks and the hub's models from being reached."""
+    ports = findings.get("ports", {"any": True})
+    return [
         (
-            gpus and not findings.get("hub_token", True),
+            findings["gpus"] and not findings.get("hub_token", True),
             "no token of the Hugging Face hub",
             "gated models, such as Llama and Gemma, cannot be loaded",
             "hf auth login, or set HF_TOKEN",
         ),
         (
-            not ports.get("any", True),
+            not ports["any"],
             "no port can be opened on 127.0.0.1",
             "notebooks, several processes and servers do not start",
             "allow connections of this machine with itself (firewall, container network)",
         ),
         (
-            not ports.get(str(PORT), True) and ports.get("any", True),
+            ports["any"] and not ports.get(str(PORT), True),
             f"port {PORT} is taken",
             "agentkit serve does not start there",
             f"agentkit serve --port {PORT + 1}",
         ),
     ]
-    for name, (here, pin) in findings.get("other_versions", {}).items():
-        what, costs = f"{name} {here} is installed", f"only {pin} was proven with the other packages"
-        checks.append((True, what, costs, f"pip install -c requirements.lock {name}=={pin}"))
-    return checks
 
 
 def as_text(findings: dict[str, Any]) -> str:

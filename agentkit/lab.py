@@ -434,17 +434,19 @@ class Lab:
         Where the recipe was handed no reward, as in the notebooks that use none, only the lab file's own
         components are listed.
         """
-        rows = []
-        for name in [*self._named(), *sorted(self.own_families - set(self._named()))]:
-            tools = ", ".join(tools_of(self.families[name].environment())) or "no tools"
-            rows.append(("family", name, tools, self._origin(name in self.own_families)))
+        tools = {
+            name: ", ".join(tools_of(self.families[name].environment())) or "no tools"
+            for name in [*self._named(), *sorted(self.own_families - set(self._named()))]
+        }
+        rows = [("family", name, t, self._origin(name in self.own_families)) for name, t in tools.items()]
         rows += [
             ("verifier", name, _first_line(f), self._origin(True)) for name, f in self.own_verifiers.items()
         ]
         listed = self.reward if "reward" in self.recipe.given else self.own_rewards
-        for name, (component, weight) in listed.items():
-            what = f"weight {weight:g}: {_first_line(component)}"
-            rows.append(("reward", name, what, self._origin(name in self.own_rewards)))
+        rows += [
+            ("reward", name, f"weight {weight:g}: {_first_line(f)}", self._origin(name in self.own_rewards))
+            for name, (f, weight) in listed.items()
+        ]
         return pd.DataFrame(rows, columns=["", "name", "what it is", "from"]).set_index("")
 
     def _named(self) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agentkit.policies import Policy, Request, Sample
+from agentkit.rollouts.policy import Policy, Request, Sample
 
 
 class Says(Policy):

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agentkit import Task, ToolCall, rollout
-from agentkit.policies import ScriptedPolicy
+from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.rollouts import Limits
 from agentkit.rollouts.chat import MAX_CALLS, ChatCodec, format_call, opens_thought, parse_turn
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment

@@ -13,7 +13,7 @@ from says import Says
 from transformers import AutoTokenizer
 
 from agentkit import Lab, Task, ToolCall, compare, nano, rewards, verify
-from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
 from agentkit.records import EngineError, Image, ToolResult, Turn
 from agentkit.rollouts.call_formats import format_call

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from agentkit import Family, Lab, Suite, Task, nano
 from agentkit.exchange.conversation import as_messages
-from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import DataError, RecipeError, RunError, SuiteError
 from agentkit.runs import Run, write_jsonl, write_tasks
 from agentkit.runs.recipe import Recipe, read_recipe

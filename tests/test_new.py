@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentkit import Lab, cli
-from agentkit.policies import ScriptedPolicy
+from agentkit.policies.scripted import ScriptedPolicy
 
 ROOT = Path(__file__).resolve().parents[1]
 

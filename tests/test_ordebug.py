@@ -12,7 +12,7 @@ from says import Says
 from transformers import AutoTokenizer
 
 from agentkit import Lab, Suite, ToolCall, nano, rewards, verify
-from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
 from agentkit.preflight.autopsies import matched
 from agentkit.records import DataError
@@ -263,7 +263,9 @@ def test_a_repair_that_is_none_is_refused_and_changes_nothing(name, amount, why)
 def test_each_kind_of_fault_makes_tasks_that_one_repair_solves(variety, suite):
     drafted = suite.tasks
     if variety == "wide":
-        drafted = list(filter(None, (ordebug.draft_wide(None, random.Random(f"{i}")) for i in range(10))))
+        drafted = list(
+            filter(None, (ordebug.draft(None, random.Random(f"{i}"), wide=True) for i in range(10)))
+        )
     kinds = {task.meta["template"] for task in drafted}
     assert kinds == set(FAULTS) if variety == "plain" else len(kinds) >= 4
     for task in drafted:

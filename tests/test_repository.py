@@ -427,6 +427,31 @@ def test_the_lock_holds_every_dependency_at_its_pin():
         )
 
 
+LONGEST = 50  # lines of a function, from def to its end, docstring included
+
+
+def long_functions(root: Path) -> list[str]:
+    return [
+        f"{path.relative_to(root)}: {node.name} has {lines} lines, more than {LONGEST}"
+        for path in sorted((root / "agentkit").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (lines := node.end_lineno - node.lineno + 1) > LONGEST
+    ]
+
+
+def test_no_function_is_long():
+    assert long_functions(ROOT) == []
+
+
+def test_a_long_function_is_found(tmp_path):
+    (tmp_path / "agentkit").mkdir()
+    for name, lines in (("fits", LONGEST), ("long", LONGEST + 1)):
+        text = f'async def {name}():\n    """{chr(10) * (lines - 3)}"""\n    return 1\n'
+        (tmp_path / "agentkit" / f"{name}.py").write_text(text)
+    assert long_functions(tmp_path) == ["agentkit/long.py: long has 51 lines, more than 50"]
+
+
 @pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
 def test_ruff_has_nothing_to_say(command):
     child = subprocess.run(

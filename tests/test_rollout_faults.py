@@ -15,7 +15,7 @@ from says import Says
 
 from agentkit import StopReason, Task, rollout
 from agentkit.lab import Lab
-from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import DataError
 from agentkit.rollouts import Limits, arollout
 from agentkit.rollouts.call_formats import format_call

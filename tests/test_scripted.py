@@ -11,8 +11,7 @@ from itertools import pairwise
 import pytest
 
 from agentkit import StopReason, Task, rollout
-from agentkit.policies import Flaws, ScriptedPolicy
-from agentkit.policies.scripted import _wrong
+from agentkit.policies.scripted import Flaws, ScriptedPolicy, _wrong
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import FORMATS
 from agentkit.rollouts.loop import LAST_TURN

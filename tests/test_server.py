@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import load_file
 from test_vllm_weights import tiny, with_lora
 
-from agentkit.policies import EngineError, Request, serve
+from agentkit.policies import serve
 from agentkit.policies.server import API_KEY, ServerPolicy
 from agentkit.policies.weights import ADAPTER
 from agentkit.records import Task
-from agentkit.rollouts.policy import seed_number
+from agentkit.rollouts.policy import EngineError, Request, seed_number
 from agentkit.runs import project_root
 from agentkit.runs.recipe import Recipe, RecipeError
 

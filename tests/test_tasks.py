@@ -400,15 +400,16 @@ def test_tasks_that_a_policy_always_or_never_solves_are_dropped_from_training(su
     ]
     given = {task: outcomes[i % len(outcomes)] for i, task in enumerate(train)}
     found = [trajectory(task, value) for task, values in given.items() for value in values]
-    kept = bands.model_aware(suite, found)
-    assert [t.id for t in kept.split("train")] == [t for i, t in enumerate(train) if i % 7 in (2, 3, 4, 5)]
-    of = {t.id: t.meta["band"] for t in kept.split("train")}
-    assert [of[t] for t in train[2:6]] == ["hard", "medium", "easy", "medium"]
-    assert kept.split("test") == suite.split("test") and kept.split("validation") == suite.split("validation")
+    known = bands.banded(suite, bands.pass_rates(suite.split("train"), found))
+    kept = bands.learnable(known.split("train"))
+    assert [t.id for t in kept] == [t for i, t in enumerate(train) if i % 7 in (2, 3, 4, 5)]
+    assert [t.meta["band"] for t in kept[:4]] == ["hard", "medium", "easy", "medium"]
+    assert all(known.split(name) == suite.split(name) for name in ("test", "validation"))
     with pytest.raises(SuiteError, match=f"1 training tasks have no scored trajectory, {train[0]} first"):
-        bands.model_aware(suite, [t for t in found if t.task_id != train[0]])
+        bands.pass_rates(suite.split("train"), [t for t in found if t.task_id != train[0]])
+    solved = bands.banded(suite, dict.fromkeys(train, 1.0))
     with pytest.raises(SuiteError, match="always or never solves"):
-        bands.model_aware(suite, [trajectory(task, 1.0) for task in train])
+        bands.learnable(solved.split("train"))
 
 
 # ---- the expert

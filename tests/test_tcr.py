@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from agentkit import Lab, Suite, ToolCall, nano, verify
 from agentkit.cli import main
 from agentkit.evaluation import score_table
-from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
 from agentkit.records import DataError, SuiteError
 from agentkit.rollouts.call_formats import format_call

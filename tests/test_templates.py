@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from agentkit import Lab, Task, rollout
 from agentkit.exchange.conversation import as_messages
 from agentkit.nano import model_path
-from agentkit.policies import ScriptedPolicy
+from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import format_call, parse_turn

@@ -11,11 +11,12 @@ import torch
 from test_templates import Library, quiet, templated
 
 from agentkit import Task, rollout
-from agentkit.policies import Policy, Request, Sample, ScriptedPolicy
+from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call
 from agentkit.rollouts.chat import ChatCodec
+from agentkit.rollouts.policy import Policy, Request, Sample
 from agentkit.rollouts.templates import end_of_turn, with_template
 from agentkit.rollouts.tokens import completion_logprobs, faults, xray
 from agentkit.runs import read_trajectories, write_trajectories

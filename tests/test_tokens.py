@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentkit.policies import Flaws, ScriptedPolicy
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import StopReason, Trajectory, Turn
 from agentkit.rollouts import rollout
 from agentkit.rollouts.tokens import batch_faults, exact_decode, token_logprobs

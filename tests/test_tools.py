@@ -12,8 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import sandbox
-from agentkit.tools import Workspace, calculate, query_database, run_program, search_passages
+from agentkit.tools import calculate, run_program, search_passages
 from agentkit.tools import files as file_tool
+from agentkit.tools.database import query_database
+from agentkit.tools.files import Workspace
 
 CHARACTERS = st.text(st.characters(), max_size=60)
 

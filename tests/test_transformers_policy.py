@@ -18,10 +18,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentkit.policies import EngineError, Request
 from agentkit.policies.slots import SlotCache, memory_of, token_bytes
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
+from agentkit.rollouts.policy import EngineError, Request
 
 SIZES = {
     "hidden_size": 32,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agentkit.policies import EngineError
 from agentkit.policies.unsloth import import_first
+from agentkit.rollouts.policy import EngineError
 from agentkit.runs.recipe import Recipe, RecipeError
 
 HERE = Path(__file__).parent

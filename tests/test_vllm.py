@@ -25,7 +25,6 @@ from peft import LoraConfig, get_peft_model
 
 from agentkit.lab import Lab
 from agentkit.nano import DATA as NANO
-from agentkit.policies import EngineError, Request
 from agentkit.policies import sync_guard as guard
 from agentkit.policies.loading import load_agent, make_policy
 from agentkit.policies.replicas import free_port
@@ -35,6 +34,7 @@ from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy, model_folder
 from agentkit.records import Task
 from agentkit.rollouts import Limits, rollout
+from agentkit.rollouts.policy import EngineError, Request
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import CorpusEnvironment

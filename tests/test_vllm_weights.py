@@ -19,8 +19,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentkit.policies import EngineError
 from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
+from agentkit.rollouts.policy import EngineError
 
 SIZES = {
     "hidden_size": 48,

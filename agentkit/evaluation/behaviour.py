@@ -132,9 +132,10 @@ class Behaviour:
 
     def table(self) -> pd.DataFrame:
         """One row a measure, one column a policy."""
-        rows = {}
-        for name, rates in self.rates.items():
-            rows[MEASURES[name].title] = {policy: _rate_cell(name, rate) for policy, rate in rates.items()}
+        rows = {
+            MEASURES[name].title: {policy: _rate_cell(name, rate) for policy, rate in rates.items()}
+            for name, rates in self.rates.items()
+        }
         return tables.text_table(rows)
 
     def sentences(self) -> list[str]:

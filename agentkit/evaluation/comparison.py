@@ -63,8 +63,9 @@ class Comparison:
             comparison.table(), comparison.paired_table(), comparison.sentences()
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"[:200]
-            way_out = "Run notebook 05 for this run again."
-            raise RunError(f"{path} holds no comparison that can be shown ({why}). {way_out}") from None
+            raise RunError(
+                f"{path} holds no comparison that can be shown ({why}). Run notebook 05 for this run again."
+            ) from None
         return comparison
 
     def table(self) -> pd.DataFrame:
@@ -73,20 +74,19 @@ class Comparison:
 
     def paired_table(self) -> pd.DataFrame:
         """One row a pair over all tasks, tested, and one for each category and difficulty, described."""
-        rows = []
-        for pair in self.paired:
-            for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items():
-                row = {"comparison": f"{pair['a']} → {pair['b']}", "tasks": tasks}
-                rows.append(row | tables.paired_cells(block))
-        return pd.DataFrame(rows)
+        return pd.DataFrame(
+            {"comparison": f"{pair['a']} → {pair['b']}", "tasks": tasks} | tables.paired_cells(block)
+            for pair in self.paired
+            for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items()
+        )
 
     def tidy(self) -> pd.DataFrame:
         """Every measured number as one row: policy, measure, value, low, high, n."""
-        rows = []
-        for policy, entry in self.policies.items():
-            for title, value, interval, n, _ in tables.figures(entry):
-                low, high = interval or (None, None)
-                rows.append([policy, title, value, low, high, n])
+        rows = [
+            [policy, title, value, *(interval or (None, None)), n]
+            for policy, entry in self.policies.items()
+            for title, value, interval, n, _ in tables.figures(entry)
+        ]
         return pd.DataFrame(rows, columns=["policy", "measure", "value", "low", "high", "n"])
 
     def sentences(self) -> list[str]:
@@ -138,7 +138,7 @@ def compare(
     """
     if not policies:
         raise DataError("there is no policy to compare. Pass {'sft': trajectories, 'grpo': trajectories}.")
-    _under_their_names(policies)
+    _check_names_and_seeds(policies)
     tasks = None if tasks is None else list(tasks)
     values = {name: named(name, values_of, samples) for name, samples in policies.items()}
     entries = {name: named(name, summarize, samples, tasks) for name, samples in policies.items()}
@@ -151,8 +151,6 @@ def compare(
         entries[name]["greedy"] = _greedy(name, samples, values[name])
     labels = labels_of(values[first], tasks)
     clusters = clusters_of(values[first], tasks)
-    for a, b in combinations(values, 2):
-        _same_seeds(a, policies[a], b, policies[b])
     pairs = [Pair.of(a, b, values[a], values[b]) for a, b in combinations(values, 2)]
     paired = [
         entry
@@ -170,19 +168,21 @@ def _greedy(name: str, samples: Samples, sampled: Any) -> dict[str, Any]:
     return measure(values)
 
 
-def _under_their_names(policies: Mapping[str, Samples]) -> None:
+def _check_names_and_seeds(policies: Mapping[str, Samples]) -> None:
     rows = {name: {t.policy for t in flatten(samples)} for name, samples in policies.items()}
     for name, other in permutations(rows, 2):
         if other in rows[name] and other not in rows[other]:
-            why = f"the trajectories passed as {name} are of {other}, and those passed as {other} are not"
-            raise DataError(f"{why}. Pass each under its own name.")
-
-
-def _same_seeds(a: str, samples_a: Samples, b: str, samples_b: Samples) -> None:
-    seeds = [list(map(str, s)) if isinstance(s, Mapping) else [] for s in (samples_a, samples_b)]
-    if min(map(len, seeds)) > 1 and seeds[0] != seeds[1]:
-        named = f"{a} has the training seeds {', '.join(seeds[0])} and {b} has {', '.join(seeds[1])}"
-        raise DataError(f"{named}. Pass the same seeds in the same order, or one of them alone.")
+            raise DataError(
+                f"the trajectories passed as {name} are of {other}, and those passed as {other} are not. "
+                "Pass each under its own name."
+            )
+    seeds = {name: list(map(str, s)) for name, s in policies.items() if isinstance(s, Mapping) and len(s) > 1}
+    for a, b in combinations(seeds, 2):
+        if seeds[a] != seeds[b]:
+            raise DataError(
+                f"{a} has the training seeds {', '.join(seeds[a])} and {b} has {', '.join(seeds[b])}. Pass "
+                "the same seeds in the same order, or one of them alone."
+            )
 
 
 @dataclass(frozen=True)

@@ -90,10 +90,10 @@ def examples(
 def _common_failures(samples: Samples, tasks: Mapping[str, Task]) -> dict[str, str]:
     """Each task's most common failure class."""
     failed = [t for t in flatten(samples) if t.success is not None and t.success <= SOLVED]
-    common = {}
-    for i, trajectories in by_task(failed).items():
-        common[i] = Counter(failure_class(t, tasks[i]) for t in trajectories).most_common(1)[0][0]
-    return common
+    return {
+        i: Counter(failure_class(t, tasks[i]) for t in trajectories).most_common(1)[0][0]
+        for i, trajectories in by_task(failed).items()
+    }
 
 
 def _diverse(labels: Mapping[str, tuple], clear: Mapping[str, float], count: int) -> list[str]:

@@ -129,8 +129,9 @@ def _scores(samples: Sequence[Trajectory]) -> list[float]:
         raise DataError(f"a trajectory of task {samples[0].task_id} is there twice. Pass each once.")
     for t in scored:
         if not 0.0 <= t.success <= 1.0:  # also catches NaN
-            sample = f"task {t.task_id}, sample {t.sample}"
-            raise DataError(f"{sample}: success is {t.success}, which is not in [0, 1].")
+            raise DataError(
+                f"task {t.task_id}, sample {t.sample}: success is {t.success}, which is not in [0, 1]."
+            )
     return [float(t.success) for t in scored]
 
 
@@ -211,11 +212,10 @@ def ratio_of(counts: np.ndarray, share: bool) -> tuple[float | None, list[float]
 
 def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict[str, dict]:
     """Success and ratios of each group of tasks."""
-    blocks = {}
-    for name, group in groups.items():
-        ratios = {ratio: _ratio(ratio, [counts[task] for task in group])[0] for ratio in RATIOS}
-        blocks[name] = measure(group) | ratios
-    return blocks
+    return {
+        name: measure(group) | {ratio: _ratio(ratio, [counts[task] for task in group])[0] for ratio in RATIOS}
+        for name, group in groups.items()
+    }
 
 
 def _draws(values: Values) -> dict[str, Any]:

@@ -212,8 +212,10 @@ class Ablation:
         scored = [i for i in self.values[self.against] if all(all(own[i]) for own in self.values.values())]
         if len(scored) < 2:
             n = len(self.values[self.against])
-            why = f"{self.sweep.folder}: {len(scored)} of {n} test tasks are scored in every cell"
-            raise RunError(f"{why}, and two are the least to compare. Look at the verifier of these cells.")
+            raise RunError(
+                f"{self.sweep.folder}: {len(scored)} of {n} test tasks are scored in every cell, and two are "
+                "the least to compare. Look at the verifier of these cells."
+            )
         return scored
 
     @cached_property
@@ -230,11 +232,11 @@ class Ablation:
     @cached_property
     def training(self) -> dict[str, dict[int, pd.DataFrame]]:
         """Metrics of the arms that are trained, by seed, with the million tokens sampled so far."""
-        found: dict[str, dict[int, pd.DataFrame]] = {}
-        for name, runs in self.runs.items():
-            if self.sweep.state["arms"][name]["policy"] == "grpo":
-                found[name] = {seed: _with_tokens(run) for seed, run in runs.items()}
-        return found
+        return {
+            name: {seed: _with_tokens(run) for seed, run in runs.items()}
+            for name, runs in self.runs.items()
+            if self.sweep.state["arms"][name]["policy"] == "grpo"
+        }
 
     @cached_property
     def arms(self) -> dict[str, dict[str, Any]]:

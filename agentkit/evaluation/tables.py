@@ -126,11 +126,10 @@ def save(table: pd.DataFrame, stem: str | Path, caption: str = "") -> list[Path]
         ".tex": to_latex(table, caption, f"tab:{stem.name}"),
         ".csv": to_csv(table),
     }
-    paths = []
-    for ending, text in texts.items():
-        path = stem.with_name(stem.name + ending)
-        paths.append(write_bytes(path, text.encode("utf-8", "replace")))
-    return paths
+    return [
+        write_bytes(stem.with_name(stem.name + ending), text.encode("utf-8", "replace"))
+        for ending, text in texts.items()
+    ]
 
 
 def _inert(cell: object) -> object:

@@ -66,10 +66,11 @@ def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
         parsed = parse_stored(_END.sub("", turn.text))
         answers = trajectory.stop_reason is StopReason.ANSWER and number == len(trajectory.turns) - 1
         asked = [result for result in turn.results if result.name] or (() if answers else parsed.calls)
-        calls = []
-        for i, call in enumerate(asked):
-            function = {"name": call.name, "arguments": json.dumps(call.arguments)}
-            calls.append({"id": f"call_{number}_{i}", "type": "function", "function": function})
+        functions = ({"name": call.name, "arguments": json.dumps(call.arguments)} for call in asked)
+        calls = [
+            {"id": f"call_{number}_{i}", "type": "function", "function": function}
+            for i, function in enumerate(functions)
+        ]
         message = {"role": "assistant", "content": parsed.text}
         messages.append(message | {"tool_calls": calls} if calls else message)
         ids = iter(call["id"] for call in calls)

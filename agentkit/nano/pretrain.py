@@ -187,9 +187,11 @@ def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     bytes_only = _wrap(_bpe([]))
-    texts = []
-    for batch in transcripts(bytes_only, range(900_000, 900_006), 250):
-        texts += [bytes_only.decode(t.prompt_ids + t.completion_ids) for t in batch]
+    texts = [
+        bytes_only.decode(t.prompt_ids + t.completion_ids)
+        for batch in transcripts(bytes_only, range(900_000, 900_006), 250)
+        for t in batch
+    ]
     rng = random.Random("tokenizer")
     texts += [f" {rng.choice([person, place, title])(rng)}" for _ in range(20_000)]
     return _wrap(_bpe(texts))

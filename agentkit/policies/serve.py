@@ -22,6 +22,12 @@ from agentkit.runs.children import TOKEN, die_with_parent
 from agentkit.runs.topology import CARDS
 
 CPU_SERVER = CPU_ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # less memory than with two processes
+DEVELOPERS = {"VLLM_SERVER_DEV_MODE": "1"}  # the ways to load weights and to drop the prefix cache
+FIXED = {
+    "worker-extension-cls": EXTENSION,
+    "generation-config": "vllm",
+    "logprobs-mode": "processed_logprobs",
+}
 
 
 def serve_command(
@@ -45,31 +51,21 @@ def serve_command(
         )
     if gpu is not None:
         take_card(gpu)
-    loaded, tokenizer = load_agent(model, merge, precision=precision)
     cpu = not torch.cuda.is_available()
-    padding = HeadPadding.needed(loaded.config) if cpu else None
-    source = loaded.config._name_or_path
-    if merge or padding:
-        save_weights(loaded, folder, padding)
-        tokenizer.save_pretrained(folder)
-        source = str(folder)
-    options = {
+    source, dtype, longest = _servable(model, folder, merge, precision, cpu)
+    options = FIXED | {
         "model": source,
         "host": host,
         "port": port,
-        "dtype": str(loaded.dtype).removeprefix("torch."),
+        "dtype": dtype,
         "served-model-name": os.environ.get(SERVED, "agentkit"),
-        "worker-extension-cls": EXTENSION,
-        "generation-config": "vllm",
-        "logprobs-mode": "processed_logprobs",
         "gpu-memory-utilization": memory_share,
         "tensor-parallel-size": tensor_parallel,
     }
+    environment = {"VLLM_NO_USAGE_STATS": "1"} | (CPU_SERVER if cpu else {}) | os.environ | DEVELOPERS
     switches = ["--enforce-eager", "--no-enable-chunked-prefill"] if cpu else []
-    environment = {"VLLM_NO_USAGE_STATS": "1"} | (CPU_SERVER if cpu else {}) | os.environ
-    environment["VLLM_SERVER_DEV_MODE"] = "1"  # the ways to load weights and to drop the prefix cache
     if max_length:
-        options["max-model-len"] = min(max_length, loaded.config.get_text_config().max_position_embeddings)
+        options["max-model-len"] = min(max_length, longest)
     if max_lora_rank:
         options |= {"max-loras": 1, "max-lora-rank": lora_rank(max_lora_rank)}
         switches.append("--enable-lora")
@@ -78,6 +74,21 @@ def serve_command(
         environment["VLLM_API_KEY"] = key
     flags = [f"--{name}={value}" for name, value in options.items()]
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *switches], environment
+
+
+def _servable(
+    model: str, folder: Path, merge: Sequence[str | Path], precision: str, cpu: bool
+) -> tuple[str, str, int]:
+    """The folder or name that vLLM loads, its dtype, and how many tokens the model takes."""
+    loaded, tokenizer = load_agent(model, merge, precision=precision)
+    padding = HeadPadding.needed(loaded.config) if cpu else None
+    source = loaded.config._name_or_path
+    if merge or padding:
+        save_weights(loaded, folder, padding)
+        tokenizer.save_pretrained(folder)
+        source = str(folder)
+    longest = loaded.config.get_text_config().max_position_embeddings
+    return source, str(loaded.dtype).removeprefix("torch."), longest
 
 
 def take_card(gpu: int) -> None:

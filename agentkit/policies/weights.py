@@ -73,11 +73,11 @@ def save_weights(model: Any, folder: Path, padding: HeadPadding | None = None) -
     """Write ``full_weights`` and their config, padded where asked, so that an engine can load them."""
     folder.mkdir(parents=True, exist_ok=True)
     tied = getattr(model, "_tied_weights_keys", None) if model.config.tie_word_embeddings else None
-    weights = {}
-    for name, tensor in full_weights(model):
-        if name not in (tied or ()):
-            padded = padding.tensor(name, tensor) if padding else tensor
-            weights[name] = padded.detach().cpu().contiguous().clone()
+    weights = {
+        name: (padding.tensor(name, tensor) if padding else tensor).detach().cpu().contiguous().clone()
+        for name, tensor in full_weights(model)
+        if name not in (tied or ())
+    }
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     (padding.config(model.config) if padding else model.config).save_pretrained(folder)
 

@@ -59,43 +59,48 @@ def examine(
     ``test`` are the tasks of the test split; ``run``, whose manifest holds the whole recipe and
     what its stages took so far, makes the forecast one of that run.
     """
-    start, n_test = time.monotonic(), len(test)
+    start = time.monotonic()
     recipe, chosen = lab.recipe, evenly(tasks, TASKS)
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
     planned = evenly([task for task in tasks if task.meta.get("plan")], GOLD)
-    options = lab.options(seed=recipe.seed)
     title = "preflight" if progress else None
     clock = time.monotonic()
+    options = lab.options(seed=recipe.seed)
     roll = partial(rollout, policy=policy, group_size=recipe.group_size, progress=title, **options)
     sampled = spread(roll, chosen, recipe.group_size, "preflight")
     seconds = (time.monotonic() - clock) * world() / len(sampled)  # of one device
-    expert = ScriptedPolicy(policy.tokenizer, name="gold")
-    golden = rollout(planned, expert, **options) if planned else []
-    update, device = None, ""
+    golden, cached = _by_expert(planned, policy.tokenizer, options)
+    update, device, learning = None, "", []
     if model is not None:
         device = "GPU" if model.device.type == "cuda" else "CPU"
         policy.sleep()  # as in training: an update has the memory to itself
         update = update_seconds(model, sampled, recipe)
-    options = {"n_test": n_test, "decode": exact_decode(policy.tokenizer)}
-    preflight = report(recipe, sampled, golden, [*chosen, *planned], lab.reward, **options)
+        learning = [causes.movement(model, recipe), causes.sampler(model, sampled, recipe.temperature)]
+    options = {"n_test": len(test), "decode": exact_decode(policy.tokenizer)}
+    scored = report(recipe, sampled, golden, [*chosen, *planned], lab.reward, **options)
     judged = causes.verifier(chosen, lab.environments)
-    before = [judged if judged.light == "red" else task_checks.told_apart(tasks) or judged]
-    reused = [i for i, t in enumerate(golden) if any(result.cached for result in results_of(t))]
-    if reused:
-        again = rollout(
-            [planned[i] for i in reused], expert, **lab.options(seed=recipe.seed, tool_cache=None)
-        )
-        before.append(causes.cache([golden[i] for i in reused], again))
-    before += [task_checks.given_away(chosen), task_checks.held_out(tasks, test)]
-    if model is not None:
-        before += [causes.movement(model, recipe), causes.sampler(model, sampled, recipe.temperature)]
+    judged = judged if judged.light == "red" else task_checks.told_apart(tasks) or judged
+    before = [judged, cached, task_checks.given_away(chosen), task_checks.held_out(tasks, test), *learning]
     whole, done = (Recipe.of(run), cost.actual(run)) if run else (recipe, {})
-    known = {"n_test": n_test, "done": done}
-    expected = forecast(whole, seconds, update, _longer(sampled, golden), device, **known)
-    items = (*filter(None, before), *preflight.items, *enough, expected)
+    longer = _longer(sampled, golden)
+    expected = forecast(whole, seconds, update, longer, device, n_test=len(test), done=done)
+    items = (*filter(None, before), *scored.items, *enough, expected)
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
+
+
+def _by_expert(
+    planned: Sequence[Task], tokenizer: Any, options: dict[str, Any]
+) -> tuple[list[Trajectory], Item | None]:
+    """The expert's trajectories, and whether those that the tool cache served come out alike without it."""
+    expert = ScriptedPolicy(tokenizer, name="gold")
+    golden = rollout(planned, expert, **options) if planned else []
+    reused = [i for i, t in enumerate(golden) if any(result.cached for result in results_of(t))]
+    if not reused:
+        return golden, None
+    again = rollout([planned[i] for i in reused], expert, **options | {"tool_cache": None})
+    return golden, causes.cache([golden[i] for i in reused], again)
 
 
 def _memory(recipe: Recipe, model: Any) -> Item:

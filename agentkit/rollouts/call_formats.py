@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agentkit.records import ParsedTurn, ToolCall
@@ -252,16 +253,20 @@ _GLM = _Tags(
 )
 
 
-def _qwen_text(name: str, arguments: dict[str, Any], types: dict[str, frozenset[str]]) -> str:
+def _tagged(
+    call: str, parameter: str, name: str, arguments: dict[str, Any], types: dict[str, frozenset[str]]
+) -> str:
+    """A call as a model's template writes it, with its parameters one after the other."""
     texts = {key: _written(value, types.get(key, _TEXT)) for key, value in arguments.items()}
-    parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
-    return f"{_OPEN}\n<function={name}>\n{parameters}</function>\n{_CLOSE}"
+    return call.format(name, "".join(parameter.format(key, text) for key, text in texts.items()))
 
 
-def _glm_text(name: str, arguments: dict[str, Any], types: dict[str, frozenset[str]]) -> str:
-    texts = {key: _written(value, types.get(key, _TEXT)) for key, value in arguments.items()}
-    pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{text}</arg_value>\n" for key, text in texts.items())
-    return f"{_OPEN}{name}\n{''.join(pairs)}{_CLOSE}"
+_qwen_text = partial(
+    _tagged, f"{_OPEN}\n<function={{}}>\n{{}}</function>\n{_CLOSE}", "<parameter={}>\n{}\n</parameter>\n"
+)
+_glm_text = partial(
+    _tagged, f"{_OPEN}{{}}\n{{}}{_CLOSE}", "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"
+)
 
 
 _TEXT = frozenset({"string"})

@@ -96,8 +96,7 @@ async def arollout(
         temperature: of sampling; 0 is greedy.
         limits: turns, tokens and seconds.
         system_prompt: told to the policy first, where its environment has no ``system_prompt`` of its own.
-        tool_format: how the policy writes calls (rollouts.call_formats.FORMATS); None reads it from its chat
-            template.
+        tool_format: how calls are written (one of rollouts.call_formats.FORMATS); None reads the template.
         tool_cache: answers of tools declared pure; None asks them every time.
         tool_failures: chance that a call is answered with an error, and works when it is repeated.
         step: recorded in the trajectories.
@@ -109,18 +108,11 @@ async def arollout(
         environment's class name.
     """
     families = _families(tasks, environment, policy.tokenizer, (system_prompt, tool_format))
+    make = partial(
+        _Rollout, policy=policy, seed=seed, temperature=temperature, limits=limits, cache=tool_cache
+    )
     rollouts = [
-        _Rollout(
-            task,
-            index,
-            policy,
-            *families[task.family],
-            seed,
-            temperature,
-            limits,
-            tool_cache,
-            Outages(tool_failures, f"{seed} {task.id}"),
-        )
+        make(task, index, *families[task.family], outages=Outages(tool_failures, f"{seed} {task.id}"))
         for task in tasks
         for index in range(group_size)
     ]
@@ -191,9 +183,9 @@ class _Rollout:
 
     task: Task
     index: int  # in its group
-    policy: Policy
     codec: ChatCodec
     factory: Factory
+    policy: Policy
     seed: int
     temperature: float
     limits: Limits

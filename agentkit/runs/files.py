@@ -336,6 +336,16 @@ def parquet_rows(path: Path, what: str = "readable Parquet file", way: str = "Co
         raise RunError(f"{path} is not a {what} ({' '.join(str(error).split())[:160]}). {way}.") from None
 
 
+def steps(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, newest first, sound or not."""
+    numbered = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()]
+    return sorted(numbered, key=step_of, reverse=True)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name[11:])
+
+
 def digest(path: str | Path) -> str:
     """SHA-256 of a file, first 16 hex digits. Raises RunError where it cannot be read."""
     with _reading(Path(path)) as file:

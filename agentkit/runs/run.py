@@ -35,8 +35,10 @@ _VERSIONED = "agentkit torch transformers trl peft datasets accelerate plotly pa
 def check_name(name: str, of: str = "run") -> str:
     """Return the name of a run or policy, or raise RunError where it might not be one file everywhere."""
     if not _NAME.fullmatch(name):
-        rule = "use letters, digits, '.', '_' and '-', at most 100 characters"
-        raise RunError(f"{of} name {name[:40]!r} is refused: {rule}.")
+        raise RunError(
+            f"{of} name {name[:40]!r} is refused: use letters, digits, '.', '_' and '-', at most 100 "
+            "characters."
+        )
     return name
 
 
@@ -65,8 +67,9 @@ class Run:
         self.path = Path(path)
         for part in self.path.parts[:-1]:
             if "\0" in part or len(part.encode("utf-8", "replace")) > 255:
-                why = f"no file system holds the name {part[:40]!r}"
-                raise RunError(f"run folder {str(path)[:80]!r} is refused: {why}.")
+                raise RunError(
+                    f"run folder {str(path)[:80]!r} is refused: no file system holds the name {part[:40]!r}."
+                )
         check_name(self.path.name)
 
     @classmethod
@@ -77,8 +80,9 @@ class Run:
             run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             run.path.chmod(0o700)
         except OSError as error:
-            why = f"{run.path} cannot be made a run folder ({error.strerror})"
-            raise RunError(f"{why}. Choose another folder.") from None
+            raise RunError(
+                f"{run.path} cannot be made a run folder ({error.strerror}). Choose another folder."
+            ) from None
         if not (run.path / MANIFEST).exists():
             write_json(run.path / MANIFEST, {"created": _now()} | {name: {} for name in SECTIONS})
         return run
@@ -117,8 +121,10 @@ class Run:
                 writer = next(
                     (w for prefix, w in WRITERS.items() if needed.startswith(prefix)), "that writes it"
                 )
-                why = f"{name} needs {self.file(needed)}, which does not exist"
-                raise RunError(f"{why}. Run notebook {writer} for this run first.")
+                raise RunError(
+                    f"{name} needs {self.file(needed)}, which does not exist. Run notebook {writer} for this "
+                    "run first."
+                )
         entry = {
             "status": "running",
             "started": _now(),
@@ -260,13 +266,16 @@ def secure(folder: str | Path) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and the packages that shape a result; absent ones are left out."""
-    installed = {"python": sys.version.split()[0]}
-    for name in _VERSIONED:
-        try:
-            installed[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return installed
+    installed = {name: version for name in _VERSIONED if (version := version_of(name))}
+    return {"python": sys.version.split()[0]} | installed
+
+
+def version_of(package: str) -> str:
+    """What is installed of a package; "" where nothing is."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def git_state() -> dict[str, Any]:

@@ -11,12 +11,13 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from agentkit.records import RecipeError, RunError
 from agentkit.runs.run import project_root
-from agentkit.runs.sweep import Job, make
+from agentkit.runs.sweep import Job, in_this_process, make
 
 _SETTINGS = {  # tell nobody; keep CUDA_VISIBLE_DEVICES where there are none
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -37,8 +38,17 @@ def gpu_count() -> int:
     return listed.stdout.count("UUID: GPU")
 
 
+def slots_of(
+    slots: int, address: str | None, recipes: Sequence[Mapping[str, Any]]
+) -> AbstractContextManager[tuple[Callable[[Job], Future], int]]:
+    """What submits a cell's job, and how many at once: this process takes one, Ray several."""
+    if slots == 1 and not address:
+        return contextlib.nullcontext((in_this_process, 1))
+    return _by_ray(slots, address, recipes)
+
+
 @contextlib.contextmanager
-def by_ray(
+def _by_ray(
     slots: int, address: str | None, recipes: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[Callable[[Job], Future], int]]:
     """What submits a job to a free slot, and how many slots there are, no more than asked for.
@@ -50,8 +60,9 @@ def by_ray(
             os.environ.setdefault(name, value)
         import ray
     except ImportError:
-        why = "several slots need Ray, which is not installed"
-        raise RunError(f"{why}: pip install 'agentkit[sweep]', or --slots 1") from None
+        raise RunError(
+            "several slots need Ray, which is not installed: pip install 'agentkit[sweep]', or --slots 1"
+        ) from None
     cores = os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // slots)))
     own = {} if address else {"num_cpus": slots, "num_gpus": gpu_count(), "include_dashboard": False}
@@ -94,8 +105,10 @@ def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
     if str(recipe.get("gpus", "auto")) != "auto":
         wanted = max(wanted, int(recipe["gpus"]))
     if gpus and wanted > gpus:  # Ray would wait for ever
-        why = f"its {wanted} processes and servers need as many GPUs on one machine, the largest has {gpus}"
-        raise RecipeError(f"{why}: lower processes, replicas or gpus, or use a larger machine")
+        raise RecipeError(
+            f"its {wanted} processes and servers need as many GPUs on one machine, the largest has {gpus}: "
+            "lower processes, replicas or gpus, or use a larger machine"
+        )
     return {"num_gpus": wanted, "num_cpus": 0} if gpus else {"num_cpus": 1}
 
 

@@ -75,8 +75,10 @@ def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
 
 def _check_files(recipe: Mapping[str, Any], files: Mapping[str, str], now: Mapping[str, Any]) -> None:
     if changed := [name for name, before in files.items() if now.get(name, "") != before]:
-        why = f"the {changed[0]} file {recipe.get(changed[0])} has changed since this began"
-        raise RecipeError(f"{why}, and results of both would be mixed: restore it, or start again")
+        raise RecipeError(
+            f"the {changed[0]} file {recipe.get(changed[0])} has changed since this began, and results of "
+            "both would be mixed: restore it, or start again"
+        )
 
 
 def parameters_of(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:

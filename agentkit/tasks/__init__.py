@@ -2,7 +2,6 @@
 keeps them.
 """
 
-from agentkit.tasks.bands import model_aware
 from agentkit.tasks.expert import PlanError, Solution, solve
 from agentkit.tasks.family import Family
 from agentkit.tasks.suite import DEFAULT_FAMILIES, Suite, SuiteError, shipped_families
@@ -14,7 +13,6 @@ __all__ = [
     "Solution",
     "Suite",
     "SuiteError",
-    "model_aware",
     "shipped_families",
     "solve",
 ]

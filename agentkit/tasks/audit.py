@@ -71,11 +71,12 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
         passed = {"check": CHECKS[check], "verifier": kind, "passed": True, "tasks": len(verdicts)}
         rows += failures or [passed]
     rows += _fallen_together(tasks)
-    for kind, spent in sorted(seconds.items()):
-        if spent:
-            times = {"ms": 1000 * fmean(spent), "slowest_ms": 1000 * max(spent)}
-            rows.append({"check": "timing", "verifier": kind, "passed": True, "tasks": len(spent)} | times)
-    return rows
+    return rows + [
+        {"check": "timing", "verifier": kind, "passed": True, "tasks": len(spent)}
+        | {"ms": 1000 * fmean(spent), "slowest_ms": 1000 * max(spent)}
+        for kind, spent in sorted(seconds.items())
+        if spent
+    ]
 
 
 def _fallen_together(tasks: Sequence[Task]) -> list[dict[str, Any]]:
@@ -126,8 +127,9 @@ def _expert(task: Task, environments: Environments) -> Trajectory | None:
     if not looks_at_calls(verifier_kind(task)):
         return None
     if task.family not in environments:
-        known = f"no environment of family {task.family!r} is known"
-        raise ValueError(f"its verifier looks at trajectories, and {known}")
+        raise ValueError(
+            f"its verifier looks at trajectories, and no environment of family {task.family!r} is known"
+        )
     return as_trajectory(task, solve(task, environments[task.family]()))
 
 
@@ -208,11 +210,11 @@ def _other_answers(tasks: Iterable[Task]) -> dict[str, str]:
     for task in tasks:
         if verifier_kind(task) == "exact":
             alike[task.family, str(task.meta.get("template", ""))].append(task)
-    others = {}
-    for group in alike.values():
-        for task, following in zip(group, group[1:] + group[:1], strict=True):
-            others[task.id] = following.answer
-    return others
+    return {
+        task.id: following.answer
+        for group in alike.values()
+        for task, following in zip(group, group[1:] + group[:1], strict=True)
+    }
 
 
 def _texts(data: dict[str, Any], name: str) -> list[str]:

@@ -18,26 +18,6 @@ from agentkit.trajectories import wholly_right
 EASY, HARD = 0.75, 0.25
 
 
-def model_aware(suite: Suite, trajectories: Iterable[Trajectory]) -> Suite:
-    """The suite without the training tasks that a policy always or never solved.
-
-    Args:
-        suite: any suite.
-        trajectories: k rollouts of the policy to be trained, such as
-            ``rollout(suite.split("train"), policy, group_size=8, temperature=0.7)``.
-
-    Returns:
-        A suite whose training tasks carry ``pass_rate`` and ``band`` in ``meta``; the other splits are
-        unchanged.
-
-    Raises:
-        SuiteError: a training task has no scored trajectory, or no training task is left.
-    """
-    known = banded(suite, pass_rates(suite.split("train"), trajectories))
-    kept = {task.id for task in learnable(known.split("train"))}
-    return Suite([task for task in known if task.split != "train" or task.id in kept])
-
-
 def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """How often each task was solved whole, by id. Raises SuiteError where one has no scored trajectory."""
     successes = defaultdict(list)
@@ -45,8 +25,9 @@ def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dic
         if t.success is not None:
             successes[t.task_id].append(wholly_right(t))
     if missing := [task.id for task in tasks if task.id not in successes]:
-        count = f"{len(missing)} training tasks have no scored trajectory"
-        raise SuiteError(f"{count}, {missing[0]} first: roll them out too")
+        raise SuiteError(
+            f"{len(missing)} training tasks have no scored trajectory, {missing[0]} first: roll them out too"
+        )
     return {task.id: fmean(successes[task.id]) for task in tasks}
 
 
@@ -64,6 +45,7 @@ def learnable(tasks: Sequence[Task]) -> list[Task]:
     """The tasks that are not known to be solved never or always. Raises SuiteError where none is left."""
     kept = [task for task in tasks if 0 < task.meta.get("pass_rate", 0.5) < 1]
     if not kept:
-        why = "this policy always or never solves each training task"
-        raise SuiteError(f"{why}: take other tasks or more rollouts")
+        raise SuiteError(
+            "this policy always or never solves each training task: take other tasks or more rollouts"
+        )
     return kept

@@ -140,12 +140,10 @@ def shipped_families(corpus: Corpus, top_k: int = 3, variety: str = "plain") -> 
         "B": Family(wide.multihop_draft if more else multihop.draft, lookups),
         "C": Family(code.draft_wide if more else code.draft, CodeEnvironment, relabel_code),
         "ordebug": Family(
-            ordebug.draft_wide if more else ordebug.draft,
-            ordebug.RepairEnvironment,
-            measures=ordebug.MEASURES,
+            partial(ordebug.draft, wide=more), ordebug.RepairEnvironment, measures=ordebug.MEASURES
         ),
         "image": Family(
-            image.draft_wide if more else image.draft,
+            partial(image.draft, wide=more),
             partial(image.PictureEnvironment, corpus, top_k),
             measures=image.MEASURES,
         ),
@@ -196,24 +194,14 @@ def _draft_family(
 
     Those of the templates in ``new`` say so in their meta.
     """
-    if family.draft is None:
-        raise SuiteError(
-            f"family {name} drafts no tasks: give its tasks as a file, with the recipe key tasks"
-        )
     tasks: list[Task] = []
     uses: Counter[str] = Counter()
     limit = max(3, int(count * MAX_SHARE))
     misses, why = 0, " (its draft returned None each time)"
     while len(tasks) < count and misses < MAX_MISSES:
         misses += 1
-        try:
-            task = family.draft(corpus, rng)
-        except Exception as error:
-            raise SuiteError(f"family {name} drafts no task: {blame(error)}") from error
-        if task is None:
+        if (task := _drafted(family.draft, corpus, rng, name)) is None:
             continue
-        if problem := task_problem(task):
-            raise SuiteError(f"family {name} drafted what cannot be used: {problem}")
         why = ""
         keys = {task.answer, *entity_combinations(task)}
         if normalize(task.prompt) in prompts or any(uses[key] >= limit for key in keys):
@@ -236,6 +224,21 @@ def _draft_family(
             f"{'; ask for fewer' * bool(tasks)}{why}"
         )
     return tasks
+
+
+def _drafted(draft: Draft | None, corpus: Corpus, rng: random.Random, name: str) -> Task | None:
+    """A task that can be used, or None where the draft gave none this time. Raises SuiteError."""
+    if draft is None:
+        raise SuiteError(
+            f"family {name} drafts no tasks: give its tasks as a file, with the recipe key tasks"
+        )
+    try:
+        task = draft(corpus, rng)
+    except Exception as error:
+        raise SuiteError(f"family {name} drafts no task: {blame(error)}") from error
+    if task is not None and (problem := task_problem(task)):
+        raise SuiteError(f"family {name} drafted what cannot be used: {problem}")
+    return task
 
 
 def _solved(task: Task, family: Family) -> int:

@@ -4,17 +4,7 @@ Leaves out how they are declared and called (runtime) and what offers them to a 
 """
 
 from agentkit.tools.calculator import calculate
-from agentkit.tools.database import query_database
-from agentkit.tools.files import Workspace
 from agentkit.tools.python import run_program
 from agentkit.tools.search import Passages, RetrievalServer, search_passages
 
-__all__ = [
-    "Passages",
-    "RetrievalServer",
-    "Workspace",
-    "calculate",
-    "query_database",
-    "run_program",
-    "search_passages",
-]
+__all__ = ["Passages", "RetrievalServer", "calculate", "run_program", "search_passages"]

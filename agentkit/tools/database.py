@@ -65,11 +65,9 @@ def query_database(corpus: Corpus, sql: str) -> str:
 
 
 def _tables(corpus: Corpus) -> str:
-    names = []
-    for table in TABLES:
-        columns = [name for _, name, *_ in corpus.rows(f"PRAGMA table_info({table})")]
-        names.append(f"{table}({', '.join(columns)})")
-    return f"the tables are {', '.join(names)}"
+    columns = {table: corpus.rows(f"PRAGMA table_info({table})") for table in TABLES}
+    named = (f"{table}({', '.join(name for _, name, *_ in rows)})" for table, rows in columns.items())
+    return f"the tables are {', '.join(named)}"
 
 
 def _bound(connection: sqlite3.Connection) -> list[str]:

@@ -39,11 +39,15 @@ def _search_version(environment: Any) -> str | None:
     return None
 
 
-class _Calculates:
-    """The calculator, for the environments that have one."""
+class Stateless:
+    """An environment in which no call leaves anything behind."""
 
     def reset(self, **row: Any) -> None:
-        """Nothing to reset: arithmetic is pure."""
+        """Nothing to reset."""
+
+
+class _Calculates(Stateless):
+    """The calculator, for the environments that have one."""
 
     @tool(pure=True)
     def calculator(self, expression: str) -> str:
@@ -61,16 +65,13 @@ class CalculatorEnvironment(_Calculates):
     system_prompt = 'Solve the problem, compute with calculator, and end with a line "Answer: ...".'
 
 
-class SearchEnvironment:
+class SearchEnvironment(Stateless):
     """Search over the embedded corpus, or another backend."""
 
     def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
         self._corpus = corpus or Corpus.open()
         self._backend = backend or self._corpus
         self._top_k = top_k
-
-    def reset(self, **row: Any) -> None:
-        """Nothing to reset: a search leaves nothing behind."""
 
     @tool(pure=True, version=_search_version)
     def search(self, query: str) -> str:
@@ -112,13 +113,10 @@ class PassagesEnvironment:
         return search_passages(self._passages, query, self._top_k)
 
 
-class CodeEnvironment:
+class CodeEnvironment(Stateless):
     """Programs in the sandbox, each in a fresh process."""
 
     system_prompt = 'Write the code, test it with python, and end with a line "Answer: ...".'
-
-    def reset(self, **row: Any) -> None:
-        """Nothing to reset: no program leaves anything behind."""
 
     def python(self, code: str) -> str:
         """Run Python.
@@ -129,13 +127,10 @@ class CodeEnvironment:
         return run_program(code)[0]
 
 
-class InterpreterEnvironment:
+class InterpreterEnvironment(Stateless):
     """Open-AgentRL's code interpreter (arXiv 2510.11701): 30 s and 2,048 MB for a call."""
 
     system_prompt = 'Solve the problem, run code with code_interpreter, and end with a line "Answer: ...".'
-
-    def reset(self, **row: Any) -> None:
-        """Nothing to reset: no program leaves anything behind."""
 
     @tool(timeout_s=60)  # the program's own limit is 30 s; a busy machine starts it late
     def code_interpreter(self, code: str) -> str:

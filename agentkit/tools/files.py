@@ -52,10 +52,10 @@ class Workspace:
         return content[start : start + MAX_SHOWN] or f"(nothing from character {start} on)"
 
     def list(self) -> str:
-        lines = []
-        for name, content in sorted(self.files.items()):
-            unit = "bytes, attached" if isinstance(content, bytes) else "characters"
-            lines.append(f"{name} ({len(content)} {unit})")
+        lines = (
+            f"{name} ({len(content)} {'bytes, attached' if isinstance(content, bytes) else 'characters'})"
+            for name, content in sorted(self.files.items())
+        )
         return "\n".join(lines) or "the workspace is empty"
 
 

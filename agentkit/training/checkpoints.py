@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.runs import Run, RunError, cut_jsonl, open_file, secure, write_json
+from agentkit.runs.files import step_of, steps
 
 MANIFEST = "manifest.json"
 KEEP = 2  # the newest, and one to fall back to
@@ -55,18 +56,6 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
     for old in [*folder.glob(".checkpoint-*"), *steps(folder)[KEEP:]]:
         shutil.rmtree(old, ignore_errors=True)
     return final
-
-
-def steps(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first, sound or not."""
-    numbered = [
-        path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()
-    ]
-    return sorted(numbered, key=step_of, reverse=True)
-
-
-def step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def verify(path: Path) -> dict[str, Any]:

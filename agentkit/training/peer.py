@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
-from agentkit.training.update import Update
+from agentkit.training.update import Update, sequences
 
 
 class StockTrainer(GRPOTrainer):
@@ -115,8 +115,7 @@ def update(
 
 def logprobs(trainer: GRPOTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """(B, T) log-probabilities as the trainer computes them, zero outside the loss."""
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    real = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    ids, real = sequences(batch)
     with torch.no_grad():
         values, _, _ = trainer._get_per_token_logps_and_entropies(
             trainer.model, ids, real, batch["completion_ids"].shape[1]

@@ -115,12 +115,11 @@ def select(
 
 def left_out(groups: Sequence[Group], dropped: Sequence[bool], recipe: Recipe) -> list[bool]:
     """For each trajectory, group by group, whether the recipe leaves it or its group out of the loss."""
-    flags = []
-    for group, drop in zip(groups, dropped, strict=True):
-        for t in group.trajectories:
-            void, truncated = recipe.mask_void and is_void(t), recipe.mask_truncated and is_truncated(t)
-            flags.append(drop or void or truncated)
-    return flags
+    return [
+        drop or (recipe.mask_void and is_void(t)) or (recipe.mask_truncated and is_truncated(t))
+        for group, drop in zip(groups, dropped, strict=True)
+        for t in group.trajectories
+    ]
 
 
 def fresh_tasks(tasks: Iterable[Task], used: Sequence[str], seed: int) -> list[Task]:

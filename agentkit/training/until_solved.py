@@ -161,12 +161,11 @@ def solve_all(lab: Lab, start: Path, run: Run) -> Found:
 
 def frame(found: Found) -> pd.DataFrame:
     """A row a round."""
-    rows = [
+    return pd.DataFrame(
         {"drawing": drawing, "method": method, "seed": seed, **asdict(each)}
         for drawing, method, seed, rounds in found
         for each in rounds
-    ]
-    return pd.DataFrame(rows)
+    )
 
 
 def summary(found: Found) -> pd.DataFrame:

@@ -121,7 +121,7 @@ class Update:
 
     def _parts(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
         """Row indices of an optimiser step's parts; as many in every process, since TRL's loss gathers."""
-        scored, ids, real = self._loss_tokens(inputs), *_sequences(inputs)
+        scored, ids, real = self._loss_tokens(inputs), *sequences(inputs)
         parts = self._micro_batches(ids, real, scored)
         return self._micro_batches(ids, real, scored, least=max(gathered([len(parts)])))
 
@@ -277,7 +277,7 @@ class Update:
     @torch.no_grad()
     def _batch_logprobs(self, output: dict[str, Any], mask: torch.Tensor) -> torch.Tensor:
         """(B, T) log-probabilities of a batch's completions by the model as it is, where the mask is true."""
-        ids, real = _sequences(output)
+        ids, real = sequences(output)
         size = self.args.per_device_train_batch_size
         with self._only(mask):
             return self._get_per_token_logps_and_entropies(self.model, ids, real, mask.shape[1], size)[0]
@@ -306,7 +306,7 @@ class Update:
         mask, off = _loss_mask(output), output.get("ref_per_token_logps")
         trained, model = output["old_per_token_logps"], self.accelerator.unwrap_model(self.model)
         if off is None or weights is not None:
-            rows = self._micro_batches(*_sequences(output), mask, self.args.per_device_train_batch_size)[0]
+            rows = self._micro_batches(*sequences(output), mask, self.args.per_device_train_batch_size)[0]
             first = torch.zeros(len(mask), 1, dtype=torch.bool, device=mask.device)
             first[rows] = True
             mask = mask & first
@@ -321,7 +321,7 @@ class Update:
         return gap(*([x.float()[mask].tolist()] for x in (sampled, trained, off)), noise)
 
 
-def _sequences(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def sequences(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Prompts with their completions (B, P + T), and 1 on real tokens."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     return ids, torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)

@@ -488,10 +488,11 @@ def _licences(card: _Card) -> list[Markup]:
     model = str(card.manifest["recipe"].get("model", "?"))
     rows = [["agentkit", "MIT"], *DATA_LICENCES]
     rows.append([f"model {model}", "MIT, ships with agentkit" if model == "nano" else "see its model card"])
-    noted = set()
-    for task in _or_none(lambda: card.run.tasks) or []:
-        if "licence" in task.meta:
-            noted.add((f"tasks from {task.meta.get('source', task.family)}", str(task.meta["licence"])))
+    noted = {
+        (f"tasks from {task.meta.get('source', task.family)}", str(task.meta["licence"]))
+        for task in _or_none(lambda: card.run.tasks) or []
+        if "licence" in task.meta
+    }
     rows += sorted(noted)
     return [card.table(["What", "Licence"], rows)]
 

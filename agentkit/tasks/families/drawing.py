@@ -16,6 +16,7 @@ from itertools import cycle, product
 from agentkit.records import Picture, SuiteError, Task, Trajectory
 from agentkit.tasks.relabel import relabel_code
 from agentkit.tools.corpus import Corpus
+from agentkit.tools.environments import Stateless
 from agentkit.verifiers.grids import as_rows, drawn_in
 
 TIMEOUT_S = 1.0  # of a program, as in arc25
@@ -74,13 +75,10 @@ SYSTEM_PROMPT = "Write task(img), which draws the output and returns it, with " 
 )
 
 
-class DrawingEnvironment:
+class DrawingEnvironment(Stateless):
     """No tools: the answer is the program."""
 
     system_prompt = SYSTEM_PROMPT
-
-    def reset(self, **row) -> None:
-        """Nothing to reset."""
 
     @classmethod
     def render(cls, task: Task, trajectory: Trajectory, turn: int) -> Picture | None:

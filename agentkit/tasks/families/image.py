@@ -248,17 +248,8 @@ CASES: dict[str, Callable[[_Request, Random, str, bool], Task | None]] = {
 }
 
 
-def draft(corpus: Corpus, rng: Random) -> Task | None:
-    """A request of one of the six cases, with at most four calls."""
-    return _draft(corpus, rng, more=False)
-
-
-def draft_wide(corpus: Corpus, rng: Random) -> Task | None:
-    """The same with more facts in a prompt."""
-    return _draft(corpus, rng, more=True)
-
-
-def _draft(corpus: Corpus, rng: Random, more: bool) -> Task | None:
+def draft(corpus: Corpus, rng: Random, wide: bool = False) -> Task | None:
+    """A request of one of the six cases, with at most four calls; a wide one has more facts in its prompt."""
     index, case = fact_index(corpus), rng.choice(list(CASES))
-    tries = (CASES[case](_Request(index), rng, case, more) for _ in range(TRIES))
+    tries = (CASES[case](_Request(index), rng, case, wide) for _ in range(TRIES))
     return next(filter(None, tries), None)

@@ -262,17 +262,9 @@ PAIRED = "ABCDEG"
 TRIES = 60  # at one kind, before another is drawn
 
 
-def draft(corpus: Corpus, rng: Random) -> Task | None:
-    """A program of two variables and five or six lines."""
-    return _draft(rng, "xy", 0)
-
-
-def draft_wide(corpus: Corpus, rng: Random) -> Task | None:
-    """A program of three to five variables and eight to fifteen lines."""
-    return _draft(rng, "xyzuv"[: rng.randint(3, 5)], rng.randint(1, 4))
-
-
-def _draft(rng: Random, variables: str, more: int) -> Task | None:
+def draft(corpus: Corpus, rng: Random, wide: bool = False) -> Task | None:
+    """A program of two variables and five or six lines; a wide one of three to five, and eight to fifteen."""
+    variables, more = ("xyzuv"[: rng.randint(3, 5)], rng.randint(1, 4)) if wide else ("xy", 0)
     letter = rng.choice(sorted(FAULTS))
     letters = rng.sample(PAIRED, 2) if letter == "I" else [letter]
     tries = (_task(letter, *_planted(rng, letters, model(rng, variables, more))) for _ in range(TRIES))

@@ -143,12 +143,11 @@ def _capitals(index: FactIndex, rng: Random) -> Task | None:
     capitals = [(index["country.capital"][country],) for country in (first, second)]
     if any(capital not in index["city.population"] for capital in capitals) or capitals[0] == capitals[1]:
         return None
-    plan = []
-    for country, capital in zip((first, second), capitals, strict=True):
-        plan += [
-            lookup_step(index, "country.capital", country),
-            lookup_step(index, "city.population", capital),
-        ]
+    plan = [
+        lookup_step(index, kind, entity)
+        for pair in zip((first, second), capitals, strict=True)
+        for kind, entity in zip(("country.capital", "city.population"), pair, strict=True)
+    ]
     a, b = (index["city.population"][capital] for capital in capitals)
     meta = {"template": "capitals", "entities": [tag("country", first), tag("country", second)]}
     if rng.random() < 0.5:

@@ -121,8 +121,9 @@ def _task(spec: Source, name: str, split: str, number: int, row: Any) -> Task:
     except DataError:
         raise
     except Exception as error:  # a row may hold anything
-        why = f"{type(error).__name__}: {str(error)[:80]}"
-        raise DataError(f"it does not fit the schema of {name} ({why})") from None
+        raise DataError(
+            f"it does not fit the schema of {name} ({type(error).__name__}: {str(error)[:80]})"
+        ) from None
     _check(task)
     return replace(
         task,

@@ -135,9 +135,10 @@ def failure_bars(failures: Failures) -> go.Figure:
     """How often each way to fail occurs, policy beside policy, the most frequent on top."""
     if not failures.counts:
         return empty("No trajectory failed", "How does it fail?")
-    shares = {}
-    for name, counts in failures.counts.items():
-        shares[name] = {policy: counts[policy] / max(1, n) for policy, n in failures.totals.items()}
+    shares = {
+        name: {policy: counts[policy] / max(1, n) for policy, n in failures.totals.items()}
+        for name, counts in failures.counts.items()
+    }
     order = sorted(shares, key=lambda name: -sum(shares[name].values()))
     figure = go.Figure()
     for i, (policy, total) in enumerate(failures.totals.items()):

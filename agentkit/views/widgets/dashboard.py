@@ -28,6 +28,7 @@ from agentkit.diagnostics import Alarm, read_alarms, trajectory_id
 from agentkit.evaluation import html
 from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, RunError, append_to, cost, write_bytes
+from agentkit.runs.files import step_of, steps
 from agentkit.runs.recipe import Recipe
 from agentkit.views import plots
 from agentkit.views.widgets.view import clip, source
@@ -116,17 +117,15 @@ def ending(run: Run, recipe: Recipe, error: BaseException | None) -> str:
         return f"Training is done. The adapter of the best validation is kept in {run.file('adapter')}."
     words = {type(None): "Stopped as asked", KeyboardInterrupt: "Interrupted"}
     kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else type(error)
-    how, kept = words.get(kind, f"Stopped by an error ({kind.__name__})"), newest_checkpoint(run)
-    if kept is None:
+    how, kept = words.get(kind, f"Stopped by an error ({kind.__name__})"), newest(run)
+    if not kept:
         return f"{how} before a checkpoint was written: nothing is kept of it; {again} start anew."
-    return f"{how}. Kept: {kept[0]} of {recipe.steps} steps, in {kept[1]}; {again} go on from there."
+    return f"{how}. Kept: {step_of(kept[0])} of {recipe.steps} steps, in {kept[0]}; {again} go on from there."
 
 
-def newest_checkpoint(run: Run) -> tuple[int, Path] | None:
-    """The step and the path of a training's newest checkpoint."""
-    paths = run.file("train", "checkpoints").glob("checkpoint-*")
-    numbered = [(int(p.name[11:]), p) for p in paths if p.name[11:].isdecimal()]
-    return max(numbered, default=None)
+def newest(run: Run) -> list[Path]:
+    """The newest checkpoint of a training, where there is one."""
+    return steps(run.file("train", "checkpoints"))[:1]
 
 
 def told(title: str, t: Trajectory, task: Task | None) -> html.Markup:
@@ -284,7 +283,7 @@ class Controls(anywidget.AnyWidget):
     def __init__(self, run: Run):
         super().__init__()
         self._run, self._file = run, run.file(*CONTROL)
-        self._before: tuple[int, Path] | None = None  # the newest checkpoint when one was asked for
+        self._before: list[Path] = []  # the newest checkpoint when one was asked for
         self.on_msg(self._asked)
         # ipykernel 7.4 brings what a page sends to the thread that made the widget, and that one is training:
         # leave it to the subshell that the page addressed
@@ -296,13 +295,13 @@ class Controls(anywidget.AnyWidget):
             return
         self.said = ""  # so that the same words are sent again
         if self.is_on:
-            self._before = newest_checkpoint(self._run)
+            self._before = newest(self._run)
             with os.fdopen(append_to(self._file), "a") as file:
                 file.write(f"{word}\n")
         self.said = WORDS[word] if self.is_on else "no training is running"
 
     def written(self) -> None:
         """A row of metrics was written, and perhaps the checkpoint that was asked for."""
-        newest = newest_checkpoint(self._run)
-        if self.said == WORDS["checkpoint"] and newest != self._before:
-            self.said = f"{newest[1].name} is written"
+        written = newest(self._run)
+        if self.said == WORDS["checkpoint"] and written != self._before:
+            self.said = f"{written[0].name} is written"

@@ -36,8 +36,10 @@ def group_view(
         ValueError: there is no trajectory.
     """
     if not trajectories:
-        hint = "Pass those of a training step, as run.trajectories(step) gives them."
-        raise ValueError(f"there is no trajectory to show. {hint}")
+        raise ValueError(
+            "there is no trajectory to show. Pass those of a training step, as run.trajectories(step) gives "
+            "them."
+        )
     tasks = {task.id: task for task in tasks}
     groups: dict[tuple, list[Trajectory]] = {}
     for t in trajectories:
