@@ -45,7 +45,7 @@ def answers(
     validated = metrics.dropna(subset="val_success")
     sentences = {"Did it learn?": _learnt(validated), "When?": _when(validated)}
     if by_kind is not None and len(by_kind):
-        points = (100 * by_kind["change"]).map("{:+.0f}".format)
+        points = (100 * by_kind["change"]).map("{:+z.0f}".format)
         best, worst = by_kind["change"].idxmax(), by_kind["change"].idxmin()
         sentences["On which tasks?"] = (
             f"Most on {best} ({points[best]} points), least on {worst} ({points[worst]} points)."

@@ -254,7 +254,7 @@ def paired_cells(block: Mapping[str, Any]) -> dict[str, str]:
 
 def _points(share: float) -> str:
     """A share as signed percentage points."""
-    return f"{100 * share:+.1f}"
+    return f"{100 * share:+z.1f}"
 
 
 def spanned(difference: float, interval: Sequence[float]) -> str:
