@@ -64,7 +64,7 @@ def examine(
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
-    planned = evenly([task for task in tasks if task.meta.get("plan")], GOLD)
+    planned = evenly([task for task in tasks if task.meta.get("plan") is not None], GOLD)
     options = lab.options(seed=recipe.seed)
     title = "preflight" if progress else None
     clock = time.monotonic()
@@ -88,7 +88,8 @@ def examine(
             [planned[i] for i in reused], expert, **lab.options(seed=recipe.seed, tool_cache=None)
         )
         before.append(causes.cache([golden[i] for i in reused], again))
-    before += [task_checks.given_away(chosen), task_checks.held_out(tasks, test)]
+    before += [task_checks.given_away(chosen), task_checks.answers(tasks), task_checks.unsaid(golden)]
+    before += [task_checks.held_out(tasks, test)]
     if model is not None:
         before += [causes.movement(model, recipe), causes.sampler(model, sampled, recipe.temperature)]
     whole, done = (Recipe.of(run), cost.actual(run)) if run else (recipe, {})
@@ -133,7 +134,7 @@ def report(
     played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0][:PROBED]
     being_right = reward_checks.being_right(reward, played)
     gold = (
-        reward_checks.gold(golden, groups, reward, being_right.values.get("earns", 0.0)),
+        reward_checks.gold(golden, groups, reward, being_right.values),
         *reward_checks.components(groups, golden, reward, probed),
     )
     items = (
