@@ -166,13 +166,13 @@ def forecast(
 ) -> Item:
     """Time, memory and money of the run, from measured seconds of a trajectory's rollout and of its update.
 
-    Without the second the rate of params/prices.yaml is scaled. In training trajectories will be ``longer``
-    times as long: an agent that learns comes to work as the expert does; the interval's lower end is without
-    that, and both ends allow for WITHIN. Money is for a ``device`` GPU only, by default what the rates are
-    for. ``done`` are the seconds of phases that are over.
+    Without the second the rate of params/prices.yaml is scaled; what is no trajectory takes what it says. In
+    training trajectories will be ``longer`` times as long: an agent that learns comes to work as the expert
+    does; the interval's lower end is without that, and both ends allow for WITHIN. Money is for a ``device``
+    GPU only, by default what the rates are for. ``done`` are the seconds of phases that are over.
     """
     prices = cost.read_prices()
-    known = prices.rates_of(recipe.model)
+    known = prices.rates_of(recipe)
     slower = longer * rollout_seconds / known.rollout  # than the machine of params/prices.yaml
     rates = replace(
         known,
@@ -180,7 +180,6 @@ def forecast(
         update=slower * known.update if update_seconds is None else longer * update_seconds,
         evaluation=slower * known.evaluation,
         demonstration=slower * known.demonstration,
-        other=slower * known.other,
     )
     phases = cost.forecast(recipe, rates, n_test)
     over = cost.PHASES[0]  # the only one before training
