@@ -358,7 +358,7 @@ def cost_command(
     from agentkit.training import memory
 
     values, listed = _recipe(recipe, changes), cost.read_prices(prices)
-    rates, compared = listed.rates_of(values.model), []
+    rates, compared = listed.rates_of(values), []
     if run is not None:
         folder = load_run(run)
         rates = cost.measured_rates(folder)

@@ -75,7 +75,7 @@ def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
     """What the recipe's processes and servers would use; the memory plan of the run itself may change it."""
     seen = min(len(gpus), gpu_count()) if gpus else 0  # CUDA_VISIBLE_DEVICES may show fewer
     try:
-        rates = read_prices().rates_of(recipe.model)
+        rates = read_prices().rates_of(recipe)
         made = choose(recipe, seen, (rates.rollout, rates.update))
     except RecipeError as error:
         return {"kind": "refused", "why": str(error)}

@@ -73,7 +73,7 @@ def test_the_tables_of_the_document():
         "val_every": 500,
         "model": "some-3b",
     }
-    seconds = forecast(Recipe.from_mapping(recipe), prices.rates_of("some-3b"))
+    seconds = forecast(Recipe.from_mapping(recipe), prices.rates_of(Recipe(model="some-3b")))
     assert counts(Recipe.from_mapping(recipe))["rollouts"] == 500 * 8 * 5
     table = cost.phase_table(seconds, 4).set_index("Phase")
     assert (
@@ -160,6 +160,14 @@ def test_a_resumed_step_counts_once_and_a_torn_line_not_at_all(tmp_path):
     assert actual(run)[PHASES[1]] == 80.0 and measured_rates(run).rollout == 2.0
 
 
+def test_calls_that_are_repeated_make_trajectories_longer():
+    prices = read_prices(PRICES)
+    plain, failing = (prices.rates_of(Recipe(model="nano", tool_failures=share)) for share in (0.0, 0.5))
+    assert (failing.rollout, failing.evaluation, failing.update) == (
+        2 * plain.rollout, 2 * plain.evaluation, 2 * plain.update)  # fmt: skip
+    assert (failing.demonstration, failing.other) == (plain.demonstration, plain.other)
+
+
 def test_half_a_run_is_compared_as_far_as_it_went(tmp_path):
     prices = read_prices(PRICES)
     run = small_run(tmp_path / "a", steps=4, done=("01_tasks", "02_baseline"))
@@ -167,9 +175,7 @@ def test_half_a_run_is_compared_as_far_as_it_went(tmp_path):
     assert (
         table.loc["Final evaluation", "Actual"] == "–" and table.loc["Rollout generation", "Actual"] == "32 s"
     )
-    assert table.loc["Rollout generation", "Predicted"] == duration(
-        16 * prices.rates_of(Recipe().model).rollout
-    )
+    assert table.loc["Rollout generation", "Predicted"] == duration(16 * prices.rates_of(Recipe()).rollout)
     assert measured_rates(run).evaluation == 3.0  # from the validations
     with pytest.raises(RunError, match="no finished training step"):
         measured_rates(Run.create(tmp_path / "b"))

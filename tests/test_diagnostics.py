@@ -563,6 +563,23 @@ def test_a_log_of_every_fifth_step_is_found_stalled_and_one_of_few_says_it_could
     assert "stalled_learning needs success in 28 steps" in coverage(logged[:20])
 
 
+def test_few_trajectories_show_no_standstill_and_say_how_many_would():
+    rng = np.random.default_rng(0)
+    flat = {"success": [0.3 + rng.normal(0, 0.02) for _ in range(60)], "planned_steps": [60.0] * 60}
+    for batch, told in ((32.0, False), (64.0, True)):
+        alarms = holding(steps(**flat, trajectories=[batch] * 60))
+        assert ("stalled_learning" in alarms) == told
+
+
+@pytest.mark.parametrize("measure", ["answer_top", "template"])
+def test_a_share_that_swings_is_no_collapse(measure):
+    """Batches of 8 whose commonest answer makes up 12 % at one time and 62 % at another, and some that stay there."""
+    swinging = [0.125, 0.625, 0.125, 0.625, 0.25] * 6 + [0.875, 0.25, 0.75, 0.25, 0.875]
+    for values, told in ((swinging, False), ([0.125, 0.25] * 15 + [0.75] * 5, True)):
+        alarms = holding(steps(**{measure: values, "success": [0.3] * 35}))
+        assert bool({"answer_collapse", "template_collapse"} & set(alarms)) == told
+
+
 def test_a_sentence_says_that_a_number_is_unknown_and_never_nan():
     fallen = {"entropy": [0.4] * 20 + [0.01] * 20}
     assert "success at an unknown share" in holding(steps(**fallen))["entropy_collapse"].cause
@@ -598,6 +615,11 @@ def test_a_jump_after_batches_without_a_gradient_is_no_spike():
     assert "gradient_spike" not in holding(steps(grad_norm=idle)) and "gradient_spike" in holding(
         steps(grad_norm=[*idle, 9.0])
     )
+
+
+def test_a_jump_that_a_short_run_would_be_warned_of_is_luck_in_five_hundred_steps():
+    for before, told in ((40, True), (499, False)):
+        assert ("gradient_spike" in holding(steps(grad_norm=[0.4, 0.5] * (before // 2) + [5.0]))) == told
 
 
 def test_what_was_not_scored_and_what_cannot_be_told_of_the_adapter_is_said():

@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import outsider_setups as outsider
 import pytest
+import shop_setups as shop
 
 from agentkit import preflight as preflight_room
 from agentkit.lab import Lab
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import causes, examine
-from agentkit.records import Score
+from agentkit.preflight import Item, Preflight, causes, examine
+from agentkit.records import RecipeError, Score, SuiteError
 from agentkit.rewards import correctness
 from agentkit.runs.recipe import Recipe
 from agentkit.tasks.family import Family
@@ -207,25 +208,36 @@ class Careless(ScriptedPolicy):
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory):
-    path = tmp_path_factory.mktemp("desk") / "desk.py"
-    path.write_text(outsider.DESK)
-    return {task.prompt: task for task in Lab.open(outsider.RECIPE | {"lab": str(path)}).suite()}
+    """Plans by question, of the labs that the set-ups change."""
+    tasks = []
+    for family, text in (("desk", outsider.DESK), ("shop", shop.SHOP)):
+        path = tmp_path_factory.mktemp(family) / "lab.py"
+        path.write_text(text)
+        tasks += Lab.open(outsider.RECIPE | {"families": family, "lab": str(path)}).suite()
+    return {task.prompt: task for task in tasks}
 
 
 def looked_at(setup, folder, tokenizer, known):
-    lab = Lab.open(setup.write(folder))
-    suite = lab.suite()
+    """The report; or why there is nothing to report on."""
+    try:
+        lab = Lab.open(setup.write(folder))
+        suite = lab.suite()
+    except (RecipeError, SuiteError) as error:
+        return Preflight((Item("Suite", "red", str(error)),), 0, 0.0)
     policy = Careless(tokenizer, known)
     return examine(lab, policy, lab.train_tasks(suite), test=suite.split("test"))[0]
 
 
-@pytest.mark.parametrize("name", outsider.PLANTED)
+MISTAKES, SOUND = outsider.PLANTED | shop.PLANTED, outsider.SOUND | shop.SOUND
+
+
+@pytest.mark.parametrize("name", MISTAKES)
 def test_what_an_outsider_planted_is_named_first(name, tmp_path, tokenizer, known):
-    preflight = looked_at(outsider.PLANTED[name], tmp_path, tokenizer, known)
-    assert re.search(outsider.PLANTED[name].cause, first(preflight)), preflight.text()
+    preflight = looked_at(MISTAKES[name], tmp_path, tokenizer, known)
+    assert re.search(MISTAKES[name].cause, first(preflight)), preflight.text()
 
 
-@pytest.mark.parametrize("name", outsider.SOUND)
+@pytest.mark.parametrize("name", SOUND)
 def test_sound_set_ups_of_an_outsider_are_not_refused(name, tmp_path, tokenizer, known):
-    preflight = looked_at(outsider.SOUND[name], tmp_path, tokenizer, known)
+    preflight = looked_at(SOUND[name], tmp_path, tokenizer, known)
     assert not preflight.causes, preflight.text()

@@ -309,7 +309,7 @@ def test_the_report_as_text_html_and_json(rollouts, tmp_path):
 
 def test_the_forecast_scales_with_the_measured_rollout():
     slow, fast = forecast(Recipe(model="nano"), 0.2), forecast(Recipe(model="nano"), 0.05)
-    assert slow.values["total_seconds"] == pytest.approx(4 * fast.values["total_seconds"])
+    assert slow.values["training_seconds"] == pytest.approx(4 * fast.values["training_seconds"])
     assert "measured" in forecast(Recipe(model="nano"), 0.05, 0.1).finding
 
 
@@ -406,6 +406,8 @@ def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already():
     assert low < known.values["total_seconds"] < high and "[" in known.finding
     longer = forecast(recipe, 0.05, 0.01, longer=3.0)
     assert longer.values["interval"][0] < 0.6 * longer.values["total_seconds"]
+    other = cost.PHASES[5]
+    assert longer.values["phases"][other] == plain.values["phases"][other] == 66.0
 
 
 # ---- memory, and turns that are cut

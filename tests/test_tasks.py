@@ -11,6 +11,7 @@ import json
 import random
 import re
 import time
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 
@@ -494,6 +495,22 @@ def test_a_family_and_a_tool_of_ones_own(corpus):
     )
     mixed = Suite.build({"families": ["A", "B", "mine"], "n_tasks": 60}, **own)
     assert collections.Counter(t.family for t in mixed) == {"A": 20, "B": 20, "mine": 20}
+
+
+@pytest.mark.parametrize(("always", "built"), [(False, True), (True, False)])
+def test_a_family_of_yes_and_no_is_built_and_one_of_yes_alone_is_not(always, built):
+    def draft(corpus, rng):
+        a, b = sorted(rng.sample(range(1000), 2)) if always else rng.sample(range(1000), 2)
+        return planned(
+            f"Is {a} less than {b}?", str(a < b).lower(), "calculator", {"expression": f"{a} < {b}"}
+        )
+
+    build = partial(Suite.build, {"families": ["mine"], "n_tasks": 300}, families={"mine": Family(draft)})
+    if built:
+        assert set(collections.Counter(t.answer for t in build())) == {"true", "false"}
+    else:
+        with pytest.raises(SuiteError, match="only 180 different tasks of the 300.*60% would be 'true'"):
+            build()
 
 
 def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Task:

@@ -24,10 +24,11 @@ START = 5  # steps that show what was normal
 PAST = 20  # steps that show what is normal just before a spike
 LAGS = (10, 40, 80, 160)  # steps back to which a habit is compared, so that a slow fault has no excuse
 Z = 3.0  # standard errors between two windows before a difference counts: one false alarm in 700 looks
-GAIN = 0.08  # success that pays for a change of habit, such as more calls
+GAIN = 0.08  # success that is learning, and pays for a change of habit, such as more calls
 MIDDLE = {"mean": np.mean, "median": np.median}
 SOLVED = 0.9  # success above which there is little left to learn
-LEARNT = 0.06  # success gained that is learning, whatever its pace
+ENOUGH = 2_000  # trajectories, below which hardly any standstill can be told from luck
+SURE = 2.5  # standard errors of a line's slope
 
 
 # ---- windows of a history
@@ -211,13 +212,14 @@ def _names(history: History, prefix: str) -> list[str]:
 
 def audit_refuses(history: History) -> Numbers | None:
     """The auditor refuses many answers that the reward likes, and more than at the start."""
-    share, start = mean(last(history, "audit_disagreement")), mean(first(history, "audit_disagreement"))
-    audited = last(history, "audited")
-    liked = float((audited.mean() if len(audited) else 1.0) * last(history, "success").sum())
+    n = 2 * WINDOW  # a step's sample is small
+    share, start = mean(last(history, "audit_disagreement", n)), mean(first(history, "audit_disagreement"))
+    audited = last(history, "audited", n)
+    liked = float((audited.mean() if len(audited) else 1.0) * last(history, "success", n).sum())
     noise = math.sqrt(max(share * (1 - share), 0.0) / max(liked, 1.0))  # of a share of ``liked`` answers
     # a quarter is above what guessing right by luck gives; from the start on, twice that
     rose = share >= 0.25 and share - start >= max(0.1, looks(history) * noise)
-    if len(history) >= 2 * WINDOW and (rose or min(share, start) - 2 * noise >= 0.4):
+    if len(history) >= n and (rose or min(share, start) - 2 * noise >= 0.4):
         return {"value": share, "start": start}
     return None
 
@@ -306,7 +308,8 @@ def gradient_spike(history: History) -> Numbers | None:
     if len(moving) < START:
         return None
     value, usual = float(now[0]), float(np.median(moving))
-    if value < max(8 * usual, 3 * past.max()):
+    rare = 8 * math.sqrt(max(len(history) / 45, 1.0))  # a longer run has more chances of a large one
+    if value < max(rare * usual, 3 * past.max()):
         return None
     return {"value": value, "times": value / max(usual, 1e-12), "steps": len(past)}
 
@@ -368,21 +371,22 @@ def stalled_learning(history: History) -> Numbers | None:
 
     A line is fitted to success against the learning rate spent so far. Where the number of steps is planned,
     it is looked at from 60 % of that on; else from 60 steps on. Learning is left possible where the upper end
-    of the line's gain is above LEARNT at the plan's end: a small batch takes more steps to show none.
+    of the line's gain is above GAIN at the plan's end: a small batch takes more steps to show none.
     """
     planned, made = history[-1]["planned_steps"], history[-1].number - history[0].number + 1
     steps = [s for s in history if math.isfinite(s["success"]) and s.number > 0]
-    if len(steps) < 28 or made < (0.6 * planned if math.isfinite(planned) else 60):
+    few = known(steps, "trajectories").sum() < ENOUGH and math.isfinite(history[-1]["trajectories"])
+    if few or len(steps) < 28 or made < (0.6 * planned if math.isfinite(planned) else 60):
         return None
     rate = np.array([s["learning_rate"] for s in steps])
     spent = np.cumsum(np.where(np.isfinite(rate), rate, np.nanmean(rate) if np.isfinite(rate).any() else 1.0))
     success = known(steps, "success")
     slope, error = fitted(spent, success)
     left = max(planned / made, 1.0) if math.isfinite(planned) else 1.0
-    gain, most = slope * spent[-1], (slope + 2.0 * error) * spent[-1] * left
+    gain, most = slope * spent[-1], (slope + SURE * error) * spent[-1] * left
     third, validated = len(success) // 3, known(history, "val_success")
     now, then = float(success[-third:].mean()), float(success[:third].mean())
-    if now >= SOLVED or most >= LEARNT or now - then >= LEARNT:
+    if now >= SOLVED or most >= GAIN or now - then >= GAIN:
         return None
     if len(validated) >= 2 and validated[(len(validated) + 1) // 2 :].mean() - validated[0] >= GAIN:
         return None
@@ -399,5 +403,6 @@ def fitted(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     rest = y - y.mean() - slope * centred
     spread = float(rest @ rest) / max(len(y) - 2, 1)
     tie = float(rest[1:] @ rest[:-1]) / max(float(rest @ rest), 1e-12)
+    tie += (1 + 4 * tie) / len(y)  # a short series looks less tied than it is (Marriott and Pope 1954)
     tie = min(max(tie, 0.0), 0.9)
     return slope, math.sqrt(spread / square * (1 + tie) / (1 - tie))

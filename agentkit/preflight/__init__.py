@@ -64,7 +64,7 @@ def examine(
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
-    planned = evenly([task for task in tasks if task.meta.get("plan")], GOLD)
+    planned = evenly([task for task in tasks if task.meta.get("plan") is not None], GOLD)
     title = "preflight" if progress else None
     clock = time.monotonic()
     options = lab.options(seed=recipe.seed)
@@ -82,7 +82,8 @@ def examine(
     scored = report(recipe, sampled, golden, [*chosen, *planned], lab.reward, **options)
     judged = causes.verifier(chosen, lab.environments)
     judged = judged if judged.light == "red" else task_checks.told_apart(tasks) or judged
-    before = [judged, cached, task_checks.given_away(chosen), task_checks.held_out(tasks, test), *learning]
+    before = [judged, cached, task_checks.given_away(chosen), task_checks.answers(tasks)]
+    before += [task_checks.unsaid(golden), task_checks.held_out(tasks, test), *learning]
     whole, done = (Recipe.of(run), cost.actual(run)) if run else (recipe, {})
     longer = _longer(sampled, golden)
     expected = forecast(whole, seconds, update, longer, device, n_test=len(test), done=done)
@@ -138,7 +139,7 @@ def report(
     played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0][:PROBED]
     being_right = reward_checks.being_right(reward, played)
     gold = (
-        reward_checks.gold(golden, groups, reward, being_right.values.get("earns", 0.0)),
+        reward_checks.gold(golden, groups, reward, being_right.values),
         *reward_checks.components(groups, golden, reward, probed),
     )
     items = (
@@ -170,13 +171,13 @@ def forecast(
 ) -> Item:
     """Time, memory and money of the run, from measured seconds of a trajectory's rollout and of its update.
 
-    Without the second the rate of params/prices.yaml is scaled. In training trajectories will be ``longer``
-    times as long: an agent that learns comes to work as the expert does; the interval's lower end is without
-    that, and both ends allow for WITHIN. Money is for a ``device`` GPU only, by default what the rates are
-    for. ``done`` are the seconds of phases that are over.
+    Without the second the rate of params/prices.yaml is scaled; what is no trajectory takes what it says. In
+    training trajectories will be ``longer`` times as long: an agent that learns comes to work as the expert
+    does; the interval's lower end is without that, and both ends allow for WITHIN. Money is for a ``device``
+    GPU only, by default what the rates are for. ``done`` are the seconds of phases that are over.
     """
     prices = cost.read_prices()
-    known = prices.rates_of(recipe.model)
+    known = prices.rates_of(recipe)
     slower = longer * rollout_seconds / known.rollout  # than the machine of params/prices.yaml
     rates = replace(
         known,
@@ -184,7 +185,6 @@ def forecast(
         update=slower * known.update if update_seconds is None else longer * update_seconds,
         evaluation=slower * known.evaluation,
         demonstration=slower * known.demonstration,
-        other=slower * known.other,
     )
     phases = cost.forecast(recipe, rates, n_test)
     over = cost.PHASES[0]  # the only one before training

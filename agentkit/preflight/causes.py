@@ -20,6 +20,7 @@ from agentkit.rollouts.chat import CUT
 from agentkit.runs import Recipe
 from agentkit.tasks.audit import Environments, audit
 from agentkit.tasks.expert import shows
+from agentkit.tools.outages import momentary
 from agentkit.trajectories import call_key, met_limit, plan_of, results_of
 
 CUT_MARK, SLOW = CUT.partition("{")[0], "did not answer within"  # how replies say it
@@ -55,6 +56,10 @@ def limits(golden: Sequence[Trajectory], recipe: Recipe) -> Item:
     finding = f"{len(cut)} of {len(golden)} gold trajectories meet a limit{f' ({named})' * bool(cut)}."
     light = "red" if len(cut) >= FITS * len(golden) else "amber" if len(cut) > ODDS * len(golden) else "green"
     advice = f"Raise {named}: a right policy could not finish." if light != "green" else ""
+    if advice and all(any(map(momentary, results_of(t))) for t in cut):
+        advice = (
+            f"Lower tool_failures {recipe.tool_failures:g}, or raise {named}: no right policy could finish."
+        )
     return Item(name, light, finding, advice, gold_ids(cut), {"cut": len(cut) / len(golden)})
 
 

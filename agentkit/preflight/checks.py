@@ -17,6 +17,7 @@ from agentkit.preflight.report import EVIDENCE, Item, ids
 from agentkit.records import Group, StopReason, Trajectory
 from agentkit.rollouts.tokens import faults, group_faults
 from agentkit.runs import Recipe
+from agentkit.tools.outages import momentary
 from agentkit.trajectories import EQUAL, groups_by_task, is_dead, members, met_limit, results_of
 
 GROUP_SIZES = (4, 8, 12, 16, 24, 32)
@@ -236,7 +237,7 @@ def _whole_groups(groups: Sequence[Groups]) -> np.ndarray:
 def tools(groups: Groups) -> Item:
     trajectories = members(groups)
     results = [r for t in trajectories for r in results_of(t)]
-    errors = Counter(r.observation[:60] for r in results if not r.ok)
+    errors = Counter(r.observation[:60] for r in results if not r.ok and not momentary(r))
     failed = [t for t in trajectories if any(not r.ok for r in results_of(t))]
     limited = [t for t in trajectories if met_limit(t)]
     lengths = np.array([len(t.completion_ids) for t in trajectories])

@@ -14,6 +14,7 @@ from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards import Component
 
 SLOWER = "a second more for each turn"
+TOKENS = "completion_ids", "action_mask", "old_logprobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,14 @@ def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Prob
 def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
     """The trajectory and changed ones, each with a name; the number of tokens changes only in the last."""
     silent = tuple(replace(turn, results=()) for turn in trajectory.turns)
-    wrong = replace(trajectory, answer="no such thing", success=0.0)
+    wrong = replace(
+        trajectory, answer="no such thing", success=0.0, why=""
+    )  # why holds what the gold one drew
     yield "gold", trajectory
     yield "a wrong answer", wrong
     yield "no answer", replace(wrong, answer=None, stop_reason=StopReason.TURN_LIMIT)
     yield "no tool calls", replace(trajectory, turns=silent)
-    yield "a wrong answer without tool calls", replace(wrong, turns=silent)
+    yield "a wrong answer at once", _at_once(replace(wrong, turns=silent))
     failed = tuple(
         replace(t, results=tuple(replace(r, ok=False, observation="Error: it failed.") for r in t.results))
         for t in trajectory.turns
@@ -65,8 +68,18 @@ def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
     other = tuple(replace(t, results=tuple(map(_otherwise, t.results))) for t in trajectory.turns)
     yield "other arguments", replace(trajectory, turns=other)
     yield "an answer that no tool has shown", replace(trajectory, turns=_without(trajectory))
-    tokens = {n: getattr(trajectory, n) * 200 for n in ("completion_ids", "action_mask", "old_logprobs")}
+    tokens = {n: getattr(trajectory, n) * 200 for n in TOKENS}
     yield "many more tokens", replace(trajectory, turns=trajectory.turns * 5, **tokens)
+
+
+def _at_once(trajectory: Trajectory) -> Trajectory:
+    """Its last turn alone."""
+    if not trajectory.turns:
+        return trajectory
+    turn = trajectory.turns[-1]
+    start, end = turn.span
+    tokens = {n: getattr(trajectory, n)[start:end] for n in TOKENS}
+    return replace(trajectory, turns=(replace(turn, span=(0, end - start)),), **tokens)
 
 
 def _otherwise(result: ToolResult) -> ToolResult:

@@ -6,6 +6,8 @@ Leaves out what moves a component and what it reads (probe).
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,21 +17,26 @@ from agentkit.preflight.probe import SLOWER, Probed, variants
 from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Product, Reward, score
-from agentkit.trajectories import EQUAL, members, verifier_kind
-from agentkit.verifiers import looks_at_calls
+from agentkit.trajectories import EQUAL, members
+from agentkit.verifiers import verify
 
 SLACK = 0.25  # of what a gold trajectory earns may be taken by penalties such as a price a turn
 DOMINANT = 0.7  # of the reward's variance comes from one component,
 BESIDES = 0.3  # where success explains less than this
 GOLD_ODDS = 0.02  # gold trajectories that may fail: a corpus may hold a fact twice
+NOTHING = "Nothing in the reward depends on being right: add correctness."
+CALLS = (
+    "The reward looks at the calls and never at the final answer: with a wrong one they earn as much. "
+    "To pay for the answer too, add agentkit.rewards.correctness to the lab file's rewards."
+)
 AGAIN = 4  # scorings of the same gold trajectories, for what is chance
 
 
 # ---- gold trajectories
-def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, earns: float = 0.0) -> Item:
+def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Mapping[str, Any]) -> Item:
     """Trajectories of the scripted expert under the same verifier and reward: they must reach its maximum.
 
-    ``earns`` is how much more a right answer earns than a wrong one.
+    ``right`` are the values of ``being_right``.
     """
     name, n = "Gold trajectories", len(golden)
     if not golden:
@@ -46,11 +53,11 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, earns: fl
         finding = f"{len(unscored)} of {n} gold trajectories have no reward."
         advice = f"Mend what fails on them: {_listed([name for name, _ in failing.most_common()])}."
         return Item(name, "red", finding, advice, gold_ids(unscored))
-    return _gold_earnings(name, golden, groups, reward, earns)
+    return _gold_earnings(name, golden, groups, reward, right)
 
 
 def _gold_earnings(
-    name: str, golden: Sequence[Trajectory], groups: Groups, reward: Reward, earns: float
+    name: str, golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Mapping[str, Any]
 ) -> Item:
     """What gold trajectories earn, what penalties take from them, and which wrong rollouts earn more."""
     earned = {t.task_id: t.reward for t in golden if t.reward is not None}
@@ -61,7 +68,7 @@ def _gold_earnings(
         f"{len(golden)} gold trajectories earn {np.mean(rewards):.3g} on average ({min(rewards):.3g} to "
         f"{max(rewards):.3g}); the best rollout {best:.3g}."
     )
-    penalties = {} if isinstance(reward, Product) else _penalties(golden, reward, earns)
+    penalties = {} if isinstance(reward, Product) else _penalties(golden, reward, right)
     values = {"rewards": rewards, "best_rollout": best, "penalties": penalties}
     if penalties:
         penalty = min(penalties, key=penalties.get)
@@ -83,13 +90,17 @@ def _gold_earnings(
     return Item(name, light, finding, advice, ids(above), values)
 
 
-def _penalties(golden: Sequence[Trajectory], reward: Reward, earns: float) -> dict[str, float]:
-    """Components that take more from gold than SLACK of what others or being right give, and the mean."""
+def _penalties(golden: Sequence[Trajectory], reward: Reward, right: Mapping[str, Any]) -> dict[str, float]:
+    """Components that take more from gold than SLACK of what others or being right give, and the mean.
+
+    A price of turns, or a reward below zero throughout, also moves with how a trajectory ends: that is none.
+    """
     means = {
         name: weight * float(np.mean(_scored(golden, name) or 0.0)) for name, (_, weight) in reward.items()
     }
-    earned = max(earns, sum(mean for mean in means.values() if mean > 0))
-    return {name: mean for name, mean in means.items() if mean < 0 and -mean > SLACK * max(earned, EQUAL)}
+    earned = max(right.get("earns", 0.0), sum(mean for mean in means.values() if mean > 0), EQUAL)
+    fixed = [name for name in means if name not in right.get("moved", ())]
+    return {name: means[name] for name in fixed if -means[name] > SLACK * earned}
 
 
 def _scored(trajectories: Sequence[Trajectory], name: str) -> list[float]:
@@ -106,24 +117,35 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
         finding = "There is no gold trajectory, or its environment gives the reward: it cannot be varied."
         return Item(name, "green", finding, values=values)
     gains = _gains(reward, gold)
-    chance, wrong = gains["chance"], gains["a wrong answer"]
+    chance, wrong, quits = gains["chance"], gains["a wrong answer"], gains["a wrong answer at once"]
     finding = "A right answer earns {:.3g} more than a wrong one in the same gold trajectory."
-    calls_judged = all(looks_at_calls(verifier_kind(task)) for task, _ in gold)
-    if calls_judged and abs(wrong["reward"]) <= chance["reward"]:
-        wrong = gains["a wrong answer without tool calls"]  # where calls are judged, the reward may read them
+    if abs(wrong["reward"]) <= chance["reward"] and all(_judged_by_calls(*pair) for pair in gold):
+        wrong = quits  # where calls are judged, the reward may read them
         finding = (
             "A gold trajectory earns {:.3g} more than one without its calls, which the verifier looks at."
         )
     earns = -wrong["reward"] if abs(wrong["reward"]) > chance["reward"] else 0.0
-    finding, values = finding.format(earns), values | {"earns": earns}
+    moved = [n for n in reward if abs(quits[n]) > chance[n]]
+    finding, values = finding.format(earns), values | {"earns": earns, "moved": moved}
+    if gains["left out"]:
+        culprit = next(iter(gains["left out"]))
+        why = f"{culprit} is None for a wrong answer, and without it a trajectory has no reward: give it 0."
+        return Item(name, "red", finding, why, values=values | {"culprit": culprit})
     blamed, read = _blamed(reward, wrong, gains["an answer that no tool has shown"], chance, earns)
     if blamed or earns <= 0:
         tells = [n for n, (_, w) in reward.items() if w * wrong[n] < 0 and abs(wrong[n]) > chance[n]]
         hidden = f"What scoring again changes hides what {' and '.join(tells)} pays for being right."
-        nothing = "Nothing in the reward depends on being right: add correctness."
-        culprit, why = (*blamed, ("", hidden if tells else nothing))[0]
-        light = "red" if earns <= max(read, EQUAL) else "amber"
+        calls = -gains["other arguments"]["reward"] > chance["reward"]
+        culprit, why = (*blamed, ("", hidden if tells else CALLS if calls else NOTHING))[0]
+        light = "amber" if earns > max(read, EQUAL) or (calls and why == CALLS) else "red"
         return Item(name, light, finding, why, values=values | {"culprit": culprit})
+    if quits["reward"] > chance["reward"]:
+        culprit = max(reward, key=lambda n: reward[n][1] * quits[n])
+        why = (
+            f"A wrong answer at once, without a call, earns {quits['reward']:.3g} more than a right one: "
+            f"lower the weight of {culprit} ({reward[culprit][1]:g})."
+        )
+        return Item(name, "red", finding, why, values=values | {"culprit": culprit})
     longer = gains["many more tokens"]["reward"]
     if longer > max(SLACK * earns, chance["reward"]):
         longer = (
@@ -131,6 +153,12 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
         )
         return Item(name, "amber", finding, longer, values=values)
     return Item(name, "green", finding, values=values)
+
+
+def _judged_by_calls(task: Task, trajectory: Trajectory) -> bool:
+    """Whether a right answer is no longer right without the calls that led to it."""
+    silent = tuple(replace(turn, results=()) for turn in trajectory.turns)
+    return verify(task, replace(trajectory, turns=silent)).value != 1.0
 
 
 def _blamed(
@@ -165,7 +193,8 @@ def _blamed(
 def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str, dict[str, float]]:
     """How much more each variant of gold trajectories earns, as ``reward`` and by component, on average.
 
-    "chance" is four standard errors of what scoring the same trajectories again changes.
+    "chance" is four standard errors of what scoring the same trajectories again changes; "left out" holds
+    the components that score no wrong answer.
     """
     rows: dict[str, list[dict[str, float]]] = {}
     for task, trajectory in gold:
@@ -180,6 +209,9 @@ def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str,
     found = {v: {n: float(np.mean([m.get(n, 0.0) for m in ms])) for n in names} for v, ms in rows.items()}
     again = [more for number in range(AGAIN) for more in rows[f"again {number}"]]
     errors = {n: np.sqrt(np.mean([m.get(n, 0.0) ** 2 for m in again]) / len(gold)) for n in names}
+    left = {n for n in reward if any(n in m for m in rows["gold"])}
+    left -= {n for n in reward if any(n in m for m in rows["a wrong answer"])}
+    found |= {"left out": dict.fromkeys(sorted(left), 0.0)}
     return found | {"chance": {n: max(4 * float(error), EQUAL) for n, error in errors.items()}}
 
 

@@ -46,7 +46,7 @@ def dry_run(design: Design, sweep: Sweep, slots: int) -> dict[str, Any]:
     """What is to be made, how long it takes and costs, and the smallest difference that would be shown."""
     sweep.unchanged(design)  # raises where an arm has changed
     prices, recipe = cost.read_prices(), design.arm(design.against).recipe
-    done, rates = None, prices.rates_of(recipe.model)
+    done, rates = None, prices.rates_of(recipe)
     with contextlib.suppress(AgentkitError):  # nothing there yet
         done = Ablation(sweep)
     trained = [run for runs in done.runs.values() for run in runs.values() if run.steps] if done else []

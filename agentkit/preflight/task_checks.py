@@ -6,18 +6,18 @@ asks of every suite (tasks.audit).
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from agentkit.preflight.checks import Groups
-from agentkit.preflight.report import Item, ids
-from agentkit.records import Task
+from agentkit.preflight.report import Item, gold_ids, ids
+from agentkit.records import Task, Trajectory
 from agentkit.trajectories import members, needs_tools, plan_of, verifier_kind
 from agentkit.verifiers import normalize, verify
 from agentkit.verifiers.kinds import SHIPPED
 
-MOST, FEW = 0.5, 0.05  # shares of tasks
+MOST, FEW, NEARLY_ALL = 0.5, 0.05, 0.9  # shares of tasks
 LOOKED = 200  # tasks that are asked about, at the most
 LEAST = 4  # words, tasks or answers from which something can be said
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -33,6 +33,44 @@ def given_away(tasks: Sequence[Task]) -> Item:
     shown = f"{told[0].prompt[:120]!r}"
     advice = f"Unless they are choices, take it out ({shown}): copying it is all there is to learn."
     return Item("Questions", "amber", finding, advice, tuple(task.id for task in told))
+
+
+def answers(tasks: Sequence[Task]) -> Item:
+    """Whether one question has several gold answers, or nearly all questions have one."""
+    asked = defaultdict(dict)
+    for task in tasks:
+        question = task.family, normalize(task.prompt), repr(_world(task))
+        asked[question].setdefault(task.answer.strip(), task)
+    several = [list(group.values()) for group in asked.values() if len(group) > 1]
+    several = [own for own in evenly(several) if verify(own[0], own[1].answer).value != 1.0]
+    golds = Counter(task.answer.strip() for task in tasks if task.answer.strip())
+    answer, times = golds.most_common(1)[0] if golds else ("", 0)
+    finding = f"{len(several)} of {len(asked)} questions have two gold answers; {len(golds)} answers differ."
+    if len(several) > FEW * len(asked):
+        one, two, *_ = several[0]
+        advice = f"{one.prompt[:120]!r} has {one.answer[:60]!r} and {two.answer[:60]!r}: keep the true one."
+        light = "red" if len(several) > MOST * len(asked) else "amber"
+        return Item("Gold answers", light, finding, advice, tuple(t.id for own in several for t in own))
+    if times > NEARLY_ALL * len(tasks) and len(asked) >= LEAST:
+        advice = f"{answer[:60]!r} is right in {times} of {len(tasks)} tasks: balance the answers."
+        return Item("Gold answers", "amber", finding, advice)
+    return Item("Gold answers", "green", finding)
+
+
+def unsaid(golden: Sequence[Trajectory]) -> Item:
+    """Whether the expert begins otherwise where the prompt is the same: it knows what is not asked."""
+    begun = defaultdict(list)
+    for t in golden:
+        begun[t.prompt_ids].append(t)
+    alike = [own for own in begun.values() if len({t.turns[0].text for t in own if t.turns}) > 1]
+    odd = [t for own in alike for t in own]
+    finding = f"In {len(odd)} of {len(golden)} gold trajectories the expert knows what no prompt says."
+    if len(odd) <= FEW * len(golden):
+        return Item("Prompts", "green", finding)
+    one, two, *_ = dict.fromkeys(t.turns[0].text[:120] for t in alike[0] if t.turns)
+    advice = f"To one prompt it begins with {one!r} and with {two!r}: have the question say which is asked."
+    light = "red" if len(odd) > MOST * len(golden) else "amber"
+    return Item("Prompts", light, finding, advice, gold_ids(odd))
 
 
 def held_out(train: Sequence[Task], test: Sequence[Task]) -> Item:
@@ -73,7 +111,7 @@ def _asked_in(task: Task, others: Sequence[tuple[Task, frozenset[str]]]) -> bool
 
 
 def told_apart(tasks: Sequence[Task]) -> Item | None:
-    """An item where a verifier takes what differs from gold in case, sign or point only; else None."""
+    """An item where a verifier takes what differs from gold in case, sign, point or order only; else None."""
     tasks = evenly(tasks)
     taken = list(_taken(tasks))
     looked = [task for task in tasks if verifier_kind(task) not in SHIPPED]
@@ -84,7 +122,7 @@ def told_apart(tasks: Sequence[Task]) -> Item | None:
         f"The verifier {verifier_kind(task)!r} takes {answer!r} for {task.answer!r}, and the like in "
         f"{len({t.id for t, _ in taken})} of {len(looked)} tasks."
     )
-    advice = "These are different answers: compare without dropping case, signs or points."
+    advice = "These are different answers: compare without dropping case, signs, points or order."
     golds, blurred = {task.answer for task in looked}, {task.answer for task, _ in taken}
     labels = len(golds) <= len(looked) * MOST  # "Yes" and "yes" may well be one
     light = "red" if len(blurred) > MOST * len(golds) and not labels else "amber"
@@ -99,7 +137,8 @@ def _taken(tasks: Sequence[Task]) -> Iterator[tuple[Task, str]]:
             alike[verifier_kind(task), _folded(task.answer)].setdefault(task.answer.strip(), task)
             if NUMBER.fullmatch(task.answer) and float(task.answer):
                 wrong = task.answer.removeprefix("-") if task.answer[0] == "-" else f"-{task.answer}"
-                yield from ((task, w) for w in {wrong, task.answer.replace(".", "")} if _takes(task, w))
+                wrong = wrong, task.answer.replace(".", ""), task.answer[::-1].rstrip("-")
+                yield from ((task, w) for w in wrong if _takes(task, w))
     for group in alike.values():
         for task, other in pairwise(group.values()):
             yield from ((t, o.answer) for t, o in ((task, other), (other, task)) if _takes(t, o.answer))

@@ -50,9 +50,11 @@ class Prices:
     providers: dict[str, float]  # per device-hour
     rates: dict[str, Rates]  # by model; "default" serves the others
 
-    def rates_of(self, model: str) -> Rates:
-        """The rates of a model, or the default ones."""
-        return self.rates.get(model, self.rates["default"])
+    def rates_of(self, recipe: Recipe) -> Rates:
+        """The rates of a recipe's model, or the default ones; calls that fail for the moment are repeated."""
+        rates, times = self.rates.get(recipe.model, self.rates["default"]), 1 / (1 - recipe.tool_failures)
+        longer = {name: times * getattr(rates, name) for name in ("rollout", "evaluation", "update")}
+        return dataclasses.replace(rates, **longer)
 
 
 def read_prices(path: str | Path | None = None) -> Prices:
@@ -169,7 +171,7 @@ def device_of(run: Run) -> str:
     """Whether a run was made on a CPU or on GPUs, as far as its version of torch and its model tell."""
     if str(run.manifest["versions"].get("torch")).endswith("+cpu"):
         return "CPU"
-    return read_prices().rates_of(Recipe.of(run).model).device
+    return read_prices().rates_of(Recipe.of(run)).device
 
 
 def _training_metrics(run: Run) -> pd.DataFrame:
@@ -217,7 +219,7 @@ def against_table(run: Run, prices: Prices) -> pd.DataFrame:
     recipe, spent = Recipe.of(run), actual(run)
     if _training_seconds(run):
         recipe = dataclasses.replace(recipe, steps=max(1, int(run.metrics["step"].max())))
-    predicted = forecast(recipe, prices.rates_of(recipe.model))
+    predicted = forecast(recipe, prices.rates_of(recipe))
     rows = [_against(phase, predicted[phase], spent.get(phase)) for phase in PHASES]
     rows.append(_against("Phases that are done", sum(predicted[p] for p in spent), sum(spent.values())))
     return pd.DataFrame(rows, columns=("Phase", "Predicted", "Actual", "Actual / predicted"))

@@ -31,7 +31,8 @@ from agentkit.verifiers import KINDS, normalize, verify
 
 VARIETIES = ("plain", "wide")
 DEFAULT_FAMILIES = ("A", "B", "C")
-MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more
+MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more,
+COMMON = 0.6  # but an answer where there are few, such as yes and no
 MAX_MISSES = 3_000  # drafts in a row that give no new task before a family counts as exhausted
 
 
@@ -114,7 +115,8 @@ class Suite:
     def _check(self, consequence: str) -> None:
         failures = [row for row in self.audit() if not row["passed"]]
         if failures:
-            first = " ".join(f"{key} {failures[0][key]!r}" for key in ("check", "task", "answer", "why"))
+            keys = "check", "task", "verifier", "answer", "why"
+            first = " ".join(f"{key} {failures[0][key]!r}" for key in keys)
             raise SuiteError(f"{consequence}: {len(failures)} checks of the audit failed, the first: {first}")
 
     def audit(self) -> list[dict]:
@@ -196,15 +198,20 @@ def _draft_family(
     """
     tasks: list[Task] = []
     uses: Counter[str] = Counter()
-    limit = max(3, int(count * MAX_SHARE))
-    misses, why = 0, " (its draft returned None each time)"
-    while len(tasks) < count and misses < MAX_MISSES:
+    limit = most = max(3, int(count * MAX_SHARE))  # tasks of an entity combination, of an answer
+    misses, often, why = 0, "", " (its draft returned None each time)"
+    while len(tasks) < count and (misses < MAX_MISSES or (often and most < int(COMMON * count))):
+        if misses == MAX_MISSES:
+            misses, often, most = 0, "", min(2 * most, int(COMMON * count))
         misses += 1
         if (task := _drafted(family.draft, corpus, rng, name)) is None:
             continue
         why = ""
-        keys = {task.answer, *entity_combinations(task)}
-        if normalize(task.prompt) in prompts or any(uses[key] >= limit for key in keys):
+        combinations = entity_combinations(task)
+        if normalize(task.prompt) in prompts or any(uses[key] >= limit for key in combinations):
+            continue
+        if uses[task.answer] >= most:
+            often = task.answer
             continue
         try:
             calls = _solved(task, family)
@@ -213,12 +220,13 @@ def _draft_family(
             continue
         misses = 0
         prompts.add(normalize(task.prompt))
-        uses.update(keys)
+        uses.update({task.answer, *combinations})
         task = dataclasses.replace(task, family=name, difficulty=difficulty(calls))
         if stratum(task) in new:
             task = dataclasses.replace(task, meta=task.meta | {"new_template": True})
         tasks.append(with_content_id(task))
     if len(tasks) < count:
+        why = f": the answer of {COMMON:.0%} would be {often!r}, so vary the answers" if often else why
         raise SuiteError(
             f"family {name} gave only {len(tasks)} different tasks of the {count} asked for"
             f"{'; ask for fewer' * bool(tasks)}{why}"

@@ -443,7 +443,7 @@ def _cost(card: _Card) -> list[Markup]:
     spent, prices = cost.actual(card.run), cost.read_prices()
     if not spent:
         return [card.missing("No stage of this run has finished, so nothing was spent yet.")]
-    source = prices.rates_of(Recipe.of(card.run).model).source
+    source = prices.rates_of(Recipe.of(card.run)).source
     caption = f"Time of one device. Predicted from the recipe alone, with rates of: {source}."
     times = card.frame(cost.against_table(card.run, prices), caption)
     if cost.device_of(card.run) == "CPU":

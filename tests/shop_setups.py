@@ -1,0 +1,144 @@
+"""Set-ups of a shop, the example of a lab file changed by its user: 19 mistakes, and 14 sound ones that look odd.
+
+Written after preflight's rules and without looking for what they see. Leaves out running them.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from outsider_setups import Setup, kept
+
+from agentkit import Task
+
+SHOP = (Path(__file__).resolve().parents[1] / "params" / "example.py").read_text(encoding="utf-8")
+SHOP = SHOP.replace(
+    "[1] The price of {item} is {PRICES[item]} euros.", "[1] The price of {item} is {PRICES[item]}."
+)
+_FAMILY = {"families": "shop"}
+
+
+def shop(keys=(), *edits, **more) -> Setup:
+    return Setup(_FAMILY | dict(keys), edits, base=SHOP, **more)
+
+
+_JUDGED = '    return float(answer.removesuffix("euros").strip() == gold)'
+_REWARDS = 'rewards = {"brevity": (brevity, 0.1)}'
+_FOUND = '        return f"[1] The price'
+_SEARCH = "        item = query.split()[-1]"
+_ANSWER = '        answer=calculate(f"{PRICES[first]} {sign} {PRICES[second]}"),'
+_SIGNS = '[("plus", "+"), ("minus", "-"), ("times", "*")]'
+_STEPS = "    plan = [  # how"
+_PROMPT = '        prompt=f"What is the price of {first} {word} the price of {second}?",'
+_PLANNED = '        {"tool": "calculator", "arguments": {"expression": f"{{0}} {sign} {{1}}"}},  # {0}: the first value\n'
+_SECOND = '        {"tool": "search", "arguments": {"query": f"price of {second}"}, "expect": str(PRICES[second])},\n'
+_CLASS = "class Shop:"
+
+
+def judged(body: str) -> tuple[str, str]:
+    return _JUDGED, body
+
+
+def rewarded(text: str) -> tuple[str, str]:
+    return _REWARDS, f"rewards = {{{text}}}"
+
+
+def renamed(tasks: list[Task]) -> list[Task]:
+    """Exported when the argument of search was still called q."""
+    plans = [[{**s, "arguments": {"q": s["arguments"]["query"]}} if "query" in s["arguments"] else s
+              for s in t.meta["plan"]] for t in tasks]  # fmt: skip
+    return [replace(t, meta=t.meta | {"plan": plan}) for t, plan in zip(tasks, plans, strict=True)]
+
+
+def twice(tasks: list[Task], answer=lambda gold: gold + "0") -> list[Task]:
+    """Each question comes from two files that disagree about its answer."""
+    return [replace(t, answer=a, meta={}) for t in tasks for a in (t.answer, answer(t.answer))]
+
+
+def unfilled(tasks: list[Task]) -> list[Task]:
+    """The f before the string was forgotten."""
+    return [replace(t, prompt="What is the price of {first} {word} the price of {second}?") for t in tasks]
+
+
+def one_row(tasks: list[Task]) -> list[Task]:
+    """A join that repeats its first rows."""
+    train = [t for t in tasks if t.split == "train"]
+    return [*(train[i % 3] for i in range(len(train))), *(t for t in tasks if t.split != "train")]
+
+
+PLANTED = {
+    "an item that another trajectory has asked for": shop(
+        (), (_SEARCH, _SEARCH + "\n        item, Shop.last = (Shop.last or item), item"),
+        (_CLASS, _CLASS + "\n    last = None"), rows=kept, cause="search"),
+    "an argument that was renamed": shop(rows=renamed, cause="search fails"),
+    "errors that come as text": shop(
+        (), ("import random", "import random\nimport zlib"),
+        (_FOUND, '        if zlib.crc32(query.encode()) % 3 == 0:\n            return "Service busy, try later."\n' + _FOUND), rows=kept, cause="search"),
+    "a verifier that allows a hundred euros": shop(
+        (), judged("    try:\n        return float(abs(float(answer) - float(gold)) <= 100)\n    except ValueError:\n        return 0.0"),
+        rows=kept, cause="verifier"),
+    "a verifier that sorts": shop((), judged("    return float(sorted(answer.strip()) == sorted(gold))"), rows=kept, cause="verifier"),
+    "a verifier that forgives what it cannot read": shop(
+        (), judged("    try:\n        return float(float(answer) == float(gold))\n    except ValueError:\n        return 1.0"),
+        rows=kept, cause="verifier"),
+    "a verifier that looks at what was calculated": shop(
+        (), judged("    return float(any(r.observation.strip() == gold for t in trajectory.turns for r in t.results))"),
+        rows=kept, cause="verifier"),
+    "wrong answers have no reward": shop(
+        {"reward": "none"}, rewarded('"right": (lambda task, t: 1.0 if t.success else None, 1.0)'), cause="right"),
+    "a bonus that is None for wrong answers": shop(
+        (), rewarded('"quick": (lambda task, t: 1 / len(t.turns) if t.success else None, 0.1)'), cause="quick"),
+    "a bound that calls alone reach": shop(
+        {"reward": "none"}, rewarded('"points": (lambda task, t: min(1.0, t.success + 0.5 * sum(len(turn.results) for turn in t.turns)), 1.0)'),
+        cause="points|depends on being right"),
+    "brevity above all": shop((), (_REWARDS, 'rewards = {"brevity": (brevity, 10.0)}'), cause="brevity"),
+    "right answers are paid by the call": shop(
+        {"reward": "none"}, rewarded('"busy": (lambda task, t: t.success * sum(len(turn.results) for turn in t.turns), 1.0)'),
+        cause="busy|length or calls"),
+    "a reward of the task": shop(
+        {"reward": "none"}, rewarded('"level": (lambda task, t: float(len(task.meta["plan"])), 1.0)'), cause="level|depends on being right"),
+    "the answer is always yes": shop(
+        (), (_SIGNS, '[("more than", ">")]'), ("rng.sample(sorted(PRICES), 2)", "sorted(rng.sample(sorted(PRICES), 2), key=PRICES.get, reverse=True)"),
+        (_PROMPT, '        prompt=f"Is the price of {first} more than the price of {second}?",'),
+        (_ANSWER, '        answer="yes",'), (_PLANNED, ""),
+        ('meta={"plan": plan', 'meta={"answer_if": {"true": "yes", "false": "no"}, "plan": [*plan, {"tool": "calculator", "arguments": {"expression": "{0} > {1}"}}]'),
+        cause="answer"),
+    "two files disagree": shop(rows=twice, cause="answer|question"),
+    "a template that was not filled": shop(rows=unfilled, cause="question|prompt"),
+    "a join that repeats its first rows": shop(rows=one_row, cause="task|question"),
+    "tools that hardly ever answer": shop({"tool_failures": 0.9}, cause="tool_failures"),
+    "length is punished from the first token": shop({"reward_overlong": 5.0, "overlong_buffer": 512}, cause="overlong"),
+}  # fmt: skip
+
+SOUND = {
+    "all rewards below zero": shop({"reward": "none"}, rewarded('"loss": (lambda task, t: 3 * t.success - 103, 1.0)')),
+    "a price a turn": shop({"reward": "none"}, rewarded('"right": (lambda task, t: t.success, 1.0), "turns": (lambda task, t: -0.1 * len(t.turns), 1.0)')),
+    "the calls of a plan alone": shop({"reward": "toolrl"}, (_REWARDS, "rewards = {}")),
+    "one tool": shop(
+        (),
+        (_PLANNED, ""),
+        (_PROMPT, '        prompt=f"Of {first} and {second}, what is the price of the second?",'),
+        (_ANSWER, "        answer=str(PRICES[second]),"),
+        ('tools=("search", "calculator")', 'tools=("search",)'),
+        ("    @tool(pure=True)\n    def calculator", "    def _calculator"),
+    ),
+    "yes or no": shop(
+        (), (_SIGNS, '[("more than", ">")]'), (_PROMPT, '        prompt=f"Is the price of {first} more than the price of {second}?",'),
+        (_ANSWER, '        answer="yes" if PRICES[first] > PRICES[second] else "no",'), (_PLANNED, ""),
+        ('meta={"plan": plan', 'meta={"answer_if": {"true": "yes", "false": "no"}, "plan": [*plan, {"tool": "calculator", "arguments": {"expression": "{0} > {1}"}}]')),
+    "a task without tools": shop(
+        (), (_STEPS, "    plan = [] and [  # how"), (_PROMPT, '        prompt=f"{PRICES[first]} {word} {PRICES[second]}?",'),
+        ('tools=("search", "calculator")', "tools=()")),
+    "hot sampling": shop({"temperature": 1.2}),
+    "tools that fail as in the demo": shop({"tool_failures": 0.4, "max_turns": 14, "max_tokens": 1024}),
+    "a choice of two that the question names": shop(
+        (), (_SIGNS, '[("or", ">")]'), (_PROMPT, '        prompt=f"Which costs more, {first} or {second}?",'),
+        (_ANSWER, "        answer=max(first, second, key=PRICES.get),"), (_PLANNED, ""),
+        ('meta={"plan": plan', 'meta={"answer_if": {"true": first, "false": second}, "plan": [*plan, {"tool": "calculator", "arguments": {"expression": "{0} > {1}"}}]')),
+    "a toolbox of which two are used": shop(
+        (), ("    @tool(pure=True)\n", "".join(f'    def tool{n}(self, text: str) -> str:\n        """Do something else.\n\n        Args:\n            text: What.\n        """\n        return text\n\n' for n in range(6)) + "    @tool(pure=True)\n")),
+    "few large groups": shop({"group_size": 24, "prompts_per_step": 2, "n_tasks": 24}),
+    "a reward of thousandths": shop({"reward": "none"}, rewarded('"right": (lambda task, t: t.success / 1000, 1.0)')),
+    "a verifier that reads the calls and the answer": shop(
+        (), judged('    searched = sum(r.name == "search" for t in trajectory.turns for r in t.results)\n    return float(answer.strip() == gold and searched > 0)')),
+    "a page for a reply": shop((), (_FOUND, '        if rows := "".join(f"[{n}] The weight of {thing} is {n * 7}.\\n" for n, thing in enumerate(sorted(PRICES), 2) if n < 6):\n            return f"[1] The price of {item} is {PRICES[item]}.\\n{rows}"\n' + _FOUND)),
+}  # fmt: skip
