@@ -48,7 +48,7 @@ def said(
         (DOUBLE, "```python\ndef twice(n):\n    return n\n```", 0),
         (OFFICIAL, "red and blue", 1), (OFFICIAL, "blue, red", 0), (CLIPS, "72", 1), (CLIPS, "73", 0),
         (SYMBOLIC, "So in the end she sold 72 clips", 1), (SYMBOLIC, "So in the end she sold 73 clips", 0),
-        (EXPRESSION, "So in the end she has x + 1", 0),
+        (EXPRESSION, "My sister and I tried it out and arrived at x + 1", 0),
     ],
 )  # fmt: skip
 def test_what_is_right_in_substance(task, answer, right):

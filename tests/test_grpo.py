@@ -215,8 +215,8 @@ def test_a_cold_start_learns_the_same_whether_it_shares_prefixes_and_in_however_
     calls, whole, found, ways = [], sft.shared_logprobs, None, []
     monkeypatch.setattr(sft, "shared_logprobs", lambda *a, **k: calls.append(1) or whole(*a, **k))
     for wanted, rows in ((True, 8), (False, 8), (True, 2)):
-        changes = {"share_prefixes": wanted, "micro_batch": rows}
-        recipe = Recipe.from_mapping({"sft_batch": 8, "lora_r": 4, "sft": True} | changes)
+        monkeypatch.setattr(sft, "ROWS", rows)
+        recipe = Recipe.from_mapping({"sft_batch": 8, "lora_r": 4, "sft": True, "share_prefixes": wanted})
         model, tokenizer = load_agent("nano")
         found = found or demonstrations(Lab.open(recipe), suite.split("train")[:24], tokenizer)
         out = tmp_path / f"{wanted}-{rows}"

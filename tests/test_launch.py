@@ -40,12 +40,12 @@ if "AGENTKIT_JOB" in os.environ:  # in the processes that train
 """
 
 SLOW = """
-import time
+import contextlib, time
 from pathlib import Path
 
 def slow(task, trajectory):
     here = Path(__file__).parent
-    if (here / "slow").exists():
+    with contextlib.suppress(FileNotFoundError):  # one of the two processes sleeps
         (here / "slow").rename(here / "asleep")
         time.sleep(65)
     return evenness(task, trajectory)
@@ -167,8 +167,16 @@ def test_interrupting_the_launch_leaves_a_checkpoint_and_no_process(folder):
     assert not _workers(run) and threading.active_count() <= threads + 2
 
 
+@pytest.fixture
+def interruptible():
+    """As at a terminal: a worker of pytest-xdist ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
-def test_ctrl_c_waits_for_a_step_of_more_than_a_minute_and_its_checkpoint(folder):
+def test_ctrl_c_waits_for_a_step_of_more_than_a_minute_and_its_checkpoint(folder, interruptible):
     """torchrun would wait 30 seconds, and a launch once waited 60."""
     run, lab = prepared(folder, "slow-step", steps=60, save_every=0, val_every=60)
     (folder / "tiny.py").write_text(LAB + SLOW)

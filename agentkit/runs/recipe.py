@@ -224,9 +224,7 @@ class Recipe:
     )
     prompts_per_step: int = _key(8, "groups in one step", 1, 4096)
     group_size: int = _key(8, "trajectories in a group, G", 2, 256)
-    micro_batch: int = _key(
-        8, "trajectories, or demonstrations, in one forward and backward pass", 1, 1024, stages="235"
-    )
+    micro_batch: int = _key(8, "trajectories in one forward and backward pass", 1, 1024)
     micro_batch_tokens: int = _key(
         0, "tokens in one such pass, the longest first, in place of micro_batch; 0 is off", 0, 2**24
     )
