@@ -130,6 +130,19 @@ def test_a_worthless_sweep_is_refused_in_a_sentence(tmp_path, capsys, changes, s
     assert said in told and told.count("\n") == 1 and not folder.exists()
 
 
+def test_arms_that_differ_are_not_taken_for_equal(tmp_path):
+    arms = {
+        "default": {},
+        "one": {"processes": 1},  # left out, it is one for each GPU
+        "two": {"processes": 2},
+        "four": {"processes": 4},
+        "high": {"clip_epsilon_high": 0.28},
+        "thinks": {"template_arguments": "a=1"},
+        "order": {"families": "B,A,C"},
+    }
+    assert [arm.name for arm in read_design(write(tmp_path, arms=arms)).arms] == list(arms)
+
+
 def test_a_key_given_twice_is_refused(tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text(

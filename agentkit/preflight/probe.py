@@ -46,9 +46,8 @@ def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Prob
 def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
     """The trajectory and changed ones, each with a name; the number of tokens changes only in the last."""
     silent = tuple(replace(turn, results=()) for turn in trajectory.turns)
-    wrong = replace(
-        trajectory, answer="no such thing", success=0.0, why=""
-    )  # why holds what the gold one drew
+    # a drawing's ``why`` holds what the gold one drew
+    wrong = replace(trajectory, answer="no such thing", success=0.0, why="")
     yield "gold", trajectory
     yield "a wrong answer", wrong
     yield "no answer", replace(wrong, answer=None, stop_reason=StopReason.TURN_LIMIT)

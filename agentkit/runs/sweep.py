@@ -75,8 +75,9 @@ class Arm:
         found = {name: getattr(recipe, name) for name in keys}
         files = {name: Path(found[name]).resolve() for name in keys & set(FILES)}
         found |= {name: str(path) for name, path in files.items() if found[name] and path.exists()}
-        own = {"policy": self.policy, "arguments": recipe.chat[1], "processes": "processes" in recipe.given}
-        return found | self.files | {"template_arguments": ""} | own
+        number = recipe.processes if "processes" in recipe.given else None  # left out: one for each GPU
+        own = {"policy": self.policy, "template_arguments": recipe.chat[1], "processes": number}
+        return found | self.files | own
 
 
 @dataclass(frozen=True, slots=True)
