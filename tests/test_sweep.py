@@ -140,7 +140,7 @@ def test_arms_that_differ_are_not_taken_for_equal(tmp_path):
         "thinks": {"template_arguments": "a=1"},
         "order": {"families": "B,A,C"},
     }
-    assert [arm.name for arm in read_design(write(tmp_path, arms=arms)).arms] == list(arms)
+    assert {arm.name for arm in read_design(write(tmp_path, arms=arms)).arms} == arms.keys()
 
 
 def test_a_key_given_twice_is_refused(tmp_path):
