@@ -46,8 +46,9 @@ class TransformersPolicy(ThreadedPolicy):
     ``begin`` and ``end`` run in the callers' threads as ``sample`` does; they keep ``_trajectories``,
     ``sample`` keeps ``_loops``. The model is used in eval mode and left in the mode it was in. ``max_batch``
     bounds the trajectories whose keys and values are kept, and the rows of a batch, and ``memory_share`` the
-    memory of the device that these take: long trajectories come fewer at a time. ``deterministic`` samples
-    turn by turn, in batches that do not depend on timing: exact to the bit, and slower where tools are slow.
+    memory of the device that these take: long trajectories come fewer at a time. With ``deterministic`` what
+    is sampled together does not depend on timing: whenever half of a batch's turns have ended, it waits for
+    all their trajectories to ask again or end. Exact to the bit, and slower where tools are slow.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class TransformersPolicy(ThreadedPolicy):
         self._slots: list[_Slot] = []  # by their index in the cache
         self._limit = max_batch  # of slots, at the lengths they have
         self._steps = 0  # tokens decoded since requests last joined
+        self._rows = 0  # that decoded then
 
     async def sample(self, request: Request) -> Sample:
         self._loops.add(asyncio.get_running_loop())
@@ -111,12 +113,9 @@ class TransformersPolicy(ThreadedPolicy):
         self.model.eval()
         try:
             while (decoding := self._decoding()) or self._inbox:
-                if not decoding:
-                    self._gather()
-                joining = []
-                if not decoding or self._may_join(len(decoding)):
-                    joining = self._take(decoding)
+                joining = self._take(decoding) if self._may_join(len(decoding)) else []
                 if joining:
+                    self._rows = len(decoding) + len(joining)
                     self._join(joining)
                 elif decoding:
                     self._decode(decoding)
@@ -136,14 +135,14 @@ class TransformersPolicy(ThreadedPolicy):
                 slot.request = None
         return [index for index, slot in enumerate(self._slots) if slot.request]
 
-    def _gather(self) -> None:
+    def _gather(self, decoding: int) -> None:
         """Wait until no request has come for a while; in deterministic mode, until all trajectories ask."""
-        before, now = None, self._asked()
+        before, now = None, self._asked(decoding)
         while now[0] < self.in_flight and (now != before or (self.deterministic and now[0] < now[1])):
             time.sleep(GATHER_S)
             if self.deterministic:
                 self._let_callers_run()
-            before, now = now, self._asked()
+            before, now = now, self._asked(decoding)
 
     def _let_callers_run(self) -> None:
         """Return once every caller's event loop has gone round a few times.
@@ -160,11 +159,16 @@ class TransformersPolicy(ThreadedPolicy):
                     break
                 event.wait(LOOP_WAIT_S)
 
-    def _asked(self) -> tuple[int, int]:
-        """Requests, and trajectories that may ask: one may end just before another begins."""
-        return len(self._inbox), len(self._trajectories)
+    def _asked(self, decoding: int) -> tuple[int, int]:
+        """Requests, with those that decode, and trajectories: one may end just before another begins."""
+        return decoding + len(self._inbox), len(self._trajectories)
 
     def _may_join(self, decoding: int) -> bool:
+        """Whether requests join now; deterministic batches count the turns that ended, and wait for those."""
+        if not decoding or (self.deterministic and self._rows >= 2 * decoding):
+            self._gather(decoding)
+            self._rows = decoding
+            return True
         if self.deterministic or not self._inbox or decoding == self.in_flight:
             return False
         return len(self._inbox) * JOIN_SHARE >= decoding or self._steps >= JOIN_STEPS
