@@ -23,6 +23,7 @@ from agentkit.policies.slots import SlotCache, memory_of, token_bytes
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample
 from agentkit.rollouts.templates import end_of_turn_ids
+from agentkit.tools.runtime import free_workers
 
 LOOP_ROUNDS, LOOP_WAIT_S = 4, 5.0  # of an event loop, before a batch is called complete; for each, at most
 GATHER_S = 0.004  # how long an idle engine waits for more requests
@@ -105,6 +106,7 @@ class TransformersPolicy(ThreadedPolicy):
     def _clear(self) -> None:
         self._slots = []
         self._cache.clear()
+        free_workers()
 
     def _serve(self) -> None:
         if not self._inbox:  # the model may be training again: leave its mode alone

@@ -7,6 +7,8 @@ the work is done and how it is ended (agentkit.tools.execution).
 """
 
 import asyncio
+import contextlib
+import ctypes
 import functools
 import hashlib
 import inspect
@@ -216,8 +218,19 @@ async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
     return text or ""
 
 
+def free_workers() -> None:
+    """End the threads that the calling one computes with, until it computes again.
+
+    libgomp, of torch on Linux, counts them all: where they are more than the cores every one of them sleeps
+    between two operations, those of a thread that only waits included.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another library
+        ctypes.CDLL("libgomp.so.1", os.RTLD_NOLOAD).omp_pause_resource_all(2)  # 2 is hard, in OpenMP 5.0
+
+
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine, whether or not the caller has a running event loop, as a notebook has."""
+    free_workers()
     try:
         asyncio.get_running_loop()
     except RuntimeError:
