@@ -7,6 +7,11 @@ MAX_CODE = 20_000
 _ANSWER_LINE = re.compile(
     r"^[ \t>*_#]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*([^\s*_].*)$", re.IGNORECASE | re.MULTILINE
 )
+_HEADING = re.compile(  # the answer stands below: "### Answer", "**Final answer:**"
+    r"""^[ \t>]*(?:[*_#]+[ \t]*(?:final[ ]+)?answer[ \t*_]*[:：]?|(?:final[ ]+)?answer[ \t]*[:：])
+    [ \t*_#]*\n(?=\s*\S)""",
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
+)
 _CODE = re.compile(r"(?:async )?def \w+\(|class \w+\W|import \w|from [\w.]+ import |@\w")
 _EMPTY = re.compile(r"\W*(?:final )?answer\W*[*_][\W_]*", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|thought)>(?:(?!<\1>).)*?</\1>", re.DOTALL)
@@ -28,7 +33,9 @@ FENCE = re.compile(r"```|^[ \t]*~~~", re.MULTILINE)
 
 
 def final_answer(text: str) -> str | None:
-    """The answer of a final turn: its last "Answer: ..." line, else all of it; None where empty or huge.
+    """The answer of a final turn: its last "Answer: ..." line, or all below such a heading, else all of it.
+
+    None where that is empty or huge.
 
     A turn that holds a code block is one answer as a whole: a comment in code may look like an answer line.
     Code that starts on the answer line goes on to the end, and so does a line that has a box or is taken back
@@ -43,6 +50,9 @@ def final_answer(text: str) -> str | None:
     elif starts := [line for line in lines if _CODE.match(line[1])]:
         answer, limit = text[starts[0].start(1) :].strip(), MAX_CODE
     else:
+        below = [heading.end() for heading in _HEADING.finditer(text)]
+        if below and (not lines or lines[-1].start() < below[-1]):
+            text, lines = text[below[-1] :], []
         answer = (lines[-1][1].rstrip(" \t*_") if lines else text).strip()
         if lines and (r"\boxed{" in answer or _is_retracted(answer, text[lines[-1].end() :])):
             answer = text[lines[-1].start(1) :].strip()

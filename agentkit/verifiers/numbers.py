@@ -56,6 +56,10 @@ _DELIMITERS = re.compile(  # of mathematics and a box
     r"\A(?P<open>\$\$?|\\\(|\\\[)?\s*(?P<box>\\boxed\s*\{)?(?P<inside>[^{}$]{1,600}|[^{}$]{0,99}\{,\}[^$]{1,99}?)"
     r"(?(box)\})\s*(?(open)(?:\$\$?|\\\)|\\\]))\Z"
 )
+_TWICE = re.compile(r"([^()]+?)\s*\(\s*(?:or |i\.e\.,? |that is,? |= ?)?([^()]+)\)")  # 0.75 kg (750 g)
+_FORMULA = re.compile(  # with a unit behind
+    r"\A(\$|\\\()((?:[-+\d.,{}^×·\s]|\\(?:times|cdot|[,!]))+)(?:\$|\\\))(?=\s*[^\W\d_])"
+)
 # 1.234.567 and 1.234,56: one reading only; 1.234 and 1,234 have two, and the English one is taken
 _GROUPED = re.compile(
     r"(?<![\d.,])\d{1,3}(?:(?:\.\d{3}){2,40}(?:,\d{1,40})?|(?:[.\s]\d{3}){1,40},\d{1,40})(?![\d.,])"
@@ -123,6 +127,10 @@ def parse_number(text: str, unit: str = "", *, decimal_comma: bool = True) -> Fr
 
 def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     """The number in the declared unit, and whether it was converted from another."""
+    if twice := _TWICE.fullmatch(text.strip().rstrip(".")):
+        first, second = _read(twice[1], unit), _read(twice[2], unit)
+        same = first and second and abs(first[0] - second[0]) <= abs(first[0]) / 10**12
+        return first if same else None
     unit, parts = unit_name(unit), amount(text)
     if parts is None:
         return None
@@ -144,7 +152,7 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
             return None
         text = unicodedata.normalize("NFKC", text.replace("º", "°").replace("’", "'"))
         text = _DASH.sub("-", text)
-    text = _DELIMITERS.sub(r"\g<inside>", text.strip().rstrip(".").strip())
+    text = _FORMULA.sub(r"\2 ", _DELIMITERS.sub(r"\g<inside>", text.strip().rstrip(".").strip()))
     text = in_digits(text)
     text = _GROUPED.sub(lambda number: re.sub(r"[.\s]", "", number[0]).replace(",", "."), text, count=1)
     text = _DECIMAL_COMMA.sub(r"\1.\2", text, count=1)

@@ -24,6 +24,7 @@ _ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
+_WORKED_OUT = re.compile(r"\d[!)]*\s*[-+*/×÷·^!−]")
 _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
@@ -62,10 +63,12 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
 
 
 def _value_asked(number: str, question: str) -> str:
-    """The value in "x = 4" or "f(3) = 9" where the question asks for what stands in front."""
+    """The value in "5! = 120", and in "x = 4" or "f(3) = 9" where the question asks for what is in front."""
     name, *values = (side.strip() for side in number.strip("$").split("="))
-    if len(values) != 1 or not re.search("[A-Za-z]", name):
+    if len(values) != 1:
         return number
+    if not re.search("[A-Za-z]", name):
+        return values[0] if _WORKED_OUT.search(name) else number
     asked = rf"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
     ends = r"(?=\s*(?:[?.,;:]|\Z|(?:if|when|where|given|such|in)\b))"
     return values[0] if re.search(asked + ends, question) else number

@@ -68,6 +68,7 @@ _ASKED_PERCENT = re.compile(
 )
 _RELATED = re.compile(r"[=<>≤≥≈]|\\(?:approx|in|ne|[lg]eq?)\b")
 _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|eqslant|t)(?![A-Za-z])")
+_SOLUTIONS = re.compile(r"\s*([A-Za-z])\s*=[^=]*?(?:\bor\s+\1\s*=[^=]*?)+\Z")  # x = 3 or x = -3
 _REPEATING = re.compile(r"(\d{1,30})\.(\d{0,30})(?:\\(?:overline|bar|dot)\s*\{?(\d{1,30})\}?|\((\d{1,30})\))")
 _PRIMES = re.compile(r"([A-Za-z)\]])(['’′]{1,4})(?!\s*_)")
 _TRANSPOSED = re.compile(
@@ -90,6 +91,9 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         ("¼", r"\\frac{1}{4}"),
         ("¾", r"\\frac{3}{4}"),
         (r"\A\s*\$?\s*(?:m?\\angle\s*)?[A-Z]{2,4}\s*=(?=[^=]*\Z)", ""),  # a segment or an angle
+        (r"(?:\\langle|⟨)([^<>⟨⟩]*?,[^<>⟨⟩]*?)(?:\\rangle|⟩)", r"(\1)"),  # a vector
+        (r"\A(\s*\$?)<([^<>=]*,[^<>=]*)>(?=\$?\s*\Z)", r"\1(\2)"),
+        (r"\s*\(\s*(?:approximately|about|≈|\\approx)\s*\$?(-?\d+\.?\d*)\$?\s*\)\s*\Z", r" \\approx \1"),
         ("∈", r"\\in "),
         ("∪", r"\\cup "),
         (r"\*\*", "^"),
@@ -303,7 +307,9 @@ def _base_fault(given: str, wanted: str) -> str:
 
 def _form_fault(given: str, wanted: str) -> str:
     extra = _words(given) - _words(wanted)
-    if extra == {"or"} and all(map(_INEQUALITY.search, re.split(r"\bor\b", given))):
+    if extra == {"or"} and (
+        _SOLUTIONS.match(given) or all(map(_INEQUALITY.search, re.split(r"\bor\b", given)))
+    ):
         extra = set()
     if extra:
         return f"words beside the expression: {', '.join(sorted(extra))[:80]}"
