@@ -464,3 +464,24 @@ def test_a_tool_that_cannot_be_sent_to_a_process_says_so():
     assert not found.ok and found.observation.startswith(
         "Error: the tool cannot run in a process of its own: "
     )
+
+
+WORKERS = """
+import os, torch
+from agentkit.tools.runtime import run_blocking
+async def threads():
+    return len(os.listdir("/proc/self/task"))
+torch.ones(4_000_000).sum()
+before = len(os.listdir("/proc/self/task"))
+after = run_blocking(threads())
+torch.ones(4_000_000).sum()
+print(before - after, len(os.listdir("/proc/self/task")) - after)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch brings libgomp on Linux")
+def test_a_thread_that_waits_for_rollouts_keeps_no_workers():
+    """libgomp counts them, and where there are more than cores all workers sleep between operations."""
+    command, environ = [sys.executable, "-c", WORKERS], os.environ | {"OMP_NUM_THREADS": "2"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["1", "1"], done.stderr

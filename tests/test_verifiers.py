@@ -55,6 +55,15 @@ def test_a_long_prompt_that_asks_in_no_words_is_read_at_once():
         ("ANSWER： Paris", "Paris"),
         ("Answer: 1\nAnswer: 2", "2"),  # the last one counts
         ("Answer: 1\n2", "1"),
+        ("It is 1.5 h.\n\n### Answer\n\n1.5 hours", "1.5 hours"),  # a heading, and all that stands below it
+        ("1\n**Final Answer:**\n\n\\[ \\boxed{5} \\]\n", "\\[ \\boxed{5} \\]"),
+        ("Answer:\n42", "42"),
+        ("## Answer\n- 5\n- 6", "- 5\n- 6"),
+        ("Answer: 5\n\n### Answer\n\n6", "6"),
+        ("### Answer\n\n6\n\nAnswer: 5", "5"),
+        ("**Answer**\n5\nWait, that is wrong.", "5\nWait, that is wrong."),
+        ("# Answer key\n5", "# Answer key\n5"),  # no heading of the answer
+        ("### Answer\n \n", "### Answer"),
         ("42", "42"),
         ("The answer: 42", "The answer: 42"),  # no line of its own: the whole text, which fails
         ("Answer:", "Answer:"),
@@ -92,7 +101,8 @@ def test_lines_below_an_answer_that_take_it_back(below, expected):
 
 @pytest.mark.parametrize(
     "text", ["Answer: a" + " " * 190_000 + "b", "answer" + " " * 190_000, "#" * 190_000, "Answer:" * 27_000, "final " * 30_000,
-             ("Answer: " + "* " * 50 + "x\n") * 1_500, "Answer: a" + "*" * 190_000 + "b", " " * 190_000 + "answer"]
+             ("Answer: " + "* " * 50 + "x\n") * 1_500, "Answer: a" + "*" * 190_000 + "b", " " * 190_000 + "answer",
+             "#answer" + " " * 190_000 + "\n", "#answer" + "*" * 190_000, "Answer:\n" * 24_000, "Answer:" + "\n" * 190_000]
 )  # fmt: skip
 def test_no_final_text_takes_long(text):
     start = time.monotonic()

@@ -8,8 +8,8 @@ _ANSWER_LINE = re.compile(
     r"^[ \t>*_#]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*([^\s*_].*)$", re.IGNORECASE | re.MULTILINE
 )
 _HEADING = re.compile(  # the answer stands below: "### Answer", "**Final answer:**"
-    r"""^[ \t>]*(?:[*_#]+[ \t]*(?:final[ ]+)?answer[ \t*_]*[:：]?|(?:final[ ]+)?answer[ \t]*[:：])
-    [ \t*_#]*\n(?=\s*\S)""",
+    r"""^[ \t>]*(?:[*_#]+[ \t]*(?:final[ ]+)?answer[ \t*_]*+[:：]?|(?:final[ ]+)?answer[ \t]*+[:：])
+    [ \t*_#]*+\n(?=\s*\S)""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 _CODE = re.compile(r"(?:async )?def \w+\(|class \w+\W|import \w|from [\w.]+ import |@\w")
