@@ -62,6 +62,15 @@ def test_a_long_prompt_that_asks_in_no_words_is_read_at_once():
         ("Answer: 5\n\n### Answer\n\n6", "6"),
         ("### Answer\n\n6\n\nAnswer: 5", "5"),
         ("**Answer**\n5\nWait, that is wrong.", "5\nWait, that is wrong."),
+        ("### Final Answer\n\nOttawa\n\nToronto", "Ottawa\n\nToronto"),  # two of them
+        ("### Answer\n\nOttawa\n\nIt was chosen in 1857.", "Ottawa"),
+        ("So\n\n$$\\boxed{7}$$\n\nSwapping rows would flip the sign.", "So\n\n$$\\boxed{7}$$"),
+        ("So\n\n$$\\boxed{7}$$\n\nNo, it is 8.", "So\n\n$$\\boxed{7}$$\n\nNo, it is 8."),
+        ("### ✅ Answer: **106 days** 🎯", "106 days"),
+        ("**Answer: 238 meters** (about 781 feet)", "238 meters (about 781 feet)"),
+        ("Answer: B ♭", "B ♭"),
+        ("Answer: from 0 to ∞", "from 0 to ∞"),
+        ("Answer: ✅", "✅"),
         ("# Answer key\n5", "# Answer key\n5"),  # no heading of the answer
         ("### Answer\n \n", "### Answer"),
         ("42", "42"),
@@ -93,6 +102,14 @@ def test_the_answer_of_a_final_turn(text, answer):
         ("The correct answer is 8, not 7.", 0),
         ("The correct value should be 7.5", 0),
         ("The correct one is not 7.", 0),
+        ("\n(Numerically that is roughly 7.0.)", 1),
+        ("\nSince two coats are required, the amount you really need is 12.", 0),
+        ("\nOn second thoughts the rule applies twice.", 0),
+        ("\nThe second search contradicts it and puts 8 first.", 0),
+        ("\nDas war allerdings der Wert von gestern.", 0),
+        ("\nPerdón, es el de otra novela.", 0),
+        ("\n(This is the second of the two; the first was 8.)", 0),
+        ("\nThis holds in April and May, exactly as it should.", 1),
     ],
 )
 def test_lines_below_an_answer_that_take_it_back(below, expected):

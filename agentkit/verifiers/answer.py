@@ -4,8 +4,11 @@ import re
 
 MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code
 MAX_CODE = 20_000
+_SYMBOLS = (0x1F000, 0x1FB00), (0x2190, 0x2200), (0x2600, 0x2660), (0x2670, 0x27C0)  # not ♭, ♯ and ∞
+_EMOJI = "\u2b50\ufe0f\u200d" + "".join(chr(code) for span in _SYMBOLS for code in range(*span))
 _ANSWER_LINE = re.compile(
-    r"^[ \t>*_#]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*([^\s*_].*)$", re.IGNORECASE | re.MULTILINE
+    rf"^[ \t>*_#{re.escape(_EMOJI)}]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*([^\s*_].*)$",
+    re.IGNORECASE | re.MULTILINE,
 )
 _HEADING = re.compile(  # the answer stands below: "### Answer", "**Final answer:**"
     r"""^[ \t>]*(?:[*_#]+[ \t]*(?:final[ ]+)?answer[ \t*_]*+[:：]?|(?:final[ ]+)?answer[ \t]*+[:：])
@@ -13,16 +16,30 @@ _HEADING = re.compile(  # the answer stands below: "### Answer", "**Final answer
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 _CODE = re.compile(r"(?:async )?def \w+\(|class \w+\W|import \w|from [\w.]+ import |@\w")
+_BOX, _PARAGRAPH = r"\boxed{", re.compile(r"\n\s*\n|\Z")
 _EMPTY = re.compile(r"\W*(?:final )?answer\W*[*_][\W_]*", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|thought)>(?:(?!<\1>).)*?</\1>", re.DOTALL)
-_RETRACTED = re.compile(
-    r"\b(?:wrong|incorrect|mistake\w*|correction|wait|actually|sorry|retract|misread"
-    r"|miscalculated|oops|hmm+|hold on"
-    r"|second thought|not right|should have been|corrected"
-    r"|falsch|irrtum|erreur|equivoqu\w|errado|sbagliat\w)\b"
-    r"|^\W*(?:edit|update)\s*:|(?:^|[.!?]\s)\W*i (?:forgot|missed|overlooked)\b"
-    r"|不对|不對|错了|錯了|間違|ошиб|неверн",
-    re.IGNORECASE | re.MULTILINE,
+_RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else stands below an answer leaves it
+    r"""(?<![\w-])(?:
+      not|cannot|no|never|none|neither|nor|without|\w+n['’]t
+    | but|yet|however|although|though|whereas|except|unless|instead|rather|otherwise|nevertheless|only[ ]if
+    | doubt\w*|unsure|uncertain|unclear|perhaps|maybe|might|(?-i:may)|possibly|probably|guess\w*|suspect
+    | wrong\w*|incorrect\w*|mistake\w*|errors?|correction|corrected|wait|actually|really
+    | in[ ]fact|sorry|apolog\w+
+    | retract\w*|mis(?:read|calculated|took|counted)|oops|hmm+|hold[ ]on|looking[ ]again|second[ ]thoughts?
+    | contradict\w*|disagree\w*|discard\w*|reject\w*|disregard\w*|withdraw\w*|revis\w+|replace\w*|ignore\w*
+    | (?<!as[ ]it[ ])should|must|ha(?:s|ve|d)[ ]to[ ]be|comes[ ]out|turns[ ]out|asked[ ]for
+    | this[ ]is[ ](?:the|an?)
+      (?![ ](?:final|correct|right|required|requested|same|answer|result|value|exact|only)\b)
+    | nein|nicht|kein\w*|aber|allerdings|jedoch|sondern|stattdessen|eigentlich|vielleicht|falsch\w*
+    | irrtum|korrektur
+    | entschuldig\w+|non|ne|pas|mais|cependant|toutefois|pardon|désolé\w*|erreur|plutôt|peut-être
+    | pero|sin[ ]embargo|perdón|equivoqu\w+|sino|quizás?|però|tuttavia|scusa\w*|errat[oa]|sbagliat\w+|forse
+    | não|porém|desculp\w+|errad[oa]|talvez|niet|geen|maar|helaas|не|нет|но|однако
+    )(?![\w-])
+    | ^[^\w\n]*(?:edit|update)\s*: | (?:^|[.!?]\s)[^\w\n]*i[ ](?:forgot|missed|overlooked)\b
+    | [不错錯但]|更正|抱歉|其实|其實|应该|應該|ない|違|しかし|訂正|すみません|아니|하지만|틀렸|ошиб|неверн""",
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 _CORRECTED = re.compile(  # what is said to be the correct one
     r"\bcorrect (?:(?!(?:and|or|as|but|that|if)\b)\w+ )?(?:is|was|should be)(?!\w)"
@@ -33,35 +50,63 @@ FENCE = re.compile(r"```|^[ \t]*~~~", re.MULTILINE)
 
 
 def final_answer(text: str) -> str | None:
-    """The answer of a final turn: its last "Answer: ..." line, or all below such a heading, else all of it.
+    """The answer of a final turn: its last "Answer: ..." line, what is below such a heading, else all of it.
 
-    None where that is empty or huge.
-
-    A turn that holds a code block is one answer as a whole: a comment in code may look like an answer line.
-    Code that starts on the answer line goes on to the end, and so does a line that has a box or is taken back
-    below. A closed thought in front is no part of it. Reasoning that ends in a box may be as long.
+    None where that is empty or huge. What follows the line, the heading's paragraph or that of the last box
+    is no part of it, unless it denies, doubts or corrects: then all is. A turn that holds a code block is one
+    answer as a whole: a comment in code may look like an answer line. Code that starts on the answer line
+    goes on to the end. A closed thought in front is no part of it. Reasoning that ends in a box may be as
+    long.
     """
     if len(text) > 100 * MAX_ANSWER:
         return None
-    text = _THOUGHT.sub("", text, count=1)
+    text = _without_emoji(_THOUGHT.sub("", text, count=1))
     lines = list(_ANSWER_LINE.finditer(text))
     if FENCE.search(text):
         answer, limit = text.strip(), MAX_CODE
     elif starts := [line for line in lines if _CODE.match(line[1])]:
         answer, limit = text[starts[0].start(1) :].strip(), MAX_CODE
     else:
-        below = [heading.end() for heading in _HEADING.finditer(text)]
-        if below and (not lines or lines[-1].start() < below[-1]):
-            text, lines = text[below[-1] :], []
-        answer = (lines[-1][1].rstrip(" \t*_") if lines else text).strip()
-        if lines and (r"\boxed{" in answer or _is_retracted(answer, text[lines[-1].end() :])):
-            answer = text[lines[-1].start(1) :].strip()
-        limit = MAX_CODE if r"\boxed{" in answer else MAX_ANSWER
+        answer = _stated(text, lines)
+        limit = MAX_CODE if _BOX in answer else MAX_ANSWER
     return answer if not _EMPTY.fullmatch(answer) and 0 < len(answer) <= limit else None
 
 
+def _stated(text: str, lines: list[re.Match]) -> str:
+    """The answer on the last line, below the last heading or in the paragraph of the last box."""
+    headings = [heading.end() for heading in _HEADING.finditer(text)]
+    if headings and (not lines or lines[-1].start() < headings[-1]):
+        text, lines = text[headings[-1] :].strip(), []
+    elif lines and _BOX in lines[-1][1]:
+        text, lines = text[lines[-1].start(1) :], []
+    if lines:
+        start, end = lines[-1].span(1)
+    elif headings or _BOX in text:
+        start, end = 0, _PARAGRAPH.search(text, max(text.rfind(_BOX), 0)).start()
+    else:
+        return text.strip()
+    answer, below = _without_emoji(text[start:end]).strip(" \t\n*_"), text[end:]
+    if answer.count("**") == 1:
+        answer = answer.replace("**", "")
+    others = headings and not lines and not all(map(_is_sentence, _PARAGRAPH.split(below)))
+    return text[start:].strip() if others or _is_retracted(answer, below) else answer
+
+
+def _without_emoji(text: str) -> str:
+    """A text without white space behind it, and without the emoji that stand there apart."""
+    text = text.rstrip()
+    while (shorter := text.rstrip(_EMOJI)) != text and shorter[-1:].isspace():
+        text = shorter.rstrip()
+    return text
+
+
+def _is_sentence(text: str) -> bool:
+    """Whether words below an answer are none themselves: there are several of them, or there is none."""
+    return len(text.split()) not in (1, 2, 3)
+
+
 def _is_retracted(answer: str, below: str) -> bool:
-    """Whether the lines below an answer take it back, or call another one correct."""
+    """Whether what stands below an answer takes it back, or calls another one correct."""
     same = re.compile(
         rf"{re.escape(answer.rstrip('.'))}(?!\w|[.,]\d|\s*[-+*/^=])(?!.*\bnot\b)", re.IGNORECASE
     )

@@ -56,7 +56,9 @@ _DELIMITERS = re.compile(  # of mathematics and a box
     r"\A(?P<open>\$\$?|\\\(|\\\[)?\s*(?P<box>\\boxed\s*\{)?(?P<inside>[^{}$]{1,600}|[^{}$]{0,99}\{,\}[^$]{1,99}?)"
     r"(?(box)\})\s*(?(open)(?:\$\$?|\\\)|\\\]))\Z"
 )
-_TWICE = re.compile(r"([^()]+?)\s*\(\s*(?:or |i\.e\.,? |that is,? |= ?)?([^()]+)\)")  # 0.75 kg (750 g)
+_TWICE = re.compile(
+    r"([^()]+?)\s*\(\s*(?:or |i\.e\.,? |that is,? |= ?)?(about |approximately |roughly |≈ ?|~ ?)?([^()]+)\)"
+)  # 0.75 kg (750 g)
 _FORMULA = re.compile(  # with a unit behind
     r"\A(\$|\\\()((?:[-+\d.,{}^×·\s]|\\(?:times|cdot|[,!]))+)(?:\$|\\\))(?=\s*[^\W\d_])"
 )
@@ -128,8 +130,8 @@ def parse_number(text: str, unit: str = "", *, decimal_comma: bool = True) -> Fr
 def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     """The number in the declared unit, and whether it was converted from another."""
     if twice := _TWICE.fullmatch(text.strip().rstrip(".")):
-        first, second = _read(twice[1], unit), _read(twice[2], unit)
-        same = first and second and abs(first[0] - second[0]) <= abs(first[0]) / 10**12
+        first, second = _read(twice[1], unit), _read(twice[3], unit)
+        same = first and second and abs(first[0] - second[0]) <= abs(first[0]) / 10 ** (2 if twice[2] else 12)
         return first if same else None
     unit, parts = unit_name(unit), amount(text)
     if parts is None:

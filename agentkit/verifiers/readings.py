@@ -25,6 +25,7 @@ _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
 _WORKED_OUT = re.compile(r"\d[!)]*\s*[-+*/×÷·^!−]")
+_FUNCTION = re.compile(r"\\?(?:det|[A-Za-z]{2,6}\s*\(([\d\s,.]+)\))")
 _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
@@ -69,6 +70,9 @@ def _value_asked(number: str, question: str) -> str:
         return number
     if not re.search("[A-Za-z]", name):
         return values[0] if _WORKED_OUT.search(name) else number
+    function = _FUNCTION.fullmatch(name)  # LCM(8, 12) of the question's own numbers
+    if function and set(re.findall(r"\d+", function[1] or "")) <= set(re.findall(r"\d+", question)):
+        return values[0]
     asked = rf"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
     ends = r"(?=\s*(?:[?.,;:]|\Z|(?:if|when|where|given|such|in)\b))"
     return values[0] if re.search(asked + ends, question) else number
