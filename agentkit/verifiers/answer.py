@@ -60,7 +60,7 @@ def final_answer(text: str) -> str | None:
     """
     if len(text) > 100 * MAX_ANSWER:
         return None
-    text = _without_emoji(_THOUGHT.sub("", text, count=1))
+    text = _THOUGHT.sub("", text, count=1)
     lines = list(_ANSWER_LINE.finditer(text))
     if FENCE.search(text):
         answer, limit = text.strip(), MAX_CODE
@@ -84,7 +84,7 @@ def _stated(text: str, lines: list[re.Match]) -> str:
     elif headings or _BOX in text:
         start, end = 0, _PARAGRAPH.search(text, max(text.rfind(_BOX), 0)).start()
     else:
-        return text.strip()
+        return _without_emoji(text).strip()
     answer, below = _without_emoji(text[start:end]).strip(" \t\n*_"), text[end:]
     if answer.count("**") == 1:
         answer = answer.replace("**", "")
