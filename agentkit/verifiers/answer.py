@@ -31,19 +31,22 @@ _RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else sta
     | (?<!as[ ]it[ ])should|must|ha(?:s|ve|d)[ ]to[ ]be|comes[ ]out|turns[ ]out|asked[ ]for
     | this[ ]is[ ](?:the|an?)
       (?![ ](?:final|correct|right|required|requested|same|answer|result|value|exact|only)\b)
-    | nein|nicht|kein\w*|aber|allerdings|jedoch|sondern|stattdessen|eigentlich|vielleicht|falsch\w*
+    | on[ ]reflection|reconsider\w*|(?:update|change)[ ]after|my[ ](?:\w+[ ])?(?:answer|value|result|reply)
+    | [ck]orre[ckt]\w*[ ]*:|nein|nicht|kein\w*|aber|allerdings|jedoch|sondern|stattdessen|eigentlich
+    | vielleicht|falsch\w*
     | irrtum|korrektur
-    | entschuldig\w+|non|ne|pas|mais|cependant|toutefois|pardon|désolé\w*|erreur|plutôt|peut-être
-    | pero|sin[ ]embargo|perdón|equivoqu\w+|sino|quizás?|però|tuttavia|scusa\w*|errat[oa]|sbagliat\w+|forse
-    | não|porém|desculp\w+|errad[oa]|talvez|niet|geen|maar|helaas|не|нет|но|однако
+    | entschuldig\w+|non|ne|pas|mais|cependant|toutefois|pardon|désolé\w*|erreur|plutôt|tromp\w+|peut-être
+    | pero|sin[ ]embargo|perdón|equivoqu\w+|sino|quizás?|però|tuttavia|scusa\w*|errat[oa]|sbagli\w+
+    | aspett\w+|forse
+    | não|porém|desculp\w+|engan\w+|errad[oa]|talvez|niet|geen|maar|helaas|не|нет|но|однако
     )(?![\w-])
     | ^[^\w\n]*(?:edit|update)\s*: | (?:^|[.!?]\s)[^\w\n]*i[ ](?:forgot|missed|overlooked)\b
     | [不错錯但]|更正|抱歉|其实|其實|应该|應該|ない|違|しかし|訂正|すみません|아니|하지만|틀렸|ошиб|неверн""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 _CORRECTED = re.compile(  # what is said to be the correct one
-    r"\bcorrect (?:(?!(?:and|or|as|but|that|if)\b)\w+ )?(?:is|was|should be)(?!\w)"
-    r"[\s*_$]*(?:indeed |the |an? )*(.*)",
+    r"\bcorre(?:ct[eao]?|tt[oa]) (?:(?!(?:and|or|as|but|that|if)\b)\w+ )?"
+    r"(?:is|was|should be|est|es|è|é)(?!\w)[\s*_$]*(?:indeed |the |an? )*(.*)",
     re.IGNORECASE,
 )
 FENCE = re.compile(r"```|^[ \t]*~~~", re.MULTILINE)

@@ -25,6 +25,10 @@ _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
 _WORKED_OUT = re.compile(r"\d[!)]*\s*[-+*/×÷·^!−]")
+_ASKED_LETTER = re.compile(
+    r"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?(?![aAI]\b)[A-Za-z](?![A-Za-z])",
+    re.IGNORECASE,
+)
 _FUNCTION = re.compile(r"\\?(?:det|[A-Za-z]{2,6}\s*\(([\d\s,.]+)\))")
 _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
@@ -65,11 +69,14 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
 
 def _value_asked(number: str, question: str) -> str:
     """The value in "5! = 120", and in "x = 4" or "f(3) = 9" where the question asks for what is in front."""
-    name, *values = (side.strip() for side in number.strip("$").split("="))
+    name, *values = (side.strip() for side in re.split(r"=|≈|\\approx", number.strip("$")))
     if len(values) != 1:
         return number
     if not re.search("[A-Za-z]", name):
         return values[0] if _WORKED_OUT.search(name) else number
+    own = re.fullmatch("[A-Za-z]", name) and not re.search(rf"(?<![A-Za-z]){name}(?![A-Za-z])", question)
+    if own and not _ASKED_LETTER.search(question):
+        return values[0]
     function = _FUNCTION.fullmatch(name)  # LCM(8, 12) of the question's own numbers
     if function and set(re.findall(r"\d+", function[1] or "")) <= set(re.findall(r"\d+", question)):
         return values[0]

@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentkit.verifiers import check
+from agentkit.verifiers import check, final_answer
 from agentkit.verifiers.worker import TIMEOUT_S
 
 CASES = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
+TURNS = json.loads(Path(__file__).with_name("turns.json").read_text(encoding="utf-8"))  # last turns, whole
 LIMIT_S = TIMEOUT_S + 5  # the rest is for a machine that does other work too
 
 
@@ -35,6 +36,12 @@ def settled(kind: str, answer: str, gold: str, **options) -> float | None:
 )
 def test_a_hostile_answer_gets_its_verdict(case):
     assert settled(case["kind"], case["answer"], case["gold"], **case.get("options", {})) == case["value"]
+
+
+@pytest.mark.parametrize("case", TURNS, ids=lambda c: f"{c['kind']} {c['turn'][-40:]!a}")
+def test_the_answer_of_a_last_turn_gets_its_verdict(case):
+    answer = final_answer(case["turn"]) or ""
+    assert settled(case["kind"], answer, case["gold"], **case["options"]) == case["value"]
 
 
 def test_every_verifier_is_attacked():
