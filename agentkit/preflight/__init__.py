@@ -69,7 +69,9 @@ def examine(
     clock = time.monotonic()
     options = lab.options(seed=recipe.seed)
     roll = partial(rollout, policy=policy, group_size=recipe.group_size, progress=title, **options)
-    sampled = spread(roll, chosen, recipe.group_size, "preflight")
+    at_once = range(0, len(chosen), recipe.prompts_per_step)  # as a step does, which is what is timed
+    parts = [chosen[first : first + recipe.prompts_per_step] for first in at_once]
+    sampled = [t for part in parts for t in spread(roll, part, recipe.group_size, "preflight")]
     seconds = (time.monotonic() - clock) * world() / len(sampled)  # of one device
     golden, cached = _by_expert(planned, policy.tokenizer, options)
     update, device, learning = None, "", []
