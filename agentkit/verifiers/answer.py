@@ -4,11 +4,9 @@ import re
 
 MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code
 MAX_CODE = 20_000
-_SYMBOLS = (0x1F000, 0x1FB00), (0x2190, 0x2200), (0x2600, 0x2660), (0x2670, 0x27C0)  # not ♭, ♯ and ∞
-_EMOJI = "\u2b50\ufe0f\u200d" + "".join(chr(code) for span in _SYMBOLS for code in range(*span))
+_EMOJI = "✅✔☑🎉😊🙂👍🎯🚀📈🎬🏆💡⭐🌟🥳📌📝\ufe0f\u200d"  # that say nothing of an answer
 _ANSWER_LINE = re.compile(
-    rf"^[ \t>*_#{re.escape(_EMOJI)}]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*([^\s*_].*)$",
-    re.IGNORECASE | re.MULTILINE,
+    rf"^[ \t>*_#{_EMOJI}]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*([^\s*_].*)$", re.IGNORECASE | re.MULTILINE
 )
 _HEADING = re.compile(  # the answer stands below: "### Answer", "**Final answer:**"
     r"""^[ \t>]*(?:[*_#]+[ \t]*(?:final[ ]+)?answer[ \t*_]*+[:：]?|(?:final[ ]+)?answer[ \t]*+[:：])
@@ -21,17 +19,15 @@ _EMPTY = re.compile(r"\W*(?:final )?answer\W*[*_][\W_]*", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|thought)>(?:(?!<\1>).)*?</\1>", re.DOTALL)
 _RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else stands below an answer leaves it
     r"""(?<![\w-])(?:
-      not|cannot|no|never|none|neither|nor|without|\w+n['’]t
+      not|cannot|unlike|no|never|none|neither|nor|without|\w+n['’]t
     | but|yet|however|although|though|whereas|except|unless|instead|rather|otherwise|nevertheless|only[ ]if
-    | doubt\w*|unsure|uncertain|unclear|perhaps|maybe|might|(?-i:may)|possibly|probably|guess\w*|suspect
-    | wrong\w*|incorrect\w*|mistake\w*|errors?|correction|corrected|wait|actually|really
+    | doubt\w*|unsure|uncertain|unclear|perhaps|maybe|might|possibly|probably|guess\w*|suspect
+    | wrong\w*|incorrect\w*|mistake\w*|correction|corrected|wait|actually|really
     | in[ ]fact|sorry|apolog\w+
     | retract\w*|mis(?:read|calculated|took|counted)|oops|hmm+|hold[ ]on|looking[ ]again|second[ ]thoughts?
-    | contradict\w*|disagree\w*|discard\w*|reject\w*|disregard\w*|withdraw\w*|revis\w+|replace\w*|ignore\w*
-    | (?<!as[ ]it[ ])should|must|ha(?:s|ve|d)[ ]to[ ]be|comes[ ]out|turns[ ]out|asked[ ]for
-    | this[ ]is[ ](?:the|an?)
-      (?![ ](?:final|correct|right|required|requested|same|answer|result|value|exact|only)\b)
-    | on[ ]reflection|reconsider\w*|(?:update|change)[ ]after|my[ ](?:\w+[ ])?(?:answer|value|result|reply)
+    | contradict\w*|disagree\w*|discard\w*|reject\w*|disregard\w*|withdraw\w*|revis\w+|ignore\w*
+    | (?<!as[ ]it[ ])should|ha(?:s|ve|d)[ ]to[ ]be|comes[ ]out|turns[ ]out|asked[ ]for
+    | on[ ]reflection|reconsider\w*|(?:update|change)[ ]after|my[ ]final
     | [ck]orre[ckt]\w*[ ]*:|nein|nicht|kein\w*|aber|allerdings|jedoch|sondern|stattdessen|eigentlich
     | vielleicht|falsch\w*
     | irrtum|korrektur
@@ -40,7 +36,7 @@ _RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else sta
     | aspett\w+|forse
     | não|porém|desculp\w+|engan\w+|errad[oa]|talvez|niet|geen|maar|helaas|не|нет|но|однако
     )(?![\w-])
-    | ^[^\w\n]*(?:edit|update)\s*: | (?:^|[.!?]\s)[^\w\n]*i[ ](?:forgot|missed|overlooked)\b
+    | ^[^\w\n]{0,20}(?:edit|update)\s*: | (?:^|[.!?]\s)[^\w\n]{0,20}i[ ](?:forgot|missed|overlooked)\b
     | [不错錯但]|更正|抱歉|其实|其實|应该|應該|ない|違|しかし|訂正|すみません|아니|하지만|틀렸|ошиб|неверн""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
@@ -72,7 +68,7 @@ def final_answer(text: str) -> str | None:
     else:
         answer = _stated(text, lines)
         limit = MAX_CODE if _BOX in answer else MAX_ANSWER
-    return answer if not _EMPTY.fullmatch(answer) and 0 < len(answer) <= limit else None
+    return answer if 0 < len(answer) <= limit and not _EMPTY.fullmatch(answer) else None
 
 
 def _stated(text: str, lines: list[re.Match]) -> str:
@@ -89,23 +85,22 @@ def _stated(text: str, lines: list[re.Match]) -> str:
     else:
         return _without_emoji(text).strip()
     answer, below = _without_emoji(text[start:end]).strip(" \t\n*_"), text[end:]
-    if answer.count("**") == 1:
-        answer = answer.replace("**", "")
-    others = headings and not lines and not all(map(_is_sentence, _PARAGRAPH.split(below)))
+    if answer.count("**") == 1:  # and no power
+        answer = re.sub(r"(?<![\w)\]}])\*\*|\*\*(?![\w(\[{\\-])", "", answer)
+    introduced = re.search(r"\A#|:\Z", answer) or re.search(r"\banswer\b", below, re.IGNORECASE)
+    others = not lines and (introduced or not all(map(_is_sentence, below.splitlines())))
     return text[start:].strip() if others or _is_retracted(answer, below) else answer
 
 
 def _without_emoji(text: str) -> str:
     """A text without white space behind it, and without the emoji that stand there apart."""
-    text = text.rstrip()
-    while (shorter := text.rstrip(_EMOJI)) != text and shorter[-1:].isspace():
-        text = shorter.rstrip()
-    return text
+    shorter = text.rstrip(_EMOJI + " \t\n")
+    return shorter if text[len(shorter) : len(shorter) + 1].isspace() else text.rstrip()
 
 
 def _is_sentence(text: str) -> bool:
-    """Whether words below an answer are none themselves: there are several of them, or there is none."""
-    return len(text.split()) not in (1, 2, 3)
+    """Whether a line below an answer is none itself: it has several words, or none, and does not go on."""
+    return len(text.split()) not in (1, 2, 3) and not re.match(r"\W*(?:or|and|boxed)\b", text)
 
 
 def _is_retracted(answer: str, below: str) -> bool:

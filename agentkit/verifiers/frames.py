@@ -73,7 +73,7 @@ _NAME = re.compile(
 _VARIABLE = re.compile(
     r"(?<![A-Za-z\\])[A-Za-zΑ-ω](?:_\w+)?(?![A-Za-z])|\\(?:alpha|beta|gamma|theta|phi|lambda|omega)\b"
 )
-_OPERATION = re.compile(r"\\(?:int|lim|sum|prod|det|[dt]?fracd/?d[a-z])(?![a-z])")  # that is carried out
+_OPERATION = re.compile(r"\\int(?![a-z]).*d[a-z]", re.DOTALL)  # an integral, carried out
 _CONTINUED = re.compile(r"\s*(?:=\s*[A-Za-z]\b|\\p?mod\s*\{?\s*\d+\s*\}?|\(\s*\\?mod\s*\d+\s*\))")
 _CONSTANT = re.compile(r"\s*\+\s*[Cc](?![A-Za-z])")  # of integration
 _AGAIN = re.compile(  # the same value again: \boxed{\frac18} = 0.125, which is $5^2$, or approximately 1.618
@@ -215,7 +215,9 @@ def _is_side(side: str, question: str) -> bool:
 def names_answer(side: str, question: str) -> bool:
     """Whether the first side of an equation names what is asked, or is a formula for it in several names."""
     side = re.sub(r"[{}]", "", side).strip()
-    if (_NAME.fullmatch(side) and _VARIABLE.search(side)) or _OPERATION.match(side):
+    if (_NAME.fullmatch(side) and _VARIABLE.search(side)) or (
+        _OPERATION.fullmatch(side) and "\\int" not in question
+    ):
         return True
     written, asked = (re.sub(r"[()]|\\int", "", compact(text)) for text in (side, question))
     if re.search(rf"(?<![-+*/^.\d]){re.escape(written)}(?![-+*/^\d])", asked):  # no part of 2x + 4

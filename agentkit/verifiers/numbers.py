@@ -131,7 +131,13 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     """The number in the declared unit, and whether it was converted from another."""
     if twice := _TWICE.fullmatch(text.strip().rstrip(".")):
         first, second = _read(twice[1], unit), _read(twice[3], unit)
-        same = first and second and abs(first[0] - second[0]) <= abs(first[0]) / 10 ** (2 if twice[2] else 12)
+        signs = {(amount(part) or ("", ""))[1] for part in (twice[1], twice[3])} - {""}
+        same = (
+            first
+            and second
+            and len(signs) < 2
+            and abs(first[0] - second[0]) <= abs(first[0]) / 10 ** (2 if twice[2] else 12)
+        )
         return first if same else None
     unit, parts = unit_name(unit), amount(text)
     if parts is None:

@@ -24,12 +24,12 @@ _ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
-_WORKED_OUT = re.compile(r"\d[!)]*\s*[-+*/×÷·^!−]")
+_WORKED_OUT = re.compile(r"[\d\s.,()]*\d[!)]*\s*[-+*/×÷·^!−][\d\s.,()!+*/×÷·^−-]*")
 _ASKED_LETTER = re.compile(
     r"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?(?![aAI]\b)[A-Za-z](?![A-Za-z])",
     re.IGNORECASE,
 )
-_FUNCTION = re.compile(r"\\?(?:det|[A-Za-z]{2,6}\s*\(([\d\s,.]+)\))")
+_FUNCTION = re.compile(r"\\?(det(?=\Z)|[A-Za-z]{2,6}(?=\s*\())(?:\s*\(([\d\s,.]+)\))?")
 _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
@@ -73,13 +73,16 @@ def _value_asked(number: str, question: str) -> str:
     if len(values) != 1:
         return number
     if not re.search("[A-Za-z]", name):
-        return values[0] if _WORKED_OUT.search(name) else number
+        return values[0] if _WORKED_OUT.fullmatch(name) else number
     own = re.fullmatch("[A-Za-z]", name) and not re.search(rf"(?<![A-Za-z]){name}(?![A-Za-z])", question)
-    if own and not _ASKED_LETTER.search(question):
+    named = own and (name in "xn" or re.search(rf"\b{name}\w{{3,}}", question, re.IGNORECASE))
+    if named and not _ASKED_LETTER.search(question):
         return values[0]
     function = _FUNCTION.fullmatch(name)  # LCM(8, 12) of the question's own numbers
-    if function and set(re.findall(r"\d+", function[1] or "")) <= set(re.findall(r"\d+", question)):
-        return values[0]
+    if function and set(re.findall(r"\d+", function[2] or "")) <= set(re.findall(r"\d+", question)):
+        initials = "".join(word[0] for word in question.split())
+        if function[1].casefold() in question.casefold() or function[1].casefold() in initials.casefold():
+            return values[0]
     asked = rf"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
     ends = r"(?=\s*(?:[?.,;:]|\Z|(?:if|when|where|given|such|in)\b))"
     return values[0] if re.search(asked + ends, question) else number

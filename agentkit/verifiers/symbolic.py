@@ -92,8 +92,7 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         ("¾", r"\\frac{3}{4}"),
         (r"\A\s*\$?\s*(?:m?\\angle\s*)?[A-Z]{2,4}\s*=(?=[^=]*\Z)", ""),  # a segment or an angle
         (r"(?:\\langle|⟨)([^<>⟨⟩]*?,[^<>⟨⟩]*?)(?:\\rangle|⟩)", r"(\1)"),  # a vector
-        (r"\A(\s*\$?)<([^<>=]*,[^<>=]*)>(?=\$?\s*\Z)", r"\1(\2)"),
-        (r"\s*\(\s*(?:approximately|about|≈|\\approx)\s*\$?(-?\d+\.?\d*)\$?\s*\)\s*\Z", r" \\approx \1"),
+        (r"\s+\(\s*(?:approximately|about|≈|\\approx)\s*\$?(-?\d+\.?\d*)\$?\s*\)\s*\Z", r" \\approx \1"),
         ("∈", r"\\in "),
         ("∪", r"\\cup "),
         (r"\*\*", "^"),
@@ -308,7 +307,8 @@ def _base_fault(given: str, wanted: str) -> str:
 def _form_fault(given: str, wanted: str) -> str:
     extra = _words(given) - _words(wanted)
     if extra == {"or"} and (
-        _SOLUTIONS.match(given) or all(map(_INEQUALITY.search, re.split(r"\bor\b", given)))
+        (_SOLUTIONS.match(given) and wanted[:1] != "(")
+        or all(map(_INEQUALITY.search, re.split(r"\bor\b", given)))
     ):
         extra = set()
     if extra:
