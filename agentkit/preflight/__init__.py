@@ -65,12 +65,11 @@ def examine(
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
     planned = evenly([task for task in tasks if task.meta.get("plan") is not None], GOLD)
-    title, clock = "preflight" if progress else None, time.monotonic()
+    title = "preflight" if progress else None
+    clock = time.monotonic()
     options = lab.options(seed=recipe.seed)
     roll = partial(rollout, policy=policy, group_size=recipe.group_size, progress=title, **options)
-    size = recipe.prompts_per_step  # at once, as in a step: it is timed
-    parts = [chosen[first : first + size] for first in range(0, len(chosen), size)]
-    sampled = [t for part in parts for t in spread(roll, part, recipe.group_size, "preflight")]
+    sampled = spread(roll, chosen, recipe.group_size, "preflight")
     seconds = (time.monotonic() - clock) * world() / len(sampled)  # of one device
     golden, cached = _by_expert(planned, policy.tokenizer, options)
     update, device, learning = None, "", []

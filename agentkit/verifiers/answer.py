@@ -100,7 +100,7 @@ def _without_emoji(text: str) -> str:
 
 def _is_sentence(text: str) -> bool:
     """Whether a line below an answer is none itself: it has several words, or none, and does not go on."""
-    return len(text.split()) not in (1, 2, 3) and not re.match(r"\W*(?:or|and|boxed)\b", text)
+    return len(text.split()) not in (1, 2, 3) and not re.match(r"\W*(?:or|and|boxed)\b", text, re.I)
 
 
 def _is_retracted(answer: str, below: str) -> bool:

@@ -56,9 +56,10 @@ _DELIMITERS = re.compile(  # of mathematics and a box
     r"\A(?P<open>\$\$?|\\\(|\\\[)?\s*(?P<box>\\boxed\s*\{)?(?P<inside>[^{}$]{1,600}|[^{}$]{0,99}\{,\}[^$]{1,99}?)"
     r"(?(box)\})\s*(?(open)(?:\$\$?|\\\)|\\\]))\Z"
 )
-_TWICE = re.compile(
-    r"([^()]+?)\s*\(\s*(?:or |i\.e\.,? |that is,? |= ?)?(about |approximately |roughly |≈ ?|~ ?)?([^()]+)\)"
-)  # 0.75 kg (750 g)
+_TWICE = re.compile(  # 0.75 kg (750 g)
+    r"([^()]*[^()\s])\s*\(\s*(?:or |i\.e\.,? |that is,? |= ?)?"
+    r"(about |approximately |roughly |≈ ?|~ ?)?([^()]+)\)"
+)
 _FORMULA = re.compile(  # with a unit behind
     r"\A(\$|\\\()((?:[-+\d.,{}^×·\s]|\\(?:times|cdot|[,!]))+)(?:\$|\\\))(?=\s*[^\W\d_])"
 )
@@ -130,15 +131,7 @@ def parse_number(text: str, unit: str = "", *, decimal_comma: bool = True) -> Fr
 def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     """The number in the declared unit, and whether it was converted from another."""
     if twice := _TWICE.fullmatch(text.strip().rstrip(".")):
-        first, second = _read(twice[1], unit), _read(twice[3], unit)
-        signs = {(amount(part) or ("", ""))[1] for part in (twice[1], twice[3])} - {""}
-        same = (
-            first
-            and second
-            and len(signs) < 2
-            and abs(first[0] - second[0]) <= abs(first[0]) / 10 ** (2 if twice[2] else 12)
-        )
-        return first if same else None
+        return _read_twice(twice[1], twice[3], unit, 1e-2 if twice[2] else 1e-12)
     unit, parts = unit_name(unit), amount(text)
     if parts is None:
         return None
@@ -150,6 +143,14 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
         return value, False
     converted = _converted(value, its_unit, unit)
     return None if converted is None else (converted, True)
+
+
+def _read_twice(text: str, again: str, unit: str, rounding: float) -> tuple[Fraction, bool] | None:
+    """The number of a text whose brackets say it again; None where they say another, or another currency."""
+    first, second = _read(text, unit), _read(again, unit)
+    if not first or not second or abs(first[0] - second[0]) > abs(first[0]) * Fraction(rounding):
+        return None
+    return first if len({amount(text)[1], amount(again)[1]} - {""}) < 2 else None
 
 
 def amount(text: str) -> tuple[Fraction, str, str] | None:
