@@ -15,13 +15,13 @@ from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import checks, examine, forecast, probe, report, task_checks
+from agentkit.preflight import _longer, checks, examine, forecast, probe, report, task_checks
 from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import correctness, plan, with_noise
 from agentkit.rollouts import rollout
-from agentkit.runs import cost
+from agentkit.runs import Run, cost
 from agentkit.runs.recipe import Recipe
 from agentkit.training.memory import MemoryPlan
 from agentkit.training.timing import update_seconds
@@ -322,6 +322,20 @@ def test_the_forecast_of_a_cpu_names_no_gpu_hours(model, device, rented):
     assert ("GPU-hours, $" in finding) is rented is ("$" in finding) and "memory so far." in finding
 
 
+def test_a_step_of_the_expert_is_longer_by_its_tokens_and_by_its_longest_trajectory():
+    """Twice the tokens, and a longest turn of 8 tokens where steps now have 1 and 3: twice 4, under the root."""
+
+    def rolled(task: str, own: int, observed: int) -> Trajectory:
+        mask = (1,) * own + (0,) * observed
+        made = repair(constraint_task(0), 0, "c1")
+        return dataclasses.replace(made, task_id=task, completion_ids=mask, action_mask=mask)
+
+    now = [rolled("c1", 1, 4), rolled("c1", 1, 4), rolled("c2", 3, 2), rolled("c2", 1, 4)]
+    expert = [rolled("c1", 2, 8), rolled("c2", 8, 2), rolled("c3", 1, 80)]
+    assert _longer(now, expert, 2) == pytest.approx((2 * 8 / 2) ** 0.5)
+    assert _longer(expert, now, 2) == _longer(now, [], 2) == 1.0
+
+
 def test_the_forecast_expects_trajectories_as_long_as_the_experts():
     now, later = (
         forecast(Recipe(model="nano"), 0.05, 0.01),
@@ -339,7 +353,7 @@ def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
     assert (
         preflight["Gold trajectories"].light == "green"
         and preflight["Masks"].light == "green"
-        and len(rollouts) == 48
+        and len(rollouts) == 64  # 16 tasks: two steps of 8
     )
     assert (
         preflight["Signal or noise"].values["repeatable"] == pytest.approx(1.0)
@@ -393,22 +407,40 @@ def test_settings_that_train_nothing_are_told(changes, light, says):
     assert item.light == light and says in item.finding
 
 
-def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already():
+def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):
     recipe = Recipe(model="nano", sft=True, sft_transcripts=1)
-    plain = forecast(recipe, 0.05, 0.01)
-    known = forecast(recipe, 0.05, 0.01, n_test=18, done={cost.PHASES[0]: 7.0})
-    final = cost.PHASES[4]
-    evaluated = cost.counts(recipe)["final"]
-    assert known.values["phases"][cost.PHASES[0]] == 7.0
-    assert known.values["phases"][final] / plain.values["phases"][final] == pytest.approx(
-        18 * (recipe.test_samples + 1) / evaluated)  # fmt: skip
+    plain, phases = forecast(recipe, 0.05, 0.01), cost.PHASES
+    run = Run.create(tmp_path / "a")
+    baseline = {"seconds": 70.0, "measured": {"base": 50.0, "sft": 9.0}}
+    run.update(recipe={"model": "nano", "sft": True, "sft_transcripts": 1})
+    run.update(stages={"01_tasks": {"seconds": 12.0}, "02_baseline": baseline})
+    known = forecast(Recipe(), 0.05, 0.01, n_test=18, run=run)  # notebook 03's recipe holds a part of it
+    assert known.values["phases"][phases[0]] == 70.0
+    assert known.values["phases"][phases[4]] == pytest.approx(9.0)  # as long as the SFT agent took
+    assert known.values["phases"][phases[1]] == plain.values["phases"][phases[1]]
+    rates = cost.read_prices().rates["nano"]
+    assert known.values["phases"][phases[5]] == pytest.approx(12 + rates.other)
+    assert plain.values["phases"][phases[5]] == pytest.approx(recipe.n_tasks * rates.task + rates.other)
     low, high = known.values["interval"]
     assert low < known.values["total_seconds"] < high and "[" in known.finding
     longer = forecast(recipe, 0.05, 0.01, longer=3.0)
     assert longer.values["interval"][0] < 0.6 * longer.values["total_seconds"]
-    other = cost.PHASES[5]
-    assert longer.values["phases"][other] == plain.values["phases"][other]
-    assert plain.values["phases"][other] == cost.read_prices().rates["nano"].other
+    assert longer.values["phases"][phases[5]] == plain.values["phases"][phases[5]]
+
+
+@pytest.mark.parametrize(
+    ("dead", "times"), [(0.0, 1.0), (0.5, 1 + (1 + 1.5 + 1 / 6) / 2), (0.8, 3.0), (1.0, 3.0)]
+)
+def test_the_forecast_counts_what_replaces_dead_groups(dead, times):
+    """Half of two groups: one more on average, in rounds with chances of 3/4, 7/16, ...; extra_rollouts bounds them."""
+    recipe = Recipe(model="nano", dead_groups="replace", extra_rollouts=2.0, prompts_per_step=2)
+    rollouts = [
+        forecast(dataclasses.replace(recipe, dead_groups=choice), 0.05, 0.01, dead=dead).values["phases"][
+            cost.PHASES[1]
+        ]
+        for choice in ("replace", "keep")
+    ]
+    assert rollouts[0] == pytest.approx(times * rollouts[1], rel=1e-3)
 
 
 # ---- memory, and turns that are cut

@@ -5,14 +5,14 @@ component and forecasts the cost. A red item refuses the run (TrainingError), un
 ``preflight: warn``. Leaves out training itself: a learning rate can be too large and the report green.
 """
 
+import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from agentkit.lab import Lab
@@ -35,7 +35,8 @@ from agentkit.training.launch import Work
 from agentkit.training.timing import update_seconds
 from agentkit.trajectories import groups_by_task, results_of
 
-TASKS, REPEATS, GOLD, PROBED = 12, 4, 24, 3
+TASKS, REPEATS, PROBED = 12, 4, 3
+GOLD = 2  # times as many, so that those that are rolled out are among them
 WITHIN = 0.25  # of a forecast from a few dozen rollouts, on either side: an aim, not a measurement
 SHIFT = 7_919  # between the seeds of repeated scorings, on which no reward may depend
 
@@ -54,22 +55,25 @@ def examine(
 
     Where memory does not suffice, nothing is rolled out.
 
-    TASKS of them, spread over the list, are rolled out, and GOLD by the scripted expert. ``model`` is the one
-    that will be trained, to time an update on; without it the rate of params/prices.yaml is scaled.
+    At least TASKS of them, spread over the list, are rolled out, as many at once as in a step of training,
+    whose time that tells, and GOLD times as many by the scripted expert. ``model`` is the one that will be
+    trained, to time an update on; without it the rate of params/prices.yaml is scaled.
     ``test`` are the tasks of the test split; ``run``, whose manifest holds the whole recipe and
     what its stages took so far, makes the forecast one of that run.
     """
     start = time.monotonic()
-    recipe, chosen = lab.recipe, evenly(tasks, TASKS)
+    recipe, at_once = lab.recipe, min(lab.recipe.prompts_per_step, TASKS)
+    chosen = evenly(tasks, math.ceil(TASKS / at_once) * at_once)
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
-    planned = evenly([task for task in tasks if task.meta.get("plan") is not None], GOLD)
+    planned = evenly([task for task in tasks if task.meta.get("plan") is not None], GOLD * len(chosen))
     title = "preflight" if progress else None
     clock = time.monotonic()
     options = lab.options(seed=recipe.seed)
     roll = partial(rollout, policy=policy, group_size=recipe.group_size, progress=title, **options)
-    sampled = spread(roll, chosen, recipe.group_size, "preflight")
+    parts = [chosen[first : first + at_once] for first in range(0, len(chosen), at_once)]
+    sampled = [t for part in parts for t in spread(roll, part, recipe.group_size, "preflight")]
     seconds = (time.monotonic() - clock) * world() / len(sampled)  # of one device
     golden, cached = _by_expert(planned, policy.tokenizer, options)
     update, device, learning = None, "", []
@@ -84,9 +88,9 @@ def examine(
     judged = judged if judged.light == "red" else task_checks.told_apart(tasks) or judged
     before = [judged, cached, task_checks.given_away(chosen), task_checks.answers(tasks)]
     before += [task_checks.unsaid(golden), task_checks.held_out(tasks, test), *learning]
-    whole, done = (Recipe.of(run), cost.actual(run)) if run else (recipe, {})
-    longer = _longer(sampled, golden)
-    expected = forecast(whole, seconds, update, longer, device, n_test=len(test), done=done)
+    dead = next(i.values["seen"] for i in scored.items if i.name == checks.DEAD)
+    longer = _longer(sampled, golden, at_once * recipe.group_size)
+    expected = forecast(recipe, seconds, update, longer, device, len(test), dead, run)
     items = (*filter(None, before), *scored.items, *enough, expected)
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
 
@@ -165,29 +169,32 @@ def forecast(
     update_seconds: float | None = None,
     longer: float = 1.0,
     device: str = "",
-    *,
     n_test: int = 0,
-    done: Mapping[str, float] = MappingProxyType({}),
+    dead: float = 0.0,
+    run: Run | None = None,
 ) -> Item:
     """Time, memory and money of the run, from measured seconds of a trajectory's rollout and of its update.
 
     Without the second the rate of params/prices.yaml is scaled; what is no trajectory takes what it says. In
     training trajectories will be ``longer`` times as long: an agent that learns comes to work as the expert
     does; the interval's lower end is without that, and both ends allow for WITHIN. Money is for a ``device``
-    GPU only, by default what the rates are for. ``done`` are the seconds of phases that are over.
+    GPU only, by default what the rates are for. ``dead`` is the share of groups that others may replace. Of a
+    ``run`` the manifest holds the whole recipe, and what its notebooks took so far.
     """
-    prices = cost.read_prices()
+    recipe = Recipe.of(run) if run else recipe
+    prices, told = cost.read_prices(), cost.told(run, recipe, n_test) if run else {}
     known = prices.rates_of(recipe)
     slower = longer * rollout_seconds / known.rollout  # than the machine of params/prices.yaml
     rates = replace(
         known,
         rollout=longer * rollout_seconds,
         update=slower * known.update if update_seconds is None else longer * update_seconds,
-        evaluation=slower * known.evaluation,
+        evaluation=longer * told["evaluation"] if "evaluation" in told else slower * known.evaluation,
         demonstration=slower * known.demonstration,
+        task=told.get("task", known.task),
     )
-    phases = cost.forecast(recipe, rates, n_test)
-    over = cost.PHASES[0]  # the only one before training
+    phases = cost.forecast(recipe, rates, n_test, dead)
+    over, done = cost.PHASES[0], cost.actual(run) if run else {}  # the only phase before training
     phases |= {over: done[over]} if over in done else {}
     training, total = sum(phases[p] for p in cost.PHASES[1:4]), sum(phases.values())
     low, high = (total - training * (1 - 1 / longer)) * (1 - WITHIN), total * (1 + WITHIN)
@@ -209,12 +216,23 @@ def forecast(
     return Item("Forecast", "green", finding, values=values)
 
 
-def _longer(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]) -> float:
-    """How many times as many tokens the expert's trajectories have as those of now; at least 1."""
-    if not golden:
+def _longer(sampled: Sequence[Trajectory], golden: Sequence[Trajectory], at_once: int) -> float:
+    """How many times as long a step of the expert would take as one of now, ``at_once`` rollouts; at least 1.
+
+    Between the ratio of the tokens, which holds where an engine is full, and that of the longest
+    trajectories' own tokens, each a pass of the model, which holds where it is not: their geometric mean.
+    Tokens of the same tasks, where some are, since tasks differ more than agents do.
+    """
+    both = {t.task_id for t in sampled} & {t.task_id for t in golden}
+    tokens = [
+        fmean([len(t.completion_ids) for t in some if t.task_id in both or not both] or [0])
+        for some in (sampled, golden)
+    ]
+    own = [[sum(t.action_mask) for t in some] for some in (sampled, golden)]
+    now = fmean(max(own[0][i : i + at_once]) for i in range(0, len(own[0]), at_once))
+    if not golden or not tokens[0] or not now:
         return 1.0
-    now, then = (fmean(len(t.completion_ids) for t in some) for some in (sampled, golden))
-    return max(1.0, then / now) if now else 1.0
+    return max(1.0, math.sqrt(tokens[1] / tokens[0] * max(own[1]) / now))
 
 
 FIRST = 8  # training tasks whose groups are shown

@@ -21,6 +21,7 @@ from agentkit.tools.outages import momentary
 from agentkit.trajectories import EQUAL, groups_by_task, is_dead, members, met_limit, results_of
 
 GROUP_SIZES = (4, 8, 12, 16, 24, 32)
+DEAD = "Groups without advantage"  # the item's name
 USEFUL = 0.5  # expected share of dead groups at which a group size is useful: at least every second teaches
 
 
@@ -164,9 +165,7 @@ def dead_groups(groups: Groups, group_size: int) -> Item:
         light, advice = "green", f"The smallest useful group_size is {useful}." if useful < group_size else ""
     values = {"seen": seen, "expected": {str(g): share for g, share in expected.items()}}
     values |= {"smallest_useful": useful, "beta": [a, b]}
-    return Item(
-        "Groups without advantage", light, finding, advice, ids(g.trajectories[0] for g in dead), values
-    )
+    return Item(DEAD, light, finding, advice, ids(g.trajectories[0] for g in dead), values)
 
 
 def _why_equal(groups: Groups) -> str:

@@ -37,8 +37,9 @@ class Rates:
     evaluation: float  # a trajectory sampled for validation or a test
     update: float  # forward and backward pass of one trajectory, an iteration
     demonstration: float  # forward and backward pass of one demonstration of the cold start
-    other: float  # a run: building tasks, diagnostics, loading models
+    other: float  # a run: diagnostics, loading models
     source: str  # where these figures come from
+    task: float = 0.0  # a task of the suite, built
     device: str = "GPU"  # or CPU, which nobody rents by the hour
 
 
@@ -68,22 +69,38 @@ def read_prices(path: str | Path | None = None) -> Prices:
 
 
 # ---- from a recipe
-def counts(recipe: Recipe, n_test: int = 0) -> dict[str, int]:
-    """How many trajectories a recipe asks for, by what for; ``n_test`` is a test that is known."""
+def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]:
+    """How many trajectories a recipe asks for, by what for; ``n_test`` is a test that is known.
+
+    ``dead`` is the share of groups that teach nothing, which others may replace (``replacing``).
+    """
     test, validation, train = (round(recipe.n_tasks * share) for share in (0.15, 0.15, 0.70))
     recipe, test = recipe.planned(train), n_test or test
     batch = recipe.prompts_per_step * recipe.group_size
     shown = min(train, recipe.sft_tasks or train)
     evaluated = test * (recipe.test_samples + 1)  # the samples, and once greedily
+    steps = math.ceil(recipe.steps / recipe.num_iterations / recipe.minibatches)  # that sample
     return {
         "demonstrations": shown * recipe.sft_transcripts * recipe.sft_epochs if recipe.sft else 0,
         "baseline": evaluated * (2 if recipe.measure_base and recipe.sft else 1)
         + train * recipe.filter_rollouts,
-        "rollouts": math.ceil(recipe.steps / recipe.num_iterations / recipe.minibatches) * batch,
+        "rollouts": round(steps * batch * (1 + replacing(recipe, dead))),
         "updates": recipe.steps * batch // recipe.minibatches,
         "validation": validations(recipe) * min(recipe.val_tasks, validation) * recipe.val_samples,
         "final": evaluated,
     }
+
+
+def replacing(recipe: Recipe, dead: float) -> float:
+    """What replacing dead groups adds to the sampling of a step, as a share of it.
+
+    Fresh groups are as often dead. Their trajectories are so many; but they come in rounds, each as long as
+    its longest trajectory: the mean of both, and no more than the budget.
+    """
+    if recipe.dead_groups != "replace" or dead >= 1:
+        return recipe.extra_rollouts * (recipe.dead_groups == "replace")
+    rounds = sum(1 - (1 - dead**number) ** recipe.prompts_per_step for number in range(1, 100))
+    return min((dead / (1 - dead) + rounds) / 2, recipe.extra_rollouts)
 
 
 def validations(recipe: Recipe) -> int:
@@ -91,16 +108,16 @@ def validations(recipe: Recipe) -> int:
     return 1 + math.ceil(recipe.steps / recipe.val_every)
 
 
-def forecast(recipe: Recipe, rates: Rates, n_test: int = 0) -> dict[str, float]:
-    """Device seconds of each phase."""
-    n = counts(recipe, n_test)
+def forecast(recipe: Recipe, rates: Rates, n_test: int = 0, dead: float = 0.0) -> dict[str, float]:
+    """Device seconds of each phase; ``n_test`` and ``dead`` as in ``counts``."""
+    n = counts(recipe, n_test, dead)
     seconds = (
         n["demonstrations"] * rates.demonstration + n["baseline"] * rates.evaluation,
         n["rollouts"] * rates.rollout,
         n["updates"] * rates.update,
         n["validation"] * rates.evaluation,
         n["final"] * rates.evaluation,
-        rates.other,
+        rates.other + recipe.n_tasks * rates.task,
     )
     return dict(zip(PHASES, seconds, strict=True))
 
@@ -119,6 +136,19 @@ def actual(run: Run) -> dict[str, float]:
     used = {name: stage.get("devices", fallback) for name, stage in run.manifest["stages"].items()}
     devices = {phase: used.get(by_phase.get(phase, "03_grpo"), fallback) for phase in PHASES}
     return {phase: spent[phase] * devices[phase] for phase in PHASES if spent.get(phase) is not None}
+
+
+def told(run: Run, recipe: Recipe, n_test: int) -> dict[str, float]:
+    """Rates that notebooks 01 and 02 of a run tell: ``task``, and ``evaluation`` of the SFT agent."""
+    found, stages = {}, run.manifest["stages"]
+    if seconds := stages.get("01_tasks", {}).get("seconds"):
+        found["task"] = seconds / recipe.n_tasks
+    before = stages.get("02_baseline", {})
+    if seconds := before.get("measured", {}).get("sft"):
+        n = counts(recipe, n_test)
+        base = n["final"] * (recipe.measure_base and recipe.sft)
+        found["evaluation"] = seconds * before.get("devices", recipe.processes) / (n["baseline"] - base)
+    return found
 
 
 def made_in(run: Run, policy: str) -> float:

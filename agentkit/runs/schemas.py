@@ -55,7 +55,10 @@ _META = {
 }
 _KIND = {"says": 'verifier must be text or an object with a "kind"'}
 _TEXTS = ("id", "prompt", "answer", "family", "difficulty")
-_STAGES = _OBJECT | {"additionalProperties": _OBJECT | {"properties": {"parameters": _OBJECT}}}
+_MEASURED = _OBJECT | {"additionalProperties": _NUMBER}  # seconds, by policy
+_STAGES = _OBJECT | {
+    "additionalProperties": _OBJECT | {"properties": {"parameters": _OBJECT, "measured": _MEASURED}}
+}
 _N_TASKS = "n_tasks is {value}; it must be a whole number of at least 20"
 _MARGIN = "margin is {value}: write a share of success between 0 and 1, as 0.05"
 _ARMS = "arms is no mapping, or an empty one: give each arm a name and the recipe keys it changes"
@@ -64,7 +67,7 @@ _GRID = "grid is empty: give recipe keys with values, as in beta: [0.0, 0.1]"
 _VALUES = _list({}, minItems=1) | {"says": "grid holds no values for {name}: list them, as in [0.0, 0.1]"}
 _SECONDS = dict.fromkeys(("rollout", "evaluation", "update", "demonstration", "other"), _NUMBER)
 _RATES = _row(source=_TEXT, **_SECONDS)
-_RATES["properties"]["device"] = _TEXT  # a GPU, where it does not say so
+_RATES["properties"] |= {"device": _TEXT, "task": _NUMBER}  # a GPU and 0, where they are not there
 _SCHEMAS: dict[str, dict] = {
     "trajectory": _row(
         task_id=_TEXT,

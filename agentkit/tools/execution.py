@@ -228,18 +228,33 @@ class _Worker:
 _workers: list[_Worker] = []  # idle ones
 
 
+_found: dict[str, Any] = {"of": None, "files": {}}  # loose modules, as last looked for among so many
+
+
 def _loose_modules() -> dict[str, list]:
-    """File and time of change of modules that cannot be imported by name, such as a user's lab file."""
+    """File and time of change of modules that cannot be imported by name, such as a user's lab file.
+
+    They are looked for anew where modules or paths came or went: it takes milliseconds, and every call asks.
+    """
+    files, among = _found["files"], [len(sys.modules), *sys.path]
+    if among != _found["of"] or any(_file_of(sys.modules.get(name)) != file for name, file in files.items()):
+        files = {name: _file_of(module) for name, module in list(sys.modules.items()) if "." not in name}
+        files = {name: file for name, file in files.items() if _is_loose(name, file)}
+        _found.update(of=among, files=files)
     modules = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__dict__", {}).get("__file__") or ""  # asks no lazy module to load itself
-        if "." in name or name == "__main__" or not file.endswith(".py"):
-            continue
-        folder, stem = os.path.split(file.removesuffix(".py").removesuffix(f"{os.sep}__init__"))
-        if folder not in sys.path or stem != name:
-            with contextlib.suppress(OSError):
-                modules[name] = [file, os.stat(file).st_mtime_ns]
+    for name, file in files.items():
+        with contextlib.suppress(OSError):
+            modules[name] = [file, os.stat(file).st_mtime_ns]
     return modules
+
+
+def _file_of(module: Any) -> str:
+    return getattr(module, "__dict__", {}).get("__file__") or ""  # asks no lazy module to load itself
+
+
+def _is_loose(name: str, file: str) -> bool:
+    folder, stem = os.path.split(file.removesuffix(".py").removesuffix(f"{os.sep}__init__"))
+    return name != "__main__" and file.endswith(".py") and (folder not in sys.path or stem != name)
 
 
 def _forget() -> None:

@@ -56,6 +56,7 @@ class Work:
         self.lab, self.run = lab, run
         self.topology = _topology(lab.recipe, run)
         self._controls: dict[str, dict[str, float]] = {}  # seconds, and what it learnt from
+        self._measured_in: dict[str, float] = {}  # seconds, by policy
         self._ranks: dict[str, Any] = {}  # by job: each process' card, and what it sampled
 
     def __str__(self) -> str:
@@ -69,8 +70,9 @@ class Work:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the manifest keeps of who did what, and of what each control took."""
+        """What the manifest keeps of who did what, and of what measuring and each control took."""
         record = {"topology": str(self.topology), "devices": self.devices, "ranks": self._ranks}
+        record |= {"measured": self._measured_in}
         return record | ({"controls": self._controls} if self._controls else {})
 
     @property
@@ -94,13 +96,19 @@ class Work:
 
     def measure(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
         """Measure a policy of the run on the test (``Lab.measure``), spread over all cards."""
-        self.sample(f"{JOBS}:measure", name=name)
+        self._measure(name)
         return self._measured(name)
 
     def baseline(self) -> tuple[list[Trajectory], list[Trajectory], str]:
         """Measure the policy that GRPO starts from, and what ``Lab.sift`` says of the training tasks."""
-        sifted = self.sample(f"{JOBS}:measure", name="sft", sift=True)["sifted"]
+        sifted = self._measure("sft", sift=True)["sifted"]
         return *self._measured("sft"), sifted
+
+    def _measure(self, name: str, **arguments: Any) -> dict[str, Any]:
+        start = time.monotonic()
+        done = self.sample(f"{JOBS}:measure", name=name, **arguments)
+        self._measured_in[name] = round(time.monotonic() - start, 1)
+        return done
 
     def _measured(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
         return self.run.trajectories(name), self.run.trajectories(f"{name}_greedy")
