@@ -315,7 +315,8 @@ def preflight_command(
     """
     from agentkit.lab import Lab
     from agentkit.policies.loading import load_agent, make_policy
-    from agentkit.preflight import TASKS, examine
+    from agentkit.preflight import examine
+    from agentkit.preflight.examination import TASKS
 
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
     lab = Lab.open(values)

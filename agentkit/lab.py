@@ -38,8 +38,8 @@ from agentkit.runs import (
 from agentkit.runs.labfile import blame, lab_digest, load_module
 from agentkit.runs.recipe import listed
 from agentkit.tasks import Suite, SuiteError, shipped_families
-from agentkit.tasks.bands import banded, learnable, pass_rates
 from agentkit.tasks.family import Family, Measure, with_content_id
+from agentkit.tasks.pass_rates import banded, learnable, pass_rates
 from agentkit.tasks.public import gaia, hub, public_families
 from agentkit.tasks.splits import assign_splits
 from agentkit.tasks.suite import family_names
@@ -246,7 +246,7 @@ class Lab:
     def sift(self, run: Run, policy: Policy, suite: Suite) -> str:
         """Roll a policy out on the training tasks, ``filter_rollouts`` times each, and keep their pass rates.
 
-        A sentence says how many of them ``train_tasks`` will leave out, as GRPO-TCR does (tasks.bands).
+        A sentence says how many of them ``train_tasks`` will leave out, as GRPO-TCR does (tasks.pass_rates).
         """
         count, tasks = self.recipe.filter_rollouts, suite.split("train")
         if os.environ.get("RANK", "0") == "0":
@@ -473,7 +473,7 @@ def _rollout(tasks: Sequence[Task], policy: Policy, what: str, **options: Any) -
     """``rollout``, spread over the processes where several do this job."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return rollout(tasks, policy, **options)
-    from agentkit.policies.ranks import spread  # loads torch
+    from agentkit.policies.process_group import spread  # loads torch
 
     return spread(partial(rollout, policy=policy, **options), tasks, options.get("group_size", 1), what)
 

@@ -12,11 +12,11 @@ from torch.distributed.tensor import DTensor
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
-from agentkit.policies.ranks import gathered, on_main_process, rank
+from agentkit.policies.process_group import gathered, on_main_process, rank
 from agentkit.policies.shards import leave_shards
 from agentkit.runs import Run
 from agentkit.training.adapters import lora
-from agentkit.training.grpo import config
+from agentkit.training.grpo_config import grpo_config
 from agentkit.training.peer import SharingTrainer, as_batch, logprobs, make_trainer, update
 
 STEPS = 3
@@ -30,7 +30,9 @@ def updates(lab: Lab, run: Run, tell: Any, name: str, shards: bool, shares: bool
     recipe = lab.recipe
     agent, tokenizer = load_agent(recipe.model, precision=recipe.precision, shards=shards)
     held = sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in agent.parameters())
-    trainer = make_trainer(SharingTrainer, agent, tokenizer, config(recipe, run.file(name)), lora(recipe))
+    trainer = make_trainer(
+        SharingTrainer, agent, tokenizer, grpo_config(recipe, run.file(name)), lora(recipe)
+    )
     leave_shards(trainer.model)
     trainer.share_prefixes(shares)
     trainer.token_budget = recipe.micro_batch_tokens

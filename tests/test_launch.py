@@ -72,15 +72,15 @@ def test_groups_are_never_split():
 WAIT = """
 import sys
 from torch import distributed
-from agentkit.policies import ranks
+from agentkit.policies import process_group
 from agentkit.runs.recipe import Recipe
 
-ranks.join(Recipe.from_mapping({"trajectory_timeout_s": 7000, "max_batch": 64, "n_tasks": 20}))
-groups = distributed.group.WORLD, ranks._objects[0]
+process_group.join(Recipe.from_mapping({"trajectory_timeout_s": 7000, "max_batch": 64, "n_tasks": 20}))
+groups = distributed.group.WORLD, process_group._objects[0]
 cpu = __import__("torch").device("cpu")
 told = [int(group._get_backend(cpu).options._timeout.total_seconds()) for group in groups]
 sys.stdout.write(f"{told}\\n")  # in one piece: two processes write
-ranks.leave()
+process_group.leave()
 """
 
 

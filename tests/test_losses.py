@@ -12,7 +12,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from agentkit.bench import update as bench
 from agentkit.runs.recipe import LOSSES, Recipe, RecipeError
-from agentkit.training.grpo import config
+from agentkit.training.grpo_config import grpo_config
 from agentkit.training.mismatch import mismatch_weights
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 
@@ -46,7 +46,7 @@ def make(kind, tokenizer, tmp_path, lora=None, beta=0.0, **recipe):
         "temperature": 0.7,
         "max_tokens": 16,
     }
-    args = config(Recipe.from_mapping(values | recipe), tmp_path)
+    args = grpo_config(Recipe.from_mapping(values | recipe), tmp_path)
     made = make_trainer(kind, tiny_model(), tokenizer, args, lora)
     made.beta = beta
     return made

@@ -15,9 +15,10 @@ from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import _longer, checks, examine, forecast, probe, report, task_checks
+from agentkit.preflight import checks, examine, forecast, probe, report, task_checks
 from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
+from agentkit.preflight.forecasting import longer_by_expert
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import correctness, plan, with_noise
 from agentkit.rollouts import rollout
@@ -332,8 +333,8 @@ def test_a_step_of_the_expert_is_longer_by_its_tokens_and_by_its_longest_traject
 
     now = [rolled("c1", 1, 4), rolled("c1", 1, 4), rolled("c2", 3, 2), rolled("c2", 1, 4)]
     expert = [rolled("c1", 2, 8), rolled("c2", 8, 2), rolled("c3", 1, 80)]
-    assert _longer(now, expert, 2) == pytest.approx((2 * 8 / 2) ** 0.5)
-    assert _longer(expert, now, 2) == _longer(now, [], 2) == 1.0
+    assert longer_by_expert(now, expert, 2) == pytest.approx((2 * 8 / 2) ** 0.5)
+    assert longer_by_expert(expert, now, 2) == longer_by_expert(now, [], 2) == 1.0
 
 
 def test_the_forecast_expects_trajectories_as_long_as_the_experts():

@@ -20,9 +20,10 @@ from compare_paraphrases import PARAPHRASES
 
 from agentkit import Lab, Score, StopReason, Suite, Task, Trajectory, verifiers, verify
 from agentkit.tasks import PlanError, SuiteError, bands, catalogue, expert, shipped_families, solve, splits
+from agentkit.tasks.difficulty import difficulty
 from agentkit.tasks.families import lookup, multihop, wide
 from agentkit.tasks.families.facts import QUESTIONS
-from agentkit.tasks.family import Family, difficulty
+from agentkit.tasks.family import Family
 from agentkit.tools import calculate, search_passages
 from agentkit.tools.corpus import PHRASES, facts
 from agentkit.tools.environments import CorpusEnvironment

@@ -29,7 +29,8 @@ from agentkit.rewards.components import TURN_PENALTY
 from agentkit.rollouts import rollout
 from agentkit.runs import Recipe, Run, project_root, read_recipe
 from agentkit.training.adapters import lora, merged
-from agentkit.training.grpo import AgentGRPOTrainer, config
+from agentkit.training.grpo import AgentGRPOTrainer
+from agentkit.training.grpo_config import grpo_config
 from agentkit.training.peer import StockTrainer
 from agentkit.training.sft import cold_start, demonstrations
 from agentkit.training.trainers import only_own_progress
@@ -121,7 +122,7 @@ class _Clock(TrainerCallback):
 # ---- stock TRL
 def _stock(model: Any, tokenizer: Any, tasks: Sequence[Task], lab: Lab, folder: Path) -> StockTrainer:
     tokenizer.response_template = qwen3_template
-    args = config(lab.recipe, folder)
+    args = grpo_config(lab.recipe, folder)
     args.max_tool_calling_iterations = lab.recipe.max_turns - 1
     by_id = {task.id: task for task in tasks}
 

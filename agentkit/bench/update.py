@@ -26,7 +26,7 @@ from agentkit.runs.children import repeated
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.corpus import Corpus
 from agentkit.training.adapters import lora
-from agentkit.training.grpo import config
+from agentkit.training.grpo_config import grpo_config
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 
 GROUP, COMPLETION, TURN = 8, 256, 32
@@ -56,7 +56,7 @@ def _pair(adapters: bool) -> tuple[Any, Any]:
     recipe = Recipe(beta=0.0, temperature=0.7, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP)
     trainers = []
     for kind in (SharingTrainer, StockTrainer):
-        args, adapter = config(recipe, Path(tempfile.mkdtemp())), lora(recipe) if adapters else None
+        args, adapter = grpo_config(recipe, Path(tempfile.mkdtemp())), lora(recipe) if adapters else None
         trainers.append(make_trainer(kind, *load_agent("nano"), args, adapter))
     return trainers[0], trainers[1]
 

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 from peft import PeftModel
 
-from agentkit.policies.ranks import on_main_process, rank
+from agentkit.policies.process_group import on_main_process, rank
 from agentkit.policies.shards import sharded
 from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
 from agentkit.rollouts.policy import EngineError, Policy, Request, Sample, seed_number

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from agentkit.policies.ranks import world
+from agentkit.policies.process_group import world
 from agentkit.records import RecipeError
 
 

@@ -40,8 +40,3 @@ def with_content_id(task: Task) -> Task:
     text = json.dumps(content, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:10]
     return dataclasses.replace(task, id=f"{task.family}-{digest}")
-
-
-def difficulty(calls: int) -> str:
-    """easy 1-2, medium 3-4, hard 5 or more tool calls of the scripted expert."""
-    return "easy" if calls <= 2 else "medium" if calls <= 4 else "hard"

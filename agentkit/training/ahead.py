@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from agentkit.policies.ranks import gathered
+from agentkit.policies.process_group import gathered
 from agentkit.records import Task
 from agentkit.training.adapters import trained_weights, with_weights
 from agentkit.training.selection import Selected

@@ -15,7 +15,7 @@ from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
 
 from agentkit.policies.loading import agent_of, make_policy
-from agentkit.policies.ranks import spread
+from agentkit.policies.process_group import spread
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs import Recipe, Run, RunError

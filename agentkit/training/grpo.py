@@ -16,21 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
-from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from agentkit.diagnostics import Watch
-from agentkit.evaluation import summarize
 from agentkit.policies.loading import make_policy
-from agentkit.policies.ranks import gathered, on_main_process, patience, spread
+from agentkit.policies.process_group import gathered
 from agentkit.policies.shards import leave_shards
-from agentkit.policies.sync_guard import NOISE, sync
+from agentkit.policies.sync import NOISE, sync
 from agentkit.policies.unsloth import adapted
 from agentkit.policies.weights import bare
 from agentkit.records import EngineError, Group, Step, Task, TrainingError, Trajectory
@@ -38,18 +35,20 @@ from agentkit.rewards import score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.templates import end_of_turn_ids
 from agentkit.rollouts.tokens import check_batch
-from agentkit.runs import Recipe, Run, append_jsonl, write_trajectories
+from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.tools.runtime import run_blocking
 from agentkit.training import advantages, metrics
-from agentkit.training.adapters import lora, merged, save_adapter
+from agentkit.training.adapters import lora, merged
 from agentkit.training.ahead import Ahead
+from agentkit.training.grpo_config import grpo_config
 from agentkit.training.guards import Guards
 from agentkit.training.hindsight import lesson_batch
-from agentkit.training.processes import check_processes, check_same
+from agentkit.training.processes import check_same
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import Selected, fresh_tasks, select
-from agentkit.training.trainers import Progress, on_one_card, only_own_progress, quiet_trainer
+from agentkit.training.trainers import Progress, only_own_progress
 from agentkit.training.update import Update, kl_median
+from agentkit.training.validation import Validate, Validated
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -57,45 +56,7 @@ if TYPE_CHECKING:
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
-def config(recipe: Recipe, out: Path) -> GRPOConfig:
-    """TRL's configuration, every default that matters, or that Unsloth changes, set explicitly."""
-    check_processes(recipe)
-    rollouts = recipe.prompts_per_step * recipe.group_size // recipe.processes  # whole groups in each process
-    size = rollouts // recipe.minibatches if recipe.micro_batch_tokens else recipe.micro_batch
-    return on_one_card(GRPOConfig)(
-        output_dir=str(out),
-        max_steps=recipe.steps,
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=rollouts // size // recipe.minibatches,
-        steps_per_generation=rollouts // size,
-        num_generations=recipe.group_size,
-        num_iterations=recipe.num_iterations,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type=recipe.lr_schedule,
-        warmup_steps=recipe.warmup_steps,
-        optim="adamw_torch",
-        weight_decay=0.0,
-        max_grad_norm=recipe.max_grad_norm,
-        temperature=recipe.temperature,
-        max_completion_length=recipe.max_tokens,
-        beta=recipe.beta,
-        epsilon=recipe.clip_epsilon,
-        epsilon_high=recipe.clip_epsilon_high or recipe.clip_epsilon,
-        delta=recipe.dual_clip or None,
-        importance_sampling_level=recipe.importance_level,
-        loss_type=recipe.loss_type,
-        scale_rewards="group",
-        mask_truncated_completions=False,
-        vllm_importance_sampling_correction=True,
-        ddp_timeout=int(patience(recipe)),
-        router_aux_loss_coef=0.0,  # our log-probabilities come without a router's loss
-        logging_nan_inf_filter=True,
-        torch_empty_cache_steps=None,
-        **(quiet_trainer(recipe) | {"report_to": recipe.report_to}),
-    )
-
-
-class AgentGRPOTrainer(Resumable, Ahead, Update, GRPOTrainer):
+class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
     """TRL's GRPOTrainer with agent rollouts.
 
     It goes on from the newest sound checkpoint in the run's train/ where that was made with the same
@@ -139,7 +100,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Update, GRPOTrainer):
             model, engine = adapted(model, tokenizer, recipe)
         super().__init__(
             model=model if unsloth else bare(model),
-            args=config(recipe, run.file("train", "checkpoints")),
+            args=grpo_config(recipe, run.file("train", "checkpoints")),
             reward_funcs=[_reward],
             train_dataset=Dataset.from_list(
                 [{"prompt": [{"role": "user", "content": t.prompt}], "task_id": t.id} for t in tasks]
@@ -147,7 +108,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Update, GRPOTrainer):
             processing_class=tokenizer,
             peft_config=None if unsloth else lora(recipe),
             rollout_func=_rollout_func,
-            callbacks=[Progress("GRPO"), _Validate(self), self.guards],
+            callbacks=[Progress("GRPO"), Validate(self), self.guards],
         )
         self._prepare(tokenizer, engine)
 
@@ -338,7 +299,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Update, GRPOTrainer):
         output |= {name: values.to(output["completion_ids"].device) for name, values in lessons.items()}
         self._measured["lessons"] = int(lessons["lesson_scored"].any(1).sum())
 
-    # ---- the metrics row, and validation
+    # ---- the metrics row
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             self._measured |= self.guards.metrics()
@@ -358,45 +319,6 @@ class AgentGRPOTrainer(Resumable, Ahead, Update, GRPOTrainer):
             append_jsonl(self.run.file("train", "metrics.jsonl"), row)
             self._watch.add(row, self.step.trajectories if number and number == self.step.number else ())
             self.on_metrics(row)
-
-    def validate(self) -> None:
-        """Success on the validation tasks, sampled as in training; the adapter is kept if none was better."""
-        if not self.validation:
-            return
-        start = time.monotonic()
-
-        samples = self.recipe.val_samples
-        step = self.state.global_step + 1
-        roll = partial(self._rollout, group_size=samples, seed=self.recipe.seed, step=step)
-        if self.recipe.max_staleness:
-            self.wait_ahead()
-        with self._synced():
-            sampled = spread(roll, self.validation, samples, "validation")
-        summary = summarize(sampled, self.validation)
-        improved = summary["success"] >= self.best[0]
-        if improved:
-            self.best = (summary["success"], self.state.global_step)
-            model, out = self.accelerator.unwrap_model(self.model), self.run.file("adapter")
-            on_main_process(lambda: save_adapter(model, self.processing_class, out))
-        self.guards.validated(improved)
-        self._measured |= metrics.validation_metrics(summary, sampled, time.monotonic() - start)
-
-
-class _Validate(TrainerCallback):
-    """Validation before the first step, every ``val_every`` steps, and after the last."""
-
-    def __init__(self, trainer: AgentGRPOTrainer):
-        self._trainer = trainer
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0:  # else training goes on from a checkpoint
-            self._trainer.validate()
-            self._trainer._write_row({})
-        self._trainer._started = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self._trainer.recipe.val_every == 0 or state.global_step == state.max_steps:
-            self._trainer.validate()
 
 
 def _reward(rewards: list[float | None], **unused: Any) -> list[float | None]:

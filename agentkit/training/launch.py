@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from agentkit.lab import Lab
-from agentkit.policies.ranks import patience
+from agentkit.policies.process_group import patience
 from agentkit.policies.replicas import replicas
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories

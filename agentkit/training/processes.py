@@ -1,8 +1,8 @@
 """Inside a process that trains: the lock on its run, random states, and whether several processes are
 those of the recipe.
 
-Leaves out starting several of them (launch), what they tell each other (policies.ranks) and signals that stop
-them (runs.children).
+Leaves out starting several of them (launch), what they tell each other (policies.process_group) and signals
+that stop them (runs.children).
 """
 
 import fcntl
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentkit.policies.ranks import gathered, join, world
+from agentkit.policies.process_group import gathered, join, world
 from agentkit.runs import Recipe, Run, RunError, append_to
 
 LOCK = ".training"  # in the run's folder

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
-from agentkit.policies.ranks import from_main, gathered
+from agentkit.policies.process_group import from_main, gathered
 from agentkit.policies.shards import whole
 from agentkit.records import Task
 from agentkit.runs import Recipe, RunError, read_json, write_json

@@ -17,7 +17,7 @@ from datasets import Dataset
 from peft import PeftModel
 from trl import SFTConfig, SFTTrainer
 
-from agentkit.policies.ranks import on_main_process, patience, world
+from agentkit.policies.process_group import on_main_process, patience, world
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.shards import leave_shards
 from agentkit.records import Task, Trajectory

@@ -35,21 +35,25 @@ def work(folder: str, file: str) -> None:
     if job["job"].endswith(":train"):
         import_first(recipe.engine)  # before what follows loads transformers
     from agentkit.lab import Lab
-    from agentkit.policies import ranks
+    from agentkit.policies import process_group
     from agentkit.runs.topology import CARDS
     from agentkit.training.processes import TrainingStopped
 
-    threading.Thread(target=_stop_with_the_notebook, args=(ranks.patience(recipe),), daemon=True).start()
-    ranks.join(recipe)
+    threading.Thread(
+        target=_stop_with_the_notebook, args=(process_group.patience(recipe),), daemon=True
+    ).start()
+    process_group.join(recipe)
     try:
         result = function_of(job["job"])(Lab.open(recipe), run, tell, **job["arguments"])
     except TrainingStopped as stopped:  # no fault: torchrun would end the others for one
         print(f"{type(stopped).__name__}: {stopped}", file=sys.stderr)
         return
-    each = ranks.gathered([{"card": os.environ.get(CARDS, ""), "sampled": dict(ranks.counted)}])
-    if ranks.rank() == 0:
+    each = process_group.gathered(
+        [{"card": os.environ.get(CARDS, ""), "sampled": dict(process_group.counted)}]
+    )
+    if process_group.rank() == 0:
         write_json(Path(file), job | {"result": result | {"ranks": each}})
-    ranks.leave()
+    process_group.leave()
 
 
 def function_of(job: str) -> Callable[..., dict[str, Any]]:

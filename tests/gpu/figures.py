@@ -28,7 +28,7 @@ from trl import GRPOTrainer
 
 from agentkit import nano
 from agentkit.bench.update import _batch
-from agentkit.policies import sync_guard
+from agentkit.policies import sync as sync_guard
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
 from agentkit.policies.weights import bare
 from agentkit.records import EngineError, StopReason, TrainingError, Trajectory

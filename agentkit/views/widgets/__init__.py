@@ -4,9 +4,9 @@ Every view has ``page`` (a whole HTML document), ``html()`` (a fragment for anot
 ``live()`` (an anywidget with a kernel behind it). Leaves out figures (plots).
 """
 
+from agentkit.views.widgets.base import View
 from agentkit.views.widgets.compare import compare_trajectories
 from agentkit.views.widgets.group import group_view, mask_xray
 from agentkit.views.widgets.states import gallery
-from agentkit.views.widgets.view import View
 
 __all__ = ["View", "compare_trajectories", "gallery", "group_view", "mask_xray"]

@@ -17,8 +17,8 @@ from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl
 from agentkit.runs.schemas import NOTE_FIELDS, fault
 from agentkit.trajectories import by_task, results_of
+from agentkit.views.widgets.base import LiveView, View, number, packed, task_fields, trajectory_fields
 from agentkit.views.widgets.states import States
-from agentkit.views.widgets.view import LiveView, View, number, packed, task_fields, trajectory_fields
 
 BLOCK = 20  # tasks that a browser unpacks together
 NOTES = (

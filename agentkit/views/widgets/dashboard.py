@@ -31,7 +31,7 @@ from agentkit.runs import Run, RunError, append_to, cost, write_bytes
 from agentkit.runs.files import step_of, steps
 from agentkit.runs.recipe import Recipe
 from agentkit.views import plots
-from agentkit.views.widgets.view import clip, source
+from agentkit.views.widgets.base import clip, source
 
 CONTROL = ("train", ".control")
 WORDS = {  # that can be asked for, and what is said then

@@ -12,8 +12,8 @@ from typing import Any
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts.tokens import Decode, faults, xray
 from agentkit.trajectories import results_of
+from agentkit.views.widgets.base import View, clip, number, task_fields, trajectory_fields
 from agentkit.views.widgets.states import States
-from agentkit.views.widgets.view import View, clip, number, task_fields, trajectory_fields
 
 
 def group_view(

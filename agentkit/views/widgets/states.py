@@ -24,7 +24,7 @@ from agentkit.tasks import shipped_families
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.execution import in_thread
 from agentkit.tools.runtime import run_blocking
-from agentkit.views.widgets.view import TEXT_LIMIT, clip
+from agentkit.views.widgets.base import TEXT_LIMIT, clip
 
 MAX_ROWS, MAX_COLUMNS, MAX_CELL = 60, 12, 200  # of a table; characters of one cell
 MAX_GRIDS, MAX_SIDE = 4, 64  # of a picture; cells

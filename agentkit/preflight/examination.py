@@ -1,0 +1,199 @@
+"""The examination of a run before it starts: rollouts, scorings, the expert's, and all checks of them.
+
+Leaves out what each check looks at (checks, causes, reward_checks, task_checks) and forecasting.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from agentkit.lab import Lab
+from agentkit.policies import slots
+from agentkit.policies.loading import agent_of, make_policy
+from agentkit.policies.process_group import on_main_process, spread, world
+from agentkit.policies.scripted import ScriptedPolicy
+from agentkit.preflight import causes, checks, reward_checks, task_checks
+from agentkit.preflight.forecasting import forecast, longer_by_expert
+from agentkit.preflight.probe import probe
+from agentkit.preflight.report import Item, Preflight
+from agentkit.preflight.task_checks import evenly
+from agentkit.records import RecipeError, Task, Trajectory
+from agentkit.rewards import Reward, score_all
+from agentkit.rollouts import rollout
+from agentkit.rollouts.policy import Policy
+from agentkit.rollouts.tokens import exact_decode
+from agentkit.runs import Recipe, Run, read_trajectories, write_trajectories
+from agentkit.training import memory
+from agentkit.training.launch import Work
+from agentkit.training.timing import update_seconds
+from agentkit.trajectories import groups_by_task, results_of
+
+TASKS, REPEATS, PROBED = 12, 4, 3
+GOLD = 2  # times as many, so that those that are rolled out are among them
+SHIFT = 7_919  # between the seeds of repeated scorings, on which no reward may depend
+
+
+def examine(
+    lab: Lab,
+    policy: Policy,
+    tasks: Sequence[Task],
+    *,
+    model: Any = None,
+    test: Sequence[Task] = (),
+    progress: bool = False,
+    run: Run | None = None,
+) -> tuple[Preflight, list[Trajectory]]:
+    """Roll out the starting policy on some training tasks and report; the rollouts are given back, scored.
+
+    Where memory does not suffice, nothing is rolled out.
+
+    At least TASKS of them, spread over the list, are rolled out, as many at once as in a step of training,
+    whose time that tells, and GOLD times as many by the scripted expert. ``model`` is the one that will be
+    trained, to time an update on; without it the rate of params/prices.yaml is scaled.
+    ``test`` are the tasks of the test split; ``run``, whose manifest holds the whole recipe and
+    what its stages took so far, makes the forecast one of that run.
+    """
+    start = time.monotonic()
+    recipe, at_once = lab.recipe, min(lab.recipe.prompts_per_step, TASKS)
+    chosen = evenly(tasks, math.ceil(TASKS / at_once) * at_once)
+    enough = [_memory(recipe, model)] if model is not None else []
+    if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
+        return Preflight(tuple(enough), 0, time.monotonic() - start), []
+    planned = evenly([task for task in tasks if task.meta.get("plan") is not None], GOLD * len(chosen))
+    options = lab.options(seed=recipe.seed)
+    sampled, seconds = _timed(
+        recipe, policy, chosen, at_once, options | {"progress": "preflight" if progress else None}
+    )
+    golden, cached = _by_expert(planned, policy.tokenizer, options)
+    update, device, learning = None, "", []
+    if model is not None:
+        device = "GPU" if model.device.type == "cuda" else "CPU"
+        policy.sleep()  # as in training: an update has the memory to itself
+        update = update_seconds(model, sampled, recipe)
+        learning = [causes.movement(model, recipe), causes.sampler(model, sampled, recipe.temperature)]
+    options = {"n_test": len(test), "decode": exact_decode(policy.tokenizer)}
+    scored = report(recipe, sampled, golden, [*chosen, *planned], lab.reward, **options)
+    judged = causes.verifier(chosen, lab.environments)
+    judged = judged if judged.light == "red" else task_checks.told_apart(tasks) or judged
+    before = [judged, cached, task_checks.given_away(chosen), task_checks.answers(tasks)]
+    before += [task_checks.unsaid(golden), task_checks.held_out(tasks, test), *learning]
+    dead = next(i.values["seen"] for i in scored.items if i.name == checks.DEAD)
+    longer = longer_by_expert(sampled, golden, at_once * recipe.group_size)
+    expected = forecast(recipe, seconds, update, longer, device, len(test), dead, run)
+    items = (*filter(None, before), *scored.items, *enough, expected)
+    return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
+
+
+def _timed(
+    recipe: Recipe, policy: Policy, tasks: Sequence[Task], at_once: int, options: dict[str, Any]
+) -> tuple[list[Trajectory], float]:
+    """The policy's rollouts, ``at_once`` tasks after another, and the seconds that one took of one device."""
+    start = time.monotonic()
+    roll = partial(rollout, policy=policy, group_size=recipe.group_size, **options)
+    parts = [tasks[first : first + at_once] for first in range(0, len(tasks), at_once)]
+    sampled = [t for part in parts for t in spread(roll, part, recipe.group_size, "preflight")]
+    return sampled, (time.monotonic() - start) * world() / len(sampled)
+
+
+def _by_expert(
+    planned: Sequence[Task], tokenizer: Any, options: dict[str, Any]
+) -> tuple[list[Trajectory], Item | None]:
+    """The expert's trajectories, and whether those that the tool cache served come out alike without it."""
+    expert = ScriptedPolicy(tokenizer, name="gold")
+    golden = rollout(planned, expert, **options) if planned else []
+    reused = [i for i, t in enumerate(golden) if any(result.cached for result in results_of(t))]
+    if not reused:
+        return golden, None
+    again = rollout([planned[i] for i in reused], expert, **options | {"tool_cache": None})
+    return golden, causes.cache([golden[i] for i in reused], again)
+
+
+def _memory(recipe: Recipe, model: Any) -> Item:
+    """Whether this machine holds the training; the plan is made on tensors without content."""
+    device = model.device.type
+    try:
+        made = memory.plan(recipe, model.dtype, model.config, device)
+    except RecipeError as error:
+        return Item("Memory", "amber", f"{error}.", "Watch the memory of the first step.")
+    return checks.memory(
+        made, slots.memory_of(model.device) / memory.GB, "GPU" if device == "cuda" else "machine"
+    )
+
+
+def report(
+    recipe: Recipe,
+    sampled: Sequence[Trajectory],
+    golden: Sequence[Trajectory],
+    tasks: Sequence[Task],
+    reward: Reward,
+    *,
+    n_test: int = 0,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> Preflight:
+    """The report on recorded groups and gold trajectories with verdicts: everything but the forecast."""
+    start = time.monotonic()
+    shifted = [[replace(t, seed=t.seed + i * SHIFT) for t in sampled] for i in range(REPEATS)]
+    scorings = [score_all(tasks, trajectories, reward) for trajectories in shifted]
+    unscored, golden = golden, score_all(tasks, golden, reward)
+    groups = groups_by_task(scorings[0])
+    by_id = {task.id: task for task in tasks}
+    right = [t for t in golden if t.success == 1.0]
+    probed_on = [(by_id[t.task_id], t) for t in (right or scorings[0])[:PROBED]]
+    probed = {name: probe(component, probed_on) for name, (component, _) in reward.items()}
+    played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0][:PROBED]
+    being_right = reward_checks.being_right(reward, played)
+    gold = (
+        reward_checks.gold(golden, groups, reward, being_right.values),
+        *reward_checks.components(groups, golden, reward, probed),
+    )
+    items = (
+        checks.settings(recipe),
+        task_checks.refused_alike(groups, by_id),
+        causes.limits(golden, recipe),
+        causes.tools_as_planned(golden, by_id),
+        *((being_right, *gold) if being_right.values["culprit"] else (*gold, being_right)),
+        checks.scoring_noise(scorings),
+        checks.success(groups, golden),
+        checks.dead_groups(groups, recipe.group_size),
+        checks.tools(groups),
+        checks.diversity(groups, recipe.temperature),
+        checks.masks(groups, decode),
+        checks.power(groups, n_test, recipe.test_samples),
+    )
+    return Preflight(items, len(sampled), time.monotonic() - start)
+
+
+FIRST = 8  # training tasks whose groups are shown
+SHOWN = ".first_groups.parquet"  # in the run's folder
+
+
+def first_look(work: Work) -> tuple[list[Trajectory], Preflight | None]:
+    """Groups of the first training tasks, and the report where the recipe asks for one (preflight.json)."""
+    work.sample("agentkit.preflight.examination:look")
+    wanted = work.lab.recipe.preflight != "off"
+    report = Preflight.load(work.run.file("preflight.json")) if wanted else None
+    return read_trajectories(work.run.file(SHOWN)), report
+
+
+def look(lab: Lab, run: Run, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The job: in this process, or in several that each roll out a share."""
+    recipe, suite = lab.recipe, lab.load(run)
+    tasks = lab.train_tasks(suite)
+    agent, tokenizer = agent_of(run, recipe, "sft")
+    with make_policy(agent, tokenizer, "sft", recipe) as policy:
+        shown = lab.rollout(tasks[:FIRST], policy, group_size=recipe.group_size)
+        on_main_process(lambda: write_trajectories(run.file(SHOWN), shown))
+        if recipe.preflight == "off":
+            return {}
+        test = suite.split("test")
+        report, rollouts = examine(lab, policy, tasks, model=agent, test=test, run=run, progress=True)
+
+    def keep() -> None:
+        report.save(run.file("preflight.json"))
+        write_trajectories(run.file("preflight.parquet"), rollouts)
+
+    on_main_process(keep)
+    return {}

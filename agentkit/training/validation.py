@@ -1,0 +1,60 @@
+"""Validation during training: success on held-out tasks at intervals, and the best adapter kept.
+
+Leaves out the test, which training never sees (lab.measure), and stopping early (guards).
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from transformers import TrainerCallback
+
+from agentkit.evaluation import summarize
+from agentkit.policies.process_group import on_main_process, spread
+from agentkit.training import metrics
+from agentkit.training.adapters import save_adapter
+
+
+class Validated:
+    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``validation``, ``best`` and ``guards``."""
+
+    def validate(self) -> None:
+        """Success on the validation tasks, sampled as in training; the adapter is kept if none was better."""
+        if not self.validation:
+            return
+        start = time.monotonic()
+
+        samples = self.recipe.val_samples
+        step = self.state.global_step + 1
+        roll = partial(self._rollout, group_size=samples, seed=self.recipe.seed, step=step)
+        if self.recipe.max_staleness:
+            self.wait_ahead()
+        with self._synced():
+            sampled = spread(roll, self.validation, samples, "validation")
+        summary = summarize(sampled, self.validation)
+        improved = summary["success"] >= self.best[0]
+        if improved:
+            self.best = (summary["success"], self.state.global_step)
+            model, out = self.accelerator.unwrap_model(self.model), self.run.file("adapter")
+            on_main_process(lambda: save_adapter(model, self.processing_class, out))
+        self.guards.validated(improved)
+        self._measured |= metrics.validation_metrics(summary, sampled, time.monotonic() - start)
+
+
+class Validate(TrainerCallback):
+    """Validation before the first step, every ``val_every`` steps, and after the last."""
+
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:  # else training goes on from a checkpoint
+            self._trainer.validate()
+            self._trainer._write_row({})
+        self._trainer._started = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self._trainer.recipe.val_every == 0 or state.global_step == state.max_steps:
+            self._trainer.validate()
