@@ -4,9 +4,17 @@ import re
 
 MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code
 MAX_CODE = 20_000
-_EMOJI = "✅✔☑🎉😊🙂👍🎯🚀📈🎬🏆💡⭐🌟🥳📌📝\ufe0f\u200d"  # that say nothing of an answer
+# emoji that say nothing of an answer: flags, weather and plants, animals, vehicles, food, and cheer
+_RANGES = ((0x1F1E6, 0x1F200), (0x1F300, 0x1F394), (0x1F400, 0x1F440), (0x1F680, 0x1F6AB), (0x1F950, 0x1F970))
+_EMOJI = "✅✔☑🎉😊🙂👍🎯📈🎬🏆💡⭐🌟🥳📌📝🔥\ufe0f\u200d" + "".join(
+    chr(c) for r in _RANGES for c in range(*r)
+)
 _ANSWER_LINE = re.compile(
-    rf"^[ \t>*_#{_EMOJI}]*(?:final[ ]+)?answer[ \t*_]*[:：][ \t*_]*([^\s*_].*)$", re.IGNORECASE | re.MULTILINE
+    rf"""^[ \t>*_#{_EMOJI}]*(?:(?:final[ ]+)?answer|(?:end|schluss)?antwort|réponse(?:[ ]finale)?
+    |respuesta(?:[ ]final)?|risposta(?:[ ]finale)?|resposta(?:[ ]final)?|antwoord|odpowiedź|ответ
+    |(?:最终|最終)?答案|答え|回答|정답|답)
+    [ \t*_]*[:：][ \t*_]*([^\s*_].*)$""",
+    re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 _HEADING = re.compile(  # the answer stands below: "### Answer", "**Final answer:**"
     r"""^[ \t>]*(?:[*_#]+[ \t]*(?:final[ ]+)?answer[ \t*_]*+[:：]?|(?:final[ ]+)?answer[ \t]*+[:：])
@@ -17,7 +25,7 @@ _CODE = re.compile(r"(?:async )?def \w+\(|class \w+\W|import \w|from [\w.]+ impo
 _BOX, _PARAGRAPH = r"\boxed{", re.compile(r"\n\s*\n|\Z")
 _EMPTY = re.compile(r"\W*(?:final )?answer\W*[*_][\W_]*", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|thought)>(?:(?!<\1>).)*?</\1>", re.DOTALL)
-_RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else stands below an answer leaves it
+RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else stands below an answer leaves it
     r"""(?<![\w-])(?:
       not|cannot|unlike|no|never|none|neither|nor|without|\w+n['’]t
     | but|yet|however|although|though|whereas|except|unless|instead|rather|otherwise|nevertheless|only[ ]if
@@ -109,4 +117,4 @@ def _is_retracted(answer: str, below: str) -> bool:
         rf"{re.escape(answer.rstrip('.'))}(?!\w|[.,]\d|\s*[-+*/^=])(?!.*\bnot\b)", re.IGNORECASE
     )
     others = (match[1] for match in _CORRECTED.finditer(below))
-    return bool(_RETRACTED.search(below)) or not all(map(same.match, others))
+    return bool(RETRACTED.search(below)) or not all(map(same.match, others))

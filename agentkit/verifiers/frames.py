@@ -59,7 +59,7 @@ _STEP = re.compile(  # "Subtract 5: x = 7" is no ratio
     re.IGNORECASE,
 )
 _ARROW = re.compile(
-    r"\\(?:(?:[Ll]ong)?(?:left|right)arrow|(?:Long)?Rightarrow|implies|therefore|to)\b|[=-]>|[→⇒⟹]|\\\\"
+    r"\\(?:(?:[Ll]ong)?(?:left|right)arrow|(?:Long)?(?:Left)?[Rr]ightarrow|implies|iff|therefore|to)\b|[=-]>|[→⇒⟹⇔]|\\\\"
 )
 _RELATION = re.compile(r"(?<![!<>])=|[≈≡∈]|\\(?:approx|equiv|in|cong)\b")
 _NAME = re.compile(
@@ -109,6 +109,7 @@ _FRAME = re.compile(rf"{_LEADING}{_CLAUSE}")
 _OPENING = re.compile(
     rf"{_LEADING}(?:(?:{_ANSWER}|[csmVF&]*[Kv](?:[csmVF]*[Kv])*),*D*|(?<![^:])D*|(?<=,)D+),*"
 )
+_LISTED = re.compile("V[,&]+")
 _CLOSING, _LATER = re.compile("(?:[tp,]*A)?(?:[tqK,]|p[VF]?)*"), re.compile("[tpA,]*")
 _BEFORE = {"answer": "A", "link": "K", "verb": "v", "lead": "D", "closed": "c", "complement": "m", "and": "&"}
 _BEHIND = {"answer": "A", "preposition": "p", "tail": "t", "closed": "t", "particle": "t"}
@@ -191,7 +192,8 @@ def _label() -> re.Pattern:
     item = r"\(?(?:\d{1,3}|[A-Za-z]|[ivx]{1,4})\)?(?!\w)"
     words = "|".join(sections()["label"])
     return re.compile(
-        rf"\A\W*(?:(?:{words})\s*{item}|(?<=\*\*)(?!\d+\s+\w){item})[:.)*\s]*(?:[-–—]\s)?", re.IGNORECASE
+        rf"\A\W*(?:(?:{words})\s*{item}|(?<=\*\*)(?!\d+(?:\s+\w|\.\d)){item})[:.)*\s]*(?:[-–—]\s)?",
+        re.IGNORECASE,
     )
 
 
@@ -413,6 +415,8 @@ def _stated(
     values = [count for count in begins if letters[count:].lstrip(",")[:1] in ("V", "F")]
     # "5 is the answer" is a frame as a whole: the last place where a value stands
     begin = max(values if values and _FRAME.fullmatch(letters) else begins, default=0)
+    while last and (earlier := [count for count in values if _LISTED.fullmatch(letters[count:begin])]):
+        begin = min(earlier)  # x = 0, x = 1 and x = 2
     is_equation = begin < len(tokens) and re.match(r"[A-Za-z]\s*=", text[tokens[begin][1] :])  # so y = 6
     concluded = last and letters[:1] == "D" and (is_equation or letters[begin - 1 : begin] in ("K", "v"))
     if re.search(r"\w\W*[?？]\Z", text):

@@ -14,6 +14,7 @@ import threading
 import unicodedata
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from agentkit.records import Score, Unscored
@@ -22,7 +23,7 @@ MULTIPLES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion"
 _NUMBER = re.compile(
     r"""
     (?P<sign>[-+])?\s*
-    (?P<currency>(?:US[ ]?)?\$|[€£¥]|(?:USD|EUR|GBP|JPY)[ ]?)?\s*
+    (?P<currency>(?:US[ ]?|R)?\$|[€£¥]|(?:USD|EUR|GBP|JPY)[ ]?)?\s*
     (?(sign)|(?P<inner>[-+])?)  # a sign behind the currency: $-5
     (?P<number>
       (?:\d{1,3}(?:(?:,|\{,\}|\\,|\\,\\!|[ ]|')\d{3})+|\d{1,400})(?:\.\d{0,400})?
@@ -60,6 +61,9 @@ _TWICE = re.compile(  # 0.75 kg (750 g)
     r"([^()]*[^()\s])\s*\(\s*(?:or |i\.e\.,? |that is,? |= ?)?"
     r"(about |approximately |roughly |≈ ?|~ ?)?([^()]+)\)"
 )
+_REAIS = re.compile(r"\A(R\$\s?)([\d.]{1,20}),(\d\d)\Z")
+_PARTS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([^\W\d_]{1,20})")
+_ONLY_PARTS = re.compile(rf"{_PARTS.pattern}(?:(?:,?\s+and\s|[,\s])\s*{_PARTS.pattern}){{1,3}}")
 _FORMULA = re.compile(  # with a unit behind
     r"\A(\$|\\\()((?:[-+\d.,{}^×·\s]|\\(?:times|cdot|[,!]))+)(?:\$|\\\))(?=\s*[^\W\d_])"
 )
@@ -100,6 +104,8 @@ _ASKED_UNIT = re.compile(
 _MONEY = re.compile(
     r"(?<![^\W\d_])(?:US )?[$€£¥]|\b(?:dollars?|USD|euros?|EUR|pounds?(?= sterling)|GBP|yen|JPY)\b"
 )
+_CHANCE = re.compile(r"\b(?:probability|chance|likelihood)\b", re.IGNORECASE)
+_PERCENTAGE = re.compile(r"%|\bper ?cent", re.IGNORECASE)
 _IRREGULAR = {"children": "child", "men": "man", "women": "woman", "people": "person", "feet": "foot"}
 _IRREGULAR |= {"teeth": "tooth", "mice": "mouse", "geese": "goose", "leaves": "leaf", "knives": "knife"}
 _POWER = re.compile(r"(?<=[^\W\d_])[²³]|(?<=10)[⁻²³¹⁰⁴-⁹]+")  # of a unit or of ten: m², 10²
@@ -109,11 +115,25 @@ _NO_UNIT = ("as", "at", "are", "in")
 _LARGEST = Fraction(sys.float_info.max)
 _SPELLINGS = dict.fromkeys(("percent", "per cent", "percentage", "pct"), "%")
 _SPELLINGS |= dict.fromkeys(("°", "circ", "deg", "degree"), "degree")
+_FOREIGN = {  # units in other languages, by Pint's name
+    "h": "stunde stunden heure heures hora horas ora ore uur час часа часов 小时 小時 時間",
+    "min": "minuten minutos minuto minuti минут минуты минута 分钟 分鐘",
+    "s": "sekunde sekunden seconde secondes segundo segundos secondi секунд секунды секунда",
+    "day": "tag tage tagen jour jours día días dia dias giorni giorno день дня дней",
+    "year": "jahr jahre jahren ans années année año años ano anos anni anno год года лет",
+    "km": "км 公里 千米 kilometer kilómetros quilômetros chilometri километров",
+    "m": "м metros mètres metri метров",
+    "cm": "см zentimeter centímetros 厘米",
+    "kg": "кг 公斤 千克 kilogramm kilogrammes kilogramos quilogramas",
+    "g": "г gramm grammes gramos gramas граммов",
+}
+_FOREIGN = {word: unit for unit, words in _FOREIGN.items() for word in words.split()}
 _CURRENCIES = {
     "$": ("dollar", "dollars", "usd", "us$", "us $"),
     "€": ("euro", "euros", "eur"),
     "£": ("pound", "pounds", "gbp"),
     "¥": ("yen", "jpy"),
+    "R$": ("r$", "brl", "reais", "real"),
 }
 
 
@@ -130,6 +150,13 @@ def parse_number(text: str, unit: str = "", *, decimal_comma: bool = True) -> Fr
 
 def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     """The number in the declared unit, and whether it was converted from another."""
+    if (
+        unit
+        and (parts := _PARTS.findall(text))
+        and len(parts) > 1
+        and _ONLY_PARTS.fullmatch(text.strip(" ."))
+    ):
+        return _read_parts(parts, unit)
     if twice := _TWICE.fullmatch(text.strip().rstrip(".")):
         return _read_twice(twice[1], twice[3], unit, 1e-2 if twice[2] else 1e-12)
     unit, parts = unit_name(unit), amount(text)
@@ -143,6 +170,19 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
         return value, False
     converted = _converted(value, its_unit, unit)
     return None if converted is None else (converted, True)
+
+
+def _read_parts(parts: list[tuple[str, str]], unit: str) -> tuple[Fraction, bool] | None:
+    """1 hour 30 minutes in the declared unit: each less than one of that before, all but the last whole."""
+    values = [
+        (Fraction(number), _converted(Fraction(1), unit_name(name), unit_name(unit)))
+        for number, name in parts
+    ]
+    if any(size is None or not size for _, size in values) or any(n.denominator > 1 for n, _ in values[:-1]):
+        return None
+    if any(number * size >= before for (_, before), (number, size) in pairwise(values)):
+        return None
+    return sum(number * size for number, size in values), True
 
 
 def _read_twice(text: str, again: str, unit: str, rounding: float) -> tuple[Fraction, bool] | None:
@@ -162,7 +202,7 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
         text = unicodedata.normalize("NFKC", text.replace("º", "°").replace("’", "'"))
         text = _DASH.sub("-", text)
     text = _FORMULA.sub(r"\2 ", _DELIMITERS.sub(r"\g<inside>", text.strip().rstrip(".").strip()))
-    text = in_digits(text)
+    text = _REAIS.sub(lambda sum: f"{sum[1]}{sum[2].replace('.', '')}.{sum[3]}", in_digits(text))
     text = _GROUPED.sub(lambda number: re.sub(r"[.\s]", "", number[0]).replace(",", "."), text, count=1)
     text = _DECIMAL_COMMA.sub(r"\1.\2", text, count=1)
     text = _INDIAN.sub(lambda number: number[0].replace(",", ""), text, count=1)
@@ -223,7 +263,7 @@ def unit_name(text: str) -> str:
     text = _POWER.sub(_caret, text).strip().rstrip(".")
     if temperature := _TEMPERATURE.fullmatch(text):
         return f"deg{temperature[1]}"
-    return _SPELLINGS.get(text.casefold().removesuffix("s"), text)
+    return _SPELLINGS.get(text.casefold().removesuffix("s"), _FOREIGN.get(text.casefold(), text))
 
 
 def _caret(power: re.Match) -> str:
@@ -341,6 +381,8 @@ def numeric(
         fits = asked and ((sign and said == {sign}) or (not parts[1] and same_unit(parts[2], asked)))
         if fits or (asked and parts[1]):
             unit, given = asked, (parts[0], False) if fits else None
+        elif parts[2] == "%" and _CHANCE.search(question) and not _PERCENTAGE.search(question):
+            given = (parts[0] / 100, True)  # a probability of 35 %
     in_unit = f" in {unit}" if unit else ""
     if wanted is None:
         raise Unscored(f"the gold answer {gold!r} is not a number{in_unit}")

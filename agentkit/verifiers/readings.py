@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentkit.records import Score
+from agentkit.verifiers.answer import RETRACTED
 from agentkit.verifiers.frames import classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
 from agentkit.verifiers.numbers import IN_WORDS, amount, in_digits
@@ -32,14 +33,24 @@ _ASKED_LETTER = re.compile(
 _FUNCTION = re.compile(r"\\?(det(?=\Z)|[A-Za-z]{2,6}(?=\s*\())(?:\s*\(([\d\s,.]+)\))?")
 _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
+_YES_OR_NO = re.compile(  # Yes, it is longer
+    r"(?P<word>yes|no|ja|nein|oui|non|sí)\s*[,;:.–—-]\s*(?P<why>[^?]{3,200})", re.IGNORECASE
+)
+_HEDGED = re.compile(  # no reason of a yes or no, but a condition, a hearsay or another one
+    r"\b(?:if|or|when|provided|assuming|depend\w*|as long as|until|once|some\w*|part\w*|most\w*|almost|nearly"
+    r"|say|says|said|claim\w*|believe\w*|yes|ja|oui|sí|wenn|falls|sofern|oder|si|se|ou|o|cuando|quand|think)\b",
+    re.IGNORECASE,
+)
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
+    (re.compile(r"\\displaystyle(?![A-Za-z])\s*"), ""),
+    (re.compile(r"\^\{(-?\d+)\}"), r"^\1"),
+    (re.compile(r"(?<=[A-Za-z])\\,(?=[A-Za-z])"), " "),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),
     (re.compile(r"\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}"), r" \1/\2"),
     (re.compile(r"\\(?:text[a-z]*|math[a-z]+|mbox)\s*\{([^{}]*)\}"), r" \1"),
     (re.compile(r"\\[ ,;:!]|~|\\q?quad"), " "),
     (re.compile(r"\\([%$])"), r"\1"),
-    (re.compile(r"\^\{(-?\d+)\}"), r"^\1"),
 )
 
 
@@ -77,6 +88,10 @@ def _value_asked(number: str, question: str) -> str:
     own = re.fullmatch("[A-Za-z]", name) and not re.search(rf"(?<![A-Za-z]){name}(?![A-Za-z])", question)
     named = own and (name in "xn" or re.search(rf"\b{name}\w{{3,}}", question, re.IGNORECASE))
     if named and not _ASKED_LETTER.search(question):
+        return values[0]
+    if re.search(
+        rf"\b{re.escape(name)}-(?:coordinate|intercept|value)\b|\bvalue of \$?{re.escape(name)}\b", question
+    ):
         return values[0]
     function = _FUNCTION.fullmatch(name)  # LCM(8, 12) of the question's own numbers
     if function and set(re.findall(r"\d+", function[2] or "")) <= set(re.findall(r"\d+", question)):
@@ -126,6 +141,9 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         if words != whole:
             yield words
         yield from _choice(words, question)
+        polar = _YES_OR_NO.fullmatch(words)
+        if polar and not RETRACTED.search(polar["why"]) and not _HEDGED.search(polar["why"]):
+            yield polar["word"]
     offered = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)", re.IGNORECASE)
     # one of two that the question names: no word of its own
     if len(gold) > 1 and offered.search(question) and _NAME not in text:

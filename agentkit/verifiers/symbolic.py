@@ -53,6 +53,7 @@ _UNIT = re.compile(
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[clr|]*\})?")
 _ROWS = re.compile(r"(?:\b\w{0,9}\.?(?:Matrix|array)\()?\[((?:\[[^\[\]]*\],?\s*)+)\]\)?")  # [[1, 2], [3, 4]]
+_TUPLE = re.compile(r"\A\(([^(),]{1,60}(?:,[^(),]{1,60}){1,9})\)\Z")
 _BASE = re.compile(r"(?<=\d)_\{?(?:\\text\s*\{)?(\w+)")
 _CLOCK = re.compile(r"0?(\d{1,2}(?::[0-5]\d){1,2})")
 _SUPERSCRIPT = re.compile(r"(?<=[\w)}])[⁻²³¹⁰⁴-⁹]+")
@@ -74,6 +75,25 @@ _PRIMES = re.compile(r"([A-Za-z)\]])(['’′]{1,4})(?!\s*_)")
 _TRANSPOSED = re.compile(
     r"(?<!matrix\})(?<!matrix\}\))\^(?:\{\s*(?:T|\\top|\\intercal)\s*\}|T(?![A-Za-z])|\\top\b)"
 )
+_REVERSED = re.compile(  # ]a, b[ or [a; b[, as intervals are written in France and Germany
+    r"(?:\\left)?([\[\]])([^\[\]();,]{1,60})(?:\\,)?\s*[;,](?:\\,)?([^\[\]();,]{1,60}?)(?:\\right)?([\[\]])"
+)
+_NO_SOLUTION = frozenset(
+    "no solution|no solutions|no real solution|no real solutions|there is no solution|there are no solutions"
+    "|there is no real solution|there are no real solutions|empty set|the empty set|none|keine lösung"
+    "|keine reelle lösung|aucune solution|sin solución|无解|無解|解なし".split("|")
+)
+_EMPTY = re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|∅|\\\{\s*\\\}")
+
+
+def _reversed(interval: re.Match) -> str:
+    """An interval whose open ends are brackets turned round, in round ones."""
+    opens, low, high, closes = interval.groups()
+    if opens == "[" and closes == "]":
+        return interval[0] if ";" not in interval[0] else f"[{low},{high}]"
+    return f"{'(' if opens == ']' else '['}{low},{high}{')' if closes == '[' else ']'}"
+
+
 _ARGUMENT = r"\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"
 _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form only
     (re.compile(pattern), form)
@@ -92,7 +112,15 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         ("¾", r"\\frac{3}{4}"),
         (r"\A\s*\$?\s*(?:m?\\angle\s*)?[A-Z]{2,4}\s*=(?=[^=]*\Z)", ""),  # a segment or an angle
         (r"(?:\\langle|⟨)([^<>⟨⟩]*?,[^<>⟨⟩]*?)(?:\\rangle|⟩)", r"(\1)"),  # a vector
-        (r"\s+\(\s*(?:approximately|about|≈|\\approx)\s*\$?(-?\d+\.?\d*)\$?\s*\)\s*\Z", r" \\approx \1"),
+        (
+            r"\s+\(\s*(?:approximately|about|roughly|around|ca\.|≈|\\approx)\s*\$?(-?\d+\.?\d*)\$?\s*\)\s*\Z",
+            r" \\approx \1",
+        ),
+        (r"\\q?quad(?![A-Za-z])", " "),
+        (r"\\text\s*\{\s*(?:or|ou|oder|ou bien|или|または|或)\s*\}", " or "),
+        (_REVERSED.pattern, _reversed),
+        (r"(?:\\text\s*\{)?\b(?:the )?(?:open )?interval\b\}?\s*(?=\(.*\)\W*\Z)", ""),
+        (r"(?:\\text\s*\{)?\b(?:the )?(?:closed )?interval\b\}?\s*(?=\[.*\]\W*\Z)", ""),
         ("∈", r"\\in "),
         ("∪", r"\\cup "),
         (r"\*\*", "^"),
@@ -126,6 +154,7 @@ def symbolic(
     wanted, given = _bare(wanted), _bare(given)
     if "matrix}" in wanted:
         given = _ROWS.sub(_matrix, given)
+        given = _TUPLE.sub(partial(_vector, column="&" not in wanted), given)
     if re.search(r"\+\s*C$", wanted):
         given = re.sub(r"(?<=\+)\s*[cKk]$", " C", given)
     if not wanted:
@@ -148,16 +177,26 @@ def _at_sight(given: str, wanted: str, question: str) -> Score | None:
         return Score(float(times[0][1] == times[1][1]), "both are times of day or ratios in lowest terms")
     if re.fullmatch(r"\W*nan\W*", _plain(wanted), re.IGNORECASE):
         raise Unscored("the gold answer is not a number")
+    if _is_no_solution(wanted) and _is_no_solution(given):
+        return Score(1.0, "both say that there is none")
     if _is_words(wanted) and (_is_words(given) or _words(wanted)):
         return _same_words(given, wanted)
     return None
 
 
+def _is_no_solution(text: str) -> bool:
+    return bool(_EMPTY.fullmatch(text.strip())) or " ".join(_plain(text).casefold().split()) in _NO_SOLUTION
+
+
 def _with_units(given: str, wanted: str, question: str, tolerance: dict[str, float]) -> Score:
     """The verdict once units and counted things are split from what is compared."""
     whole = _plain(given)
-    wanted, gold_unit = _split_unit(wanted, lambda unit: len(unit) > 3 or is_counted(unit, question))
-    given, unit = _split_unit(given, lambda unit: is_counted(unit, question) or same_unit(unit, gold_unit))
+    fits_gold, fits = (
+        lambda unit: len(unit) > 3 or is_counted(unit, question),
+        lambda unit: is_counted(unit, question) or same_unit(unit, gold_unit),
+    )
+    wanted, gold_unit = _split_unit(wanted, fits_gold, question)
+    given, unit = _split_unit(given, fits, question)
     if gold_unit and not unit:
         given, unit = _split_known(given, gold_unit)
     elif unit and not gold_unit:
@@ -252,6 +291,11 @@ def _matrix(rows: re.Match) -> str:
     return rf"\begin{{pmatrix}}{cells}\end{{pmatrix}}"
 
 
+def _vector(components: re.Match, column: bool) -> str:
+    cells = (r" \\ " if column else " & ").join(components[1].split(","))
+    return rf"\begin{{pmatrix}}{cells}\end{{pmatrix}}"
+
+
 def _power(superscript: re.Match) -> str:
     return "^{" + unicodedata.normalize("NFKC", superscript[0]) + "}"
 
@@ -275,7 +319,7 @@ def _is_words(text: str) -> bool:
     return bool(_words(text)) or len(plain.strip()) == 1
 
 
-def _split_unit(text: str, fits: Callable[[str], bool]) -> tuple[str, str]:
+def _split_unit(text: str, fits: Callable[[str], bool], question: str) -> tuple[str, str]:
     """A value and the unit behind it that fits; a multiple such as "million" stays with the value."""
     match = _UNIT.search(text)
     if not match or normalize(match[0]) in _FUNCTIONS:
@@ -284,10 +328,18 @@ def _split_unit(text: str, fits: Callable[[str], bool]) -> tuple[str, str]:
     value = text[: match.start()].strip()
     if match["word"] and len(match["word"]) < 4 and re.search("[A-Za-z]", _COMMAND.sub("", value)):
         return text, ""  # 2ab behind a^2 + b^2 is no two attobarns
+    if match["word"] and "/" not in unit and _is_product(unit, question):
+        return text, ""
     if multiple := _MULTIPLE.match(unit):
         value, unit = f"{value} {multiple[1]}", unit[multiple.end() :]
     unit = unit_name(re.sub(r"[\\{}.]", "", unit).removeprefix("^"))
     return (value, unit) if unit and (match["sign"] or fits(unit)) else (text, "")
+
+
+def _is_product(unit: str, question: str) -> bool:
+    """Whether what looks like a unit is a product of the question's variables: mv^2 of mass m, speed v."""
+    letters = set(re.findall("[A-Za-z]", unit))
+    return len(letters) > 1 and letters <= set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", question))
 
 
 def _split_known(text: str, unit: str) -> tuple[str, str]:
