@@ -43,7 +43,7 @@ _HEDGED = re.compile(  # no reason of a yes or no, but a condition, a hearsay or
 )
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
-    (re.compile(r"\\displaystyle(?![A-Za-z])\s*"), ""),
+    (re.compile(r"\\displaystyle(?![A-Za-z])\s*|(?<!\\)\\[()]"), ""),
     (re.compile(r"\^\{(-?\d+)\}"), r"^\1"),
     (re.compile(r"(?<=[A-Za-z])\\,(?=[A-Za-z])"), " "),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),

@@ -143,6 +143,8 @@ def symbolic(
         abs_tol: absolute tolerance for constants; without one 0.333333 is not 1/3.
         rel_tol: relative tolerance for constants.
     """
+    if _is_no_solution(gold.strip(" $.")) and _is_no_solution(answer.strip(" $.*")):
+        return Score(1.0, "both say that there is none")
     wanted, given = expression(gold, gold=True), expression(answer, question)
     if isinstance(wanted, Score):
         raise Unscored(f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
@@ -177,8 +179,6 @@ def _at_sight(given: str, wanted: str, question: str) -> Score | None:
         return Score(float(times[0][1] == times[1][1]), "both are times of day or ratios in lowest terms")
     if re.fullmatch(r"\W*nan\W*", _plain(wanted), re.IGNORECASE):
         raise Unscored("the gold answer is not a number")
-    if _is_no_solution(wanted) and _is_no_solution(given):
-        return Score(1.0, "both say that there is none")
     if _is_words(wanted) and (_is_words(given) or _words(wanted)):
         return _same_words(given, wanted)
     return None
@@ -357,7 +357,10 @@ def _base_fault(given: str, wanted: str) -> str:
 
 
 def _form_fault(given: str, wanted: str) -> str:
-    extra = _words(given) - _words(wanted)
+    names = set(
+        re.findall(r"(?<![A-Za-z\\])[a-z](?![A-Za-z])", wanted)
+    )  # 2ab, where the gold answer has a and b
+    extra = {word for word in _words(given) - _words(wanted) if len(word) > 3 or not names.issuperset(word)}
     if extra == {"or"} and (
         (_SOLUTIONS.match(given) and wanted[:1] != "(")
         or all(map(_INEQUALITY.search, re.split(r"\bor\b", given)))

@@ -40,6 +40,8 @@ _DATE = re.compile(
     rf"\b(?:{_DAY} (?:of )?({_MONTH})|({_MONTH}) {_DAY})\b,?", re.IGNORECASE
 )  # 4 July, July 4th
 _ISO_DATE = re.compile(r"\b(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])\b")
+_KANJI_DATE = re.compile(r"(\d{4})年(\d{1,2})月(\d{1,2})日")
+_INITIALS = re.compile(r"\b(?:[A-Z]\.){2,}")  # U.S.A.
 _SHORT = ((re.compile(r"\bSt\.? (?=[A-Z])"), "Saint "), (re.compile(r"\bMt\.? (?=[A-Z])"), "Mount "))
 _TITLE = re.compile(
     r"(?:(?:sir|dame|dr|prof|professor|mr|mrs|ms|miss|herr|frau|monsieur|madame)\b\.?\s+){1,2}", re.I
@@ -66,6 +68,9 @@ _DOUBTED = re.compile(  # what makes a remark another answer, or takes this one 
     r"\?|\b(?:or|also|false\w*|falsch\w*|disput\w+|unverif\w+|alleged\w*|debat\w+|question\w+|alternativ\w+|versus|vs|any"
     r"|such|like|same|other|another|next|previous|former|opposite|half|part|partly|oder|ou|o|aka|second|runner\w*)\b",
     re.IGNORECASE,
+)
+_CHEMICAL = re.compile(  # $\text{H}_2\text{SO}_4$
+    r"\$?(?:\\(?:text|mathrm|ce)\s*\{(?:[A-Z][a-z]?|[()\d_{}])+\}|_\{?\d+\}?|[A-Z][a-z]?|[()\d])+\$?"
 )
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -179,6 +184,11 @@ def _same_thing(answer: str, gold: str, question: str) -> bool:
     for one, other in ((answer, gold), (gold, answer)):
         if (title := _TITLE.match(one)) and _same_words(one[title.end() :], other):
             return True
+    joined = _INITIALS.sub(lambda initials: initials[0].replace(".", ""), answer)
+    if joined != answer and _same_words(joined, gold):
+        return True
+    if _CHEMICAL.fullmatch(answer.strip()) and "_" in answer:
+        return _same_words(re.sub(r"\\(?:text|mathrm|ce)|[${}_\s]", "", answer), gold)
     if (kind := _KIND.search(question)) and _same_words(_without_kind(answer, kind[1].casefold()), gold):
         return True
     year, letters = _YEAR_BEHIND.search(answer), _LETTERS_BEHIND.search(answer)
@@ -244,6 +254,7 @@ def _tokens(text: str) -> list[str]:
     """Words without accents, and the symbols and signs that carry meaning, each on its own; dates alike."""
     for short, long in _SHORT:
         text = short.sub(long, text)
+    text = _KANJI_DATE.sub(lambda date: f"{date[1]}-{date[2]:0>2}-{date[3]:0>2}", text)
     text = _ISO_DATE.sub(lambda date: f"{_MONTHS[int(date[2]) - 1]} {int(date[3])}, {date[1]}", text)
     if any(map(text.casefold().__contains__, _MONTHS)):
         text = _DATE.sub(lambda date: f"{date[2] or date[3]} {date[1] or date[4]}", text)
