@@ -122,7 +122,8 @@ def _stated(
     may_state, readings = _READINGS[verifier]
     if not may_state(answer, gold, **options):
         return None
-    stated = (text for text in readings(answer, question, gold) if not _repeats(answer, text))
+    whole = f"{gold} {options['unit']}" if options.get("unit") else gold  # what is declared is not dropped
+    stated = (text for text in readings(answer, question, whole) if not _repeats(answer, text))
     scores = (verifier(text, gold, **options) for text in stated)
     return next((score for score in scores if score.value), None)
 

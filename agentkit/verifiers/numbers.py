@@ -166,6 +166,8 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     declared = _currency(unit)
     if currency and unit and currency != declared:
         return None
+    if declared in ("$", "€") and its_unit.casefold() in ("cent", "cents", "¢"):
+        return value / 100, True
     if not its_unit or same_unit(its_unit, unit) or (declared and _currency(its_unit) == declared):
         return value, False
     converted = _converted(value, its_unit, unit)

@@ -12,7 +12,7 @@ from agentkit.records import Score
 from agentkit.verifiers.answer import RETRACTED
 from agentkit.verifiers.frames import classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
-from agentkit.verifiers.numbers import IN_WORDS, amount, in_digits
+from agentkit.verifiers.numbers import IN_WORDS, amount, in_digits, is_unit
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
 from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
 
@@ -30,6 +30,17 @@ _ASKED_LETTER = re.compile(
     r"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?(?![aAI]\b)[A-Za-z](?![A-Za-z])",
     re.IGNORECASE,
 )
+_GREEK = {  # what a letter stands for
+    "λ": r"\beigenvalues?\b|\bwavelength\b", "θ": r"\bangle\b", "ρ": r"\bdensity\b", "σ": r"\bdeviation\b",
+    "μ": r"\bmean\b|\bcoefficient\b", "pH": r"\bpH\b",
+}  # fmt: skip
+_GREEK |= {
+    "lambda": _GREEK["λ"],
+    "theta": _GREEK["θ"],
+    "rho": _GREEK["ρ"],
+    "sigma": _GREEK["σ"],
+    "mu": _GREEK["μ"],
+}
 _FUNCTION = re.compile(r"\\?(det(?=\Z)|[A-Za-z]{2,6}(?=\s*\())(?:\s*\(([\d\s,.]+)\))?")
 _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
@@ -40,6 +51,10 @@ _HEDGED = re.compile(  # no reason of a yes or no, but a condition, a hearsay or
     r"\b(?:if|or|when|provided|assuming|depend\w*|as long as|until|once|some\w*|part\w*|most\w*|almost|nearly"
     r"|say|says|said|claim\w*|believe\w*|yes|ja|oui|sí|wenn|falls|sofern|oder|si|se|ou|o|cuando|quand|think)\b",
     re.IGNORECASE,
+)
+_ABOUT = re.compile(r"(?:approximately|about|roughly|around|circa|ca\.|[≈~])\s*(?=[-$€£\d])", re.IGNORECASE)
+_ROUNDED = re.compile(
+    r"\b(?:nearest|round\w*|decimals?|decimal places?|significant|approximate\w*|estimate)\b", re.I
 )
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
@@ -58,6 +73,10 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     """The number that a text gives, also without what it counts where the question asks for that."""
     has_unit = any((amount(gold) or ("",))[1:])
     text = _AMOUNT.sub(r"\\$", text)
+    given = amount(plain(text))
+    if has_unit and given and is_unit(given[2]):
+        yield plain(text)
+        return  # with a unit of its own it says no other number
     number = expression(text, question)
     if _PASSAGE.match(text) or (isinstance(number, Score) and "different answers" in number.why):
         return
@@ -75,7 +94,10 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         ):
             words.pop()
             yield " ".join(words)
-    yield from phrases(text, question)
+    for words in phrases(text, question):
+        yield words
+        if (about := _ABOUT.match(words)) and _ROUNDED.search(question):
+            yield words[about.end() :]
 
 
 def _value_asked(number: str, question: str) -> str:
@@ -83,8 +105,14 @@ def _value_asked(number: str, question: str) -> str:
     name, *values = (side.strip() for side in re.split(r"=|≈|\\approx", number.strip("$")))
     if len(values) != 1:
         return number
-    if not re.search("[A-Za-z]", name):
-        return values[0] if _WORKED_OUT.fullmatch(name) else number
+    if not re.search("[A-Za-z]", re.sub(r"\\d?binom(?=\{\d)", "", name)):
+        return (
+            values[0]
+            if _WORKED_OUT.fullmatch(re.sub(r"\\d?binom\{(\d+)\}\{(\d+)\}", r"\1-\2", name))
+            else number
+        )
+    if re.search(_GREEK.get(name.removeprefix("\\"), r"(?!)"), question, re.IGNORECASE):
+        return values[0]
     own = re.fullmatch("[A-Za-z]", name) and not re.search(rf"(?<![A-Za-z]){name}(?![A-Za-z])", question)
     named = own and (name in "xn" or re.search(rf"\b{name}\w{{3,}}", question, re.IGNORECASE))
     if named and not _ASKED_LETTER.search(question):
@@ -100,7 +128,7 @@ def _value_asked(number: str, question: str) -> str:
             return values[0]
     asked = rf"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
     ends = r"(?=\s*(?:[?.,;:]|\Z|(?:if|when|where|given|such|in)\b))"
-    return values[0] if re.search(asked + ends, question) else number
+    return values[0] if re.search(asked + ends, question, re.IGNORECASE) else number
 
 
 def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> bool:
@@ -125,7 +153,7 @@ def words_occur(text: str, gold: str, *, aliases: Iterable[str] = (), **options:
     golds = [gold, *([aliases] if isinstance(aliases, str) else aliases)]
     if not text.isascii() or not all(map(str.isascii, golds)):
         return True
-    text = text.casefold()
+    text = text.replace("Mt.", "Mount").replace("St.", "Saint").casefold()
     return any(
         all(word in text for word in _WORDS.findall(gold.casefold()) if word not in _SMALL) for gold in golds
     )
@@ -223,4 +251,6 @@ def plain(text: str) -> str:
     if re.search(r"[\\^~]", text):
         for pattern, replacement in _PLAIN:
             text = pattern.sub(replacement, text)
-    return " ".join(text.split()).strip(" *_.。：:`\"'“”")
+    text = " ".join(text.split()).strip(" *_.。：:`\"'“”")
+    inside = re.fullmatch(r"\$ ?([^\W\d_][^$]*)\$", text)
+    return inside[1].strip() if inside else text

@@ -10,6 +10,9 @@ import re
 import string
 import unicodedata
 from collections.abc import Callable, Iterable
+from datetime import datetime
+
+from dateutil.parser import parse
 
 from agentkit.records import Score, Unscored
 from agentkit.verifiers.answer import RETRACTED
@@ -40,6 +43,20 @@ _DATE = re.compile(
     rf"\b(?:{_DAY} (?:of )?({_MONTH})|({_MONTH}) {_DAY})\b,?", re.IGNORECASE
 )  # 4 July, July 4th
 _ISO_DATE = re.compile(r"\b(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])\b")
+_IS_MOMENT = re.compile(
+    rf"(?=.*\d)(?:\b(?:{_MONTH})\b|\d\s*[ap]\.?m\b|\A\d\d?:\d\d\b|\A\d\d?\.\d\d?\.\d{{4}}\b)", re.I
+)
+_DEFAULTS = (datetime(2000, 1, 1, 1, 1), datetime(2004, 3, 3, 3, 3))
+_ORDINALS = (
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
+    "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+).split()
+_CENTURY = re.compile(rf"\b({'|'.join(_ORDINALS)})[ -]century\b", re.IGNORECASE)
+_SAME_COUNTRY = dict.fromkeys(
+    ("england", "scotland", "wales", "uk", "great britain", "britain"), "United Kingdom"
+)
+_SAME_COUNTRY |= dict.fromkeys(("usa", "us", "u.s.", "u.s.a."), "United States")
+_SEVERAL = re.compile(r"\b(?:two|three|four|five|six|both|[2-6])\b", re.IGNORECASE)
 _KANJI_DATE = re.compile(r"(\d{4})年(\d{1,2})月(\d{1,2})日")
 _INITIALS = re.compile(r"\b(?:[A-Z]\.){2,}")  # U.S.A.
 _SHORT = ((re.compile(r"\bSt\.? (?=[A-Z])"), "Saint "), (re.compile(r"\bMt\.? (?=[A-Z])"), "Mount "))
@@ -159,7 +176,9 @@ def exact(
         raise Unscored(f"the gold answer {gold!r} is empty once normalised")
     if any(equal(answer, text) for text in golds):
         return Score(1.0, "equal")
-    if rule == "words" and any(_same_thing(answer, text, question) for text in golds):
+    if rule == "words" and (
+        any(_same_thing(answer, text, question) for text in golds) or _is_said_twice(answer, golds)
+    ):
         return Score(1.0, "the same thing")
     return Score(0.0, f"{answer.strip()[:80]!r} is not {gold.strip()[:80]!r}")
 
@@ -184,6 +203,13 @@ def _same_thing(answer: str, gold: str, question: str) -> bool:
     for one, other in ((answer, gold), (gold, answer)):
         if (title := _TITLE.match(one)) and _same_words(one[title.end() :], other):
             return True
+    moment = _moment(answer)
+    if moment and moment == _moment(gold):
+        return True
+    if any(map(_CENTURY.search, (answer, gold))) and _same_words(
+        *(_CENTURY.sub(_in_digits, t) for t in (answer, gold))
+    ):
+        return True
     joined = _INITIALS.sub(lambda initials: initials[0].replace(".", ""), answer)
     if joined != answer and _same_words(joined, gold):
         return True
@@ -202,7 +228,8 @@ def _same_thing(answer: str, gold: str, question: str) -> bool:
     name, _, place = answer.rpartition(", ")
     if name and _same_words(name, gold) and _lies_in(gold, place):
         return True
-    return bool(question) and not _IN_ORDER.search(question) and _same_items(answer, gold)
+    listed = "," in gold or _SEVERAL.search(question)
+    return bool(question and listed) and not _IN_ORDER.search(question) and _same_items(answer, gold)
 
 
 def _lies_in(city: str, country: str) -> bool:
@@ -211,12 +238,40 @@ def _lies_in(city: str, country: str) -> bool:
 
     query = "SELECT country FROM city WHERE name = ? COLLATE NOCASE ORDER BY population DESC LIMIT 1"
     rows = Corpus.open().rows(query, city.strip().encode("utf-8", "replace").decode())
+    country = _SAME_COUNTRY.get(country.strip(" .").casefold(), country)
     return bool(rows) and _same_words(country, str(rows[0][0]))
+
+
+def _is_said_twice(answer: str, golds: list[str]) -> bool:
+    """Whether an answer is a right one with another right one in brackets: Myanmar (Burma)."""
+    outer, _, inner = answer.strip(" .").removesuffix(")").partition("(")
+    return answer.strip(" .").endswith(")") and all(
+        any(_same_words(text, gold) for gold in golds) for text in (outer, inner)
+    )
+
+
+def _moment(text: str) -> tuple[int | None, ...] | None:
+    """Year, month, day, hour and minute of a date or a time of day, None for each that it does not say."""
+    if len(text) > 40 or not _IS_MOMENT.search(text):
+        return None
+    plain = re.sub(r"(?<=\d)\.(?=\s*[A-Za-z])|\b(?:of|at|on|the)\b", " ", text.strip(" ."))
+    try:
+        found = [parse(plain, dayfirst="." in text, default=default) for default in _DEFAULTS]
+    except (ValueError, OverflowError):
+        return None
+    parts = [(d.year, d.month, d.day, d.hour, d.minute) for d in found]
+    *date, hour, minute = (one if one == other else None for one, other in zip(*parts, strict=True))
+    return (*date, hour, minute or 0) if hour is not None else (*date, None, None)
 
 
 def _without_kind(text: str, kind: str) -> str:
     kinds = rf"(?:{kind}|mount|monte?)" if kind in ("mountain", "peak", "volcano") else kind
     return re.sub(rf"\A\W*{kinds}\s+(?=\w)|(?<=\w)\s+{kinds}\W*\Z", "", text, count=1, flags=re.IGNORECASE)
+
+
+def _in_digits(century: re.Match) -> str:
+    number = _ORDINALS.index(century[1].casefold()) + 1
+    return f"{number}{'st nd rd'.split()[number - 1] if number < 4 else 'th'} century"
 
 
 def _abbreviates(letters: str, words: str) -> bool:
@@ -227,7 +282,7 @@ def _abbreviates(letters: str, words: str) -> bool:
 def _same_items(answer: str, gold: str) -> bool:
     """Whether two lists of names hold the same ones."""
     items, gold_items = _ITEM.split(answer.strip(" .")), _ITEM.split(gold.strip(" ."))
-    if not 1 < len(items) == len(gold_items) < 20 or re.search(r"\d", answer + gold) or "," not in gold:
+    if not 1 < len(items) == len(gold_items) < 20 or re.search(r"\d", answer + gold):
         return False
     left = list(gold_items)
     for item in items:
