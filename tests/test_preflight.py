@@ -408,6 +408,13 @@ def test_settings_that_train_nothing_are_told(changes, light, says):
     assert item.light == light and says in item.finding
 
 
+def test_gold_that_met_outages_only_refuses_no_run(suite, tokenizer):
+    """Nine calls in ten fail for the moment, for some experts as often as they try."""
+    lab = Lab.open(Recipe(group_size=2, model="nano", tool_failures=0.9, max_turns=90))
+    found, _ = examine(lab, ScriptedPolicy(tokenizer, name="sft"), suite.split("train"))
+    assert found["Gold trajectories"].light != "red", found["Gold trajectories"].finding
+
+
 def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):
     recipe = Recipe(model="nano", sft=True, sft_transcripts=1)
     plain, phases = forecast(recipe, 0.05, 0.01), cost.PHASES

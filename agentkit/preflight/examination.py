@@ -26,6 +26,7 @@ from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.tokens import exact_decode
 from agentkit.runs import Recipe, Run, read_trajectories, write_trajectories
+from agentkit.tools.outages import momentary
 from agentkit.training import memory
 from agentkit.training.launch import Work
 from agentkit.training.timing import update_seconds
@@ -101,9 +102,14 @@ def _timed(
 def _by_expert(
     planned: Sequence[Task], tokenizer: Any, options: dict[str, Any]
 ) -> tuple[list[Trajectory], Item | None]:
-    """The expert's trajectories, and whether those that the tool cache served come out alike without it."""
+    """The expert's trajectories, and whether those that the tool cache served come out alike without it.
+
+    Not those in which a tool failed for the moment as often as the expert repeats a call.
+    """
     expert = ScriptedPolicy(tokenizer, name="gold")
-    golden = rollout(planned, expert, **options) if planned else []
+    played = rollout(planned, expert, **options) if planned else []
+    golden = [t for t in played if not any(map(momentary, results_of(t)[-1:]))]
+    planned = [task for task, t in zip(planned, played, strict=True) if t in golden]
     reused = [i for i, t in enumerate(golden) if any(result.cached for result in results_of(t))]
     if not reused:
         return golden, None

@@ -4,16 +4,13 @@ import re
 
 MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code
 MAX_CODE = 20_000
-# emoji that say nothing of an answer: flags, weather and plants, animals, vehicles, food, and cheer
-_RANGES = ((0x1F1E6, 0x1F200), (0x1F300, 0x1F394), (0x1F400, 0x1F440), (0x1F680, 0x1F6AB), (0x1F950, 0x1F970))
-_EMOJI = "✅✔☑🎉😊🙂👍🎯📈🎬🏆💡⭐🌟🥳📌📝🔥\ufe0f\u200d" + "".join(
-    chr(c) for r in _RANGES for c in range(*r)
-)
+_EMOJI = "✅✔☑🎉😊🙂👍🎯🚀📈🎬🏆💡⭐🌟🥳📌📝🔥\ufe0f\u200d"  # that say nothing of an answer
 _ANSWER_LINE = re.compile(
-    rf"""^[ \t>*_#{_EMOJI}]*(?:(?:final[ ]+)?answer|(?:end|schluss)?antwort|réponse(?:[ ]finale)?
+    rf"""^[ \t>*_#{_EMOJI}\U0001f300-\U0001f393]*(?:(?:final[ ]+)?answer
+    |(?P<foreign>(?:end|schluss)?antwort|réponse(?:[ ]finale)?
     |respuesta(?:[ ]final)?|risposta(?:[ ]finale)?|resposta(?:[ ]final)?|antwoord|odpowiedź|ответ
-    |(?:最终|最終)?答案|答え|回答|정답|답)
-    [ \t*_]*[:：][ \t*_]*([^\s*_].*)$""",
+    |(?:最终|最終)?答案|答え|回答|정답|답))
+    [ \t*_]*[:：][ \t*_]*(?P<said>[^\s*_].*)$""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 _HEADING = re.compile(  # the answer stands below: "### Answer", "**Final answer:**"
@@ -33,6 +30,7 @@ RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else stan
     | wrong\w*|incorrect\w*|mistake\w*|correction|corrected|wait|actually|really
     | in[ ]fact|sorry|apolog\w+
     | retract\w*|mis(?:read|calculated|took|counted)|oops|hmm+|hold[ ]on|looking[ ]again|second[ ]thoughts?
+    | alternatively|false|in[ ]truth|in[ ]reality
     | contradict\w*|disagree\w*|discard\w*|reject\w*|disregard\w*|withdraw\w*|revis\w+|ignore\w*
     | (?<!as[ ]it[ ])should|ha(?:s|ve|d)[ ]to[ ]be|comes[ ]out|turns[ ]out|asked[ ]for
     | on[ ]reflection|reconsider\w*|(?:update|change)[ ]after|my[ ]final
@@ -44,6 +42,7 @@ RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else stan
     | aspett\w+|forse
     | não|porém|desculp\w+|engan\w+|errad[oa]|talvez|niet|geen|maar|helaas|не|нет|но|однако
     )(?![\w-])
+    | ^[^\w\n]{0,20}or\b
     | ^[^\w\n]{0,20}(?:edit|update)\s*: | (?:^|[.!?]\s)[^\w\n]{0,20}i[ ](?:forgot|missed|overlooked)\b
     | [不错錯但]|更正|抱歉|其实|其實|应该|應該|ない|違|しかし|訂正|すみません|아니|하지만|틀렸|ошиб|неверн""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
@@ -71,8 +70,8 @@ def final_answer(text: str) -> str | None:
     lines = list(_ANSWER_LINE.finditer(text))
     if FENCE.search(text):
         answer, limit = text.strip(), MAX_CODE
-    elif starts := [line for line in lines if _CODE.match(line[1])]:
-        answer, limit = text[starts[0].start(1) :].strip(), MAX_CODE
+    elif starts := [line for line in lines if _CODE.match(line["said"])]:
+        answer, limit = text[starts[0].start("said") :].strip(), MAX_CODE
     else:
         answer = _stated(text, lines)
         limit = MAX_CODE if _BOX in answer else MAX_ANSWER
@@ -84,10 +83,10 @@ def _stated(text: str, lines: list[re.Match]) -> str:
     headings = [heading.end() for heading in _HEADING.finditer(text)]
     if headings and (not lines or lines[-1].start() < headings[-1]):
         text, lines = text[headings[-1] :].strip(), []
-    elif lines and _BOX in lines[-1][1]:
-        text, lines = text[lines[-1].start(1) :], []
+    elif lines and _BOX in lines[-1]["said"]:
+        text, lines = text[lines[-1].start("said") :], []
     if lines:
-        start, end = lines[-1].span(1)
+        start, end = lines[-1].span("said")
     elif headings or _BOX in text:
         start, end = 0, _PARAGRAPH.search(text, max(text.rfind(_BOX), 0)).start()
     else:
@@ -95,6 +94,8 @@ def _stated(text: str, lines: list[re.Match]) -> str:
     answer, below = _without_emoji(text[start:end]).strip(" \t\n*_"), text[end:]
     if answer.count("**") == 1:  # and no power
         answer = re.sub(r"(?<![\w)\]}])\*\*|\*\*(?![\w(\[{\\-])", "", answer)
+    if lines and lines[-1]["foreign"] and below.strip(f"{_EMOJI} \t\n*_"):
+        return text[start:].strip()  # whose denials RETRACTED does not know
     introduced = re.search(r"\A#|:\Z", answer) or re.search(r"\banswer\b", below, re.IGNORECASE)
     others = not lines and (introduced or not all(map(_is_sentence, below.splitlines())))
     return text[start:].strip() if others or _is_retracted(answer, below) else answer

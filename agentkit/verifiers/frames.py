@@ -109,6 +109,7 @@ _FRAME = re.compile(rf"{_LEADING}{_CLAUSE}")
 _OPENING = re.compile(
     rf"{_LEADING}(?:(?:{_ANSWER}|[csmVF&]*[Kv](?:[csmVF]*[Kv])*),*D*|(?<![^:])D*|(?<=,)D+),*"
 )
+SAYS_ANSWER = re.compile(r"answer|correct (?:option|choice)", re.IGNORECASE)
 _LISTED = re.compile("V[,&]+")
 _CLOSING, _LATER = re.compile("(?:[tp,]*A)?(?:[tqK,]|p[VF]?)*"), re.compile("[tpA,]*")
 _BEFORE = {"answer": "A", "link": "K", "verb": "v", "lead": "D", "closed": "c", "complement": "m", "and": "&"}
@@ -130,7 +131,7 @@ def classes(tokens: list[Token], formulas: list[str], question: str, *, behind: 
         elif _is_value(word):
             clause = max(map(letters.rfind, ",:D")) + 1
             said = {token for token, _, _ in tokens[clause : len(letters)]}
-            subject = not behind and word >= chr(FORMULA) and said <= _SUBJECT_OF
+            subject = not behind and IS_MASK.match(word) and ord(word) >= FORMULA and said <= _SUBJECT_OF
             letters += "F" if subject and not _is_side(formulas[ord(word) - FORMULA], question) else "V"
         elif word in DASHES:
             letters += "X" if _is_value(following) and (_is_value(last) or end == start) else ","
@@ -277,7 +278,7 @@ def expression(text: str, question: str = "", *, gold: bool = False) -> str | Sc
     )
     if answer is None:
         return text if gold else Score(0.0, "what stands around the answer is no known frame of one")
-    others = [sentence for sentence in earlier if "answer" in sentence.casefold()][-MAX_BOXES:]
+    others = [sentence for sentence in earlier if SAYS_ANSWER.search(sentence)][-MAX_BOXES:]
     stated = filter(None, (_read(sentence, whole.formulas, question, alone=False) for sentence in others))
     parts = {compact(whole.shown(part)) for part in IS_BOX.findall(answer) or [answer]}
     different = {compact(part) for part in (*whole.boxes, *map(whole.shown, stated))} - parts

@@ -61,9 +61,10 @@ _TWICE = re.compile(  # 0.75 kg (750 g)
     r"([^()]*[^()\s])\s*\(\s*(?:or |i\.e\.,? |that is,? |= ?)?"
     r"(about |approximately |roughly |≈ ?|~ ?)?([^()]+)\)"
 )
-_REAIS = re.compile(r"\A(R\$\s?)([\d.]{1,20}),(\d\d)\Z")
+_REAIS = re.compile(r"\A(-?R\$\s?)(\d{1,3}(?:\.\d{3}){0,6}|\d{1,15}),(\d\d)\Z")
 _PARTS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([^\W\d_]{1,20})")
-_ONLY_PARTS = re.compile(rf"{_PARTS.pattern}(?:(?:,?\s+and\s|[,\s])\s*{_PARTS.pattern}){{1,3}}")
+_ONLY_PARTS = re.compile(rf"{_PARTS.pattern}(?:\s+(?:and\s+)?{_PARTS.pattern}){{1,3}}")
+_IN_PARTS = ("s", "ft", "lb")  # times, lengths in feet and inches, weights in pounds and ounces
 _FORMULA = re.compile(  # with a unit behind
     r"\A(\$|\\\()((?:[-+\d.,{}^×·\s]|\\(?:times|cdot|[,!]))+)(?:\$|\\\))(?=\s*[^\W\d_])"
 )
@@ -102,10 +103,13 @@ _ASKED_UNIT = re.compile(
     re.IGNORECASE,
 )
 _MONEY = re.compile(
-    r"(?<![^\W\d_])(?:US )?[$€£¥]|\b(?:dollars?|USD|euros?|EUR|pounds?(?= sterling)|GBP|yen|JPY)\b"
+    r"(?<![^\W\d_])(?:US |R)?[$€£¥]|\b(?:dollars?|USD|euros?|EUR|pounds?(?= sterling)|GBP|yen|JPY)\b"
 )
-_CHANCE = re.compile(r"\b(?:probability|chance|likelihood)\b", re.IGNORECASE)
-_PERCENTAGE = re.compile(r"%|\bper ?cent", re.IGNORECASE)
+_CHANCE = re.compile(
+    r"\A(?!.*(?:%|\bper ?cent|\bexpected\b|\bhow many\b))"
+    r".*\b(?:what is|find) the (?:probability|chance|likelihood) (?:of|that)\b",
+    re.IGNORECASE | re.DOTALL,
+)
 _IRREGULAR = {"children": "child", "men": "man", "women": "woman", "people": "person", "feet": "foot"}
 _IRREGULAR |= {"teeth": "tooth", "mice": "mouse", "geese": "goose", "leaves": "leaf", "knives": "knife"}
 _POWER = re.compile(r"(?<=[^\W\d_])[²³]|(?<=10)[⁻²³¹⁰⁴-⁹]+")  # of a unit or of ten: m², 10²
@@ -166,7 +170,7 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     declared = _currency(unit)
     if currency and unit and currency != declared:
         return None
-    if declared in ("$", "€") and its_unit.casefold() in ("cent", "cents", "¢"):
+    if declared in ("$", "€", "R$") and not currency and its_unit.casefold() in ("cent", "cents", "¢"):
         return value / 100, True
     if not its_unit or same_unit(its_unit, unit) or (declared and _currency(its_unit) == declared):
         return value, False
@@ -176,15 +180,20 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
 
 def _read_parts(parts: list[tuple[str, str]], unit: str) -> tuple[Fraction, bool] | None:
     """1 hour 30 minutes in the declared unit: each less than one of that before, all but the last whole."""
-    values = [
-        (Fraction(number), _converted(Fraction(1), unit_name(name), unit_name(unit)))
-        for number, name in parts
-    ]
+    base = next((base for base in _IN_PARTS if _converted(Fraction(1), unit_name(unit), base)), "")
+    values = [(Fraction(number), _converted(Fraction(1), unit_name(name), base)) for number, name in parts]
     if any(size is None or not size for _, size in values) or any(n.denominator > 1 for n, _ in values[:-1]):
         return None
-    if any(number * size >= before for (_, before), (number, size) in pairwise(values)):
+    names = {unit_name(name).removesuffix("s") for _, name in parts}
+    if base == "ft" and not names <= {"ft", "foot", "feet", "in", "inch", "inche"}:
         return None
-    return sum(number * size for number, size in values), True
+    if any(
+        float(number * size) > float(before) * (1 - 1e-9) for (_, before), (number, size) in pairwise(values)
+    ):
+        return None
+    total = sum(number * size for number, size in values)
+    converted = _converted(total, base, unit_name(unit))
+    return None if converted is None else (converted, True)
 
 
 def _read_twice(text: str, again: str, unit: str, rounding: float) -> tuple[Fraction, bool] | None:
@@ -383,7 +392,7 @@ def numeric(
         fits = asked and ((sign and said == {sign}) or (not parts[1] and same_unit(parts[2], asked)))
         if fits or (asked and parts[1]):
             unit, given = asked, (parts[0], False) if fits else None
-        elif parts[2] == "%" and _CHANCE.search(question) and not _PERCENTAGE.search(question):
+        elif parts[2] == "%" and 0 <= parts[0] <= 100 and _CHANCE.search(question):
             given = (parts[0] / 100, True)  # a probability of 35 %
     in_unit = f" in {unit}" if unit else ""
     if wanted is None:
@@ -412,6 +421,8 @@ def _as_written(tolerance: float) -> Fraction:
 
 def _gold_unit(gold: str) -> str:
     """The unit a gold answer is written in: %, a currency, one Pint knows, or a word for what is counted."""
+    if _ONLY_PARTS.fullmatch(gold.strip(" .")):
+        return unit_name(_PARTS.findall(gold)[-1][1])
     parts = amount(gold)
     if parts is None:
         return ""

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentkit.records import Score
-from agentkit.verifiers.answer import RETRACTED
-from agentkit.verifiers.frames import classes, closes, expression, is_chat, leads_up, opens
+from agentkit.verifiers.frames import SAYS_ANSWER, classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
 from agentkit.verifiers.numbers import IN_WORDS, amount, in_digits, is_unit
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
@@ -30,31 +29,17 @@ _ASKED_LETTER = re.compile(
     r"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?(?![aAI]\b)[A-Za-z](?![A-Za-z])",
     re.IGNORECASE,
 )
-_GREEK = {  # what a letter stands for
-    "λ": r"\beigenvalues?\b|\bwavelength\b", "θ": r"\bangle\b", "ρ": r"\bdensity\b", "σ": r"\bdeviation\b",
-    "μ": r"\bmean\b|\bcoefficient\b", "pH": r"\bpH\b",
+_ASKS = r"\b(?i:find|what is|compute|calculate|determine) (?:the )?(?:\w+ ){0,3}?"
+_LETTERS = {  # what letters stand for, where that is asked
+    "λ": re.compile(_ASKS + r"(?:eigenvalue|wavelength)\b"), "pH": re.compile(_ASKS + r"pH\b"),
 }  # fmt: skip
-_GREEK |= {
-    "lambda": _GREEK["λ"],
-    "theta": _GREEK["θ"],
-    "rho": _GREEK["ρ"],
-    "sigma": _GREEK["σ"],
-    "mu": _GREEK["μ"],
-}
 _FUNCTION = re.compile(r"\\?(det(?=\Z)|[A-Za-z]{2,6}(?=\s*\())(?:\s*\(([\d\s,.]+)\))?")
 _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
-_YES_OR_NO = re.compile(  # Yes, it is longer
-    r"(?P<word>yes|no|ja|nein|oui|non|sí)\s*[,;:.–—-]\s*(?P<why>[^?]{3,200})", re.IGNORECASE
-)
-_HEDGED = re.compile(  # no reason of a yes or no, but a condition, a hearsay or another one
-    r"\b(?:if|or|when|provided|assuming|depend\w*|as long as|until|once|some\w*|part\w*|most\w*|almost|nearly"
-    r"|say|says|said|claim\w*|believe\w*|yes|ja|oui|sí|wenn|falls|sofern|oder|si|se|ou|o|cuando|quand|think)\b",
-    re.IGNORECASE,
-)
 _ABOUT = re.compile(r"(?:approximately|about|roughly|around|circa|ca\.|[≈~])\s*(?=[-$€£\d])", re.IGNORECASE)
 _ROUNDED = re.compile(
-    r"\b(?:nearest|round\w*|decimals?|decimal places?|significant|approximate\w*|estimate)\b", re.I
+    r"\b(?:nearest|round(?:ed)? (?:off |up |down )?to|decimal places?|significant (?:figures|digits))\b",
+    re.IGNORECASE,
 )
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
@@ -105,30 +90,26 @@ def _value_asked(number: str, question: str) -> str:
     name, *values = (side.strip() for side in re.split(r"=|≈|\\approx", number.strip("$")))
     if len(values) != 1:
         return number
-    if not re.search("[A-Za-z]", re.sub(r"\\d?binom(?=\{\d)", "", name)):
-        return (
-            values[0]
-            if _WORKED_OUT.fullmatch(re.sub(r"\\d?binom\{(\d+)\}\{(\d+)\}", r"\1-\2", name))
-            else number
-        )
-    if re.search(_GREEK.get(name.removeprefix("\\"), r"(?!)"), question, re.IGNORECASE):
+    if not re.search("[A-Za-z]", name):
+        return values[0] if _WORKED_OUT.fullmatch(name) else number
+    letter = _LETTERS.get(name.replace("\\lambda", "λ"))
+    if letter and letter.search(question):
         return values[0]
     own = re.fullmatch("[A-Za-z]", name) and not re.search(rf"(?<![A-Za-z]){name}(?![A-Za-z])", question)
     named = own and (name in "xn" or re.search(rf"\b{name}\w{{3,}}", question, re.IGNORECASE))
     if named and not _ASKED_LETTER.search(question):
         return values[0]
-    if re.search(
-        rf"\b{re.escape(name)}-(?:coordinate|intercept|value)\b|\bvalue of \$?{re.escape(name)}\b", question
-    ):
+    coordinates = re.findall(r"\b(\w)-(?:coordinate|intercept)", question)
+    if coordinates == [name] and re.search(rf"{_ASKS}{name}-", question):
         return values[0]
     function = _FUNCTION.fullmatch(name)  # LCM(8, 12) of the question's own numbers
     if function and set(re.findall(r"\d+", function[2] or "")) <= set(re.findall(r"\d+", question)):
         initials = "".join(word[0] for word in question.split())
         if function[1].casefold() in question.casefold() or function[1].casefold() in initials.casefold():
             return values[0]
-    asked = rf"\b(?:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
+    asked = rf"\b(?i:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
     ends = r"(?=\s*(?:[?.,;:]|\Z|(?:if|when|where|given|such|in)\b))"
-    return values[0] if re.search(asked + ends, question, re.IGNORECASE) else number
+    return values[0] if re.search(asked + ends, question) else number
 
 
 def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> bool:
@@ -169,9 +150,6 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         if words != whole:
             yield words
         yield from _choice(words, question)
-        polar = _YES_OR_NO.fullmatch(words)
-        if polar and not RETRACTED.search(polar["why"]) and not _HEDGED.search(polar["why"]):
-            yield polar["word"]
     offered = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)", re.IGNORECASE)
     # one of two that the question names: no word of its own
     if len(gold) > 1 and offered.search(question) and _NAME not in text:
@@ -197,7 +175,7 @@ def _worded(text: str, question: str) -> list[str]:
         kept.pop()
     *earlier, last = kept or [""]
     words = _boxed(last, whole, question) if whole.boxes else _unboxed(last, whole, question)
-    answers = [sentence for sentence in earlier if "answer" in sentence.casefold()]
+    answers = [sentence for sentence in earlier if SAYS_ANSWER.search(sentence)]
     return [] if answers and not _same_answer(answers, words, whole, question) else words
 
 

@@ -170,7 +170,9 @@ def _with_unit(text: str, tokens: list[Token], first: int, last: int, said: Aske
     is_number = tokens[first][0][:1].isdigit()
     while last < len(tokens) and (
         (is_number and lexeme(tokens[last][0]) in said.counted)
-        or (_is_name(text, tokens[last]) and _is_name(text, tokens[last - 1]))  # the Pacific Ocean
+        or (
+            text[tokens[last][1]].isupper() and _is_name(text, tokens[last - 1])
+        )  # the Pacific Ocean, Mexico City
     ):
         last += 1
     return last

@@ -53,7 +53,7 @@ _UNIT = re.compile(
 )
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[clr|]*\})?")
 _ROWS = re.compile(r"(?:\b\w{0,9}\.?(?:Matrix|array)\()?\[((?:\[[^\[\]]*\],?\s*)+)\]\)?")  # [[1, 2], [3, 4]]
-_TUPLE = re.compile(r"\A\(([^(),]{1,60}(?:,[^(),]{1,60}){1,9})\)\Z")
+_TUPLE = re.compile(r"\A\(((?!.*(?:&|\\\\))[^(),]{1,60}(?:,[^(),]{1,60}){1,9})\)\Z")
 _BASE = re.compile(r"(?<=\d)_\{?(?:\\text\s*\{)?(\w+)")
 _CLOCK = re.compile(r"0?(\d{1,2}(?::[0-5]\d){1,2})")
 _SUPERSCRIPT = re.compile(r"(?<=[\w)}])[⁻²³¹⁰⁴-⁹]+")
@@ -80,9 +80,10 @@ _REVERSED = re.compile(  # ]a, b[ or [a; b[, as intervals are written in France 
 )
 _NO_SOLUTION = frozenset(
     "no solution|no solutions|no real solution|no real solutions|there is no solution|there are no solutions"
-    "|there is no real solution|there are no real solutions|empty set|the empty set|none|keine lösung"
+    "|there is no real solution|there are no real solutions|empty set|the empty set|keine lösung"
     "|keine reelle lösung|aucune solution|sin solución|无解|無解|解なし".split("|")
 )
+_ONLY_BOX = re.compile(r"\A\\boxed\s*\{(.{1,80})\}\Z")
 _EMPTY = re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|∅|\\\{\s*\\\}")
 
 
@@ -94,6 +95,7 @@ def _reversed(interval: re.Match) -> str:
     return f"{'(' if opens == ']' else '['}{low},{high}{')' if closes == '[' else ']'}"
 
 
+_OR = "(?:or|ou|oder|ou bien|или|または|或)"
 _ARGUMENT = r"\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"
 _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form only
     (re.compile(pattern), form)
@@ -112,15 +114,9 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         ("¾", r"\\frac{3}{4}"),
         (r"\A\s*\$?\s*(?:m?\\angle\s*)?[A-Z]{2,4}\s*=(?=[^=]*\Z)", ""),  # a segment or an angle
         (r"(?:\\langle|⟨)([^<>⟨⟩]*?,[^<>⟨⟩]*?)(?:\\rangle|⟩)", r"(\1)"),  # a vector
-        (
-            r"\s+\(\s*(?:approximately|about|roughly|around|ca\.|≈|\\approx)\s*\$?(-?\d+\.?\d*)\$?\s*\)\s*\Z",
-            r" \\approx \1",
-        ),
-        (r"\\q?quad(?![A-Za-z])", " "),
-        (r"\\text\s*\{\s*(?:or|ou|oder|ou bien|или|または|或)\s*\}", " or "),
+        (r"\s+\(\s*(?:approximately|about|≈|\\approx)\s*\$?(-?\d+\.?\d*)\$?\s*\)\s*\Z", r" \\approx \1"),
+        (rf"(?:\\q?quad\s*)?\\text\s*\{{\s*{_OR}\s*\}}(?:\s*\\q?quad(?![A-Za-z]))?", " or "),
         (_REVERSED.pattern, _reversed),
-        (r"(?:\\text\s*\{)?\b(?:the )?(?:open )?interval\b\}?\s*(?=\(.*\)\W*\Z)", ""),
-        (r"(?:\\text\s*\{)?\b(?:the )?(?:closed )?interval\b\}?\s*(?=\[.*\]\W*\Z)", ""),
         ("∈", r"\\in "),
         ("∪", r"\\cup "),
         (r"\*\*", "^"),
@@ -143,7 +139,7 @@ def symbolic(
         abs_tol: absolute tolerance for constants; without one 0.333333 is not 1/3.
         rel_tol: relative tolerance for constants.
     """
-    if _is_no_solution(gold.strip(" $.")) and _is_no_solution(answer.strip(" $.*")):
+    if _is_no_solution(gold) and _is_no_solution(answer) and not re.search(r"(?i)complex|which of", question):
         return Score(1.0, "both say that there is none")
     wanted, given = expression(gold, gold=True), expression(answer, question)
     if isinstance(wanted, Score):
@@ -185,18 +181,19 @@ def _at_sight(given: str, wanted: str, question: str) -> Score | None:
 
 
 def _is_no_solution(text: str) -> bool:
-    return bool(_EMPTY.fullmatch(text.strip())) or " ".join(_plain(text).casefold().split()) in _NO_SOLUTION
+    bare = _ONLY_BOX.sub(r"\1", text.strip(" $.*!\n")).strip()
+    return bool(_EMPTY.fullmatch(bare)) or " ".join(_plain(bare).casefold().split()) in _NO_SOLUTION
 
 
 def _with_units(given: str, wanted: str, question: str, tolerance: dict[str, float]) -> Score:
     """The verdict once units and counted things are split from what is compared."""
     whole = _plain(given)
-    fits_gold, fits = (
-        lambda unit: len(unit) > 3 or is_counted(unit, question),
-        lambda unit: is_counted(unit, question) or same_unit(unit, gold_unit),
-    )
-    wanted, gold_unit = _split_unit(wanted, fits_gold, question)
-    given, unit = _split_unit(given, fits, question)
+    asked, whole_sides = asked_unit(question), (wanted, given)
+    wanted, gold_unit = _split_unit(wanted, lambda unit: len(unit) > 3 or is_counted(unit, question))
+    given, unit = _split_unit(given, lambda unit: is_counted(unit, question) or same_unit(unit, gold_unit))
+    alone = gold_unit or unit
+    if not (gold_unit and unit) and _is_product(alone, question) and not same_unit(alone, asked):
+        (wanted, given), gold_unit, unit = whole_sides, "", ""
     if gold_unit and not unit:
         given, unit = _split_known(given, gold_unit)
     elif unit and not gold_unit:
@@ -205,8 +202,7 @@ def _with_units(given: str, wanted: str, question: str, tolerance: dict[str, flo
         return numeric(whole, wanted, **tolerance, unit=gold_unit)
     if unit and gold_unit and not same_unit(unit, gold_unit):
         return Score(0.0, f"the unit {unit!r} is not {gold_unit!r}")
-    asked = unit and not gold_unit and is_unit(unit) and asked_unit(question)
-    if asked and not same_unit(unit, asked):
+    if asked and unit and not gold_unit and is_unit(unit) and not same_unit(unit, asked):
         if _number(wanted) is not None:
             return numeric(whole, wanted, **tolerance, unit=asked)
         return Score(0.0, f"the unit {unit!r} is not {asked!r}")
@@ -248,7 +244,10 @@ def _compare_chain(given: str, wanted: str, question: str) -> Score | None:
             return Score(0.0, f"{given[:80]!r} is not {wanted[:80]!r}")
     for side in rounded:
         decimals = re.fullmatch(r"-?\d+\.?(\d*)", side)
-        if not decimals or _compare(side, wanted, 10.0 ** -len(decimals[1]), 0.0).value != 1:
+        unit = (
+            10.0 ** -len(decimals[1]) if decimals and decimals[1] else 0.5
+        )  # of the last digit: may be cut off
+        if not decimals or _compare(side, wanted, unit, 0.0).value != 1:
             return Score(0.0, f"{side[:80]!r} is not {wanted[:80]!r} rounded")
     return Score(1.0, "the same mathematics")
 
@@ -319,7 +318,7 @@ def _is_words(text: str) -> bool:
     return bool(_words(text)) or len(plain.strip()) == 1
 
 
-def _split_unit(text: str, fits: Callable[[str], bool], question: str) -> tuple[str, str]:
+def _split_unit(text: str, fits: Callable[[str], bool]) -> tuple[str, str]:
     """A value and the unit behind it that fits; a multiple such as "million" stays with the value."""
     match = _UNIT.search(text)
     if not match or normalize(match[0]) in _FUNCTIONS:
@@ -328,8 +327,6 @@ def _split_unit(text: str, fits: Callable[[str], bool], question: str) -> tuple[
     value = text[: match.start()].strip()
     if match["word"] and len(match["word"]) < 4 and re.search("[A-Za-z]", _COMMAND.sub("", value)):
         return text, ""  # 2ab behind a^2 + b^2 is no two attobarns
-    if match["word"] and "/" not in unit and _is_product(unit, question):
-        return text, ""
     if multiple := _MULTIPLE.match(unit):
         value, unit = f"{value} {multiple[1]}", unit[multiple.end() :]
     unit = unit_name(re.sub(r"[\\{}.]", "", unit).removeprefix("^"))
@@ -339,7 +336,11 @@ def _split_unit(text: str, fits: Callable[[str], bool], question: str) -> tuple[
 def _is_product(unit: str, question: str) -> bool:
     """Whether what looks like a unit is a product of the question's variables: mv^2 of mass m, speed v."""
     letters = set(re.findall("[A-Za-z]", unit))
-    return len(letters) > 1 and letters <= set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", question))
+    return (
+        len(letters) > 1
+        and "/" not in unit
+        and letters <= set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", question))
+    )
 
 
 def _split_known(text: str, unit: str) -> tuple[str, str]:

@@ -1,0 +1,177 @@
+"""Other ways to write a name, a time or a list that a question asks for: Sir Isaac Newton, Lake Baikal.
+
+Each is taken only where the question asks for such a thing, for "Dr." belongs to Dr. No and the order to a
+podium. Leaves out equal words (text), and what else a person would take for the same.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+
+from agentkit.verifiers.numbers import same_unit
+
+Equal = Callable[[str, str], bool]
+_WH = re.compile(r"\b(?:who|whom|whose|which|what|where|when|how|why)\b", re.IGNORECASE)
+_WHO = re.compile(r"\bwho(?:m|se)?\b", re.IGNORECASE)
+_TITLE = re.compile(r"(?:sir|dame|dr|prof|professor|herr|monsieur)\b\.?\s+", re.IGNORECASE)
+_KIND = re.compile(  # which river .., what is the deepest lake ..
+    r"\b(?:which|what)\s+(?:(?:is|was)\s+the\s+(?:[\w-]+\s+){0,3}?)?"
+    r"(lake|river|mountain|peak|volcano|ocean|sea|desert|king|queen|pope|emperor|president)\b(?!['’]|\s+and\b|,)",
+    re.IGNORECASE,
+)
+_FRONT = {"river": "river", "lake": "lake"} | dict.fromkeys(("mountain", "peak", "volcano"), "mount|mt")
+_BEHIND = frozenset(("river", "ocean", "sea", "desert"))
+_PLURAL = re.compile(  # which two elements .., what are the three colours ..
+    r"\b(?:which|what|name|list|give)\s+(?:are\s+)?(?:all\s+)?(?:the\s+)?(?:(?P<number>two|three|four|five|six)\s+)?"
+    r"(?!(?:is|was|does|has)\b)(?:(?!and\b)[\w()'’-]+\s+){0,3}?(?P<things>countries|cities|(?!(?:mov|step|turn|direction"
+    r"|instruction|letter|word|note|event|stage|phase|title|digit|\w*s[su])e?s?\b)[a-z]{3,}s)\b",
+    re.IGNORECASE,
+)
+_IN_ORDER = re.compile(  # the order counts, or what each is
+    r"\b(?:respective\w*|order\w*|sort\w*|arrang\w*|rank\w*|chronolog\w*|alphabet\w*|ascend\w*|descend\w*|increas\w*"
+    r"|decreas\w*|reverse\w*|first|second|then|last|sequence\w*|steps?|from|to|by|top|winners?|runners?|before|after"
+    r"|follow\w*|\w+est|\w+wards?|most|least|and|each|print\w*|output|titles?|films?|novels?|books?|songs?|plays?|full"
+    r"|\d(?:st|nd|rd|th))\b",
+    re.IGNORECASE,
+)
+_ITEM = re.compile(r",\s*and\s+|,\s*|\s+and\s+|\s*&\s*")
+_NO_ITEM = frozenset("yes no true false left right up down north south east west".split())
+_CITY = re.compile(r"\b(?:which|what)\s+(?:[\w-]+\s+){0,2}?(?:city|capital)\b|\bwhere\b", re.IGNORECASE)
+_BORN = re.compile(r"(?<=\w)\s*\((?:n[ée]e [A-ZÀ-Þ][^\W\d_]{1,30}|born (?:in )?\d{4})\)\W*\Z")
+_LETTERS = re.compile(r"(?<=\w)\s*\(([^\W\d_]{1,6})\)\W*\Z")
+_INITIALS = re.compile(r"\b(?:[A-Z]\.){2,}")  # U.S.A.
+_CHEMICAL = re.compile(
+    r"\$?(?:\\(?:text|mathrm|ce)\{[A-Za-z\d()_]{1,20}\}|_(?:\{\d{1,3}\}|\d{1,3}(?!\d))|[A-Z][a-z]?|[()])++\$?"
+)
+_TIME = re.compile(r"(\d{1,2})(?::(\d\d))?\s*(?:([ap])\.?m\.?)?", re.IGNORECASE)
+_ORDINALS = (
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
+    "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+).split()
+_CENTURY = re.compile(rf"\b({'|'.join(_ORDINALS)})[ -]century\b", re.IGNORECASE)
+
+
+def same_thing(answer: str, golds: Iterable[str], question: str, equal: Equal) -> bool:
+    """Whether an answer is one of the gold answers, written in another way; ``equal`` compares words."""
+    if len(answer) > 200 or not question:
+        return False
+    golds = list(golds)
+    outer, _, inner = answer.strip(" .").removesuffix(")").partition("(")  # Myanmar (Burma), both right
+    if answer.strip(" .").endswith(")") and all(any(equal(t, g) for g in golds) for t in (outer, inner)):
+        return True
+    forms = list(filter(None, (form(answer, question) for form in _FORMS)))
+    return any(
+        any(equal(form, gold) for form in forms)
+        or _of_letters(answer, gold, equal)
+        or _same_time(answer, gold)
+        or _lies_in(answer, gold, question, equal)
+        or (_is_unordered(gold, question) and _same_items(answer, gold, equal))
+        for gold in golds
+    )
+
+
+# ---- an answer in another form; None where it has none
+def _untitled(answer: str, question: str) -> str | None:
+    title = _TITLE.match(answer)
+    is_name = title and _WHO.search(question) and " " in answer[title.end() :].strip()
+    return answer[title.end() :] if is_name else None
+
+
+def _without_kind(answer: str, question: str) -> str | None:
+    kind = _KIND.search(question)
+    if not kind or len(_WH.findall(question)) != 1:
+        return None
+    word = kind[1].casefold()
+    front = rf"\A\W*(?:{_FRONT.get(word, word)})\b\.?\s+(?=\w)"
+    behind = rf"|(?<=\w)\s+{word}\W*\Z" if word in _BEHIND else ""
+    return re.sub(front + behind, "", answer, count=1, flags=re.IGNORECASE)
+
+
+def _without_birth(answer: str, question: str) -> str | None:
+    born = _BORN.search(answer)
+    return (
+        answer[: born.start()]
+        if born and not re.search(r"\b(?:maiden|birth|born|when)\b", question)
+        else None
+    )
+
+
+def _formula(answer: str, question: str) -> str | None:
+    is_formula = (
+        "_" in answer and _CHEMICAL.fullmatch(answer[:80].strip()) and "formula" in question.casefold()
+    )
+    return re.sub(r"\\(?:text|mathrm|ce)|[${}_\s]", "", answer) if is_formula else None
+
+
+def _century(answer: str, question: str) -> str | None:
+    def in_digits(century: re.Match) -> str:
+        number = _ORDINALS.index(century[1].casefold()) + 1
+        return f"{number}{'st nd rd'.split()[number - 1] if number < 4 else 'th'} century"
+
+    return _CENTURY.sub(in_digits, answer) if "century" in question.casefold() else None
+
+
+def _joined(answer: str, question: str) -> str | None:
+    return _INITIALS.sub(lambda initials: initials[0].replace(".", ""), answer)
+
+
+_FORMS = (_untitled, _without_kind, _without_birth, _formula, _century, _joined)
+
+
+# ---- an answer beside a gold one
+def _of_letters(answer: str, gold: str, equal: Equal) -> bool:
+    """The gold answer with its initials or its sign behind: United States of America (USA), kilogram (kg)."""
+    letters = _LETTERS.search(answer)
+    if not letters or not equal(answer[: letters.start()], gold):
+        return False
+    initials = "".join(word[0] for word in gold.split() if word[0].isupper())
+    return (len(initials) > 1 and letters[1] == initials) or same_unit(letters[1], gold)
+
+
+def _same_time(answer: str, gold: str) -> bool:
+    minutes = _minutes(answer)
+    return minutes is not None and minutes == _minutes(gold)
+
+
+def _minutes(text: str) -> int | None:
+    """Minutes since midnight of a time of day that is no other: 9 a.m., 3:45 PM, 15:45; not 3:45."""
+    time = _TIME.fullmatch(text.strip())
+    if not time or int(time[2] or 0) > 59:
+        return None
+    hours, minutes, half = int(time[1]), int(time[2] or 0), (time[3] or "").casefold()
+    if half:
+        return 60 * (hours % 12 + 12 * (half == "p")) + minutes if 1 <= hours <= 12 else None
+    return 60 * hours + minutes if time[2] and 13 <= hours <= 23 else None
+
+
+def _lies_in(answer: str, gold: str, question: str, equal: Equal) -> bool:
+    """A city with its country, where the largest of that name lies and no other place is asked about."""
+    city, _, country = answer.rpartition(", ")
+    if not city or not _CITY.search(question) or not equal(city, gold):
+        return False
+    if re.search(r"\b(?:in|of) (?:the )?[A-Z]", question.replace(country.strip(" ."), "")):
+        return False
+    from agentkit.tools.corpus import Corpus
+
+    query = "SELECT country FROM city WHERE name = ? COLLATE NOCASE ORDER BY population DESC LIMIT 1"
+    rows = Corpus.open().rows(query, gold.strip().encode("utf-8", "replace").decode())
+    return bool(rows) and equal(country, str(rows[0][0]))
+
+
+def _is_unordered(gold: str, question: str) -> bool:
+    plural = _PLURAL.search(question)
+    return bool(plural) and not _IN_ORDER.search(question) and ("," in gold or bool(plural["number"]))
+
+
+def _same_items(answer: str, gold: str, equal: Equal) -> bool:
+    """Whether two lists of names hold the same ones."""
+    items, left = _ITEM.split(answer.strip(" .")), _ITEM.split(gold.strip(" ."))
+    if not 1 < len(items) == len(left) < 20 or re.search(r"\d", answer + gold):
+        return False
+    if any(len(item) < 2 or item.casefold() in _NO_ITEM for item in left):
+        return False
+    for item in items:
+        same = next((other for other in left if equal(item, other)), None)
+        if same is None:
+            return False
+        left.remove(same)
+    return True
