@@ -14,7 +14,8 @@ from test_losses import batch, make  # noqa: F401
 from agentkit.records import RecipeError
 from agentkit.runs import read_jsonl
 from agentkit.runs.recipe import Recipe
-from agentkit.training.grpo import config, train
+from agentkit.training.grpo import train
+from agentkit.training.grpo_config import grpo_config
 from agentkit.training.micro_batches import packed
 from agentkit.training.peer import SharingTrainer, StockTrainer, update
 
@@ -131,7 +132,7 @@ def test_trl_s_micro_batch_is_an_optimiser_step_where_tokens_count(tmp_path):
         "micro_batch_tokens": 9000,
         "micro_batch": 5,
     }
-    args = config(Recipe.from_mapping(recipe), tmp_path)
+    args = grpo_config(Recipe.from_mapping(recipe), tmp_path)
     assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (6, 1)
     assert args.steps_per_generation == 2
     with pytest.raises(RecipeError, match="micro_batch_tokens 100 is less than max_tokens 200"):

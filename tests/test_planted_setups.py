@@ -10,10 +10,9 @@ import outsider_setups as outsider
 import pytest
 import shop_setups as shop
 
-from agentkit import preflight as preflight_room
 from agentkit.lab import Lab
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import Item, Preflight, causes, examine
+from agentkit.preflight import Item, Preflight, causes, examination, examine
 from agentkit.records import RecipeError, Score, SuiteError
 from agentkit.rewards import correctness
 from agentkit.runs.recipe import Recipe
@@ -114,8 +113,8 @@ PLANTED = {  # name: (what is changed, words of the first red or amber item)
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Half of the rollouts: what is planted shows in few."""
-    monkeypatch.setattr(preflight_room, "TASKS", 8)
-    monkeypatch.setattr(preflight_room, "GOLD", 10)
+    monkeypatch.setattr(examination, "TASKS", 8)
+    monkeypatch.setattr(examination, "GOLD", 2)
 
 
 def examined(suite, tokenizer, search=None, recipe=None, rewards=None, verifier=None, flaws=None):

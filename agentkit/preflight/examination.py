@@ -26,14 +26,13 @@ from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.tokens import exact_decode
 from agentkit.runs import Recipe, Run, read_trajectories, write_trajectories
-from agentkit.tools.outages import momentary
 from agentkit.training import memory
 from agentkit.training.launch import Work
 from agentkit.training.timing import update_seconds
 from agentkit.trajectories import groups_by_task, results_of
 
 TASKS, REPEATS, PROBED = 12, 4, 3
-GOLD = 2  # times as many, so that those that are rolled out are among them
+GOLD = 2  # by the expert, for each that is rolled out: it, and the one behind, which may be its pair
 SHIFT = 7_919  # between the seeds of repeated scorings, on which no reward may depend
 
 
@@ -52,7 +51,7 @@ def examine(
     Where memory does not suffice, nothing is rolled out.
 
     At least TASKS of them, spread over the list, are rolled out, as many at once as in a step of training,
-    whose time that tells, and GOLD times as many by the scripted expert. ``model`` is the one that will be
+    whose time that tells, and GOLD for each by the scripted expert. ``model`` is the one that will be
     trained, to time an update on; without it the rate of params/prices.yaml is scaled.
     ``test`` are the tasks of the test split; ``run``, whose manifest holds the whole recipe and
     what its stages took so far, makes the forecast one of that run.
@@ -63,7 +62,7 @@ def examine(
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
-    planned = evenly([task for task in tasks if task.meta.get("plan") is not None], GOLD * len(chosen))
+    planned = _gold(tasks, len(chosen))
     options = lab.options(seed=recipe.seed)
     sampled, seconds = _timed(
         recipe, policy, chosen, at_once, options | {"progress": "preflight" if progress else None}
@@ -88,6 +87,13 @@ def examine(
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
 
 
+def _gold(tasks: Sequence[Task], n: int) -> list[Task]:
+    """``n`` tasks with a plan, spread over them, and those behind them in the list."""
+    planned = [task for task in tasks if task.meta.get("plan") is not None]
+    places = {first + k: None for first in evenly(range(len(planned)), n) for k in range(GOLD)}
+    return [planned[place] for place in places if place < len(planned)]
+
+
 def _timed(
     recipe: Recipe, policy: Policy, tasks: Sequence[Task], at_once: int, options: dict[str, Any]
 ) -> tuple[list[Trajectory], float]:
@@ -102,14 +108,9 @@ def _timed(
 def _by_expert(
     planned: Sequence[Task], tokenizer: Any, options: dict[str, Any]
 ) -> tuple[list[Trajectory], Item | None]:
-    """The expert's trajectories, and whether those that the tool cache served come out alike without it.
-
-    Not those in which a tool failed for the moment as often as the expert repeats a call.
-    """
+    """The expert's trajectories, and whether those that the tool cache served come out alike without it."""
     expert = ScriptedPolicy(tokenizer, name="gold")
-    played = rollout(planned, expert, **options) if planned else []
-    golden = [t for t in played if not any(map(momentary, results_of(t)[-1:]))]
-    planned = [task for task, t in zip(planned, played, strict=True) if t in golden]
+    golden = rollout(planned, expert, **options) if planned else []
     reused = [i for i, t in enumerate(golden) if any(result.cached for result in results_of(t))]
     if not reused:
         return golden, None

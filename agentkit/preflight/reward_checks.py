@@ -17,7 +17,8 @@ from agentkit.preflight.probe import SLOWER, Probed, variants
 from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Product, Reward, score
-from agentkit.trajectories import EQUAL, members
+from agentkit.tools.outages import momentary
+from agentkit.trajectories import EQUAL, members, results_of
 from agentkit.verifiers import verify
 
 SLACK = 0.25  # of what a gold trajectory earns may be taken by penalties such as a price a turn
@@ -42,7 +43,7 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Ma
     if not golden:
         advice = "Give tasks a plan (meta['plan']), so that the reward can be tried on gold trajectories."
         return Item(name, "amber", "There is no scripted expert for these tasks.", advice)
-    refused = [t for t in golden if t.success is not None and t.success < 1.0]
+    refused = [t for t in golden if t.success is not None and t.success < 1.0 and not _met_outage(t)]
     if len(refused) > GOLD_ODDS * n:
         finding = f"The verifier refuses {len(refused)} of {n} gold trajectories ({refused[0].why[:120]})."
         advice = "Mend the verifier or the gold answers: a right policy would be punished."
@@ -54,6 +55,11 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Ma
         advice = f"Mend what fails on them: {_listed([name for name, _ in failing.most_common()])}."
         return Item(name, "red", finding, advice, gold_ids(unscored))
     return _gold_earnings(name, golden, groups, reward, right)
+
+
+def _met_outage(trajectory: Trajectory) -> bool:
+    """Whether its last call failed for the moment, as often as the expert repeats one."""
+    return any(map(momentary, results_of(trajectory)[-1:]))
 
 
 def _gold_earnings(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentkit.records import Task, Trajectory
+from agentkit.tasks.difficulty import difficulty as difficulty  # where lab files take it from
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CorpusEnvironment
 

@@ -36,7 +36,8 @@ from agentkit.runs import RunError, read_jsonl, versions
 from agentkit.runs.recipe import Recipe
 from agentkit.training import peer
 from agentkit.training.adapters import lora, save_adapter
-from agentkit.training.grpo import config, train
+from agentkit.training.grpo import train
+from agentkit.training.grpo_config import grpo_config
 from agentkit.training.merge import logprobs as run_logprobs
 from agentkit.training.merge import merge
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer
@@ -141,7 +142,7 @@ def exactness(budget: Budget) -> Lines:
             recipe = Recipe(
                 beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, precision=precision
             )
-            args = config(recipe, Path(tempfile.mkdtemp()))
+            args = grpo_config(recipe, Path(tempfile.mkdtemp()))
             trainer = make_trainer(kind, *load_agent("nano", precision=precision), args, lora(recipe))
             batch = {key: x.to(DEVICE) for key, x in _batch((trainer, trainer), prompt).items()}
             _, _, gradient = peer.update(trainer, batch)
@@ -337,7 +338,7 @@ def update(budget: Budget) -> Lines:
     kinds = {"shared": SharingTrainer, "plain": SharingTrainer} | ({"TRL's own": GRPOTrainer} if CUDA else {})
     for own in budget.of((512, 2048, 8192, 16_384), (48,)):
         for case, kind in kinds.items():
-            args = config(recipe, Path(tempfile.mkdtemp()))
+            args = grpo_config(recipe, Path(tempfile.mkdtemp()))
             trainer = make_trainer(kind, bare(model), _tokenizer(), args, lora(recipe))
             if case == "plain":
                 with warnings.catch_warnings():
