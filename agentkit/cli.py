@@ -316,7 +316,7 @@ def preflight_command(
     from agentkit.lab import Lab
     from agentkit.policies.loading import load_agent, make_policy
     from agentkit.preflight import examine
-    from agentkit.preflight.examination import TASKS
+    from agentkit.preflight.examination import looked_at
 
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
     lab = Lab.open(values)
@@ -330,7 +330,7 @@ def preflight_command(
             f"'{make}', then add --run {run or 'outputs/a'}"
         )
     tasks = lab.train_tasks(suite)
-    _tell(f"{min(TASKS, len(tasks)) * values.group_size} rollouts of the starting policy ...")
+    _tell(f"{looked_at(values, len(tasks)) * values.group_size} rollouts of the starting policy ...")
     model, tokenizer = load_agent(values.model, cold_start, None, values.precision, values.chat)
     policy = make_policy(model, tokenizer, "sft", values)
     test, progress = suite.split("test"), sys.stderr.isatty()

@@ -19,7 +19,16 @@ import pytest
 from compare_paraphrases import PARAPHRASES
 
 from agentkit import Lab, Score, StopReason, Suite, Task, Trajectory, verifiers, verify
-from agentkit.tasks import PlanError, SuiteError, bands, catalogue, expert, shipped_families, solve, splits
+from agentkit.tasks import (
+    PlanError,
+    SuiteError,
+    catalogue,
+    expert,
+    pass_rates,
+    shipped_families,
+    solve,
+    splits,
+)
 from agentkit.tasks.difficulty import difficulty
 from agentkit.tasks.families import lookup, multihop, wide
 from agentkit.tasks.families.facts import QUESTIONS
@@ -402,16 +411,16 @@ def test_tasks_that_a_policy_always_or_never_solves_are_dropped_from_training(su
     ]
     given = {task: outcomes[i % len(outcomes)] for i, task in enumerate(train)}
     found = [trajectory(task, value) for task, values in given.items() for value in values]
-    known = bands.banded(suite, bands.pass_rates(suite.split("train"), found))
-    kept = bands.learnable(known.split("train"))
+    known = pass_rates.banded(suite, pass_rates.pass_rates(suite.split("train"), found))
+    kept = pass_rates.learnable(known.split("train"))
     assert [t.id for t in kept] == [t for i, t in enumerate(train) if i % 7 in (2, 3, 4, 5)]
     assert [t.meta["band"] for t in kept[:4]] == ["hard", "medium", "easy", "medium"]
     assert all(known.split(name) == suite.split(name) for name in ("test", "validation"))
     with pytest.raises(SuiteError, match=f"1 training tasks have no scored trajectory, {train[0]} first"):
-        bands.pass_rates(suite.split("train"), [t for t in found if t.task_id != train[0]])
-    solved = bands.banded(suite, dict.fromkeys(train, 1.0))
+        pass_rates.pass_rates(suite.split("train"), [t for t in found if t.task_id != train[0]])
+    solved = pass_rates.banded(suite, dict.fromkeys(train, 1.0))
     with pytest.raises(SuiteError, match="always or never solves"):
-        bands.learnable(solved.split("train"))
+        pass_rates.learnable(solved.split("train"))
 
 
 # ---- the expert

@@ -51,14 +51,14 @@ def examine(
     Where memory does not suffice, nothing is rolled out.
 
     At least TASKS of them, spread over the list, are rolled out, as many at once as in a step of training,
-    whose time that tells, and GOLD for each by the scripted expert. ``model`` is the one that will be
-    trained, to time an update on; without it the rate of params/prices.yaml is scaled.
+    whose time that tells, though never more than TASKS, and GOLD for each by the scripted expert. ``model``
+    is the one that will be trained, to time an update on; without it the rate of params/prices.yaml is scaled.
     ``test`` are the tasks of the test split; ``run``, whose manifest holds the whole recipe and
     what its stages took so far, makes the forecast one of that run.
     """
     start = time.monotonic()
     recipe, at_once = lab.recipe, min(lab.recipe.prompts_per_step, TASKS)
-    chosen = evenly(tasks, math.ceil(TASKS / at_once) * at_once)
+    chosen = evenly(tasks, looked_at(recipe, len(tasks)))
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
@@ -87,6 +87,13 @@ def examine(
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
 
 
+def looked_at(recipe: Recipe, n_tasks: int) -> int:
+    """How many of so many training tasks are rolled out: TASKS or more, in whole steps of at most TASKS."""
+    at_once = min(recipe.prompts_per_step, TASKS)
+    n = min(math.ceil(TASKS / at_once) * at_once, n_tasks)
+    return n // at_once * at_once or n
+
+
 def _gold(tasks: Sequence[Task], n: int) -> list[Task]:
     """``n`` tasks with a plan, spread over them, and those behind them in the list."""
     planned = [task for task in tasks if task.meta.get("plan") is not None]
@@ -102,7 +109,7 @@ def _timed(
     roll = partial(rollout, policy=policy, group_size=recipe.group_size, **options)
     parts = [tasks[first : first + at_once] for first in range(0, len(tasks), at_once)]
     sampled = [t for part in parts for t in spread(roll, part, recipe.group_size, "preflight")]
-    return sampled, (time.monotonic() - start) * world() / len(sampled)
+    return sampled, (time.monotonic() - start) * min(world(), at_once) / len(sampled)
 
 
 def _by_expert(

@@ -90,8 +90,14 @@ def longer_by_expert(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]
         fmean([len(t.completion_ids) for t in some if t.task_id in both or not both] or [0])
         for some in (sampled, golden)
     ]
-    own = [[sum(t.action_mask) for t in some] for some in (sampled, golden)]
-    now = fmean(max(own[0][i : i + at_once]) for i in range(0, len(own[0]), at_once))
-    if not golden or not tokens[0] or not now:
+    tasks = len({t.task_id for t in sampled[:at_once]})
+    now, then = _longest(sampled, at_once), _longest(golden, tasks)
+    if not tokens[0] or not now:
         return 1.0
-    return max(1.0, math.sqrt(tokens[1] / tokens[0] * max(own[1]) / now))
+    return max(1.0, math.sqrt(tokens[1] / tokens[0] * then / now))
+
+
+def _longest(trajectories: Sequence[Trajectory], at_once: int) -> float:
+    """The mean of the most own tokens of a trajectory among each ``at_once``."""
+    own = [sum(t.action_mask) for t in trajectories]
+    return fmean([max(own[i : i + at_once]) for i in range(0, len(own), at_once)] or [0])

@@ -39,11 +39,12 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Ma
 
     ``right`` are the values of ``being_right``.
     """
+    golden = [t for t in golden if t.success == 1.0 or not _met_outage(t)]
     name, n = "Gold trajectories", len(golden)
     if not golden:
         advice = "Give tasks a plan (meta['plan']), so that the reward can be tried on gold trajectories."
         return Item(name, "amber", "There is no scripted expert for these tasks.", advice)
-    refused = [t for t in golden if t.success is not None and t.success < 1.0 and not _met_outage(t)]
+    refused = [t for t in golden if t.success is not None and t.success < 1.0]
     if len(refused) > GOLD_ODDS * n:
         finding = f"The verifier refuses {len(refused)} of {n} gold trajectories ({refused[0].why[:120]})."
         advice = "Mend the verifier or the gold answers: a right policy would be punished."

@@ -84,23 +84,26 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
         "demonstrations": shown * recipe.sft_transcripts * recipe.sft_epochs if recipe.sft else 0,
         "baseline": evaluated * (2 if recipe.measure_base and recipe.sft else 1)
         + train * recipe.filter_rollouts,
-        "rollouts": round(steps * batch * (1 + replacing(recipe, dead))),
+        "rollouts": round(steps * batch * (1 + replacing(recipe, dead, train))),
         "updates": recipe.steps * batch // recipe.minibatches,
         "validation": validations(recipe) * min(recipe.val_tasks, validation) * recipe.val_samples,
         "final": evaluated,
     }
 
 
-def replacing(recipe: Recipe, dead: float) -> float:
+def replacing(recipe: Recipe, dead: float, train: int) -> float:
     """What replacing dead groups adds to the sampling of a step, as a share of it.
 
     Fresh groups are as often dead. Their trajectories are so many; but they come in rounds, each as long as
-    its longest trajectory: the mean of both, and no more than the budget.
+    its longest trajectory: the mean of both, and no more than the budget or the ``train`` tasks not in use.
     """
-    if recipe.dead_groups != "replace" or dead >= 1:
-        return recipe.extra_rollouts * (recipe.dead_groups == "replace")
+    if recipe.dead_groups != "replace":
+        return 0.0
+    most = min(recipe.extra_rollouts, max(0.0, train / recipe.prompts_per_step - 1))
+    if dead >= 1:
+        return most
     rounds = sum(1 - (1 - dead**number) ** recipe.prompts_per_step for number in range(1, 100))
-    return min((dead / (1 - dead) + rounds) / 2, recipe.extra_rollouts)
+    return min((dead / (1 - dead) + rounds) / 2, most)
 
 
 def validations(recipe: Recipe) -> int:

@@ -56,9 +56,8 @@ _META = {
 _KIND = {"says": 'verifier must be text or an object with a "kind"'}
 _TEXTS = ("id", "prompt", "answer", "family", "difficulty")
 _MEASURED = _OBJECT | {"additionalProperties": _NUMBER}  # seconds, by policy
-_STAGES = _OBJECT | {
-    "additionalProperties": _OBJECT | {"properties": {"parameters": _OBJECT, "measured": _MEASURED}}
-}
+_STAGE = {"parameters": _OBJECT, "measured": _MEASURED, "seconds": _NUMBER, "devices": _NUMBER}
+_STAGES = _OBJECT | {"additionalProperties": _OBJECT | {"properties": _STAGE}}
 _N_TASKS = "n_tasks is {value}; it must be a whole number of at least 20"
 _MARGIN = "margin is {value}: write a share of success between 0 and 1, as 0.05"
 _ARMS = "arms is no mapping, or an empty one: give each arm a name and the recipe keys it changes"

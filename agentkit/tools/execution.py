@@ -236,8 +236,8 @@ def _loose_modules() -> dict[str, list]:
 
     They are looked for anew where modules or paths came or went: it takes milliseconds, and every call asks.
     """
-    files, among = _found["files"], [len(sys.modules), *sys.path]
-    if among != _found["of"] or any(_file_of(sys.modules.get(name)) != file for name, file in files.items()):
+    files, among = _found["files"], [hash(tuple(map(id, list(sys.modules.values())))), *sys.path]
+    if among != _found["of"]:
         files = {name: _file_of(module) for name, module in list(sys.modules.items()) if "." not in name}
         files = {name: file for name, file in files.items() if _is_loose(name, file)}
         _found.update(of=among, files=files)

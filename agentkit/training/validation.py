@@ -18,7 +18,10 @@ from agentkit.training.adapters import save_adapter
 
 
 class Validated:
-    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``validation``, ``best`` and ``guards``."""
+    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``validation``, ``best`` and ``guards``.
+
+    It samples by ``_synced`` and ``_rollout``, and what it measures goes into ``_measured``.
+    """
 
     def validate(self) -> None:
         """Success on the validation tasks, sampled as in training; the adapter is kept if none was better."""

@@ -22,7 +22,7 @@ _CODE = re.compile(r"(?:async )?def \w+\(|class \w+\W|import \w|from [\w.]+ impo
 _BOX, _PARAGRAPH = r"\boxed{", re.compile(r"\n\s*\n|\Z")
 _EMPTY = re.compile(r"\W*(?:final )?answer\W*[*_][\W_]*", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|thought)>(?:(?!<\1>).)*?</\1>", re.DOTALL)
-RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else stands below an answer leaves it
+_RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else stands below an answer leaves it
     r"""(?<![\w-])(?:
       not|cannot|unlike|no|never|none|neither|nor|without|\w+n['’]t
     | but|yet|however|although|though|whereas|except|unless|instead|rather|otherwise|nevertheless|only[ ]if
@@ -95,7 +95,7 @@ def _stated(text: str, lines: list[re.Match]) -> str:
     if answer.count("**") == 1:  # and no power
         answer = re.sub(r"(?<![\w)\]}])\*\*|\*\*(?![\w(\[{\\-])", "", answer)
     if lines and lines[-1]["foreign"] and below.strip(f"{_EMOJI} \t\n*_"):
-        return text[start:].strip()  # whose denials RETRACTED does not know
+        return text[start:].strip()  # whose denials _RETRACTED does not know
     introduced = re.search(r"\A#|:\Z", answer) or re.search(r"\banswer\b", below, re.IGNORECASE)
     others = not lines and (introduced or not all(map(_is_sentence, below.splitlines())))
     return text[start:].strip() if others or _is_retracted(answer, below) else answer
@@ -118,4 +118,4 @@ def _is_retracted(answer: str, below: str) -> bool:
         rf"{re.escape(answer.rstrip('.'))}(?!\w|[.,]\d|\s*[-+*/^=])(?!.*\bnot\b)", re.IGNORECASE
     )
     others = (match[1] for match in _CORRECTED.finditer(below))
-    return bool(RETRACTED.search(below)) or not all(map(same.match, others))
+    return bool(_RETRACTED.search(below)) or not all(map(same.match, others))

@@ -137,7 +137,7 @@ _CURRENCIES = {
     "€": ("euro", "euros", "eur"),
     "£": ("pound", "pounds", "gbp"),
     "¥": ("yen", "jpy"),
-    "R$": ("r$", "brl", "reais", "real"),
+    "R$": ("r$", "brl", "reais"),
 }
 
 
@@ -163,7 +163,7 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
         return _read_parts(parts, unit)
     if twice := _TWICE.fullmatch(text.strip().rstrip(".")):
         return _read_twice(twice[1], twice[3], unit, 1e-2 if twice[2] else 1e-12)
-    unit, parts = unit_name(unit), amount(text)
+    unit, parts = _translated(unit_name(unit)), amount(text)
     if parts is None:
         return None
     value, currency, its_unit = parts
@@ -181,10 +181,13 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
 def _read_parts(parts: list[tuple[str, str]], unit: str) -> tuple[Fraction, bool] | None:
     """1 hour 30 minutes in the declared unit: each less than one of that before, all but the last whole."""
     base = next((base for base in _IN_PARTS if _converted(Fraction(1), unit_name(unit), base)), "")
-    values = [(Fraction(number), _converted(Fraction(1), unit_name(name), base)) for number, name in parts]
+    values = [
+        (Fraction(number), _converted(Fraction(1), _translated(unit_name(name)), base))
+        for number, name in parts
+    ]
     if any(size is None or not size for _, size in values) or any(n.denominator > 1 for n, _ in values[:-1]):
         return None
-    names = {unit_name(name).removesuffix("s") for _, name in parts}
+    names = {_translated(unit_name(name)).removesuffix("s") for _, name in parts}
     if base == "ft" and not names <= {"ft", "foot", "feet", "in", "inch", "inche"}:
         return None
     if any(
@@ -225,7 +228,7 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
     digits = re.sub(r"[^\d.]", "", match["number"]).rstrip(".")
     exponent = match["exponent"] or match["power"] or MULTIPLES.get(match["multiple"], 0)
     value = Fraction(f"{match['sign'] or match['inner'] or ''}{digits}e{exponent}")
-    currency, unit = _currency((match["currency"] or "").strip()), unit_name(match["unit"] or "")
+    currency, unit = _currency((match["currency"] or "").strip()), _translated(unit_name(match["unit"] or ""))
     if times := _TIMES.get(_ending_less(unit)):
         value, unit = value * times, ""
     return (value, currency, unit) if abs(value) <= _LARGEST else None
@@ -265,7 +268,7 @@ def _fraction(
     if not int(below) or (whole and (inner or int(above) >= int(below))):
         return None
     value = int(whole or 0) + Fraction(int(above), int(below))
-    return (-value if "-" in (sign, inner) else value), "", unit_name(unit or "")
+    return (-value if "-" in (sign, inner) else value), "", _translated(unit_name(unit or ""))
 
 
 # ---- units
@@ -274,7 +277,12 @@ def unit_name(text: str) -> str:
     text = _POWER.sub(_caret, text).strip().rstrip(".")
     if temperature := _TEMPERATURE.fullmatch(text):
         return f"deg{temperature[1]}"
-    return _SPELLINGS.get(text.casefold().removesuffix("s"), _FOREIGN.get(text.casefold(), text))
+    return _SPELLINGS.get(text.casefold().removesuffix("s"), text)
+
+
+def _translated(unit: str) -> str:
+    """An answer's unit in English; a question's stays, for ore is no hour."""
+    return _FOREIGN.get(unit.casefold(), unit)
 
 
 def _caret(power: re.Match) -> str:

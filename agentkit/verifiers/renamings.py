@@ -58,7 +58,7 @@ def same_thing(answer: str, golds: Iterable[str], question: str, equal: Equal) -
     outer, _, inner = answer.strip(" .").removesuffix(")").partition("(")  # Myanmar (Burma), both right
     if answer.strip(" .").endswith(")") and all(any(equal(t, g) for g in golds) for t in (outer, inner)):
         return True
-    forms = list(filter(None, (form(answer, question) for form in _FORMS)))
+    forms = {form(answer, question) for form in _FORMS} - {None, answer}
     return any(
         any(equal(form, gold) for form in forms)
         or _of_letters(answer, gold, equal)
@@ -69,7 +69,7 @@ def same_thing(answer: str, golds: Iterable[str], question: str, equal: Equal) -
     )
 
 
-# ---- an answer in another form; None where it has none
+# ---- an answer in another form; None or itself where it has none
 def _untitled(answer: str, question: str) -> str | None:
     title = _TITLE.match(answer)
     is_name = title and _WHO.search(question) and " " in answer[title.end() :].strip()

@@ -76,7 +76,7 @@ _TRANSPOSED = re.compile(
     r"(?<!matrix\})(?<!matrix\}\))\^(?:\{\s*(?:T|\\top|\\intercal)\s*\}|T(?![A-Za-z])|\\top\b)"
 )
 _REVERSED = re.compile(  # ]a, b[ or [a; b[, as intervals are written in France and Germany
-    r"(?:\\left)?([\[\]])([^\[\]();,]{1,60})(?:\\,)?\s*[;,](?:\\,)?([^\[\]();,]{1,60}?)(?:\\right)?([\[\]])"
+    r"(?:\\left\s?|(?<![\w)}\]]))([\[\]])([^\[\]();,]{1,60})(?:\\,)?\s*[;,](?:\\,)?([^\[\]();,]{1,60}?)(?:\\right)?(\]|\[(?!\s*[-\w\\(]))"
 )
 _NO_SOLUTION = frozenset(
     "no solution|no solutions|no real solution|no real solutions|there is no solution|there are no solutions"
@@ -192,7 +192,8 @@ def _with_units(given: str, wanted: str, question: str, tolerance: dict[str, flo
     wanted, gold_unit = _split_unit(wanted, lambda unit: len(unit) > 3 or is_counted(unit, question))
     given, unit = _split_unit(given, lambda unit: is_counted(unit, question) or same_unit(unit, gold_unit))
     alone = gold_unit or unit
-    if not (gold_unit and unit) and _is_product(alone, question) and not same_unit(alone, asked):
+    other = whole_sides[bool(gold_unit)]
+    if not (gold_unit and unit) and _is_product(alone, other, question) and not same_unit(alone, asked):
         (wanted, given), gold_unit, unit = whole_sides, "", ""
     if gold_unit and not unit:
         given, unit = _split_known(given, gold_unit)
@@ -333,14 +334,11 @@ def _split_unit(text: str, fits: Callable[[str], bool]) -> tuple[str, str]:
     return (value, unit) if unit and (match["sign"] or fits(unit)) else (text, "")
 
 
-def _is_product(unit: str, question: str) -> bool:
-    """Whether what looks like a unit is a product of the question's variables: mv^2 of mass m, speed v."""
+def _is_product(unit: str, other: str, question: str) -> bool:
+    """Whether what looks like a unit is a product of variables that the question and the other side have."""
     letters = set(re.findall("[A-Za-z]", unit))
-    return (
-        len(letters) > 1
-        and "/" not in unit
-        and letters <= set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", question))
-    )
+    variables = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", question))
+    return len(letters) > 1 and "/" not in unit and letters <= variables & set(_COMMAND.sub(" ", other))
 
 
 def _split_known(text: str, unit: str) -> tuple[str, str]:
