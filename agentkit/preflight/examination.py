@@ -52,9 +52,9 @@ def examine(
 
     At least TASKS of them, spread over the list, are rolled out, as many at once as in a step of training,
     whose time that tells, though never more than TASKS, and GOLD for each by the scripted expert. ``model``
-    is the one that will be trained, to time an update on; without it the rate of params/prices.yaml is scaled.
-    ``test`` are the tasks of the test split; ``run``, whose manifest holds the whole recipe and
-    what its stages took so far, makes the forecast one of that run.
+    will be trained, to time an update on; without it the rate of params/prices.yaml is scaled. ``test`` are
+    the tasks of the test split; ``run``, whose manifest holds the whole recipe and what its stages took so
+    far, makes the forecast one of that run.
     """
     start = time.monotonic()
     recipe, at_once = lab.recipe, min(lab.recipe.prompts_per_step, TASKS)
