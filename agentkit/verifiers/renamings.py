@@ -52,7 +52,7 @@ _CENTURY = re.compile(rf"\b({'|'.join(_ORDINALS)})[ -]century\b", re.IGNORECASE)
 
 def same_thing(answer: str, golds: Iterable[str], question: str, equal: Equal) -> bool:
     """Whether an answer is one of the gold answers, written in another way; ``equal`` compares words."""
-    if len(answer) > 200 or not question:
+    if len(answer) > 200 or not question or answer.isalpha():
         return False
     golds = list(golds)
     outer, _, inner = answer.strip(" .").removesuffix(")").partition("(")  # Myanmar (Burma), both right

@@ -166,11 +166,13 @@ def _without_articles(tokens: list[str], *, gold: bool) -> list[str]:
 
 def _tokens(text: str) -> list[str]:
     """Words without accents, and the symbols and signs that carry meaning, each on its own; dates alike."""
-    for short, long in _SHORT:
-        text = short.sub(long, text)
-    for date, form in _OTHER_DATES:
-        text = date.sub(form, text)
-    text = _ISO_DATE.sub(lambda date: f"{_MONTHS[int(date[2]) - 1]} {int(date[3])}, {date[1]}", text)
+    if "St" in text or "Mt" in text:
+        for short, long in _SHORT:
+            text = short.sub(long, text)
+    if any(map(str.isdigit, text)):
+        for date, form in _OTHER_DATES:
+            text = date.sub(form, text)
+        text = _ISO_DATE.sub(lambda date: f"{_MONTHS[int(date[2]) - 1]} {int(date[3])}, {date[1]}", text)
     if any(map(text.casefold().__contains__, _MONTHS)):
         text = _DATE.sub(lambda date: f"{date[2] or date[3]} {date[1] or date[4]}", text)
     if text.isascii():
