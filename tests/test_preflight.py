@@ -324,7 +324,7 @@ def test_the_forecast_of_a_cpu_names_no_gpu_hours(model, device, rented):
 
 
 def test_a_step_of_the_expert_is_longer_by_its_tokens_and_by_its_longest_trajectory():
-    """Twice the tokens; steps of one task have 1 and 3 tokens of their own, the expert's 2, 8 and 1."""
+    """Twice the tokens; steps of one task, a sample each, have 1, 3, 1 and 1 of their own, the expert's 2, 8, 1."""
 
     def rolled(task: str, own: int, observed: int) -> Trajectory:
         mask = (1,) * own + (0,) * observed
@@ -333,7 +333,7 @@ def test_a_step_of_the_expert_is_longer_by_its_tokens_and_by_its_longest_traject
 
     now = [rolled("c1", 1, 4), rolled("c1", 1, 4), rolled("c2", 3, 2), rolled("c2", 1, 4)]
     expert = [rolled("c1", 2, 8), rolled("c2", 8, 2), rolled("c3", 1, 80)]
-    assert longer_by_expert(now, expert, 2) == pytest.approx((2 * (11 / 3) / 2) ** 0.5)
+    assert longer_by_expert(now, expert, 2) == pytest.approx((2 * (11 / 3) / 1.5) ** 0.5)
     assert longer_by_expert(expert, expert, 1) == longer_by_expert(expert, expert, 2) == 1.0
     assert longer_by_expert(expert, now, 2) == longer_by_expert(now, [], 2) == 1.0
 

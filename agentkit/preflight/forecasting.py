@@ -90,8 +90,9 @@ def longer_by_expert(sampled: Sequence[Trajectory], golden: Sequence[Trajectory]
         fmean([len(t.completion_ids) for t in some if t.task_id in both or not both] or [0])
         for some in (sampled, golden)
     ]
-    tasks = len({t.task_id for t in sampled[:at_once]})
-    now, then = _longest(sampled, at_once), _longest(golden, tasks)
+    tasks = len({t.task_id for t in sampled[:at_once]}) or 1
+    samples = [sampled[i :: at_once // tasks] for i in range(at_once // tasks)]  # one a task, as the expert's
+    now, then = fmean(_longest(sample, tasks) for sample in samples), _longest(golden, tasks)
     if not tokens[0] or not now:
         return 1.0
     return max(1.0, math.sqrt(tokens[1] / tokens[0] * then / now))
