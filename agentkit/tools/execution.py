@@ -228,7 +228,7 @@ class _Worker:
 _workers: list[_Worker] = []  # idle ones
 
 
-_found: dict[str, Any] = {"of": None, "files": {}}  # loose modules, as last looked for among so many
+_found: dict[str, Any] = {"of": None, "files": {}}  # loose modules, and among which they were looked for
 
 
 def _loose_modules() -> dict[str, list]:
