@@ -97,7 +97,7 @@ def test_a_preflight_says_what_it_judges_and_what_takes_long(monkeypatch, capsys
     assert (
         printed.err.count("before that cold start") == printed.err.count("--to 02', then add --run") == before
     )
-    assert printed.err.endswith("agentkit: 48 rollouts of the starting policy ...\n")
+    assert printed.err.endswith("agentkit: 64 rollouts of the starting policy ...\n")  # two steps of eight
 
 
 def test_help_of_alarms_names_every_trainer_whose_log_is_read(capsys):

@@ -29,10 +29,10 @@ from survive import make_trainer, tiny_agent
 from transformers import AutoModelForCausalLM
 
 from agentkit.policies import sync as guard
+from agentkit.policies.engine_weights import folded, save_weights
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
 from agentkit.policies.precision import surviving_share
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.policies.weights import folded, save_weights
 from agentkit.records import TrainingError
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import Run, RunError, read_jsonl

@@ -29,7 +29,7 @@ from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import RecipeError, Trajectory
 from agentkit.runs.recipe import Recipe
 from agentkit.training import memory, prefix, sft
-from agentkit.training.timing import update_seconds
+from agentkit.training.update_timing import update_seconds
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": True}  # fmt: skip

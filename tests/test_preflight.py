@@ -25,7 +25,7 @@ from agentkit.rollouts import rollout
 from agentkit.runs import Run, cost
 from agentkit.runs.recipe import Recipe
 from agentkit.training.memory import MemoryPlan
-from agentkit.training.timing import update_seconds
+from agentkit.training.update_timing import update_seconds
 from agentkit.trajectories import groups_by_task
 
 RECIPE = Recipe(group_size=4)
@@ -284,6 +284,14 @@ def test_gold_answers_that_fail_and_tasks_without_a_plan(rollouts):
     wrong = [dataclasses.replace(t, success=0.0, why="other") for t in golden]
     assert "refuses 12 of 12" in report(RECIPE, sampled, wrong, tasks, plan())["Gold trajectories"].finding
     assert report(RECIPE, sampled, [], tasks, plan())["Gold trajectories"].light == "amber"
+
+
+def test_what_pays_wrong_rollouts_more_than_gold_is_named(rollouts):
+    tasks, sampled, golden = rollouts
+    wrong = [dataclasses.replace(t, success=0.0, why="other") for t in sampled]
+    reward = {"correctness": (correctness, 1.0), "luck": (lambda task, t: 5.0 * (t.success == 0.0), 1.0)}
+    item = report(RECIPE, wrong, golden, tasks, reward)["Gold trajectories"]
+    assert item.light == "red" and "luck gives them 5 more on average" in item.advice
 
 
 def test_nothing_right_and_nothing_scored(rollouts):

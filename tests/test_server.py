@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from test_vllm_weights import tiny, with_lora
 
 from agentkit.policies import serve
+from agentkit.policies.engine_weights import ADAPTER
 from agentkit.policies.server import API_KEY, ServerPolicy
-from agentkit.policies.weights import ADAPTER
 from agentkit.records import Task
 from agentkit.rollouts.policy import EngineError, Request, seed_number
 from agentkit.runs import project_root

@@ -33,8 +33,8 @@ from agentkit.records import RecipeError, RunError, Task
 from agentkit.runs import Run, stages, write_json, write_trajectories
 from agentkit.runs.slots import _fitting, _needs
 from agentkit.runs.stages import STAGES, parameters_of
-from agentkit.runs.stored import write_tasks
 from agentkit.runs.sweep import Job, Sweep, plan, read_design, reuse, run_sweep
+from agentkit.runs.trajectory_files import write_tasks
 from agentkit.views import plots
 from agentkit.views.sweep_card import cells, write_sweep_report
 

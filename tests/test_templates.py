@@ -27,7 +27,7 @@ from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import format_call, parse_turn
 from agentkit.rollouts.chat import ChatCodec
-from agentkit.rollouts.templates import (
+from agentkit.rollouts.template_probe import (
     ANSWERED,
     answered,
     end_of_turn,

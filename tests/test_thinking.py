@@ -17,7 +17,7 @@ from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.policy import Policy, Request, Sample
-from agentkit.rollouts.templates import end_of_turn, with_template
+from agentkit.rollouts.template_probe import end_of_turn, with_template
 from agentkit.rollouts.tokens import completion_logprobs, faults, xray
 from agentkit.runs import read_trajectories, write_trajectories
 from agentkit.runs.recipe import Recipe

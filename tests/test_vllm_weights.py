@@ -19,7 +19,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
+from agentkit.policies.engine_weights import HeadPadding, full_weights, save_lora, save_weights
 from agentkit.rollouts.policy import EngineError
 
 SIZES = {

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from agentkit.nano import model_path
+from agentkit.policies.engine_weights import folded
 from agentkit.policies.precision import precision_of
 from agentkit.policies.process_group import in_turn, world
 from agentkit.policies.server import ServerPolicy
@@ -24,9 +25,8 @@ from agentkit.policies.sync import sync
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.twin import TwinPolicy
 from agentkit.policies.vllm import VllmPolicy
-from agentkit.policies.weights import folded
 from agentkit.rollouts.policy import EngineError, Policy
-from agentkit.rollouts.templates import with_template
+from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, RunError, open_file
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import ADAPTER

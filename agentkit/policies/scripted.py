@@ -14,7 +14,7 @@ from typing import Any
 from agentkit.records import Task, ToolResult
 from agentkit.rollouts.chat import format_call, parse_turn, turn_after
 from agentkit.rollouts.policy import Policy, Request, Sample
-from agentkit.rollouts.templates import end_of_turn
+from agentkit.rollouts.template_probe import end_of_turn
 from agentkit.tasks.expert import PlanError, answer_of, fill, shows
 from agentkit.tools.outages import momentary
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 
+from agentkit.policies.engine_weights import HeadPadding, save_weights
 from agentkit.policies.loading import load_agent
 from agentkit.policies.replicas import SERVED
 from agentkit.policies.server import API_KEY
 from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missing
-from agentkit.policies.weights import HeadPadding, save_weights
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs.children import TOKEN, die_with_parent
 from agentkit.runs.topology import CARDS

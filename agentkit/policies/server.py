@@ -24,11 +24,11 @@ from typing import Any
 import httpx
 from peft import PeftModel
 
+from agentkit.policies.engine_weights import HeadPadding, full_weights, save_lora, save_weights
 from agentkit.policies.process_group import on_main_process, rank
 from agentkit.policies.shards import sharded
-from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
 from agentkit.rollouts.policy import EngineError, Policy, Request, Sample, seed_number
-from agentkit.rollouts.templates import end_of_turn_ids
+from agentkit.rollouts.template_probe import end_of_turn_ids
 
 API_KEY = "AGENTKIT_API_KEY"  # the environment variable; a key belongs into no recipe
 LOYALTY = 4  # requests more in flight that a replica may have and still get its trajectory's next turn

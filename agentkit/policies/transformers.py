@@ -22,7 +22,7 @@ import torch
 from agentkit.policies.slots import SlotCache, memory_of, token_bytes
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample
-from agentkit.rollouts.templates import end_of_turn_ids
+from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.tools.runtime import free_workers
 
 LOOP_ROUNDS, LOOP_WAIT_S = 4, 5.0  # of an event loop, before a batch is called complete; for each, at most

@@ -12,8 +12,8 @@ import torch
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 
+from agentkit.policies.engine_weights import bare, full_weights
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.policies.weights import bare, full_weights
 
 
 def twin_of(model: PeftModel) -> Any:

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from peft import PeftModel
 
+from agentkit.policies.engine_weights import HeadPadding, full_weights, save_lora, save_weights
 from agentkit.policies.threaded import ThreadedPolicy, settle
-from agentkit.policies.weights import HeadPadding, full_weights, save_lora, save_weights
 from agentkit.rollouts.policy import EngineError, Request, Sample, seed_number
-from agentkit.rollouts.templates import end_of_turn_ids
+from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.runs import append_to, user_cache
 
 EXTENSION = "agentkit.policies.vllm_worker.WeightSync"

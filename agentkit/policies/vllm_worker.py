@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from vllm.model_executor.layers import utils as layers
 from vllm.platforms import current_platform
 
-from agentkit.policies.weights import CPU_HEAD_SIZES, HeadPadding
+from agentkit.policies.engine_weights import CPU_HEAD_SIZES, HeadPadding
 
 if current_platform.is_cpu() and not hasattr(layers, "agentkit_dispatch"):
     layers.agentkit_dispatch = layers.dispatch_cpu_unquantized_gemm

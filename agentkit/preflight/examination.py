@@ -28,7 +28,7 @@ from agentkit.rollouts.tokens import exact_decode
 from agentkit.runs import Recipe, Run, read_trajectories, write_trajectories
 from agentkit.training import memory
 from agentkit.training.launch import Work
-from agentkit.training.timing import update_seconds
+from agentkit.training.update_timing import update_seconds
 from agentkit.trajectories import groups_by_task, results_of
 
 TASKS, REPEATS, PROBED = 12, 4, 3

@@ -67,8 +67,8 @@ def _gold_earnings(
     name: str, golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Mapping[str, Any]
 ) -> Item:
     """What gold trajectories earn, what penalties take from them, and which wrong rollouts earn more."""
-    earned = {t.task_id: t.reward for t in golden if t.reward is not None}
-    rewards = list(earned.values())
+    best_of = {t.task_id: t for t in golden if t.reward is not None}
+    rewards = [t.reward for t in best_of.values()]
     rollouts = [t for t in members(groups) if t.reward is not None]
     best = max((t.reward for t in rollouts), default=-math.inf)
     finding = (
@@ -88,13 +88,28 @@ def _gold_earnings(
         )
         return Item(name, "red", finding, advice, gold_ids(golden), values)
     wrong = [t for t in rollouts if t.success == 0.0]
-    above = [t for t in wrong if t.reward > earned.get(t.task_id, math.inf) + EQUAL]
+    above = [t for t in wrong if t.task_id in best_of and t.reward > best_of[t.task_id].reward + EQUAL]
     if not above:
         return Item(name, "green", finding, values=values)
+    paid = _paid_above(reward, [(t, best_of[t.task_id]) for t in above])
     more = f"{len(above)} wrong rollouts earn more than the gold trajectory of their task"
-    advice = f"{more}: read them; the reward pays for something else."
+    advice = f"{more}: read them; the reward pays for something else{paid}."
     light = "red" if len(above) > 0.1 * len(rollouts) else "amber"
     return Item(name, light, finding, advice, ids(above), values)
+
+
+def _paid_above(reward: Reward, pairs: Sequence[tuple[Trajectory, Trajectory]]) -> str:
+    """The component that pays wrong rollouts most of what they earn above gold, as words of a sentence."""
+    if isinstance(reward, Product) or not reward:
+        return ""
+    gains = {
+        name: weight
+        * sum((t.components.get(name) or 0.0) - (g.components.get(name) or 0.0) for t, g in pairs)
+        for name, (_, weight) in reward.items()
+    }
+    most = max(gains, key=gains.get)
+    more = gains[most] / len(pairs)
+    return f", and {most} gives them {more:.3g} more on average" if more > EQUAL else ""
 
 
 def _penalties(golden: Sequence[Trajectory], reward: Reward, right: Mapping[str, Any]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from agentkit.rollouts.call_formats import (
     format_call,
     parse_turn,
 )
-from agentkit.rollouts.templates import (
+from agentkit.rollouts.template_probe import (
     ANSWERED,
     HERMES,
     REPLY,

@@ -37,7 +37,7 @@ from agentkit.runs.run import (
     versions,
 )
 from agentkit.runs.schemas import SPLITS, fault
-from agentkit.runs.stored import (
+from agentkit.runs.trajectory_files import (
     read_tasks,
     read_trajectories,
     task_problem,

@@ -18,7 +18,7 @@ from typing import Any, Self
 from agentkit.records import RunError, Task, Trajectory
 from agentkit.runs.files import digest, read_json, read_jsonl, write_json
 from agentkit.runs.schemas import SECTIONS, fault
-from agentkit.runs.stored import misplaced, read_tasks, read_trajectories, step_rows
+from agentkit.runs.trajectory_files import misplaced, read_tasks, read_trajectories, step_rows
 
 MANIFEST = "run.json"
 RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes

@@ -24,16 +24,16 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOTrainer
 
 from agentkit.diagnostics import Watch
+from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import make_policy
 from agentkit.policies.process_group import gathered
 from agentkit.policies.shards import leave_shards
 from agentkit.policies.sync import NOISE, sync
 from agentkit.policies.unsloth import adapted
-from agentkit.policies.weights import bare
 from agentkit.records import EngineError, Group, Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import rollout
-from agentkit.rollouts.templates import end_of_turn_ids
+from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.tools.runtime import run_blocking

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from agentkit.policies.engine_weights import folded
 from agentkit.policies.loading import pretrained, with_adapter
 from agentkit.policies.precision import LEAST_SHARE, surviving_share
-from agentkit.policies.weights import folded
 from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.runs import Run, RunError, secure
 from agentkit.runs.run import ADAPTER

@@ -19,7 +19,7 @@ from agentkit.exchange.conversation import SYSTEM, checked_messages, content_of,
 from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
 from agentkit.rollouts.call_formats import CHANNEL, THINK, THOUGHT, format_call, parse_stored, with_thought
 from agentkit.rollouts.chat import ChatCodec, turn_after
-from agentkit.rollouts.templates import end_of_turn
+from agentkit.rollouts.template_probe import end_of_turn
 from agentkit.runs import read_rows
 from agentkit.tools.environments import SYSTEM_PROMPT
 from agentkit.tools.runtime import tool_schemas, tools_of

@@ -29,8 +29,8 @@ from trl import GRPOTrainer
 from agentkit import nano
 from agentkit.bench.update import _batch
 from agentkit.policies import sync as sync_guard
+from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
-from agentkit.policies.weights import bare
 from agentkit.records import EngineError, StopReason, TrainingError, Trajectory
 from agentkit.runs import RunError, read_jsonl, versions
 from agentkit.runs.recipe import Recipe
@@ -42,7 +42,7 @@ from agentkit.training.merge import logprobs as run_logprobs
 from agentkit.training.merge import merge
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer
 from agentkit.training.sft import fine_tune
-from agentkit.training.timing import update_seconds
+from agentkit.training.update_timing import update_seconds
 
 TESTS = Path(__file__).resolve().parents[1]
 CUDA = torch.cuda.is_available()

@@ -1,7 +1,5 @@
 """The G rollouts of one task at one step: rewards, advantages, what the best did and the worst did not.
 
-And one of them token by token, in colour: what was sampled, how likely it was, what pushes it.
-
 Leaves out estimating advantages, log-probabilities (training) and reading trajectories (runs).
 """
 
@@ -10,9 +8,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from agentkit.records import Task, Trajectory
-from agentkit.rollouts.tokens import Decode, faults, xray
 from agentkit.trajectories import results_of
-from agentkit.views.widgets.base import View, clip, number, task_fields, trajectory_fields
+from agentkit.views.widgets.base import View, number, task_fields, trajectory_fields
 from agentkit.views.widgets.states import States
 
 
@@ -65,32 +62,3 @@ def _group(group: list[Trajectory], task: Task | None, states: States) -> dict[s
 def _rollout(trajectory: Trajectory, states: Sequence[dict | None]) -> dict[str, Any]:
     calls = [result.ok for result in results_of(trajectory)]
     return trajectory_fields(trajectory, states) | {"calls": len(calls), "failed": calls.count(False)}
-
-
-TOKEN_LIMIT = 200  # characters of one token's text
-COLUMNS = ("id", "source", "mask", "turn")
-
-
-def mask_xray(trajectory: Trajectory, decode: Decode | None = None) -> View:
-    """See a trajectory token by token; ``decode`` is ``tokenizer.decode``, without it tokens show their ids.
-
-    Raises:
-        ValueError: two of the token fields differ in length, or a turn's span lies outside the completion.
-    """
-    tokens = xray(trajectory, decode)
-    columns = {name: [getattr(token, name) for token in tokens] for name in COLUMNS}
-    columns["text"] = [clip(token.text, TOKEN_LIMIT) for token in tokens]
-    columns["old_logprob"] = [number(token.old_logprob, 6) for token in tokens]
-    columns["advantage"] = [number(trajectory.advantage, 6) if token.mask else None for token in tokens]
-    payload = {
-        "task": trajectory.task_id,
-        "policy": trajectory.policy,
-        "sample": trajectory.sample,
-        "step": trajectory.step,
-        "stop": trajectory.stop_reason.value,
-        "answer": None if trajectory.answer is None else clip(trajectory.answer),
-        "reward": number(trajectory.reward),
-        "faults": faults(trajectory),
-        "tokens": columns,
-    }
-    return View("xray", "Mask X-ray", payload, 560)
