@@ -12,6 +12,7 @@ from agentkit.records import Score
 from agentkit.verifiers.frames import SAYS_ANSWER, classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
 from agentkit.verifiers.numbers import IN_WORDS, amount, in_digits, is_unit
+from agentkit.verifiers.questions import asked, lexeme, silent_words
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
 from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
 
@@ -38,9 +39,22 @@ _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is r
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
 _ABOUT = re.compile(r"(?:approximately|about|roughly|around|circa|ca\.|[≈~])\s*(?=[-$€£\d])", re.IGNORECASE)
 _ROUNDED = re.compile(
-    r"\b(?:nearest|round(?:ed)? (?:off |up |down )?to|decimal places?|significant (?:figures|digits))\b",
+    r"\A(?!.*\bexactly\b).*(?:\bto the nearest\b|\bround(?:ed)?\b.{0,30}?\bto\b"
+    r"|(?:\b(?:to|with)|,) (?:\w+ )?\w+ (?:decimal places?|significant (?:figures|digits))\b)",
+    re.IGNORECASE | re.DOTALL,
+)
+_WITH_UNIT = re.compile(r"(-?[\d.,]*\d)\s?([^\d\s=<>]\S{0,29})")
+_FELL = re.compile(
+    r"(?P<said>[^\d:;,]*?)\b(?:(?:decreased|fell|declined|dropped|shrank|went down) by"
+    r"|an? (?:decrease|decline|drop|fall) of)\s+(?P<by>[$€£]?\d[\d.,]*+\s?(?:%|per ?cent)?)",
     re.IGNORECASE,
 )
+_ASKED_CHANGE = re.compile(
+    r"\b(?:what (?:is|was)|find|calculate|compute|determine) the (?:\w+ ){0,3}?change\b"
+    r"|\bby (?:what percent(?:age)?|how much) did \w+(?: \w+){0,4} change\b",
+    re.IGNORECASE,
+)
+_RESULT = re.compile(r"\s*[-−$€£]?\d[\d.,]*+\s?%?[ *$]*+")
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
     (re.compile(r"\\displaystyle(?![A-Za-z])\s*|(?<!\\)\\[()]"), ""),
@@ -62,6 +76,7 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     if has_unit and given and is_unit(given[2]):
         yield plain(text)
         return  # with a unit of its own it says no other number
+    yield from _as_asked(text, question, has_unit=has_unit)
     number = expression(text, question)
     if _PASSAGE.match(text) or (isinstance(number, Score) and "different answers" in number.why):
         return
@@ -83,6 +98,36 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         yield words
         if (about := _ABOUT.match(words)) and _ROUNDED.search(question):
             yield words[about.end() :]
+
+
+def _as_asked(text: str, question: str, *, has_unit: bool) -> Iterator[str]:
+    """The number in "≈ 7.3" where rounding is asked for, in "4.18 J/(g·°C)" where that unit is, and in
+    "sales fell by 12 %" where a change is.
+    """
+    if (about := _ABOUT.match(text.strip(" *"))) and _ROUNDED.search(question):
+        yield plain(text.strip(" *")[about.end() :])
+    text = plain(text)
+    unit = _WITH_UNIT.fullmatch(text)
+    is_compound = unit and not has_unit and re.search("[/·^]", unit[2])
+    if is_compound and re.search(rf"\bin {re.escape(unit[2])}(?![\w/^·*²³⁻])", question):
+        yield unit[1]
+    fell, said = _FELL.fullmatch(text), asked(question)
+    if fell and _ASKED_CHANGE.search(question) and said.clause.isdisjoint(("increas", "decreas")):
+        words = {lexeme(word) for word in fell["said"].split()} - silent_words()
+        if words <= said.clause | said.subject:
+            yield f"-{fell['by']}"
+
+
+def _below_working(text: str, question: str) -> str:
+    """The last paragraph where those in front of it only work out what the question names."""
+    working, _, last = text.strip().rpartition("\n\n")
+    for line in working.split("\n") if working else ():
+        left, _, right = line.rpartition("=")
+        prose = {lexeme(word) for word in re.findall(r"[^\W\d_]+", left)}
+        known = prose - {*"abcdefghijklmnopqrstuvwxyz", "the", "of"} <= {*asked(question).words}
+        if line.strip() and not (left and known and _RESULT.fullmatch(right.rstrip(" ."))):
+            return ""
+    return last if working.strip() and "\n" not in last else ""
 
 
 def _value_asked(number: str, question: str) -> str:
@@ -136,7 +181,12 @@ def words_occur(text: str, gold: str, *, aliases: Iterable[str] = (), **options:
         return True
     text = text.replace("Mt.", "Mount").replace("St.", "Saint").casefold()
     return any(
-        all(word in text for word in _WORDS.findall(gold.casefold()) if word not in _SMALL) for gold in golds
+        all(
+            word in text or f"{word[0]}." in text
+            for word in _WORDS.findall(gold.casefold())
+            if word not in _SMALL
+        )
+        for gold in golds
     )
 
 
@@ -146,6 +196,8 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     So nothing can be said of the words that they do not hold themselves.
     """
     whole = plain(text)
+    if last := _below_working(text, question):
+        yield plain(last)
     for words in dict.fromkeys([*map(plain, _worded(text, question)), whole]):
         if words != whole:
             yield words

@@ -5,7 +5,7 @@ podium. Leaves out equal words (text), and what else a person would take for the
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from agentkit.verifiers.numbers import same_unit
 
@@ -15,15 +15,17 @@ _WHO = re.compile(r"\bwho(?:m|se)?\b", re.IGNORECASE)
 _TITLE = re.compile(r"(?:sir|dame|dr|prof|professor|herr|monsieur)\b\.?\s+", re.IGNORECASE)
 _KIND = re.compile(  # which river .., what is the deepest lake ..
     r"\b(?:which|what)\s+(?:(?:is|was)\s+the\s+(?:[\w-]+\s+){0,3}?)?"
-    r"(lake|river|mountain|peak|volcano|ocean|sea|desert|king|queen|pope|emperor|president)\b(?!['’]|\s+and\b|,)",
+    r"(lake|river|mountain|peak|volcano|ocean|sea|desert|king|queen|pope|emperor|president|gas|planet|element)"
+    r"\b(?!['’]|\s+and\b|,)",
     re.IGNORECASE,
 )
 _FRONT = {"river": "river", "lake": "lake"} | dict.fromkeys(("mountain", "peak", "volcano"), "mount|mt")
-_BEHIND = frozenset(("river", "ocean", "sea", "desert"))
+_BEHIND = frozenset(("river", "ocean", "sea", "desert", "gas"))
 _PLURAL = re.compile(  # which two elements .., what are the three colours ..
     r"\b(?:which|what|name|list|give)\s+(?:are\s+)?(?:all\s+)?(?:the\s+)?(?:(?P<number>two|three|four|five|six)\s+)?"
-    r"(?!(?:is|was|does|has)\b)(?:(?!and\b)[\w()'’-]+\s+){0,3}?(?P<things>countries|cities|(?!(?:mov|step|turn|direction"
-    r"|instruction|letter|word|note|event|stage|phase|title|digit|\w*s[su])e?s?\b)[a-z]{3,}s)\b",
+    r"(?!(?:is|was|does|has)\b)(?:(?!and\b)[\w()'’-]+\s+){0,3}?(?P<things>countries|cities"
+    r"|(?P<pair>(?<=married )couple)|(?!(?:mov|step|turn|direction|instruction"
+    r"|letter|word|note|event|stage|phase|title|digit|\w*s[su])e?s?\b)[a-z]{3,}s)\b",
     re.IGNORECASE,
 )
 _IN_ORDER = re.compile(  # the order counts, or what each is
@@ -37,7 +39,31 @@ _ITEM = re.compile(r",\s*and\s+|,\s*|\s+and\s+|\s*&\s*")
 _NO_ITEM = frozenset("yes no true false left right up down north south east west".split())
 _CITY = re.compile(r"\b(?:which|what)\s+(?:[\w-]+\s+){0,2}?(?:city|capital)\b|\bwhere\b", re.IGNORECASE)
 _BORN = re.compile(r"(?<=\w)\s*\((?:n[ée]e [A-ZÀ-Þ][^\W\d_]{1,30}|born (?:in )?\d{4})\)\W*\Z")
-_LETTERS = re.compile(r"(?<=\w)\s*\(([^\W\d_]{1,6})\)\W*\Z")
+_LETTERS = re.compile(r"(?<=\w)\s*\(([^\W\d_]{1,6})[₂2]?\)\W*\Z")
+_ASKED_FORM = re.compile(
+    r"\b(?:official|full|complete|former\w*|middle|initials?|stands? for|means?|\w*abbreviat\w*|acronym"
+    r"|letters|spell\w*|real|short for|renamed|now called)\b",
+    re.IGNORECASE,
+)
+_COUNTRIES = tuple(
+    names.split(", ")
+    for names in (
+        "United States, United States of America, USA, US", "United Kingdom, UK", "Myanmar, Burma",
+        "Russia, Russian Federation", "Czech Republic, Czechia", "Ivory Coast, Côte d'Ivoire",
+        "Turkey, Türkiye", "Eswatini, Swaziland", "Cape Verde, Cabo Verde", "East Timor, Timor-Leste",
+    )
+)  # fmt: skip
+_ASKED_ELEMENT = re.compile(r"\b(?:element|metal|gas|chemical|substance)\b", re.IGNORECASE)
+_ASKED_BODY = re.compile(  # what is known by its initials
+    r"\b(?:which|what) (?:\w+ ){0,4}?(?:countr(?:y|ies)|agenc(?:y|ies)|alliance|organi[sz]ation|company"
+    r"|corporation|university|institute|league)\b",
+    re.IGNORECASE,
+)
+_ASKED_COUNTRY = re.compile(r"\b(?:countr\w+|nations?|where)\b", re.IGNORECASE)
+_NAMES = re.compile(
+    r"[A-Z]\.?|[A-ZÀ-Þ][^\W\d_]*[a-zß-ÿ][^\W\d_]*(?:['’-][^\W\d_]+)*|von|van|de|of|the|and|for|in"
+)
+_INITIAL, _NAME = re.compile(r"([A-Z])\.?"), re.compile(r"[A-ZÀ-Þ][^\W\d_]*[a-zß-ÿ]")
 _INITIALS = re.compile(r"\b(?:[A-Z]\.){2,}")  # U.S.A.
 _CHEMICAL = re.compile(
     r"\$?(?:\\(?:text|mathrm|ce)\{[A-Za-z\d()_]{1,20}\}|_(?:\{\d{1,3}\}|\d{1,3}(?!\d))|[A-Z][a-z]?|[()])++\$?"
@@ -52,7 +78,11 @@ _CENTURY = re.compile(rf"\b({'|'.join(_ORDINALS)})[ -]century\b", re.IGNORECASE)
 
 def same_thing(answer: str, golds: Iterable[str], question: str, equal: Equal) -> bool:
     """Whether an answer is one of the gold answers, written in another way; ``equal`` compares words."""
-    if len(answer) > 200 or not question or answer.isalpha():
+    if (
+        len(answer) > 200
+        or not question
+        or (answer.isalpha() and not (answer.isupper() or _ASKED_COUNTRY.search(question)))
+    ):
         return False
     golds = list(golds)
     outer, _, inner = answer.strip(" .").removesuffix(")").partition("(")  # Myanmar (Burma), both right
@@ -61,7 +91,8 @@ def same_thing(answer: str, golds: Iterable[str], question: str, equal: Equal) -
     forms = {form(answer, question) for form in _FORMS} - {None, answer}
     return any(
         any(equal(form, gold) for form in forms)
-        or _of_letters(answer, gold, equal)
+        or _of_letters(answer, gold, question, equal)
+        or _is_shorter(answer, gold, question, equal)
         or _same_time(answer, gold)
         or _lies_in(answer, gold, question, equal)
         or (_is_unordered(gold, question) and _same_items(answer, gold, equal))
@@ -118,13 +149,57 @@ _FORMS = (_untitled, _without_kind, _without_birth, _formula, _century, _joined)
 
 
 # ---- an answer beside a gold one
-def _of_letters(answer: str, gold: str, equal: Equal) -> bool:
+def _of_letters(answer: str, gold: str, question: str, equal: Equal) -> bool:
     """The gold answer with its initials or its sign behind: United States of America (USA), kilogram (kg)."""
     letters = _LETTERS.search(answer)
-    if not letters or not equal(answer[: letters.start()], gold):
+    name = answer[: letters.start()] if letters else ""
+    if not letters or not any(equal(form, gold) for form in (name, _without_kind(name, question) or name)):
         return False
-    initials = "".join(word[0] for word in gold.split() if word[0].isupper())
-    return (len(initials) > 1 and letters[1] == initials) or same_unit(letters[1], gold)
+    if (len(letters[1]) > 1 and letters[1] == _initials(gold)) or same_unit(letters[1], gold):
+        return True
+    from agentkit.tools.corpus import Corpus
+
+    query = "SELECT symbol FROM element WHERE name = ? COLLATE NOCASE"
+    rows = Corpus.open().rows(query, gold.strip().encode("utf-8", "replace").decode())
+    return bool(rows) and rows[0][0] == letters[1] and bool(_ASKED_ELEMENT.search(question))
+
+
+def _initials(name: str) -> str:
+    return "".join(word[0] for word in name.split() if word[0].isupper())
+
+
+def _is_shorter(answer: str, gold: str, question: str, equal: Equal) -> bool:
+    """The name of a person with initials, of a country or an organisation: W. A. Mozart, the USA, NATO."""
+    if _ASKED_FORM.search(question):
+        return False
+    for names in _COUNTRIES:
+        if any(equal(gold, name) for name in names):
+            named = any(re.search(rf"\b{name}\b", question) for name in names)
+            is_alias = not named and _ASKED_COUNTRY.search(question) and not answer.islower()
+            return bool(is_alias) and any(equal(answer, name) for name in names)
+    given, wanted = answer.strip(" .").split(), gold.strip(" .").split()
+    letters = "".join(given).replace(".", "")
+    if len(letters) > 2 and letters == _initials(gold) and _is_name(wanted) and _ASKED_BODY.search(question):
+        return letters.casefold() not in question.casefold()
+    if not 1 < len(given) == len(wanted) < 6 or not _is_name(given) or not _is_name(wanted):
+        return False
+    if not _WHO.search(question) or wanted[-1] in question:
+        return False
+    same = [equal(one, other) for one, other in zip(given, wanted, strict=True)]
+    short = [_is_initial(one, other) for one, other in zip(given, wanted, strict=True)]
+    middle = [_is_initial(other, one) for one, other in zip(given, wanted, strict=True)]
+    first = same[0] or (short[0] and len(same) > 2)
+    return first and same[-1] and len(wanted[-1]) > 2 and all(map(max, same, short, [False, *middle[1:]]))
+
+
+def _is_name(words: Sequence[str]) -> bool:
+    return all(map(_NAMES.fullmatch, words))
+
+
+def _is_initial(word: str, name: str) -> bool:
+    """Whether a word is the first letter of a name; II is none."""
+    letter = _INITIAL.fullmatch(word)
+    return bool(letter and _NAME.match(name)) and letter[1] == name[0]
 
 
 def _same_time(answer: str, gold: str) -> bool:
@@ -159,7 +234,11 @@ def _lies_in(answer: str, gold: str, question: str, equal: Equal) -> bool:
 
 def _is_unordered(gold: str, question: str) -> bool:
     plural = _PLURAL.search(question)
-    return bool(plural) and not _IN_ORDER.search(question) and ("," in gold or bool(plural["number"]))
+    return (
+        bool(plural)
+        and not _IN_ORDER.search(question)
+        and ("," in gold or bool(plural["number"] or plural["pair"]))
+    )
 
 
 def _same_items(answer: str, gold: str, equal: Equal) -> bool:

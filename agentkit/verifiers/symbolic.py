@@ -28,6 +28,7 @@ from agentkit.verifiers.numbers import (
     same_unit,
     unit_name,
 )
+from agentkit.verifiers.questions import asked, lexeme
 from agentkit.verifiers.text import normalize
 from agentkit.verifiers.words import is_counted
 from agentkit.verifiers.worker import Worker
@@ -82,6 +83,11 @@ _NO_SOLUTION = frozenset(
     "no solution|no solutions|no real solution|no real solutions|there is no solution|there are no solutions"
     "|there is no real solution|there are no real solutions|empty set|the empty set|keine lösung"
     "|keine reelle lösung|aucune solution|sin solución|无解|無解|解なし".split("|")
+)
+_LABELLED = re.compile(r"[\s*]*+([A-Za-z](?:[A-Za-z ]{1,29})[A-Za-z])\**+[:：][\s*]*+(\S[^\n]*+)\s*+")
+_ALL_BUT = re.compile(  # all real numbers except x = 1
+    r"(?:[a-z] (?:∈|is) )?all (?:the )?real (?:numbers|[a-z])\s*,? (?:except|but|other than|excluding)"
+    r"(?: for)?(?: [a-z] ?=)? (-?\d{1,9}(?:\.\d{1,9}|/\d{1,9})?)"
 )
 _ONLY_BOX = re.compile(r"\A\\boxed\s*\{(.{1,80})\}\Z")
 _EMPTY = re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|∅|\\\{\s*\\\}")
@@ -141,7 +147,8 @@ def symbolic(
     """
     if _is_no_solution(gold) and _is_no_solution(answer) and not re.search(r"(?i)complex|which of", question):
         return Score(1.0, "both say that there is none")
-    wanted, given = expression(gold, gold=True), expression(answer, question)
+    wanted = expression(gold, gold=True)
+    given = _without_one(answer, question) or expression(_unlabelled(answer, question), question)
     if isinstance(wanted, Score):
         raise Unscored(f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
     if isinstance(given, Score):
@@ -161,6 +168,25 @@ def symbolic(
         return Score(0.0, f"an expression of {len(given)} characters; {MAX_ANSWER} is the limit")
     tolerance = {"abs_tol": abs_tol, "rel_tol": rel_tol}
     return _at_sight(given, wanted, question) or _with_units(given, wanted, question, tolerance)
+
+
+def _unlabelled(answer: str, question: str) -> str:
+    """An answer without what was sought in front of it: "Vertex: (4, 7)"."""
+    labelled = _LABELLED.fullmatch(answer) if question else None
+    sought = asked(question).sought if labelled else ()
+    is_sought = len(sought) == 1 and {lexeme(labelled[1])} == sought
+    return labelled[2] if is_sought and labelled[1].casefold() in question.casefold() else answer
+
+
+def _without_one(answer: str, question: str) -> str:
+    """All real numbers but one as intervals, where the domain of a function is asked for; else ""."""
+    if len(answer) > 100 or not re.search(r"\bdomain\b(?!.*\brange\b)", question):
+        return ""
+    text = " ".join(_plain(answer).replace("$", " ").replace("−", "-").split()).strip(" .*")
+    but = _ALL_BUT.fullmatch(text.replace("All", "all"))
+    letters = set(re.findall(r"(?<![A-Za-z])[a-z] ?(?=[∈≠=\\])", text))
+    is_named = but and all(f"({letter.strip()})" in question for letter in letters)
+    return rf"(-\infty,{but[1]})\cup({but[1]},\infty)" if is_named else ""
 
 
 def _at_sight(given: str, wanted: str, question: str) -> Score | None:
@@ -188,12 +214,12 @@ def _is_no_solution(text: str) -> bool:
 def _with_units(given: str, wanted: str, question: str, tolerance: dict[str, float]) -> Score:
     """The verdict once units and counted things are split from what is compared."""
     whole = _plain(given)
-    asked, whole_sides = asked_unit(question), (wanted, given)
+    in_unit, whole_sides = asked_unit(question), (wanted, given)
     wanted, gold_unit = _split_unit(wanted, lambda unit: len(unit) > 3 or is_counted(unit, question))
     given, unit = _split_unit(given, lambda unit: is_counted(unit, question) or same_unit(unit, gold_unit))
     alone = gold_unit or unit
     other = whole_sides[bool(gold_unit)]
-    if not (gold_unit and unit) and _is_product(alone, other, question) and not same_unit(alone, asked):
+    if not (gold_unit and unit) and _is_product(alone, other, question) and not same_unit(alone, in_unit):
         (wanted, given), gold_unit, unit = whole_sides, "", ""
     if gold_unit and not unit:
         given, unit = _split_known(given, gold_unit)
@@ -203,10 +229,10 @@ def _with_units(given: str, wanted: str, question: str, tolerance: dict[str, flo
         return numeric(whole, wanted, **tolerance, unit=gold_unit)
     if unit and gold_unit and not same_unit(unit, gold_unit):
         return Score(0.0, f"the unit {unit!r} is not {gold_unit!r}")
-    if asked and unit and not gold_unit and is_unit(unit) and not same_unit(unit, asked):
+    if in_unit and unit and not gold_unit and is_unit(unit) and not same_unit(unit, in_unit):
         if _number(wanted) is not None:
-            return numeric(whole, wanted, **tolerance, unit=asked)
-        return Score(0.0, f"the unit {unit!r} is not {asked!r}")
+            return numeric(whole, wanted, **tolerance, unit=in_unit)
+        return Score(0.0, f"the unit {unit!r} is not {in_unit!r}")
     if "%" in unit and "%" not in gold_unit and not _ASKED_PERCENT.search(question):
         return Score(0.0, "a percent sign that the gold answer does not have")
     if numbers := _both_numbers(given, wanted):

@@ -19,11 +19,14 @@ _LETTER = r"(?:[^\W\d_]|[\u0300-\u036f\u0591-\u06ed\u0900-\u0dff\u0e31-\u0e4e\u3
 _TOKEN = re.compile(rf"{_LETTER}+(?:[-'’.]{_LETTER}+)*|\d+(?:[.,:/]\d+)*%?|\S")
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u3040-\u30ff\u3400-\u9fff]")
 _HOW_MANY = re.compile(  # what a question asks to count, up to five words of it
-    r"\b(?:how (?:many|much)|(?:number|amount) of|in|combien de|wie ?viele?|cu[aá]nt[oa]s|quant[aei]s?"
+    r"\b(?:how (?:many|much)|(?:number|amount) of|combien de|wie ?viele?|cu[aá]nt[oa]s|quant[aei]s?"
     r"|quantos|сколько)\s+((?:[^\W\d_]+[^\S\n]*){1,5})|(?:何|幾|几|多少)([^\W\d_]{1,6})",
     re.IGNORECASE,
 )
+_MEASURED_IN = re.compile(r"\bin\s+((?:[^\W\d_]+[^\S\n]*){1,5})", re.IGNORECASE)
+_COMPOUND = re.compile(r"\bin\s+[^\W\d_]{1,20}(?:[/^·²³]|-(?=[^\W\d_]))")  # in km/h
 JOINER = re.compile(r"\b(?:and|or|plus|but|und|oder|et|ou|y|e|o|и|или)\b|[和或と、]", re.IGNORECASE)
+_RATES = (["a"], ["an"], ["each"], ["every"])
 _NO_THING = r"(?:do|does|did|are|is|was|were|will|would|can|could|has|have|more|fewer|stay|remain)\b"
 _ENDINGS = (  # the end of an English word, and what stands there in its other forms
     ("", "s"), ("", "'s"), ("e?", "ed"), ("e?", "ing"), ("(s|x|z|ch|sh)", r"\1es"),
@@ -84,13 +87,17 @@ def asked_for(words: str, question: str) -> bool:
 
     "How many minutes are two hours?" asks for minutes; without such a phrase any words of its own will do.
     """
-    asked = ["".join(match.groups("")) for match in _HOW_MANY.finditer(question)]
-    asked = [_words(phrase) for phrase in asked if not re.match(_NO_THING, phrase)]
-    given = _words(words)
-    if JOINER.search(words) or sections()["twist"].intersection(words.casefold().split()):
+    given, bare = _words(words), words.casefold().split()
+    if JOINER.search(words) or sections()["twist"].intersection(bare) or bare[:1] in _RATES:
         return False
-    if asked:
-        return bool(given) and any(set(given) <= set(phrase) for phrase in asked)
+    if _COMPOUND.search(question) and not _HOW_MANY.search(question) and "/" not in words:
+        return False
+    for pattern in (_HOW_MANY, _MEASURED_IN):
+        asked = ["".join(match.groups("")) for match in pattern.finditer(question)]
+        asked = [_words(phrase) for phrase in asked if not re.match(_NO_THING, phrase)]
+        if asked:
+            fits = (set(given) <= set(phrase) and ("per" in given or "per" not in phrase) for phrase in asked)
+            return bool(given) and any(fits)
     return bool(given) and "per" not in given and all(in_question(word, "", question) for word in given)
 
 
