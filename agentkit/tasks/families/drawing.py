@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import inspect
 import random
+import re
 from collections.abc import Callable, Iterable
 from itertools import cycle, product
 
@@ -151,7 +152,29 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
     grid = _drawn(strokes, blank)
     if any(_drawn([*strokes[:i], *strokes[i + 1 :]], blank) == grid for i in range(len(strokes))):
         return None
-    return asking(grid, program_of(strokes), blank)
+    return asking(grid, program_of(_in_order(strokes, blank)), blank)
+
+
+def _in_order(strokes: list[str], blank: Grid) -> list[str]:
+    """Strokes from left to right and down, as far as the drawing stays as it is: one order to learn."""
+    ordered: list[str] = []
+    for stroke in strokes:
+        place = len(ordered)
+        while place and _corner(stroke) < _corner(ordered[place - 1]):
+            earlier = [*ordered[: place - 1], stroke, *ordered[place - 1 :]]
+            if _drawn(earlier, blank) != _drawn([*ordered, stroke], blank):
+                break
+            place -= 1
+        ordered.insert(place, stroke)
+    return ordered
+
+
+def _corner(stroke: str) -> tuple[int, int]:
+    """The upper left corner of what a stroke draws."""
+    *numbers, _ = map(int, re.findall(r"\d+", stroke))
+    if "horizontal" in stroke:
+        return 0, numbers[0]
+    return min(numbers[::2]), min(numbers[1::2], default=0)
 
 
 def _stroke(rng: random.Random, rows: int, columns: int) -> str:
