@@ -406,7 +406,7 @@ def alarms_command(
     """What went wrong in a training, which may be another trainer's; or how often the alarms are right.
 
     Args:
-        run: the run folder, such as outputs/a, or a log: trainer_state.json, TRL's, verl's and its console,
+        run: the run folder, such as outputs/a, or a log: trainer_state.json, TRL's, verl's, what both print,
             prime-rl's, SkyRL's, a CSV
         column: what a log calls one of our columns, such as success=acc/mean
         measure: instead, simulate N runs of each fault and 3 N healthy ones
@@ -431,10 +431,13 @@ def alarms_command(
     else:
         steps = trained_steps(load_run(run))
     alarms = scan(steps)
-    lines = [
-        f"step {a.step}, {a.severity}: {a.alarm}\n  {a.cause}\n  -> {a.advice}\n  {', '.join(a.evidence[:4])}"
-        for a in alarms
-    ]
+    lines = []
+    for kind in dict.fromkeys((alarm.alarm, alarm.severity) for alarm in alarms):
+        first, *more = (alarm for alarm in alarms if (alarm.alarm, alarm.severity) == kind)
+        said = [f"step {first.step}, {first.severity}: {first.alarm}", first.cause, f"-> {first.advice}"]
+        said += [", ".join(first.evidence[:4])] * bool(first.evidence)
+        said += [f"again {len(more)} times, the last at step {more[-1].step}"] if more else []
+        lines.append("\n  ".join(said))
     count = f"{len(alarms) or 'no'} alarm{'s' * (len(alarms) > 1)}"
     count += " could look" * (len(lacks(steps)) == len(RULES))
     text = "\n".join([*lines, f"{count} {coverage(steps)}"])

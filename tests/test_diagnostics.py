@@ -484,6 +484,39 @@ def test_logs_in_the_forms_that_trainers_and_trackers_write(tmp_path, capsys, fi
     assert "step 32, warning: kl_spike" in said and "in 40 steps;" in said
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("grpo.log", "[2026-04-17 14:00] loading {'eos_token_id': 7}\n" + "".join(f"  1%|  | {i}/40 [00:05<3:20]\r{{'loss': nan, 'reward': '0.5', 'kl': '{k}', 'epoch': 0.1}}\n" for i, k in enumerate(KL, 1)) + "{'train_runtime': 3.5, 'train_loss': 0.1}\n"),
+        ("printed.txt", "".join(f"{{'loss': 0.1, 'kl': {k}, 'train_speed(iter/s)': 2.0}}\n{{'eval_loss': 0.2, 'eval_kl': 9.0}}\n" for k in KL)),
+        ("columns.json", json.dumps({"kl": KL, "mine": [1] * 40})),
+        ("rows.json", json.dumps({"total": 40, "steps": [{"step": i, "kl": k} for i, k in enumerate(KL, 1)]})),
+    ],
+)  # fmt: skip
+def test_logs_without_a_step_number_are_counted_and_say_so(tmp_path, capsys, file, text):
+    path = written(tmp_path / file, text)
+    assert main(["alarms", str(path)]) == 0
+    said = capsys.readouterr()
+    assert "step 32, warning: kl_spike" in said.out and "in 40 steps;" in said.out
+    assert ("counted as steps" in said.err) == (file != "rows.json")
+
+
+@pytest.mark.parametrize(
+    "text", ["{'loss': __import__('os').getpid(), 'kl': 1}", "{'kl': " + "[" * 9999 + "}", "{'" * 9999]
+)
+def test_what_a_console_printed_is_never_run(tmp_path, capsys, text):
+    assert main(["alarms", str(written(tmp_path / "console.log", f"start\n{text}\n"))]) != 0
+    assert "no column 'step'" in capsys.readouterr().err
+
+
+def test_an_alarm_that_comes_again_is_told_once(tmp_path, capsys):
+    rows = [{"step": i, "grad_norm": 50.0 if i % 30 == 0 else 1 + 0.01 * (i % 7)} for i in range(1, 100)]
+    assert main(["alarms", str(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows))))]) == 0
+    said = capsys.readouterr().out
+    assert said.count("warning: gradient_spike") == 1 and "again 2 times, the last at step 90" in said
+    assert "3 alarms in 99 steps" in said
+
+
 def test_a_line_of_verls_console_is_read_in_time_linear_in_its_length(tmp_path):
     line = (
         "step:7 - global_seqlen/min:61 - val-core/openai/gsm8k/acc/mean@1:np.float64(0.42) - actor/lr:1e-06"

@@ -1,11 +1,12 @@
 """Training logs made elsewhere, read for the alarms: trainer_state.json, TRL's log history, JSONL of verl,
-prime-rl and SkyRL, verl's console, and a CSV such as W&B's.
+prime-rl and SkyRL, what TRL and verl print, and a CSV such as W&B's.
 
 Columns are known by the names those trainers give them, others by a mapping. A quantity that only looks alike
 is not taken for another: a reward is no success, a difference of probabilities none of log-probabilities, and
 a success of 40 no share. Leaves out rollouts, and so the measures that are counted in them.
 """
 
+import ast
 import csv
 import math
 import re
@@ -41,7 +42,7 @@ NAMES = {  # ours: what TRL, verl, prime-rl and SkyRL call it, the best first; W
         "reward", "critic/score/mean", "critic/rewards/mean", "reward/mean", "reward/all/mean",
         "reward/avg_raw_reward",
     ),
-    "success": ("success", "rewards/accuracy_reward/mean"),
+    "success": ("success", "rewards/accuracy_reward/mean", "rewards/accuracy_reward"),
     "val_success": ("val_success", "eval_rewards/accuracy_reward/mean"),
     "completion_tokens": (
         "completions/mean_length", "completion_length", "response_length/mean", "seq_len/mean",
@@ -54,6 +55,7 @@ NAMES = {  # ours: what TRL, verl, prime-rl and SkyRL call it, the best first; W
     "zero_variance": ("frac_reward_zero_std", "zero_variance"),
     "calls": ("tools/call_frequency", "calls"),
 }  # fmt: skip
+KNOWN = frozenset(name for names in NAMES.values() for name in names)
 SHARES = ("success", "val_success", "clip_fraction", "truncated", "zero_variance")
 COUNTS = ("entropy", "grad_norm", "learning_rate", "mismatch", "completion_tokens", "calls")
 MOST = dict.fromkeys(SHARES, 1.0) | dict.fromkeys(COUNTS, math.inf)  # of what is never below 0
@@ -61,6 +63,7 @@ ROUNDING = 1e-6  # by which a share or a count may leave its range
 # A line of verl's console; after a quote it is a note in JSON, whose strings never begin on a line before.
 STEP = re.compile(r'^[^"\n]*?\b(step:\d+ - .*)', re.MULTILINE)
 PAIR = re.compile(r"(?<!\S)([^\s:]+):(?:np\.\w+\()?([-+.\w]+)")
+PRINTED = re.compile(r"\{'[^{}\n]{1,20000}\}")  # a step as TRL prints it, behind a progress bar or alone
 Rows = list[dict[str, Any]]
 
 
@@ -172,15 +175,52 @@ def _rows(path: Path) -> Rows:
 
 
 def _parsed(path: Path, text: str) -> Any:
-    """JSON, JSON lines, what verl prints, or a table, by what the text looks like."""
+    """JSON, JSON lines, what verl or TRL print, or a table, by what the text looks like."""
     first, _, rest = text.lstrip().partition("\n")
-    if path.suffix.lower() in (".jsonl", ".ndjson") or (first.endswith("}") and rest.startswith("{")):
+    if path.suffix.lower() in (".jsonl", ".ndjson") or re.match(r"\{(?!').*\}\n\{", text.lstrip()):
         return read_jsonl(path)  # says so where the last line is torn
     if steps := STEP.findall(text):
         return [dict(PAIR.findall(step)) for step in steps]
-    if path.suffix.lower() == ".json" or first[:1] in ("{", "["):
-        return parse_json(text)
+    if path.suffix.lower() == ".json" or re.match(r"\s*[{\[]\s*[{\[\"\]}]", text):
+        parsed = parse_json(text)
+        return _by_step(path, parsed) if isinstance(parsed, dict) and "log_history" not in parsed else parsed
+    printed = [row for row in map(_literal, PRINTED.findall(text)) if row and not KNOWN.isdisjoint(row)]
+    if printed:
+        return _numbered(path, printed)
     return list(csv.DictReader(text.splitlines(keepends=True), delimiter=max(",;\t", key=first.count)))
+
+
+def _literal(text: str) -> dict[str, Any] | None:
+    """A dictionary that Python printed, or None."""
+    try:
+        row = ast.literal_eval(re.sub(r"(?<=: )-?(?:nan|inf)\b", "None", text))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return {str(name): value for name, value in row.items()} if isinstance(row, dict) else None
+
+
+def _by_step(path: Path, parsed: dict[str, Any]) -> Any:
+    """Rows of an object that holds them under one key, or a list of each column; else the object itself."""
+    lists = {name: value for name, value in parsed.items() if isinstance(value, list) and value}
+    if len(lists) == 1 and all(isinstance(row, dict) for row in next(iter(lists.values()))):
+        return next(iter(lists.values()))
+    if len(lists) > 1 and len(set(map(len, lists.values()))) == 1:
+        return _numbered(
+            path, [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+        )
+    return parsed
+
+
+def _numbered(path: Path, rows: Rows) -> Rows:
+    """Rows with a step each: where none has one, those of a training are counted."""
+    if any("step" in row or "global_step" in row for row in rows):
+        return rows
+    steps = 0
+    for row in rows:
+        steps += not any(name.startswith(("eval", "train_runtime")) for name in row) or not steps
+        row["step"] = steps
+    warnings.warn(f"{path}: its rows have no step number and are counted as steps.", stacklevel=5)
+    return rows
 
 
 def _number(value: Any) -> float | None:
