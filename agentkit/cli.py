@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -432,11 +433,12 @@ def alarms_command(
         steps = trained_steps(load_run(run))
     alarms = scan(steps)
     lines = []
-    for kind in dict.fromkeys((alarm.alarm, alarm.severity) for alarm in alarms):
-        first, *more = (alarm for alarm in alarms if (alarm.alarm, alarm.severity) == kind)
+    same = groupby(sorted(alarms, key=_fault), key=_fault)
+    for first, *more in sorted((list(some) for _, some in same), key=lambda some: some[0].step):
         said = [f"step {first.step}, {first.severity}: {first.alarm}", first.cause, f"-> {first.advice}"]
         said += [", ".join(first.evidence[:4])] * bool(first.evidence)
-        said += [f"again {len(more)} times, the last at step {more[-1].step}"] if more else []
+        said += [f"again at step {more[0].step}"] if len(more) == 1 else []
+        said += [f"again {len(more)} times, the last at step {more[-1].step}"] if len(more) > 1 else []
         lines.append("\n  ".join(said))
     count = f"{len(alarms) or 'no'} alarm{'s' * (len(alarms) > 1)}"
     count += " could look" * (len(lacks(steps)) == len(RULES))
@@ -447,6 +449,11 @@ def alarms_command(
     if run.is_file():  # of a log an empty list alone would say that all is well
         listed = {"alarms": listed, "coverage": coverage(steps), "unknown": unknown}
     return _print(as_json, listed, text)
+
+
+def _fault(alarm: Any) -> tuple[str, str, str]:
+    """What alarms of one fault share; the advice names the component and the form."""
+    return alarm.alarm, alarm.severity, alarm.advice
 
 
 def rescore_command(
@@ -694,18 +701,28 @@ def bench_command(
 
 
 def nano_command(
-    *, out: OptionalFile = None, seed: int = 0, minutes: float = 44.0, as_json: Json = False
+    *,
+    out: OptionalFile = None,
+    seed: int = 0,
+    minutes: float = 44.0,
+    families: Annotated[str, arg(metavar="A,B")] = "",
+    as_json: Json = False,
 ) -> int:
-    """Pre-train the small agent again (under 45 minutes on two cores).
+    """Pre-train the small agent again (under 45 minutes on two cores), or further on other families.
 
     Args:
-        out: folder to write; by default the package's own data
+        out: folder to write; by default the package's own data, which only a new agent may replace
         seed: of first weights and batches
         minutes: wall-clock budget of the training
+        families: train the agent that ships further on these alone, with all its weights, such as drawing
     """
     from agentkit.nano import pretrain
 
-    result = pretrain.pretrain(out or pretrain.DATA, seed=seed, minutes=minutes)
+    if families and out is None:
+        raise RunError(
+            "say --out FOLDER: an agent of its own for these families does not replace the one that ships"
+        )
+    result = pretrain.pretrain(out or pretrain.DATA, seed=seed, minutes=minutes, families=families)
     return _print(as_json, result, str(result))
 
 

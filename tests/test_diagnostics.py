@@ -489,7 +489,10 @@ def test_logs_in_the_forms_that_trainers_and_trackers_write(tmp_path, capsys, fi
     [
         ("grpo.log", "[2026-04-17 14:00] loading {'eos_token_id': 7}\n" + "".join(f"  1%|  | {i}/40 [00:05<3:20]\r{{'loss': nan, 'reward': '0.5', 'kl': '{k}', 'epoch': 0.1}}\n" for i, k in enumerate(KL, 1)) + "{'train_runtime': 3.5, 'train_loss': 0.1}\n"),
         ("printed.txt", "".join(f"{{'loss': 0.1, 'kl': {k}, 'train_speed(iter/s)': 2.0}}\n{{'eval_loss': 0.2, 'eval_kl': 9.0}}\n" for k in KL)),
-        ("columns.json", json.dumps({"kl": KL, "mine": [1] * 40})),
+        ("columns.json", json.dumps({"kl": KL, "mine": [1] * 40, "eval_loss": [0.1] * 40})),
+        ("bare.json", json.dumps({"max_steps": 40, "history": [{"kl": k} for k in KL]})),
+        ("list.txt", str([{"eval_kl": 9.0}, *({"loss": 0.1, "train/kl": k} for k in KL)])),
+        ("numpy.txt", "".join(f"{{'kl': np.float64({k}), 'loss':nan}}\n" for k in KL)),
         ("rows.json", json.dumps({"total": 40, "steps": [{"step": i, "kl": k} for i, k in enumerate(KL, 1)]})),
     ],
 )  # fmt: skip
@@ -501,8 +504,23 @@ def test_logs_without_a_step_number_are_counted_and_say_so(tmp_path, capsys, fil
     assert ("counted as steps" in said.err) == (file != "rows.json")
 
 
+def test_printed_steps_keep_their_numbers_and_what_is_not_finite(tmp_path, capsys):
+    norms = {i: "nan" if i == 600 else 1 + i % 7 / 100 for i in range(0, 900, 10)}
+    rows = "".join(f"{{'_step': {i}, 'grad_norm': {norm}}}\n" for i, norm in norms.items())
+    assert main(["alarms", str(written(tmp_path / "console.log", rows))]) == 0
+    said = capsys.readouterr()
+    assert "step 600, critical: gradient_spike" in said.out and "counted" not in said.err
+
+
 @pytest.mark.parametrize(
-    "text", ["{'loss': __import__('os').getpid(), 'kl': 1}", "{'kl': " + "[" * 9999 + "}", "{'" * 9999]
+    "text",
+    [
+        "{'a', []}",
+        "{'loss': 0.1, [1]: 2}",
+        "{'loss': __import__('os').getpid(), 'kl': 1}",
+        "{'kl': " + "[" * 9999 + "}",
+        "{'" * 9999,
+    ],
 )
 def test_what_a_console_printed_is_never_run(tmp_path, capsys, text):
     assert main(["alarms", str(written(tmp_path / "console.log", f"start\n{text}\n"))]) != 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from functools import partial
 
+import pytest
 import torch
 
+from agentkit.cli import main
 from agentkit.nano import DATA
 from agentkit.nano.pretrain import (
     batches,
@@ -17,12 +20,14 @@ from agentkit.nano.pretrain import (
     make_model,
     make_optimizers,
     make_world,
+    pretrain,
     tell_apart,
     transcripts,
 )
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.rollouts import rollout
+from agentkit.tasks import SuiteError
 from agentkit.tools.corpus import Corpus, facts
 from agentkit.tools.environments import CorpusEnvironment
 
@@ -84,6 +89,19 @@ def test_pretraining_data_train_the_expert_s_own_tokens_only(tmp_path):
         text = tokenizer.decode(ids[labels != -100])
         assert "<tool_response>" not in text and "Answer:" in text
         assert (labels[mask == 0] == -100).all()
+
+
+@pytest.mark.slow
+def test_trained_further_on_other_families_it_is_an_agent_of_its_own(tmp_path, capsys):
+    report = pretrain(tmp_path / "agent", minutes=0.05, per_world=32, families="drawing")
+    assert report["families"] == ["drawing"] and report["steps"] >= 2 and math.isfinite(report["loss"])
+    (own, tokenizer), (shipped, its) = load_agent(str(tmp_path / "agent")), load_agent("nano")
+    assert tokenizer.get_vocab() == its.get_vocab()
+    assert any(not torch.equal(a, b) for a, b in zip(own.parameters(), shipped.parameters(), strict=True))
+    with pytest.raises(SuiteError, match="unknown task family 'drawings'"):
+        pretrain(tmp_path / "other", families="drawings")
+    assert main(["nano", "--families", "drawing"]) != 0
+    assert "--out FOLDER" in capsys.readouterr().err
 
 
 def test_copying_is_said_twice_and_trained_once():

@@ -167,9 +167,9 @@ def grown(
 
 # ---- the reward
 def no_spread(history: History) -> Numbers | None:
-    """Nearly all groups have equal rewards, solved ones included."""
-    value = mean(last(history, "zero_variance", wide(history, WINDOW)))
-    return {"value": value, "solved": mean(last(history, "solved"))} if value >= 0.95 else None
+    """Nearly all groups have equal rewards, most of them since they are solved."""
+    value, solved = mean(last(history, "zero_variance", wide(history, WINDOW))), mean(last(history, "solved"))
+    return {"value": value, "solved": solved} if value >= 0.95 and solved >= 0.5 else None
 
 
 def wasted(history: History) -> Numbers | None:

@@ -1,5 +1,5 @@
 """Training logs made elsewhere, read for the alarms: trainer_state.json, TRL's log history, JSONL of verl,
-prime-rl and SkyRL, what TRL and verl print, and a CSV such as W&B's.
+prime-rl and SkyRL, what TRL and verl print, JSON of columns, and a CSV such as W&B's.
 
 Columns are known by the names those trainers give them, others by a mapping. A quantity that only looks alike
 is not taken for another: a reward is no success, a difference of probabilities none of log-probabilities, and
@@ -43,7 +43,7 @@ NAMES = {  # ours: what TRL, verl, prime-rl and SkyRL call it, the best first; W
         "reward/avg_raw_reward",
     ),
     "success": ("success", "rewards/accuracy_reward/mean", "rewards/accuracy_reward"),
-    "val_success": ("val_success", "eval_rewards/accuracy_reward/mean"),
+    "val_success": ("val_success", "eval_rewards/accuracy_reward/mean", "eval_rewards/accuracy_reward"),
     "completion_tokens": (
         "completions/mean_length", "completion_length", "response_length/mean", "seq_len/mean",
         "seq_len/all/mean", "completion_tokens", "generate/avg_num_tokens", "response_length",
@@ -97,6 +97,8 @@ def read_log(
         for name, why in held.items()
         if why or not (name in known or name.startswith("rewards/"))
     ]
+    if not any(name in held for name in sources["step"]):
+        _count(path, rows, sources)
     steps = _steps(path, rows, sources)
     if not any(step.number > 0 for step in steps):
         raise DataError(
@@ -176,51 +178,52 @@ def _rows(path: Path) -> Rows:
 
 def _parsed(path: Path, text: str) -> Any:
     """JSON, JSON lines, what verl or TRL print, or a table, by what the text looks like."""
-    first, _, rest = text.lstrip().partition("\n")
-    if path.suffix.lower() in (".jsonl", ".ndjson") or re.match(r"\{(?!').*\}\n\{", text.lstrip()):
+    suffix, first = path.suffix.lower(), text.lstrip().partition("\n")[0]
+    if suffix in (".jsonl", ".ndjson") or re.match(r"\{(?!').*\}\n\{", text.lstrip()):
         return read_jsonl(path)  # says so where the last line is torn
     if steps := STEP.findall(text):
         return [dict(PAIR.findall(step)) for step in steps]
-    if path.suffix.lower() == ".json" or re.match(r"\s*[{\[]\s*[{\[\"\]}]", text):
-        parsed = parse_json(text)
-        return _by_step(path, parsed) if isinstance(parsed, dict) and "log_history" not in parsed else parsed
-    printed = [row for row in map(_literal, PRINTED.findall(text)) if row and not KNOWN.isdisjoint(row)]
-    if printed:
-        return _numbered(path, printed)
+    if suffix == ".json" or re.match(r"\s*[{\[]\s*(?:[\[{]\s*)?[\"\]}]", text):
+        return _with_rows(parse_json(text))
+    printed = [row for row in map(_literal, PRINTED.findall(text)) if row]
+    if suffix not in (".csv", ".tsv") and any(not KNOWN.isdisjoint(map(_plain, row)) for row in printed):
+        return printed
     return list(csv.DictReader(text.splitlines(keepends=True), delimiter=max(",;\t", key=first.count)))
 
 
 def _literal(text: str) -> dict[str, Any] | None:
-    """A dictionary that Python printed, or None."""
+    """A dictionary that Python printed, or None; nan and inf, which no literal is, as a number beyond any."""
+    text = re.sub(r"\bnp\.\w+\(([^()]*)\)", r"\1", text)
     try:
-        row = ast.literal_eval(re.sub(r"(?<=: )-?(?:nan|inf)\b", "None", text))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        row = ast.literal_eval(re.sub(r"(?<=[:\s])[-+]?(?:nan|inf)\b", "1e999", text))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     return {str(name): value for name, value in row.items()} if isinstance(row, dict) else None
 
 
-def _by_step(path: Path, parsed: dict[str, Any]) -> Any:
-    """Rows of an object that holds them under one key, or a list of each column; else the object itself."""
+def _with_rows(parsed: Any) -> Any:
+    """An object that holds its rows under one key, or a list of each column, as one with ``log_history``."""
+    if not isinstance(parsed, dict) or "log_history" in parsed:
+        return parsed
     lists = {name: value for name, value in parsed.items() if isinstance(value, list) and value}
-    if len(lists) == 1 and all(isinstance(row, dict) for row in next(iter(lists.values()))):
-        return next(iter(lists.values()))
+    rows = next(iter(lists.values()), [])
     if len(lists) > 1 and len(set(map(len, lists.values()))) == 1:
-        return _numbered(
-            path, [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
-        )
-    return parsed
+        rows = [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
+    elif len(lists) != 1 or not all(isinstance(row, dict) for row in rows):
+        return parsed
+    return {"max_steps": parsed.get("max_steps"), "log_history": rows}
 
 
-def _numbered(path: Path, rows: Rows) -> Rows:
-    """Rows with a step each: where none has one, those of a training are counted."""
-    if any("step" in row or "global_step" in row for row in rows):
-        return rows
+def _count(path: Path, rows: Rows, sources: Mapping[str, Iterable[str]]) -> None:
+    """Count the rows of a training as its steps; an evaluation's belongs to the step before."""
+    settings = ("step", "planned_steps", "learning_rate")
+    measured = {name for ours, names in sources.items() if ours not in settings for name in names}
     steps = 0
     for row in rows:
-        steps += not any(name.startswith(("eval", "train_runtime")) for name in row) or not steps
+        steps += any(name in measured and not name.startswith("eval") for name in row)
         row["step"] = steps
-    warnings.warn(f"{path}: its rows have no step number and are counted as steps.", stacklevel=5)
-    return rows
+    if steps:
+        warnings.warn(f"{path}: its rows have no step number and are counted as steps.", stacklevel=3)
 
 
 def _number(value: Any) -> float | None:

@@ -4,7 +4,8 @@ The transcripts are rollouts of the scripted expert through the real tools and t
 come from a flawless expert, half from experts of mixed quality, as a crawl would hold both. Loss on the
 expert's own tokens only. A made-up world is a corpus file with the same tables,
 names and numbers resembling the real ones in form only, so the same families, tools and expert work on it.
-Everything is seeded; on two CPU cores it takes under 45 minutes. Leaves out
+Everything is seeded; on two CPU cores it takes under 45 minutes. With ``families`` the agent that ships goes
+on with all its weights on flawless transcripts of these alone, for tasks that it has never met. Leaves out
 checkpoints to go on from: a new run starts over.
 """
 
@@ -27,12 +28,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agentkit.nano import DATA
+from agentkit.nano import DATA, NANO
+from agentkit.policies.loading import load_agent, load_tokenizer
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import Limits, rollout
 from agentkit.tasks import DEFAULT_FAMILIES, PlanError, shipped_families, solve
+from agentkit.tasks.suite import family_names
 from agentkit.tools.corpus import TABLES, Corpus, build, facts, passage
 
 _NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
@@ -148,11 +151,13 @@ MODEL = {
 }
 
 
-def draft_tasks(corpus: Corpus, count: int, rng: random.Random) -> list[Task]:
-    """Tasks of every family about one world, each solvable through the real tools."""
+def draft_tasks(
+    corpus: Corpus, count: int, rng: random.Random, names: Sequence[str] = DEFAULT_FAMILIES
+) -> list[Task]:
+    """Tasks of each of these families about one world, each solvable through the real tools."""
     families, tasks = shipped_families(corpus), []
     while len(tasks) < count:
-        name = DEFAULT_FAMILIES[len(tasks) % len(DEFAULT_FAMILIES)]
+        name = names[len(tasks) % len(names)]
         task = families[name].draft(corpus, rng)
         if task is None:
             continue
@@ -175,13 +180,16 @@ def mixed_quality(rng: random.Random) -> list[Flaws]:
     return [Flaws()] * 10 + [Flaws(**{n: rng.choice([0, 0, 0.1, 0.3]) for n in names}) for _ in range(10)]
 
 
-def transcripts(tokenizer: Any, worlds: range, per_world: int) -> Iterator[list[Trajectory]]:
+def transcripts(
+    tokenizer: Any, worlds: range, per_world: int, names: Sequence[str] = ()
+) -> Iterator[list[Trajectory]]:
+    """Each world's rollouts of experts of mixed quality; of a flawless one where families are named."""
     with tempfile.TemporaryDirectory() as folder:
         for number in worlds:
             corpus = Corpus(make_world(Path(folder) / f"{number}.sqlite", number))
             rng = random.Random(f"transcripts-{number}")
-            policy = ScriptedPolicy(tokenizer, mixed_quality(rng))
-            tasks = draft_tasks(corpus, per_world, rng)
+            policy = ScriptedPolicy(tokenizer, Flaws() if names else mixed_quality(rng))
+            tasks = draft_tasks(corpus, per_world, rng, names or DEFAULT_FAMILIES)
             yield rollout(tasks, policy, environment=_environments(corpus), seed=number, limits=UNCUT)
 
 
@@ -344,19 +352,27 @@ def make_optimizers(model: Any) -> dict[torch.optim.Optimizer, float]:
 
 
 def pretrain(
-    out: Path = DATA, *, seed: int = 0, minutes: float = 44.0, copy_steps: int = 400, per_world: int = 400
+    out: Path = DATA,
+    *,
+    seed: int = 0,
+    minutes: float = 44.0,
+    families: str | Sequence[str] = (),
+    copy_steps: int = 400,
+    per_world: int = 400,
 ) -> dict:
     """Train tokenizer and model and write them to ``out``; returns the report that is stored with them.
 
     Over ``minutes`` of wall clock the learning rate decays to zero; each of a world's transcripts is seen
-    once.
+    once. With ``families`` the agent that ships is trained further on these, and its tokenizer kept. Raises
+    SuiteError for a family that does not ship.
     """
-    tokenizer = make_tokenizer()
-    model = make_model(tokenizer, seed)
+    families = family_names(families, shipped_families(Corpus.open())) if families else []
+    tokenizer = load_tokenizer(NANO) if families else make_tokenizer()
+    model = load_agent(NANO)[0].float().train() if families else make_model(tokenizer, seed)
     training, rng = _Training(model, make_optimizers(model), 60 * minutes), random.Random(seed)
-    for batch in copy_batches(tokenizer, copy_steps):
+    for batch in copy_batches(tokenizer, 0 if families else copy_steps):
         training.update(*batch)
-    for number, world in enumerate(transcripts(tokenizer, range(1_000_000), per_world)):
+    for number, world in enumerate(transcripts(tokenizer, range(1_000_000), per_world, families)):
         for batch in batches(world, 16, rng, tokenizer.pad_token_id):
             training.update(*batch)
         if number % 10 == 9:
@@ -364,24 +380,28 @@ def pretrain(
         if training.elapsed > training.seconds:
             break
     unseen = sorted(set(range(len(tokenizer))) - training.seen)
-    tell_apart(model, unseen, seed)
+    if not families:
+        tell_apart(model, unseen, seed)
     report = {
         "seed": seed,
         "minutes": minutes,
+        "families": families,
         "steps": training.step,
         "tokens": training.tokens,
         "unseen": len(unseen),
         "loss": training.loss,
-        "greedy_success_unseen_world": greedy_success(model, tokenizer),
+        "greedy_success_unseen_world": greedy_success(model, tokenizer, families or DEFAULT_FAMILIES),
     }
     save(model, tokenizer, out, report)
     return report
 
 
-def greedy_success(model: Any, tokenizer: Any, count: int = 200) -> float:
+def greedy_success(
+    model: Any, tokenizer: Any, names: Sequence[str] = DEFAULT_FAMILIES, count: int = 200
+) -> float:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(make_world(Path(folder) / "unseen.sqlite", 1_000_000))
-        tasks = draft_tasks(corpus, count, random.Random("unseen"))
+        tasks = draft_tasks(corpus, count, random.Random("unseen"), names)
         policy = TransformersPolicy(model, tokenizer)
         trajectories = rollout(tasks, policy, environment=_environments(corpus), temperature=0.0)
     return sum(t.success or 0.0 for t in trajectories) / len(trajectories)

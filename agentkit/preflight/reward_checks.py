@@ -67,8 +67,8 @@ def _gold_earnings(
     name: str, golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Mapping[str, Any]
 ) -> Item:
     """What gold trajectories earn, what penalties take from them, and which wrong rollouts earn more."""
-    best_of = {t.task_id: t for t in golden if t.reward is not None}
-    rewards = [t.reward for t in best_of.values()]
+    gold_of = {t.task_id: t for t in golden if t.reward is not None}
+    rewards = [t.reward for t in gold_of.values()]
     rollouts = [t for t in members(groups) if t.reward is not None]
     best = max((t.reward for t in rollouts), default=-math.inf)
     finding = (
@@ -88,10 +88,10 @@ def _gold_earnings(
         )
         return Item(name, "red", finding, advice, gold_ids(golden), values)
     wrong = [t for t in rollouts if t.success == 0.0]
-    above = [t for t in wrong if t.task_id in best_of and t.reward > best_of[t.task_id].reward + EQUAL]
+    above = [t for t in wrong if t.task_id in gold_of and t.reward > gold_of[t.task_id].reward + EQUAL]
     if not above:
         return Item(name, "green", finding, values=values)
-    paid = _paid_above(reward, [(t, best_of[t.task_id]) for t in above])
+    paid = _paid_above(reward, [(t, gold_of[t.task_id]) for t in above])
     more = f"{len(above)} wrong rollouts earn more than the gold trajectory of their task"
     advice = f"{more}: read them; the reward pays for something else{paid}."
     light = "red" if len(above) > 0.1 * len(rollouts) else "amber"
@@ -104,12 +104,16 @@ def _paid_above(reward: Reward, pairs: Sequence[tuple[Trajectory, Trajectory]]) 
         return ""
     gains = {
         name: weight
-        * sum((t.components.get(name) or 0.0) - (g.components.get(name) or 0.0) for t, g in pairs)
+        * sum(t.components[name] - g.components[name] for t, g in pairs if _both_have(name, t, g))
         for name, (_, weight) in reward.items()
     }
     most = max(gains, key=gains.get)
     more = gains[most] / len(pairs)
     return f", and {most} gives them {more:.3g} more on average" if more > EQUAL else ""
+
+
+def _both_have(name: str, *trajectories: Trajectory) -> bool:
+    return all(t.components.get(name) is not None for t in trajectories)
 
 
 def _penalties(golden: Sequence[Trajectory], reward: Reward, right: Mapping[str, Any]) -> dict[str, float]:

@@ -1,8 +1,8 @@
 """Files that are never half written: atomic JSON, JSONL and Parquet; and readers that expect damage.
 
 Files are written under a temporary name and renamed, so a reader never sees half a file. JSONL readers
-survive a torn last line and say so. Leaves out trajectories and suites (stored), and where files lie in a run
-(run).
+survive a torn last line and say so. Leaves out trajectories and suites (trajectory_files), and where files
+lie in a run (run).
 """
 
 import errno

@@ -1,7 +1,7 @@
 """What rows, manifests, prices and sweeps look like that others may have written, as JSON Schemas with words
 of ours.
 
-Leaves out how fields fit together (stored).
+Leaves out how fields fit together (trajectory_files).
 """
 
 import sys

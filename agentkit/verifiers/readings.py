@@ -24,6 +24,7 @@ _PERCENT = frozenset(("%", "percent", "per cent"))
 _ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent(?:age)?\b", re.IGNORECASE)
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
+_CAPITALS = re.compile(r"\b(?:[A-Z]{2,}|[A-Z]\.(?=[\sA-Z]))")  # the USA, W. A. Mozart
 _WORDS, _SMALL = re.compile("[a-z0-9]+"), frozenset(("a", "an", "the", "and"))
 _WORKED_OUT = re.compile(r"[\d\s.,()]*\d[!)]*\s*[-+*/×÷·^!−][\d\s.,()!+*/×÷·^−-]*")
 _ASKED_LETTER = re.compile(
@@ -39,7 +40,8 @@ _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is r
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
 _ABOUT = re.compile(r"(?:approximately|about|roughly|around|circa|ca\.|[≈~])\s*(?=[-$€£\d])", re.IGNORECASE)
 _ROUNDED = re.compile(
-    r"\A(?!.*\bexactly\b).*(?:\bto the nearest\b|\bround(?:ed)?\b.{0,30}?\bto\b"
+    r"\A(?!.*\bexactly\b).*(?:\bto the nearest\b"
+    r"|\bround(?:ed)? (?:(?:off|up|down|(?:your|the) (?:final )?(?:answer|result)) )?to\b"
     r"|(?:\b(?:to|with)|,) (?:\w+ )?\w+ (?:decimal places?|significant (?:figures|digits))\b)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -76,7 +78,9 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     if has_unit and given and is_unit(given[2]):
         yield plain(text)
         return  # with a unit of its own it says no other number
-    yield from _as_asked(text, question, has_unit=has_unit)
+    if not has_unit:
+        yield from _in_asked_unit(plain(text), question)
+    yield from _fallen(plain(text), question)
     number = expression(text, question)
     if _PASSAGE.match(text) or (isinstance(number, Score) and "different answers" in number.why):
         return
@@ -94,38 +98,40 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         ):
             words.pop()
             yield " ".join(words)
-    for words in phrases(text, question):
-        yield words
+    for words in (text.strip(" *"), *phrases(text, question)):
+        if words is not text:
+            yield words
         if (about := _ABOUT.match(words)) and _ROUNDED.search(question):
             yield words[about.end() :]
 
 
-def _as_asked(text: str, question: str, *, has_unit: bool) -> Iterator[str]:
-    """The number in "≈ 7.3" where rounding is asked for, in "4.18 J/(g·°C)" where that unit is, and in
-    "sales fell by 12 %" where a change is.
-    """
-    if (about := _ABOUT.match(text.strip(" *"))) and _ROUNDED.search(question):
-        yield plain(text.strip(" *")[about.end() :])
-    text = plain(text)
-    unit = _WITH_UNIT.fullmatch(text)
-    is_compound = unit and not has_unit and re.search("[/·^]", unit[2])
-    if is_compound and re.search(rf"\bin {re.escape(unit[2])}(?![\w/^·*²³⁻])", question):
-        yield unit[1]
-    fell, said = _FELL.fullmatch(text), asked(question)
-    if fell and _ASKED_CHANGE.search(question) and said.clause.isdisjoint(("increas", "decreas")):
+def _in_asked_unit(text: str, question: str) -> Iterator[str]:
+    """The number in "4.18 J/(g·°C)" where the question asks for it in that unit."""
+    given = _WITH_UNIT.fullmatch(text)
+    if given and re.search("[/·^]", given[2]):
+        asked_in = rf"\bin {re.escape(given[2])}(?![\w/^·*²³⁻])"
+        yield from [given[1]] * bool(re.search(asked_in, question))
+
+
+def _fallen(text: str, question: str) -> Iterator[str]:
+    """The negative number in "sales fell by 12 %" where the question asks for the change of just that."""
+    fell = _FELL.fullmatch(text)
+    if fell and _ASKED_CHANGE.search(question):
+        said = asked(question)
         words = {lexeme(word) for word in fell["said"].split()} - silent_words()
-        if words <= said.clause | said.subject:
+        if words <= said.clause | said.subject and said.clause.isdisjoint(("increas", "decreas")):
             yield f"-{fell['by']}"
 
 
 def _below_working(text: str, question: str) -> str:
     """The last paragraph where those in front of it only work out what the question names."""
     working, _, last = text.strip().rpartition("\n\n")
-    for line in working.split("\n") if working else ():
+    known = {*asked(question).words, *"abcdefghijklmnopqrstuvwxyz", "the", "of"} if working else set()
+    for line in filter(str.strip, working.split("\n")):
         left, _, right = line.rpartition("=")
         prose = {lexeme(word) for word in re.findall(r"[^\W\d_]+", left)}
-        known = prose - {*"abcdefghijklmnopqrstuvwxyz", "the", "of"} <= {*asked(question).words}
-        if line.strip() and not (left and known and _RESULT.fullmatch(right.rstrip(" ."))):
+        works = re.search(r"\d", left) and "=" not in left and left.rstrip()[-1:] not in "!<>"
+        if not (works and prose <= known and _RESULT.fullmatch(right.rstrip(" ."))):
             return ""
     return last if working.strip() and "\n" not in last else ""
 
@@ -175,18 +181,13 @@ def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> boo
 
 
 def words_occur(text: str, gold: str, *, aliases: Iterable[str] = (), **options: Any) -> bool:
-    """Whether all words of a gold answer or an alias occur in a text."""
+    """Whether all words of a gold answer or an alias can occur in a text, capitals for a name included."""
     golds = [gold, *([aliases] if isinstance(aliases, str) else aliases)]
-    if not text.isascii() or not all(map(str.isascii, golds)):
+    if not text.isascii() or not all(map(str.isascii, golds)) or _CAPITALS.search(text):
         return True
     text = text.replace("Mt.", "Mount").replace("St.", "Saint").casefold()
     return any(
-        all(
-            word in text or f"{word[0]}." in text
-            for word in _WORDS.findall(gold.casefold())
-            if word not in _SMALL
-        )
-        for gold in golds
+        all(word in text for word in _WORDS.findall(gold.casefold()) if word not in _SMALL) for gold in golds
     )
 
 

@@ -39,7 +39,7 @@ _ITEM = re.compile(r",\s*and\s+|,\s*|\s+and\s+|\s*&\s*")
 _NO_ITEM = frozenset("yes no true false left right up down north south east west".split())
 _CITY = re.compile(r"\b(?:which|what)\s+(?:[\w-]+\s+){0,2}?(?:city|capital)\b|\bwhere\b", re.IGNORECASE)
 _BORN = re.compile(r"(?<=\w)\s*\((?:n[ée]e [A-ZÀ-Þ][^\W\d_]{1,30}|born (?:in )?\d{4})\)\W*\Z")
-_LETTERS = re.compile(r"(?<=\w)\s*\(([^\W\d_]{1,6})[₂2]?\)\W*\Z")
+_LETTERS = re.compile(r"(?<=\w)\s*\(([^\W\d_]{1,6})([₂2]?)\)\W*\Z")
 _ASKED_FORM = re.compile(
     r"\b(?:official|full|complete|former\w*|middle|initials?|stands? for|means?|\w*abbreviat\w*|acronym"
     r"|letters|spell\w*|real|short for|renamed|now called)\b",
@@ -53,6 +53,7 @@ _COUNTRIES = tuple(
         "Turkey, Türkiye", "Eswatini, Swaziland", "Cape Verde, Cabo Verde", "East Timor, Timor-Leste",
     )
 )  # fmt: skip
+_IN_PAIRS = frozenset(("H", "N", "O", "F", "Cl", "Br", "I"))  # O2
 _ASKED_ELEMENT = re.compile(r"\b(?:element|metal|gas|chemical|substance)\b", re.IGNORECASE)
 _ASKED_BODY = re.compile(  # what is known by its initials
     r"\b(?:which|what) (?:\w+ ){0,4}?(?:countr(?:y|ies)|agenc(?:y|ies)|alliance|organi[sz]ation|company"
@@ -150,18 +151,25 @@ _FORMS = (_untitled, _without_kind, _without_birth, _formula, _century, _joined)
 
 # ---- an answer beside a gold one
 def _of_letters(answer: str, gold: str, question: str, equal: Equal) -> bool:
-    """The gold answer with its initials or its sign behind: United States of America (USA), kilogram (kg)."""
+    """The gold answer with its initials, sign or symbol behind: kilogram (kg), Tungsten (W), Oxygen (O2)."""
     letters = _LETTERS.search(answer)
     name = answer[: letters.start()] if letters else ""
     if not letters or not any(equal(form, gold) for form in (name, _without_kind(name, question) or name)):
         return False
-    if (len(letters[1]) > 1 and letters[1] == _initials(gold)) or same_unit(letters[1], gold):
+    sign, two = letters.groups()
+    if not two and ((len(sign) > 1 and sign == _initials(gold)) or same_unit(sign, gold)):
         return True
+    if not _ASKED_ELEMENT.search(question) or (two and sign not in _IN_PAIRS):
+        return False
+    return _stored("SELECT symbol FROM element WHERE name = ? COLLATE NOCASE", gold) == sign
+
+
+def _stored(query: str, name: str) -> str:
+    """What the corpus says of a name; "" where it knows none."""
     from agentkit.tools.corpus import Corpus
 
-    query = "SELECT symbol FROM element WHERE name = ? COLLATE NOCASE"
-    rows = Corpus.open().rows(query, gold.strip().encode("utf-8", "replace").decode())
-    return bool(rows) and rows[0][0] == letters[1] and bool(_ASKED_ELEMENT.search(question))
+    rows = Corpus.open().rows(query, name.strip().encode("utf-8", "replace").decode())
+    return str(rows[0][0]) if rows else ""
 
 
 def _initials(name: str) -> str:
@@ -172,11 +180,9 @@ def _is_shorter(answer: str, gold: str, question: str, equal: Equal) -> bool:
     """The name of a person with initials, of a country or an organisation: W. A. Mozart, the USA, NATO."""
     if _ASKED_FORM.search(question):
         return False
-    for names in _COUNTRIES:
-        if any(equal(gold, name) for name in names):
-            named = any(re.search(rf"\b{name}\b", question) for name in names)
-            is_alias = not named and _ASKED_COUNTRY.search(question) and not answer.islower()
-            return bool(is_alias) and any(equal(answer, name) for name in names)
+    if _ASKED_COUNTRY.search(question) and (names := _other_names(gold)):
+        named = any(re.search(rf"\b{name}\b", question, re.IGNORECASE * (len(name) > 2)) for name in names)
+        return not named and not answer.islower() and any(equal(answer, name) for name in names)
     given, wanted = answer.strip(" .").split(), gold.strip(" .").split()
     letters = "".join(given).replace(".", "")
     if len(letters) > 2 and letters == _initials(gold) and _is_name(wanted) and _ASKED_BODY.search(question):
@@ -190,6 +196,12 @@ def _is_shorter(answer: str, gold: str, question: str, equal: Equal) -> bool:
     middle = [_is_initial(other, one) for one, other in zip(given, wanted, strict=True)]
     first = same[0] or (short[0] and len(same) > 2)
     return first and same[-1] and len(wanted[-1]) > 2 and all(map(max, same, short, [False, *middle[1:]]))
+
+
+def _other_names(country: str) -> list[str]:
+    """All names of a country that has several; an empty list for any other."""
+    country = country.casefold().strip(" .").removeprefix("the ")
+    return next((names for names in _COUNTRIES if country in map(str.casefold, names)), [])
 
 
 def _is_name(words: Sequence[str]) -> bool:
@@ -225,11 +237,9 @@ def _lies_in(answer: str, gold: str, question: str, equal: Equal) -> bool:
         return False
     if re.search(r"\b(?:in|of) (?:the )?[A-Z]", question.replace(country.strip(" ."), "")):
         return False
-    from agentkit.tools.corpus import Corpus
-
     query = "SELECT country FROM city WHERE name = ? COLLATE NOCASE ORDER BY population DESC LIMIT 1"
-    rows = Corpus.open().rows(query, gold.strip().encode("utf-8", "replace").decode())
-    return bool(rows) and equal(country, str(rows[0][0]))
+    lies_in = _stored(query, gold)
+    return bool(lies_in) and equal(country, lies_in)
 
 
 def _is_unordered(gold: str, question: str) -> bool:

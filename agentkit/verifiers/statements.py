@@ -24,7 +24,7 @@ from agentkit.verifiers.questions import (
     says,
     silent_words,
 )
-from agentkit.verifiers.words import COMMAS, DASHES, UNSPACED, WORD, Token, sections, tokens_of
+from agentkit.verifiers.words import COMMAS, DASHES, RATES, UNSPACED, WORD, Token, sections, tokens_of
 from agentkit.verifiers.words import SIGNS as POINTS
 
 _CONCLUDES = re.compile(
@@ -36,12 +36,12 @@ _OPEN = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"(?:(?:,\s*|(?<!\s)\s+|(?<!\s)\s*\()(?:because|since|denn|weil|car|porque)|(?<=er)\s+than|,\s*as)(?P<said>(?!\w)[^()]*)\)?\s*\Z",
+    r"(?:(?:,\s*|(?<!\s)\s+|(?<!\s)\s*\()(?:because|since|denn|weil|car|porque)|(?<=er)\s+than|,\s*as)(?P<said>(?!\w)[^()]*+)\)?\s*\Z",
     re.IGNORECASE,
 )
 _ASIDE = re.compile(
     r"(?:,\s*(?=(?:which|who|where|located|\w+ing|founded|built|from|(?:an?|the)(?=\s[a-z])|one of)\b)"
-    r"|(?<!\s)\s+\((?=[A-Z][a-z]?\)|\d{4}[-–]\d{4}\)))(?P<said>[^()]*)\)?\s*\Z"
+    r"|(?<!\s)\s+\((?=[A-Z][a-z]?\)|\d{4}[-–]\d{4}\)))(?P<said>[^()]*+)\)?\s*\Z"
 )
 _NOT = re.compile(r",\s*not\s+(?:the\s+)?(?:[A-Z][\w-]*(?:\s[A-Z][\w-]*)?|-?\d[\d.,]*)\s*\Z")
 _BY_WORKING = re.compile(
@@ -63,7 +63,6 @@ _AROUND = frozenset("* + - / ^ = < > ≠ ≤ ≥".split())
 _VERBS = frozenset("total is are was were have has had est ist es è symbol".split())
 _UP_TO_VERB = re.compile(r"[^\d\ue000-\uf8ff]*?\b(?:is|are|was|were|equals)\b")  # and no value before
 _SHAPES = frozenset("square cube profit loss".split())
-_RATES = frozenset("a an each every".split())
 _EACH = frozenset("per pro par por".split())
 _BESIDE = frozenset("with for from on".split())
 _POLAR = re.compile(r"(?P<word>yes|no|ja|nein|oui|non|sí)\b[,.:]?\s+(?P<rest>.+)", re.IGNORECASE | re.DOTALL)
@@ -320,8 +319,11 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
     """Whether the known words around an answer say that it is what was asked."""
     lexemes = [lexeme(word) for word, _, _ in tokens]
     before, after = lexemes[:first], lexemes[last:]
-    if lexemes[last - 1][-1:].isdigit() and _word(tokens, last) in _RATES:
-        return False  # 100 a day
+    rate, following = _word(tokens, last), lexeme(_word(tokens, last + 1))
+    if lexemes[last - 1][-1:].isdigit() and rate in RATES:
+        pairs = zip(said.order, said.order[1:], strict=False)
+        if rate not in said.order if rate in ("each", "every") else (rate, following) not in pairs:
+            return False  # 100 a day
     if (
         lexemes[first] in _RELATIONS
         or lexemes[last - 1] in _AROUND

@@ -84,10 +84,10 @@ _NO_SOLUTION = frozenset(
     "|there is no real solution|there are no real solutions|empty set|the empty set|keine lösung"
     "|keine reelle lösung|aucune solution|sin solución|无解|無解|解なし".split("|")
 )
-_LABELLED = re.compile(r"[\s*]*+([A-Za-z](?:[A-Za-z ]{1,29})[A-Za-z])\**+[:：][\s*]*+(\S[^\n]*+)\s*+")
+_LABELLED = re.compile(r"[\s*]*+([A-Za-z][A-Za-z ]{1,29}[A-Za-z])\**+[:：][\s*]*+(\S[^\n]*+)\s*+")
 _ALL_BUT = re.compile(  # all real numbers except x = 1
-    r"(?:[a-z] (?:∈|is) )?all (?:the )?real (?:numbers|[a-z])\s*,? (?:except|but|other than|excluding)"
-    r"(?: for)?(?: [a-z] ?=)? (-?\d{1,9}(?:\.\d{1,9}|/\d{1,9})?)"
+    r"(?:([a-z]) (?:∈|is) )?all (?:the )?real (?:numbers|([a-z]))\s*,? (?:except|but|other than|excluding)"
+    r"(?: for)?(?: ([a-z]) ?=)? (-?\d{1,9}(?:\.\d{1,9}|/\d{1,9})?)"
 )
 _ONLY_BOX = re.compile(r"\A\\boxed\s*\{(.{1,80})\}\Z")
 _EMPTY = re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|∅|\\\{\s*\\\}")
@@ -148,7 +148,7 @@ def symbolic(
     if _is_no_solution(gold) and _is_no_solution(answer) and not re.search(r"(?i)complex|which of", question):
         return Score(1.0, "both say that there is none")
     wanted = expression(gold, gold=True)
-    given = _without_one(answer, question) or expression(_unlabelled(answer, question), question)
+    given = _all_but_one(answer, question) or expression(_unlabelled(answer, question), question)
     if isinstance(wanted, Score):
         raise Unscored(f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
     if isinstance(given, Score):
@@ -178,15 +178,14 @@ def _unlabelled(answer: str, question: str) -> str:
     return labelled[2] if is_sought and labelled[1].casefold() in question.casefold() else answer
 
 
-def _without_one(answer: str, question: str) -> str:
+def _all_but_one(answer: str, question: str) -> str:
     """All real numbers but one as intervals, where the domain of a function is asked for; else ""."""
     if len(answer) > 100 or not re.search(r"\bdomain\b(?!.*\brange\b)", question):
         return ""
     text = " ".join(_plain(answer).replace("$", " ").replace("−", "-").split()).strip(" .*")
     but = _ALL_BUT.fullmatch(text.replace("All", "all"))
-    letters = set(re.findall(r"(?<![A-Za-z])[a-z] ?(?=[∈≠=\\])", text))
-    is_named = but and all(f"({letter.strip()})" in question for letter in letters)
-    return rf"(-\infty,{but[1]})\cup({but[1]},\infty)" if is_named else ""
+    is_named = but and all(f"({letter})" in question for letter in filter(None, but.groups()[:3]))
+    return rf"(-\infty,{but[4]})\cup({but[4]},\infty)" if is_named else ""
 
 
 def _at_sight(given: str, wanted: str, question: str) -> Score | None:

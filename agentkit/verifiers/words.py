@@ -26,7 +26,7 @@ _HOW_MANY = re.compile(  # what a question asks to count, up to five words of it
 _MEASURED_IN = re.compile(r"\bin\s+((?:[^\W\d_]+[^\S\n]*){1,5})", re.IGNORECASE)
 _COMPOUND = re.compile(r"\bin\s+[^\W\d_]{1,20}(?:[/^·²³]|-(?=[^\W\d_]))")  # in km/h
 JOINER = re.compile(r"\b(?:and|or|plus|but|und|oder|et|ou|y|e|o|и|или)\b|[和或と、]", re.IGNORECASE)
-_RATES = (["a"], ["an"], ["each"], ["every"])
+RATES = frozenset("a an each every".split())
 _NO_THING = r"(?:do|does|did|are|is|was|were|will|would|can|could|has|have|more|fewer|stay|remain)\b"
 _ENDINGS = (  # the end of an English word, and what stands there in its other forms
     ("", "s"), ("", "'s"), ("e?", "ed"), ("e?", "ing"), ("(s|x|z|ch|sh)", r"\1es"),
@@ -88,17 +88,25 @@ def asked_for(words: str, question: str) -> bool:
     "How many minutes are two hours?" asks for minutes; without such a phrase any words of its own will do.
     """
     given, bare = _words(words), words.casefold().split()
-    if JOINER.search(words) or sections()["twist"].intersection(bare) or bare[:1] in _RATES:
+    if not given or bare[0][0] == "/" or JOINER.search(words) or sections()["twist"].intersection(bare):
         return False
-    if _COMPOUND.search(question) and not _HOW_MANY.search(question) and "/" not in words:
-        return False
-    for pattern in (_HOW_MANY, _MEASURED_IN):
-        asked = ["".join(match.groups("")) for match in pattern.finditer(question)]
-        asked = [_words(phrase) for phrase in asked if not re.match(_NO_THING, phrase)]
-        if asked:
-            fits = (set(given) <= set(phrase) and ("per" in given or "per" not in phrase) for phrase in asked)
-            return bool(given) and any(fits)
-    return bool(given) and "per" not in given and all(in_question(word, "", question) for word in given)
+    if bare[0] in RATES and " ".join(bare) not in question.casefold().rpartition("how ")[2]:
+        return False  # 100 a day
+    counted, measured = (_asked_words(pattern, question) for pattern in (_HOW_MANY, _MEASURED_IN))
+    if any(is_unit(phrase.split()[0]) for phrase in counted):
+        measured = []  # how many hours, shown in minutes
+    elif is_unit(words.strip()) and not counted:
+        compound = _COMPOUND.search(question) or any(" per " in f" {phrase} " for phrase in measured)
+        if compound and "per" not in given:
+            return False
+    if asked := [set(_words(phrase)) for phrase in (*counted, *measured)]:
+        return any(set(given) <= phrase for phrase in asked)
+    return "per" not in given and all(in_question(word, "", question) for word in given)
+
+
+def _asked_words(pattern: re.Pattern, question: str) -> list[str]:
+    found = ("".join(match.groups("")) for match in pattern.finditer(question))
+    return [phrase for phrase in found if not re.match(_NO_THING, phrase)]
 
 
 def _words(text: str) -> list[str]:

@@ -157,15 +157,12 @@ def draft(corpus: Corpus, rng: random.Random) -> Task | None:
 
 def _in_order(strokes: list[str], blank: Grid) -> list[str]:
     """Strokes from left to right and down, as far as the drawing stays as it is: one order to learn."""
-    ordered: list[str] = []
-    for stroke in strokes:
-        place = len(ordered)
-        while place and _corner(stroke) < _corner(ordered[place - 1]):
-            earlier = [*ordered[: place - 1], stroke, *ordered[place - 1 :]]
-            if _drawn(earlier, blank) != _drawn([*ordered, stroke], blank):
-                break
-            place -= 1
-        ordered.insert(place, stroke)
+    left, ordered = [*strokes], []
+    while left:
+        grid = _drawn(left, blank)
+        first = [s for i, s in enumerate(left) if _drawn([s, *left[:i], *left[i + 1 :]], blank) == grid]
+        ordered.append(min(first, key=lambda stroke: (_corner(stroke), stroke)))
+        left.remove(ordered[-1])
     return ordered
 
 
