@@ -6,6 +6,7 @@ import re
 import zlib
 from dataclasses import replace
 
+import line_setups as line
 import outsider_setups as outsider
 import pytest
 import shop_setups as shop
@@ -209,7 +210,7 @@ class Careless(ScriptedPolicy):
 def known(tmp_path_factory):
     """Plans by question, of the labs that the set-ups change."""
     tasks = []
-    for family, text in (("desk", outsider.DESK), ("shop", shop.SHOP)):
+    for family, text in (("desk", outsider.DESK), ("shop", shop.SHOP), ("line", line.LINE)):
         path = tmp_path_factory.mktemp(family) / "lab.py"
         path.write_text(text)
         tasks += Lab.open(outsider.RECIPE | {"families": family, "lab": str(path)}).suite()
@@ -227,7 +228,8 @@ def looked_at(setup, folder, tokenizer, known):
     return examine(lab, policy, lab.train_tasks(suite), test=suite.split("test"))[0]
 
 
-MISTAKES, SOUND = outsider.PLANTED | shop.PLANTED, outsider.SOUND | shop.SOUND
+MISTAKES = outsider.PLANTED | shop.PLANTED | line.PLANTED
+SOUND = outsider.SOUND | shop.SOUND | line.SOUND
 
 
 @pytest.mark.parametrize("name", MISTAKES)

@@ -6,6 +6,7 @@ Leaves out the reward (reward_checks) and what the starting policy does (checks)
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -81,10 +82,29 @@ def tools_as_planned(golden: Sequence[Trajectory], tasks: Mapping[str, Task]) ->
     finding = f"{total - len(astray)} of {total} calls of the expert show what the plan expects."
     values = {"calls": total, "astray": len(astray)}
     if len(astray) <= ODDS * total:
+        longer, early = _told_early(golden, tasks)
+        if len(early) > longer / 2:
+            tool = _lasting(early[0])[0].name
+            told = f"{finding} In {len(early)} of {longer} plans of several the first reply holds the answer."
+            advice = f"Read what {tool} says: where it tells the answer, no other call is needed."
+            return Item(name, "amber", told, advice, gold_ids(early), values | {"tool": tool})
         return Item(name, "green", finding, evidence=gold_ids(t for t, *_ in astray), values=values)
     tool, times = Counter(result.name for _, result, _ in astray).most_common(1)[0]
     advice = _astray(tool, [(r, e) for _, r, e in astray if r.name == tool], looked[tool])
     return Item(name, "red", finding, advice, gold_ids(t for t, *_ in astray), values | {"tool": tool})
+
+
+def _told_early(golden: Sequence[Trajectory], tasks: Mapping[str, Task]) -> tuple[int, list[Trajectory]]:
+    """How many plans have several calls, the first not meant to give the answer; those where it does."""
+    longer, early = 0, []
+    for t in golden:
+        task, results = tasks[t.task_id], _lasting(t)
+        expected = [str(step.get("expect")) for step in plan_of(task)]
+        if len(expected) > 1 and results and task.answer not in expected[:1]:
+            longer += 1
+            given = re.search(rf"(?<![\w.]){re.escape(task.answer)}(?!\w|\.\d)", results[0].observation)
+            early += [t] * bool(given)
+    return longer, early
 
 
 def _lasting(trajectory: Trajectory) -> list[ToolResult]:

@@ -100,6 +100,8 @@ CUT_TURNS = 0.05  # share of turns that end because max_turn_tokens does
 ALIKE = 0.8  # share of repeats in a group
 LEAST_SCALE = 0.1  # of a random sum of lora_r terms times lora_alpha / lora_r
 LEAST_REACH = 1e-3  # of an entry of LoRA's B, below which a policy stays what it was
+LARGEST_RATE = 0.02  # of Adam, for an adapter
+COLDEST = 0.2  # temperature that rollouts still differ at
 LARGEST_BETA = 1.0  # an advantage is measured in standard deviations of a group's rewards
 WIDEST_SEQUENCE_CLIP = 0.02  # fifty times GSPO's own
 BLIND = 0.15  # difference in success below which most training effects lie
@@ -366,6 +368,16 @@ def settings(recipe: Recipe) -> Item:
             f"beta {recipe.beta:g}: a nat away from the reference costs as much as {recipe.beta:g} standard "
             "deviations of reward bring, which holds the policy where it is. GRPO's first paper takes 0.04 "
             "(arXiv 2402.03300), DAPO 0 (arXiv 2503.14476)."
+        )
+    if recipe.learning_rate > LARGEST_RATE:
+        warnings.append(
+            f"learning_rate {recipe.learning_rate:g} moves entries of the adapter by as much in a step, and "
+            "LoRA's are hundredths: the policy is soon lost. The small agent takes 0.001, large models 1e-5."
+        )
+    if recipe.temperature < COLDEST:
+        warnings.append(
+            f"At temperature {recipe.temperature:g} a group's rollouts are nearly the greedy one again and "
+            "again: equal rewards teach nothing. Sample at 0.7 to 1."
         )
     if warm == 1.0 and reach < LEAST_REACH:
         wanted = LEAST_REACH * 10 / recipe.steps / shape
