@@ -277,16 +277,6 @@ _SINGLE = """        town = rng.choice(sorted(FARES))
             meta={"template": "single", "plan": [lookup(what, town)], "entities": [town]},
         )
 """
-_ROUTE = """    town = rng.choice(sorted(FARES))
-    ask = rng.choice(["What is the route of {}?", "Tell me the route of {}."])
-    return Task(
-        id="",
-        prompt=ask.format(town),
-        answer=ROUTES[town],
-        verifier={"kind": "stamp"},
-        meta={"plan": [lookup("route", town)], "entities": [town]},
-    )
-"""
 _READ = """    first, second = rng.sample(sorted(FARES), 2)
     what, other = rng.sample(["fare", "height"], 2)
     told = f"The {other} of {second} is {TABLES[other][second]}. The {what} of {first} is {TABLES[what][first]}."

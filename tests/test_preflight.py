@@ -410,6 +410,8 @@ def test_the_command_reports_on_the_small_agent(capsys):
         ({"clip_epsilon_high": 0.28}, "amber", "do nothing"),
         ({"clip_epsilon_high": 0.28, "minibatches": 2}, "green", ""),
         ({"clip_epsilon_high": 5.0, "loss_type": "cispo"}, "green", ""),
+        ({"learning_rate": 0.15}, "amber", "0.15 moves entries of the adapter by as much"),
+        ({"temperature": 0.05}, "amber", "nearly the greedy one"),
     ],
 )
 def test_settings_that_train_nothing_are_told(changes, light, says):
