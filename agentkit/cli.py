@@ -432,14 +432,7 @@ def alarms_command(
     else:
         steps = trained_steps(load_run(run))
     alarms = scan(steps)
-    lines = []
-    same = groupby(sorted(alarms, key=_fault), key=_fault)
-    for first, *more in sorted((list(some) for _, some in same), key=lambda some: some[0].step):
-        said = [f"step {first.step}, {first.severity}: {first.alarm}", first.cause, f"-> {first.advice}"]
-        said += [", ".join(first.evidence[:4])] * bool(first.evidence)
-        said += [f"again at step {more[0].step}"] if len(more) == 1 else []
-        said += [f"again {len(more)} times, the last at step {more[-1].step}"] if len(more) > 1 else []
-        lines.append("\n  ".join(said))
+    lines = _by_fault(alarms)
     count = f"{len(alarms) or 'no'} alarm{'s' * (len(alarms) > 1)}"
     count += " could look" * (len(lacks(steps)) == len(RULES))
     text = "\n".join([*lines, f"{count} {coverage(steps)}"])
@@ -449,6 +442,19 @@ def alarms_command(
     if run.is_file():  # of a log an empty list alone would say that all is well
         listed = {"alarms": listed, "coverage": coverage(steps), "unknown": unknown}
     return _print(as_json, listed, text)
+
+
+def _by_fault(alarms: Sequence[Any]) -> list[str]:
+    """Each fault's first alarm in words, in the order of their steps, and how often it came again."""
+    lines = []
+    same = groupby(sorted(alarms, key=_fault), key=_fault)
+    for first, *more in sorted((list(some) for _, some in same), key=lambda some: some[0].step):
+        said = [f"step {first.step}, {first.severity}: {first.alarm}", first.cause, f"-> {first.advice}"]
+        said += [", ".join(first.evidence[:4])] * bool(first.evidence)
+        said += [f"again at step {more[0].step}"] if len(more) == 1 else []
+        said += [f"again {len(more)} times, the last at step {more[-1].step}"] if len(more) > 1 else []
+        lines.append("\n  ".join(said))
+    return lines
 
 
 def _fault(alarm: Any) -> tuple[str, str, str]:

@@ -104,7 +104,7 @@ def test_help_of_alarms_names_every_trainer_whose_log_is_read(capsys):
     with pytest.raises(SystemExit):
         cli.main(["alarms", "--help"])
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert all(word in said for word in ("TRL", "verl's and its console", "prime-rl", "SkyRL", "CSV"))
+    assert all(word in said for word in ("TRL", "verl's, what both print", "prime-rl", "SkyRL", "CSV"))
 
 
 def test_a_terminal_without_unicode_shows_help_all_the_same():

@@ -359,12 +359,13 @@ def pretrain(
     families: str | Sequence[str] = (),
     copy_steps: int = 400,
     per_world: int = 400,
+    measured: int = 200,
 ) -> dict:
     """Train tokenizer and model and write them to ``out``; returns the report that is stored with them.
 
     Over ``minutes`` of wall clock the learning rate decays to zero; each of a world's transcripts is seen
-    once. With ``families`` the agent that ships is trained further on these, and its tokenizer kept. Raises
-    SuiteError for a family that does not ship.
+    once, and success is told on ``measured`` tasks of another world. With ``families`` the agent that ships
+    is trained further on these, and its tokenizer kept. Raises SuiteError for a family that does not ship.
     """
     families = family_names(families, shipped_families(Corpus.open())) if families else []
     tokenizer = load_tokenizer(NANO) if families else make_tokenizer()
@@ -390,7 +391,9 @@ def pretrain(
         "tokens": training.tokens,
         "unseen": len(unseen),
         "loss": training.loss,
-        "greedy_success_unseen_world": greedy_success(model, tokenizer, families or DEFAULT_FAMILIES),
+        "greedy_success_unseen_world": greedy_success(
+            model, tokenizer, families or DEFAULT_FAMILIES, measured
+        ),
     }
     save(model, tokenizer, out, report)
     return report

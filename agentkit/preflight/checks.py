@@ -346,6 +346,22 @@ def memory(plan: Any, size_gb: float, device: str) -> Item:
     return Item("Memory", light, finding, advice, values=values)
 
 
+def _extremes(recipe: Recipe) -> list[str]:
+    """What of learning rate and temperature lies far from where anything is learnt."""
+    warnings = []
+    if recipe.learning_rate > LARGEST_RATE:
+        warnings.append(
+            f"learning_rate {recipe.learning_rate:g} moves entries of the adapter by as much in a step, and "
+            "LoRA's are hundredths: the policy is soon lost. The small agent takes 0.001, large models 1e-5."
+        )
+    if recipe.temperature < COLDEST:
+        warnings.append(
+            f"At temperature {recipe.temperature:g} a group's rollouts are nearly the greedy one again and "
+            "again: equal rewards teach nothing. Sample at 0.7 to 1."
+        )
+    return warnings
+
+
 def settings(recipe: Recipe) -> Item:
     """What no rollout shows: an update too small to matter, and settings that do nothing.
 
@@ -369,16 +385,7 @@ def settings(recipe: Recipe) -> Item:
             "deviations of reward bring, which holds the policy where it is. GRPO's first paper takes 0.04 "
             "(arXiv 2402.03300), DAPO 0 (arXiv 2503.14476)."
         )
-    if recipe.learning_rate > LARGEST_RATE:
-        warnings.append(
-            f"learning_rate {recipe.learning_rate:g} moves entries of the adapter by as much in a step, and "
-            "LoRA's are hundredths: the policy is soon lost. The small agent takes 0.001, large models 1e-5."
-        )
-    if recipe.temperature < COLDEST:
-        warnings.append(
-            f"At temperature {recipe.temperature:g} a group's rollouts are nearly the greedy one again and "
-            "again: equal rewards teach nothing. Sample at 0.7 to 1."
-        )
+    warnings += _extremes(recipe)
     if warm == 1.0 and reach < LEAST_REACH:
         wanted = LEAST_REACH * 10 / recipe.steps / shape
         warnings.append(

@@ -315,15 +315,20 @@ def _is_given(word: str, before: str, after: str, words: tuple[str, ...]) -> boo
     return any(given == word and (alike(before, left) or alike(after, right)) for left, given, right in sides)
 
 
+def _is_other_rate(tokens: list[Token], place: int, said: Asked) -> bool:
+    """Whether "each" or "a day" stands there, and not in the clause that asks."""
+    word, following = _word(tokens, place), lexeme(_word(tokens, place + 1))
+    if word not in RATES or word in ("each", "every"):
+        return word in RATES and word not in said.order
+    return (word, following) not in zip(said.order, said.order[1:], strict=False)
+
+
 def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is_part: bool) -> bool:
     """Whether the known words around an answer say that it is what was asked."""
     lexemes = [lexeme(word) for word, _, _ in tokens]
     before, after = lexemes[:first], lexemes[last:]
-    rate, following = _word(tokens, last), lexeme(_word(tokens, last + 1))
-    if lexemes[last - 1][-1:].isdigit() and rate in RATES:
-        pairs = zip(said.order, said.order[1:], strict=False)
-        if rate not in said.order if rate in ("each", "every") else (rate, following) not in pairs:
-            return False  # 100 a day
+    if lexemes[last - 1][-1:].isdigit() and _is_other_rate(tokens, last, said):
+        return False  # 100 a day
     if (
         lexemes[first] in _RELATIONS
         or lexemes[last - 1] in _AROUND
