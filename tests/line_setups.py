@@ -1,16 +1,14 @@
-"""Set-ups of a railway's ticket office, written without having read preflight: 16 mistakes, and 10 sound ones that look odd.
+"""Set-ups of a railway's ticket office, written without having read preflight: 16 mistakes, and 9 sound ones that look odd.
 
 Each is a recipe, a lab file made from one office by replacing lines, and sometimes given tasks. Leaves out running them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-import yaml
+import outsider_setups
+from outsider_setups import kept
 
-from agentkit import Lab, Task
-from agentkit.runs import write_tasks
+from agentkit import Task
 
 TOWNS = """Berlo Tarden Olmar Wenna Castel Dorin Felsa Garmo Hulven Istra Jorland Kelmar Luvina Marden Norvik Ostea
 Pellin Quarto Rondal Selva Trona Ulmen Verano Zorin""".split()
@@ -100,45 +98,14 @@ verifiers = {"stamp": stamp}
 rewards = {}
 '''
 )
-RECIPE = {
-    "families": "line", "n_tasks": 40, "seed": 1, "max_turns": 6, "max_turn_tokens": 96,
-    "max_tokens": 512, "deterministic": True, "test_samples": 2, "steps": 40, "prompts_per_step": 6,
-    "group_size": 4, "micro_batch": 12, "learning_rate": 1.5e-3, "beta": 0.02, "val_every": 20,
-    "val_tasks": 6,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Setup:
-    """One set-up: what is changed in the recipe and the lab file, tasks that are given, and the cause to be named."""
+class Setup(outsider_setups.Setup):
+    """A set-up of the office."""
 
-    keys: dict = field(default_factory=dict)
-    edits: tuple[tuple[str, str], ...] = ()
-    rows: Callable[[list[Task]], list[Task]] | None = None  # given tasks, from those that the office drafts
-    cause: str = ""  # a pattern that what is named first must match; "" for a sound set-up
-    base: str = LINE  # of the lab file
-
-    def write(self, folder: Path) -> Path:
-        """The recipe's path, its lab file and tasks beside it."""
-        text = self.base
-        for old, new in self.edits:
-            assert old in text, old
-            text = text.replace(old, new)
-        keys = RECIPE | self.keys | {"tool_cache": str(folder / "cache.sqlite")}
-        if self.rows:
-            (folder / "sound.py").write_text(self.base)
-            sound = Lab.open(RECIPE | self.keys | {"lab": str(folder / "sound.py")}).suite()
-            rows = self.rows(list(sound))
-            write_tasks(folder / "tasks.jsonl", [replace(t, id=f"row-{n}") for n, t in enumerate(rows)])
-            keys |= {"tasks": str(folder / "tasks.jsonl")}
-        (folder / "line.py").write_text(text)
-        (folder / "recipe.yaml").write_text(yaml.safe_dump(keys | {"lab": str(folder / "line.py")}))
-        return folder / "recipe.yaml"
-
-
-def kept(tasks: list[Task]) -> list[Task]:
-    """Tasks exported to a file as they are, plans included."""
-    return tasks
+    base: str = LINE
+    families: str = "line"
 
 
 def swapped(tasks: list[Task]) -> list[Task]:

@@ -91,6 +91,7 @@ class Setup:
     rows: Callable[[list[Task]], list[Task]] | None = None  # given tasks, from those that the desk drafts
     cause: str = ""  # a pattern that what is named first must match; "" for a sound set-up
     base: str = DESK  # of the lab file
+    families: str = "desk"
 
     def write(self, folder: Path) -> Path:
         """The recipe's path, its lab file and tasks beside it."""
@@ -98,10 +99,11 @@ class Setup:
         for old, new in self.edits:
             assert old in text, old
             text = text.replace(old, new)
-        keys = RECIPE | self.keys | {"tool_cache": str(folder / "cache.sqlite")}
+        recipe = RECIPE | {"families": self.families} | self.keys
+        keys = recipe | {"tool_cache": str(folder / "cache.sqlite")}
         if self.rows:
             (folder / "sound.py").write_text(self.base)
-            sound = Lab.open(RECIPE | self.keys | {"lab": str(folder / "sound.py")}).suite()
+            sound = Lab.open(recipe | {"lab": str(folder / "sound.py")}).suite()
             rows = self.rows(list(sound))
             write_tasks(folder / "tasks.jsonl", [replace(t, id=f"row-{n}") for n, t in enumerate(rows)])
             keys |= {"tasks": str(folder / "tasks.jsonl")}

@@ -85,7 +85,7 @@ def tools_as_planned(golden: Sequence[Trajectory], tasks: Mapping[str, Task]) ->
         longer, early = _told_early(golden, tasks)
         if len(early) > longer / 2:
             tool = _lasting(early[0])[0].name
-            told = f"{finding} In {len(early)} of {longer} plans of several the first reply holds the answer."
+            told = f"{finding} The first reply of {len(early)} of {longer} longer plans holds the answer."
             advice = f"Read what {tool} says: where it tells the answer, no other call is needed."
             return Item(name, "amber", told, advice, gold_ids(early), values | {"tool": tool})
         return Item(name, "green", finding, evidence=gold_ids(t for t, *_ in astray), values=values)
@@ -100,7 +100,7 @@ def _told_early(golden: Sequence[Trajectory], tasks: Mapping[str, Task]) -> tupl
     for t in golden:
         task, results = tasks[t.task_id], _lasting(t)
         expected = [str(step.get("expect")) for step in plan_of(task)]
-        if len(expected) > 1 and results and task.answer not in expected[:1]:
+        if len(expected) > 1 and results and task.answer and task.answer not in expected[:1]:
             longer += 1
             given = re.search(rf"(?<![\w.]){re.escape(task.answer)}(?!\w|\.\d)", results[0].observation)
             early += [t] * bool(given)

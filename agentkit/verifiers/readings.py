@@ -98,9 +98,9 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         ):
             words.pop()
             yield " ".join(words)
-    for words in (text.strip(" *"), *phrases(text, question)):
-        if words is not text:
-            yield words
+    said = [*phrases(text, question)]
+    yield from said
+    for words in (text.strip(" *"), *said):
         if (about := _ABOUT.match(words)) and _ROUNDED.search(question):
             yield words[about.end() :]
 
