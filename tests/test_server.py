@@ -66,7 +66,11 @@ def serving():
             self.reply(200, replica.models)
 
         def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
+            length = int(self.headers["Content-Length"])
+            if len(data := self.rfile.read(length)) < length:  # given up by the client before it was sent
+                self.close_connection = True
+                return
+            body = json.loads(data or b"null")
             replica.bodies.append(body)
             found = replica.answer(body)
             if found is None:  # the line goes dead in mid-answer
