@@ -65,12 +65,13 @@ def one(folder: Path, values: dict, seed: int, bound: int) -> dict[str, float]:
 
 
 def main() -> int:
-    chosen = options(__doc__, seeds=3, steps=12, latency_ms=50)
+    chosen = options(__doc__, seeds=3, steps=12, latency_ms=50, prompts=8)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "slow.py").write_text(LAB.format(latency=chosen.latency_ms / 1000))
         values = read_recipe(project_root() / "params" / "nano-careless.yaml") | CHANGES
         values |= {"lab": str(folder / "slow.py"), "steps": chosen.steps, "val_every": chosen.steps}
+        values |= {"prompts_per_step": chosen.prompts, "micro_batch": min(8, 2 * chosen.prompts)}
         lab, start = Lab.open(Recipe.from_mapping(values | {"lab": ""})), Run.create(folder / "start")
         suite = lab.suite()
         write_tasks(start.file("tasks.jsonl"), suite.tasks)
