@@ -80,8 +80,9 @@ def browser():
 
     For one module at a time, because playwright keeps an event loop running in this thread.
     """
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=30_000)  # 5 s are few on a busy machine
     with sync_playwright() as playwright:
         path = next(filter(None, map(shutil.which, CHROMIUMS)), playwright.chromium.executable_path)
         if not Path(path).exists():

@@ -106,7 +106,7 @@ def strike(driver: subprocess.Popen, folder: Path, victim: str) -> bool:
             until(lambda: not left(children), 60)
         except AssertionError:
             raise AssertionError(f"they outlive the driver: {left(children)}") from None
-        until(lambda: not workers(folder), 10)
+        until(lambda: not workers(folder), 60)
     return True
 
 

@@ -580,7 +580,7 @@ def test_long_texts_stay_usable(browser, saved, kind):
         for _ in leaf(page, page, kind, len(texts)):
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             assert kind == "xray" or "more characters)" in page.locator(".ak").text_content()
-        assert time.monotonic() - start < 30
+        assert time.monotonic() - start < 90
 
 
 # ---- theme, width, empty states

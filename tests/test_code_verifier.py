@@ -24,7 +24,7 @@ SOURCE = [
 def value(answer: str, gold: str = GOLD, **options) -> float | None:
     """The verdict; asked for again where the machine is too busy to give one."""
     for _ in range(10):
-        score = check("code", answer, gold, **({"tests": CASES, "entry": "f"} | options))
+        score = check("code", answer, gold, **({"tests": CASES, "entry": "f", "timeout_s": 5} | options))
         if "too busy" not in score.why:
             return score.value
     pytest.fail(score.why)
@@ -327,7 +327,7 @@ def test_the_program_never_sees_what_is_expected():
      ({"tests": ["assert f(1) == 3"]}, "passes 0 of its 1 tests"), ({"tests": ["assert True"]}, "in 0 calls")],
 )  # fmt: skip
 def test_useless_tests_are_unscored(options, says):
-    score = check("code", GOLD, GOLD, **({"tests": CASES, "entry": "f"} | options))
+    score = check("code", GOLD, GOLD, **({"tests": CASES, "entry": "f", "timeout_s": 10} | options))
     assert score.value is None and says in score.why
 
 
@@ -370,7 +370,10 @@ def test_code_on_an_answer_line_goes_on_to_the_end():
     text = f"I tested it.\nAnswer: {GOLD}"
     assert final_answer(text) == GOLD
     assert (
-        verify(Task("x", "p", GOLD, {"kind": "code", "entry": "f", "tests": CASES}), final_answer(text)).value
+        verify(
+            Task("x", "p", GOLD, {"kind": "code", "entry": "f", "tests": CASES, "timeout_s": 10}),
+            final_answer(text),
+        ).value
         == 1
     )
     assert (

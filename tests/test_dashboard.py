@@ -86,9 +86,9 @@ def test_the_panel_shows_alarms_and_the_best_and_worst_as_text(run):
 def test_a_redrawing_of_ten_thousand_steps_is_quick(run):
     write_jsonl(run.file("train", "metrics.jsonl"), rows(10_000))
     dashboard = Dashboard(run, Recipe(steps=20_000))
-    start = time.perf_counter()
+    start = time.process_time()
     figure = dashboard._figure(run.metrics)
-    assert time.perf_counter() - start < 5 and sum(len(trace.x) for trace in figure.data) < 20_000
+    assert time.process_time() - start < 5 and sum(len(trace.x) for trace in figure.data) < 20_000
 
 
 def test_a_snapshot_opens_offline_and_runs_nothing_a_model_wrote(run, browser):

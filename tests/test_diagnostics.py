@@ -540,9 +540,9 @@ def test_a_line_of_verls_console_is_read_in_time_linear_in_its_length(tmp_path):
         "step:7 - global_seqlen/min:61 - val-core/openai/gsm8k/acc/mean@1:np.float64(0.42) - actor/lr:1e-06"
         " - actor/kl_loss:np.float64(-0.5) - actor/entropy:nan - timing_s/step:3.5 - "
     )
-    began = time.perf_counter()
+    began = time.process_time()
     steps, unknown = read_log(written(tmp_path / "verl.log", line + "a" * 60_000))
-    assert time.perf_counter() - began < 3
+    assert time.process_time() - began < 3
     assert steps[0].number == 7 and steps[0]["kl"] == -0.5 and steps[0]["learning_rate"] == 1e-6
     assert unknown == ["global_seqlen/min", "val-core/openai/gsm8k/acc/mean@1", "timing_s/step"]
 

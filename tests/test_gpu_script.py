@@ -101,11 +101,11 @@ def test_a_figure_beyond_its_limit_is_killed_with_its_children_and_that_is_said(
         "subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     )
     monkeypatch.setattr(measure, "__file__", str(tmp_path / "slow.py"))
-    monkeypatch.setitem(measure.LIMITS_S, "curve", 3.0)
+    monkeypatch.setitem(measure.LIMITS_S, "curve", 8.0)
     chosen = argparse.Namespace(kind="base", quick=True, rehearse=False)
     first, failed = measure.children(["curve"], chosen, tmp_path / "log.txt")
     assert (
-        first["case"] == "first" and failed["error"] == "killed at the limit of 3 s for 1 figures (LIMITS_S)"
+        first["case"] == "first" and failed["error"] == "killed at the limit of 8 s for 1 figures (LIMITS_S)"
     )
 
 

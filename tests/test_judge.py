@@ -47,7 +47,11 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        length = int(self.headers["Content-Length"])
+        if len(sent := self.rfile.read(length)) < length:  # given up by the client before it was sent
+            self.close_connection = True
+            return
+        body = json.loads(sent)
         asked = json.loads(body["messages"][-1]["content"])
         self.server.asked.append(asked)
         self.server.bodies.append(body)
@@ -147,10 +151,10 @@ def test_a_fault_in_one_of_many_verdicts_is_unscored(ask, server):
 
 
 def test_a_slow_judge_is_unscored_in_time(ask, server):
-    server.reply = lambda asked: time.sleep(8) or honest(asked)
+    server.reply = lambda asked: time.sleep(20) or honest(asked)
     start = time.monotonic()
     assert ask("Paris", timeout_s=0.5).value is None
-    assert time.monotonic() - start < 8.0, "before the judge answers"
+    assert time.monotonic() - start < 20, "before the judge answers"
 
 
 def test_nobody_listening_and_no_address_are_unscored(ask, server, monkeypatch):

@@ -163,7 +163,7 @@ def test_interrupting_the_launch_leaves_a_checkpoint_and_no_process(folder):
         Work(lab, run).train(stop_after_two)
     found = [p.name for p in run.file("train", "checkpoints").glob("checkpoint-*")]
     assert len(found) == 1
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline and _workers(run):
         time.sleep(0.2)
     assert not _workers(run) and threading.active_count() <= threads + 2
@@ -244,7 +244,7 @@ def _workers(run: Run) -> list[str]:
 
 @pytest.mark.slow
 def test_two_interrupted_processes_go_on_as_if_they_had_not_been(folder):
-    run, lab = prepared(folder, "resumed", steps=4, save_every=0, val_every=4)
+    run, lab = prepared(folder, "resumed", steps=6, save_every=0, val_every=6)
 
     def stop_after_two(row):
         if row["step"] == 2:
@@ -253,9 +253,10 @@ def test_two_interrupted_processes_go_on_as_if_they_had_not_been(folder):
     with pytest.raises(KeyboardInterrupt):
         Work(lab, run).train(stop_after_two)
     rows = []
-    assert Work(lab, run).train(rows.append)["steps"] == 4
-    assert [row["step"] for row in rows] in ([3, 4], [4])  # it stops after the step that is under way
-    whole, same = prepared(folder, "whole", steps=4, save_every=0, val_every=4)
+    assert Work(lab, run).train(rows.append)["steps"] == 6
+    steps = [row["step"] for row in rows]  # it stops after the step that is under way when it hears of it
+    assert steps and steps == list(range(steps[0], 7)) and steps[0] >= 3
+    whole, same = prepared(folder, "whole", steps=6, save_every=0, val_every=6)
     Work(same, whole).train()
     assert _untimed(run) == _untimed(whole)
 

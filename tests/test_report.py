@@ -537,7 +537,7 @@ def test_words_stay_whole_and_links_open_what_they_lead_to(browser, tmp_path, sc
     target = page.locator(links.last.get_attribute("href"))
     assert not target.is_visible()
     links.last.click()
-    target.wait_for(state="visible", timeout=5_000)
+    target.wait_for(state="visible", timeout=30_000)
     assert "Let me look." in target.inner_text() and faults == []
     nav, found = page.locator("nav").bounding_box(), target.bounding_box()
     assert nav["height"] < 60 and found["y"] >= nav["y"] + nav["height"] - 1

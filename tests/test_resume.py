@@ -271,15 +271,17 @@ def test_what_was_asked_of_an_earlier_training_does_not_stop_the_next(tmp_path):
 # ---- signals and kills
 def test_sigterm_leaves_a_checkpoint_at_once_and_training_goes_on_from_it(tmp_path, whole):
     trainer = make_trainer(tmp_path / "run", save_every=0)
-    alarm = threading.Event()
+    alarm, awake = threading.Event(), threading.Event()
 
     class Ask(TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 3:
                 alarm.set()
+                awake.wait(60)  # so that the signal comes within this step
 
     def send():
         alarm.wait(600)
+        awake.set()
         os.kill(os.getpid(), signal.SIGTERM)
 
     trainer.add_callback(Ask())
@@ -317,7 +319,7 @@ def test_killed_at_random_moments_it_ends_like_a_whole_one():
 def test_two_processes_cannot_train_in_one_run(tmp_path, monkeypatch):
     code = (
         "import sys, time\nfrom agentkit.runs import Run\nfrom agentkit.training.processes import lock\n"
-        "lock(Run(sys.argv[1])); print('held', flush=True); time.sleep(60)"
+        "lock(Run(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     )
     path = Run.create(tmp_path / "run").path
     other = subprocess.Popen(

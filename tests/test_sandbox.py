@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import os
 import resource
 import signal
@@ -88,7 +87,7 @@ def test_files_and_input_reach_the_program(tier):
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_what_was_printed_before_a_stop_is_kept(tier):
-    result = run_python("print('before')\nwhile True: pass", timeout_s=0.5, tier=tier)
+    result = run_python("print('before')\nwhile True: pass", timeout_s=2, tier=tier)
     assert (result.status, result.stdout, result.stderr) == (
         "timeout",
         "before\n",
@@ -227,10 +226,10 @@ def test_a_busy_caller_does_not_hold_up_what_prints(tier):
     run_python("", tier=tier)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(
-            run_python, "import time\ntime.sleep(0.3)\nprint('x' * 200_000)", timeout_s=1.5, tier=tier
+            run_python, "import time\ntime.sleep(0.3)\nprint('x' * 200_000)", timeout_s=3, tier=tier
         )
         time.sleep(0.2)
-        ctypes.PyDLL(None).usleep(2_000_000)  # without letting another thread run
+        ctypes.PyDLL(None).usleep(4_000_000)  # without letting another thread run
         assert waiting.result().status == "ok"
 
 
@@ -274,17 +273,18 @@ def test_without_a_sandbox_the_refusal_names_the_ways_out(no_sandbox, monkeypatc
         ("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass", "timeout", ""),
     ],
 )  # fmt: skip
-def test_an_unconfined_program_is_still_bounded(no_sandbox, monkeypatch, code, status, shows):
+def test_an_unconfined_program_is_still_bounded(no_sandbox, monkeypatch, tmp_path, code, status, shows):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where no other process makes folders
     monkeypatch.setenv("SECRET", "here")
     monkeypatch.setenv(sandbox.UNSAFE, "1")
     files = {"data/a.txt": "hello", "helper.py": "x = 7"}
     start = time.monotonic()
-    timeout_s = 2 if status == "timeout" else 60
+    timeout_s = 5 if status == "timeout" else 60
     found = run_python(code, files=files, stdin="line\n", timeout_s=timeout_s)
     assert found.status == status and found.tier == "D", found
     assert shows is None or found.stdout == shows
     assert time.monotonic() - start < 59 and len(found.stdout) <= zygote.MAX_OUTPUT
-    assert not list(Path(tempfile.gettempdir()).glob("agentkit-unconfined-*"))
+    assert not list(tmp_path.glob("agentkit-unconfined-*"))
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -402,7 +402,9 @@ def test_a_soak_leaves_nothing(tier):
     before = process.num_fds(), process.memory_info().rss, len(process.children(recursive=True))
     for index in range(int(os.environ.get("AGENTKIT_SOAK", 140))):
         run_python(programs[index % len(programs)], tier=tier, timeout_s=20)
-    time.sleep(0.2)
+    deadline = time.monotonic() + 20
+    while len(process.children(recursive=True)) > before[2] and time.monotonic() < deadline:
+        time.sleep(0.05)
     after = process.num_fds(), process.memory_info().rss, len(process.children(recursive=True))
     assert after[0] <= before[0] + 5 and after[1] - before[1] <= 50 * 2**20 and after[2] <= before[2]
     assert [p for z in sandbox._zygotes.values() if z.tier == "B" for p in os.listdir(z.base)] == []
@@ -422,7 +424,7 @@ def test_programs_at_the_same_time_keep_to_themselves(tier):
 
     def run(index):
         code, status, shows = kinds[index % len(kinds)]
-        limit = 0.5 + index % 5 / 10 if status == "timeout" else 60
+        limit = 2 + index % 5 / 10 if status == "timeout" else 60
         code = code.replace("{0}", str(index))
         return limit, run_python(code, stdin=str(index), files={"f": str(index)}, timeout_s=limit, tier=tier)
 
@@ -432,7 +434,7 @@ def test_programs_at_the_same_time_keep_to_themselves(tier):
         _, status, shows = kinds[index % len(kinds)]
         assert result.status == status, (index, result)
         assert shows is None or result.stdout == shows.replace("{0}", str(index))
-        assert status != "timeout" or limit <= result.seconds < limit + 5
+        assert status != "timeout" or limit <= result.seconds < limit + 20
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -446,11 +448,15 @@ def test_threads_of_a_program_weigh_as_one(tier):
 @pytest.mark.parametrize("tier", TIERS)
 def test_closing_ends_what_runs(tier):
     run_python("", tier=tier)
+    process = psutil.Process()
+    before = len(process.children(recursive=True))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(run_python, "import time; time.sleep(300)", timeout_s=600, tier=tier)
-        time.sleep(0.5)
+        deadline = time.monotonic() + 30
+        while len(process.children(recursive=True)) <= before and time.monotonic() < deadline:
+            time.sleep(0.05)  # until it runs
         sandbox.close()
-        assert waiting.result(10).status == "refused"
+        assert waiting.result(60).status == "refused"
     assert run_python("print(1)", tier=tier).stdout == "1\n"
 
 
@@ -466,7 +472,7 @@ def test_a_killed_trainer_takes_everything_with_it(tier, tmp_path):
     )
     assert trainer.stdout.readline() == "up\n"
     family: list[psutil.Process] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     count = 3 if tier == "A" else 2  # who waits for the process tree, zygote, program
     while len(family) < count and time.monotonic() < deadline:
         family = psutil.Process(trainer.pid).children(recursive=True)
@@ -474,18 +480,20 @@ def test_a_killed_trainer_takes_everything_with_it(tier, tmp_path):
     assert len(family) == count
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_closing_removes_every_folder():
+def test_closing_removes_every_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where no other process makes folders
+    sandbox.close()
     for tier in TIERS:
         run_python("open('x', 'w')", tier=tier)
     folders = [process.base for process in sandbox._zygotes.values()]
     sandbox.close()
-    assert folders and not any(os.path.exists(folder) for folder in folders)
-    assert glob.glob(os.path.join(tempfile.gettempdir(), "agentkit-canary-*")) == []
+    assert folders and {os.path.dirname(folder) for folder in folders} == {str(tmp_path)}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_an_interrupted_caller_leaves_is_removed_without_following_links(tmp_path):

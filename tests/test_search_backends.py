@@ -88,7 +88,7 @@ def test_a_servers_fault_is_a_sentence_in_time(server, wish, says):
     start = time.monotonic()
     with pytest.raises(ValueError, match=says):
         search_passages(RetrievalServer(server.url, timeout_s=limit_s), wish)
-    assert time.monotonic() - start < limit_s + 5
+    assert time.monotonic() - start < limit_s + 15
 
 
 @pytest.mark.parametrize(

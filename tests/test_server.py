@@ -49,6 +49,10 @@ class Replica:
         return 200, {"choices": [{"token_ids": ids, "logprobs": logprobs, "finish_reason": "length"}]}
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64  # many connect at once
+
+
 @contextmanager
 def serving():
     replica = Replica()
@@ -85,7 +89,7 @@ def serving():
         def log_message(self, *_):
             pass
 
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made = Server(("127.0.0.1", 0), Handler)
     replica.url = f"http://127.0.0.1:{made.server_port}"
     threading.Thread(target=made.serve_forever, daemon=True).start()
     try:
@@ -225,7 +229,7 @@ def test_a_request_that_is_refused_is_not_tried_elsewhere(two):
 
 def test_a_cancelled_request_is_gone_and_the_replica_stays(two):
     def slow(body):
-        time.sleep(0.3)
+        time.sleep(1)
         return Replica.right(body)
 
     two[0].answer = slow

@@ -112,7 +112,7 @@ def test_render_that_fails_or_hangs_costs_its_own_state_only(monkeypatch):
     first, second = states(fails)
     assert "KeyError" in first["text"] and second == {"text": "fine"}
     monkeypatch.setattr("agentkit.views.widgets.states.LIMIT_S", 0.1)
-    slow = States(environment(lambda *_: time.sleep(1)))
+    slow = States(environment(lambda *_: time.sleep(5)))
     assert ["more than 0.1 s" in state["text"] for state in slow.after_turns(TASKS[0], TWO_TURNS)] == [
         True,
         True,

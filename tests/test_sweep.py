@@ -343,7 +343,7 @@ watch({str(sweep.folder)!r}, 0.1)"""
 assert sweep.is_held and threading.active_count() > 1
 sweep.state["cells"][0] |= dict(status="failed", error="<b>no such reward")
 sweep.save()
-time.sleep(2)"""
+time.sleep(5)"""
         cells = [nbformat.v4.new_code_cell(text) for text in (code, later)]
         notebook = nbformat.v4.new_notebook(cells=cells)
         NotebookClient(notebook, kernel_name="python3").execute()

@@ -56,7 +56,7 @@ class Bench:
 
     @tool(timeout_s=0.3)
     async def blocks(self) -> str:
-        time.sleep(3)
+        time.sleep(20)
         return "late"
 
     async def cancels(self) -> str:
@@ -69,7 +69,7 @@ class Bench:
     def sleeps(self) -> str:
         time.sleep(60)
 
-    @tool(process=True, timeout_s=1.0)
+    @tool(process=True, timeout_s=5.0)
     def runs(self, how: str) -> str:
         Path(self.log).write_text(str(os.getpid()))
         if how == "hang":
@@ -205,7 +205,7 @@ def test_threads_are_used_again():
     async def one_by_one():
         return {(await run_call(ToolCall("name", {}), Names())).observation for _ in range(30)}
 
-    assert len(asyncio.run(one_by_one())) <= 2
+    assert len(asyncio.run(one_by_one())) <= 5  # one that has answered may not be idle yet
 
 
 def test_calls_that_hang_are_bounded_and_the_tool_is_then_refused(monkeypatch):
@@ -225,8 +225,10 @@ def test_calls_that_hang_are_bounded_and_the_tool_is_then_refused(monkeypatch):
     assert found[3:] == ["Error: hang is out of order: 3 earlier calls still hang."] * 2
     assert run("fine", Hangs()).observation == "fine"
     released.set()
-    time.sleep(0.5)
-    assert run("hang", Hangs()).ok  # those that hung have ended
+    start = time.monotonic()
+    while not (ok := run("hang", Hangs()).ok) and time.monotonic() - start < 30:
+        time.sleep(0.05)
+    assert ok  # those that hung have ended
 
 
 def test_no_more_threads_than_the_bound(monkeypatch):
@@ -339,9 +341,9 @@ def test_whatever_happens_in_a_process_is_an_observation(tmp_path, how, says):
 
 def test_a_process_is_killed_with_all_it_started_when_its_time_is_up(tmp_path):
     found = run("runs", Bench(str(tmp_path / "pid")), how="hang")
-    assert found.observation == "Error: runs did not answer within 1 s."
+    assert found.observation == "Error: runs did not answer within 5 s."
     group, start = int((tmp_path / "pid").read_text()), time.monotonic()
-    while members(group) and time.monotonic() - start < 10:
+    while members(group) and time.monotonic() - start < 60:
         time.sleep(0.05)
     assert members(group) == []
 
@@ -369,7 +371,7 @@ os.kill(os.getpid(), 9)
 """
     subprocess.run([sys.executable, "-c", code], cwd=project_root(__file__), timeout=120)
     group, start = int((tmp_path / "pid").read_text()), time.monotonic()
-    while members(group) and time.monotonic() - start < 10:
+    while members(group) and time.monotonic() - start < 60:
         time.sleep(0.05)
     assert members(group) == []
 
@@ -467,10 +469,13 @@ def test_a_tool_that_cannot_be_sent_to_a_process_says_so():
 
 
 WORKERS = """
-import os, torch
+import asyncio, os, time, torch
 from agentkit.tools.runtime import run_blocking
 async def threads():
-    return len(os.listdir("/proc/self/task"))
+    start = time.monotonic()
+    while (count := len(os.listdir("/proc/self/task"))) >= before and time.monotonic() - start < 10:
+        await asyncio.sleep(0.05)  # one that has ended is listed for a moment
+    return count
 torch.ones(4_000_000).sum()
 before = len(os.listdir("/proc/self/task"))
 after = run_blocking(threads())

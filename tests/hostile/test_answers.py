@@ -19,7 +19,7 @@ from agentkit.verifiers.worker import TIMEOUT_S
 
 CASES = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
 TURNS = json.loads(Path(__file__).with_name("turns.json").read_text(encoding="utf-8"))  # last turns, whole
-LIMIT_S = TIMEOUT_S + 5  # the rest is for a machine that does other work too
+LIMIT_S = TIMEOUT_S + 8  # the rest is for a machine that does other work too
 
 
 def settled(kind: str, answer: str, gold: str, **options) -> float | None:
@@ -77,6 +77,12 @@ def load(process: psutil.Process) -> float:
     return 0.0
 
 
+def lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() != "zombie"
+    return False
+
+
 def test_killed_checks_leave_no_process_behind():
     before = {p.pid for p in psutil.Process().children(recursive=True)}
     for number in range(3):
@@ -86,7 +92,7 @@ def test_killed_checks_leave_no_process_behind():
     while time.monotonic() < deadline:
         left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
         busy = [p for p in left if load(p) > 50]
-        if not busy:
+        left = [p for p in left if lives(p)]
+        if not busy and len(left) <= 4:
             break
-    left = [p for p in left if p.is_running() and p.status() != "zombie"]
     assert not busy and len(left) <= 4  # two servers and an idle child each
