@@ -28,6 +28,7 @@ from agentkit.verifiers.grids import as_rows, drawn_in, right_pixels
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
+    from agentkit.runs import Recipe
 
 _FREE = ("run", "drawings", "methods", "n_seeds")  # keys that may differ from what made a result
 PUBLISHED = {  # arc25, a 0.5B model: what GRPO and hindsight replay took there
@@ -75,10 +76,10 @@ class _Rounds:
         return right_pixels(drawn, self._target) / self._cells
 
 
-def solve(lab: Lab, start: Path, task: Task, method: str, run: Run) -> list[Round]:
-    """Train the agent with the adapter ``start`` on one task until a rollout solves it, or the budget of
-    ``steps`` times ``group_size`` rollouts is spent; the rounds. A run that ended is read, not repeated; one
-    that was interrupted starts anew.
+def solve(lab: Lab, start: Path | None, task: Task, method: str, run: Run) -> list[Round]:
+    """Train the agent, with the adapter ``start`` if there is one, on one task until a rollout solves it, or
+    the budget of ``steps`` times ``group_size`` rollouts is spent; the rounds. A run that ended is read, not
+    repeated; one that was interrupted starts anew.
 
     Raises:
         RecipeError: a method that is not one of METHODS.
@@ -108,11 +109,15 @@ def _check(method: str) -> None:
         raise RecipeError(f"methods names {method[:40]!r}; use {', '.join(METHODS)}, or several with commas")
 
 
-def _grpo(lab: Lab, start: Path, task: Task, run: Run, rounds: _Rounds, weight: float = 0.0) -> None:
+def _agent(recipe: Recipe, start: Path | None) -> tuple[Any, Any]:
+    return load_agent(recipe.model, merge=[start] if start else [], chat=recipe.chat)
+
+
+def _grpo(lab: Lab, start: Path | None, task: Task, run: Run, rounds: _Rounds, weight: float = 0.0) -> None:
     changes = {"prompts_per_step": 1, "until_solved": True, "hindsight_weight": weight, "save_every": 0}
     changes["micro_batch"] = math.gcd(lab.recipe.micro_batch, lab.recipe.group_size)
     lab = replace(lab, recipe=replace(lab.recipe, **changes))
-    agent, tokenizer = load_agent(lab.recipe.model, merge=[start], chat=lab.recipe.chat)
+    agent, tokenizer = _agent(lab.recipe, start)
 
     def note(row: dict[str, Any]) -> None:
         if row["step"] and row["step"] == trainer.step.number:  # not step 0, nor one on earlier rollouts
@@ -122,11 +127,11 @@ def _grpo(lab: Lab, start: Path, task: Task, run: Run, rounds: _Rounds, weight: 
     train(trainer)
 
 
-def _her(lab: Lab, start: Path, task: Task, run: Run, rounds: _Rounds) -> None:
+def _her(lab: Lab, start: Path | None, task: Task, run: Run, rounds: _Rounds) -> None:
     recipe = lab.recipe
     budget = max(1, recipe.steps * recipe.group_size // recipe.hindsight_samples)
     lab = replace(lab, recipe=replace(recipe, hindsight_rounds=budget))
-    agent, tokenizer = load_agent(recipe.model, merge=[start], chat=recipe.chat)
+    agent, tokenizer = _agent(recipe, start)
     hindsight(lab, agent, tokenizer, [task], run, lambda sampled: rounds(lab.score([task], sampled)))
 
 
@@ -140,7 +145,7 @@ METHODS: dict[str, Callable[..., None]] = {
 Found = Sequence[tuple[str, str, int, Sequence[Round]]]  # drawing, method, seed and its rounds
 
 
-def solve_all(lab: Lab, start: Path, run: Run) -> Found:
+def solve_all(lab: Lab, start: Path | None, run: Run) -> Found:
     """``solve`` for all of the recipe's ``drawings``, ``methods`` and ``n_seeds`` in the run's folders
     <drawing>/<method>/seed-<n>; those that ended before are read.
     """

@@ -193,7 +193,7 @@ def _label() -> re.Pattern:
     item = r"\(?(?:\d{1,3}|[A-Za-z]|[ivx]{1,4})\)?(?!\w)"
     words = "|".join(sections()["label"])
     return re.compile(
-        rf"\A\W*(?:(?:{words})\s*{item}|(?<=\*\*)(?!\d+(?:\s+\w|\.\d)){item})[:.)*\s]*(?:[-–—]\s)?",
+        rf"\A\W*(?:(?:{words})\s*{item}|(?<=\*\*)(?!\d+(?:\s+\w|\.\d)|\w\s*=){item})[:.)*\s]*(?:[-–—]\s)?",
         re.IGNORECASE,
     )
 

@@ -128,7 +128,8 @@ def _goes_on(end: str, before: str, after: str) -> bool:
     last, following = before.rstrip("*_`#>$ ")[-1:], after.lstrip("*_`#>-•$ \\[(")[:1]
     unfinished = re.search(r"[^\W\d_]*\Z", before.rstrip("*_`#>$ :"))[0].casefold() in _unfinished()
     is_box = IS_BOX.match(following) and (unfinished or "\n" not in end.strip(" ")[1:])
-    in_words = last.isalpha() and (following.islower() or bool(is_box))
+    is_formula = IS_MASK.match(following) and unfinished
+    in_words = last.isalpha() and (following.islower() or bool(is_box or is_formula))
     return not last or last in ":：,，、;" or in_words
 
 

@@ -221,7 +221,7 @@ def _concluded(text: str) -> str:
 
 def without_asides(text: str, said: Asked) -> str:
     """A sentence without the working in front of its answer and what is said behind to explain it."""
-    text = _NOT.sub("", text)
+    text = _SAME.sub("", _NOT.sub("", text))
     if not said.is_when:
         text = re.sub(
             r"(?<=[A-Za-z]) (?:in|on [A-Z][a-z]+ \d\d?,|on \d\d? [A-Z][a-z]+) (?:1\d|20)\d\d(?=\Z| by\b)",

@@ -73,6 +73,9 @@ _INEQUALITY = re.compile(r"[<>≤≥]|\\[lg](?:eq?|eqslant|t)(?![A-Za-z])")
 _SOLUTIONS = re.compile(r"\s*([A-Za-z])\s*=[^=]*?(?:\bor\s+\1\s*=[^=]*?)+\Z")  # x = 3 or x = -3
 _REPEATING = re.compile(r"(\d{1,30})\.(\d{0,30})(?:\\(?:overline|bar|dot)\s*\{?(\d{1,30})\}?|\((\d{1,30})\))")
 _PRIMES = re.compile(r"([A-Za-z)\]])(['’′]{1,4})(?!\s*_)")
+_DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)(\d{1,6}(?:\.\d{1,6})?)\s*(?:\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})|°)"
+)
 _TRANSPOSED = re.compile(
     r"(?<!matrix\})(?<!matrix\}\))\^(?:\{\s*(?:T|\\top|\\intercal)\s*\}|T(?![A-Za-z])|\\top\b)"
 )
@@ -424,6 +427,7 @@ def _latex(text: str) -> str:
     text = re.sub(r"(?<![\w.,/])(\d+) (\d+)/(\d+)(?![\w/])", r"(\1+\\frac{\2}{\3})", text)
     text = re.sub(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime\b)", "'", text)
     text = _PRIMES.sub(lambda m: rf"{m[1]}_{{{'zz' * len(m[2])}}}", text)
+    text = _DEGREES.sub(r"\1\\frac{\2 \\pi}{180}", text)
     text = _TRANSPOSED.sub(r"^{t_{T}}", text)
     text = re.sub(r"\\(?:mathrm|text|operatorname)\s*\{\s*([A-Za-z]|or)\s*\}", r" \1 ", text)
     return text.replace("$", "").replace(DOLLAR, "")

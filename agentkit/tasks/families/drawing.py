@@ -23,7 +23,7 @@ from agentkit.verifiers.grids import as_rows, drawn_in
 TIMEOUT_S = 1.0  # of a program, as in arc25
 LINES = "lines"  # the name of 9 vertical lines
 SQUARES = {12: (6, 8), 16: (8, 8), 20: (10, 8), 25: (10, 10)}  # their number: rows and columns of the grid
-SIDES, MOST_STROKES = (3, 10), 8  # of random drawings
+SIDES, MOST_STROKES = (3, 10), 16  # of random drawings
 
 Grid = list[list[int]]
 
@@ -145,25 +145,28 @@ def target(name: str) -> Task:
 
 
 def draft(corpus: Corpus, rng: random.Random) -> Task | None:
-    """A random drawing in one to MOST_STROKES strokes; None where a later stroke hides an earlier one."""
+    """A random drawing of at most MOST_STROKES strokes, each of which is seen."""
     rows, columns = rng.randint(*SIDES), rng.randint(*SIDES)
     strokes = [_stroke(rng, rows, columns) for _ in range(rng.randint(1, MOST_STROKES))]
     blank = create_img((rows, columns), 0)
     grid = _drawn(strokes, blank)
-    if any(_drawn([*strokes[:i], *strokes[i + 1 :]], blank) == grid for i in range(len(strokes))):
-        return None
+    for i in reversed(range(len(strokes))):
+        if _drawn(without := [*strokes[:i], *strokes[i + 1 :]], blank) == grid:
+            strokes = without
     return asking(grid, program_of(_in_order(strokes, blank)), blank)
 
 
 def _in_order(strokes: list[str], blank: Grid) -> list[str]:
-    """Strokes from left to right and down, as far as the drawing stays as it is: one order to learn."""
-    left, ordered = [*strokes], []
+    """Strokes from left to right and down, but those that lie on others after these: one order to learn."""
+    cells = [
+        {(y, x) for y, row in enumerate(_drawn([s], blank)) for x, c in enumerate(row) if c} for s in strokes
+    ]
+    left, ordered = list(range(len(strokes))), []
     while left:
-        grid = _drawn(left, blank)
-        first = [s for i, s in enumerate(left) if _drawn([s, *left[:i], *left[i + 1 :]], blank) == grid]
-        ordered.append(min(first, key=lambda stroke: (_corner(stroke), stroke)))
+        free = [i for i in left if not any(cells[i] & cells[j] for j in left if j < i)]
+        ordered.append(min(free, key=lambda i: (_corner(strokes[i]), strokes[i])))
         left.remove(ordered[-1])
-    return ordered
+    return [strokes[i] for i in ordered]
 
 
 def _corner(stroke: str) -> tuple[int, int]:
