@@ -169,6 +169,9 @@ def test_trajectories_of_another_model_and_a_model_that_is_gone_are_a_sentence(t
     run.update(recipe={"model": "/nowhere/model"})
     assert main(["merge", str(run.path)]) == 2
     assert "cannot load the model '/nowhere/model'" in capsys.readouterr().err
+    run.update(recipe={"model": str(tmp_path / "gone")})
+    assert main(["merge", str(run.path)]) == 2
+    assert f"no such folder in {tmp_path} (the first lines of a recipe" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_no_half_model(trained, tmp_path, capsys):

@@ -96,8 +96,11 @@ def pretrained(kind: Any, model: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError) as error:
+        why, parent = told(error), Path(model).parent
+        if not Path(model).exists() and parent.name and parent.is_dir():
+            why = f"no such folder in {parent} (the first lines of a recipe say how its model is made)"
         raise FileNotFoundError(
-            f"cannot load the model {model!r}: {told(error)}. Use 'nano', a folder or a hub name."
+            f"cannot load the model {model!r}: {why}. Use 'nano', a folder or a hub name."
         ) from None
 
 

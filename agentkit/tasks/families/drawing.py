@@ -23,7 +23,7 @@ from agentkit.verifiers.grids import as_rows, drawn_in
 TIMEOUT_S = 1.0  # of a program, as in arc25
 LINES = "lines"  # the name of 9 vertical lines
 SQUARES = {12: (6, 8), 16: (8, 8), 20: (10, 8), 25: (10, 10)}  # their number: rows and columns of the grid
-SIDES, MOST_STROKES, KINDS = (3, 10), 24, 5  # of random drawings
+SIDES, MOST_STROKES = (3, 10), 16  # of random drawings
 
 Grid = list[list[int]]
 
@@ -145,10 +145,9 @@ def target(name: str) -> Task:
 
 
 def draft(corpus: Corpus, rng: random.Random) -> Task | None:
-    """A random drawing of at most MOST_STROKES strokes of one to all kinds, each of which is seen."""
+    """A random drawing of at most MOST_STROKES strokes, each of which is seen."""
     rows, columns = rng.randint(*SIDES), rng.randint(*SIDES)
-    kinds = rng.sample(range(KINDS), rng.randint(1, KINDS))
-    strokes = [_stroke(rng, rows, columns, rng.choice(kinds)) for _ in range(rng.randint(1, MOST_STROKES))]
+    strokes = [_stroke(rng, rows, columns) for _ in range(rng.randint(1, MOST_STROKES))]
     blank = create_img((rows, columns), 0)
     grid = _drawn(strokes, blank)
     for i in reversed(range(len(strokes))):
@@ -178,7 +177,7 @@ def _corner(stroke: str) -> tuple[int, int]:
     return min(numbers[::2]), min(numbers[1::2], default=0)
 
 
-def _stroke(rng: random.Random, rows: int, columns: int, kind: int) -> str:
+def _stroke(rng: random.Random, rows: int, columns: int) -> str:
     def point() -> tuple[int, int]:
         return rng.randrange(columns), rng.randrange(rows)
 
@@ -195,7 +194,7 @@ def _stroke(rng: random.Random, rows: int, columns: int, kind: int) -> str:
         lambda: f"draw_vertical_line({corner[0]}, {colour})",
         lambda: f"draw_pixel({corner}, {colour})",
     ]
-    return makers[kind]()
+    return rng.choice(makers)()
 
 
 def relabel(task: Task, trajectory: Trajectory) -> Task | None:
