@@ -115,11 +115,11 @@ def test_no_bomb_takes_long(expression):
         except ValueError as error:
             outcome.append(str(error))
 
-    start = time.monotonic()
+    start = time.process_time()
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(30)
-    assert outcome and time.monotonic() - start < 30
+    assert outcome and time.process_time() - start < 5
     assert len(outcome[0]) < 1_500
 
 
@@ -224,11 +224,11 @@ def test_only_the_first_rows_are_shown(corpus):
 )
 def test_what_is_no_bounded_select_is_a_sentence(corpus, sql, says, monkeypatch):
     monkeypatch.setattr(database, "TIMEOUT_S", 60.0)  # the steps end it, however busy the machine
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(ValueError) as error:
         query_database(corpus, sql)
     assert says in str(error.value) and not isinstance(error.value, UnicodeError)
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 15
     assert query_database(corpus, "SELECT capital FROM country WHERE name = 'France'").endswith("Paris")
 
 
