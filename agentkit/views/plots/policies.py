@@ -52,15 +52,24 @@ def success_bars(comparison: Comparison) -> go.Figure:
     for i, (name, policy) in enumerate(blocks.items()):
         cells = [policy.get(label, {"success": None, "ci95": None, "n": 0}) for label in labels]
         _draw_bars(figure, name, [groups, ticks], cells, COLOURS[i % len(COLOURS)])
-    figure.update_yaxes(title_text="success (share of tasks)", tickformat=".0%", range=[0, 1.1], dtick=0.2)
-    look = {
-        "barmode": "group",
-        "bargap": 0.25,
-        "scattermode": "group",
-        "scattergap": 0.25,
-        "showlegend": True,
-    }
-    return dressed(figure, "Which policy solves more?", WHISKERS, height=440, margin={"t": 105}, **look)
+    return dressed(
+        figure,
+        "Which policy solves more?",
+        WHISKERS,
+        yaxis={
+            "title_text": "success (share of tasks)",
+            "tickformat": ".0%",
+            "range": [0, 1.1],
+            "dtick": 0.2,
+        },
+        height=440,
+        margin={"t": 105},
+        barmode="group",
+        bargap=0.25,
+        scattermode="group",
+        scattergap=0.25,
+        showlegend=True,
+    )
 
 
 def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dict], colour: str) -> None:
@@ -127,8 +136,15 @@ def draw_curves(comparison: Comparison) -> go.Figure:
             )
     figure.update_xaxes(type="category", title_text="k, samples drawn")
     figure.update_yaxes(tickformat=".0%", range=[0, 1.03])
-    figure.update_yaxes(title_text="share of tasks", col=1)
-    return dressed(figure, "What do more samples buy?", WHISKERS, height=380, showlegend=True, **BESIDE_TITLE)
+    return dressed(
+        figure,
+        "What do more samples buy?",
+        WHISKERS,
+        yaxis_title_text="share of tasks",
+        height=380,
+        showlegend=True,
+        **BESIDE_TITLE,
+    )
 
 
 def failure_bars(failures: Failures) -> go.Figure:
@@ -154,12 +170,18 @@ def failure_bars(failures: Failures) -> go.Figure:
             marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
             hovertemplate="%{y}: %{text} trajectories (%{x:.1%})",
         )
-    figure.update_xaxes(title_text="share of scored trajectories", tickformat=".0%", showgrid=True)
-    figure.update_yaxes(showgrid=False, autorange="reversed")
-    look = {"barmode": "group", "bargap": 0.25, "showlegend": True}
-    height = 170 + len(order) * (18 * len(failures.totals) + 12)
-    dressed(figure, "How does it fail?", "numbers: trajectories; each is in one class", height=height, **look)
-    return figure.update_layout(LONG_LABELS)
+    return dressed(
+        figure,
+        "How does it fail?",
+        "numbers: trajectories; each is in one class",
+        xaxis={"title_text": "share of scored trajectories", "tickformat": ".0%", "showgrid": True},
+        yaxis={"showgrid": False, "autorange": "reversed"},
+        height=170 + len(order) * (18 * len(failures.totals) + 12),
+        barmode="group",
+        bargap=0.25,
+        showlegend=True,
+        **LONG_LABELS,
+    )
 
 
 def behaviour_dots(behaviour: Behaviour) -> go.Figure:
@@ -186,18 +208,26 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
             ],
             hovertemplate="%{customdata}, %{x:.1%}",
         )
-    titles = [MEASURES[n].title for n in names]
-    figure.update_yaxes(
-        tickvals=list(range(len(names))), ticktext=titles, showgrid=False, range=[-0.6, len(names) - 0.4]
+    ticks = {"tickvals": list(range(len(names))), "ticktext": [MEASURES[n].title for n in names]}
+    return dressed(
+        figure,
+        "What does it do differently?",
+        WHISKERS,
+        xaxis={
+            "tickformat": ".0%",
+            "title_text": "share of occasions",
+            "range": [-0.02, 1.02],
+            "showgrid": True,
+        },
+        yaxis=ticks | {"showgrid": False, "range": [-0.6, len(names) - 0.4]},
+        height=150 + 42 * len(names),
+        showlegend=True,
+        **LONG_LABELS,
     )
-    figure.update_xaxes(title_text="share of occasions", tickformat=".0%", range=[-0.02, 1.02], showgrid=True)
-    dressed(figure, "What does it do differently?", WHISKERS, height=150 + 42 * len(names), showlegend=True)
-    return figure.update_layout(LONG_LABELS)
 
 
 def gain_parts(found: Gains) -> go.Figure:
     """Where each difference came from: its parts stacked one after the other, each with its interval."""
-    question = "Skill or format: where did the difference come from?"
     figure, ticks = go.Figure(), {}
     lane = len(PARTS) + 1.6  # of a pair: all of it, its parts, and a gap
     for i, pair in enumerate(found.pairs):
@@ -218,12 +248,19 @@ def gain_parts(found: Gains) -> go.Figure:
                 x=[start + max(high, 0)], y=[y], mode="text", text=[f"  {100 * diff:+.1f}"], hoverinfo="skip",
                 textposition="middle right", textfont={"color": colour}, showlegend=False, cliponaxis=False,
             )  # fmt: skip
-    figure.update_yaxes(tickvals=list(ticks), ticktext=list(ticks.values()), showgrid=False)
-    figure.update_xaxes(title_text="difference in success", tickformat="+.0%", showgrid=True, zeroline=True)
-    figure.update_xaxes(zerolinecolor=INK, zerolinewidth=1)
-    note = "each part begins where the one above it ends; whiskers: 95 % intervals of its own length"
-    return dressed(figure, question, note, height=140 + 27 * len(ticks), title_x=0, title_xref="container",
-                   title_pad_l=16, margin={"t": 80, "r": 60})  # fmt: skip
+    zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1}
+    return dressed(
+        figure,
+        "Skill or format: where did the difference come from?",
+        "each part begins where the one above it ends; whiskers: 95 % intervals of its own length",
+        xaxis=zero | {"title_text": "difference in success", "tickformat": "+.0%", "showgrid": True},
+        yaxis={"tickvals": list(ticks), "ticktext": list(ticks.values()), "showgrid": False},
+        height=140 + 27 * len(ticks),
+        title_x=0,
+        title_xref="container",
+        title_pad_l=16,
+        margin={"t": 80, "r": 60},
+    )
 
 
 def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> go.Figure:
@@ -250,14 +287,20 @@ def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) ->
             hovertemplate="%{x:.0%} → %{y:.0%}<br>%{customdata}",
             cliponaxis=False,
         )
-    figure.update_layout(shapes=[guide | {"type": "line", "layer": "below"} for guide in _GUIDES])
-    rate = {"tickformat": ".0%", "dtick": 0.25, "range": [-0.12, 1.12], "showgrid": False}
-    figure.update_xaxes(title_text=f"{escaped(names[0])}: success rate of the task", **rate)
-    figure.update_yaxes(title_text=f"{escaped(names[1])}: success rate of the task", **rate)
-    legend = {"itemsizing": "constant", "orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"}
-    question = f"Which tasks moved from {names[0]} to {names[1]}?"
-    note = "area and number: tasks with these two rates"
-    return dressed(figure, question, note, height=540, width=780, legend=legend, margin={"t": 75})
+    axis = {"tickformat": ".0%", "dtick": 0.25, "range": [-0.12, 1.12], "showgrid": False}
+    x, y = (axis | {"title_text": f"{escaped(name)}: success rate of the task"} for name in names)
+    return dressed(
+        figure,
+        f"Which tasks moved from {names[0]} to {names[1]}?",
+        "area and number: tasks with these two rates",
+        xaxis=x,
+        yaxis=y,
+        shapes=[guide | {"type": "line", "layer": "below"} for guide in _GUIDES],
+        height=540,
+        width=780,
+        legend={"itemsizing": "constant", "orientation": "v", "x": 1.02, "y": 1, "yanchor": "top"},
+        margin={"t": 75},
+    )
 
 
 def _moves(
@@ -304,10 +347,16 @@ def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
             ],
             hovertemplate="reward %{customdata} trajectories (%{y:.1%})",
         )
-    figure.update_xaxes(title_text="reward of a trajectory")
-    figure.update_yaxes(title_text="share of trajectories", tickformat=".0%")
-    look = {"barmode": "group", "bargap": 0.1, "showlegend": True}
-    return dressed(figure, "How are rewards spread?", height=360, **look)
+    return dressed(
+        figure,
+        "How are rewards spread?",
+        xaxis_title_text="reward of a trajectory",
+        yaxis={"title_text": "share of trajectories", "tickformat": ".0%"},
+        height=360,
+        barmode="group",
+        bargap=0.1,
+        showlegend=True,
+    )
 
 
 def rescoring(result: Rescoring) -> go.Figure:
@@ -328,7 +377,13 @@ def rescoring(result: Rescoring) -> go.Figure:
         figure.add_bar(
             x=pairs[kind], y=table.index, hovertemplate="%{x:.1%} (%{customdata} pairs)", **bar, row=1, col=2
         )
-    figure.update_xaxes(title_text="optimiser step", row=1, col=1)
-    figure.update_yaxes(title_text="share of groups", tickformat=".0%", rangemode="tozero", row=1, col=1)
-    figure.update_xaxes(title_text="share of pairs", tickformat=".0%", range=[0, 1], row=1, col=2)
-    return dressed(figure, question, barmode="stack", height=400, **BELOW)
+    return dressed(
+        figure,
+        question,
+        xaxis_title_text="optimiser step",
+        yaxis={"title_text": "share of groups", "tickformat": ".0%", "rangemode": "tozero"},
+        xaxis2={"title_text": "share of pairs", "tickformat": ".0%", "range": [0, 1]},
+        barmode="stack",
+        height=400,
+        **BELOW,
+    )

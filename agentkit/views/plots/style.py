@@ -93,13 +93,10 @@ def dressed(figure: go.Figure, question: str, note: str = "", **layout: Any) -> 
 
 def empty(message: str, question: str = "") -> go.Figure:
     """A figure that says in words why there is nothing to draw."""
-    figure = dressed(go.Figure(), question, height=220)
-    figure.add_annotation(
+    figure = dressed(go.Figure(), question, height=220, xaxis_visible=False, yaxis_visible=False)
+    return figure.add_annotation(
         text=message, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 15}
     )
-    figure.update_xaxes(visible=False)
-    figure.update_yaxes(visible=False)
-    return figure
 
 
 def embedded(figure: Any, *, with_library: bool) -> Markup:

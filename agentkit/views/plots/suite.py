@@ -1,12 +1,14 @@
 """What is in a suite. Leaves out whether it is any good (tasks.audit)."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from agentkit.evaluation.summary import easy_first
 from agentkit.records import Task
+from agentkit.runs import SPLITS
 from agentkit.views.plots.style import BESIDE_TITLE, COLOURS, counted, dressed, empty, escaped
 
 
@@ -15,8 +17,8 @@ def difficulty_counts(tasks: Iterable[Task]) -> go.Figure:
     counts = Counter((task.split, task.family, task.difficulty) for task in tasks)
     if not counts:
         return empty("The suite holds no task", "What is in the suite?")
-    splits = _ordered({s for s, _, _ in counts}, ("train", "validation", "test"))
-    difficulties = _ordered({d for _, _, d in counts}, ("easy", "medium", "hard"))
+    splits = sorted({s for s, _, _ in counts}, key=SPLITS.index)
+    difficulties = easy_first({d for _, _, d in counts})
     sizes = {s: sum(n for (split, _, _), n in counts.items() if split == s) for s in splits}
     titles = [f"{escaped(s)} ({counted(sizes[s])})" for s in splits]
     figure = make_subplots(1, len(splits), subplot_titles=titles, horizontal_spacing=0.07)
@@ -38,11 +40,12 @@ def difficulty_counts(tasks: Iterable[Task]) -> go.Figure:
                 col=column,
             )
     figure.update_xaxes(title_text="difficulty")
-    figure.update_yaxes(title_text="tasks", col=1)
     return dressed(
-        figure, "What is in the suite?", barmode="group", height=350, showlegend=True, **BESIDE_TITLE
+        figure,
+        "What is in the suite?",
+        yaxis_title_text="tasks",
+        barmode="group",
+        height=350,
+        showlegend=True,
+        **BESIDE_TITLE,
     )
-
-
-def _ordered(names: Iterable[str], order: Sequence[str]) -> list[str]:
-    return sorted(names, key=lambda n: (order.index(n) if n in order else len(order), n))

@@ -62,12 +62,17 @@ def arm_success(ablation: Ablation) -> go.Figure:
         )
     figure.add_vline(line, line={"color": INK, "dash": "dot", "width": 1})
     title = f"success on the test tasks; dotted: {escaped(ablation.against)}; ●: a seed, opens its run card"
-    figure.update_xaxes(title_text=title, tickformat=".0%", showgrid=True)
     ticks = {"tickvals": list(labels), "ticktext": list(labels.values())}
-    figure.update_yaxes(autorange="reversed", showgrid=False, **ticks)
-    note, look = OFF if len(ablation.seeds) >= SEEDS else UNSURE, LONG_LABELS | {"margin_b": 60}
-    height = 190 + 52 * len(labels)
-    return dressed(figure, "Which arm solves more?", note, height=height, showlegend=False, **look)
+    return dressed(
+        figure,
+        "Which arm solves more?",
+        OFF if len(ablation.seeds) >= SEEDS else UNSURE,
+        xaxis={"title_text": title, "tickformat": ".0%", "showgrid": True},
+        yaxis=ticks | {"autorange": "reversed", "showgrid": False},
+        height=190 + 52 * len(labels),
+        showlegend=False,
+        **LONG_LABELS | {"margin_b": 60},
+    )
 
 
 def _seeds(ablation: Ablation, name: str) -> dict[str, Any]:
@@ -100,10 +105,16 @@ def learning_curves(ablation: Ablation) -> go.Figure:
         )  # fmt: skip
     if not figure.data:
         return empty("No arm of this sweep is trained", question)
-    figure.update_xaxes(title_text="optimiser step")
-    figure.update_yaxes(title_text="success on validation tasks", **_SHARE)
-    note = "lines: mean over seeds; bands: from the lowest seed to the highest"
-    return dressed(figure, question, note, height=430, showlegend=True, **BELOW)
+    return dressed(
+        figure,
+        question,
+        "lines: mean over seeds; bands: from the lowest seed to the highest",
+        xaxis_title_text="optimiser step",
+        yaxis=_SHARE | {"title_text": "success on validation tasks"},
+        height=430,
+        showlegend=True,
+        **BELOW,
+    )
 
 
 def _band(figure: go.Figure, x: pd.Index, low: pd.Series, high: pd.Series, colour: str, name: str) -> None:
@@ -138,11 +149,17 @@ def success_by_compute(ablation: Ablation) -> go.Figure:
         )  # fmt: skip
     if not ablation.training:
         return empty("No arm of this sweep is trained", question)
-    figure.update_xaxes(title_text="million tokens sampled in training", rangemode="tozero")
-    figure.update_yaxes(title_text="success", **_SHARE)
-    note = "dotted: validation; points: test"
-    note += f"; star: {spot}, the cheapest not shown to be worse than the best" * bool(spot)
-    return dressed(figure, question, note, height=450, showlegend=True, **BELOW)
+    star = f"; star: {spot}, the cheapest not shown to be worse than the best" if spot else ""
+    return dressed(
+        figure,
+        question,
+        f"dotted: validation; points: test{star}",
+        xaxis={"title_text": "million tokens sampled in training", "rangemode": "tozero"},
+        yaxis=_SHARE | {"title_text": "success"},
+        height=450,
+        showlegend=True,
+        **BELOW,
+    )
 
 
 def _aside(costs: list[float]) -> list[float]:
@@ -164,7 +181,7 @@ def transfer(ablation: Ablation) -> go.Figure:
             x=[f"{escaped(column)}<br>n = {n[column]['n']}" for column in columns],
             y=[escaped(name) for name in blocks],
             texttemplate="%{z:.0%}",
-            textfont={"size": 14},
+            textfont={"size": 14, "color": "#14181f"},
             colorscale=[[0, "#f2ead3"], [1, "#1f9a74"]],
             zmin=0,
             zmax=1,
@@ -174,15 +191,12 @@ def transfer(ablation: Ablation) -> go.Figure:
             hovertemplate="%{y}, tested on %{x}: %{z:.1%}",
         )
     )
-    figure.update_traces(textfont_color="#14181f")
-    figure.update_xaxes(title_text="difficulty of the test tasks", side="bottom")
-    figure.update_yaxes(autorange="reversed", showgrid=False)
-    note = "share of test tasks solved, mean over seeds; n: tasks"
-    height = 200 + 44 * len(blocks)
     return dressed(
         figure,
         "On which tasks does each arm succeed?",
-        note,
-        height=height,
-        **(LONG_LABELS | {"margin_b": 80}),
+        "share of test tasks solved, mean over seeds; n: tasks",
+        xaxis={"title_text": "difficulty of the test tasks", "side": "bottom"},
+        yaxis={"autorange": "reversed", "showgrid": False},
+        height=200 + 44 * len(blocks),
+        **LONG_LABELS | {"margin_b": 80},
     )

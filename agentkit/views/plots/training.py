@@ -88,8 +88,7 @@ def curve(metrics: pd.DataFrame, columns: str | Sequence[str], title: str, unit:
         else:
             draw_line(figure, metrics, column, COLOURS[i % len(COLOURS)], legend=True)
     _style_axes(figure, metrics, columns, unit)
-    figure.update_xaxes(title_text="optimiser step")
-    return dressed(figure, title, height=360, showlegend=len(columns) > 1)
+    return dressed(figure, title, height=360, xaxis_title_text="optimiser step", showlegend=len(columns) > 1)
 
 
 def _draw_panel(figure: go.Figure, metrics: pd.DataFrame, column: str, subplot: dict[str, int]) -> None:
@@ -201,7 +200,10 @@ def solving(rounds: pd.DataFrame, drawing: str) -> go.Figure:
             figure.add_trace(curve, row=1, col=column)
     figure.update_xaxes(title_text="rollouts", rangemode="tozero")
     figure.update_yaxes(tickformat=".0%", range=[-0.03, 1.03])
-    layout = {"legend": {"y": 0.005, "yref": "container", "yanchor": "bottom"}, "margin": {"t": 115, "b": 90}}
     return dressed(
-        figure, question, "a line for each seed; training ends once a rollout solves it", height=400, **layout
+        figure,
+        question,
+        "a line for each seed; training ends once a rollout solves it",
+        height=400,
+        **BELOW | {"margin": {"t": 115, "b": 90}},
     )
