@@ -18,7 +18,14 @@ from agentkit.evaluation.statistics import POWER
 from agentkit.evaluation.summary import easy_first
 from agentkit.runs import write_bytes
 
-CATEGORIES = {"A": "math", "B": "multi-hop", "C": "code"}  # what the families of the default suite are about
+KINDS = {  # how the blocks of an entry or a pair are called
+    "by_category": "category {}",
+    "by_difficulty": "difficulty {}",
+    "by_case": "case {}",
+    "by_novelty": "{} templates",
+}
+# what the families of the default suite are about
+CATEGORIES = {"category A": " (math)", "category B": " (multi-hop)", "category C": " (code)"}
 NO_DIFFERENCE = "no difference shown"
 NO_VERDICT = "two seeds, no verdict"
 DESCRIBED = "described, not tested"
@@ -112,7 +119,7 @@ def to_latex(table: pd.DataFrame, caption: str = "", label: str = "") -> str:
 
 def to_csv(table: pd.DataFrame) -> str:
     """Comma-separated values; text that a spreadsheet would run as a formula gets a leading apostrophe."""
-    text = io.StringIO()
+    text = io.StringIO()  # pandas' own way takes no half of a character
     rows = [["", *table.columns], *_rows(table)]
     csv.writer(text, lineterminator="\n").writerows([_inert(cell) for cell in row] for row in rows)
     return text.getvalue()
@@ -154,14 +161,8 @@ def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
     blocks = {"Overall success": entry}
     if "greedy" in entry:
         blocks["Overall success, greedy"] = entry["greedy"]
-    for name, block in entry["by_category"].items():
-        about = f" ({CATEGORIES[name]})" if name in CATEGORIES else ""
-        blocks[f"Category {name}{about}"] = block
-    blocks |= {
-        f"Difficulty {name}": entry["by_difficulty"][name] for name in easy_first(entry["by_difficulty"])
-    }
-    blocks |= {f"Case {name}": block for name, block in entry.get("by_case", {}).items()}
-    blocks |= {f"{name.capitalize()} templates": b for name, b in entry.get("by_novelty", {}).items()}
+    for label, block in breakdown(entry).items():
+        blocks[label[0].upper() + label[1:] + CATEGORIES.get(label, "")] = block
     k = _most(entry)
     if k != "1":
         titles = {"pass_at_k": "pass@", "pass_hat_k": "pass^"}
@@ -229,12 +230,13 @@ def cell(value: float | None, interval: list[float] | None, form: str) -> str:
     return form.format(value) + bounds
 
 
-def breakdown(pair: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """A pair's differences by category, difficulty, case and, where some are new, kind of template."""
-    blocks = {f"category {name}": block for name, block in pair.get("by_category", {}).items()}
-    blocks |= {f"difficulty {name}": block for name, block in pair.get("by_difficulty", {}).items()}
-    blocks |= {f"case {name}": block for name, block in pair.get("by_case", {}).items()}
-    return blocks | {f"{name} templates": block for name, block in pair.get("by_novelty", {}).items()}
+def breakdown(entry: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The blocks of a policy or a pair by category, difficulty, case and, where some are new, templates."""
+    return {
+        title.format(name): block
+        for kind, title in KINDS.items()
+        for name, block in entry.get(kind, {}).items()
+    }
 
 
 def paired_cells(block: Mapping[str, Any]) -> dict[str, str]:
