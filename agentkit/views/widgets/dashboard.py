@@ -10,6 +10,7 @@ says to a thread of its own, a subshell. Leaves out what the alarms mean (diagno
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -46,41 +47,13 @@ SEVERITY = {"critical": "bad", "warning": "look"}  # class in the style sheet
 
 
 # ---- what is drawn
-def panel(
-    metrics: pd.DataFrame,
-    recipe: Recipe,
-    alarms: Sequence[Alarm] = (),
-    price: tuple[str, str, float] | None = None,
-    ended: str = "",
-) -> html.Markup:
-    """Progress and the latest alarms; ``price`` is currency, provider and money for an hour of one device.
-
-    ``ended`` says how training ended and what is kept.
-    """
-    parts = [html.element("p", html.element("b", progress(metrics, recipe, price, bool(ended))))]
-    parts += [html.element("p", html.element("b", ended))] if ended else []
-    parts += [alarm_block(alarm) for alarm in list(alarms)[::-1][:LISTED]]
-    if not alarms:
-        parts.append(html.element("p", "No alarm has fired.", class_="soft"))
-    if len(alarms) > LISTED:
-        earlier = f"{len(alarms) - LISTED} earlier alarms in train/alarms.jsonl"
-        parts.append(html.element("p", earlier, class_="soft"))
-    return html.joined(parts)
-
-
-def extremes(rollouts: Sequence[Trajectory], tasks: Sequence[Task] = ()) -> html.Markup:
-    """The best and the worst trajectory of a step side by side; ``tasks`` hold their prompts."""
-    rewarded = sorted((t for t in rollouts if t.reward is not None), key=lambda t: -t.reward)
-    prompts = {task.id: task for task in tasks}
-    sides = [("Best of the latest step", rewarded[:1]), ("Worst of the latest step", rewarded[1:][-1:])]
-    sections = [told(title, t, prompts.get(t.task_id)) for title, side in sides for t in side]
-    return html.element("div", *sections, class_="sides")
-
-
 def progress(
     metrics: pd.DataFrame, recipe: Recipe, price: tuple[str, str, float] | None = None, ended: bool = False
 ) -> str:
-    """One sentence: how far, how long, how much money, and the best validation."""
+    """One sentence: how far, how long, how much money, and the best validation.
+
+    ``price`` is currency, provider and money for an hour of one device.
+    """
     done = int(metrics["step"].max()) if len(metrics) else 0
     parts = [f"Step {done} of {recipe.steps}"]
     seconds = metrics["seconds"].dropna() if "seconds" in metrics else pd.Series(dtype=float)
@@ -213,7 +186,7 @@ class Dashboard:
         has_begun = len(metrics) and metrics["step"].max() >= 1
         panel_id, curves_id, extremes_id = self._ids
         if has_begun or self._ended:
-            words = f"{progress(metrics, self.recipe, self._price, bool(self._ended))} {self._ended}".rstrip()
+            words = " ".join(self._news(metrics))
             self._show(panel_id, {"text/html": html.fragment(self._panel(metrics)), "text/plain": words})
         if has_begun:
             figure = json.loads(self._figure(metrics).to_json())  # an object would ignore the display's id
@@ -231,13 +204,13 @@ class Dashboard:
         show(bundle, raw=True, display_id=display_id)
         self._shown.add(display_id)
 
-    def save(self, path: Path | None = None) -> Path:
-        """Write the dashboard as one HTML file that opens offline; by default train/dashboard.html."""
+    def save(self) -> Path:
+        """Write train/dashboard.html, one file that opens offline."""
         metrics = self._metrics()
         curves = plots.embedded(self._figure(metrics), with_library=True)
         page = html.page(self.run.path.name, self._panel(metrics), curves, self._extremes())
         self._saved = time.monotonic()
-        return write_bytes(path or self.run.file("train", "dashboard.html"), page.encode())
+        return write_bytes(self.run.file("train", "dashboard.html"), page.encode())
 
     def controls(self) -> Controls | Markdown:
         """Buttons for a checkpoint and for the end of training; a sentence where no one can press them."""
@@ -256,15 +229,32 @@ class Dashboard:
         has_begun = (metrics["step"] > 0).any()
         return plots.training_curves(metrics if has_begun else metrics.iloc[:0])
 
+    def _news(self, metrics: pd.DataFrame) -> list[str]:
+        """How far it is, and how it ended."""
+        far = progress(metrics, self.recipe, self._price, bool(self._ended))
+        return [far, self._ended] if self._ended else [far]
+
     def _panel(self, metrics: pd.DataFrame) -> html.Markup:
-        return panel(metrics, self.recipe, read_alarms(self.run), self._price, self._ended)
+        """Progress and the latest alarms."""
+        alarms = read_alarms(self.run)
+        earlier = len(alarms) - LISTED
+        note = f"{earlier} earlier alarms in train/alarms.jsonl" if earlier > 0 else ""
+        return html.joined([
+            *(html.element("p", html.element("b", sentence)) for sentence in self._news(metrics)),
+            *(alarm_block(alarm) for alarm in alarms[::-1][:LISTED]),
+            html.element("p", note if alarms else "No alarm has fired.", class_="soft"),
+        ])  # fmt: skip
 
     def _extremes(self) -> html.Markup:
+        """The best and the worst trajectory of the latest step side by side."""
         tasks = self.run.tasks if self.run.file("tasks.jsonl").exists() else []
-        try:
-            return extremes([t for step in self.run.steps[-1:] for t in self.run.trajectories(step)], tasks)
-        except RunError:  # it is just being removed by a training that goes on from a checkpoint
-            return extremes([], tasks)
+        prompts, rollouts = {task.id: task for task in tasks}, []
+        with contextlib.suppress(RunError):  # a training that goes on from a checkpoint is just removing it
+            rollouts = [t for step in self.run.steps[-1:] for t in self.run.trajectories(step)]
+        rewarded = sorted((t for t in rollouts if t.reward is not None), key=lambda t: -t.reward)
+        sides = [("Best of the latest step", rewarded[:1]), ("Worst of the latest step", rewarded[1:][-1:])]
+        sections = [told(title, t, prompts.get(t.task_id)) for title, side in sides for t in side]
+        return html.element("div", *sections, class_="sides")
 
 
 def _price() -> tuple[str, str, float] | None:
