@@ -249,27 +249,29 @@ def tools(groups: Groups) -> Item:
         f"limit; {np.median(lengths):.0f} tokens in the median, {np.percentile(lengths, 95):.0f} at the 95th "
         "percentile."
     )
-    advice = []
-    if ends > CUT_OFF:
-        reasons = ", ".join(sorted({t.stop_reason.value for t in limited}))
-        advice.append(f"Raise the limit they meet ({reasons}), or shorten what tools return.")
+    reasons = ", ".join(sorted({t.stop_reason.value for t in limited}))
     cut = [t for t in trajectories if t.stop_reason is StopReason.TRUNCATED_TURN]
     share = len(cut) / max(sum(len(t.turns) for t in trajectories), 1)
-    if share > CUT_TURNS:
-        longest = max(end - start for t in cut for start, end in (turn.span for turn in t.turns))
-        advice.append(
+    longest = max((end - start for t in cut for start, end in (turn.span for turn in t.turns)), default=0)
+    common = max(errors, key=errors.get, default="")
+    doubts = (
+        (ends > CUT_OFF, f"Raise the limit they meet ({reasons}), or shorten what tools return."),
+        (
+            share > CUT_TURNS,
             f"{share:.0%} of the turns are cut at {longest} tokens, and their trajectories with them: raise "
-            "max_turn_tokens."
-        )
-    if rate > FAILING:
-        common = errors.most_common(1)[0][0]
-        advice.append(
-            f"Calls fail most often with: {common!r}. Show the format in the prompt, or demonstrate it (sft)."
-        )
+            "max_turn_tokens.",
+        ),
+        (
+            rate > FAILING,
+            f"Calls fail most often with: {common!r}. Show the format in the prompt, or demonstrate it "
+            "(sft).",
+        ),
+    )
+    advice = " ".join(sentence for holds, sentence in doubts if holds)
     values = {"calls": calls, "failed": rate, "cut": ends, "cut_turns": share}
-    values["tokens"] = float(lengths.mean())
+    values |= {"tokens": float(lengths.mean())}
     light = "amber" if advice else "green"
-    return Item("Tools and lengths", light, finding, " ".join(advice), ids(limited or failed), values)
+    return Item("Tools and lengths", light, finding, advice, ids(limited or failed), values)
 
 
 def diversity(groups: Groups, temperature: float) -> Item:
@@ -346,22 +348,6 @@ def memory(plan: Any, size_gb: float, device: str) -> Item:
     return Item("Memory", light, finding, advice, values=values)
 
 
-def _extremes(recipe: Recipe) -> list[str]:
-    """What of learning rate and temperature lies far from where anything is learnt."""
-    warnings = []
-    if recipe.learning_rate > LARGEST_RATE:
-        warnings.append(
-            f"learning_rate {recipe.learning_rate:g} moves entries of the adapter by as much in a step, and "
-            "LoRA's are hundredths: the policy is soon lost. The small agent takes 0.001, large models 1e-5."
-        )
-    if recipe.temperature < COLDEST:
-        warnings.append(
-            f"At temperature {recipe.temperature:g} a group's rollouts are nearly the greedy one again and "
-            "again: equal rewards teach nothing. Sample at 0.7 to 1."
-        )
-    return warnings
-
-
 def settings(recipe: Recipe) -> Item:
     """What no rollout shows: an update too small to matter, and settings that do nothing.
 
@@ -373,41 +359,66 @@ def settings(recipe: Recipe) -> Item:
     reach = recipe.learning_rate * recipe.steps * (shape if warm == 1.0 else warm / 2)
     if reach == 0:
         return Item(name, "red", "The learning rate is 0: nothing is trained.", "Set learning_rate: 1e-5.")
-    warnings = []
-    if warm < 1.0:
-        warnings.append(
-            f"warmup_steps {recipe.warmup_steps} is longer than the {recipe.steps} steps: the learning rate "
-            f"never gets beyond {warm:.0%} of {recipe.learning_rate:g}. Take {max(1, recipe.steps // 10)}."
-        )
-    if recipe.beta >= LARGEST_BETA:
-        warnings.append(
-            f"beta {recipe.beta:g}: a nat away from the reference costs as much as {recipe.beta:g} standard "
-            "deviations of reward bring, which holds the policy where it is. GRPO's first paper takes 0.04 "
-            "(arXiv 2402.03300), DAPO 0 (arXiv 2503.14476)."
-        )
-    warnings += _extremes(recipe)
-    if warm == 1.0 and reach < LEAST_REACH:
-        wanted = LEAST_REACH * 10 / recipe.steps / shape
-        warnings.append(
-            f"learning_rate {recipe.learning_rate:g} for {recipe.steps} steps moves no entry of the adapter "
-            f"by more than {reach:.1g}, which hardly moves the policy: try {wanted:.0e}."
-        )
-    if (scale := recipe.lora_alpha / (8 * math.sqrt(recipe.lora_r))) < LEAST_SCALE:
-        warnings.append(
-            f"lora_alpha {recipe.lora_alpha} at lora_r {recipe.lora_r} scales what the adapter does down to "
-            f"{scale:.2g} of what 32 at 16 does: set lora_alpha to about {2 * recipe.lora_r}."
-        )
-    clips, widest = recipe.loss_type != "cispo", max(recipe.clip_epsilon, recipe.clip_epsilon_high)
-    if clips and recipe.importance_level == "sequence" and widest > WIDEST_SEQUENCE_CLIP:
-        warnings.append(
-            f"clip_epsilon {widest:g} is a token's: the ratio of a sequence (GSPO, a geometric mean) hardly "
-            "leaves 1, so nothing is ever clipped. GSPO's paper takes 3e-4 and 4e-4."
-        )
-    once = recipe.num_iterations * recipe.minibatches == 1
-    if clips and once and (recipe.clip_epsilon_high or recipe.dual_clip):
-        warnings.append(
-            "With one optimiser step on each batch the probability ratio is 1: clip_epsilon_high and "
-            "dual_clip do nothing. Set minibatches or num_iterations above 1, or leave them out."
-        )
+    doubts = [*_of_little_movement(recipe, warm, reach, shape), *_of_no_effect(recipe)]
+    warnings = [sentence for holds, sentence in doubts if holds]
     finding = " ".join(warnings) or f"Adam can move an entry of the adapter by up to {reach:.2g}."
     return Item(name, "amber" if warnings else "green", finding, values={"reach": reach})
+
+
+def _of_little_movement(
+    recipe: Recipe, warm: float, reach: float, shape: float
+) -> tuple[tuple[bool, str], ...]:
+    """What would hold the policy where it is or lose it, each with whether it holds."""
+    return (
+        (
+            warm < 1.0,
+            f"warmup_steps {recipe.warmup_steps} is longer than the {recipe.steps} steps: the learning rate "
+            f"never gets beyond {warm:.0%} of {recipe.learning_rate:g}. Take {max(1, recipe.steps // 10)}.",
+        ),
+        (
+            recipe.beta >= LARGEST_BETA,
+            f"beta {recipe.beta:g}: a nat away from the reference costs as much as {recipe.beta:g} standard "
+            "deviations of reward bring, which holds the policy where it is. GRPO's first paper takes 0.04 "
+            "(arXiv 2402.03300), DAPO 0 (arXiv 2503.14476).",
+        ),
+        (
+            recipe.learning_rate > LARGEST_RATE,
+            f"learning_rate {recipe.learning_rate:g} moves entries of the adapter by as much in a step, and "
+            "LoRA's are hundredths: the policy is soon lost. The small agent takes 0.001, large models 1e-5.",
+        ),
+        (
+            recipe.temperature < COLDEST,
+            f"At temperature {recipe.temperature:g} a group's rollouts are nearly the greedy one again and "
+            "again: equal rewards teach nothing. Sample at 0.7 to 1.",
+        ),
+        (
+            warm == 1.0 and reach < LEAST_REACH,
+            f"learning_rate {recipe.learning_rate:g} for {recipe.steps} steps moves no entry of the adapter "
+            f"by more than {reach:.1g}, which hardly moves the policy: try "
+            f"{LEAST_REACH * 10 / recipe.steps / shape:.0e}.",
+        ),
+    )
+
+
+def _of_no_effect(recipe: Recipe) -> tuple[tuple[bool, str], ...]:
+    """What does nothing as it is set, each with whether it holds."""
+    scale = recipe.lora_alpha / (8 * math.sqrt(recipe.lora_r))
+    clips, widest = recipe.loss_type != "cispo", max(recipe.clip_epsilon, recipe.clip_epsilon_high)
+    once = recipe.num_iterations * recipe.minibatches == 1
+    return (
+        (
+            scale < LEAST_SCALE,
+            f"lora_alpha {recipe.lora_alpha} at lora_r {recipe.lora_r} scales what the adapter does down to "
+            f"{scale:.2g} of what 32 at 16 does: set lora_alpha to about {2 * recipe.lora_r}.",
+        ),
+        (
+            clips and recipe.importance_level == "sequence" and widest > WIDEST_SEQUENCE_CLIP,
+            f"clip_epsilon {widest:g} is a token's: the ratio of a sequence (GSPO, a geometric mean) hardly "
+            "leaves 1, so nothing is ever clipped. GSPO's paper takes 3e-4 and 4e-4.",
+        ),
+        (
+            clips and once and bool(recipe.clip_epsilon_high or recipe.dual_clip),
+            "With one optimiser step on each batch the probability ratio is 1: clip_epsilon_high and "
+            "dual_clip do nothing. Set minibatches or num_iterations above 1, or leave them out.",
+        ),
+    )
