@@ -39,7 +39,8 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Ma
 
     ``right`` are the values of ``being_right``.
     """
-    golden = [t for t in golden if t.success == 1.0 or not _met_outage(t)]
+    # what failed for the moment as often as the expert repeats a call says nothing of the reward
+    golden = [t for t in golden if t.success == 1.0 or not any(map(momentary, results_of(t)[-1:]))]
     name, n = "Gold trajectories", len(golden)
     if not golden:
         advice = "Give tasks a plan (meta['plan']), so that the reward can be tried on gold trajectories."
@@ -56,11 +57,6 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Ma
         advice = f"Mend what fails on them: {_listed([name for name, _ in failing.most_common()])}."
         return Item(name, "red", finding, advice, gold_ids(unscored))
     return _gold_earnings(name, golden, groups, reward, right)
-
-
-def _met_outage(trajectory: Trajectory) -> bool:
-    """Whether its last call failed for the moment, as often as the expert repeats one."""
-    return any(map(momentary, results_of(trajectory)[-1:]))
 
 
 def _gold_earnings(
@@ -102,18 +98,13 @@ def _paid_above(reward: Reward, pairs: Sequence[tuple[Trajectory, Trajectory]]) 
     """The component that pays wrong rollouts most of what they earn above gold, as words of a sentence."""
     if isinstance(reward, Product) or not reward:
         return ""
-    gains = {
-        name: weight
-        * sum(t.components[name] - g.components[name] for t, g in pairs if _both_have(name, t, g))
-        for name, (_, weight) in reward.items()
-    }
+    gains = dict.fromkeys(reward, 0.0)
+    for name, (_, weight) in reward.items():
+        values = [(t.components.get(name), g.components.get(name)) for t, g in pairs]
+        gains[name] = weight * sum(a - b for a, b in values if None not in (a, b))
     most = max(gains, key=gains.get)
     more = gains[most] / len(pairs)
     return f", and {most} gives them {more:.3g} more on average" if more > EQUAL else ""
-
-
-def _both_have(name: str, *trajectories: Trajectory) -> bool:
-    return all(t.components.get(name) is not None for t in trajectories)
 
 
 def _penalties(golden: Sequence[Trajectory], reward: Reward, right: Mapping[str, Any]) -> dict[str, float]:
