@@ -400,7 +400,7 @@ class Lab:
         for (name, measure), families in shared.items():
             own = [task for task in tasks if task.family in families]
             key = f"{families[0]}: {name}" if name in found else name
-            found |= {key: compare_by({name: measure}, policies, own)[name]}
+            found[key] = compare_by(measure, policies, own)
         return found
 
     def trainer(

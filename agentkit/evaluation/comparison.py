@@ -27,7 +27,6 @@ from agentkit.evaluation.summary import (
     named,
     rates,
     same_tasks,
-    single_samples,
     split_by,
     summarize,
     task_success,
@@ -148,24 +147,17 @@ def compare(
     for name, samples in (greedy or {}).items():
         if name not in entries:
             raise DataError(f"greedy trajectories of {name!r}, not among the policies {sorted(entries)}.")
-        entries[name]["greedy"] = _greedy(name, samples, values[name])
-    labels = labels_of(values[first], tasks)
-    clusters = clusters_of(values[first], tasks)
+        own = named(f"{name}, greedy", values_of, samples)
+        same_tasks(name, values[name], f"{name}, greedy", own)
+        entries[name]["greedy"] = measure(own)
+    labels, clusters = labels_of(values[first], tasks), clusters_of(values[first], tasks)
     pairs = [Pair.of(a, b, values[a], values[b]) for a, b in combinations(values, 2)]
     paired = [
-        entry
-        | _beside(pair, entry["level"], clusters, [entries[pair.a], entries[pair.b]])
-        | _described(pair, labels)
+        entry | _beside(pair, entry["level"], clusters, entries) | _described(pair, labels)
         for pair, entry in zip(pairs, judged(pairs), strict=True)
     ]
     flipped = {f"{pair.a}->{pair.b}": _flips(pair) for pair in pairs}
     return Comparison(len(values[first]), entries, paired, flipped)
-
-
-def _greedy(name: str, samples: Samples, sampled: Any) -> dict[str, Any]:
-    values = named(f"{name}, greedy", values_of, samples)
-    same_tasks(name, sampled, f"{name}, greedy", values)
-    return measure(values)
 
 
 def _check_names_and_seeds(policies: Mapping[str, Samples]) -> None:
@@ -217,7 +209,8 @@ class Pair:
 
     @cached_property
     def single(self) -> bool:
-        return single_samples(values[task] for values in self.values for task in self.tasks)
+        """Whether every task has one sample, right or wrong: what McNemar's test is about."""
+        return all(values[task] in ([[0.0]], [[1.0]]) for values in self.values for task in self.tasks)
 
     @cached_property
     def p(self) -> float | None:
@@ -258,22 +251,30 @@ def judged(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
 
     A verdict, its interval and what it could have seen are at one level: the one at which Holm decides.
     """
-    tested = [pair for pair in pairs if pair.p is not None]
-    pvalues = [pair.p for pair in tested]
-    decided = zip(tested, statistics.holm(pvalues), statistics.holm_levels(pvalues), strict=True)
-    found = {id(pair): (p_holm, level) for pair, p_holm, level in decided}
-    entries = []
-    for pair in pairs:
-        p_holm, level = found.get(id(pair), (None, ALPHA))
-        shown = p_holm is not None and p_holm < ALPHA
-        difference, better = float(pair.differences.mean()), pair.differences.mean() > 0
-        verdict = ("better" if better else "worse") if shown else tables.NO_DIFFERENCE
-        entry = {"a": pair.a, "b": pair.b, "diff": difference, "ci95": pair.interval(level, pair.p)}
-        entry |= {"p": pair.p, "test": pair.test, "n": len(pair.tasks), "p_holm": p_holm, "level": level}
-        entry["verdict"] = tables.NO_VERDICT if pair.p is None else verdict
-        entry["detectable"] = None if pair.p is None else pair.detectable(level)
-        entries.append(entry | {"effect": statistics.effect_sizes(*(own.mean(axis=0) for own in pair.rates))})
-    return entries
+    pvalues = [pair.p for pair in pairs if pair.p is not None]
+    decided = iter(zip(statistics.holm(pvalues), statistics.holm_levels(pvalues), strict=True))
+    return [_judged(pair, None, ALPHA) if pair.p is None else _judged(pair, *next(decided)) for pair in pairs]
+
+
+def _judged(pair: Pair, p_holm: float | None, level: float) -> dict[str, Any]:
+    difference, is_tested = float(pair.differences.mean()), p_holm is not None
+    verdict = tables.NO_DIFFERENCE if is_tested else tables.NO_VERDICT
+    if is_tested and p_holm < ALPHA:
+        verdict = "better" if difference > 0 else "worse"
+    return {
+        "a": pair.a,
+        "b": pair.b,
+        "diff": difference,
+        "ci95": pair.interval(level, pair.p),
+        "p": pair.p,
+        "test": pair.test,
+        "n": len(pair.tasks),
+        "p_holm": p_holm,
+        "level": level,
+        "verdict": verdict,
+        "detectable": pair.detectable(level) if is_tested else None,
+        "effect": statistics.effect_sizes(*(own.mean(axis=0) for own in pair.rates)),
+    }
 
 
 def _described(pair: Pair, labels: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -290,15 +291,16 @@ def _described(pair: Pair, labels: Mapping[str, Mapping[str, str]]) -> dict[str,
 
 
 def _beside(
-    pair: Pair, level: float, clusters: Mapping[str, int], entries: Sequence[Mapping]
+    pair: Pair, level: float, clusters: Mapping[str, int], entries: Mapping[str, Mapping]
 ) -> dict[str, Any]:
     """What stands beside a verdict: templates as the evidence, and the unscored counted against either."""
     beside: dict[str, Any] = {}
     if clusters and len(pair.differences) == 1:
         index = np.unique([clusters[task] for task in pair.tasks], return_inverse=True)[1]
         beside["by_template"] = statistics.clustered(pair.differences[0], index, level)
-    if any(entry["unscored"] for entry in entries):
-        (a_low, a_high), (b_low, b_high) = (e.get("worst_case") or [e["success"]] * 2 for e in entries)
+    both = entries[pair.a], entries[pair.b]
+    if any(entry["unscored"] for entry in both):
+        (a_low, a_high), (b_low, b_high) = (e.get("worst_case") or [e["success"]] * 2 for e in both)
         beside["worst_case"] = [b_low - a_high, b_high - a_low]
     return beside
 
@@ -315,23 +317,19 @@ def _flips(pair: Pair) -> dict[str, list[str]]:
 
 # ---- measures that a family adds
 def compare_by(
-    measures: Mapping[str, Callable[[Task, Trajectory], float | None]],
+    measure: Callable[[Task, Trajectory], float | None],
     policies: Mapping[str, Samples],
     tasks: Iterable[Task],
-) -> dict[str, Comparison]:
-    """A comparison for each measure of these tasks, with its value in [0, 1] in the place of success."""
+) -> Comparison:
+    """A comparison on these tasks with a measure, in [0, 1], in the place of success."""
     by_id = {task.id: task for task in tasks}
 
-    def measured(samples: Samples, measure: Callable[[Task, Trajectory], float | None]) -> Samples:
+    def measured(samples: Samples) -> Samples:
         if isinstance(samples, Mapping):
-            return {seed: measured(own, measure) for seed, own in samples.items()}
-        own = [t for t in samples if t.task_id in by_id]
-        return [replace(t, success=measure(by_id[t.task_id], t)) for t in own]
+            return {seed: measured(own) for seed, own in samples.items()}
+        return [replace(t, success=measure(by_id[t.task_id], t)) for t in samples if t.task_id in by_id]
 
-    return {
-        name: compare({policy: measured(own, measure) for policy, own in policies.items()}, by_id.values())
-        for name, measure in measures.items()
-    }
+    return compare({policy: measured(own) for policy, own in policies.items()}, by_id.values())
 
 
 def measure_table(comparisons: Mapping[str, Comparison]) -> tuple[pd.DataFrame, list[str]]:

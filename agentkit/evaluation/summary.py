@@ -98,7 +98,7 @@ def _by_template(success: np.ndarray, clusters: Sequence[int], samples: int) -> 
 
 def task_success(trajectories: Samples) -> dict[str, float]:
     """Mean success of each task's scored samples (of each seed's mean); a task with none is left out."""
-    return {task: rate(seeds) for task, seeds in values_of(trajectories).items() if all(seeds)}
+    return {task: fmean(map(fmean, seeds)) for task, seeds in values_of(trajectories).items() if all(seeds)}
 
 
 def flatten(trajectories: Samples) -> list[Trajectory]:
@@ -135,11 +135,6 @@ def _scores(samples: Sequence[Trajectory]) -> list[float]:
     return [float(t.success) for t in scored]
 
 
-def rate(seeds: list[list[float]]) -> float:
-    """Success of one task: the mean over seeds of the mean over samples."""
-    return fmean(fmean(samples) for samples in seeds)
-
-
 def rates(values: Values, tasks: Iterable[str]) -> np.ndarray:
     """Success by seed and task, shape (S, N)."""
     return np.array([[fmean(samples) for samples in values[task]] for task in tasks], dtype=np.float64).T
@@ -153,16 +148,9 @@ def measure(values: Values) -> dict[str, Any]:
     by_seed = rates(scored, scored)
     if len(by_seed) > 1:
         interval = statistics.seeds_interval(by_seed, low=0.0, high=1.0)
-    elif single_samples(scored.values()):
-        interval = statistics.success_interval(by_seed[0])
     else:
         interval = statistics.success_interval(by_seed[0], sum(len(seeds[0]) for seeds in scored.values()))
     return {"success": float(by_seed.mean()), "ci95": interval, "n": len(scored)}
-
-
-def single_samples(scored: Iterable[list[list[float]]]) -> bool:
-    """One sample a task, each right or wrong: what Wilson's interval and McNemar's test are about."""
-    return all(len(seeds) == 1 and len(seeds[0]) == 1 and seeds[0][0] in (0.0, 1.0) for seeds in scored)
 
 
 def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
@@ -281,11 +269,11 @@ def labels_of(values: Iterable[str], tasks: Iterable[Task] | None) -> dict[str, 
 
 def split_by(values: Mapping[str, Any], label: Mapping[str, str], order: Callable) -> dict[str, dict]:
     """The measured tasks of each label, in order; nothing where there are no labels."""
-    groups: dict[str, dict] = {name: {} for name in order(set(label.values()))}
-    for task, name in label.items():
-        if task in values:
-            groups[name][task] = values[task]
-    return {name: group for name, group in groups.items() if group}
+    label = {task: name for task, name in label.items() if task in values}
+    return {
+        name: {task: values[task] for task in label if label[task] == name}
+        for name in order(set(label.values()))
+    }
 
 
 def easy_first(names: Iterable[str]) -> list[str]:
