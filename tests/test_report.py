@@ -455,10 +455,15 @@ def test_ordinary_text_is_kept(text):
     assert redact_text(text) == text
 
 
-def test_environment_values_and_quick_masking():
-    found = environment_secrets(
-        {"A_PASSWORD": "p@ss word", "HOME": "somewhere", "B_TOKEN": "abc", "DB_SECRET": "much-longer-secret"}
-    )
+def test_environment_values_and_quick_masking(monkeypatch):
+    variables = {
+        "A_PASSWORD": "p@ss word",
+        "HOME": "home",
+        "B_TOKEN": "abc",
+        "DB_SECRET": "much-longer-secret",
+    }
+    monkeypatch.setattr(os, "environ", variables)
+    found = environment_secrets()
     assert found == ("much-longer-secret", "p%40ss%20word", "p@ss word")
     for text in (
         "key=" * 250_000,

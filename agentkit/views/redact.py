@@ -65,10 +65,9 @@ def is_secret_name(name: str) -> bool:
     return words[-1] in _LAST and before not in _HARMLESS
 
 
-def environment_secrets(environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def environment_secrets() -> tuple[str, ...]:
     """Values of variables whose names look secret, longest first; those under 6 characters are no secrets."""
-    environment = os.environ if environment is None else environment
-    values = {value for name, value in environment.items() if is_secret_name(name) and len(value) >= 6}
+    values = {value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= 6}
     return tuple(sorted(values | {quote(value, safe="") for value in values}, key=lambda v: (-len(v), v)))
 
 
