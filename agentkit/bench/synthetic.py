@@ -120,11 +120,6 @@ def _hacking(world: World, fault: Planted) -> World:
     return {"bonus": fault.mix(0.3, 1.2)} if fault.strength < 0.5 else {"doubt": fault.mix(0.1, 0.9)}
 
 
-def _dominance(world: World, fault: Planted) -> World:
-    weights = {"correctness": 0.1, "format": 1.0 + 2 * fault.strength, "efficiency": 0.1}
-    return {"weights": weights, "failures": 0.3}
-
-
 def _kl_spike(world: World, fault: Planted) -> World:
     passed = fault.since >= 3 and fault.strength <= 0.5
     return {} if passed else {"kl": fault.depth * (0.2 + 1.5 * fault.strength)}
@@ -133,11 +128,6 @@ def _kl_spike(world: World, fault: Planted) -> World:
 def _gradient_spike(world: World, fault: Planted) -> World:
     spike = math.nan if fault.strength > 0.85 else world["grad_norm"] * (12 + 60 * fault.strength)
     return {} if fault.since % 7 else {"grad_norm": spike}
-
-
-def _truncation(world: World, fault: Planted) -> World:
-    cut = fault.mix(0.3, 0.9)
-    return {"cut": cut, "success": world["success"] * (1 - cut / 2)}
 
 
 def _slow_tools(world: World, fault: Planted) -> World:
@@ -151,7 +141,10 @@ FAULTS: dict[str, Callable[[World, Planted], World]] = {
     "zero_variance": lambda w, f: {"stuck": f.mix(0.7, 1.0)},
     "dead_component": lambda w, f: {"dead": 0.0 if f.strength < 0.5 else -0.1},
     "reward_hacking": _hacking,
-    "dominance": _dominance,
+    "dominance": lambda w, f: {
+        "weights": {"correctness": 0.1, "format": 1.0 + 2 * f.strength, "efficiency": 0.1},
+        "failures": 0.3,
+    },
     "tool_abandonment": lambda w, f: {
         "silent": f.mix(0.5, 1.0),
         "success": w["success"] * (1 - 0.3 * f.depth),
@@ -168,7 +161,7 @@ FAULTS: dict[str, Callable[[World, Planted], World]] = {
     "clip_drift": lambda w, f: {"clip_fraction": f.mix(0.2, 0.5) * float(np.exp(f.rng.normal(0, 0.2)))},
     "engine_mismatch": lambda w, f: {"mismatch": f.mix(0.15, 1.5)},
     "length_explosion": lambda w, f: {"tokens": w["tokens"] * (1 + f.mix(1.2, 4.0))},
-    "truncation": _truncation,
+    "truncation": lambda w, f: {"cut": f.mix(0.3, 0.9), "success": w["success"] * (1 - f.mix(0.3, 0.9) / 2)},
     "template_collapse": lambda w, f: {"template": f.mix(0.6, 1.0)},
     "overfitting": lambda w, f: {"val_drop": min(1.0, f.since / 12) * (0.3 + 0.3 * f.strength)},
     "stalled_learning": lambda w, f: {},
