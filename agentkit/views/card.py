@@ -36,7 +36,7 @@ from agentkit.views.redact import environment_secrets, redact, redact_text
 from agentkit.views.widgets import compare_trajectories
 from agentkit.views.widgets.dashboard import EVIDENCE, alarm_block, told
 
-UNCHANGED = "unchanged"
+UNCHANGED, NOT_COMPARED = "unchanged", "This run has no comparison of policies yet."
 MAX_BYTES = 10_000_000  # of the file
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 TRAINED = ("Result", "Skill or format", "Training", "Alarms", "Preflight", "Evidence")  # from notebook 03 on
@@ -134,13 +134,13 @@ class _Card:
         links = [html.element("a", title, href=f"#{_anchor(title)}") for title, _ in wanted]
         title = f"Run card: {self.run.path.name}"
         lead = _or_none(lambda: _comparison(self.run).sentences())
-        lead = lead or ["This run has no comparison of policies yet."]
         header = [
             html.element("h1", title),
             html.element("p", self.text(_subtitle(self.manifest)), class_="soft"),
+            *(html.element("p", self.text(sentence), class_="lead") for sentence in lead or [NOT_COMPARED]),
+            _stages(self),
         ]
-        header += [html.element("p", self.text(sentence), class_="lead") for sentence in lead]
-        parts = [html.element("header", *header, _stages(self)), html.element("nav", *links)]
+        parts = [html.element("header", *header), html.element("nav", *links)]
         return html.page(title, *parts, html.element("main", *sections), policy=POLICY)
 
     def _tried(self, title: str, make: Callable[[_Card], list[Markup]]) -> list[Markup]:
