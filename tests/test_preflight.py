@@ -15,10 +15,11 @@ from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import checks, examine, forecast, probe, report, task_checks
+from agentkit.preflight import checks, examine, report, task_checks
 from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
-from agentkit.preflight.forecasting import longer_by_expert
+from agentkit.preflight.forecasting import forecast, longer_by_expert
+from agentkit.preflight.probe import probe
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import correctness, plan, with_noise
 from agentkit.rollouts import rollout

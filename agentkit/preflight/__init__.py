@@ -6,8 +6,6 @@ says ``preflight: warn``. Leaves out training itself: a learning rate can be too
 """
 
 from agentkit.preflight.examination import examine, first_look, report
-from agentkit.preflight.forecasting import forecast
-from agentkit.preflight.probe import Probed, probe
 from agentkit.preflight.report import Item, Preflight
 
-__all__ = ["Item", "Preflight", "Probed", "examine", "first_look", "forecast", "probe", "report"]
+__all__ = ["Item", "Preflight", "examine", "first_look", "report"]

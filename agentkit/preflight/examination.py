@@ -161,7 +161,10 @@ def report(
     being_right = reward_checks.being_right(reward, played)
     gold = (
         reward_checks.gold(golden, groups, reward, being_right.values),
-        *reward_checks.components(groups, golden, reward, probed),
+        *(
+            reward_checks.component(name, weight, groups, golden, probed[name])
+            for name, (_, weight) in reward.items()
+        ),
     )
     items = (
         checks.settings(recipe),

@@ -233,16 +233,8 @@ def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str,
 
 
 # ---- components
-def components(
-    groups: Groups, golden: Sequence[Trajectory], reward: Reward, probed: Mapping[str, Probed]
-) -> list[Item]:
-    """One item a component: dead, saturated, dominating or alive; and what it reads that is never written."""
-    return [_component(name, weight, groups, golden, probed[name]) for name, (_, weight) in reward.items()]
-
-
-def _component(
-    name: str, weight: float, groups: Groups, golden: Sequence[Trajectory], probed: Probed
-) -> Item:
+def component(name: str, weight: float, groups: Groups, golden: Sequence[Trajectory], probed: Probed) -> Item:
+    """Whether it is dead, saturated, dominating or alive; and what it reads that is never written."""
     rollouts = members(groups)
     values, best = _scored(rollouts, name), _scored(golden, name)
     share = _part(groups, name, weight)
