@@ -212,8 +212,8 @@ def sampler(model: Any, sampled: Sequence[Trajectory], temperature: float) -> It
     if left < now / 3 and abs(math.log(warmer / (temperature or 1.0))) > 0.05:  # noise is at no temperature
         advice = (
             f"The sampler's are those of temperature {warmer:.2g} (they differ by {left:.2g} there), the "
+            f"trainer's of {temperature:g}: give both the same temperature."
         )
-        advice += f"trainer's of {temperature:g}: give both the same temperature."
         return Item(name, "red", finding, advice, ids(chosen), values | {"temperature": warmer})
     if now < APART:
         return Item(name, "green", finding, values=values)

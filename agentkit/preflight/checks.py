@@ -165,8 +165,12 @@ def dead_groups(groups: Groups, group_size: int) -> Item:
         advice = f"Raise group_size to {useful}: the smallest with at most every second group dead."
     else:
         light, advice = "green", f"The smallest useful group_size is {useful}." if useful < group_size else ""
-    values = {"seen": seen, "expected": {str(g): share for g, share in expected.items()}}
-    values |= {"smallest_useful": useful, "beta": [a, b]}
+    values = {
+        "seen": seen,
+        "expected": {str(g): share for g, share in expected.items()},
+        "smallest_useful": useful,
+        "beta": [a, b],
+    }
     return Item(DEAD, light, finding, advice, ids(g.trajectories[0] for g in dead), values)
 
 
@@ -268,8 +272,13 @@ def tools(groups: Groups) -> Item:
         ),
     )
     advice = " ".join(sentence for holds, sentence in doubts if holds)
-    values = {"calls": calls, "failed": rate, "cut": ends, "cut_turns": share}
-    values |= {"tokens": float(lengths.mean())}
+    values = {
+        "calls": calls,
+        "failed": rate,
+        "cut": ends,
+        "cut_turns": share,
+        "tokens": float(lengths.mean()),
+    }
     light = "amber" if advice else "green"
     return Item("Tools and lengths", light, finding, advice, ids(limited or failed), values)
 

@@ -58,8 +58,14 @@ def forecast(
         f"({rollout_seconds:.3g} s a rollout measured, {rates.update / longer:.3g} s an update "
         f"{source}{grown}); {rented}{peak / 1e9:.1f} GB of memory so far."
     )
-    values = {"training_seconds": training, "total_seconds": total, "interval": [low, high]}
-    values |= {"phases": phases, "rollout": rates.rollout, "update": rates.update}
+    values = {
+        "training_seconds": training,
+        "total_seconds": total,
+        "interval": [low, high],
+        "phases": phases,
+        "rollout": rates.rollout,
+        "update": rates.update,
+    }
     return Item("Forecast", "green", finding, values=values)
 
 

@@ -129,9 +129,9 @@ def as_text(plan: dict[str, Any]) -> str:
     sizes = ", ".join(f"{name} {100 * spread[name]:.1f}" for name in ("seeds", "tasks", "rest"))
     if len(plan["seeds"]) < SEEDS:
         lines += [f"fewer than {SEEDS} seeds give intervals and no verdict: list more to have one"]
-        return "\n".join(line for line in lines if line)
-    lines += [
-        f"{len(plan['seeds'])} seeds and {plan['test_tasks']} test tasks show {shown} in 80 of 100 cases "
-        f"(Dunnett over {len(plan['arms']) - 1}; spread of a difference in points, {source}: {sizes})"
-    ]
+    else:
+        lines += [
+            f"{len(plan['seeds'])} seeds and {plan['test_tasks']} test tasks show {shown} in 80 of 100 cases "
+            f"(Dunnett over {len(plan['arms']) - 1}; spread of a difference in points, {source}: {sizes})"
+        ]
     return "\n".join(line for line in lines if line)
