@@ -310,11 +310,11 @@ def _moves(
     spots: dict[tuple[float, float], list[str]] = defaultdict(list)
     for task in before.keys() & after.keys():
         spots[round(before[task], 3), round(after[task], 3)].append(task)
-    groups: dict[str, list[tuple[float, float]]] = {"wrong → right": [], "right → wrong": [], "same side": []}
-    for x, y in sorted(spots):
-        turn = {(False, True): "wrong → right", (True, False): "right → wrong"}
-        groups[turn.get((x > SOLVED, y > SOLVED), "same side")].append((x, y))
-    return spots, groups
+    crossed = {spot: (spot[1] > SOLVED) - (spot[0] > SOLVED) for spot in sorted(spots)}
+    turns = {"wrong → right": 1, "right → wrong": -1, "same side": 0}
+    return spots, {
+        title: [spot for spot, way in crossed.items() if way == turn] for title, turn in turns.items()
+    }
 
 
 # the diagonal of no change, and the lines at which a task counts as solved

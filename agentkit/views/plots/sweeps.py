@@ -132,8 +132,10 @@ def success_by_compute(ablation: Ablation) -> go.Figure:
     for i, (name, seeds) in enumerate(ablation.training.items()):
         colour, arm = COLOURS[i % len(COLOURS)], arms[name]
         curves = [rows.dropna(subset=["val_success"]) for rows in seeds.values()]
-        x = pd.concat([rows.set_index("step")["million_tokens"] for rows in curves], axis=1).mean(axis=1)
-        y = pd.concat([rows.set_index("step")["val_success"] for rows in curves], axis=1).mean(axis=1)
+        x, y = (
+            pd.concat([rows.set_index("step")[column] for rows in curves], axis=1).mean(axis=1)
+            for column in ("million_tokens", "val_success")
+        )
         own = {"name": escaped(name), "legendgroup": name}
         line = {"color": colour, "width": 1.5, "dash": "dot"}
         figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False, **own)

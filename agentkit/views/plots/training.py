@@ -108,15 +108,23 @@ def draw_line(
     rows = metrics[["step", column]].dropna()
     window = _window(len(rows))
     name = escaped(column.removeprefix("reward/").replace("_", " "))
-    shared = {"x": rows["step"], "legendgroup": column, "name": name, "hovertemplate": "step %{x}: %{y:.4g}"}
-    marker = {"color": colour, "size": 4, "opacity": 0.35 if window > 1 else 1.0}
-    figure.add_scatter(y=rows[column], mode="markers", marker=marker, showlegend=False, **shared, **subplot)
-    smooth = rows[column].rolling(window, center=True, min_periods=1).mean()
-    line = {"color": colour, "width": 2}
+    shared = {"x": rows["step"], "legendgroup": column, "name": name, **subplot}
     figure.add_scatter(
-        y=smooth, mode="lines", line=line, showlegend=legend, **(shared | {"hoverinfo": "skip"}), **subplot
+        y=rows[column],
+        mode="markers",
+        marker={"color": colour, "size": 4, "opacity": 0.35 if window > 1 else 1.0},
+        showlegend=False,
+        hovertemplate="step %{x}: %{y:.4g}",
+        **shared,
     )
-    figure.data[-1].hovertemplate = None
+    figure.add_scatter(
+        y=rows[column].rolling(window, center=True, min_periods=1).mean(),
+        mode="lines",
+        line={"color": colour, "width": 2},
+        showlegend=legend,
+        hoverinfo="skip",
+        **shared,
+    )
 
 
 def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, colour: str, **subplot: int) -> None:
