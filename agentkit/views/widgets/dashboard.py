@@ -103,10 +103,9 @@ def newest(run: Run) -> list[Path]:
 
 def told(title: str, t: Trajectory, task: Task | None) -> html.Markup:
     """A trajectory turn by turn, with its task where that is known."""
-    parts = [html.element("h4", title)]
     reward = "no reward" if t.reward is None else f"reward {t.reward:.3g}"
     facts = f"{reward}, {t.stop_reason.value}, {trajectory_id(t)}"
-    parts.append(html.element("p", facts, class_="soft"))
+    parts = [html.element("h4", title), html.element("p", facts, class_="soft")]
     if task:
         parts.append(html.paragraphs([clip(task.prompt, TEXT), f"gold: {clip(task.answer, TEXT)}"]))
     for turn in t.turns:
@@ -156,7 +155,6 @@ class Dashboard:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._ended = ending(self.run, self.recipe, error)
-        self._switch(False)
         self.finish()
 
     def _switch(self, is_on: bool) -> None:
@@ -172,11 +170,11 @@ class Dashboard:
         while not len(metrics := self._metrics()) or metrics["step"].max() < self.recipe.steps:
             self.draw()
             time.sleep(poll_s)
-        self._switch(False)
         self.finish()
 
     def finish(self) -> None:
-        """Draw what there is and write the last snapshot."""
+        """Switch the buttons off, draw what there is and write the last snapshot."""
+        self._switch(False)
         self.draw()
         self.save()
 
