@@ -14,7 +14,6 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -39,19 +38,16 @@ class States:
     """What environments show of their states. None knows the families that ship, and runs no lab file."""
 
     def __init__(self, environments: Mapping[str, Callable[[], object]] | None = None):
-        self._given = environments
+        self._environments = environments
         self._renders: dict[str, Callable[[Task, Trajectory, int], Any] | None] = {}
-
-    @cached_property
-    def _environments(self) -> Mapping[str, Callable[[], object]]:
-        if self._given is not None:
-            return self._given
-        return {name: family.environment for name, family in shipped_families(Corpus.open()).items()}
 
     def after_turns(self, task: Task | None, trajectory: Trajectory) -> list[dict[str, Any] | None]:
         """A state a turn as JSON values, None where there is none; no states of an unknown family or task."""
         if task is None:
             return []
+        if self._environments is None:
+            shipped = shipped_families(Corpus.open())
+            self._environments = {name: family.environment for name, family in shipped.items()}
         if task.family not in self._renders:
             self._renders[task.family] = _render_of(self._environments.get(task.family))
         render = self._renders[task.family]

@@ -18,10 +18,11 @@ def mask_xray(trajectory: Trajectory, decode: Decode | None = None) -> View:
         ValueError: two of the token fields differ in length, or a turn's span lies outside the completion.
     """
     tokens = xray(trajectory, decode)
-    columns = {name: [getattr(token, name) for token in tokens] for name in COLUMNS}
-    columns["text"] = [clip(token.text, TOKEN_LIMIT) for token in tokens]
-    columns["old_logprob"] = [number(token.old_logprob, 6) for token in tokens]
-    columns["advantage"] = [number(trajectory.advantage, 6) if token.mask else None for token in tokens]
+    columns = {name: [getattr(token, name) for token in tokens] for name in COLUMNS} | {
+        "text": [clip(token.text, TOKEN_LIMIT) for token in tokens],
+        "old_logprob": [number(token.old_logprob, 6) for token in tokens],
+        "advantage": [number(trajectory.advantage, 6) if token.mask else None for token in tokens],
+    }
     payload = {
         "task": trajectory.task_id,
         "policy": trajectory.policy,
