@@ -104,19 +104,15 @@ class _Card:
     @cached_property
     def policies(self) -> dict[str, list[Trajectory]]:
         """Sampled evaluation trajectories, the baseline first; files that cannot be read are left out."""
-        stems = {path.stem for path in self.run.file("eval").glob("*.parquet")}
-        names = sorted(name for name in stems if not name.endswith("_greedy"))
-        names.sort(key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+        stems = (path.stem for path in self.run.file("eval").glob("*.parquet"))
+        names = sorted(stem for stem in stems if not stem.endswith("_greedy"))
         policies = {}
-        for name in names:
+        for name in sorted(names, key=[*ORDER, *names].index):
             try:
-                trajectories = self.run.trajectories(name)
+                policies[name] = self.run.trajectories(name)
             except RunError as error:
                 warnings.warn(str(error), stacklevel=2)
-                continue
-            if trajectories:
-                policies[name] = trajectories
-        return policies
+        return {name: trajectories for name, trajectories in policies.items() if trajectories}
 
     @property
     def not_made(self) -> tuple[str, ...]:
@@ -150,11 +146,9 @@ class _Card:
             warnings.simplefilter("always", UserWarning)
             try:
                 parts = make(self)
-            except RunError as error:
-                warnings.warn(str(error), stacklevel=2)
             except Exception as error:  # whatever a run holds, no file may keep the rest from being shown
                 why = f"{title} cannot be shown ({type(error).__name__}: {error})."
-                warnings.warn(why, stacklevel=2)
+                warnings.warn(str(error) if isinstance(error, RunError) else why, stacklevel=2)
         sentences = dict.fromkeys(str(one.message) for one in told if one.category is UserWarning)
         for sentence in sentences:
             warnings.warn(sentence, stacklevel=2)
@@ -298,9 +292,11 @@ def _gains(card: _Card) -> list[Markup]:
     if not card.run.file("gains.json").exists():
         return [card.paragraph("There is no gains.json: notebook 05 takes the differences apart.")]
     found = Gains(**read_json(card.run.file("gains.json")))
-    parts = [card.frame(found.table(), "What each difference is made of", "Part")]
-    parts += [card.paragraph(sentence) for sentence in found.sentences()]
-    return [*parts, card.figure(plots.gain_parts(found))]
+    return [
+        card.frame(found.table(), "What each difference is made of", "Part"),
+        *map(card.paragraph, found.sentences()),
+        card.figure(plots.gain_parts(found)),
+    ]
 
 
 def _gaia(card: _Card) -> list[Markup]:
@@ -399,9 +395,7 @@ def _trajectories(card: _Card) -> list[Markup]:
         return [
             card.missing("There are no evaluation trajectories in eval/. Notebooks 02 and 05 write them.")
         ]
-    if len(names) > 3:
-        names = [names[0], *names[-2:]]
-    tasks = card.tasks
+    names, tasks = [names[0], *names[1:][-2:]], card.tasks
     policies = {name: [t for t in card.policies[name] if t.task_id in tasks] for name in names}
     private = {t.task_id for name in names for t in card.policies[name]} - tasks.keys()
     parts = []
@@ -425,8 +419,8 @@ def _trajectories(card: _Card) -> list[Markup]:
 def _suite(card: _Card) -> list[Markup]:
     tasks = card.run.tasks
     n_families = len({task.family for task in tasks})
-    parts = [card.paragraph(f"{len(tasks)} tasks of {n_families} families.")]
-    parts.append(card.figure(plots.difficulty_counts(tasks)))
+    counted = card.paragraph(f"{len(tasks)} tasks of {n_families} families.")
+    parts = [counted, card.figure(plots.difficulty_counts(tasks))]
     success = {name: task_success(trajectories) for name, trajectories in card.policies.items()}
     rows = []
     for task in tasks:

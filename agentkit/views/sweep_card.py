@@ -34,18 +34,20 @@ def write_sweep_report(ablation: Ablation) -> Path:
     sweep, secrets = ablation.sweep, environment_secrets()
     title = f"Sweep: {sweep.folder.name}"
     lead = [ablation.sweep.state["question"], ablation.answer()]
-    head = [html.element("h1", title)]
-    head += [html.element("p", redact_text(text, secrets), class_="lead") for text in lead if text]
-    parts = [html.element("header", *head), tables.drawn(_masked(ablation.table(), secrets))]
-    parts.append(html.element("p", f"{LEVELS} {HOURS}", class_="soft"))
-    for number, make in enumerate(FIGURES):
-        figure = redact(json.loads(make(ablation).to_json()), secrets)
-        parts.append(plots.embedded(figure, with_library=number == 0))
-    parts += [html.element("h2", "Cells"), cells(ablation)]
-    file = {name: str(value) for name, value in sweep.state["file"].items()}
-    versions = {name: str(value) for name, value in sweep.state["versions"].items()}
-    rows = [[name, redact_text(value, secrets)] for name, value in (file | versions).items()]
-    parts += [html.element("h2", "Provenance"), html.table(["what", "value"], rows)]
+    head = [html.element("p", redact_text(text, secrets), class_="lead") for text in lead if text]
+    figures = [redact(json.loads(make(ablation).to_json()), secrets) for make in FIGURES]
+    made_of = sweep.state["file"] | sweep.state["versions"]
+    rows = [[name, redact_text(str(value), secrets)] for name, value in made_of.items()]
+    parts = [
+        html.element("header", html.element("h1", title), *head),
+        tables.drawn(_masked(ablation.table(), secrets)),
+        html.element("p", f"{LEVELS} {HOURS}", class_="soft"),
+        *(plots.embedded(figure, with_library=figure is figures[0]) for figure in figures),
+        html.element("h2", "Cells"),
+        cells(ablation),
+        html.element("h2", "Provenance"),
+        html.table(["what", "value"], rows),
+    ]
     return write_bytes(sweep.file("report.html"), html.page(title, *parts, policy=POLICY).encode())
 
 
