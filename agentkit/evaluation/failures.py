@@ -132,8 +132,8 @@ class Failures:
 
     def table(self) -> pd.DataFrame:
         """One row a class, one column a policy: trajectories and their share of the scored ones."""
-        rows = dict(self.counts)
-        rows["all failures"] = {p: sum(counts[p] for counts in self.counts.values()) for p in self.totals}
+        whole = {p: sum(counts[p] for counts in self.counts.values()) for p in self.totals}
+        rows = self.counts | {"all failures": whole}
         for name, counts in rows.items():
             rows[name] = {policy: self._cell(policy, counts[policy]) for policy in self.totals}
         return tables.text_table(rows)
@@ -152,11 +152,10 @@ class Failures:
             sentences.append(f"{words}.")
         first, last = list(self.totals)[0], list(self.totals)[-1]
         changes = {name: self._share(last, c) - self._share(first, c) for name, c in self.counts.items()}
-        moved = []
-        if changes and min(changes.values()) < 0:
-            moved.append(_change(changes, min(changes, key=changes.get), "fell"))
-        if changes and max(changes.values()) > 0:
-            moved.append(_change(changes, max(changes, key=changes.get), "rose"))
+        fallen = {name: change for name, change in changes.items() if change < 0}
+        risen = {name: change for name, change in changes.items() if change > 0}
+        moved = [_change(fallen, min(fallen, key=fallen.get), "fell")] if fallen else []
+        moved += [_change(risen, max(risen, key=risen.get), "rose")] if risen else []
         return sentences + ([f"From {first} to {last}, {' and '.join(moved)}."] if moved else [])
 
     def _share(self, policy: str, counts: Mapping[str, int]) -> float:
@@ -164,10 +163,8 @@ class Failures:
 
     def _repr_html_(self) -> str:
         rules = [f"{name}: {FAILURES[name]}." for name in self.counts]
-        notes = self.sentences()
-        for policy, n in self.unscored.items():
-            if n:
-                notes.append(f"{policy}: {n} trajectories could not be scored and are in no class.")
+        unscored = "{}: {} trajectories could not be scored and are in no class."
+        notes = self.sentences() + [unscored.format(policy, n) for policy, n in self.unscored.items() if n]
         caption = "Failed trajectories, and their share of all scored ones"
         return tables.to_html(self.table(), caption, notes, rules)
 

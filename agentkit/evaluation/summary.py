@@ -159,13 +159,17 @@ def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
     for task, samples in by_task(trajectories).items():
         solved = [t for t in samples if t.success is not None and t.success > SOLVED]
         results = [result for t in samples for result in results_of(t)]
-        count = Counter(failure_of(result) for result in results if not result.ok)
-        count["calls"], count["failures"] = len(results), count.total()
-        count["samples"], count["solved"] = len(samples), len(solved)
-        count["turns"], count["turns_solved"] = (sum(len(t.turns) for t in ts) for ts in (samples, solved))
-        count["tokens"] = sum(len(t.completion_ids) for t in samples)
-        count["scored_tokens"] = sum(len(t.completion_ids) for t in samples if t.success is not None)
-        counts[task] = count
+        counts[task] = Counter(failure_of(result) for result in results if not result.ok)
+        counts[task].update(
+            calls=len(results),
+            failures=counts[task].total(),
+            samples=len(samples),
+            solved=len(solved),
+            turns=sum(len(t.turns) for t in samples),
+            turns_solved=sum(len(t.turns) for t in solved),
+            tokens=sum(len(t.completion_ids) for t in samples),
+            scored_tokens=sum(len(t.completion_ids) for t in samples if t.success is not None),
+        )
     return counts
 
 

@@ -241,12 +241,11 @@ class Ablation:
     @cached_property
     def arms(self) -> dict[str, dict[str, Any]]:
         """Each arm's entry of ablations.json."""
+        same = ("success", "ci95", "turns", "tool_failure_rate", "tokens", "by_category", "by_difficulty")
         arms = {}
         for name, entry in self.summaries.items():
-            own = {key: entry[key] for key in ("success", "ci95", "turns", "tool_failure_rate", "tokens")}
-            own |= {"n_tasks": entry["n"], "seeds": sorted(self.runs[name]), "by_seed": entry["seeds"]}
-            own |= {key: entry[key] for key in ("by_category", "by_difficulty")}
-            arms[name] = own | self._training_of(name)
+            own = {"n_tasks": entry["n"], "seeds": sorted(self.runs[name]), "by_seed": entry["seeds"]}
+            arms[name] = {key: entry[key] for key in same} | own | self._training_of(name)
         return arms
 
     def to_json(self) -> dict[str, Any]:

@@ -194,10 +194,9 @@ def family_table(entry: Mapping[str, Any]) -> pd.DataFrame:
     """One policy's entry, overall and by family: success, turns, failed calls by kind, tokens, tasks."""
     rows = {}
     for name, block in {"all": entry, **entry["by_category"]}.items():
-        row = {"success": cell(block["success"], block["ci95"], "{:.1%}")}
-        for key, title in FAMILY_COLUMNS.items():
-            row[title] = cell(block[key], None, MEASURES[key][1])
-        rows[name] = row | {"tasks": block["n"]}
+        others = {t: cell(block[key], None, MEASURES[key][1]) for key, t in FAMILY_COLUMNS.items()}
+        success = cell(block["success"], block["ci95"], "{:.1%}")
+        rows[name] = {"success": success, **others, "tasks": block["n"]}
     return text_table(rows)
 
 
