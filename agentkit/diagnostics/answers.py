@@ -10,6 +10,7 @@ import pandas as pd
 
 from agentkit.diagnostics.rules import Alarm
 from agentkit.evaluation import task_success
+from agentkit.evaluation.summary import easy_first
 from agentkit.records import Task, Trajectory
 
 ENDS = 5  # steps at either end that are compared
@@ -78,17 +79,12 @@ def success_by_kind(
     Returns:
         Indexed by kind; ``before``, ``after`` and ``change`` in success, and the tasks behind each.
     """
-    ends = []
-    for trajectories in (early, late):
-        scored = [t for t in trajectories if t.success is not None and t.task_id in tasks]
-        ends.append(task_success(scored) if scored else {})
-    kinds: dict[str, list[str]] = {
-        f"family {name}": [] for name in sorted({t.family for t in tasks.values()})
-    }
-    kinds |= {"easy": [], "medium": [], "hard": []}
-    for task in tasks.values():
-        kinds[f"family {task.family}"].append(task.id)
-        kinds.setdefault(task.difficulty, []).append(task.id)
+    known = ([t for t in end if t.success is not None and t.task_id in tasks] for end in (early, late))
+    ends = [task_success(scored) if scored else {} for scored in known]
+    families = sorted({t.family for t in tasks.values()})
+    levels = easy_first({t.difficulty for t in tasks.values()})
+    kinds = {f"family {name}": [i for i, t in tasks.items() if t.family == name] for name in families}
+    kinds |= {name: [i for i, t in tasks.items() if t.difficulty == name] for name in levels}
     rows = {}
     for kind, ids in kinds.items():
         before, after = ([end[i] for i in ids if i in end] for end in ends)
