@@ -234,8 +234,11 @@ def _rollout(
     cut = rng.random() < world["cut"]
     success = float(right and not cut)
     ok = [result.ok for turn in turns for result in turn.results]
-    components: dict[str, float | None] = {"correctness": success, "format": sum(ok) / max(len(ok), 1)}
-    components["efficiency"] = -0.02 * len(turns) if success else 0.0
+    components: dict[str, float | None] = {
+        "correctness": success,
+        "format": sum(ok) / max(len(ok), 1),
+        "efficiency": -0.02 * len(turns) if success else 0.0,
+    }
     if world["bonus"]:
         components["bonus"] = min(2.0, max(0.0, rng.gauss(world["bonus"], 0.2)))
     if world["dead"] is not None:
