@@ -235,12 +235,13 @@ class Dashboard:
     def _panel(self, metrics: pd.DataFrame) -> html.Markup:
         """Progress and the latest alarms."""
         alarms = read_alarms(self.run)
-        earlier = len(alarms) - LISTED
-        note = f"{earlier} earlier alarms in train/alarms.jsonl" if earlier > 0 else ""
+        notes = [] if alarms else ["No alarm has fired."]
+        if len(alarms) > LISTED:
+            notes = [f"{len(alarms) - LISTED} earlier alarms in train/alarms.jsonl"]
         return html.joined([
             *(html.element("p", html.element("b", sentence)) for sentence in self._news(metrics)),
             *(alarm_block(alarm) for alarm in alarms[::-1][:LISTED]),
-            html.element("p", note if alarms else "No alarm has fired.", class_="soft"),
+            *(html.element("p", note, class_="soft") for note in notes),
         ])  # fmt: skip
 
     def _extremes(self) -> html.Markup:
