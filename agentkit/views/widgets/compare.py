@@ -13,6 +13,7 @@ from typing import Any
 import traitlets
 
 from agentkit.evaluation import SOLVED, task_success
+from agentkit.evaluation.summary import all_in
 from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl
 from agentkit.runs.schemas import NOTE_FIELDS, fault
@@ -106,10 +107,7 @@ def compare_trajectories(
     tasks = {task.id: task for task in tasks}
     samples = {name: by_task(trajectories) for name, trajectories in policies.items()}
     covered = {task for policy in samples.values() for task in policy}
-    unknown = sorted(covered - tasks.keys())
-    if unknown:
-        named = ", ".join(unknown[:5])
-        raise ValueError(f"the tasks lack {len(unknown)} that trajectories are about: {named}.")
+    all_in("the trajectories", covered, "the given tasks", tasks)
     if not covered:
         raise ValueError("there is no trajectory to show. Roll out the policies first.")
     rows, states = [], States(environments)
