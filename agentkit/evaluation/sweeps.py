@@ -35,6 +35,7 @@ from agentkit.runs import Run, cost
 from agentkit.runs.sweep import Sweep
 
 _TINY = 1e-9
+EQUAL = "equal within the margin"  # a verdict
 LEVELS = (
     "Intervals are over seeds and tasks: of success at 95 %, of a difference at the level that decides its "
     "verdict (Dunnett's, or Holm's where arms are equal within the margin), at 95 % where there is none."
@@ -142,7 +143,7 @@ def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
         test["p_dunnett"] = p
         test["verdict"] = _verdict(test)
         # two one-sided tests at a level are an interval at twice the level
-        test["level"] = 2 * alike if test["verdict"].startswith("equal") else level
+        test["level"] = 2 * alike if test["verdict"] == EQUAL else level
         for name, at in (("ci95", test["level"]), ("ci_difference", level)):
             test[name] = _interval(test["diff"], test["error"], test["freedom"], at)
     return found
@@ -156,7 +157,7 @@ def _interval(difference: float, error: float, freedom: float, level: float) -> 
 def _verdict(test: Mapping[str, Any]) -> str:
     if test["p_dunnett"] < ALPHA:
         return "better" if test["diff"] > 0 else "worse"
-    return "equal within the margin" if test["p_equal_holm"] < ALPHA else tables.NO_DIFFERENCE
+    return EQUAL if test["p_equal_holm"] < ALPHA else tables.NO_DIFFERENCE
 
 
 # ---- a sweep's cells
@@ -295,17 +296,17 @@ class Ablation:
         of = f"{m} tasks" if m == len(own) else f"the {m} tasks that are scored everywhere, of {len(own)},"
         head = f"{self.against} solves {tables.percent(reference['success'], reference['ci95'])} of {of}"
         parts = [f"{head} ({seeds} seed{'s' * (seeds > 1)})"]
-        for verdict in ("better", "worse"):
-            found = [_said(test) for test in self.paired if test["verdict"] == verdict]
-            parts += [f"{verdict} than it: {', '.join(found)}"] if found else []
-        equal = [_said(t) for t in self.paired if t["verdict"].startswith("equal")]
-        parts += [f"equal within {100 * self.margin:g} points: {', '.join(equal)}"] if equal else []
-        unsure = [_said(t) for t in self.paired if t["verdict"] == tables.NO_DIFFERENCE]
-        parts += [f"no difference shown: {', '.join(unsure)}"] if unsure else []
-        if unsure and (seen := [t["could_show"] for t in self.paired if t["could_show"]]):
-            parts.append(
-                f"differences from {100 * max(seen):.1f} points on would have been shown (80 % power)"
-            )
+        heads = {
+            "better": "better than it",
+            "worse": "worse than it",
+            EQUAL: f"equal within {100 * self.margin:g} points",
+            tables.NO_DIFFERENCE: "no difference shown",
+        }
+        arms = {v: ", ".join(_said(t) for t in self.paired if t["verdict"] == v) for v in heads}
+        parts += [f"{head}: {arms[verdict]}" for verdict, head in heads.items() if arms[verdict]]
+        seen = max((t["could_show"] for t in self.paired if t["could_show"]), default=None)
+        if seen and arms[tables.NO_DIFFERENCE]:
+            parts.append(f"differences from {100 * seen:.1f} points on would have been shown (80 % power)")
         if seeds < SEEDS:
             parts.append(f"no verdict: {', '.join(map(_said, self.paired))}")
         if short := [name for name in self.runs if name not in self.tested]:

@@ -110,28 +110,32 @@ def as_text(plan: dict[str, Any]) -> str:
         for name, changes in plan["arms"].items()
     }
     width = max(map(len, ["arm", *arms]))
-    table = [f"{name:<{width}}  {what}" for name, what in {"arm": "what it changes", **arms}.items()]
     cells = [name for name in plan["seconds"] if not name.startswith("shared")]
-    lines = [plan["question"], *table, f"seeds: {', '.join(map(str, plan['seeds']))}"]
     listed = (
         f"{len(cells)} cells to run, in this order: {', '.join(cells)}" if cells else "every cell is done"
     )
-    lines += textwrap.wrap(listed, 110, subsequent_indent="  ", break_on_hyphens=False)
-    lines += [f"made once: {name} ({what})" for name, what in plan["shared"].items()]
     clock = cost.duration(3600 * plan["wall_clock_hours"])
-    lines += [f"{cost.hours(plan['device_hours'])} device-hours, about {clock}; rates: {plan['rates']}"]
-    if plan["money"]:
-        sign = plan["currency"]
-        lines += ["; ".join(f"{name} {sign}{amount:,.2f}" for name, amount in plan["money"].items())]
+    lines = [
+        plan["question"],
+        *(f"{name:<{width}}  {what}" for name, what in {"arm": "what it changes", **arms}.items()),
+        f"seeds: {', '.join(map(str, plan['seeds']))}",
+        *textwrap.wrap(listed, 110, subsequent_indent="  ", break_on_hyphens=False),
+        *(f"made once: {name} ({what})" for name, what in plan["shared"].items()),
+        f"{cost.hours(plan['device_hours'])} device-hours, about {clock}; rates: {plan['rates']}",
+        "; ".join(f"{name} {plan['currency']}{amount:,.2f}" for name, amount in plan["money"].items()),
+        _could_show(plan),
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _could_show(plan: dict[str, Any]) -> str:
+    if len(plan["seeds"]) < SEEDS:
+        return f"fewer than {SEEDS} seeds give intervals and no verdict: list more to have one"
     seen, spread = plan["smallest_difference"], plan["spread"]
     shown = f"a difference of {100 * seen:.1f} points" if seen else "no difference at all"
     source = "as measured here" if spread["measured"] else "an assumption"
     sizes = ", ".join(f"{name} {100 * spread[name]:.1f}" for name in ("seeds", "tasks", "rest"))
-    if len(plan["seeds"]) < SEEDS:
-        lines += [f"fewer than {SEEDS} seeds give intervals and no verdict: list more to have one"]
-    else:
-        lines += [
-            f"{len(plan['seeds'])} seeds and {plan['test_tasks']} test tasks show {shown} in 80 of 100 cases "
-            f"(Dunnett over {len(plan['arms']) - 1}; spread of a difference in points, {source}: {sizes})"
-        ]
-    return "\n".join(line for line in lines if line)
+    return (
+        f"{len(plan['seeds'])} seeds and {plan['test_tasks']} test tasks show {shown} in 80 of 100 cases "
+        f"(Dunnett over {len(plan['arms']) - 1}; spread of a difference in points, {source}: {sizes})"
+    )
