@@ -56,8 +56,8 @@ def page(title: str, *children: Any, policy: str = "", look: str = "") -> str:
     guard = f'<meta http-equiv="Content-Security-Policy" content="{safe(policy)}">' if policy else ""
     head = (
         f'<meta charset="utf-8">{guard}<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"{element('title', title)}<style>{style()}{look}</style>"
     )
-    head += f"{element('title', title)}<style>{style()}{look}</style>"
     body = element("body", *children, class_="agentkit")
     document = f'<!doctype html><html lang="en"><head>{head}</head>{body}</html>'
     return document.encode("utf-8", "replace").decode()

@@ -60,8 +60,8 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     "–": "--",
     "→": r"$\to$",
+    **{c: f"\\{c}" for c in "&%$#_{}"},
 }
-_LATEX |= {c: f"\\{c}" for c in "&%$#_{}"}
 _ONE = r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?"
 _NUMBER = re.compile(rf"{_ONE}( ?%)?( \[{_ONE}, {_ONE}\])?( points)?")  # alone, or with its interval
 
@@ -111,10 +111,10 @@ def to_markdown(table: pd.DataFrame) -> str:
 def to_latex(table: pd.DataFrame, caption: str = "", label: str = "") -> str:
     """A booktabs table with the index as first column. Needs \\usepackage{booktabs}."""
     head, *body = (" & ".join(map(_tex, cells)) + r" \\" for cells in [["", *table.columns], *_rows(table)])
-    inside = [rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule", head, r"\midrule", *body]
-    inside += [r"\bottomrule", r"\end{tabular}"]
     above = [rf"\caption{{{_tex(caption)}}}"] * bool(caption) + [rf"\label{{{label}}}"] * bool(label)
-    return "\n".join([r"\begin{table}", r"\centering", *above, *inside, r"\end{table}", ""])
+    inside = [rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule", head, r"\midrule", *body]
+    below = [r"\bottomrule", r"\end{tabular}", r"\end{table}", ""]
+    return "\n".join([r"\begin{table}", r"\centering", *above, *inside, *below])
 
 
 def to_csv(table: pd.DataFrame) -> str:

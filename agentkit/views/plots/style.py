@@ -16,8 +16,13 @@ INK, GRID = "#757c88", "rgba(128,128,128,0.22)"
 COLOURS = ("#2f81d6", "#d9700f", "#1f9a74", "#a371d9", "#d0506f", "#8f8136")
 GAIN, LOSS, SAME = COLOURS[2], COLOURS[1], "#8a919c"
 
-_AXIS = {"gridcolor": GRID, "linecolor": GRID, "zeroline": False, "automargin": True}
-_AXIS |= {"title": {"standoff": 8, "font": {"size": 13}}, "dividercolor": GRID}
+_AXIS = {
+    "gridcolor": GRID,
+    "linecolor": GRID,
+    "zeroline": False,
+    "automargin": True,
+    "title": {"standoff": 8, "font": {"size": 13}},
+}
 TEMPLATE = go.layout.Template(
     layout={
         "paper_bgcolor": "rgba(0,0,0,0)",
@@ -26,8 +31,8 @@ TEMPLATE = go.layout.Template(
         "font": {"family": "system-ui, -apple-system, 'Segoe UI', sans-serif", "size": 13, "color": INK},
         "title": {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
         | {"pad": {"t": 16}, "font": {"size": 17}, "subtitle": {"font": {"size": 13}}},
-        "xaxis": _AXIS | {"showgrid": False},
-        "yaxis": {k: v for k, v in _AXIS.items() if k != "dividercolor"},
+        "xaxis": _AXIS | {"showgrid": False, "dividercolor": GRID},
+        "yaxis": _AXIS,
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
         "margin": {"l": 60, "r": 20, "t": 90, "b": 55},
         "hoverlabel": {"font": {"size": 12}},
