@@ -20,6 +20,10 @@ _UNSEEN = re.compile(
 )
 _NO_FORMULAS = "mathjax_ignore tex2jax_ignore"  # classes that MathJax 3 and 2 look for
 _LONG = 40  # characters from which a cell may wrap
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "base-uri 'none'; form-action 'none'"
+)
 
 
 @cache
@@ -51,11 +55,11 @@ def fragment(*children: Any) -> Markup:
     return element("div", element("style", Markup(style())), *children, class_=f"agentkit {_NO_FORMULAS}")
 
 
-def page(title: str, *children: Any, policy: str = "", look: str = "") -> str:
-    """A whole document that UTF-8 can hold, with a content security policy and more style."""
-    guard = f'<meta http-equiv="Content-Security-Policy" content="{safe(policy)}">' if policy else ""
+def page(title: str, *children: Any, look: str = "") -> str:
+    """A whole document that UTF-8 can hold and that loads nothing from elsewhere, with more style."""
     head = (
-        f'<meta charset="utf-8">{guard}<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{safe(_POLICY)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"{element('title', title)}<style>{style()}{look}</style>"
     )
     body = element("body", *children, class_="agentkit")

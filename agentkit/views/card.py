@@ -47,10 +47,6 @@ DATA_LICENCES = (
     ("chemical elements (mendeleev)", "MIT"),
     ("life expectancy and income (gapminder, in plotly)", "MIT; data CC BY 4.0"),
 )
-POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
-)
 LIGHTS = {"green": ("good", "good"), "amber": ("look", "look"), "red": ("stop", "bad")}  # word and class
 VERDICTS = {1.0: ("right", "good"), None: ("not scored", "soft")}  # of trajectories
 _DIGITS = re.compile(r"(?<![\w.])\d{1,40}\.\d{7,40}(e[+-]?\d{1,3})?(?![\w.])")  # more than anybody reads
@@ -137,7 +133,7 @@ class _Card:
             _stages(self),
         ]
         parts = [html.element("header", *header), html.element("nav", *links)]
-        return html.page(title, *parts, html.element("main", *sections), policy=POLICY)
+        return html.page(title, *parts, html.element("main", *sections))
 
     def _tried(self, title: str, make: Callable[[_Card], list[Markup]]) -> list[Markup]:
         """A section's parts; what is missing where a file is absent, damaged or of another make."""

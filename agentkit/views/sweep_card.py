@@ -19,7 +19,7 @@ from agentkit.records import AgentkitError
 from agentkit.runs import write_bytes
 from agentkit.runs.sweep import Sweep, progress_table
 from agentkit.views import plots
-from agentkit.views.card import POLICY, write_report
+from agentkit.views.card import write_report
 from agentkit.views.redact import environment_secrets, redact, redact_text
 
 FIGURES = (plots.arm_success, plots.learning_curves, plots.success_by_compute, plots.transfer)
@@ -48,7 +48,7 @@ def write_sweep_report(ablation: Ablation) -> Path:
         html.element("h2", "Provenance"),
         html.table(["what", "value"], rows),
     ]
-    return write_bytes(sweep.file("report.html"), html.page(title, *parts, policy=POLICY).encode())
+    return write_bytes(sweep.file("report.html"), html.page(title, *parts).encode())
 
 
 def watch(folder: str | Path, every_s: float = 2.0) -> None:

@@ -25,10 +25,6 @@ from agentkit.records import Task, ToolResult, Trajectory, Turn
 from agentkit.runs import write_bytes
 
 _FOLDER = Path(__file__).parent
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'"
-)
 _FILL = "html, body.agentkit {margin: 0; padding: 0; max-width: none; height: 100%}"
 
 TEXT_LIMIT = 4000  # characters of one observation, call or turn that are kept
@@ -76,7 +72,7 @@ class View:
         payload = html.element("script", html.Markup(data), type="text/plain", id="payload")
         module = html.element("script", html.Markup(f"{self.source}\nstart();"), type="module")
         hint = html.element("noscript", "This view needs JavaScript.")
-        return html.page(self.title, hint, payload, module, policy=_POLICY, look=_FILL)
+        return html.page(self.title, hint, payload, module, look=_FILL)
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file, readable by its owner only."""
