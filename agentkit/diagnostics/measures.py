@@ -75,9 +75,9 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
         for part in (_outcomes, _groups, _components, _actions, _tools):
             measures, shown_by = part(groups)
             values = measures | values
-            for name, shown in shown_by.items():
-                if shown:
-                    evidence[name] = tuple(map(trajectory_id, shown[:EVIDENCE]))
+            evidence |= {
+                name: tuple(map(trajectory_id, shown[:EVIDENCE])) for name, shown in shown_by.items() if shown
+            }
     if "stuck" not in values and {"zero_variance", "success"} <= values.keys():
         # of a log without groups: the share of solved groups is at most the mean success
         values["stuck"] = max(0.0, values["zero_variance"] - values["success"])

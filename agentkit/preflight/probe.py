@@ -121,7 +121,9 @@ def _noting(record: Any, name: str, lookups: Lookups) -> Any:
             raise AttributeError(f"{name} has no field {field!r}")
 
     values = {field.name: getattr(record, field.name) for field in fields(record)}
-    for field, value in values.items():
-        if isinstance(value, dict):
-            values[field] = _NotingDict(value, f"{name}.{field}", lookups)
-    return Noting(**values)
+    noted = {
+        field: _NotingDict(value, f"{name}.{field}", lookups)
+        for field, value in values.items()
+        if isinstance(value, dict)
+    }
+    return Noting(**values | noted)

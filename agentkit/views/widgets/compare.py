@@ -110,11 +110,8 @@ def compare_trajectories(
     all_in("the trajectories", covered, "the given tasks", tasks)
     if not covered:
         raise ValueError("there is no trajectory to show. Roll out the policies first.")
-    rows, states = [], States(environments)
-    for task in tasks.values():
-        if task.id in covered:
-            trajectories = [policy.get(task.id, []) for policy in samples.values()]
-            rows.append(_task(task, trajectories, max_samples, states))
+    states, own = States(environments), list(samples.values())
+    rows = [_task(task, own, max_samples, states) for task in tasks.values() if task.id in covered]
     payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
     return CompareWidget(payload | {"notes": note_rows(run) if run else []}, run)
 
@@ -125,15 +122,18 @@ def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> st
     return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:16]
 
 
-def _task(task: Task, policies: list[list[Trajectory]], limit: int, states: States) -> dict[str, Any]:
-    columns, solved = [], []
-    for samples in policies:
+def _task(
+    task: Task, policies: list[dict[str, list[Trajectory]]], limit: int, states: States
+) -> dict[str, Any]:
+    columns, solved, trajectories = [], [], []
+    for policy in policies:
+        samples = policy.get(task.id, [])
+        trajectories += samples
         rate = task_success(samples).get(task.id) if samples else None
         solved.append(None if rate is None else rate > SOLVED)
         shown = sorted(samples, key=lambda t: t.sample)[:limit]
         fields = [trajectory_fields(t, states.after_turns(task, t)) for t in shown]
         columns.append({"rate": number(rate), "count": len(samples), "samples": fields})
-    trajectories = [t for samples in policies for t in samples]
     marks = {
         "not scored": any(t.success is None for t in trajectories),
         "no answer": any(t.answer is None for t in trajectories),
