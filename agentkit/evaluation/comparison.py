@@ -141,23 +141,22 @@ def compare(
     tasks = None if tasks is None else list(tasks)
     values = {name: named(name, values_of, samples) for name, samples in policies.items()}
     entries = {name: named(name, summarize, samples, tasks) for name, samples in policies.items()}
-    first = next(iter(values))
-    for name in values:
-        same_tasks(first, values[first], name, values[name])
+    same_tasks(values)
     for name, samples in (greedy or {}).items():
         if name not in entries:
             raise DataError(f"greedy trajectories of {name!r}, not among the policies {sorted(entries)}.")
         own = named(f"{name}, greedy", values_of, samples)
-        same_tasks(name, values[name], f"{name}, greedy", own)
+        same_tasks({name: values[name], f"{name}, greedy": own})
         entries[name]["greedy"] = measure(own)
-    labels, clusters = labels_of(values[first], tasks), clusters_of(values[first], tasks)
+    measured = next(iter(values.values()))
+    labels, clusters = labels_of(measured, tasks), clusters_of(measured, tasks)
     pairs = [Pair.of(a, b, values[a], values[b]) for a, b in combinations(values, 2)]
     paired = [
         entry | _beside(pair, entry["level"], clusters, entries) | _described(pair, labels)
         for pair, entry in zip(pairs, judged(pairs), strict=True)
     ]
     flipped = {f"{pair.a}->{pair.b}": _flips(pair) for pair in pairs}
-    return Comparison(len(values[first]), entries, paired, flipped)
+    return Comparison(len(measured), entries, paired, flipped)
 
 
 def _check_names_and_seeds(policies: Mapping[str, Samples]) -> None:

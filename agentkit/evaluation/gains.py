@@ -97,9 +97,8 @@ def gains(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Gains:
     """
     by_id = {task.id: task for task in tasks}
     values = {name: values_of(samples) for name, samples in policies.items()}
-    for name in values:
-        same_tasks(first := next(iter(values)), values[first], name, values[name])
-        all_in(f"the trajectories of {name}", values[name], "the given tasks", by_id)
+    same_tasks(values)
+    all_in("the trajectories", {task for own in values.values() for task in own}, "the given tasks", by_id)
     shares = {name: _shares(samples, by_id) for name, samples in policies.items()}
     pairs = []
     for a, b in combinations(policies, 2):

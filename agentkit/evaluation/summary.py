@@ -116,10 +116,8 @@ def values_of(trajectories: Samples) -> Values:
     tasks = next(iter(seeds.values()), None)
     if not tasks:
         raise DataError("there is no trajectory to measure. Roll out the policy first.")
-    first, *others = seeds
-    for seed in others:
-        refusal = "training seeds measured on different tasks cannot be pooled"
-        named(refusal, same_tasks, f"seed {first}", tasks, f"seed {seed}", seeds[seed])
+    refusal = "training seeds measured on different tasks cannot be pooled"
+    named(refusal, same_tasks, {f"seed {seed}": own for seed, own in seeds.items()})
     return {task: [_scores(samples[task]) for samples in seeds.values()] for task in tasks}
 
 
@@ -240,10 +238,12 @@ def named(name: str, function: Callable, *arguments: Any) -> Any:
         raise DataError(f"{name}: {error}") from None
 
 
-def same_tasks(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:
-    """Raises DataError, naming the tasks, where one lacks some of the other's."""
-    all_in(a, ids_a, b, ids_b)
-    all_in(b, ids_b, a, ids_a)
+def same_tasks(ids: Mapping[str, Iterable[str]]) -> None:
+    """Raises DataError, naming the tasks, where one lacks some of the first's, or the other way round."""
+    first = next(iter(ids), "")
+    for name in ids:
+        all_in(first, ids[first], name, ids[name])
+        all_in(name, ids[name], first, ids[first])
 
 
 def all_in(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:

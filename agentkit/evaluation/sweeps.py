@@ -203,8 +203,7 @@ class Ablation:
     def values(self) -> dict[str, Values]:
         """Scores by tested arm and task, of the seeds that these all have."""
         values = {n: values_of({s: self.samples[n][s] for s in self.seeds}) for n in self.tested}
-        for name in values:
-            same_tasks(self.against, values[self.against], name, values[name])
+        same_tasks(values)
         return values
 
     @cached_property
