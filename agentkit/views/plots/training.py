@@ -201,11 +201,19 @@ def solving(rounds: pd.DataFrame, drawing: str) -> go.Figure:
         look = {"color": COLOURS[methods.index(method) % len(COLOURS)]}
         for column, (name, _) in enumerate(SOLVING, start=1):
             first = column == 1 and seed == rows.loc[rows["method"] == method, "seed"].iloc[0]
-            curve = go.Scatter(
-                x=own["rollouts"], y=own[name], name=method, legendgroup=method, showlegend=bool(first),
-                mode="lines+markers", line=look, marker={"size": 5}, hovertext=f"{method}, seed {seed}",
-            )  # fmt: skip
-            figure.add_trace(curve, row=1, col=column)
+            figure.add_scatter(
+                x=own["rollouts"],
+                y=own[name],
+                name=method,
+                legendgroup=method,
+                showlegend=bool(first),
+                mode="lines+markers",
+                line=look,
+                marker={"size": 5},
+                hovertext=f"{method}, seed {seed}",
+                row=1,
+                col=column,
+            )
     figure.update_xaxes(title_text="rollouts", rangemode="tozero")
     figure.update_yaxes(tickformat=".0%", range=[-0.03, 1.03])
     return dressed(
