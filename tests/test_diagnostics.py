@@ -32,6 +32,7 @@ from agentkit.diagnostics import (
     observe,
     read_alarms,
     read_measured,
+    reward_hacking,
     scan,
     success_by_kind,
 )
@@ -209,12 +210,13 @@ def test_a_program_that_only_knows_the_tests_is_refused():
     assert list(listed["trajectory"]) == ["3:c#1"] and "agrees with the reference" in listed["auditor"][0]
 
 
-def test_an_auditor_that_fails_cannot_tell():
+def test_an_auditor_that_fails_cannot_tell(monkeypatch):
     def broken(task, trajectory):
         raise KeyError("x")
 
     task = Task("a", "?", "7")
-    verdicts = audited({"a": task}, [rollout("a", 0, 1.0)], broken)
+    monkeypatch.setattr(reward_hacking, "audit", broken)
+    verdicts = audited({"a": task}, [rollout("a", 0, 1.0)])
     assert (
         verdicts[0][1].value is None
         and "KeyError" in verdicts[0][1].why

@@ -42,9 +42,9 @@ def last(history: History, name: str, n: int = WINDOW) -> np.ndarray:
     return known(history[-n:], name)
 
 
-def first(history: History, name: str, n: int = START) -> np.ndarray:
-    """The first ``n`` known values of a measure, (up to n,), from the first 4 n steps."""
-    return known(history[: 4 * n], name)[:n]
+def first(history: History, name: str) -> np.ndarray:
+    """The first START known values of a measure, (up to START,), from the first 4 START steps."""
+    return known(history[: 4 * START], name)[:START]
 
 
 def mean(values: np.ndarray) -> float:
@@ -60,16 +60,15 @@ class Change(NamedTuple):
     errors: float  # the difference in standard errors
 
 
-def change(history: History, name: str, n: int = WINDOW, base: History | None = None) -> Change | None:
-    """How a measure's mean over ``n`` steps moved since ``base`` or the start; None before two windows."""
-    then, now = first(history if base is None else base, name, n), last(history, name, n)
-    least = max(2, (n + 1) // 2)
-    if len(history) < 2 * n or len(then) < least or len(now) < least:
+def change(history: History, name: str, base: History | None = None) -> Change | None:
+    """How a measure's mean over a window moved since ``base`` or the start; None before two windows."""
+    then, now = first(history if base is None else base, name), last(history, name)
+    if len(history) < 2 * WINDOW or min(len(then), len(now)) < 3:
         return None
     error = math.sqrt(then.var(ddof=1) / len(then) + now.var(ddof=1) / len(now))
     difference = float(now.mean() - then.mean())
     if abs(difference) > 2 * error:  # else it does not count in any case
-        error = max(error, drift(history, name, n))
+        error = max(error, drift(history, name, WINDOW))
     return Change(float(then.mean()), float(now.mean()), difference / max(error, 1e-9))
 
 

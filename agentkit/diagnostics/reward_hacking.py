@@ -8,7 +8,7 @@ sample. Where the two drift apart the policy is gaming the verifier. Leaves out 
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -20,7 +20,6 @@ from agentkit.verifiers import normalize, parse_number
 from agentkit.verifiers.isolated.harness import pack
 from agentkit.verifiers.programs import extract_code, run_calls
 
-Auditor = Callable[[Task, Trajectory], Score]  # any such function will do
 SAMPLE = 16  # trajectories audited in a step
 LIKED = 0.5  # success above which the reward likes an answer
 INPUTS = 12  # calls on which a program is compared with the reference
@@ -111,21 +110,18 @@ def _varied(value: Any, rng: random.Random) -> Any:
 
 # ---- a sample of a step
 def audited(
-    tasks: Mapping[str, Task],
-    trajectories: Iterable[Trajectory],
-    auditor: Auditor = audit,
-    sample: int | None = SAMPLE,
+    tasks: Mapping[str, Task], trajectories: Iterable[Trajectory], sample: int | None = SAMPLE
 ) -> list[tuple[Trajectory, Score]]:
-    """Audit every k-th trajectory, of all groups. An auditor that raises cannot tell."""
+    """Audit every k-th trajectory, of all groups. An audit that fails cannot tell."""
     known = [t for t in trajectories if t.task_id in tasks]
     every = max(1, len(known) // sample) if sample else 1
-    return [(t, _guarded(auditor, tasks[t.task_id], t)) for t in known[::every]]
+    return [(t, _guarded(tasks[t.task_id], t)) for t in known[::every]]
 
 
-def _guarded(auditor: Auditor, task: Task, trajectory: Trajectory) -> Score:
+def _guarded(task: Task, trajectory: Trajectory) -> Score:
     try:
-        return auditor(task, trajectory)
-    except Exception as error:  # an auditor is somebody's code, too
+        return audit(task, trajectory)
+    except Exception as error:  # gold data may be of any form, and no audit is worth a training
         return Score(None, f"auditor failed: {type(error).__name__}: {error}"[:200])
 
 
