@@ -224,14 +224,14 @@ def test_lessons_keep_one_program_for_each_drawing_without_idle_lines():
 def test_training_ends_once_all_tasks_of_a_step_are_solved():
     guards = Guards(Recipe(until_solved=True))
     guards.scored([trajectory("a", 1.0, reward=1.0), trajectory("b", 0.0, reward=0.0)])
-    assert guards.ended is None
+    assert guards.watch.ended is None
     guards.scored(
         [trajectory("a", 1.0, reward=1.0), trajectory("a", 0.0, reward=0.0), trajectory("b", 1.0, reward=1.0)]
     )
-    assert guards.ended == "solved"
+    assert guards.watch.ended == "solved"
     never = Guards(Recipe())
     never.scored([trajectory("a", 1.0, reward=1.0)])
-    assert never.ended is None
+    assert never.watch.ended is None
 
 
 def test_rounds_keep_the_best_drawing_so_far(tmp_path):

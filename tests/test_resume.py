@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 
 from agentkit.cli import main
 from agentkit.diagnostics import Alarm
-from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_json, read_jsonl, write_json
+from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_json, read_jsonl
 from agentkit.training import checkpoints
 from agentkit.training.adapters import save_adapter
 from agentkit.training.checkpoints import CheckpointError
@@ -202,27 +202,17 @@ def test_a_finished_training_starts_anew_unless_its_stage_was_cut_off(whole, tmp
     path = copy_of(whole, tmp_path)
     run = Run(path)
     run.begin("03_grpo", {})
-    assert not make_trainer(path).finished and (path / "train-1").exists()
+    assert make_trainer(path).resume_from is None and (path / "train-1").exists()
     path = copy_of(whole, tmp_path / "again")
     run = Run(path)
     run.begin("03_grpo", {})  # killed after training, before the end of the stage
     run.begin("03_grpo", {})
-    note = read_json(run.file("train", "finished.json"))
-    assert note["made_with"].pop("micro_batch_tokens") == 0  # as an older version wrote it
-    write_json(run.file("train", "finished.json"), note)
-    trainer = make_trainer(path)
-    before = outcome(path)
-    assert train(trainer) == trainer.finished and trainer.finished["steps"] == 6 and outcome(path) == before
-
-
-def test_a_damaged_note_of_the_end_is_passed_over(whole, tmp_path, capsys):
-    path = copy_of(whole, tmp_path)
-    (path / "train" / "finished.json").write_text("[1")
-    for _ in range(2):
-        Run(path).begin("03_grpo", {})
-    trainer = make_trainer(path)
-    assert "finished.json is damaged" in capsys.readouterr().err
-    assert train(trainer)["steps"] == 6 and outcome(path) == outcome(whole)
+    last = path / "train" / "checkpoints" / "checkpoint-6"
+    made_with = checkpoints.verify(last)["made_with"]
+    assert made_with.pop("micro_batch_tokens") == 0  # as an older version wrote it
+    reseal(last, made_with=made_with)
+    before, result = outcome(path), read_json(run.file("train", "finished.json"))
+    assert train(make_trainer(path)) == result and result["steps"] == 6 and outcome(path) == before
 
 
 def test_a_training_killed_after_its_last_step_takes_no_further_one(whole, tmp_path):

@@ -357,14 +357,12 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     (interrupted).
     """
     with trainer.policy, closing(trainer.background):
-        if trainer.finished:
-            return trainer.finished
         trainer.train()
     check_same(trainer.model)
     if trainer.guards.problem:
         raise TrainingError(trainer.guards.problem)
     steps = trainer.state.global_step
-    ended = trainer.guards.ended or ("steps" if steps == trainer.recipe.steps else "asked")
+    ended = trainer.guards.watch.ended or ("steps" if steps == trainer.recipe.steps else "asked")
     result = {
         "best_val_success": trainer.best[0],
         "best_step": trainer.best[1],

@@ -29,6 +29,7 @@ class Watch:
         default_factory=list
     )  # 1 for each of the latest trajectories without a reward
     since_best: int = 0  # validations since the best
+    ended: str | None = None  # why training ends before its last step: "patience" or "solved"
 
 
 def too_many_unscored(recent: Sequence[int]) -> bool:
@@ -44,14 +45,12 @@ def is_finite_step(parameters: Sequence[torch.nn.Parameter]) -> bool:
 class Guards(TrainerCallback):
     """Applies the guards, as a callback of the trainer.
 
-    ``ended`` says why training ended before its last step ("patience" or "solved"), ``problem`` why it cannot
-    go on, which is raised once the step is written.
+    ``problem`` says why training cannot go on, which is raised once the step is written.
     """
 
     def __init__(self, recipe: Recipe):
         self._recipe = recipe
         self.watch = Watch()
-        self.ended: str | None = None
         self.problem: str | None = None
 
     def state(self) -> dict[str, Any]:
@@ -61,7 +60,6 @@ class Guards(TrainerCallback):
         """From a checkpoint. Whoever goes on after three skipped steps gets three more."""
         self.watch = Watch(**state)
         self.watch.skipped_in_row %= MAX_SKIPPED
-        self._consider_the_end()
 
     def metrics(self) -> dict[str, float]:
         columns: dict[str, float] = {"skipped_steps": self.watch.skipped} if self.watch.skipped else {}
@@ -90,7 +88,7 @@ class Guards(TrainerCallback):
                 "then run this again: it goes on from here."
             )
         control.should_save |= self.problem is not None
-        control.should_training_stop |= self.problem is not None or self.ended is not None
+        control.should_training_stop |= self.problem is not None or self.watch.ended is not None
 
     # ---- rollouts
     def scored(self, batch: Sequence[Trajectory]) -> None:
@@ -100,7 +98,7 @@ class Guards(TrainerCallback):
         """
         solved = {t.task_id for t in batch if t.success == 1.0}
         if self._recipe.until_solved and solved == {t.task_id for t in batch}:
-            self.ended = "solved"
+            self.watch.ended = "solved"
         latest = self.watch.unscored + [int(t.reward is None) for t in batch]
         self.watch.unscored = latest = latest[-max(WINDOW, len(batch)) :]
         if not too_many_unscored(latest):
@@ -120,8 +118,5 @@ class Guards(TrainerCallback):
     # ---- validation
     def validated(self, improved: bool) -> None:
         self.watch.since_best = 0 if improved else self.watch.since_best + 1
-        self._consider_the_end()
-
-    def _consider_the_end(self) -> None:
         if self._recipe.patience and self.watch.since_best >= self._recipe.patience:
-            self.ended = "patience"
+            self.watch.ended = "patience"

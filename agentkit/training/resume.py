@@ -82,49 +82,34 @@ class Resumable:
     """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best``, ``guards`` and ``lead``."""
 
     resume_from: Path | None = None
-    finished: dict[str, Any] | None = None
 
     def open_training(self, fingerprint: dict[str, Any]) -> None:
         """Decide between going on and starting anew, once the trainer is built; RunError where another
         trains.
         """
         self._fingerprint = fingerprint
-        # the last finished step, the random states after it and what was sampled ahead
-        self._boundary: tuple[int, Any, Lead | None] | None = None
+        # the last finished step, with the random states, the guards and what was sampled ahead after it
+        self._boundary: tuple[int, Any, dict[str, Any], Lead | None] | None = None
         self._moving = False  # the weights have moved since: no checkpoint before the step ends
         self._stop_asked = self._leaving = False
         self.add_callback(_Marks(self))
         if self.accelerator.is_main_process:
             lock(self.run)
             self._look_back()
-        self.resume_from, self.finished = from_main(self.resume_from, self.finished)
+        (self.resume_from,) = from_main(self.resume_from)
 
     def _look_back(self) -> None:
-        if self.recipe.resume != "never":
-            self.finished = self._finished_before()
-            if not self.run.file("train", FINISHED).exists():
-                self.resume_from = self._checkpoint()
+        """A training that came to its end starts anew, but where its stage was cut off after that."""
+        finished = self.run.file("train", FINISHED)
+        cut_off = self.run.manifest["stages"].get(STAGE, {}).get("interrupted", False)
+        if self.recipe.resume != "never" and (cut_off or not finished.exists()):
+            self.resume_from = self._checkpoint()
         if self.resume_from:
+            finished.unlink(missing_ok=True)
             cut_back(self.run, self.resume_from)
             self.run.metric_rows(checkpoints.step_of(self.resume_from))  # says where rows are lost
-        elif not self.finished:
+        else:
             set_aside(self.run.file("train"))
-
-    def _finished_before(self) -> dict[str, Any] | None:
-        """The result of a training that came to its end although the stage did not."""
-        file, stage = self.run.file("train", FINISHED), self.run.manifest["stages"].get(STAGE, {})
-        if not file.exists() or not stage.get("interrupted"):
-            return None
-        try:
-            content = read_json(file)
-            whole = self.run.file("adapter", ADAPTER).exists()
-            ours, made = self._fingerprint, content["made_with"]
-            same = made.keys() <= ours.keys() and all(_value(made, name) == ours[name] for name in ours)
-            return content["result"] if whole and same else None
-        except (RunError, KeyError, TypeError):
-            _say(f"{file} is damaged and is not used")
-            file.unlink()  # so that training goes on from its last checkpoint
-            return None
 
     def _checkpoint(self) -> Path | None:
         """The newest sound checkpoint; None where it was made with other parameters."""
@@ -161,11 +146,11 @@ class Resumable:
         """In place of transformers' own, which leaves half a checkpoint where it is killed."""
         self.write_checkpoint()
 
-    def write_checkpoint(self, lead: Lead | None = None) -> Path:
+    def write_checkpoint(self, guards: dict[str, Any] | None = None, lead: Lead | None = None) -> Path:
         """Write a checkpoint of the current step; RunError where it could not be, with the older ones
         unharmed.
 
-        ``lead`` is what was sampled ahead after that step, by default what is now.
+        ``guards`` and ``lead``, what was sampled ahead, are as after that step, by default as they are now.
         """
         folder, step = self.run.file("train", "checkpoints"), self.state.global_step
         new, main = folder / f".checkpoint-{step}", self.accelerator.is_main_process
@@ -177,7 +162,7 @@ class Resumable:
             if self._in_use():
                 torch.save(self._buffered_inputs, new / f"rollouts_{self.accelerator.process_index}.pt")
             if main:
-                self._fill(new, lead or self.lead)
+                self._fill(new, guards or self.guards.state(), lead or self.lead)
             self.accelerator.wait_for_everyone()
             if main:
                 checkpoints.commit(new, {"step": step, "made_with": self._fingerprint})
@@ -197,12 +182,12 @@ class Resumable:
         parts = self.args.steps_per_generation * self.num_iterations
         return self._buffered_inputs is not None and done % parts != 0
 
-    def _fill(self, new: Path, lead: Lead | None) -> None:
+    def _fill(self, new: Path, guards: dict[str, Any], lead: Lead | None) -> None:
         write_adapter(self.accelerator.unwrap_model(self.model), new)
         self._save_optimizer_and_scheduler(str(new))
         state = dataclasses.replace(self.state, log_history=[])  # which metrics.jsonl holds
         state.save_to_json(str(new / "trainer_state.json"))
-        write_json(new / "state.json", {"best": list(self.best), "guards": self.guards.state()})
+        write_json(new / "state.json", {"best": list(self.best), "guards": guards})
         if lead and lead.pending:
             torch.save(dataclasses.asdict(lead), new / AHEAD)
         best = self.run.file("adapter")
@@ -244,7 +229,8 @@ class Resumable:
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._boundary, self._moving = (self.state.global_step, random_states(), self.lead), False
+        self._boundary = self.state.global_step, random_states(), self.guards.state(), self.lead
+        self._moving = False
         if any(gathered([self._stop_asked])):
             self.write_checkpoint()  # together: on its way out a process no longer waits for the others
             raise TrainingStopped(f"stopped after step {self.state.global_step}")
@@ -268,7 +254,7 @@ class Resumable:
         """Restore a training that was killed after its last step; transformers would train one more."""
         self.state = TrainerState.load_from_json(str(self.resume_from / "trainer_state.json"))
         self._restore_counters()
-        if self.state.global_step < self.args.max_steps and not self.guards.ended:
+        if self.state.global_step < self.args.max_steps and not self.guards.watch.ended:
             return False
         self._load_from_checkpoint(str(self.resume_from))
         return True
@@ -289,12 +275,12 @@ class Resumable:
         """The checkpoint of the last finished step, if it is not there yet and this process can write it."""
         if self._boundary is None or self._moving or self.accelerator.num_processes > 1:
             return
-        step, states, lead = self._boundary
+        step, states, *others = self._boundary
         path, why = self.run.file("train", "checkpoints", f"checkpoint-{step}"), type(error).__name__
         if not path.exists():
             set_random_states(states)
             try:
-                self.write_checkpoint(lead)
+                self.write_checkpoint(*others)
             except RunError as second:
                 _say(f"{why}: {error}; {second}")
                 return
@@ -321,7 +307,7 @@ class Resumable:
     def mark_finished(self, result: dict[str, Any]) -> None:
         """Training came to its end: the next starts anew, unless the stage is interrupted before its end."""
         if self.accelerator.is_main_process:
-            write_json(self.run.file("train", FINISHED), {"result": result, "made_with": self._fingerprint})
+            write_json(self.run.file("train", FINISHED), result)
 
 
 class _Marks(TrainerCallback):
@@ -335,9 +321,10 @@ class _Marks(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         asked = self._trainer.asked_for()
-        every = self._trainer.recipe.save_every
-        control.should_save |= bool(asked) or (every > 0 and state.global_step % every == 0)
         control.should_training_stop |= "stop" in asked
+        every, last = self._trainer.recipe.save_every, state.global_step == state.max_steps
+        due = every > 0 and (state.global_step % every == 0 or last or control.should_training_stop)
+        control.should_save |= bool(asked) or due
 
 
 def _on_cpu(storage: Any, location: str) -> Any:
