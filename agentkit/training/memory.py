@@ -231,17 +231,15 @@ def update_peak(
     rows: int,
     tokens: int,
     scored: int,
-    real: bool = False,
     elements: int | None = None,
 ) -> float:
     """Bytes at the peak of one optimiser step on ``rows`` trajectories of ``tokens``, ``scored`` of each.
 
-    ``real`` computes it with real tensors, to check the count. ``elements`` are the logits that exist at a
-    time, by default this machine's.
+    ``elements`` are the logits that exist at a time, by default this machine's.
     """
-    model = _adapted(config, recipe, dtype, real)
-    with _mode(real):
-        _materialize(model, real)
+    model = _adapted(config, recipe, dtype)
+    with FakeTensorMode():
+        _materialize(model)
         if checkpoints(dtype):
             model.enable_input_require_grads()
             model.gradient_checkpointing_enable()
@@ -267,33 +265,27 @@ def _logprobs(model: Any, ids: torch.Tensor, scored: int, elements: int | None) 
 
 def _prefill(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, float]:
     """Bytes of the weights, and at the peak of reading as many prompt tokens as rollouts read at a time."""
-    model = _adapted(config, recipe, dtype, real=False).eval()
+    model = _adapted(config, recipe, dtype).eval()
     rows = max(PREFILL_TOKENS // PROMPT, 1)
-    with _mode(real=False), torch.no_grad():
-        _materialize(model, real=False)
+    with FakeTensorMode(), torch.no_grad():
+        _materialize(model)
         with Alive([*model.parameters(), *model.buffers()]) as alive:
             weights = float(alive.peak)
             model(input_ids=torch.zeros(rows, PROMPT, dtype=torch.int64), use_cache=False, logits_to_keep=1)
     return weights, float(alive.peak)
 
 
-def _adapted(config: Any, recipe: Recipe, dtype: torch.dtype, real: bool) -> Any:
+def _adapted(config: Any, recipe: Recipe, dtype: torch.dtype) -> Any:
     AttentionInterface.register(UNMASKED, sdpa_attention_forward)
     AttentionMaskInterface.register(UNMASKED, lambda *unused, **also_unused: None)
-    with torch.device("cpu" if real else "meta"):
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         model.set_attn_implementation(UNMASKED)
         return get_peft_model(model, lora(recipe)).train()
 
 
-def _mode(real: bool) -> Any:
-    return torch.enable_grad() if real else FakeTensorMode()
-
-
-def _materialize(model: Any, real: bool) -> None:
+def _materialize(model: Any) -> None:
     """Give a model without memory parameters that have shapes and no content, tied ones once."""
-    if real:
-        return
     made: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         for name, old in module._parameters.items():
