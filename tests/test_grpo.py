@@ -16,7 +16,7 @@ from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
-from agentkit.training import sft
+from agentkit.training import prefix, sft
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations, sft_dataset
 
@@ -131,7 +131,7 @@ def test_shared_prefixes_change_neither_loss_nor_gradient_and_repeat_to_the_bit(
     loss, gradient = loss_and_gradient(made, batch)
     again, gradient_again = loss_and_gradient(made, batch)
     assert again == loss and torch.equal(gradient, gradient_again)
-    monkeypatch.setattr(made, "unshared", "to compare")
+    monkeypatch.setattr(made, "_score", prefix.plain_logprobs)
     plain, expected = loss_and_gradient(made, batch)
     assert loss == pytest.approx(plain, rel=1e-5, abs=1e-6)
     assert (gradient - expected).norm() < 1e-5 * expected.norm()
@@ -212,8 +212,8 @@ def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
 def test_a_cold_start_learns_the_same_whether_it_shares_prefixes_and_in_however_many_passes(
     suite, tmp_path, monkeypatch
 ):
-    calls, whole, found, ways = [], sft.shared_logprobs, None, []
-    monkeypatch.setattr(sft, "shared_logprobs", lambda *a, **k: calls.append(1) or whole(*a, **k))
+    calls, whole, found, ways = [], prefix.shared_logprobs, None, []
+    monkeypatch.setattr(prefix, "shared_logprobs", lambda *a, **k: calls.append(1) or whole(*a, **k))
     for wanted, rows in ((True, 8), (False, 8), (True, 2)):
         monkeypatch.setattr(sft, "ROWS", rows)
         recipe = Recipe.from_mapping({"sft_batch": 8, "lora_r": 4, "sft": True, "share_prefixes": wanted})
@@ -222,7 +222,7 @@ def test_a_cold_start_learns_the_same_whether_it_shares_prefixes_and_in_however_
         out = tmp_path / f"{wanted}-{rows}"
         log = cold_start(model, tokenizer, found, recipe, out)
         ways.append(([row["loss"] for row in log], load_file(out / "adapter_model.safetensors")))
-    assert len(log) == 6 and len(calls) == 6 + 4 * 6, "the second way shares nothing"
+    assert len(log) == 6 and len(calls) == (1 + 6) + (1 + 4 * 6), "the second way shares nothing"
     whole, ours = ways[0]
     for losses, theirs in ways[1:]:
         assert whole == pytest.approx(losses, rel=1e-4)

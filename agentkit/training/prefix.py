@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentkit.policies.attention import allow_other_attention
+from agentkit.policies.attention import allow_other_attention, evaluating
 from agentkit.rollouts.tokens import token_logprobs
 
 PLAIN_ROWS = 4  # scored together
@@ -45,6 +45,9 @@ class Tree:
     runs: tuple[int, ...]  # tokens that each sequence adds, where it adds any, in packed order; they sum to N
     pieces: tuple[int, ...]  # the packed row cut wherever sequences part; they sum to N
     paths: tuple[tuple[int, ...], ...]  # for each run, the pieces of its sequence up to the run's end
+    # the causal pattern of each run: its tokens are the last of its path, so each sees a lower right triangle
+    # of it, a pattern with a name, which fast kernels know, and no mask in memory; None is plainly causal
+    masks: tuple[torch.Tensor | None, ...]
 
 
 def build_tree(rows: Sequence[Sequence[int]]) -> Tree:
@@ -89,6 +92,7 @@ def build_tree(rows: Sequence[Sequence[int]]) -> Tree:
         runs=tuple(map(len, ids)),
         pieces=tuple(end - start for start, end in pairwise(bounds)),
         paths=tuple(tuple(piece_at[n] for n in path if n in piece_at) for path in run_nodes),
+        masks=tuple(map(_causal, map(len, ids), map(len, run_nodes))),
     )
 
 
@@ -99,24 +103,12 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else short
 
 
-class _Layout:
-    """What attention needs of a tree: sizes, paths, and the causal pattern of each run.
-
-    A run's tokens are the last of its path, so each sees a lower right triangle of it: a pattern with a name,
-    which fast kernels know, and no mask in memory. A run that is a whole sequence is plainly causal.
-    """
-
-    def __init__(self, tree: Tree):
-        self.runs, self.pieces, self.paths = list(tree.runs), list(tree.pieces), tree.paths
-        lengths = (sum(tree.pieces[piece] for piece in path) for path in tree.paths)
-        self.masks = [
-            None if run == length else causal_lower_right(run, length)
-            for run, length in zip(tree.runs, lengths, strict=True)
-        ]
+def _causal(run: int, path: int) -> torch.Tensor | None:
+    return None if run == path else causal_lower_right(run, path)
 
 
 def tree_attention(
-    tree: _Layout, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    tree: Tree, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     *unused: Any, **options: Any,
 ) -> tuple[torch.Tensor, None]:  # fmt: skip
     """Attention along the paths of a tree; arguments as agentkit.policies.attention's."""
@@ -145,16 +137,13 @@ def prepare(model: Any) -> str | None:
     before = config._attn_implementation
     if why := allow_other_attention(model):
         return why
-    training = model.training
-    model.eval()
     try:
-        why = _probe(model)
+        with evaluating(model):
+            why = _probe(model)
         if not why and not splits(model):  # in half precision much may be rounding
             why = "its logits are not what its output layer makes of its states"
     except Exception as error:  # whatever an unknown architecture raises, the plain way remains
         why = f"its forward pass failed: {type(error).__name__}: {str(error)[:160]}"
-    finally:
-        model.train(training)
     if why:
         model.set_attn_implementation(before)
     return why
@@ -176,6 +165,12 @@ def _probe(model: Any) -> str | None:
 
 
 # ---- log-probabilities
+def scorer(model: Any, share: bool) -> tuple[Callable[..., Any], str | None]:
+    """How a model's log-probabilities are computed from now on, and why its prefixes are not shared."""
+    unshared = prepare(model) if share else "it was not asked for"
+    return (partial(plain_logprobs, split=splits(model)) if unshared else shared_logprobs), unshared
+
+
 def shared_logprobs(
     model: Any,
     ids: torch.Tensor,
@@ -210,7 +205,7 @@ def shared_logprobs(
     arrays = tree.ids, tree.positions, parents[first], tree.ids[distinct], back
     packed, positions, predict, token, back = (torch.from_numpy(array).to(ids.device) for array in arrays)
     no_mask = torch.empty((1, 1, 0, 0), device=ids.device)  # of four dimensions: passed on, so none is built
-    attend = partial(tree_attention, _Layout(tree))
+    attend = partial(tree_attention, tree)
     options = {"attention_mask": no_mask, "position_ids": positions[None], "attend": attend}
     hidden = _hidden_states(model, packed[None], **options)[0]
     scored_states = hidden.index_select(0, predict)
@@ -376,13 +371,10 @@ def splits(model: Any) -> bool:
     """Whether a model's logits are ``_projection`` of its decoder's last hidden states, and nothing more."""
     ids = torch.arange(1, 9, device=model.get_input_embeddings().weight.device)[None]
     ids = ids * 37 % _config(model).vocab_size
-    training = model.training
-    model.eval()
     try:
-        logits = model(ids, use_cache=False).logits[0].float()
-        ours = _projection(model, exact=False)(_hidden_states(model, ids)[0]).float()
+        with evaluating(model):
+            logits = model(ids, use_cache=False).logits[0].float()
+            ours = _projection(model, exact=False)(_hidden_states(model, ids)[0]).float()
     except Exception:  # whatever an unknown architecture raises, its own logits remain
         return False
-    finally:
-        model.train(training)
     return ours.shape == logits.shape and bool(((ours - logits).abs() < 1e-2 * logits.std()).all())

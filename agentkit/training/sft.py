@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.training.adapters import lora, save_adapter, settled
-from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs, splits
+from agentkit.training.prefix import scorer
 from agentkit.training.trainers import Progress, on_one_card, only_own_progress, quiet_trainer
 from agentkit.training.transcripts import read_transcripts
 
@@ -135,7 +134,7 @@ def fine_tune(
     }
     trainer = _Trainer(
         model=model,
-        args=on_one_card(SFTConfig)(**(settings | quiet_trainer(recipe) | changes)),
+        args=on_one_card(SFTConfig(**(settings | quiet_trainer(recipe) | changes))),
         train_dataset=sft_dataset(trajectories),
         processing_class=tokenizer,
         peft_config=None if isinstance(model, PeftModel) else lora(recipe),
@@ -144,8 +143,7 @@ def fine_tune(
     only_own_progress(trainer)
     leave_shards(trainer.model)
     own = trainer.accelerator.unwrap_model(trainer.model)
-    shares = recipe.share_prefixes and prepare(own) is None
-    trainer.score = shared_logprobs if shares else partial(plain_logprobs, split=splits(own))
+    trainer.score, _ = scorer(own, recipe.share_prefixes)
     trainer.train()
     on_main_process(lambda: save_adapter(trainer.model, tokenizer, out))
     log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]

@@ -10,9 +10,8 @@ are those of fixed ones. Leaves out the loss itself, and what a batch holds (grp
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from agentkit.policies.unsloth import return_logits
 from agentkit.training.adapters import with_weights
 from agentkit.training.micro_batches import packed
 from agentkit.training.mismatch import mismatch_weights
-from agentkit.training.prefix import PLAIN_ROWS, plain_logprobs, prepare, shared_logprobs, splits
+from agentkit.training.prefix import PLAIN_ROWS, scorer
 
 GAP_ROWS = 4  # trajectories on which an engine that needs no correction is compared all the same
 
@@ -34,10 +33,9 @@ GAP_ROWS = 4  # trajectories on which an engine that needs no correction is comp
 class Update:
     """Goes in front of GRPOTrainer in the bases of a trainer."""
 
-    unshared: str | None = None
+    unshared: str | None = None  # why prefixes are not shared
     lesson_weight: float = 0.0
     token_budget: int = 0  # of one forward and backward pass; 0: as many trajectories as TRL says
-    _split = False  # whether the output layer can be applied in chunks where prefixes are not shared
     _sharded = False  # every process must then call the model equally often
     _scored: torch.Tensor | None = None  # (B, T) bool: what ``_only`` says; None asks ``sampled_mask``
 
@@ -45,8 +43,7 @@ class Update:
         """Compute shared prefixes once from now on; warns where the model cannot."""
         model = self.accelerator.unwrap_model(self.model)
         self._sharded = sharded(model)
-        self.unshared = prepare(model) if wanted else "it was not asked for"
-        self._split = bool(self.unshared) and splits(model)
+        self._score, self.unshared = scorer(model, wanted)
         if wanted and self.unshared:
             warnings.warn(
                 f"every trajectory is computed in full, prompt included: {self.unshared}", stacklevel=2
@@ -196,10 +193,6 @@ class Update:
             yield
         finally:
             self._scored = None
-
-    @property
-    def _score(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor | None]]:
-        return partial(plain_logprobs, split=self._split) if self.unshared else shared_logprobs
 
     def _get_per_token_logps_and_entropies(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, logits_to_keep: int,

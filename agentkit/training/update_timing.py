@@ -5,7 +5,6 @@ Leaves out rollouts, whose time preflight's own tell, and the optimiser's step.
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from agentkit.records import Trajectory
 from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import lora
-from agentkit.training.prefix import plain_logprobs, prepare, shared_logprobs, splits
+from agentkit.training.prefix import scorer
 from agentkit.training.trainers import checkpoints
 
 PARTS = 4  # micro-batches that are timed
@@ -38,8 +37,7 @@ def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recip
     with torch.random.fork_rng():
         adapted = model if has_adapter else get_peft_model(model, lora(recipe))
     try:
-        shares = recipe.share_prefixes and prepare(adapted) is None
-        score = shared_logprobs if shares else partial(plain_logprobs, split=splits(adapted))
+        score, _ = scorer(adapted, recipe.share_prefixes)
         adapted.train()
         if checkpoints(adapted.dtype):
             adapted.enable_input_require_grads()
