@@ -3,7 +3,6 @@
 Leaves out what each of them trains on (sft, grpo).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,15 +36,10 @@ def quiet_trainer(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def on_one_card(kind: type) -> Callable[..., Any]:
+def on_one_card(arguments: Any) -> Any:
     """A trainer's configuration for one GPU: with several in sight transformers would split batches."""
-
-    def made(**settings: Any) -> Any:
-        arguments = kind(**settings)
-        arguments._n_gpu = min(arguments.n_gpu, 1)  # as transformers itself sets it for a model on several
-        return arguments
-
-    return made
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # as transformers itself sets it for a model on several
+    return arguments
 
 
 class Progress(ProgressCallback):
