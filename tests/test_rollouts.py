@@ -12,11 +12,11 @@ import torch
 from says import Says
 
 from agentkit.policies.loading import load_agent
+from agentkit.policies.sync import sampled_logprobs
 from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.chat import ChatCodec
-from agentkit.rollouts.tokens import completion_logprobs
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
 
@@ -61,13 +61,9 @@ def test_what_lies_outside_the_mask_is_the_tool_replies(agent, trajectories):
 def test_sampled_logprobs_equal_a_recomputed_forward(agent, trajectories):
     model, _ = agent
     for t in trajectories:
-        ids = torch.tensor([t.prompt_ids + t.completion_ids])
-        with torch.no_grad():
-            found, _ = completion_logprobs(
-                model, ids, torch.ones_like(ids), len(t.completion_ids), temperature=1.2
-            )
+        found = torch.tensor(sampled_logprobs(model, t.prompt_ids, t.completion_ids, 1.2))
         own = torch.tensor(t.action_mask, dtype=torch.bool)
-        assert torch.allclose(found[0][own], torch.tensor(t.old_logprobs)[own], atol=1e-4)
+        assert torch.allclose(found[own], torch.tensor(t.old_logprobs)[own], atol=1e-4)
         assert all(logprob == 0.0 for logprob, m in zip(t.old_logprobs, t.action_mask, strict=True) if m == 0)
 
 

@@ -18,7 +18,7 @@ from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.policy import Policy, Request, Sample
 from agentkit.rollouts.template_probe import end_of_turn, with_template
-from agentkit.rollouts.tokens import completion_logprobs, faults, xray
+from agentkit.rollouts.tokens import faults, xray
 from agentkit.runs import read_trajectories, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.runtime import tool_schemas
@@ -119,6 +119,7 @@ def test_a_turn_without_room_for_a_thoughts_end_is_truncated_and_exact(tokenizer
 def test_what_a_model_samples_round_a_cut_is_what_it_would_score(tokenizer):
     """The small agent under a template that opens a thought: it babbles in it, is cut, and goes on."""
     from agentkit.policies.loading import load_agent
+    from agentkit.policies.sync import sampled_logprobs
     from agentkit.policies.transformers import TransformersPolicy
 
     model, own = load_agent("nano")
@@ -129,11 +130,9 @@ def test_what_a_model_samples_round_a_cut_is_what_it_would_score(tokenizer):
     assert any(turn.closings for t in found for turn in t.turns)
     for t in found:
         assert not faults(t, ChatCodec(other, "", []).decode)
-        ids = torch.tensor([[*t.prompt_ids, *t.completion_ids]])
-        with torch.no_grad():
-            own, _ = completion_logprobs(model, ids, torch.ones_like(ids), len(t.completion_ids), 1.5)
+        own = torch.tensor(sampled_logprobs(model, t.prompt_ids, t.completion_ids, 1.5))
         mask = torch.tensor(t.action_mask, dtype=torch.bool)
-        assert float((own[0] - torch.tensor(t.old_logprobs))[mask].abs().max()) < 2e-4
+        assert float((own - torch.tensor(t.old_logprobs))[mask].abs().max()) < 2e-4
 
 
 def test_the_expert_says_its_turns_in_pieces(tokenizer, suite):

@@ -1,10 +1,12 @@
 """Attention that one call of a transformers model may bring along; every other call stays plain SDPA.
 
 Rollouts attend to keys and values where they lie (policies.slots), and the update computes shared prefixes
-once (training.prefix); both do so on the same model, which therefore keeps one implementation. Leaves out
-what is brought along.
+once (training.prefix); both do so on the same model, which therefore keeps one implementation. Also, eval
+mode for the time of a few calls. Leaves out what is brought along.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +27,17 @@ def attention(
     dimensions or None, and returns (B, W, heads, head size) and no weights, as ``attend`` does.
     """
     return (attend or sdpa_attention_forward)(module, query, key, value, attention_mask, **options)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """The model in eval mode, and afterwards in the mode it was in."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def allow_other_attention(model: Any) -> str | None:

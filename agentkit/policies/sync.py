@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from agentkit.records import Task, Trajectory
+from agentkit.policies.attention import evaluating
+from agentkit.records import Task
 from agentkit.rollouts.policy import EngineError, Policy, Request, Sample
-from agentkit.rollouts.tokens import completion_logprobs
+from agentkit.rollouts.tokens import token_logprobs
 from agentkit.tools.runtime import run_blocking
 
 PROBES, PROBE_LENGTH = 4, 320  # prompts, and tokens in each: over two of vLLM's blocks
@@ -178,29 +179,19 @@ async def _probe(policy: Policy, probes: Sequence[list[int]], temperature: float
 
 
 @torch.no_grad()
-def sampled_logits(model: Any, trajectory: Trajectory, at: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's logits (N, V) before N of a trajectory's completion tokens, and these tokens (N,)."""
-    training, completion = model.training, trajectory.completion_ids
-    model.eval()
-    try:
-        ids = torch.tensor([[*trajectory.prompt_ids, *completion]], device=model.device)
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(completion) + 1).logits[0, :-1]
-    finally:
-        model.train(training)
-    places = torch.from_numpy(at).to(ids.device)
-    return logits[places].clone(), ids[0, -len(completion) :][places]
+def sampled_logits(
+    model: Any, prompt: Sequence[int], completion: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's logits (T, V) before each of T tokens after a prompt, and these tokens (T,)."""
+    ids = torch.tensor([[*prompt, *completion]], device=model.device)
+    with evaluating(model):
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(completion) + 1).logits
+    return logits[0, :-1], ids[0, -len(completion) :]
 
 
-@torch.no_grad()
-def sampled_logprobs(model: Any, prompt: list[int], completion: list[int], temperature: float) -> list[float]:
+def sampled_logprobs(
+    model: Any, prompt: Sequence[int], completion: Sequence[int], temperature: float
+) -> list[float]:
     """The model's log-probabilities of T tokens after a prompt, at a temperature (1 where it is 0)."""
-    training = model.training
-    model.eval()
-    try:
-        ids = torch.tensor([prompt + completion], device=model.device)
-        logprobs, _ = completion_logprobs(
-            model, ids, torch.ones_like(ids), len(completion), temperature or 1.0
-        )
-    finally:
-        model.train(training)
-    return logprobs[0].tolist()
+    logits, tokens = sampled_logits(model, prompt, completion)
+    return token_logprobs(logits, tokens, temperature or 1.0)[0].tolist()

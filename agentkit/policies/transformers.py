@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from agentkit.policies.attention import evaluating
 from agentkit.policies.slots import SlotCache, memory_of, token_bytes
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample
@@ -111,24 +112,24 @@ class TransformersPolicy(ThreadedPolicy):
     def _serve(self) -> None:
         if not self._inbox:  # the model may be training again: leave its mode alone
             return
-        training = self.model.training
-        self.model.eval()
         try:
-            while (decoding := self._decoding()) or self._inbox:
-                joining = self._take(decoding) if self._may_join(len(decoding)) else []
-                if joining:
-                    self._rows = len(decoding) + len(joining)
-                    self._join(joining)
-                elif decoding:
-                    self._decode(decoding)
+            with evaluating(self.model):
+                self._sample_all()
         except Exception as error:
             waiting = [slot.future for slot in self._slots if slot.request]
             waiting += [self._inbox.popleft()[1] for _ in range(len(self._inbox))]
             self._clear()
             for future in waiting:
                 settle(future, error)
-        finally:
-            self.model.train(training)
+
+    def _sample_all(self) -> None:
+        while (decoding := self._decoding()) or self._inbox:
+            joining = self._take(decoding) if self._may_join(len(decoding)) else []
+            if joining:
+                self._rows = len(decoding) + len(joining)
+                self._join(joining)
+            elif decoding:
+                self._decode(decoding)
 
     def _decoding(self) -> list[int]:
         """Places of the slots that sample a turn; one that nobody waits for any more is stopped."""

@@ -194,7 +194,10 @@ def sampler(model: Any, sampled: Sequence[Trajectory], temperature: float) -> It
 
     places = [np.flatnonzero(t.action_mask) for t in chosen]
     places = [at[:: -(-len(at) // TOKENS)] for at in places]
-    logits = [sampled_logits(model, t, at) for t, at in zip(chosen, places, strict=True)]
+    logits = [
+        [values[at] for values in sampled_logits(model, t.prompt_ids, t.completion_ids)]
+        for t, at in zip(chosen, places, strict=True)
+    ]
     engine = np.concatenate([np.array(t.old_logprobs)[at] for t, at in zip(chosen, places, strict=True)])
 
     def apart(at: float) -> float:

@@ -224,27 +224,3 @@ def token_logprobs(
         return logprobs, None
     with torch.no_grad():
         return logprobs, distribution.exp().mul_(distribution).sum(-1).neg_()
-
-
-def completion_logprobs(
-    model: Any, ids: torch.Tensor, mask: torch.Tensor, keep: int, temperature: float, entropy: bool = False
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities of the last ``keep`` tokens at a temperature, from the model's own logits.
-
-    Args:
-        model: a causal language model.
-        ids: (B, T) int64, padded on either side.
-        mask: (B, T), 1 on real tokens.
-        keep: how many trailing tokens to score, K.
-        temperature: divides the logits.
-        entropy: also return the entropy of each next-token distribution, in nats, without gradient.
-
-    Returns:
-        (B, K) log-probabilities, and (B, K) entropies or None.
-    """
-    assert ids.ndim == mask.ndim == 2 and not ids.is_floating_point()
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    out = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=keep + 1, use_cache=False
-    )
-    return token_logprobs(out.logits[:, :-1], ids[:, -keep:], temperature, entropy)

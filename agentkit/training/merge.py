@@ -9,6 +9,7 @@ are exported side by side. Leaves out quantised models.
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from agentkit.policies.engine_weights import folded
 from agentkit.policies.loading import pretrained, with_adapter
 from agentkit.policies.precision import LEAST_SHARE, surviving_share
-from agentkit.rollouts.tokens import completion_logprobs
+from agentkit.policies.sync import sampled_logprobs
 from agentkit.runs import Run, RunError, secure
 from agentkit.runs.run import ADAPTER
 from agentkit.training.adapters import replacing
@@ -91,13 +92,8 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
 
 def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
     """(tokens,) log-probabilities at temperature 1 of what rows' masks mark; a row is ids and a mask."""
-    scores = []
-    with torch.inference_mode():
-        for ids, mask in rows:
-            row = torch.tensor([ids])
-            values, _ = completion_logprobs(model, row, torch.ones_like(row), len(ids) - 1, 1.0)
-            scores.append(values[0, torch.tensor(mask[1:], dtype=torch.bool)])
-    return torch.cat(scores)
+    scores = ((sampled_logprobs(model, ids[:1], ids[1:], 1.0), mask[1:]) for ids, mask in rows)
+    return torch.tensor([x for values, marks in scores for x in compress(values, marks)])
 
 
 def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:
