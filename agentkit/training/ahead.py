@@ -24,6 +24,8 @@ from agentkit.records import Task
 from agentkit.training.adapters import trained_weights, with_weights
 from agentkit.training.selection import Selected
 
+LOOK_S = 0.1  # between looks whether what is sampled is still wanted
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -52,9 +54,7 @@ class Background:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts ahead")
         self._works: deque[tuple[Batch, Future[Any]]] = deque()
-        self._lock = threading.Lock()  # of the two below
-        self._cancel: Callable[[], Any] | None = None
-        self._unwanted = False
+        self._unwanted = threading.Event()
 
     @property
     def first(self) -> Batch | None:
@@ -76,17 +76,11 @@ class Background:
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         async def unless_unwanted() -> Any:
-            with self._lock:
-                if self._unwanted:
-                    coroutine.close()
-                    raise asyncio.CancelledError
-                loop, task = asyncio.get_running_loop(), asyncio.current_task()
-                self._cancel = partial(loop.call_soon_threadsafe, task.cancel)
-            try:
-                return await coroutine
-            finally:
-                with self._lock:
-                    self._cancel = None
+            task = asyncio.ensure_future(coroutine)
+            while not (task.done() or self._unwanted.is_set()):
+                await asyncio.wait([task], timeout=LOOK_S)
+            task.cancel()  # which one that is done ignores
+            return await task
 
         return asyncio.run(unless_unwanted())
 
@@ -94,13 +88,10 @@ class Background:
         """End what is under way, and forget all works; returns once the thread is at rest."""
         for _, future in self._works:
             future.cancel()
-        with self._lock:
-            self._unwanted = True
-            if self._cancel:
-                self._cancel()
+        self._unwanted.set()
         self.wait()
         self._works.clear()
-        self._unwanted = False
+        self._unwanted.clear()
 
     def close(self) -> None:
         self.drop()
