@@ -96,22 +96,17 @@ class Work:
 
     def measure(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
         """Measure a policy of the run on the test (``Lab.measure``), spread over all cards."""
-        self._measure(name)
-        return self._measured(name)
+        return self._measure(name)[:2]
 
     def baseline(self) -> tuple[list[Trajectory], list[Trajectory], str]:
         """Measure the policy that GRPO starts from, and what ``Lab.sift`` says of the training tasks."""
-        sifted = self._measure("sft", sift=True)["sifted"]
-        return *self._measured("sft"), sifted
+        return self._measure("sft", sift=True)
 
-    def _measure(self, name: str, **arguments: Any) -> dict[str, Any]:
+    def _measure(self, name: str, **arguments: Any) -> tuple[list[Trajectory], list[Trajectory], str]:
         start = time.monotonic()
-        done = self.sample(f"{JOBS}:measure", name=name, **arguments)
+        sifted = self.sample(f"{JOBS}:measure", name=name, **arguments)["sifted"]
         self._measured_in[name] = round(time.monotonic() - start, 1)
-        return done
-
-    def _measured(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
-        return self.run.trajectories(name), self.run.trajectories(f"{name}_greedy")
+        return self.run.trajectories(name), self.run.trajectories(f"{name}_greedy"), sifted
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""
@@ -125,44 +120,39 @@ class Work:
 
         Interrupting it stops after the step, with a checkpoint; so does the end of this process.
         """
-        return self._served(f"{JOBS}:train", on_metrics)
-
-    def _served(
-        self, job: str, tell: OnMetrics = _ignore, processes: int | None = None, **arguments: Any
-    ) -> dict[str, Any]:
-        topology = self.topology
-        with replicas(self.lab.recipe, self.run, topology.serving if topology.replicas else ()) as urls:
-            placed = {"processes": processes or topology.processes, "cards": topology.training, "urls": urls}
-            return self.do(job, tell, **placed, **arguments)
+        return self.do(f"{JOBS}:train", on_metrics, served=True)
 
     def sample(self, job: str, **arguments: Any) -> dict[str, Any]:
         """A job that samples (``do``): by servers where an engine needs several cards, else in the job."""
-        done_by = self._served if self.topology.tensor_parallel > 1 else self.do
-        return done_by(job, **arguments)
+        return self.do(job, served=self.topology.tensor_parallel > 1, **arguments)
 
     def do(
         self,
         job: str,
         tell: OnMetrics = _ignore,
         *,
+        served: bool = False,
         processes: int | None = None,
-        cards: Sequence[str] | None = None,
-        urls: Sequence[str] = (),
         **arguments: Any,
     ) -> dict[str, Any]:
-        """Call a job, "module:function", with the lab and the run, here or in ``processes``."""
-        topology = self.topology
+        """Call a job, "module:function", with the lab and the run, here or in ``processes``.
+
+        ``served`` leaves cards to the topology's servers, where it has any, which then roll out.
+        """
+        topology, name = self.topology, job.partition(":")[2]
         if topology.kind == "here":
             return function_of(job)(self.lab, self.run, tell, **arguments)
         self.lab.check_for_children()
-        number = processes or topology.workers
-        cards = topology.cards if cards is None else cards
-        recipe = settled(self.lab.recipe, topology, urls)
-        written = {"recipe": recipe, "job": job, "arguments": arguments}
-        _let_go()
-        name = job.partition(":")[2]
-        children = _Children(self.run, name, number, cards[:number], patience(self.recipe), written)
-        result = children.result(tell)
+        number, cards, serving = topology.workers, topology.cards, ()
+        if served:
+            number, cards, serving = topology.processes, topology.training, topology.serving
+        number = processes or number
+        with replicas(self.lab.recipe, self.run, serving) as urls:
+            recipe = settled(self.lab.recipe, topology, urls)
+            written = {"recipe": recipe, "job": job, "arguments": arguments}
+            _let_go()
+            children = _Children(self.run, name, number, cards[:number], patience(self.recipe), written)
+            result = children.result(tell)
         self._ranks[f"{name} {arguments.get('name', '')}".strip()] = result.pop("ranks")
         return result
 
