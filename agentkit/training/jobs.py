@@ -4,7 +4,6 @@ They take the lab, the run and somebody to tell metrics, and leave what they mad
 by the first process. Leaves out who does them (launch) and preflight (preflight).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from agentkit.lab import Lab
@@ -12,19 +11,17 @@ from agentkit.policies.loading import agent_of, make_policy
 from agentkit.runs import Run, read_trajectories
 from agentkit.training import sft
 from agentkit.training.controls import train_control
-from agentkit.training.launch import DEMONSTRATIONS
-
-Tell = Callable[[dict[str, Any]], None]
+from agentkit.training.launch import DEMONSTRATIONS, OnMetrics
 
 
-def cold_start(lab: Lab, run: Run, tell: Tell) -> dict[str, Any]:
+def cold_start(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
     """Fine-tune the agent on the demonstrations that the notebook left in the run."""
     agent, tokenizer = agent_of(run, lab.recipe, "base")
     shown = read_trajectories(run.file(DEMONSTRATIONS))
     return {"log": sft.cold_start(agent, tokenizer, shown, lab.recipe, run.file("sft"))}
 
 
-def measure(lab: Lab, run: Run, tell: Tell, name: str, sift: bool = False) -> dict[str, Any]:
+def measure(lab: Lab, run: Run, tell: OnMetrics, name: str, sift: bool = False) -> dict[str, Any]:
     """Measure a policy of the run on its test, and sift the training tasks by it where that is asked for."""
     suite = lab.load(run)
     agent, tokenizer = agent_of(run, lab.recipe, name)
@@ -33,7 +30,7 @@ def measure(lab: Lab, run: Run, tell: Tell, name: str, sift: bool = False) -> di
         return {"sifted": lab.sift(run, policy, suite) if sift else ""}
 
 
-def control(lab: Lab, run: Run, tell: Tell, name: str) -> dict[str, Any]:
+def control(lab: Lab, run: Run, tell: OnMetrics, name: str) -> dict[str, Any]:
     """Train a control with the recipe of the run, and measure it."""
     suite = lab.load(run)
     agent, tokenizer, figures = train_control(name, Lab.of(run), run, lab.train_tasks(suite))
@@ -42,7 +39,7 @@ def control(lab: Lab, run: Run, tell: Tell, name: str) -> dict[str, Any]:
     return {"figures": figures}
 
 
-def train(lab: Lab, run: Run, tell: Tell) -> dict[str, Any]:
+def train(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
     """GRPO from the SFT reference."""
     from agentkit.training import grpo  # TRL looks at the device when it is loaded
 
