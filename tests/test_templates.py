@@ -29,10 +29,9 @@ from agentkit.rollouts.call_formats import format_call, parse_turn
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.template_probe import (
     ANSWERED,
-    answered,
     end_of_turn,
     end_of_turn_ids,
-    messages_with,
+    turn_with,
     template_of,
     with_template,
 )
@@ -126,18 +125,18 @@ class Dialogue:
                 continue
             said = (";" if codec.format == "llama3" else "\n").join(calls)
             self.say(said if codec.format == "llama3" else f"I look.\n{said}", True)
-            self.messages += messages_with(replies, codec.template.role)
+            self.messages += turn_with(replies, codec.template.role)[1:]
         self.say("Answer: Paris", False)
 
     def call(self, said: str, numbers: list[int], replies: list[str]) -> None:
         """A turn of calls that holds their replies, as the template itself writes it."""
         prompt = self.render(add_generation_prompt=True)
         made = [{"function": {"name": "look_up", "arguments": {"number": i}}} for i in numbers]
-        turn = answered(["look_up"] * len(numbers), replies, tool_calls=made)
+        (turn,) = turn_with(replies, ANSWERED, ["look_up"] * len(numbers))
         whole = self.render({"role": "assistant", "content": "", "tool_calls": made})
         self.turns.append(whole[len(prompt) :])
         assert self.turns[-1] == said + end_of_turn(self.codec.tokenizer, called=True)
-        self.messages.append(turn)
+        self.messages.append(turn | {"tool_calls": made})
 
     def say(self, text: str, called: bool) -> None:
         """A turn as the template itself would write it after its prompt, with a thought where it can."""

@@ -30,11 +30,10 @@ from agentkit.rollouts.template_probe import (
     ANSWERED,
     HERMES,
     REPLY,
-    TURN,
-    answered,
+    behind,
     end_of_turn,
     end_of_turn_ids,
-    messages_with,
+    turn_with,
     template_of,
 )
 from agentkit.rollouts.tokens import exact_decode
@@ -254,15 +253,8 @@ class ChatCodec:
                 "what the chat template puts behind a turn is no token of this tokenizer: set chat_template "
                 "to a template of the model's own family"
             )
-        question, replies = (
-            {"role": "user", "content": "question"},
-            [REPLY.format(i) for i in range(len(names))],
-        )
-        if self.template.role == ANSWERED:
-            text = self._render([question, answered(names, replies)], add_generation_prompt=True)
-            after = text.rpartition(token_forms.GEMMA4[1])[2]
-        else:
-            turns = [{"role": "assistant", "content": TURN}, *messages_with(replies, self.template.role)]
-            after = self._render([question, *turns], add_generation_prompt=True).rpartition(TURN)[2]
+        role, replies = self.template.role, [REPLY.format(i) for i in range(len(names))]
+        messages = [{"role": "user", "content": "question"}, *turn_with(replies, role, names)]
+        after = behind(self._render(messages, add_generation_prompt=True), role)
         tail = after.partition(self.template.ends[0])[2]
         return [self._encode(piece) for piece in re.split(REPLY.format(r"\d+"), tail)]

@@ -106,19 +106,25 @@ def end_of_turn(tokenizer: Any, called: bool = False) -> str:
     return tokenizer.eos_token
 
 
-def answered(names: Sequence[str], replies: Sequence[str], **more: Any) -> dict[str, Any]:
-    """A turn that calls tools by name and holds their replies, as Gemma 4's template has it."""
-    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
-    responses = [{"name": name, "response": reply} for name, reply in zip(names, replies, strict=True)]
-    return {"role": "assistant", "content": "", "tool_calls": calls, "tool_responses": responses} | more
-
-
-def messages_with(replies: Sequence[str], role: str) -> list[dict[str, str]]:
-    """The messages that hold tool replies."""
+def turn_with(replies: Sequence[str], role: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """A turn and the messages that hold the replies of its tools, or (ANSWERED) one that calls tools by name
+    and holds their replies, as Gemma 4's template has it.
+    """
+    if role == ANSWERED:
+        names = names or ["probe_tool"] * len(replies)
+        calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
+        responses = [{"name": name, "response": reply} for name, reply in zip(names, replies, strict=True)]
+        return [{"role": "assistant", "content": "", "tool_calls": calls, "tool_responses": responses}]
+    turn = {"role": "assistant", "content": TURN}
     if role == "tool":
-        return [{"role": "tool", "content": reply} for reply in replies]
+        return [turn, *({"role": "tool", "content": reply} for reply in replies)]
     framed = [f"<tool_response>\n{reply}\n</tool_response>" for reply in replies]
-    return [{"role": "user", "content": "\n".join(framed)}]
+    return [turn, {"role": "user", "content": "\n".join(framed)}]
+
+
+def behind(text: str, role: str = "") -> str:
+    """What a text has behind its last turn, or behind the last call of one that holds its replies."""
+    return text.rpartition(token_forms.GEMMA4[1] if role == ANSWERED else TURN)[2]
 
 
 def with_template(tokenizer: Any, template: str = "", arguments: Mapping[str, Any] | None = None) -> Any:
@@ -273,8 +279,7 @@ class _Probe:
 
     def _answers(self) -> bool:
         """Whether replies follow their calls within the turn, each text beginning with the one before."""
-        turn = answered(["probe_tool"] * 2, self.replies)
-        rounds = [self.user, turn, turn]
+        rounds = [self.user, *turn_with(self.replies, ANSWERED) * 2]
         texts = [self.render(*rounds[:n], prompt=True) for n in (1, 2, 3)]
         texts.append(self.render(*rounds, self.turn))
         said = texts[1].removeprefix(texts[0])
@@ -284,9 +289,9 @@ class _Probe:
     def _role(self) -> str | None:
         """By which role replies come in: the first that shows them all in order, in each round alike."""
         for role in ("tool", "user"):
-            one = [self.turn, *messages_with(self.replies, role)]
+            one = turn_with(self.replies, role)
             first, second = (
-                self.render(self.user, *rounds, prompt=True).rpartition(TURN)[2] for rounds in (one, one * 2)
+                behind(self.render(self.user, *rounds, prompt=True)) for rounds in (one, one * 2)
             )
             if first == second and _in_order(first, self.replies):
                 return role
@@ -299,7 +304,7 @@ class _Probe:
 
     def _kept(self, turn: dict) -> bool:
         last = {"role": "assistant", "content": "the next turn"}
-        replies = messages_with(self.replies[:1], self.role)
+        _, *replies = turn_with(self.replies[:1], self.role)
         before, _, _ = self.render(self.user, turn).partition(TURN)
         texts = [
             self.render(self.user, turn, *replies, prompt=True),
@@ -334,11 +339,9 @@ class _Probe:
         """Whether a prompt stays as it was when replies follow: some show what is said first, or the tools,
         with the last question.
         """
-        turns = [self.turn, *messages_with(self.replies, self.role)]
-        if self.role == ANSWERED:
-            turns = [answered(["probe_tool"] * 2, self.replies)]
         prompt = self.render(*first, self.user, prompt=True, tools=tools)
-        return self.render(*first, self.user, *turns, tools=tools).startswith(_OPENING.sub("", prompt))
+        later = self.render(*first, self.user, *turn_with(self.replies, self.role), tools=tools)
+        return later.startswith(_OPENING.sub("", prompt))
 
     def offers_tools(self) -> bool:
         """Whether it shows tools in any form."""
@@ -361,23 +364,16 @@ class _Probe:
 
     def _ends(self) -> tuple[str, str]:
         """The first token behind a turn that replies follow, and behind the last turn."""
-        if self.role == ANSWERED:
-            text = self.render(self.user, answered(["probe_tool"], self.replies[:1]), prompt=True)
-            behind = TURN + text.partition(token_forms.GEMMA4[1])[2]
-            return self._first_token(behind), self._first_token(self.render(self.user, self.turn))
-        follow = self.render(
-            self.user, self.turn, *messages_with(self.replies, self.role or "user"), prompt=True
-        )
-        last = self.render(self.user, self.turn)
-        behind = self._first_token(follow), self._first_token(last)
-        asked = self.render(self.user, self.turn, self.user, prompt=True)
-        return behind[0], behind[1] or self._first_token(asked)
+        role = self.role or "user"
+        replied = behind(self.render(self.user, *turn_with(self.replies, role), prompt=True), role)
+        last = behind(self.render(self.user, self.turn))
+        asked = behind(self.render(self.user, self.turn, self.user, prompt=True))
+        return self._first_token(replied), self._first_token(last) or self._first_token(asked)
 
-    def _first_token(self, text: str) -> str:
+    def _first_token(self, tail: str) -> str:
         tokens = {
             token.content for token in self.tokenizer.added_tokens_decoder.values() if token.content.strip()
         }
-        tail = text.rpartition(TURN)[2] if TURN in text else ""
         tail = re.split(f"{_QUESTION}|<tool_response>", tail)[0]
         pattern = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)"
         found = re.search(pattern, tail)
@@ -386,9 +382,5 @@ class _Probe:
     def _written(self) -> Callable[[str], str] | None:
         """How it writes a reply: as it is, stripped, or as JSON has it."""
         reply = ' \n"a\nreply" \n'
-        if self.role == ANSWERED:
-            text = self.render(self.user, answered(["probe_tool"], [reply]), prompt=True)
-        else:
-            text = self.render(self.user, self.turn, *messages_with([reply], self.role), prompt=True)
-            text = text.rpartition(TURN)[2]
+        text = behind(self.render(self.user, *turn_with([reply], self.role), prompt=True), self.role)
         return next((written for written in _WRITINGS if written(reply) in text), None)
