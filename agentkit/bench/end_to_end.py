@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from datasets import Dataset
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl.chat_template_utils import qwen3_template
 
 from agentkit.bench.common import case, messages, report
@@ -33,7 +33,6 @@ from agentkit.training.grpo import AgentGRPOTrainer
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.peer import StockTrainer
 from agentkit.training.sft import cold_start, demonstrations
-from agentkit.training.trainers import only_own_progress
 from agentkit.verifiers import final_answer, verify
 
 TARGET, EVERY = 0.85, 6  # success on the validation tasks, steps between validations
@@ -138,7 +137,7 @@ def _stock(model: Any, tokenizer: Any, tasks: Sequence[Task], lab: Lab, folder: 
         peft_config=lora(lab.recipe),
         environment_factory=lab.environments[tasks[0].family],
     )
-    only_own_progress(trainer)
+    trainer.remove_callback(PrinterCallback)
     return trainer
 
 

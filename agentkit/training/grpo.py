@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PrinterCallback
 from trl import GRPOTrainer
 
 from agentkit.diagnostics import Watch
@@ -46,7 +47,7 @@ from agentkit.training.hindsight import lesson_batch
 from agentkit.training.processes import check_same
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import Selected, fresh_tasks, select
-from agentkit.training.trainers import Progress, only_own_progress
+from agentkit.training.trainers import Progress
 from agentkit.training.update import Update, kl_median
 from agentkit.training.validation import Validate, Validated
 
@@ -114,7 +115,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
 
     def _prepare(self, tokenizer: Any, engine: Any) -> None:
         """What needs the model as TRL has set it up: prefixes, the checkpoint to go on from, the policy."""
-        only_own_progress(self)
+        self.remove_callback(PrinterCallback)
         self.open_ahead()
         if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet
             self.model.delete_adapter("ref")

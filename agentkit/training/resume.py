@@ -146,11 +146,9 @@ class Resumable:
         """In place of transformers' own, which leaves half a checkpoint where it is killed."""
         self.write_checkpoint()
 
-    def write_checkpoint(self, guards: dict[str, Any] | None = None, lead: Lead | None = None) -> Path:
+    def write_checkpoint(self) -> None:
         """Write a checkpoint of the current step; RunError where it could not be, with the older ones
         unharmed.
-
-        ``guards`` and ``lead``, what was sampled ahead, are as after that step, by default as they are now.
         """
         folder, step = self.run.file("train", "checkpoints"), self.state.global_step
         new, main = folder / f".checkpoint-{step}", self.accelerator.is_main_process
@@ -162,11 +160,10 @@ class Resumable:
             if self._in_use():
                 torch.save(self._buffered_inputs, new / f"rollouts_{self.accelerator.process_index}.pt")
             if main:
-                self._fill(new, guards or self.guards.state(), lead or self.lead)
+                self._fill(new)
             self.accelerator.wait_for_everyone()
             if main:
                 checkpoints.commit(new, {"step": step, "made_with": self._fingerprint})
-            return folder / f"checkpoint-{step}"
         except Exception as error:  # each library has its own for a full disk
             shutil.rmtree(new, ignore_errors=True)
             last = checkpoints.steps(folder)
@@ -182,14 +179,14 @@ class Resumable:
         parts = self.args.steps_per_generation * self.num_iterations
         return self._buffered_inputs is not None and done % parts != 0
 
-    def _fill(self, new: Path, guards: dict[str, Any], lead: Lead | None) -> None:
+    def _fill(self, new: Path) -> None:
         write_adapter(self.accelerator.unwrap_model(self.model), new)
         self._save_optimizer_and_scheduler(str(new))
         state = dataclasses.replace(self.state, log_history=[])  # which metrics.jsonl holds
         state.save_to_json(str(new / "trainer_state.json"))
-        write_json(new / "state.json", {"best": list(self.best), "guards": guards})
-        if lead and lead.pending:
-            torch.save(dataclasses.asdict(lead), new / AHEAD)
+        write_json(new / "state.json", {"best": list(self.best), "guards": self.guards.state()})
+        if self.lead and self.lead.pending:
+            torch.save(dataclasses.asdict(self.lead), new / AHEAD)
         best = self.run.file("adapter")
         if self.best[0] >= 0 and best.exists():
             shutil.copytree(best, new / "best")
@@ -275,12 +272,13 @@ class Resumable:
         """The checkpoint of the last finished step, if it is not there yet and this process can write it."""
         if self._boundary is None or self._moving or self.accelerator.num_processes > 1:
             return
-        step, states, *others = self._boundary
+        step, states, guards, self.lead = self._boundary
         path, why = self.run.file("train", "checkpoints", f"checkpoint-{step}"), type(error).__name__
         if not path.exists():
             set_random_states(states)
+            self.guards.restore(guards)
             try:
-                self.write_checkpoint(*others)
+                self.write_checkpoint()
             except RunError as second:
                 _say(f"{why}: {error}; {second}")
                 return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from datasets import Dataset
 from peft import PeftModel
+from transformers import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
 from agentkit.policies.process_group import on_main_process, patience, world
@@ -24,7 +25,7 @@ from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.training.adapters import lora, save_adapter, settled
 from agentkit.training.prefix import scorer
-from agentkit.training.trainers import Progress, on_one_card, only_own_progress, quiet_trainer
+from agentkit.training.trainers import Progress, on_one_card, quiet_trainer
 from agentkit.training.transcripts import read_transcripts
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def fine_tune(
         peft_config=None if isinstance(model, PeftModel) else lora(recipe),
         callbacks=[Progress("SFT")],
     )
-    only_own_progress(trainer)
+    trainer.remove_callback(PrinterCallback)
     leave_shards(trainer.model)
     own = trainer.accelerator.unwrap_model(trainer.model)
     trainer.score, _ = scorer(own, recipe.share_prefixes)

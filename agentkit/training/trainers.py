@@ -58,10 +58,3 @@ class Progress(ProgressCallback):
         """Show the loss, where transformers prints the whole row."""
         if self.training_bar is not None and "loss" in (logs or {}):
             self.training_bar.set_postfix(loss=f"{logs['loss']:.4g}")
-
-
-def only_own_progress(trainer: Any) -> None:
-    """Remove the printers that transformers adds where its own progress bar is off."""
-    for callback in list(trainer.callback_handler.callbacks):
-        if type(callback).__name__ in ("PrinterCallback", "NotebookProgressCallback"):
-            trainer.remove_callback(callback)
