@@ -157,7 +157,7 @@ async def _gathered(rollouts: Sequence[_Rollout], in_flight: int, progress: str 
         bar.add(trajectory)
         return trajectory
 
-    with _Bar(progress, len(rollouts)) as bar:
+    with contextlib.closing(_Bar(progress, len(rollouts))) as bar:
         running = [asyncio.ensure_future(one(rollout)) for rollout in rollouts]
         try:
             return list(await asyncio.gather(*running))
@@ -378,8 +378,5 @@ class _Bar:
         )
         self._bar.update()
 
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._bar.close()

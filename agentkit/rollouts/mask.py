@@ -16,11 +16,11 @@ class Completion:
 
     def sampled(self, ids: list[int], logprobs: list[float]) -> tuple[int, int]:
         """Append what the policy sampled. Returns its span."""
-        return self._append(ids, 1, logprobs)
+        return self.extended(Completion(ids, [1] * len(ids), logprobs))
 
     def observed(self, ids: list[int]) -> tuple[int, int]:
         """Append what the loop wrote: a tool's reply in the template's words, or a thought's end."""
-        return self._append(ids, 0, [0.0] * len(ids))
+        return self.extended(Completion(ids, [0] * len(ids), [0.0] * len(ids)))
 
     def extended(self, other: "Completion") -> tuple[int, int]:
         """Append another. Returns its span."""
@@ -32,6 +32,3 @@ class Completion:
 
     def until(self, end: int | None) -> "Completion":
         return Completion(self.ids[:end], self.mask[:end], self.logprobs[:end])
-
-    def _append(self, ids: list[int], mask: int, logprobs: list[float]) -> tuple[int, int]:
-        return self.extended(Completion(ids, [mask] * len(ids), logprobs))

@@ -1,9 +1,10 @@
 """What a policy is asked and what it returns. Leaves out the engines (policies)."""
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from agentkit.records import EngineError as EngineError
 from agentkit.records import Task, ToolResult
@@ -41,7 +42,7 @@ class Sample:
     logprobs: list[float]
 
 
-class Policy(ABC):
+class Policy(AbstractContextManager):
     """Samples turns.
 
     Attributes:
@@ -75,9 +76,6 @@ class Policy(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Give back what the engine holds; the policy samples no more."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

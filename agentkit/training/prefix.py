@@ -193,10 +193,9 @@ def shared_logprobs(
     Returns:
         (B, K) log-probabilities with zeros where nothing is scored, and (B, K) entropies likewise or None.
     """
-    _check(ids, mask, scored)
-    if not scored.any():
-        return _nothing(scored, entropy)
     rows, targets = _used(ids, mask, scored)
+    if not rows:
+        return _nothing(scored, entropy)
     tree = build_tree(rows)
     # a node stands for its token and all before it: each distinct one is scored once, from the node before
     nodes = np.concatenate([path[at] for path, at in zip(tree.nodes, targets, strict=True)])
@@ -214,15 +213,12 @@ def shared_logprobs(
     return logprobs, _scatter(entropies.index_select(0, back), scored) if entropy else None
 
 
-def _check(ids: torch.Tensor, mask: torch.Tensor, scored: torch.Tensor) -> None:
-    assert ids.ndim == mask.ndim == scored.ndim == 2, "ids, mask and scored: one row a sequence"
-    assert ids.dtype == torch.int64 and scored.dtype == torch.bool, "ids: int64; scored: bool"
-
-
 def _used(
     ids: torch.Tensor, mask: torch.Tensor, scored: torch.Tensor
 ) -> tuple[list[list[int]], list[np.ndarray]]:
     """For each row with scored tokens: its real tokens up to the last scored one, and where those are."""
+    assert ids.ndim == mask.ndim == scored.ndim == 2, "ids, mask and scored: one row a sequence"
+    assert ids.dtype == torch.int64 and scored.dtype == torch.bool, "ids: int64; scored: bool"
     context = ids.shape[1] - scored.shape[1]
     ids, mask, scored = (x.cpu().numpy() for x in (ids, mask.bool(), scored))
     wanted = np.pad(scored, ((0, 0), (context, 0)))
@@ -331,8 +327,9 @@ def plain_logprobs(
     ``split``, for models that ``splits`` accepts, the output layer is applied in chunks, and only where a
     token is scored; others compute all logits from the first scored token on.
     """
-    _check(ids, mask, scored)
     rows, targets = _used(ids, mask, scored)
+    if not rows:
+        return _nothing(scored, entropy)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
     found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
     project = _projection(model) if split else None  # one float32 copy of the output layer for all rows
@@ -349,8 +346,6 @@ def plain_logprobs(
             first = int(at.min()) - 1
             out = model(input_ids=batch, use_cache=False, logits_to_keep=batch.shape[1] - first)
             found.append(token_logprobs(out.logits[row, at - 1 - first], tokens, temperature, entropy))
-    if not found:
-        return _nothing(scored, entropy)
     starts = np.cumsum([0, *map(len, targets)])
     back = np.argsort(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in order]))
     logprobs, entropies = zip(*found, strict=True)
