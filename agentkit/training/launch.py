@@ -54,7 +54,7 @@ class Work:
 
     def __init__(self, lab: Lab, run: Run):
         self.lab, self.run = lab, run
-        self.topology = _topology(lab.recipe, run)
+        self.topology = _topology(lab.recipe)
         self._controls: dict[str, dict[str, float]] = {}  # seconds, and what it learnt from
         self._measured_in: dict[str, float] = {}  # seconds, by policy
         self._ranks: dict[str, Any] = {}  # by job: each process' card, and what it sampled
@@ -157,13 +157,9 @@ class Work:
         return result
 
 
-def _topology(recipe: Recipe, run: Run) -> Topology:
-    """The choice for this machine, with what preflight measured and the memory plan where there are GPUs."""
-    count, seconds, fits = torch.cuda.device_count(), (0.0, 0.0), "fits"
-    with contextlib.suppress(RunError, KeyError, TypeError, StopIteration):
-        items = read_json(run.file("preflight.json"))["items"]
-        values = next(item["values"] for item in items if item["name"] == "Forecast")
-        seconds = values["rollout"], values["update"]
+def _topology(recipe: Recipe) -> Topology:
+    """The choice for this machine, with the memory plan where there are GPUs."""
+    count, fits = torch.cuda.device_count(), "fits"
     if count > 1 and torch.cuda.is_available() and recipe.topology == "auto":
         from agentkit.training import memory
 
@@ -172,7 +168,7 @@ def _topology(recipe: Recipe, run: Run) -> Topology:
             needs = memory.plan(recipe)
             if max(needs.update(), needs.sampling(size)) <= size * memory.GB:  # else a split helps neither
                 fits = needs.advice(size)
-    return choose(recipe, count, seconds, fits)
+    return choose(recipe, count, fits=fits)
 
 
 def _let_go() -> None:
