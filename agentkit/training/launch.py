@@ -55,9 +55,8 @@ class Work:
     def __init__(self, lab: Lab, run: Run):
         self.lab, self.run = lab, run
         self.topology = _topology(lab.recipe)
-        self._controls: dict[str, dict[str, float]] = {}  # seconds, and what it learnt from
-        self._measured_in: dict[str, float] = {}  # seconds, by policy
-        self._ranks: dict[str, Any] = {}  # by job: each process' card, and what it sampled
+        # seconds by policy; each process' card and what it sampled by job; and what each control took
+        self._done: dict[str, dict[str, Any]] = {"measured": {}, "ranks": {}}
 
     def __str__(self) -> str:
         return str(self.topology)
@@ -71,9 +70,7 @@ class Work:
     @property
     def record(self) -> dict[str, Any]:
         """What the manifest keeps of who did what, and of what measuring and each control took."""
-        record = {"topology": str(self.topology), "devices": self.devices, "ranks": self._ranks}
-        record |= {"measured": self._measured_in}
-        return record | ({"controls": self._controls} if self._controls else {})
+        return {"topology": str(self.topology), "devices": self.devices} | self._done
 
     @property
     def recipe(self) -> Recipe:
@@ -105,14 +102,15 @@ class Work:
     def _measure(self, name: str, **arguments: Any) -> tuple[list[Trajectory], list[Trajectory], str]:
         start = time.monotonic()
         sifted = self.sample(f"{JOBS}:measure", name=name, **arguments)["sifted"]
-        self._measured_in[name] = round(time.monotonic() - start, 1)
+        self._done["measured"][name] = round(time.monotonic() - start, 1)
         return self.run.trajectories(name), self.run.trajectories(f"{name}_greedy"), sifted
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""
         number, start = 1 if name == "hindsight" else self._imitating, time.monotonic()  # one's own rounds
         figures = self.sample(f"{JOBS}:control", name=name, processes=number)["figures"]
-        self._controls[name] = figures | {"seconds": round(time.monotonic() - start, 1)}
+        took = figures | {"seconds": round(time.monotonic() - start, 1)}
+        self._done.setdefault("controls", {})[name] = took
         return figures
 
     def train(self, on_metrics: OnMetrics = _ignore) -> dict[str, Any]:
@@ -153,7 +151,7 @@ class Work:
             _let_go()
             children = _Children(self.run, name, number, cards[:number], patience(self.recipe), written)
             result = children.result(tell)
-        self._ranks[f"{name} {arguments.get('name', '')}".strip()] = result.pop("ranks")
+        self._done["ranks"][f"{name} {arguments.get('name', '')}".strip()] = result.pop("ranks")
         return result
 
 
