@@ -253,8 +253,6 @@ def test_weights_at_each_level_and_between_both_bounds():
     assert torch.allclose(icepop, torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.6487, 1.0]]), atol=1e-4)
     geometric = mismatch_weights(trained, sampled, mask, "geometric_truncate", 2.0)
     assert torch.allclose(geometric, torch.tensor([[-1 / 3], [0.25]]).exp(), atol=1e-4)
-    with pytest.raises(ValueError, match="use one of token_truncate"):
-        mismatch_weights(trained, sampled, mask, "word_mask", 2.0)
 
 
 def test_a_policy_that_samples_with_the_trained_weights_is_only_told_to_forget():

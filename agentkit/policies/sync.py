@@ -87,14 +87,7 @@ def gap(engine: Rows, trainer: Rows, off: Rows | None = None, noise: float = NOI
     the most (HC3, MacKinnon and White 1985), and for trajectories that say the same: a token that several of
     them share is one observation. Where all weigh no more than two, it says nothing.
     ``noise`` is the most that rounding alone does, mean, nats.
-
-    Raises:
-        ValueError: the rows do not line up, or hold no token.
     """
-    if [len(row) for row in engine] != [len(row) for row in trainer] or not any(engine):
-        raise ValueError(
-            "engine and trainer must give one log-probability for each of the same tokens, and one at least"
-        )
     e, a = np.concatenate(engine), np.concatenate(trainer)  # (tokens,)
     differences = np.abs(e - a)
     mean, largest = float(differences.mean()), float(differences.max())

@@ -8,8 +8,6 @@ loss corrects.
 
 import torch
 
-from agentkit.runs.recipe import MISMATCH
-
 
 def mismatch_weights(
     trained: torch.Tensor, sampled: torch.Tensor, mask: torch.Tensor, mode: str, high: float, low: float = 0.0
@@ -20,12 +18,10 @@ def mismatch_weights(
     Brings You Off-Policy RL Training"); masking drops what lies beyond the bounds (IcePop). Over a sequence
     the ratio is the product of its tokens', or their geometric mean (as in GSPO, arXiv 2507.18071).
     ``trained`` and ``sampled`` are (B, T) log-probabilities, ``mask`` is true on sampled tokens; ``mode`` is
-    a level, and what is done beyond the bounds: token_truncate, geometric_mask and so on; else ValueError.
+    a level, and what is done beyond the bounds: token_truncate, geometric_mask and so on.
     """
     assert trained.ndim == 2 and trained.shape == sampled.shape == mask.shape and mask.dtype == torch.bool
     level, _, kind = mode.partition("_")
-    if level not in ("token", "sequence", "geometric") or kind not in ("truncate", "mask"):
-        raise ValueError(f"mismatch is {mode!r}; use one of {', '.join(MISMATCH[2:])}")
     difference = (trained - sampled).where(mask, 0.0)
     if level != "token":
         difference = difference.sum(1, keepdim=True)
