@@ -12,8 +12,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,31 +57,7 @@ def _as_json(text: str) -> str:
 _WRITINGS: tuple[Callable[[str], str], ...] = (str, _as_json, str.strip, lambda text: _as_json(text.strip()))
 
 
-@dataclass(frozen=True)
-class Template:
-    """A chat template and what it can do.
-
-    Attributes:
-        text: the template itself.
-        training: whether it is TRL's training template in place of the model's own.
-        system: whether it has a system message; else that stands before the question.
-        shows_tools: whether it shows tools and asks for calls in a form that is read here.
-        role: of tool replies: "tool", "user", or ANSWERED.
-        written: a reply as the template shows it.
-        ends: what it puts behind a turn that replies follow, and behind the last one; empty where that is no
-            token of the tokenizer.
-    """
-
-    text: Any
-    training: bool
-    system: bool
-    shows_tools: bool
-    role: str
-    written: Callable[[str], str]
-    ends: tuple[str, str]
-
-
-def template_of(tokenizer: Any) -> Template:
+def template_of(tokenizer: Any) -> "Template":
     """What the tokenizer's chat template can do. Raises RecipeError, which says what to use, where it
     cannot.
     """
@@ -207,11 +182,11 @@ def _training(text: str) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _probed(tokenizer: Any, text: str, eos: str | None) -> Template:
+def _probed(tokenizer: Any, text: str, eos: str | None) -> "Template":
     """The model's own template, or TRL's where that keeps more of what was said. Announced once."""
-    own = _Probe(tokenizer, text)
+    own = Template(tokenizer, text)
     training = _training(text)
-    better = _Probe(tokenizer, training) if training and own.faithful < 2 else None
+    better = Template(tokenizer, training, True) if training and own.faithful < 2 else None
     best = better if better and better.faithful > own.faithful else own
     if best is better:
         warnings.warn(
@@ -219,25 +194,32 @@ def _probed(tokenizer: Any, text: str, eos: str | None) -> Template:
             "template for it is used, which keeps them",
             stacklevel=4,
         )
-    found = best.template(training=best is better)
-    if not found.shows_tools and best.offers_tools():
+    best.check()
+    if not best.shows_tools and best.offers_tools():
         warnings.warn(
             "the chat template asks for tool calls in a form that agentkit does not read: the system message "
             "asks for them in Hermes' form instead (tool_format: hermes)",
             stacklevel=4,
         )
-    return found
+    return best
 
 
 def _in_order(text: str, parts: Sequence[str]) -> bool:
     return bool(re.search(".+".join(["", *parts, ""]), text, re.DOTALL))
 
 
-class _Probe:
-    """One template, rendered with conversations that tell what it does."""
+class Template:
+    """A chat template and what it can do, found out by rendering conversations that tell.
 
-    def __init__(self, tokenizer: Any, text: str):
-        self.tokenizer, self.text = tokenizer, text
+    Attributes:
+        text: the template itself.
+        training: whether it is TRL's training template in place of the model's own.
+        role: of tool replies: "tool", "user", or ANSWERED; None where it shows none.
+        faithful: 0: it rewrites a turn when replies follow; 1: it drops or rewrites thoughts; 2: it keeps all.
+    """
+
+    def __init__(self, tokenizer: Any, text: str, training: bool = False):
+        self.tokenizer, self.text, self.training = tokenizer, text, training
         self.user = {"role": "user", "content": _QUESTION}
         self.turn = {"role": "assistant", "content": TURN}
         self.thoughtful = {"role": "assistant", "content": f"{THINK}\n{_THOUGHT}\n{THOUGHT}\n\n{TURN}"}
@@ -246,23 +228,14 @@ class _Probe:
         self.role = ANSWERED if self.format == "gemma4" and self._answers() else self._role()
         self.faithful = 2 if self.role == ANSWERED else self._faithful() if self.role else 0
 
-    def template(self, training: bool) -> Template:
-        """What it can do. Raises RecipeError."""
+    def check(self) -> None:
+        """Raise RecipeError where it cannot be used."""
         if why := self._refused():
             raise RecipeError(
                 f"the chat template cannot carry tool calls token for token: {why}. Set chat_template to a "
                 "file with one that can, or to the name of one that TRL ships, such as qwen2_5 or "
                 "qwen3_training, which the model then learns in its cold start (sft: true)"
             )
-        return Template(
-            text=self.text,
-            training=training,
-            system=self._system(),
-            shows_tools=self._shows_tools(),
-            role=self.role,
-            written=self._written(),
-            ends=self._ends(),
-        )
 
     def render(self, *messages: dict, prompt: bool = False, tools: list | None = None) -> str:
         """The text; empty where the template fails."""
@@ -298,7 +271,6 @@ class _Probe:
         return None
 
     def _faithful(self) -> int:
-        """0: it rewrites a turn when replies follow; 1: it drops or rewrites thoughts; 2: it keeps all."""
         levels = [self._kept(self.turn), self._kept(self.thoughtful)]
         return 2 if all(levels) else int(levels[0])
 
@@ -327,11 +299,13 @@ class _Probe:
         begun, held = _OPENING.sub("", prompt), _OPENING.sub("", said)
         if begun != held:
             return f"a turn begins with {held.removeprefix(begun)[-60:]!r}, in channels that are not read"
-        if not self._written():
+        if not self.written:
             return "it shows replies in another form than they are given, and in none that is known"
         return None
 
-    def _system(self) -> bool:
+    @cached_property
+    def system(self) -> bool:
+        """Whether it has a system message; else that stands before the question."""
         system = {"role": "system", "content": _SYSTEM}
         return _SYSTEM in self.render(system, self.user).partition(_QUESTION)[0] and self._stays(system)
 
@@ -347,7 +321,8 @@ class _Probe:
         """Whether it shows tools in any form."""
         return "probe_tool" in self.render(self.user, prompt=True, tools=[_TOOL])
 
-    def _shows_tools(self) -> bool:
+    @cached_property
+    def shows_tools(self) -> bool:
         """Whether tools are shown, with calls asked for as the detected format reads them."""
         if not self.offers_tools() or not self._stays(tools=[_TOOL]):
             return False
@@ -359,13 +334,15 @@ class _Probe:
             return "<tool_call>" in shown or self.format == "lfm2"
         text = said.removeprefix(self.render(self.user))
         start = min((i for i in map(text.find, _CALLS) if i >= 0), default=0)
-        calls = parse_turn(text[start:].partition(self._ends()[1])[0], self.format, [_TOOL]).calls
+        calls = parse_turn(text[start:].partition(self.ends[1])[0], self.format, [_TOOL]).calls
         return [(call.name, call.arguments) for call in calls] == [tuple(_CALL["function"].values())]
 
-    def _ends(self) -> tuple[str, str]:
-        """The first token behind a turn that replies follow, and behind the last turn."""
-        role = self.role or "user"
-        replied = behind(self.render(self.user, *turn_with(self.replies, role), prompt=True), role)
+    @cached_property
+    def ends(self) -> tuple[str, str]:
+        """The first token behind a turn that replies follow, and behind the last turn; empty where that is no
+        token of the tokenizer.
+        """
+        replied = behind(self.render(self.user, *turn_with(self.replies, self.role), prompt=True), self.role)
         last = behind(self.render(self.user, self.turn))
         asked = behind(self.render(self.user, self.turn, self.user, prompt=True))
         return self._first_token(replied), self._first_token(last) or self._first_token(asked)
@@ -379,7 +356,8 @@ class _Probe:
         found = re.search(pattern, tail)
         return found[0] if found else ""
 
-    def _written(self) -> Callable[[str], str] | None:
+    @cached_property
+    def written(self) -> Callable[[str], str] | None:
         """How it writes a reply: as it is, stripped, or as JSON has it."""
         reply = ' \n"a\nreply" \n'
         text = behind(self.render(self.user, *turn_with([reply], self.role), prompt=True), self.role)
