@@ -107,7 +107,6 @@ class Ahead:
 
     def open_ahead(self) -> None:
         self.background = Background()
-        self._orders: dict[int, list[int]] = {}  # rows of the data set, by epoch
 
     def sampled_ahead(self) -> tuple[Selected, dict[str, float]]:
         """The step's rollouts and metrics; the next batches are under way when it returns.
@@ -191,9 +190,7 @@ class Ahead:
 
     def _order(self, epoch: int) -> list[int]:
         """Rows of the data set in the order in which an epoch of TRL's sampler asks for them, each once."""
-        if epoch not in self._orders:
-            sampler = super()._get_train_sampler()  # draws what the one in use draws
-            for _ in range(epoch):
-                torch.randperm(sampler.num_samples, generator=sampler.generator)
-            self._orders = {epoch: list(dict.fromkeys(sampler))}
-        return self._orders[epoch]
+        sampler = super()._get_train_sampler()  # draws what the one in use draws
+        for _ in range(epoch):
+            torch.randperm(sampler.num_samples, generator=sampler.generator)
+        return list(dict.fromkeys(sampler))
