@@ -99,14 +99,10 @@ class Background:
 
 
 class Ahead:
-    """Mixin of a GRPOTrainer with ``recipe``, ``step``, ``_tasks``, ``_synced`` and ``_sample``."""
+    """Mixin of a GRPOTrainer with ``recipe``, ``step``, ``background``, ``_tasks``, ``_synced``, ``_sample``."""
 
     lead: Lead | None = None  # what samples, or sampled last
-    resumed: Lead | None = None  # as a checkpoint has it
     sampled_with: Mapping[str, torch.Tensor] | None = None  # the step's rollouts, where they are stale
-
-    def open_ahead(self) -> None:
-        self.background = Background()
 
     def sampled_ahead(self) -> tuple[Selected, dict[str, float]]:
         """The step's rollouts and metrics; the next batches are under way when it returns.
@@ -153,9 +149,9 @@ class Ahead:
 
         What was sampled is lost, as where TRL asks for other tasks than those that were to come.
         """
+        lead = self.lead if self.background.first is None else None  # a checkpoint has one and no rollouts
         self.background.drop()
         gathered([None])
-        lead, self.resumed = self.resumed, None
         if lead is None or lead.pending[:1] != (number,):
             return self._hand_over(number, self._numbers(number, 1 + self.recipe.max_staleness))
         with with_weights(self.accelerator.unwrap_model(self.model), lead.weights):

@@ -40,7 +40,7 @@ from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.tools.runtime import run_blocking
 from agentkit.training import advantages, metrics
 from agentkit.training.adapters import lora, merged
-from agentkit.training.ahead import Ahead
+from agentkit.training.ahead import Ahead, Background
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.guards import Guards
 from agentkit.training.hindsight import lesson_batch
@@ -116,7 +116,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
     def _prepare(self, tokenizer: Any, engine: Any) -> None:
         """What needs the model as TRL has set it up: prefixes, the checkpoint to go on from, the policy."""
         self.remove_callback(PrinterCallback)
-        self.open_ahead()
+        self.background = Background()
         if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet
             self.model.delete_adapter("ref")
         leave_shards(self.model)

@@ -215,7 +215,7 @@ class Resumable:
         rollouts = self.resume_from / f"rollouts_{self.accelerator.process_index}.pt"
         self._buffered_inputs = _load(rollouts, self.args.device) if rollouts.exists() else None
         if (self.resume_from / AHEAD).exists():
-            self.lead = self.resumed = Lead(**_load(self.resume_from / AHEAD, self.args.device))
+            self.lead = Lead(**_load(self.resume_from / AHEAD, self.args.device))
         self._restore_counters()
         return epochs, batches
 

@@ -28,12 +28,10 @@ class Validated:
         if not self.validation:
             return
         start = time.monotonic()
-
         samples = self.recipe.val_samples
         step = self.state.global_step + 1
         roll = partial(self._rollout, group_size=samples, seed=self.recipe.seed, step=step)
-        if self.recipe.max_staleness:
-            self.wait_ahead()
+        self.wait_ahead()
         with self._synced():
             sampled = spread(roll, self.validation, samples, "validation")
         summary = summarize(sampled, self.validation)
