@@ -77,8 +77,6 @@ def from_main(*values: Any) -> list[Any]:
 
 def on_main_process(work: Callable[[], T]) -> T:
     """Do something in the first process only; all get its result, or the error it raised."""
-    if world() == 1:
-        return work()
     result, error = None, None
     if rank() == 0:
         try:
@@ -96,8 +94,7 @@ def in_turn(work: Callable[[], T]) -> T:
     for turn in range(world()):
         if turn == rank():
             result = work()
-        if world() > 1:
-            distributed.barrier(group=_objects[0])
+        distributed.barrier(group=_objects[0])
     return result
 
 
