@@ -19,12 +19,12 @@ STEPS, SIDE = 4, 512  # of denoising; pixels
 
 
 @functools.lru_cache(maxsize=1024)
-def paint(prompt: str, model: str = "", device: str = "cuda", steps: int = STEPS, side: int = SIDE) -> bytes:
+def paint(prompt: str) -> bytes:
     """A JPEG. Raises EngineError where the model, a GPU or diffusers is missing."""
-    pipeline = load(model or os.environ.get(MODEL, ""), device)
+    pipeline = load(os.environ.get(MODEL, ""), "cuda")
     seed = int(hashlib.sha256(prompt.encode("utf-8", "backslashreplace")).hexdigest()[:8], 16)
     generator = torch.Generator("cpu").manual_seed(seed)
-    made = pipeline(prompt, num_inference_steps=steps, height=side, width=side, generator=generator)
+    made = pipeline(prompt, num_inference_steps=STEPS, height=SIDE, width=SIDE, generator=generator)
     data = io.BytesIO()
     made.images[0].convert("RGB").save(data, "JPEG", quality=85)
     return data.getvalue()
