@@ -54,9 +54,7 @@ class Update:
         return completion_mask
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """TRL's, without its shuffle of sequences; which tasks come together is random all the same."""
-        if not self.model.training:
-            return super()._prepare_inputs(generation_batch)
+        """TRL's in training, without its shuffle: which tasks come together is random all the same."""
         parts = self.args.steps_per_generation
         if self._step % (parts * self.num_iterations) == 0 or self._buffered_inputs is None:
             batch = self._generate_and_score_completions(generation_batch)
