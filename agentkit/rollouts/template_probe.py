@@ -215,7 +215,7 @@ class Template:
         text: the template itself.
         training: whether it is TRL's training template in place of the model's own.
         role: of tool replies: "tool", "user", or ANSWERED; None where it shows none.
-        faithful: 0: it rewrites a turn when replies follow; 1: it drops or rewrites thoughts; 2: it keeps all.
+        faithful: 0: it rewrites a turn when replies follow; 1: it drops or rewrites thoughts; 2: neither.
     """
 
     def __init__(self, tokenizer: Any, text: str, training: bool = False):

@@ -99,7 +99,9 @@ class Background:
 
 
 class Ahead:
-    """Mixin of a GRPOTrainer with ``recipe``, ``step``, ``background``, ``_tasks``, ``_synced``, ``_sample``."""
+    """Mixin of a GRPOTrainer with ``recipe``, ``step``, ``background``, ``_tasks``, ``_synced``
+    and ``_sample``.
+    """
 
     lead: Lead | None = None  # what samples, or sampled last
     sampled_with: Mapping[str, torch.Tensor] | None = None  # the step's rollouts, where they are stale
