@@ -19,6 +19,7 @@ from agentkit.exchange.conversation import SYSTEM, checked_messages, content_of,
 from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
 from agentkit.rollouts.call_formats import CHANNEL, THINK, THOUGHT, format_call, parse_stored, with_thought
 from agentkit.rollouts.chat import ChatCodec, turn_after
+from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.template_probe import end_of_turn
 from agentkit.runs import read_rows
 from agentkit.tools.environments import SYSTEM_PROMPT
@@ -75,26 +76,23 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
     if lost := [phrase for phrase, n in dropped.items() if n and phrase != SYSTEM]:
         raise RunError(f"{place} has {lost[0]}: give a question, its turns and replies as text, a row each")
     prompt_ids = codec.prompt_ids(prompt)
-    ids: list[int] = []
-    mask: list[int] = []
-    turns = []
+    completion, turns = Completion(), []
     for turn in written:
-        text = turn_after(codec.tokenizer, [*prompt_ids, *ids], _in_format(turn, codec, place))
+        text = turn_after(codec.tokenizer, [*prompt_ids, *completion.ids], _in_format(turn, codec, place))
         end = end_of_turn(codec.tokenizer, called=bool(turn.results))
-        sampled = codec.tokenizer(text + end, add_special_tokens=False)["input_ids"]
-        turns.append(Turn(text, (len(ids), len(ids) + len(sampled)), turn.results))
-        replies = _replies(codec, turn) if turn.results else []
-        ids += [*sampled, *replies]
-        mask += [1] * len(sampled) + [0] * len(replies)
+        said = codec.tokenizer(text + end, add_special_tokens=False)["input_ids"]
+        turns.append(Turn(text, completion.sampled(said, [0.0] * len(said)), turn.results))
+        if turn.results:
+            completion.observed(_replies(codec, turn))
     return Trajectory(
         task_id=place,
         policy="transcripts",
         sample=0,
         seed=0,
         prompt_ids=prompt_ids,
-        completion_ids=tuple(ids),
-        action_mask=tuple(mask),
-        old_logprobs=(0.0,) * len(ids),
+        completion_ids=tuple(completion.ids),
+        action_mask=tuple(completion.mask),
+        old_logprobs=tuple(completion.logprobs),
         turns=tuple(turns),
         stop_reason=StopReason.ANSWER,
         answer=parse_stored(written[-1].text).text,
