@@ -241,14 +241,13 @@ class TransformersPolicy(ThreadedPolicy):
     def _claim(self, request: Request, future: Future[Sample], kept: set[int]) -> int:
         """The index of the trajectory's slot with what it holds of the request, or of a new one."""
         idle = [index for index, slot in enumerate(self._slots) if slot.request is None]
-        index = next((p for p in idle if self._slots[p].trajectory == request.trajectory), None)
-        if index is None:
-            index = next((p for p in idle if self._slots[p].trajectory not in kept), None)
-            if index is None and len(self._slots) < self._limit:
-                index = len(self._slots)
-                self._slots.append(_Slot())
-            if index is None:
-                index = idle[0]  # a trajectory that waits for its tools makes room
+        own = [index for index in idle if self._slots[index].trajectory == request.trajectory]
+        free = [index for index in idle if self._slots[index].trajectory not in kept]
+        if not (own or free) and len(self._slots) < self._limit:
+            free = [len(self._slots)]
+            self._slots.append(_Slot())
+        index = (own or free or idle)[0]  # of the idle ones one that waits for its tools makes room
+        if not own:
             self._slots[index] = _Slot(request.trajectory)
         slot = self._slots[index]
         if len(slot.held) >= len(request.ids) or request.ids[: len(slot.held)] != slot.held:
