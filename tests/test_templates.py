@@ -31,8 +31,8 @@ from agentkit.rollouts.template_probe import (
     ANSWERED,
     end_of_turn,
     end_of_turn_ids,
-    turn_with,
     template_of,
+    turn_with,
     with_template,
 )
 from agentkit.runs.recipe import Recipe

@@ -33,8 +33,8 @@ from agentkit.rollouts.template_probe import (
     behind,
     end_of_turn,
     end_of_turn_ids,
-    turn_with,
     template_of,
+    turn_with,
 )
 from agentkit.rollouts.tokens import exact_decode
 
