@@ -238,7 +238,7 @@ def update_peak(
     ``elements`` are the logits that exist at a time, by default this machine's.
     """
     model = _adapted(config, recipe, dtype)
-    with FakeTensorMode():
+    with FakeTensorMode(allow_non_fake_inputs=True):
         _materialize(model)
         if checkpoints(dtype):
             model.enable_input_require_grads()
@@ -267,7 +267,7 @@ def _prefill(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, fl
     """Bytes of the weights, and at the peak of reading as many prompt tokens as rollouts read at a time."""
     model = _adapted(config, recipe, dtype).eval()
     rows = max(PREFILL_TOKENS // PROMPT, 1)
-    with FakeTensorMode(), torch.no_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         _materialize(model)
         with Alive([*model.parameters(), *model.buffers()]) as alive:
             weights = float(alive.peak)
@@ -286,12 +286,5 @@ def _adapted(config: Any, recipe: Recipe, dtype: torch.dtype) -> Any:
 
 def _materialize(model: Any) -> None:
     """Give a model without memory parameters that have shapes and no content, tied ones once."""
-    made: dict[int, torch.nn.Parameter] = {}
-    for module in model.modules():
-        for name, old in module._parameters.items():
-            if old is not None:
-                new = torch.nn.Parameter(torch.empty(old.shape, dtype=old.dtype), old.requires_grad)
-                module._parameters[name] = made.setdefault(id(old), new)
-        for name, old in module._buffers.items():
-            if old is not None:
-                module._buffers[name] = torch.empty(old.shape, dtype=old.dtype)
+    model.to_empty(device="cpu")
+    model.get_base_model().tie_weights()
