@@ -369,16 +369,9 @@ class Recipe:
             **{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values)
         )
         _template_arguments(recipe.template_arguments)
-        for check in (
-            _check_clipping,
-            _check_engine,
-            _check_larger_than_a_card,
-            _check_staleness,
-            _check_reward_and_controls,
-            _check_batch,
-            _check_thinking,
-        ):
-            check(recipe)
+        for rules in (_clipping, _engine, _larger_than_a_card, _staleness, _reward, _batch, _thinking):
+            if broken := [sentence for is_broken, sentence in rules(recipe) if is_broken]:
+                raise RecipeError(broken[0])
         return recipe
 
     @classmethod
@@ -481,151 +474,165 @@ class Recipe:
         return {name: getattr(self, f"flaw_{name}") for name in names}
 
 
-def _check_clipping(recipe: Recipe) -> None:
-    high = recipe.clip_epsilon_high or recipe.clip_epsilon
-    if recipe.loss_type == "cispo" and high < 1:
-        raise RecipeError(
+# ---- keys that do not go together: whether a recipe breaks a rule, and the sentence that says so
+Rules = list[tuple[Any, str]]
+
+
+def _clipping(recipe: Recipe) -> Rules:
+    high, is_cispo = recipe.clip_epsilon_high or recipe.clip_epsilon, recipe.loss_type == "cispo"
+    return [
+        (
+            is_cispo and high < 1,
             "loss_type cispo caps the ratio itself at clip_epsilon_high, "
-            f"which is {high:g}; set it to 1 or more"
-        )
-    if recipe.loss_type == "cispo" and recipe.dual_clip:
-        raise RecipeError("loss_type cispo has no dual clip: leave dual_clip out")
-    if 0 < recipe.dual_clip <= 1 + high:
-        raise RecipeError(
-            f"dual_clip is {recipe.dual_clip:g}; it must lie above 1 + the clip range = {1 + high:g}"
-        )
+            f"which is {high:g}; set it to 1 or more",
+        ),
+        (is_cispo and recipe.dual_clip, "loss_type cispo has no dual clip: leave dual_clip out"),
+        (
+            0 < recipe.dual_clip <= 1 + high,
+            f"dual_clip is {recipe.dual_clip:g}; it must lie above 1 + the clip range = {1 + high:g}",
+        ),
+    ]
 
 
-def _check_engine(recipe: Recipe) -> None:
-    if (recipe.engine == "server") != bool(recipe.servers):
-        raise RecipeError(
-            "engine server and server_urls belong together, as in: server_urls: http://localhost:8000"
-        )
-    for url in recipe.servers:
-        if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url):
-            shown = re.sub(r"//.*@", "//...@", url)[:80]  # without a password
-            raise RecipeError(
-                f"server_urls holds {shown!r}; use http://HOST:PORT, with no path, user or password"
-            )
-    if recipe.load_in_4bit and recipe.engine != "unsloth":
-        raise RecipeError(f"load_in_4bit needs engine: unsloth, and engine is {recipe.engine!r}")
-    if recipe.deterministic and recipe.engine != "transformers":
-        raise RecipeError(f"deterministic needs engine: transformers, and engine is {recipe.engine!r}")
-    if recipe.processes > 1 and recipe.engine == "unsloth":
-        raise RecipeError(
+def _engine(recipe: Recipe) -> Rules:
+    odd = next((url for url in recipe.servers if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url)), "")
+    shown = re.sub(r"//.*@", "//...@", odd)[:80]  # without a password
+    return [
+        (
+            (recipe.engine == "server") != bool(recipe.servers),
+            "engine server and server_urls belong together, as in: server_urls: http://localhost:8000",
+        ),
+        (odd, f"server_urls holds {shown!r}; use http://HOST:PORT, with no path, user or password"),
+        (
+            recipe.load_in_4bit and recipe.engine != "unsloth",
+            f"load_in_4bit needs engine: unsloth, and engine is {recipe.engine!r}",
+        ),
+        (
+            recipe.deterministic and recipe.engine != "transformers",
+            f"deterministic needs engine: transformers, and engine is {recipe.engine!r}",
+        ),
+        (
+            recipe.processes > 1 and recipe.engine == "unsloth",
             f"processes: {recipe.processes} is not for engine 'unsloth', which trains in one process on one "
-            "card here: leave processes out, or use engine: vllm, which samples as fast"
-        )
-    if not re.fullmatch(r"auto|[1-9]\d{0,3}", recipe.gpus):
-        raise RecipeError(f"gpus is {recipe.gpus[:40]!r}; use auto, or how many, such as 2")
+            "card here: leave processes out, or use engine: vllm, which samples as fast",
+        ),
+        (
+            not re.fullmatch(r"auto|[1-9]\d{0,3}", recipe.gpus),
+            f"gpus is {recipe.gpus[:40]!r}; use auto, or how many, such as 2",
+        ),
+    ]
 
 
-def _check_larger_than_a_card(recipe: Recipe) -> None:
-    if recipe.tensor_parallel > 1 and recipe.topology != "split":
-        raise RecipeError(
+def _larger_than_a_card(recipe: Recipe) -> Rules:
+    return [
+        (
+            recipe.tensor_parallel > 1 and recipe.topology != "split",
             f"tensor_parallel: {recipe.tensor_parallel} is for the servers of topology: split; servers of "
             "your own take it from agentkit serve --tensor-parallel, and an engine in a process that trains "
-            "has that process' card only"
-        )
-    if not recipe.shard:
-        return
-    if recipe.engine not in ("vllm", "server"):
-        raise RecipeError(
+            "has that process' card only",
+        ),
+        (
+            recipe.shard and recipe.engine not in ("vllm", "server"),
             f"shard does not go with engine: {recipe.engine}, which samples with the weights that are "
             "trained: sharded ones are there only while all processes compute together. Use engine: vllm, "
-            "or server"
-        )
-    if recipe.weight_sync == "merged":
-        raise RecipeError("shard hands the adapter alone to engines: leave weight_sync: merged out")
-    if recipe.hindsight_weight or "hindsight" in recipe.control_names:
-        raise RecipeError(
+            "or server",
+        ),
+        (
+            recipe.shard and recipe.weight_sync == "merged",
+            "shard hands the adapter alone to engines: leave weight_sync: merged out",
+        ),
+        (
+            recipe.shard and (recipe.hindsight_weight or "hindsight" in recipe.control_names),
             "shard does not go with hindsight_weight or the control hindsight, whose batches are not as many "
-            "in every process: leave one out"
-        )
+            "in every process: leave one out",
+        ),
+    ]
 
 
-def _check_staleness(recipe: Recipe) -> None:
-    if not recipe.max_staleness:
-        return
+def _staleness(recipe: Recipe) -> Rules:
     start = f"max_staleness: {recipe.max_staleness} samples while the model trains"
-    if recipe.engine == "unsloth":
-        raise RecipeError(
+    return [
+        (
+            recipe.max_staleness and recipe.engine == "unsloth",
             f"{start}, and engine: unsloth samples with the very weights that are trained: use engine: vllm "
-            "or transformers, or leave max_staleness out"
-        )
-    if recipe.mismatch == "off":
-        raise RecipeError(
-            f"{start}, with older weights, which mismatch: off would not correct: use mismatch: auto"
-        )
-    if recipe.hindsight_weight:
-        raise RecipeError(
-            f"{start}, and hindsight_weight has the tools write lessons meanwhile: leave one of the two out"
-        )
+            "or transformers, or leave max_staleness out",
+        ),
+        (
+            recipe.max_staleness and recipe.mismatch == "off",
+            f"{start}, with older weights, which mismatch: off would not correct: use mismatch: auto",
+        ),
+        (
+            recipe.max_staleness and recipe.hindsight_weight,
+            f"{start}, and hindsight_weight has the tools write lessons meanwhile: leave one of the two out",
+        ),
+    ]
 
 
-def _check_reward_and_controls(recipe: Recipe) -> None:
-    for name in ("reward_correctness", "reward_format", "reward_efficiency"):
-        if recipe.reward != "plan" and getattr(recipe, name) != Recipe.keys()[name].default:
-            raise RecipeError(
-                f"{name} is a weight of reward plan, not of reward {recipe.reward}: leave it out"
-            )
-    if recipe.advantage == "gdpo" and recipe.reward_combine == "product":
-        raise RecipeError(
+def _reward(recipe: Recipe) -> Rules:
+    weights, keys = ("reward_correctness", "reward_format", "reward_efficiency"), Recipe.keys()
+    changed = next((name for name in weights if getattr(recipe, name) != keys[name].default), "")
+    return [
+        (
+            changed and recipe.reward != "plan",
+            f"{changed} is a weight of reward plan, not of reward {recipe.reward}: leave it out",
+        ),
+        (
+            recipe.advantage == "gdpo" and recipe.reward_combine == "product",
             "advantage: gdpo normalises each component by itself and adds them up, so that reward_combine: "
-            "product would do nothing: use sum, or advantage: group"
-        )
-    for name, words in LISTED.items():
-        if unknown := set(listed(getattr(recipe, name))) - set(words):
-            raise RecipeError(
-                f"{name} names {min(unknown)[:60]!r}; use {', '.join(words)}, or several with commas"
-            )
-    if recipe.transcripts and not recipe.sft:
-        raise RecipeError(
+            "product would do nothing: use sum, or advantage: group",
+        ),
+        (
+            recipe.transcripts and not recipe.sft,
             "transcripts is what the cold start imitates, and sft is false: set sft: true, or leave "
-            "transcripts out"
-        )
+            "transcripts out",
+        ),
+    ]
 
 
-def _check_batch(recipe: Recipe) -> None:
+def _batch(recipe: Recipe) -> Rules:
     rollouts = recipe.prompts_per_step * recipe.group_size
     size = 1 if recipe.micro_batch_tokens else recipe.micro_batch
-    if 0 < recipe.micro_batch_tokens < recipe.max_tokens:
-        raise RecipeError(
+    share = rollouts // recipe.processes
+    return [
+        (
+            0 < recipe.micro_batch_tokens < recipe.max_tokens,
             f"micro_batch_tokens {recipe.micro_batch_tokens} is less than max_tokens {recipe.max_tokens}, "
-            "which one trajectory may have: raise it, or lower max_tokens"
-        )
-    if rollouts % size:
-        raise RecipeError(
+            "which one trajectory may have: raise it, or lower max_tokens",
+        ),
+        (
+            rollouts % size,
             f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}; "
-            "micro_batch_tokens in its place takes any number"
-        )
-    if recipe.prompts_per_step % recipe.processes or rollouts // recipe.processes % size:
-        raise RecipeError(
+            "micro_batch_tokens in its place takes any number",
+        ),
+        (
+            recipe.prompts_per_step % recipe.processes or share % size,
             f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that "
-            "no group is split,"
-            f" and micro_batch {recipe.micro_batch} the {rollouts // recipe.processes} trajectories of each"
-        )
-    passes = rollouts // recipe.processes // size
-    if passes % recipe.minibatches:
-        raise RecipeError(
-            f"minibatches {recipe.minibatches} must divide the {passes} forward and backward passes of a "
-            "batch (prompts_per_step * group_size / processes / micro_batch): lower it, or micro_batch"
-        )
+            f"no group is split, and micro_batch {recipe.micro_batch} the {share} trajectories of each",
+        ),
+        (
+            share // size % recipe.minibatches,
+            f"minibatches {recipe.minibatches} must divide the {share // size} forward and backward passes "
+            "of a batch (prompts_per_step * group_size / processes / micro_batch): lower it, or micro_batch",
+        ),
+    ]
 
 
-def _check_thinking(recipe: Recipe) -> None:
-    if recipe.thinking == "dropped":
-        raise RecipeError(
+def _thinking(recipe: Recipe) -> Rules:
+    return [
+        (
+            recipe.thinking == "dropped",
             "thinking: dropped would take a turn's thoughts out of what the next turns read, so that no one "
             "sequence of tokens is what was sampled, and log-probabilities, mask and KL would be those of a "
             "text that the agent never read. Use thinking: cut with max_thought_tokens, which bounds each "
-            "thought and stays exact, or template_arguments: enable_thinking=false, which many templates know"
-        )
-    if recipe.thinking == "cut" and recipe.max_thought_tokens >= recipe.max_turn_tokens:
-        raise RecipeError(
+            "thought and stays exact, or template_arguments: enable_thinking=false, which many templates "
+            "know",
+        ),
+        (
+            recipe.thinking == "cut" and recipe.max_thought_tokens >= recipe.max_turn_tokens,
             f"thinking: cut at max_thought_tokens {recipe.max_thought_tokens} does nothing where "
-            f"max_turn_tokens {recipe.max_turn_tokens} ends the turn first: lower the one or raise the other"
-        )
+            f"max_turn_tokens {recipe.max_turn_tokens} ends the turn first: lower the one or raise the other",
+        ),
+    ]
 
 
 def listed(text: str) -> list[str]:
@@ -691,7 +698,14 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
         raise RecipeError(
             f"{shown}; it must lie between {bounds['low']:g} and {bounds['high']:g} ({bounds['help']})"
         )
-    return ",".join(listed(value)) if spec.name in LISTS else value  # one spelling of one choice
+    if spec.name not in LISTS:
+        return value
+    words, known = listed(value), LISTED.get(spec.name)
+    if known and (unknown := set(words) - set(known)):
+        raise RecipeError(
+            f"{spec.name} names {min(unknown)[:60]!r}; use {', '.join(known)}, or several with commas"
+        )
+    return ",".join(words)  # one spelling of one choice
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
@@ -738,7 +752,7 @@ def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
         _check_mapping(root, flat, set())
         if _written_out(root, {}) > _MOST:
             raise RecipeError(f"its aliases (*) stand for more than {_MOST:,} values, or for themselves")
-        return _constructed(text, root)
+        return yaml.SafeLoader(text).construct_document(root)
     except FileNotFoundError:
         raise RecipeError(
             f"{path} does not exist: recipes and prices lie in params/, sweeps in params/sweeps/"
@@ -749,17 +763,12 @@ def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
         raise RecipeError(f"{path}: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{path} is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+    except (LookupError, AttributeError, TypeError, ArithmeticError):  # PyYAML's, where it constructs
+        why = "a value is not of the kind that its tag, such as !!bool, says"
+        raise RecipeError(f"{path} is not valid YAML: {why}") from None
 
 
 _MOST = 100_000  # values of a file, its aliases written out
-
-
-def _constructed(text: str, root: yaml.MappingNode) -> dict[str, Any]:
-    """The values of the nodes. Raises ValueError also where PyYAML takes a tag's word for its value."""
-    try:
-        return yaml.SafeLoader(text).construct_document(root)
-    except (LookupError, AttributeError, TypeError, ArithmeticError):
-        raise ValueError("a value is not of the kind that its tag, such as !!bool, says") from None
 
 
 def _written_out(node: yaml.Node, sizes: dict[int, float]) -> float:
