@@ -19,7 +19,7 @@ from papermill.cli import papermill
 
 from agentkit import cli
 from agentkit import lab as laboratory
-from agentkit.rewards import plan
+from agentkit.rewards import from_recipe, plan
 from agentkit.runs import Run, project_root, stages
 from agentkit.runs import recipe as recipes
 from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
@@ -51,8 +51,8 @@ def test_used_is_what_was_given():
     assert recipe.flaws == dict.fromkeys(
         ["skip_lookup", "wrong_operation", "in_head", "give_up", "malformed"], 0.0
     )
-    heavier = Recipe.from_mapping({"reward_format": 0.5}).reward_weights
-    assert [plan(**weights) == plan() for weights in (recipe.reward_weights, heavier)] == [True, False]
+    heavier = Recipe.from_mapping({"reward_format": 0.5})
+    assert [from_recipe(each) == plan() for each in (recipe, heavier)] == [True, False]
 
 
 def test_a_recipe_is_loaded_from_its_file():

@@ -3,12 +3,11 @@
 Leaves out the formulas themselves (components, calls, repairs).
 """
 
-import difflib
 from types import MappingProxyType
 
 from agentkit.rewards import calls, components, repairs
 from agentkit.rewards.scoring import Product, Reward, product, with_noise
-from agentkit.runs.recipe import REWARDS, Recipe, RecipeError
+from agentkit.runs.recipe import Recipe, RecipeError
 
 
 def plan(
@@ -86,43 +85,28 @@ def ordebug(solver: bool = False) -> Reward:
     return {part.__name__: (part, 1.0) for part in parts}
 
 
-def preset(name: str, max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
-    """A reward by name; ``max_tokens`` and ``buffer`` are those of the overlong penalty in tcr and tcr_paper.
-
-    Raises:
-        RecipeError: there is no such preset.
-    """
-    made = {
-        "plan": plan,
-        "none": dict,
-        "toolrl": toolrl,
-        "toolrla": toolrla,
-        "image": image,
-        "tcr": lambda: tcr(max_tokens, buffer),
-        "tcr_paper": lambda: tcr_paper(max_tokens, buffer),
-        "drawing": drawing,
-        "ordebug": ordebug,
-        "ordebug_solver": lambda: ordebug(solver=True),
-    }
-    if name not in made:
-        close = difflib.get_close_matches(str(name), REWARDS, n=1, cutoff=0.0)
-        raise RecipeError(
-            f"there is no reward {str(name)[:40]!r}: use {', '.join(REWARDS)} (did you mean {close[0]!r}?)"
-        )
-    return made[name]()
-
-
 def from_recipe(recipe: Recipe, own: Reward = MappingProxyType({})) -> Reward:
     """The recipe's preset and a lab's ``own`` components, with the further ones and the noise it asks for."""
-    buffer = min(recipe.overlong_buffer, recipe.max_tokens)
-    named = preset(recipe.reward, recipe.max_tokens, buffer)
-    reward = plan(**recipe.reward_weights) if recipe.reward == "plan" else named
+    overlong = recipe.max_tokens, min(recipe.overlong_buffer, recipe.max_tokens)
+    presets = {
+        "plan": plan(recipe.reward_correctness, recipe.reward_format, recipe.reward_efficiency),
+        "none": {},
+        "toolrl": toolrl(),
+        "toolrla": toolrla(),
+        "image": image(),
+        "tcr": tcr(*overlong),
+        "tcr_paper": tcr_paper(*overlong),
+        "drawing": drawing(),
+        "ordebug": ordebug(),
+        "ordebug_solver": ordebug(solver=True),
+    }
     further = {
         "process": (components.process, recipe.reward_process),
-        "overlong": (components.dapo_overlong(recipe.max_tokens, buffer), recipe.reward_overlong),
+        "overlong": (components.dapo_overlong(*overlong), recipe.reward_overlong),
         "judge": (components.judged(), recipe.reward_judge),
     }
-    reward = {**reward, **{name: part for name, part in further.items() if part[1]}, **own}
+    further = {name: part for name, part in further.items() if part[1]}
+    reward = {**presets[recipe.reward], **further, **own}
     if not reward:
         raise RecipeError("reward none starts from nothing: name components in the lab file's rewards")
     reward = Product(reward) if recipe.reward_combine == "product" else reward

@@ -442,14 +442,6 @@ class Recipe:
         return {name: getattr(self, name) for name in self.keys()}
 
     @property
-    def reward_weights(self) -> dict[str, float]:
-        """Arguments of rewards.plan."""
-        return {
-            f"{name}_weight": getattr(self, f"reward_{name}")
-            for name in ("correctness", "format", "efficiency")
-        }
-
-    @property
     def servers(self) -> list[str]:
         """The replicas of engine server."""
         return listed(self.server_urls)
