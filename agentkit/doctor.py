@@ -21,7 +21,6 @@ import psutil
 from agentkit import sandbox
 from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
-from agentkit.runs.cost import read_prices
 from agentkit.runs.files import machine_memory
 from agentkit.runs.run import version_of
 from agentkit.runs.slots import gpu_count
@@ -75,8 +74,7 @@ def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
     """What the recipe's processes and servers would use; the memory plan of the run itself may change it."""
     seen = min(len(gpus), gpu_count()) if gpus else 0  # CUDA_VISIBLE_DEVICES may show fewer
     try:
-        rates = read_prices().rates_of(recipe)
-        made = choose(recipe, seen, (rates.rollout, rates.update))
+        made = choose(recipe, seen)
     except RecipeError as error:
         return {"kind": "refused", "why": str(error)}
     return asdict(made) | {"says": str(made)}

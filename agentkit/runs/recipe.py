@@ -370,8 +370,7 @@ class Recipe:
         )
         _template_arguments(recipe.template_arguments)
         for rules in (_clipping, _engine, _larger_than_a_card, _staleness, _reward, _batch, _thinking):
-            if broken := [sentence for is_broken, sentence in rules(recipe) if is_broken]:
-                raise RecipeError(broken[0])
+            refuse(rules(recipe))
         return recipe
 
     @classmethod
@@ -468,6 +467,12 @@ class Recipe:
 
 # ---- keys that do not go together: whether a recipe breaks a rule, and the sentence that says so
 Rules = list[tuple[Any, str]]
+
+
+def refuse(rules: Rules) -> None:
+    """Raise RecipeError with the sentence of the first rule that is broken, where one is."""
+    if broken := [sentence for is_broken, sentence in rules if is_broken]:
+        raise RecipeError(broken[0])
 
 
 def _clipping(recipe: Recipe) -> Rules:

@@ -1,8 +1,8 @@
 """Which GPUs do what: everything in this process, every process rolls out and trains (colocate), or servers
 roll out and the other cards train (split).
 
-A choice with its reason, from what is visible, the recipe, seconds a trajectory takes, and whether rollouts
-and updates fit on one card together. Leaves out starting anything (training.launch, policies.replicas),
+A choice with its reason, from what is visible, the recipe, and whether rollouts and updates fit on one card
+together. Leaves out starting anything (training.launch, policies.replicas),
 several machines, and finding the cards (slots.gpu_count, or torch).
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentkit.records import RecipeError
-from agentkit.runs.recipe import Recipe
+from agentkit.runs.recipe import Recipe, refuse
 
 CARDS = "CUDA_VISIBLE_DEVICES"  # read by CUDA once, so it is set before a process looks for a GPU
 
@@ -60,16 +60,13 @@ def visible(count: int) -> tuple[str, ...]:
     return tuple(named[:count] if len(named) >= count else map(str, range(count)))
 
 
-def choose(
-    recipe: Recipe, count: int, seconds: tuple[float, float] = (0.0, 0.0), fits: str = "fits"
-) -> Topology:
+def choose(recipe: Recipe, count: int, fits: str = "fits") -> Topology:
     """The topology of a recipe where ``count`` GPUs are visible.
 
-    ``seconds`` of one device are a trajectory's rollout and update; ``fits`` says what the memory plan found
-    for both on one card (``MemoryPlan.advice``). Raises RecipeError where the recipe asks for what is not
-    there.
+    ``fits`` says what the memory plan found for a rollout and an update on one card (``MemoryPlan.advice``).
+    Raises RecipeError where the recipe asks for what is not there.
     """
-    made = _chosen(recipe, count, seconds, fits)
+    made = _chosen(recipe, count, fits)
     if recipe.shard and made.processes == 1:
         raise RecipeError(
             "shard spreads a model over the processes that train, and there is one: set processes, or gpus, "
@@ -78,16 +75,14 @@ def choose(
     return made
 
 
-def _chosen(recipe: Recipe, count: int, seconds: tuple[float, float], fits: str) -> Topology:
+def _chosen(recipe: Recipe, count: int, fits: str) -> Topology:
     cards = visible(_wanted(recipe, count))
     if recipe.engine == "unsloth" and (len(cards) > 1 or recipe.topology == "split"):
         why = "Unsloth trains in one process on one card here, several were never tried"
         return Topology("here" if count == 1 else "colocate", 1, cards[:1], why=why)
-    kind = recipe.topology
+    kind, why = recipe.topology, f"the recipe says topology: {recipe.topology}"
     if kind == "auto":
-        kind, why = _best(recipe, len(cards), seconds, fits)
-    else:
-        why = f"the recipe says topology: {kind}"
+        kind, why = _best(recipe, len(cards), fits)
     if kind == "split":
         return _split(recipe, cards, why)
     processes = _most(recipe, len(cards))
@@ -97,16 +92,21 @@ def _chosen(recipe: Recipe, count: int, seconds: tuple[float, float], fits: str)
 
 
 def _wanted(recipe: Recipe, count: int) -> int:
+    """How many cards are used."""
     wanted = count if recipe.gpus == "auto" else int(recipe.gpus)
-    if wanted > count:
-        raise RecipeError(
-            f"gpus is {wanted}, and {count} can be seen here (nvidia-smi and CUDA_VISIBLE_DEVICES tell): "
-            "set gpus to auto or to a number that is there"
-        )
-    if wanted and "processes" in recipe.given and recipe.processes > wanted:
-        raise RecipeError(
-            f"processes: {recipe.processes} need a GPU each, and {wanted} can be used here: lower it"
-        )
+    refuse(
+        [
+            (
+                wanted > count,
+                f"gpus is {wanted}, and {count} can be seen here (nvidia-smi and CUDA_VISIBLE_DEVICES tell): "
+                "set gpus to auto or to a number that is there",
+            ),
+            (
+                wanted and "processes" in recipe.given and recipe.processes > wanted,
+                f"processes: {recipe.processes} need a GPU each, and {wanted} can be used here: lower it",
+            ),
+        ]
+    )
     return wanted
 
 
@@ -125,51 +125,42 @@ def _divides(recipe: Recipe, processes: int) -> bool:
     return True
 
 
-def _best(recipe: Recipe, cards: int, seconds: tuple[float, float], fits: str) -> tuple[str, str]:
+def _best(recipe: Recipe, cards: int, fits: str) -> tuple[str, str]:
     """Colocate, but where a card does not hold both; in turn, a split leaves cards idle."""
-    rollout, update = seconds
     free = recipe.engine == "vllm" and "processes" not in recipe.given and not recipe.deterministic
     if fits != "fits" and cards > 1 and free:
         return "split", f"rollouts and updates do not fit on one card together ({fits})"
     if cards < 2:
         return "colocate", "one device" if cards else f"processes: {recipe.processes} on the CPU"
-    batch = recipe.prompts_per_step * recipe.group_size
-    if not rollout or not update:
-        return "colocate", "all cards roll out and then all train; none waits for another"
-    together = batch * (rollout + update) / cards
-    apart = min(batch * (rollout / n + update / (cards - n)) for n in range(1, cards))
-    return (
-        "colocate",
-        f"a step takes about {together:.3g} s, and {apart:.3g} s with the best split, whose cards wait for "
-        "each other",
-    )
+    return "colocate", "all cards roll out and then all train; none waits for another, as in a split"
 
 
 def _split(recipe: Recipe, cards: Sequence[str], why: str) -> Topology:
-    if recipe.engine not in ("vllm", "transformers"):
-        raise RecipeError(
-            f"topology: split starts servers of its own, and engine is {recipe.engine!r}: leave engine "
-            "out, or set topology to auto"
-        )
-    if cards and len(cards) < 2:
-        raise RecipeError(
-            "topology: split needs two GPUs, one that rolls out and one that trains: use colocate"
-        )
-    size = recipe.tensor_parallel
-    replicas = recipe.replicas or max(1, len(cards) // 2 // size)
-    left = len(cards) - replicas * size
-    if cards and left < 1:
-        of = f" of {size} GPUs" if size > 1 else ""
-        raise RecipeError(
-            f"replicas: {replicas}{of} leave none of {len(cards)} GPUs to train: "
-            + (f"set {most} at most" if (most := (len(cards) - 1) // size) else "lower tensor_parallel")
-        )
+    count, size = len(cards), recipe.tensor_parallel
+    replicas = recipe.replicas or max(1, count // 2 // size)
+    left, most = count - replicas * size, (count - 1) // size
+    servers = f"replicas: {replicas}" + (f" of {size} GPUs" if size > 1 else "")
+    refuse(
+        [
+            (
+                recipe.engine not in ("vllm", "transformers"),
+                f"topology: split starts servers of its own, and engine is {recipe.engine!r}: leave engine "
+                "out, or set topology to auto",
+            ),
+            (
+                count == 1,
+                "topology: split needs two GPUs, one that rolls out and one that trains: use colocate",
+            ),
+            (
+                cards and left < 1,
+                f"{servers} leave none of {count} GPUs to train: "
+                + (f"set {most} at most" if most else "lower tensor_parallel"),
+            ),
+        ]
+    )
     training = _most(recipe, left) if cards else recipe.processes
     if cards and training > left:
-        of = f" of {size}" if size > 1 else ""
-        raise RecipeError(
-            f"processes: {training} and replicas: {replicas}{of} need a GPU each of {len(cards)}: lower one"
-        )
+        raise RecipeError(f"processes: {training} and {servers} need a GPU each of {count}: lower one")
     return Topology("split", training, tuple(cards), replicas, why, size)
 
 

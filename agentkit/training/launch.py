@@ -166,7 +166,7 @@ def _topology(recipe: Recipe) -> Topology:
             needs = memory.plan(recipe)
             if max(needs.update(), needs.sampling(size)) <= size * memory.GB:  # else a split helps neither
                 fits = needs.advice(size)
-    return choose(recipe, count, fits=fits)
+    return choose(recipe, count, fits)
 
 
 def _let_go() -> None:
