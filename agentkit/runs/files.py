@@ -210,23 +210,16 @@ def _append(handle: int, line: bytes) -> None:
 def cut_jsonl(path: str | Path, step: int) -> int:
     """Keep the rows up to an optimiser step, as when training goes on from there; how many lines went."""
     path = Path(path)
-    if not path.exists():
-        return 0
-    lines = [line for line in _read_bytes(path).split(b"\n") if line.strip()]
-    kept = [line for line in lines if _step(line) <= step]
-    if len(kept) < len(lines):
-        write_bytes(path, b"".join(line + b"\n" for line in kept))
-    return len(lines) - len(kept)
+    rows = [row for _, row in _lines(path)] if path.exists() else []
+    kept = [row for row in rows if isinstance(row, dict) and not _is_after(row.get("step"), step)]
+    if len(kept) < len(rows):
+        write_jsonl(path, kept)
+    return len(rows) - len(kept)
 
 
-def _step(line: bytes) -> float:
-    """The step of a JSON line: 0 where it has none, infinity where it is torn."""
-    try:
-        row = parse_json(line)
-    except ValueError:
-        return float("inf")
-    found = row.get("step", 0) if isinstance(row, dict) else None
-    return found if isinstance(found, int | float) else 0
+def _is_after(number: Any, step: int) -> bool:
+    """Whether what a row says of its step is a later one; a row without a number stays."""
+    return isinstance(number, int | float) and number > step
 
 
 def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
