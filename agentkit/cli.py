@@ -14,7 +14,6 @@ import time
 import warnings
 from collections.abc import Sequence
 from functools import cache, partial
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -446,20 +445,17 @@ def alarms_command(
 
 def _by_fault(alarms: Sequence[Any]) -> list[str]:
     """Each fault's first alarm in words, in the order of their steps, and how often it came again."""
+    faults: dict[tuple, list[Any]] = {}
+    for alarm in alarms:  # of one fault are those with the same advice, which names the component and the form
+        faults.setdefault((alarm.alarm, alarm.severity, alarm.advice), []).append(alarm)
     lines = []
-    same = groupby(sorted(alarms, key=_fault), key=_fault)
-    for first, *more in sorted((list(some) for _, some in same), key=lambda some: some[0].step):
+    for first, *more in faults.values():
         said = [f"step {first.step}, {first.severity}: {first.alarm}", first.cause, f"-> {first.advice}"]
         said += [", ".join(first.evidence[:4])] * bool(first.evidence)
         said += [f"again at step {more[0].step}"] if len(more) == 1 else []
         said += [f"again {len(more)} times, the last at step {more[-1].step}"] if len(more) > 1 else []
         lines.append("\n  ".join(said))
     return lines
-
-
-def _fault(alarm: Any) -> tuple[str, str, str]:
-    """What alarms of one fault share; the advice names the component and the form."""
-    return alarm.alarm, alarm.severity, alarm.advice
 
 
 def rescore_command(
