@@ -434,9 +434,10 @@ class Lab:
         Where the recipe was handed no reward, as in the notebooks that use none, only the lab file's own
         components are listed.
         """
+        named = [] if self.recipe.tasks else self._asked()
         tools = {
             name: ", ".join(tools_of(self.families[name].environment())) or "no tools"
-            for name in [*self._named(), *sorted(self.own_families - set(self._named()))]
+            for name in [*named, *sorted(self.own_families - set(named))]
         }
         rows = [("family", name, t, self._origin(name in self.own_families)) for name, t in tools.items()]
         rows += [
@@ -448,9 +449,6 @@ class Lab:
             for name, (f, weight) in listed.items()
         ]
         return pd.DataFrame(rows, columns=["", "name", "what it is", "from"]).set_index("")
-
-    def _named(self) -> list[str]:
-        return [] if self.recipe.tasks else self._asked()
 
     def _origin(self, own: bool) -> str:
         if not own:
