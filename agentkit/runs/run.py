@@ -155,19 +155,17 @@ class Run:
         self.warn_if_changed("tasks.jsonl")
         return read_tasks(self.file("tasks.jsonl"))
 
-    def changed(self, name: str) -> bool:
-        """Whether a finished stage left a file with another content."""
-        recorded = self.manifest["hashes"].get(name)
-        return recorded is not None and digest(self.path / name) != recorded
-
     def warn_if_changed(self, name: str) -> None:
-        """Once a file of a run; not while a stage runs, which may have written it anew."""
-        if not (self.path / MANIFEST).exists():
+        """Warn of a file that is not as a finished stage left it; not while one runs, which may write it."""
+        path = self.path / name
+        if not (self.path / MANIFEST).exists() or not path.is_file():
             return
-        running = any(stage.get("status") == "running" for stage in self.manifest["stages"].values())
-        if not running and (self.path / name).is_file() and self.changed(name):
+        manifest = self.manifest
+        running = any(stage.get("status") == "running" for stage in manifest["stages"].values())
+        recorded = manifest["hashes"].get(name)
+        if recorded is not None and not running and digest(path) != recorded:
             remedy = "restore it, or run the stage again that writes it"
-            warnings.warn(f"{self.path / name} is not as its stage left it: {remedy}.", stacklevel=3)
+            warnings.warn(f"{path} is not as its stage left it: {remedy}.", stacklevel=3)
 
     @property
     def metrics(self) -> Any:

@@ -36,7 +36,7 @@ def run_stages(
     first: int,
     last: int,
     *,
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str],
     anew: bool = False,
 ) -> None:
     """Execute the notebooks that are not done with these parameters and lab file, and all after one that ran.
@@ -53,7 +53,7 @@ def run_stages(
         RunError: a notebook stopped; it is kept as far as it came.
         RecipeError: a file that the recipe names is another than it was.
     """
-    lab = (files := files or {}).get("lab", "")
+    lab = files.get("lab", "")
     for stage in STAGES[first : last + 1]:
         if not anew and is_done(run, stage, recipe, lab):
             print(f"{stage}: done, kept")
