@@ -139,8 +139,8 @@ class Lab:
     @cached_property
     def reward(self) -> Reward:
         """The recipe's preset, the lab file's components, and the rewards of its own environments."""
-        own = {name: self.families[name].environment for name in sorted(self.own_families)}
-        return from_recipe(self.recipe, {**self.own_rewards, **of_environments(own)})
+        asked = of_environments(self.families[name].environment for name in sorted(self.own_families))
+        return from_recipe(self.recipe, {**self.own_rewards, **asked})
 
     def suite(self) -> Suite:
         """The recipe's suite: built from its families, or read from its ``tasks``, a file or a public data

@@ -5,7 +5,7 @@ Leaves out those that compare calls with the task's plan (calls.py) and repairs 
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from statistics import fmean
 from typing import Any
 
@@ -64,14 +64,13 @@ def judged(**options: Any) -> Component:
     return verdict
 
 
-def of_environments(environment: Callable[[], object] | Mapping[str, Callable[[], object]]) -> Reward:
+def of_environments(environments: Iterable[Callable[[], object]]) -> Reward:
     """What environments with ``get_reward`` give, with weight 1 under their class names, as in TRL.
 
     The rollout has asked them: here it is read off the trajectory. It does not apply to trajectories of
-    another environment. ``environment`` makes one, or is a mapping of families to such.
+    another environment. ``environments`` make one each.
     """
-    factories = environment.values() if isinstance(environment, Mapping) else [environment]
-    kinds = [type(factory()) for factory in factories]
+    kinds = [type(environment()) for environment in environments]
     names = [kind.__name__ for kind in kinds if hasattr(kind, "get_reward")]
     return {name: (_own_reward(name), 1.0) for name in names}
 
