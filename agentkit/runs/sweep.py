@@ -484,10 +484,9 @@ def run_sweep(
 
 def _hopeless(run: Run) -> str:
     """The first critical alarm of a training, or an empty text."""
-    path = run.file(*ALARMS)
-    with contextlib.suppress(AgentkitError):  # it is being written
-        for row in read_jsonl(path) if path.exists() else ():
-            if isinstance(row, dict) and row.get("severity") == "critical":
+    with contextlib.suppress(AgentkitError):  # there is none, or it is being written
+        for row in read_jsonl(run.file(*ALARMS)):
+            if row.get("severity") == "critical":
                 return f"{row.get('alarm')} at step {row.get('step')}"
     return ""
 
