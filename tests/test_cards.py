@@ -59,7 +59,7 @@ def test_a_split_is_chosen_where_one_card_does_not_hold_both_and_says_so():
     assert "do not fit on one card together (micro_batch: 2)" in str(split)
     for keys in ({}, {"deterministic": True}, {"engine": "vllm", "processes": 4}):
         assert chosen(4, "micro_batch: 2", **keys).kind == "colocate", keys
-    assert "none waits for another, as in a split" in str(chosen(4))
+    assert "in a split some wait for the others" in str(chosen(4))
     rehearsed = chosen(0, topology="split", replicas=2, processes=2, engine="vllm")
     assert (rehearsed.kind, rehearsed.training, rehearsed.serving) == ("split", (), ("", ""))
 

@@ -32,7 +32,7 @@ def test_a_recipe_is_told_who_would_use_its_gpus_and_why(monkeypatch):
     cards = [{"name": "NVIDIA H100", "memory_gb": 80.0}] * 4
     split = doctor.topology(Recipe(engine="vllm", topology="split"), cards)
     assert split["kind"] == "split" and split["replicas"] == 2 and "2 servers roll out" in split["says"]
-    assert "as in a split" in doctor.topology(Recipe(), cards)["why"]
+    assert "in a split some wait" in doctor.topology(Recipe(), cards)["why"]
     assert doctor.topology(Recipe(gpus="9"), cards)["why"].startswith("gpus is 9, and 4 can be seen")
 
 

@@ -132,7 +132,7 @@ def _best(recipe: Recipe, cards: int, fits: str) -> tuple[str, str]:
         return "split", f"rollouts and updates do not fit on one card together ({fits})"
     if cards < 2:
         return "colocate", "one device" if cards else f"processes: {recipe.processes} on the CPU"
-    return "colocate", "all cards roll out and then all train; none waits for another, as in a split"
+    return "colocate", "all cards roll out and then all train; in a split some wait for the others"
 
 
 def _split(recipe: Recipe, cards: Sequence[str], why: str) -> Topology:
