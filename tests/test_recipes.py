@@ -121,7 +121,9 @@ def test_on_off_yes_and_no_are_refused_where_they_are_not_offered(key, value):
 
 def test_words_offered_for_on_yes_and_no(monkeypatch):
     words = ("on", "no", "auto")
-    monkeypatch.setitem(recipes.CHOICES, "resume", words)
+    offers = dataclasses.make_dataclass("Offers", [("resume", str, recipes._key("auto", "", words=words))])
+    keys = Recipe.keys() | {"resume": dataclasses.fields(offers)[0]}
+    monkeypatch.setattr(Recipe, "keys", staticmethod(lambda: keys))
     got = [Recipe.from_mapping({"resume": yaml.safe_load(word)}).resume for word in words]
     assert got == ["on", "no", "auto"]
 

@@ -48,46 +48,26 @@ ADVANTAGES = (
     "turn",
     "step",
 )
-LISTED = {  # of keys that take several of a few words
-    "controls": ("sft_more", "rft", "hindsight"),
-    "train_difficulty": ("easy", "medium", "hard"),
-}
-LISTS = (*LISTED, "families", "new_templates", "template_arguments", "server_urls", "drawings", "methods")
-FILES = (
-    "lab",
-    "tasks",
-    "transcripts",
-    "chat_template",
-    "gaia",
-    "model",
-)  # keys that name a file or a folder, relative to the recipe
-CHOICES = {  # of keys that take one of a few words
-    "variety": ("plain", "wide"),
-    "tool_format": TOOL_FORMATS,
-    "thinking": ("kept", "cut", "dropped"),
-    "engine": ("transformers", "vllm", "server", "unsloth"),
-    "precision": ("auto", "float32", "bfloat16"),
-    "weight_sync": ("auto", "merged", "lora"),
-    "lr_schedule": ("constant_with_warmup", "linear", "cosine"),
-    "loss_type": LOSSES,
-    "importance_level": ("token", "sequence"),
-    "mismatch": MISMATCH,
-    "reward": REWARDS,
-    "reward_combine": ("sum", "product"),
-    "advantage": ADVANTAGES,
-    "dead_groups": ("keep", "drop", "replace"),
-    "preflight": ("refuse", "warn", "off"),
-    "report_to": ("none", "tensorboard", "wandb", "trackio"),
-    "resume": ("auto", "never"),
-    "topology": ("auto", "colocate", "split"),
-}
 
 
 def _key(
-    default: Any, help: str, low: float | None = None, high: float | None = None, *, stages: str = "3"
+    default: Any,
+    help: str,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    stages: str = "3",
+    words: tuple[str, ...] = (),
+    listed: bool = False,
+    file: bool = False,
 ) -> Any:
-    """A key with its bounds and the notebooks, by number, that it is handed to."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "stages": stages})
+    """A key with its bounds, and the notebooks, by number, that it is handed to.
+
+    It may be one of ``words``; several with commas where it is ``listed``. A ``file`` or folder that it names
+    is relative to the recipe.
+    """
+    kind = {"words": words, "listed": listed, "file": file}
+    return field(default=default, metadata=kind | {"help": help, "low": low, "high": high, "stages": stages})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,22 +76,22 @@ class Recipe:
 
     run: str = _key("", "run folder; empty means outputs/lab", stages="12345")
     lab: str = _key(
-        "", "file with families, verifiers and rewards of your own (agentkit new)", stages="12345"
+        "", "file with families, verifiers and rewards of your own (agentkit new)", stages="12345", file=True
     )
     seed: int = _key(0, "of every random choice but the suite's", 0, 2**31 - 1, stages="235")
     # 01 tasks
-    families: str = _key("A,B,C", "task families, separated by commas", stages="1")
+    families: str = _key("A,B,C", "task families, separated by commas", stages="1", listed=True)
     n_tasks: int = _key(1200, "tasks in the suite, split 70/15/15", 20, 50_000, stages="1")
-    variety: str = _key("plain", "kinds of questions: plain, or wide for more of them", stages="1")
+    variety: str = _key("plain", "kinds of questions: plain, or wide for more of them", stages="1", words=("plain", "wide"))
     new_templates: str = _key(
-        "", "templates only the test has, such as A total4, with commas; reported apart", stages="1"
+        "", "templates only the test has, such as A total4, with commas; reported apart", stages="1", listed=True
     )
     suite_seed: int = _key(0, "of the suite, so that seeds share one test", 0, 2**31 - 1, stages="1")
     tasks: str = _key(
-        "", "in place of families: a tasks.jsonl, or a public data set such as gsm8k", stages="1"
+        "", "in place of families: a tasks.jsonl, or a public data set such as gsm8k", stages="1", file=True
     )
     # the agent and its rollouts
-    model: str = _key("nano", "the agent: nano, a model folder or a hub name", stages="235")
+    model: str = _key("nano", "the agent: nano, a model folder or a hub name", stages="235", file=True)
     max_turns: int = _key(10, "policy calls in one trajectory", 1, 100, stages="235")
     max_turn_tokens: int = _key(1024, "tokens sampled in one turn", 4, 32_768, stages="235")
     max_tokens: int = _key(8192, "completion tokens, tool replies included", 16, 131_072, stages="235")
@@ -120,19 +100,19 @@ class Recipe:
     )
     top_k: int = _key(3, "passages the search tool returns", 1, 20, stages="1235")
     tool_format: str = _key(
-        "auto", "how the agent writes tool calls: " + ", ".join(TOOL_FORMATS), stages="235"
+        "auto", "how the agent writes tool calls: " + ", ".join(TOOL_FORMATS), stages="235", words=TOOL_FORMATS
     )
     chat_template: str = _key(
-        "", "a file, the name of one that TRL ships, or training; empty: the model's own", stages="235"
+        "", "a file, the name of one that TRL ships, or training; empty: the model's own", stages="235", file=True
     )
     template_arguments: str = _key(
-        "", "what the chat template is called with, such as enable_thinking=false", stages="235"
+        "", "what the chat template is called with, such as enable_thinking=false", stages="235", listed=True
     )
     thinking: str = _key(
         "kept",
         "thoughts: kept as sampled, or cut (the loop ends those that reach max_thought_tokens); dropped is "
         "refused with the reason",
-        stages="235",
+        stages="235", words=("kept", "cut", "dropped"),
     )
     max_thought_tokens: int = _key(512, "thinking cut: tokens of one thought", 1, 32_768, stages="235")
     tool_timeout_s: float = _key(
@@ -159,18 +139,18 @@ class Recipe:
     engine: str = _key(
         "transformers",
         "what samples: transformers, vllm, server (agentkit serve) or unsloth (it also trains)",
-        stages="235",
+        stages="235", words=("transformers", "vllm", "server", "unsloth"),
     )
     server_urls: str = _key(
-        "", "engine server: its replicas, separated by commas, such as http://localhost:8000", stages="235"
+        "", "engine server: its replicas, separated by commas, such as http://localhost:8000", stages="235", listed=True
     )
     precision: str = _key(
-        "auto", "of the weights: float32, bfloat16, or auto: bfloat16 on a GPU, else float32", stages="235"
+        "auto", "of the weights: float32, bfloat16, or auto: bfloat16 on a GPU, else float32", stages="235", words=("auto", "float32", "bfloat16")
     )
     weight_sync: str = _key(
         "auto",
         "how vllm and servers get weights: merged (all), lora (the adapter); auto: lora in bfloat16",
-        stages="235",
+        stages="235", words=("auto", "merged", "lora"),
     )
     sync_threshold: float = _key(
         0.0,
@@ -207,14 +187,14 @@ class Recipe:
     flaw_give_up: float = _key(0.0, "chance to give up before a lookup", 0, 1, stages="2")
     flaw_malformed: float = _key(0.0, "chance of a malformed call before the right one", 0, 1, stages="2")
     test_samples: int = _key(4, "sampled trajectories for each test task", 1, 64, stages="25")
-    transcripts: str = _key("", "messages data set to imitate in place of the scripted expert", stages="2")
+    transcripts: str = _key("", "messages data set to imitate in place of the scripted expert", stages="2", file=True)
     filter_rollouts: int = _key(
         0, "rollouts of each training task; what none or all solve is left out; 0 is off, 8 GRPO-TCR's",
         0, 64, stages="235",
     )  # fmt: skip
     measure_base: bool = _key(False, "measure the agent before its cold start too: base, SFT, RL", stages="2")
     # 03 GRPO
-    train_difficulty: str = _key("", "easy, medium or hard tasks only, with commas; empty: all", stages="35")
+    train_difficulty: str = _key("", "easy, medium or hard tasks only, with commas; empty: all", stages="35", listed=True, words=("easy", "medium", "hard"))
     steps: int = _key(200, "optimiser steps", 1, 100_000)
     epochs: int = _key(
         0,
@@ -232,13 +212,13 @@ class Recipe:
     num_iterations: int = _key(1, "passes over each batch of rollouts", 1, 16)
     learning_rate: float = _key(1e-5, "of GRPO, for LoRA", 0, 1)
     lr_schedule: str = _key(
-        "constant_with_warmup", "of GRPO: constant_with_warmup, linear or cosine (both end at zero)"
+        "constant_with_warmup", "of GRPO: constant_with_warmup, linear or cosine (both end at zero)", words=("constant_with_warmup", "linear", "cosine")
     )
     warmup_steps: int = _key(0, "steps of linear warm-up", 0, 100_000)
     max_grad_norm: float = _key(1.0, "gradient clipping", 0, 1e6)
     beta: float = _key(0.05, "weight of the KL penalty against the SFT reference", 0, 10)
-    loss_type: str = _key("grpo", "TRL's loss: " + ", ".join(LOSSES))
-    importance_level: str = _key("token", "level of the probability ratio: token, or sequence (GSPO)")
+    loss_type: str = _key("grpo", "TRL's loss: " + ", ".join(LOSSES), words=LOSSES)
+    importance_level: str = _key("token", "level of the probability ratio: token, or sequence (GSPO)", words=("token", "sequence"))
     clip_epsilon: float = _key(0.2, "clip range of the probability ratio", 0, 1)
     clip_epsilon_high: float = _key(
         0.0, "its upper side (clip-higher); 0 is clip_epsilon; cispo: cap of the ratio", 0, 1000
@@ -249,7 +229,7 @@ class Recipe:
     mismatch: str = _key(
         "auto",
         "weights where engine and trainer disagree: " + ", ".join(MISMATCH) + "; auto: token_truncate where "
-        "they can (half precision, or an engine with weights of its own)",
+        "they can (half precision, or an engine with weights of its own)", words=MISMATCH,
     )
     mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
     mismatch_floor: float = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5", 0, 1)
@@ -261,9 +241,9 @@ class Recipe:
     )
     lora_r: int = _key(16, "LoRA rank", 1, 1024, stages="23")
     lora_alpha: int = _key(32, "LoRA scale", 1, 4096, stages="23")
-    reward: str = _key("plan", "preset: " + ", ".join(REWARDS), stages="35")
+    reward: str = _key("plan", "preset: " + ", ".join(REWARDS), stages="35", words=REWARDS)
     reward_combine: str = _key(
-        "sum", "how weighted components become one number: sum or product", stages="35"
+        "sum", "how weighted components become one number: sum or product", stages="35", words=("sum", "product")
     )
     reward_correctness: float = _key(1.0, "plan: weight of the verifier's verdict", -100, 100, stages="35")
     reward_format: float = _key(
@@ -285,11 +265,11 @@ class Recipe:
     reward_noise: float = _key(
         0.0, "standard deviation of noise in the reward; 0 is none, and is advised", 0, 100
     )
-    advantage: str = _key("group", "estimator: " + ", ".join(ADVANTAGES))
+    advantage: str = _key("group", "estimator: " + ", ".join(ADVANTAGES), words=ADVANTAGES)
     turn_lambda: float = _key(1.0, "advantage turn: weight of the outcome in a turn", 0, 100)
     step_weight: float = _key(1.0, "advantage step: weight of the step groups", 0, 100)
     step_gamma: float = _key(0.95, "advantage step: discount of the outcome, a turn", 0, 1)
-    dead_groups: str = _key("keep", "groups of equal rewards: keep, drop, or replace by fresh tasks")
+    dead_groups: str = _key("keep", "groups of equal rewards: keep, drop, or replace by fresh tasks", words=("keep", "drop", "replace"))
     extra_rollouts: float = _key(1.0, "budget for replacing, as a multiple of a step's rollouts", 0, 100)
     resample_correct: bool = _key(False, "GRPO-RoC: sample twice the group, keep the cleanest right ones")
     mask_void: bool = _key(False, "leave trajectories with a turn without call and answer out of the loss")
@@ -307,21 +287,21 @@ class Recipe:
     controls: str = _key(
         "",
         "what GRPO is compared with besides, at its compute: sft_more, rft, hindsight; with commas",
-        stages="5",
+        stages="5", listed=True, words=("sft_more", "rft", "hindsight"),
     )
     gaia: str = _key(
-        "", "a further test: the folder with GAIA's files, or hub; empty is none (agentkit gaia)", stages="5"
+        "", "a further test: the folder with GAIA's files, or hub; empty is none (agentkit gaia)", stages="5", file=True
     )
-    preflight: str = _key("refuse", "look before training: refuse a hopeless run, warn only, or off")
+    preflight: str = _key("refuse", "look before training: refuse a hopeless run, warn only, or off", words=("refuse", "warn", "off"))
     report_to: str = _key(
-        "none", "where metrics go besides the run folder: none, tensorboard, wandb or trackio"
+        "none", "where metrics go besides the run folder: none, tensorboard, wandb or trackio", words=("none", "tensorboard", "wandb", "trackio")
     )
     val_every: int = _key(10, "steps between validations", 1, 100_000)
     val_tasks: int = _key(60, "validation tasks used", 1, 100_000)
     val_samples: int = _key(1, "sampled trajectories for each validation task", 1, 64)
     # runs that survive
     resume: str = _key(
-        "auto", "auto: go on from the newest sound checkpoint; never: start anew, what is there is kept aside"
+        "auto", "auto: go on from the newest sound checkpoint; never: start anew, what is there is kept aside", words=("auto", "never")
     )
     save_every: int = _key(
         5, "steps between checkpoints; 0 writes one only when training is stopped", 0, 100_000
@@ -331,14 +311,14 @@ class Recipe:
         0, "validations without improvement before training ends early; 0 is never", 0, 100_000
     )
     # drawing: single-task training
-    drawings: str = _key("lines", "tasks to solve one by one: lines, 12, 16, 20, 25, with commas", stages="d")
-    methods: str = _key("grpo,her,hybrid", "how to train until a drawing is solved, with commas", stages="d")
+    drawings: str = _key("lines", "tasks to solve one by one: lines, 12, 16, 20, 25, with commas", stages="d", listed=True)
+    methods: str = _key("grpo,her,hybrid", "how to train until a drawing is solved, with commas", stages="d", listed=True)
     n_seeds: int = _key(1, "seeds for each drawing and method, from seed on", 1, 100, stages="d")
     # several GPUs
     gpus: str = _key("auto", "GPUs to use: auto (all that are visible) or a number", stages="235")
     topology: str = _key(
         "auto",
-        "colocate (every GPU rolls out and trains), split (servers roll out, the others train), or auto",
+        "colocate (every GPU rolls out and trains), split (servers roll out, the others train), or auto", words=("auto", "colocate", "split"),
     )
     processes: int = _key(
         1, "processes that train together, one a GPU; left out where GPUs are visible: all", 1, 1024
@@ -463,6 +443,9 @@ class Recipe:
         """The demonstrating expert's flaw rates."""
         names = ("skip_lookup", "wrong_operation", "in_head", "give_up", "malformed")
         return {name: getattr(self, f"flaw_{name}") for name in names}
+
+
+FILES = tuple(name for name, key in Recipe.keys().items() if key.metadata["file"])
 
 
 # ---- keys that do not go together: whether a recipe breaks a rule, and the sentence that says so
@@ -671,38 +654,37 @@ def _assigned_since_parameters(cells: list[str]) -> set[str]:
 
 def _checked(spec: dataclasses.Field, value: Any) -> Any:
     """A key's value as its type. Raises RecipeError naming the value, the key and what is allowed."""
-    kind, bounds = type(spec.default), spec.metadata
+    kind, key = type(spec.default), spec.metadata
     if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):  # YAML reads 1e-6 as text
             value = float(value)
-    if spec.name in LISTS and isinstance(value, list) and all(isinstance(name, str) for name in value):
+    if key["listed"] and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
     if spec.name == "gpus" and type(value) is int:
         value = str(value)
     if kind is str and isinstance(value, bool):  # what YAML 1.1 makes of the words off, no, on and yes
-        offered = CHOICES.get(spec.name) or re.findall(r"\w+", bounds["help"])
+        offered = key["words"] or re.findall(r"\w+", key["help"])
         value = next((word for word in offered if _WORDS.get(word) is value), value)
     shown = f"{spec.name} is {reprlib.repr(value)[:100]}"  # a value may be of any size
     quotes = ""
     if kind is str and isinstance(value, bool):
         words = " and ".join(word for word, meant in _WORDS.items() if meant is value)
         quotes = f" (YAML reads {words} as {value}; in quotes they are words)"
-    if spec.name in CHOICES and value not in CHOICES[spec.name]:
-        raise RecipeError(f"{shown}; use {', '.join(CHOICES[spec.name])}{quotes}")
+    if key["words"] and not key["listed"] and value not in key["words"]:
+        raise RecipeError(f"{shown}; use {', '.join(key['words'])}{quotes}")
     if type(value) is not kind:
-        raise RecipeError(f"{shown}; it must be of type {kind.__name__} ({bounds['help']}){quotes}")
-    if bounds["low"] is not None and not bounds["low"] <= value <= bounds["high"]:
+        raise RecipeError(f"{shown}; it must be of type {kind.__name__} ({key['help']}){quotes}")
+    if key["low"] is not None and not key["low"] <= value <= key["high"]:
         raise RecipeError(
-            f"{shown}; it must lie between {bounds['low']:g} and {bounds['high']:g} ({bounds['help']})"
+            f"{shown}; it must lie between {key['low']:g} and {key['high']:g} ({key['help']})"
         )
-    if spec.name not in LISTS:
+    if not key["listed"]:
         return value
-    words, known = listed(value), LISTED.get(spec.name)
-    if known and (unknown := set(words) - set(known)):
-        raise RecipeError(
-            f"{spec.name} names {min(unknown)[:60]!r}; use {', '.join(known)}, or several with commas"
-        )
-    return ",".join(words)  # one spelling of one choice
+    named = listed(value)
+    if key["words"] and (unknown := set(named) - set(key["words"])):
+        some = f"{', '.join(key['words'])}, or several with commas"
+        raise RecipeError(f"{spec.name} names {min(unknown)[:60]!r}; use {some}")
+    return ",".join(named)  # one spelling of one choice
 
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
