@@ -86,16 +86,15 @@ def check_takes(what: str, function: Callable, *arguments: str) -> None:
 
 def lab_digest(path: Path) -> str:
     """A hash of a lab file and of the files beside it that it imports, directly or through each other."""
-    digest, waiting, seen = hashlib.sha256(), [path], {path}
-    while waiting:
-        text = waiting.pop(0).read_text(encoding="utf-8")
+    digest, files = hashlib.sha256(), [path]
+    for file in files:  # which grow meanwhile
+        text = file.read_text(encoding="utf-8")
         digest.update(text.encode())
         for node in ast.walk(ast.parse(text)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 beside = path.parent / f"{name.split('.')[0]}.py"
-                if beside.is_file() and beside not in seen:
-                    seen.add(beside)
-                    waiting.append(beside)
+                if beside.is_file() and beside not in files:
+                    files.append(beside)
     return digest.hexdigest()[:16]
