@@ -421,15 +421,14 @@ def alarms_command(
     from agentkit.diagnostics import RULES, coverage, lacks, scan, trained_steps
     from agentkit.exchange.training_logs import read_log
 
-    unknown: list[str] = []
-    if column and not run.is_file():
-        raise RunError(f"--column is for a log made elsewhere; {run} is a folder.")
     if run.is_file():
         if wrong := [pair for pair in column if "=" not in pair]:
             raise RunError(f"--column {wrong[0]}: write it as OURS=THEIRS, such as success=acc/mean")
         steps, unknown = read_log(run, dict(pair.split("=", 1) for pair in column))
+    elif column:
+        raise RunError(f"--column is for a log made elsewhere; {run} is a folder.")
     else:
-        steps = trained_steps(load_run(run))
+        steps, unknown = trained_steps(load_run(run)), []
     alarms = scan(steps)
     lines = _by_fault(alarms)
     count = f"{len(alarms) or 'no'} alarm{'s' * (len(alarms) > 1)}"
