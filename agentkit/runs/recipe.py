@@ -728,8 +728,7 @@ def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
         if not isinstance(root, yaml.MappingNode):
             one = "flat mapping of keys to values, such as 'seed: 3'" if flat else "mapping of keys to values"
             raise RecipeError(f"it is no {one}")
-        _check_mapping(root, flat, set())
-        if _written_out(root, {}) > _MOST:
+        if _written_out(root, flat, {}) > _MOST:
             raise RecipeError(f"its aliases (*) stand for more than {_MOST:,} values, or for themselves")
         return yaml.SafeLoader(text).construct_document(root)
     except FileNotFoundError:
@@ -750,21 +749,23 @@ def read_yaml(path: Path, *, flat: bool = True) -> dict[str, Any]:
 _MOST = 100_000  # values of a file, its aliases written out
 
 
-def _written_out(node: yaml.Node, sizes: dict[int, float]) -> float:
-    """How many values a node stands for: a few aliases of aliases are more than the memory holds."""
+def _written_out(node: yaml.Node, flat: bool, sizes: dict[int, float]) -> float:
+    """How many values a node stands for, its mappings checked before any value is made, each once.
+
+    A few aliases of aliases are more than the memory holds.
+    """
     if id(node) not in sizes:
         sizes[id(node)] = math.inf  # what an alias of itself stands for
         parts = [] if isinstance(node, yaml.ScalarNode) else node.value
-        parts = itertools.chain(*parts) if isinstance(node, yaml.MappingNode) else parts
-        sizes[id(node)] = 1.0 + sum(_written_out(part, sizes) for part in parts)
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node, flat)
+            parts = itertools.chain(*node.value)
+        sizes[id(node)] = 1.0 + sum(_written_out(part, flat, sizes) for part in parts)
     return sizes[id(node)]
 
 
-def _check_mapping(mapping: yaml.MappingNode, flat: bool, known: set[int]) -> None:
-    """Look at the nodes before any value is made, each once, though aliases (``known``): a key given twice
-    would silently count once.
-    """
-    known.add(id(mapping))
+def _check_keys(mapping: yaml.MappingNode, flat: bool) -> None:
+    """Words, each given once: of a key given twice one would silently count."""
     seen: set[str] = set()
     for key, value in mapping.value:
         place = f"line {key.start_mark.line + 1}"
@@ -778,5 +779,3 @@ def _check_mapping(mapping: yaml.MappingNode, flat: bool, known: set[int]) -> No
         for name in [key] if key.value != "against" else [key, value]:  # off, no and 4 are words there
             if isinstance(name, yaml.ScalarNode) and not name.tag.endswith(":merge"):
                 name.tag = "tag:yaml.org,2002:str"
-        if isinstance(value, yaml.MappingNode) and id(value) not in known:
-            _check_mapping(value, flat, known)
