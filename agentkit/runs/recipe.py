@@ -349,7 +349,7 @@ class Recipe:
             **{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values)
         )
         _template_arguments(recipe.template_arguments)
-        for rules in (_clipping, _engine, _larger_than_a_card, _staleness, _reward, _batch, _thinking):
+        for rules in (_clipping, _engine, _larger_than_a_card, _staleness, _reward, batch_rules, _thinking):
             refuse(rules(recipe))
         return recipe
 
@@ -569,7 +569,8 @@ def _reward(recipe: Recipe) -> Rules:
     ]
 
 
-def _batch(recipe: Recipe) -> Rules:
+def batch_rules(recipe: Recipe) -> Rules:
+    """How a batch of rollouts is divided into processes and passes."""
     rollouts = recipe.prompts_per_step * recipe.group_size
     size = 1 if recipe.micro_batch_tokens else recipe.micro_batch
     share = rollouts // recipe.processes

@@ -8,11 +8,11 @@ several machines, and finding the cards (slots.gpu_count, or torch).
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkit.records import RecipeError
-from agentkit.runs.recipe import Recipe, refuse
+from agentkit.runs.recipe import Recipe, batch_rules, refuse
 
 CARDS = "CUDA_VISIBLE_DEVICES"  # read by CUDA once, so it is set before a process looks for a GPU
 
@@ -114,15 +114,8 @@ def _most(recipe: Recipe, cards: int) -> int:
     """The largest number of processes that whole groups can be dealt to, or what the recipe says."""
     if "processes" in recipe.given or not cards:
         return recipe.processes
-    return max(n for n in range(1, cards + 1) if n == 1 or _divides(recipe, n))
-
-
-def _divides(recipe: Recipe, processes: int) -> bool:
-    try:
-        Recipe.from_mapping(recipe.used() | {"processes": processes})
-    except RecipeError:
-        return False
-    return True
+    rules = {n: batch_rules(replace(recipe, processes=n)) for n in range(2, cards + 1)}
+    return max((n for n in rules if not any(is_broken for is_broken, _ in rules[n])), default=1)
 
 
 def _best(recipe: Recipe, cards: int, fits: str) -> tuple[str, str]:
