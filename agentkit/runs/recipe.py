@@ -82,9 +82,14 @@ class Recipe:
     # 01 tasks
     families: str = _key("A,B,C", "task families, separated by commas", stages="1", listed=True)
     n_tasks: int = _key(1200, "tasks in the suite, split 70/15/15", 20, 50_000, stages="1")
-    variety: str = _key("plain", "kinds of questions: plain, or wide for more of them", stages="1", words=("plain", "wide"))
+    variety: str = _key(
+        "plain", "kinds of questions: plain, or wide for more of them", stages="1", words=("plain", "wide")
+    )
     new_templates: str = _key(
-        "", "templates only the test has, such as A total4, with commas; reported apart", stages="1", listed=True
+        "",
+        "templates only the test has, such as A total4, with commas; reported apart",
+        stages="1",
+        listed=True,
     )
     suite_seed: int = _key(0, "of the suite, so that seeds share one test", 0, 2**31 - 1, stages="1")
     tasks: str = _key(
@@ -100,10 +105,16 @@ class Recipe:
     )
     top_k: int = _key(3, "passages the search tool returns", 1, 20, stages="1235")
     tool_format: str = _key(
-        "auto", "how the agent writes tool calls: " + ", ".join(TOOL_FORMATS), stages="235", words=TOOL_FORMATS
+        "auto",
+        "how the agent writes tool calls: " + ", ".join(TOOL_FORMATS),
+        stages="235",
+        words=TOOL_FORMATS,
     )
     chat_template: str = _key(
-        "", "a file, the name of one that TRL ships, or training; empty: the model's own", stages="235", file=True
+        "",
+        "a file, the name of one that TRL ships, or training; empty: the model's own",
+        stages="235",
+        file=True,
     )
     template_arguments: str = _key(
         "", "what the chat template is called with, such as enable_thinking=false", stages="235", listed=True
@@ -112,7 +123,8 @@ class Recipe:
         "kept",
         "thoughts: kept as sampled, or cut (the loop ends those that reach max_thought_tokens); dropped is "
         "refused with the reason",
-        stages="235", words=("kept", "cut", "dropped"),
+        stages="235",
+        words=("kept", "cut", "dropped"),
     )
     max_thought_tokens: int = _key(512, "thinking cut: tokens of one thought", 1, 32_768, stages="235")
     tool_timeout_s: float = _key(
@@ -139,18 +151,26 @@ class Recipe:
     engine: str = _key(
         "transformers",
         "what samples: transformers, vllm, server (agentkit serve) or unsloth (it also trains)",
-        stages="235", words=("transformers", "vllm", "server", "unsloth"),
+        stages="235",
+        words=("transformers", "vllm", "server", "unsloth"),
     )
     server_urls: str = _key(
-        "", "engine server: its replicas, separated by commas, such as http://localhost:8000", stages="235", listed=True
+        "",
+        "engine server: its replicas, separated by commas, such as http://localhost:8000",
+        stages="235",
+        listed=True,
     )
     precision: str = _key(
-        "auto", "of the weights: float32, bfloat16, or auto: bfloat16 on a GPU, else float32", stages="235", words=("auto", "float32", "bfloat16")
+        "auto",
+        "of the weights: float32, bfloat16, or auto: bfloat16 on a GPU, else float32",
+        stages="235",
+        words=("auto", "float32", "bfloat16"),
     )
     weight_sync: str = _key(
         "auto",
         "how vllm and servers get weights: merged (all), lora (the adapter); auto: lora in bfloat16",
-        stages="235", words=("auto", "merged", "lora"),
+        stages="235",
+        words=("auto", "merged", "lora"),
     )
     sync_threshold: float = _key(
         0.0,
@@ -187,14 +207,22 @@ class Recipe:
     flaw_give_up: float = _key(0.0, "chance to give up before a lookup", 0, 1, stages="2")
     flaw_malformed: float = _key(0.0, "chance of a malformed call before the right one", 0, 1, stages="2")
     test_samples: int = _key(4, "sampled trajectories for each test task", 1, 64, stages="25")
-    transcripts: str = _key("", "messages data set to imitate in place of the scripted expert", stages="2", file=True)
+    transcripts: str = _key(
+        "", "messages data set to imitate in place of the scripted expert", stages="2", file=True
+    )
     filter_rollouts: int = _key(
         0, "rollouts of each training task; what none or all solve is left out; 0 is off, 8 GRPO-TCR's",
         0, 64, stages="235",
     )  # fmt: skip
     measure_base: bool = _key(False, "measure the agent before its cold start too: base, SFT, RL", stages="2")
     # 03 GRPO
-    train_difficulty: str = _key("", "easy, medium or hard tasks only, with commas; empty: all", stages="35", listed=True, words=("easy", "medium", "hard"))
+    train_difficulty: str = _key(
+        "",
+        "easy, medium or hard tasks only, with commas; empty: all",
+        stages="35",
+        listed=True,
+        words=("easy", "medium", "hard"),
+    )
     steps: int = _key(200, "optimiser steps", 1, 100_000)
     epochs: int = _key(
         0,
@@ -212,13 +240,17 @@ class Recipe:
     num_iterations: int = _key(1, "passes over each batch of rollouts", 1, 16)
     learning_rate: float = _key(1e-5, "of GRPO, for LoRA", 0, 1)
     lr_schedule: str = _key(
-        "constant_with_warmup", "of GRPO: constant_with_warmup, linear or cosine (both end at zero)", words=("constant_with_warmup", "linear", "cosine")
+        "constant_with_warmup",
+        "of GRPO: constant_with_warmup, linear or cosine (both end at zero)",
+        words=("constant_with_warmup", "linear", "cosine"),
     )
     warmup_steps: int = _key(0, "steps of linear warm-up", 0, 100_000)
     max_grad_norm: float = _key(1.0, "gradient clipping", 0, 1e6)
     beta: float = _key(0.05, "weight of the KL penalty against the SFT reference", 0, 10)
     loss_type: str = _key("grpo", "TRL's loss: " + ", ".join(LOSSES), words=LOSSES)
-    importance_level: str = _key("token", "level of the probability ratio: token, or sequence (GSPO)", words=("token", "sequence"))
+    importance_level: str = _key(
+        "token", "level of the probability ratio: token, or sequence (GSPO)", words=("token", "sequence")
+    )
     clip_epsilon: float = _key(0.2, "clip range of the probability ratio", 0, 1)
     clip_epsilon_high: float = _key(
         0.0, "its upper side (clip-higher); 0 is clip_epsilon; cispo: cap of the ratio", 0, 1000
@@ -229,7 +261,8 @@ class Recipe:
     mismatch: str = _key(
         "auto",
         "weights where engine and trainer disagree: " + ", ".join(MISMATCH) + "; auto: token_truncate where "
-        "they can (half precision, or an engine with weights of its own)", words=MISMATCH,
+        "they can (half precision, or an engine with weights of its own)",
+        words=MISMATCH,
     )
     mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
     mismatch_floor: float = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5", 0, 1)
@@ -243,7 +276,10 @@ class Recipe:
     lora_alpha: int = _key(32, "LoRA scale", 1, 4096, stages="23")
     reward: str = _key("plan", "preset: " + ", ".join(REWARDS), stages="35", words=REWARDS)
     reward_combine: str = _key(
-        "sum", "how weighted components become one number: sum or product", stages="35", words=("sum", "product")
+        "sum",
+        "how weighted components become one number: sum or product",
+        stages="35",
+        words=("sum", "product"),
     )
     reward_correctness: float = _key(1.0, "plan: weight of the verifier's verdict", -100, 100, stages="35")
     reward_format: float = _key(
@@ -269,7 +305,11 @@ class Recipe:
     turn_lambda: float = _key(1.0, "advantage turn: weight of the outcome in a turn", 0, 100)
     step_weight: float = _key(1.0, "advantage step: weight of the step groups", 0, 100)
     step_gamma: float = _key(0.95, "advantage step: discount of the outcome, a turn", 0, 1)
-    dead_groups: str = _key("keep", "groups of equal rewards: keep, drop, or replace by fresh tasks", words=("keep", "drop", "replace"))
+    dead_groups: str = _key(
+        "keep",
+        "groups of equal rewards: keep, drop, or replace by fresh tasks",
+        words=("keep", "drop", "replace"),
+    )
     extra_rollouts: float = _key(1.0, "budget for replacing, as a multiple of a step's rollouts", 0, 100)
     resample_correct: bool = _key(False, "GRPO-RoC: sample twice the group, keep the cleanest right ones")
     mask_void: bool = _key(False, "leave trajectories with a turn without call and answer out of the loss")
@@ -287,21 +327,34 @@ class Recipe:
     controls: str = _key(
         "",
         "what GRPO is compared with besides, at its compute: sft_more, rft, hindsight; with commas",
-        stages="5", listed=True, words=("sft_more", "rft", "hindsight"),
+        stages="5",
+        listed=True,
+        words=("sft_more", "rft", "hindsight"),
     )
     gaia: str = _key(
-        "", "a further test: the folder with GAIA's files, or hub; empty is none (agentkit gaia)", stages="5", file=True
+        "",
+        "a further test: the folder with GAIA's files, or hub; empty is none (agentkit gaia)",
+        stages="5",
+        file=True,
     )
-    preflight: str = _key("refuse", "look before training: refuse a hopeless run, warn only, or off", words=("refuse", "warn", "off"))
+    preflight: str = _key(
+        "refuse",
+        "look before training: refuse a hopeless run, warn only, or off",
+        words=("refuse", "warn", "off"),
+    )
     report_to: str = _key(
-        "none", "where metrics go besides the run folder: none, tensorboard, wandb or trackio", words=("none", "tensorboard", "wandb", "trackio")
+        "none",
+        "where metrics go besides the run folder: none, tensorboard, wandb or trackio",
+        words=("none", "tensorboard", "wandb", "trackio"),
     )
     val_every: int = _key(10, "steps between validations", 1, 100_000)
     val_tasks: int = _key(60, "validation tasks used", 1, 100_000)
     val_samples: int = _key(1, "sampled trajectories for each validation task", 1, 64)
     # runs that survive
     resume: str = _key(
-        "auto", "auto: go on from the newest sound checkpoint; never: start anew, what is there is kept aside", words=("auto", "never")
+        "auto",
+        "auto: go on from the newest sound checkpoint; never: start anew, what is there is kept aside",
+        words=("auto", "never"),
     )
     save_every: int = _key(
         5, "steps between checkpoints; 0 writes one only when training is stopped", 0, 100_000
@@ -311,14 +364,19 @@ class Recipe:
         0, "validations without improvement before training ends early; 0 is never", 0, 100_000
     )
     # drawing: single-task training
-    drawings: str = _key("lines", "tasks to solve one by one: lines, 12, 16, 20, 25, with commas", stages="d", listed=True)
-    methods: str = _key("grpo,her,hybrid", "how to train until a drawing is solved, with commas", stages="d", listed=True)
+    drawings: str = _key(
+        "lines", "tasks to solve one by one: lines, 12, 16, 20, 25, with commas", stages="d", listed=True
+    )
+    methods: str = _key(
+        "grpo,her,hybrid", "how to train until a drawing is solved, with commas", stages="d", listed=True
+    )
     n_seeds: int = _key(1, "seeds for each drawing and method, from seed on", 1, 100, stages="d")
     # several GPUs
     gpus: str = _key("auto", "GPUs to use: auto (all that are visible) or a number", stages="235")
     topology: str = _key(
         "auto",
-        "colocate (every GPU rolls out and trains), split (servers roll out, the others train), or auto", words=("auto", "colocate", "split"),
+        "colocate (every GPU rolls out and trains), split (servers roll out, the others train), or auto",
+        words=("auto", "colocate", "split"),
     )
     processes: int = _key(
         1, "processes that train together, one a GPU; left out where GPUs are visible: all", 1, 1024
@@ -676,9 +734,7 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
     if type(value) is not kind:
         raise RecipeError(f"{shown}; it must be of type {kind.__name__} ({key['help']}){quotes}")
     if key["low"] is not None and not key["low"] <= value <= key["high"]:
-        raise RecipeError(
-            f"{shown}; it must lie between {key['low']:g} and {key['high']:g} ({key['help']})"
-        )
+        raise RecipeError(f"{shown}; it must lie between {key['low']:g} and {key['high']:g} ({key['help']})")
     if not key["listed"]:
         return value
     named = listed(value)
