@@ -445,9 +445,7 @@ def alarms_command(
 def _by_fault(alarms: Sequence[Any]) -> list[str]:
     """Each fault's first alarm in words, in the order of their steps, and how often it came again."""
     faults: dict[tuple, list[Any]] = {}
-    for (
-        alarm
-    ) in alarms:  # of one fault are those with the same advice, which names the component and the form
+    for alarm in alarms:  # the advice names the component and the form
         faults.setdefault((alarm.alarm, alarm.severity, alarm.advice), []).append(alarm)
     lines = []
     for first, *more in faults.values():
