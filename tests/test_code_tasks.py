@@ -18,6 +18,7 @@ from agentkit.tasks import solve
 from agentkit.tasks.families import code
 from agentkit.tasks.families.specifications import ALGORITHMS, BLOCKS, INPUTS
 from agentkit.tools.environments import CodeEnvironment
+from agentkit.trajectories import results_of
 
 # worked out by hand: name, parameter, input, result
 BLOCK_LITERALS = (
@@ -168,9 +169,11 @@ def test_the_expert_solves_every_task_through_the_real_tool(codes, corpus):
     for task in list(codes)[::4]:
         solution = solve(task, CodeEnvironment())
         assert solution.answer == task.answer and verify(task, solution.answer).value == 1.0
-        assert len(solution.calls) == len(task.meta["plan"])
-        for tool, arguments, observation in solution.calls:
-            assert tool == "python" and run_python(arguments["code"]).stdout.strip() == observation.strip()
+        calls = results_of(solution)
+        assert len(calls) == len(task.meta["plan"])
+        for call in calls:
+            printed = run_python(call.arguments["code"]).stdout.strip()
+            assert call.name == "python" and printed == call.observation.strip()
 
 
 def test_mistakes_earn_nothing(codes):

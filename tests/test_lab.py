@@ -110,9 +110,9 @@ def test_what_a_verifier_sees_decides_and_not_the_answer_alone(recipe):
     lab = Lab.open(recipe)
     task = lab.suite().tasks[0]
     from agentkit import verify
-    from agentkit.tasks.expert import as_trajectory, solve
+    from agentkit.tasks.expert import solve
 
-    solved = as_trajectory(task, solve(task, lab.environments["boxes"]()))
+    solved = solve(task, lab.environments["boxes"]())
     assert verify(task, solved).value == 1.0
     assert verify(task, dataclasses.replace(solved, turns=solved.turns[1:])).value == 0.0
 

@@ -2,17 +2,8 @@
 keeps them.
 """
 
-from agentkit.tasks.expert import PlanError, Solution, solve
+from agentkit.tasks.expert import PlanError, solve
 from agentkit.tasks.family import Family
 from agentkit.tasks.suite import DEFAULT_FAMILIES, Suite, SuiteError, shipped_families
 
-__all__ = [
-    "DEFAULT_FAMILIES",
-    "Family",
-    "PlanError",
-    "Solution",
-    "Suite",
-    "SuiteError",
-    "shipped_families",
-    "solve",
-]
+__all__ = ["DEFAULT_FAMILIES", "Family", "PlanError", "Suite", "SuiteError", "shipped_families", "solve"]

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentkit.records import Score, Task, Trajectory
-from agentkit.tasks.expert import as_trajectory, solve
+from agentkit.tasks.expert import solve
 from agentkit.tools import search_passages
 from agentkit.tools.corpus import Corpus
 from agentkit.trajectories import verifier_kind
@@ -130,7 +130,7 @@ def _expert(task: Task, environments: Environments) -> Trajectory | None:
         raise ValueError(
             f"its verifier looks at trajectories, and no environment of family {task.family!r} is known"
         )
-    return as_trajectory(task, solve(task, environments[task.family]()))
+    return solve(task, environments[task.family]())
 
 
 def _timed(task: Task, answer: str, expert: Trajectory | None) -> tuple[Score, tuple[float, ...]]:

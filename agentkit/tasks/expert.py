@@ -6,10 +6,9 @@ The plan is gold data; no policy ever sees it. Leaves out the expert that errs o
 """
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
-from agentkit.records import StopReason, SuiteError, Task, ToolCall, ToolResult, Trajectory, Turn
+from agentkit.records import StopReason, SuiteError, Task, ToolCall, Trajectory, Turn
 from agentkit.tools.runtime import reset, run_blocking, run_call
 
 
@@ -17,24 +16,16 @@ class PlanError(SuiteError):
     """The plan does not lead to an answer through these tools."""
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """What the expert did: calls as (tool, arguments, observation), and the answer."""
-
-    calls: tuple[tuple[str, dict, str], ...]
-    answer: str
-
-
-def solve(task: Task, environment: object) -> Solution:
+def solve(task: Task, environment: object) -> Trajectory:
     """Follow a task's plan, which may be empty, in a fresh environment, through the calls a policy's go
-    through.
+    through: a trajectory without tokens, a call a turn and then the answer.
 
     Raises PlanError: there is no plan, an observation does not show the expected value, or a tool fails.
     """
     return run_blocking(_solve(task, environment))
 
 
-async def _solve(task: Task, environment: object) -> Solution:
+async def _solve(task: Task, environment: object) -> Trajectory:
     plan = task.meta.get("plan")
     if plan is None:
         raise PlanError(
@@ -43,7 +34,7 @@ async def _solve(task: Task, environment: object) -> Solution:
         )
     await reset(environment, task)
     values: list[str] = []
-    calls = []
+    turns: list[Turn] = []
     for step in plan:
         try:
             arguments = fill(step["arguments"], values)
@@ -57,16 +48,8 @@ async def _solve(task: Task, environment: object) -> Solution:
         if expected is not None and not shows(step["tool"], result.observation, expected):
             raise PlanError(f"{task.prompt!r}: {arguments} does not find {expected!r}")
         values.append(result.observation if expected is None else expected)
-        calls.append((step["tool"], arguments, result.observation))
-    return Solution(tuple(calls), answer_of(task, values[-1]) if values else task.answer)
-
-
-def as_trajectory(task: Task, solution: Solution) -> Trajectory:
-    """The expert's calls and answer as a trajectory without tokens, for verifiers that look at calls."""
-    turns = [
-        Turn("", (0, 0), (ToolResult(name, arguments, observation, ok=True),))
-        for name, arguments, observation in solution.calls
-    ]
+        turns.append(Turn("", (0, 0), (result,)))
+    answer = answer_of(task, values[-1]) if values else task.answer
     return Trajectory(
         task.id,
         policy="expert",
@@ -76,9 +59,9 @@ def as_trajectory(task: Task, solution: Solution) -> Trajectory:
         completion_ids=(),
         action_mask=(),
         old_logprobs=(),
-        turns=(*turns, Turn(solution.answer, (0, 0))),
+        turns=(*turns, Turn(answer, (0, 0))),
         stop_reason=StopReason.ANSWER,
-        answer=solution.answer,
+        answer=answer,
     )
 
 

@@ -21,13 +21,14 @@ from agentkit.runs.recipe import listed
 from agentkit.runs.schemas import fault
 from agentkit.tasks.audit import audit
 from agentkit.tasks.difficulty import difficulty
-from agentkit.tasks.expert import PlanError, as_trajectory, solve
+from agentkit.tasks.expert import PlanError, solve
 from agentkit.tasks.families import code, drawing, image, lookup, multihop, ordebug, wide
 from agentkit.tasks.family import Draft, Family, with_content_id
 from agentkit.tasks.relabel import relabel_code
 from agentkit.tasks.splits import assign_splits, entity_combinations, stratum
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment
+from agentkit.trajectories import results_of
 from agentkit.verifiers import KINDS, normalize, verify
 
 VARIETIES = ("plain", "wide")
@@ -254,7 +255,7 @@ def _solved(task: Task, family: Family) -> int:
     """Calls with which the expert reaches the gold answer. Raises PlanError where it does not."""
     solution = solve(task, family.environment())
     try:
-        score = verify(task, as_trajectory(task, solution))
+        score = verify(task, solution)
     except ValueError as error:  # the task's author names a verifier that is not there, or a wrong option
         raise SuiteError(f"{task.prompt!r}: {error}") from None
     if score.value is None:
@@ -264,4 +265,4 @@ def _solved(task: Task, family: Family) -> int:
             f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give "
             f"{solution.answer!r}; {score.why}"
         )
-    return len(solution.calls)
+    return len(results_of(solution))
