@@ -136,12 +136,27 @@ class _Request:
         return Task("", text, name_of(prompt), verifier, tools=TOOLS, meta=meta)
 
 
+def _with_columns(
+    request: _Request,
+    rng: Random,
+    case: str,
+    row: tuple[str, str],
+    columns: Sequence[str],
+    texts: Sequence[str],
+    named: str = "",
+) -> Task | None:
+    """The task to draw a row, which is of a table, with values of these columns; None where it lacks one."""
+    table, name = row
+    values = [request.database(table, name, column) for column in columns]
+    text = rng.choice(texts).format(named or name, " and ".join(columns))
+    return None if None in values else request.drawn(case, text, [name, *values])
+
+
 def _location(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
     (city,) = rng.choice(_cities(request.index))
     columns = ["coordinates", "country"] if more else ["coordinates"]
-    values = [request.database("city", city, column) for column in columns]
-    text = rng.choice(["Draw the city {} at its {}.", "A picture of the city {} with its {}, please."])
-    return request.drawn(case, text.format(city, " and ".join(columns)), [city, *values])
+    texts = ["Draw the city {} at its {}.", "A picture of the city {} with its {}, please."]
+    return _with_columns(request, rng, case, ("city", city), columns, texts)
 
 
 def _steps(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
@@ -150,15 +165,11 @@ def _steps(request: _Request, rng: Random, case: str, more: bool) -> Task | None
     ((director,),) = request.index.draw(rng, "director.first_film")
     film = request.search("director.first_film", director)
     columns = rng.sample(["year", "runtime", "country"], 2 if more else 1)
-    values = [request.database("film", film, column) for column in columns]
-    asked = " and ".join(columns)
-    text = rng.choice(
-        [
-            "Draw a poster of the first film of {} with its {}.",
-            "The first film of {} as a poster with its {}.",
-        ]
-    )
-    return None if None in values else request.drawn(case, text.format(director, asked), [film, *values])
+    texts = [
+        "Draw a poster of the first film of {} with its {}.",
+        "The first film of {} as a poster with its {}.",
+    ]
+    return _with_columns(request, rng, case, ("film", film), columns, texts, director)
 
 
 def _capital(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
@@ -167,24 +178,16 @@ def _capital(request: _Request, rng: Random, case: str, more: bool) -> Task | No
     if capital is None:
         return None
     columns = ["coordinates", "population"] if more else ["coordinates"]
-    values = [request.database("city", capital, column) for column in columns]
-    text = rng.choice(
-        ["Draw the capital of {} at its {}.", "A picture of the capital of {} with its {}, please."]
-    )
-    asked = text.format(country, " and ".join(columns))
-    return None if None in values else request.drawn(case, asked, [capital, *values])
+    texts = ["Draw the capital of {} at its {}.", "A picture of the capital of {} with its {}, please."]
+    return _with_columns(request, rng, case, ("city", capital), columns, texts, country)
 
 
 def _poster(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
     ((film,),) = request.index.draw(rng, "film.year")
     columns = rng.sample(COLUMNS["film"], rng.randint(2, 3) if more else 1)
-    values = [request.database("film", film, column) for column in columns]
-    text = rng.choice(
-        ["Draw a poster of the film {} with its {}.", "The film {} as a poster with its {}, please."]
-    )
-    if None in values or len({film, *values}) <= len(values):
-        return None
-    return request.drawn(case, text.format(film, " and ".join(columns)), [film, *values])
+    texts = ["Draw a poster of the film {} with its {}.", "The film {} as a poster with its {}, please."]
+    task = _with_columns(request, rng, case, ("film", film), columns, texts)
+    return task if task and len(set(task.verifier["holds"])) > len(columns) else None
 
 
 def _scene(request: _Request, rng: Random, case: str, more: bool) -> Task | None:
