@@ -39,7 +39,7 @@ from agentkit.runs.labfile import blame, lab_digest, load_module
 from agentkit.runs.recipe import listed
 from agentkit.tasks import Suite, SuiteError, shipped_families
 from agentkit.tasks.family import Family, Measure, with_content_id
-from agentkit.tasks.pass_rates import banded, learnable, pass_rates
+from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
 from agentkit.tasks.public import gaia, hub, public_families
 from agentkit.tasks.splits import assign_splits
 from agentkit.tasks.suite import family_names
@@ -222,7 +222,7 @@ class Lab:
         if limit := self.recipe.max_prompt_tokens:
             suite = self._without_long_prompts(suite, limit)
         if self.recipe.filter_rollouts and run.file(PASS_RATES).exists():
-            suite = banded(suite, read_json(run.file(PASS_RATES)))
+            suite = with_pass_rates(suite, read_json(run.file(PASS_RATES)))
         return suite
 
     def _without_long_prompts(self, suite: Suite, limit: int) -> Suite:

@@ -411,14 +411,14 @@ def test_tasks_that_a_policy_always_or_never_solves_are_dropped_from_training(su
     ]
     given = {task: outcomes[i % len(outcomes)] for i, task in enumerate(train)}
     found = [trajectory(task, value) for task, values in given.items() for value in values]
-    known = pass_rates.banded(suite, pass_rates.pass_rates(suite.split("train"), found))
+    known = pass_rates.with_pass_rates(suite, pass_rates.pass_rates(suite.split("train"), found))
     kept = pass_rates.learnable(known.split("train"))
     assert [t.id for t in kept] == [t for i, t in enumerate(train) if i % 7 in (2, 3, 4, 5)]
-    assert [t.meta["band"] for t in kept[:4]] == ["hard", "medium", "easy", "medium"]
+    assert [t.meta["pass_rate"] for t in kept[:4]] == [0.25, 0.5, 0.75, 0.5]
     assert all(known.split(name) == suite.split(name) for name in ("test", "validation"))
     with pytest.raises(SuiteError, match=f"1 training tasks have no scored trajectory, {train[0]} first"):
         pass_rates.pass_rates(suite.split("train"), [t for t in found if t.task_id != train[0]])
-    solved = pass_rates.banded(suite, dict.fromkeys(train, 1.0))
+    solved = pass_rates.with_pass_rates(suite, dict.fromkeys(train, 1.0))
     with pytest.raises(SuiteError, match="always or never solves"):
         pass_rates.learnable(solved.split("train"))
 

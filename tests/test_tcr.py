@@ -312,7 +312,7 @@ def test_tasks_that_the_start_never_or_always_solves_are_not_trained_on(tmp_path
     known = lab.load(run)
     kept = lab.train_tasks(known)
     assert 0 < len(kept) == len(rates) - never - always and len(known) == len(suite)
-    assert all(task.meta["band"] in ("easy", "medium", "hard") for task in kept)
+    assert all(0 < task.meta["pass_rate"] < 1 for task in kept)
     off = Lab.open(lab.recipe.used() | {"filter_rollouts": 0})
     assert len(off.train_tasks(off.load(run))) == len(suite.split("train"))
     assert "filter_rollouts is 0" in off.sift(run, None, suite)

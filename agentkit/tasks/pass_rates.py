@@ -1,9 +1,9 @@
 """Which training tasks can this policy learn from? Those that it solves sometimes.
 
 A task that a policy always or never solves gives a group without variance, and no gradient. From the GRPO-TCR
-recipe (arXiv 2510.11701): eight rollouts a task, 0 % and 100 % dropped, easy from 0.75 on, hard up to 0.25.
-An optional pass between building a suite and training on it. Leaves out validation and test, which keep all
-their tasks, so that what is measured does not depend on the policy.
+recipe (arXiv 2510.11701): eight rollouts a task, 0 % and 100 % dropped. An optional pass between building a
+suite and training on it. Leaves out validation and test, which keep all their tasks, so that what is measured
+does not depend on the policy.
 """
 
 from collections import defaultdict
@@ -14,8 +14,6 @@ from statistics import fmean
 from agentkit.records import SuiteError, Task, Trajectory
 from agentkit.tasks.suite import Suite
 from agentkit.trajectories import wholly_right
-
-EASY, HARD = 0.75, 0.25
 
 
 def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dict[str, float]:
@@ -31,13 +29,12 @@ def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dic
     return {task.id: fmean(successes[task.id]) for task in tasks}
 
 
-def banded(suite: Suite, rates: Mapping[str, float]) -> Suite:
-    """The suite, whose tasks with a known pass rate say so, and how easy they are, in ``meta``."""
-    tasks = list(suite)
-    for i, task in enumerate(tasks):
-        if (rate := rates.get(task.id)) is not None:
-            band = "easy" if rate >= EASY else "hard" if rate <= HARD else "medium"
-            tasks[i] = replace(task, meta=task.meta | {"pass_rate": rate, "band": band})
+def with_pass_rates(suite: Suite, rates: Mapping[str, float]) -> Suite:
+    """The suite, whose tasks with a known pass rate say so in ``meta``."""
+    tasks = [
+        replace(task, meta=task.meta | {"pass_rate": rates[task.id]}) if task.id in rates else task
+        for task in suite
+    ]
     return Suite(tasks, suite.environments)
 
 
