@@ -206,6 +206,8 @@ class Corpus:
             raise ValueError(
                 f"{self.path} is no corpus ({error}): remove it, and Corpus.open() builds it again."
             ) from None
+        status = self.path.stat()  # what answers depend on, as a corpus file is never written again
+        self.version = f"{self.path.resolve()} {status.st_size} {status.st_mtime_ns}"
         self._local = threading.local()
 
     def __reduce__(self) -> tuple:

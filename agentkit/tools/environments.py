@@ -4,8 +4,6 @@
 and ours run in stock TRL. Leaves out how tools are declared and called (runtime).
 """
 
-import functools
-from pathlib import Path
 from typing import Any
 
 from agentkit.tools.calculator import calculate
@@ -14,7 +12,7 @@ from agentkit.tools.database import query_database
 from agentkit.tools.files import Workspace
 from agentkit.tools.python import run_program, with_last_shown
 from agentkit.tools.runtime import tool
-from agentkit.tools.search import Backend, Passages, RetrievalServer, search_passages
+from agentkit.tools.search import Backend, Passages, search_passages
 
 SYSTEM_PROMPT = (
     "Answer the question with the tools. Look up every fact with search, compute with calculator, "
@@ -22,21 +20,10 @@ SYSTEM_PROMPT = (
 )
 
 
-@functools.lru_cache(maxsize=64)
-def corpus_version(path: Path) -> str:
-    """Which file answers come from; a corpus file is never written again."""
-    status = path.stat()
-    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
-
-
 def _search_version(environment: Any) -> str | None:
-    """What a search's answer depends on; None where that is not known."""
-    match environment._backend:
-        case Corpus() as corpus:
-            return f"{corpus_version(corpus.path)} {environment._top_k}"
-        case RetrievalServer(url=url):
-            return f"{url} {environment._top_k}"
-    return None
+    """What a search's answer depends on; None where the backend does not say."""
+    version = getattr(environment._backend, "version", None)
+    return version and f"{version} {environment._top_k}"
 
 
 class Stateless:
@@ -161,7 +148,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
         """An empty workspace."""
         self._workspace = Workspace()
 
-    @tool(pure=True, version=lambda environment: corpus_version(environment._corpus.path), max_concurrent=8)
+    @tool(pure=True, version=lambda environment: environment._corpus.version, max_concurrent=8)
     def sql(self, query: str) -> str:
         """Ask the database.
 

@@ -22,7 +22,7 @@ _TAG = re.compile(r"<[^<>]{0,200}>")
 
 
 class Backend(Protocol):
-    """Anything that finds passages."""
+    """Anything that finds passages; with a text ``version``, what they depend on, its answers are cached."""
 
     def search(self, query: str, top_k: int) -> list[str]:
         """At most ``top_k`` passages for a query, best first."""
@@ -91,7 +91,7 @@ class RetrievalServer:
     """
 
     def __init__(self, url: str, timeout_s: float = 8.0):
-        self.url = f"{url.rstrip('/').removesuffix('/retrieve')}/retrieve"
+        self.url = self.version = f"{url.rstrip('/').removesuffix('/retrieve')}/retrieve"
         self.timeout_s = timeout_s
 
     def search(self, query: str, top_k: int) -> list[str]:

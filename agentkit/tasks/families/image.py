@@ -13,7 +13,7 @@ from typing import Any
 from agentkit.records import Image, Task, Trajectory
 from agentkit.tasks.families.facts import FactIndex, fact_index, lookup_step, tag
 from agentkit.tools.corpus import Corpus, passage
-from agentkit.tools.environments import SearchEnvironment, corpus_version
+from agentkit.tools.environments import SearchEnvironment
 from agentkit.tools.gazetteer import COLUMNS, coordinates, look_up, read_query
 from agentkit.tools.pictures import COLOURS, name_of, paint
 from agentkit.tools.runtime import tool
@@ -34,7 +34,7 @@ class PictureEnvironment(SearchEnvironment):
         'prompt, and end with a line "Answer: ..." that names the picture.'
     )
 
-    @tool(pure=True, version=lambda environment: corpus_version(environment._corpus.path))
+    @tool(pure=True, version=lambda environment: environment._corpus.version)
     def database(self, query: str) -> str:
         """Look up a value.
 
