@@ -5,7 +5,6 @@ What hostile programs do in it is in hostile/test_programs.py.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import resource
@@ -304,12 +303,8 @@ def test_a_program_ends_and_finds_itself_as_under_python(tier, code, status, sho
 
 
 def test_a_tier_whose_canary_gets_out_is_not_used(monkeypatch):
-    @contextlib.contextmanager
-    def canary():
-        yield "print('out')", {}, lambda found: "it got out"
-
     sandbox.close()
-    monkeypatch.setattr(sandbox, "CANARIES", (canary,))
+    monkeypatch.setattr(sandbox.canaries, "fault", lambda run: "it got out")
     result = run_python("print(1)")
     assert (result.status, result.stdout, result.tier) == ("refused", "", "D")
     assert "it got out" in result.stderr and sandbox.current_tier().name == "D"

@@ -1,6 +1,6 @@
 """Canaries: small attacks that must fail before a tier is trusted.
 
-Each yields (code, limits, fault of the result or None). Leaves out what takes long: tests/hostile.
+Leaves out what takes long: tests/hostile.
 """
 
 import contextlib
@@ -9,8 +9,6 @@ import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
-
-Canary = tuple[str, dict[str, Any], Callable[[Any], str | None]]
 
 _ATTEMPTS = """
 import ctypes, os, socket
@@ -60,11 +58,35 @@ def _(): return [n for n in range(3, 256) if not libc.fcntl(n, 1) == -1]
 def _(): return libc.setuid(0) == 0
 print("escaped:", ", ".join(escaped) or "none")
 """
+# programs that must end with a status, and their limits
+_BOUNDS = (
+    (
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass",
+        "timeout",
+        {"timeout_s": 0.2},
+    ),
+    ("x = bytearray(4 * 2**30)", "memory", {}),
+    ("while True: print('x' * 10**6)", "output", {}),
+    ("open('big', 'wb').write(bytes(300 * 2**20))", "error", {"memory_mb": 1024}),
+)
+
+
+def fault(run: Callable[..., Any]) -> str | None:
+    """What got out, in words, or None; ``run`` gives the result of a program under limits."""
+    with _breakout() as code:
+        result = run(code)
+    if (result.status, result.stdout) != ("ok", "escaped: none\n"):
+        return f"{result.status}: {result.stdout}{result.stderr}".strip()
+    for code, status, limits in _BOUNDS:
+        result = run(code, **limits)
+        if result.status != status:
+            return f"{code!r} ended {result.status}, not {status}"
+    return None
 
 
 @contextlib.contextmanager
-def breakout() -> Iterator[Canary]:
-    """Sixteen ways out at once, with a real secret, a real port and a real Unix socket to reach for."""
+def _breakout() -> Iterator[str]:
+    """A program that tries sixteen ways out; secret, port and Unix socket are there to be reached."""
     with (
         tempfile.TemporaryDirectory(prefix="agentkit-canary-") as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -76,32 +98,7 @@ def breakout() -> Iterator[Canary]:
         unix_socket.bind(unix)
         targets = {"secret": secret, "folder": folder, "unix": unix, "pid": os.getpid()}
         try:
-            yield _ATTEMPTS.format(**targets, port=server.getsockname()[1]), {}, _what_escaped
+            yield _ATTEMPTS.format(**targets, port=server.getsockname()[1])
         finally:
             with contextlib.suppress(FileNotFoundError):  # there only where it got out
                 os.remove(f"/dev/shm/agentkit-canary-{os.getpid()}")
-
-
-def _what_escaped(result: Any) -> str | None:
-    if (result.status, result.stdout) == ("ok", "escaped: none\n"):
-        return None
-    return f"{result.status}: {result.stdout}{result.stderr}".strip()
-
-
-def _ends(code: str, status: str, **limits: Any) -> Callable[[], contextlib.AbstractContextManager[Canary]]:
-    """A canary whose program must end with a status."""
-
-    def fault_of(result: Any) -> str | None:
-        return None if result.status == status else f"{code!r} ended {result.status}, not {status}"
-
-    return lambda: contextlib.nullcontext((code, limits, fault_of))
-
-
-loop = _ends(
-    "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: pass", "timeout", timeout_s=0.2
-)
-memory = _ends("x = bytearray(4 * 2**30)", "memory")
-flood = _ends("while True: print('x' * 10**6)", "output")
-disk = _ends("open('big', 'wb').write(bytes(300 * 2**20))", "error", memory_mb=1024)
-
-CANARIES = (breakout, loop, memory, flood, disk)

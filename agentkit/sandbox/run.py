@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from agentkit.records import SandboxError
-from agentkit.sandbox import unconfined, zygote
-from agentkit.sandbox.canaries import CANARIES
+from agentkit.sandbox import canaries, unconfined, zygote
 from agentkit.sandbox.client import Client, Ending
 from agentkit.sandbox.paths import preloaded
 
@@ -211,11 +210,12 @@ def _zygote(tier: str, preload: tuple[str, ...]) -> Client:
 
 def _prove(client: Client) -> None:
     """Run the canaries. Raises SandboxError naming what got out."""
-    for canary in CANARIES:
-        with canary() as (code, limits, fault_of):
-            request = _request(code, limits.get("timeout_s", 5), limits.get("memory_mb", 256), {}, "")
-            if (fault := fault_of(_run(client.run, request, client.tier))) is not None:
-                raise SandboxError(f"a canary: {fault}")
+
+    def run(code: str, timeout_s: float = 5, memory_mb: int = 256) -> Result:
+        return _run(client.run, _request(code, timeout_s, memory_mb, {}, ""), client.tier)
+
+    if (fault := canaries.fault(run)) is not None:
+        raise SandboxError(f"a canary: {fault}")
 
 
 def close() -> None:
