@@ -68,10 +68,11 @@ def _single(index: FactIndex, rng: Random, template: str) -> Task | None:
     return computed(template, question, index, [(kind, entity)], "{0}")
 
 
-def _convert(index: FactIndex, rng: Random, template: str) -> Task | None:
-    kind, question, divisor = rng.choice(QUESTIONS["conversions"])
+def converted(index: FactIndex, rng: Random, template: str) -> Task | None:
+    """A value in another unit: one of the questions in the table that is named like the template."""
+    kind, question, expression = rng.choice(QUESTIONS[template])
     (entity,) = index.draw(rng, kind)
-    return computed(template, question.format(*entity), index, [(kind, entity)], f"{{0}} / {divisor}")
+    return computed(template, question.format(*entity), index, [(kind, entity)], expression)
 
 
 def _two_values(index: FactIndex, rng: Random, template: str) -> Task | None:
@@ -143,7 +144,7 @@ def _sums(index: FactIndex, rng: Random, template: str) -> Task | None:
 
 _DRAFTS = {
     "single": _single,
-    "convert": _convert,
+    "convert": converted,
     "compare": _compare,
     "density": _density,
     "change": _change,

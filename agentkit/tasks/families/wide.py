@@ -12,7 +12,7 @@ from random import Random
 from agentkit.records import Task
 from agentkit.tasks.families import lookup, multihop
 from agentkit.tasks.families.facts import QUESTIONS, FactIndex, fact_index, lookup_step, tag
-from agentkit.tasks.families.lookup import calculation, computed
+from agentkit.tasks.families.lookup import calculation, computed, converted
 from agentkit.tasks.family import Draft
 from agentkit.tools.corpus import Corpus, passage
 
@@ -38,12 +38,6 @@ def multihop_draft(corpus: Corpus, rng: Random) -> Task | None:
     if kind < 0.75:
         return multihop.draft(corpus, rng, "wide_chains")
     return rng.choice((_capitals, _director, _distracted_chain))(fact_index(corpus), rng)
-
-
-def _units(index: FactIndex, rng: Random) -> Task | None:
-    kind, question, expression = rng.choice(QUESTIONS["units"])
-    (entity,) = index.draw(rng, kind)
-    return computed("units", question.format(*entity), index, [(kind, entity)], expression)
 
 
 def _percentage(index: FactIndex, rng: Random) -> Task | None:
@@ -184,4 +178,5 @@ def _director(index: FactIndex, rng: Random) -> Task | None:
     return Task("", prompt, FALSE, _VERDICT, meta=meta)
 
 
+_units = partial(converted, template="units")
 _distracted_chain = partial(_distracted, draft=multihop.draft)
