@@ -15,54 +15,44 @@ class ReplyError(RuntimeError):
     """A server gave no reply that can be used. The message says why, and nothing that the server wrote."""
 
 
-def post_json(who: str, url: str, body: dict[str, Any], **options: Any) -> Any:
-    """A server's reply as parsed JSON; ``options`` are ``fetch``'s. Raises ReplyError: ``who`` and why."""
+def post_json(who: str, url: str, body: dict[str, Any], *, timeout_s: float, most: int, **options: Any) -> Any:
+    """A server's reply as parsed JSON, of ``most`` bytes; the body of a status other than 200 is not read.
+
+    ``timeout_s`` bounds the whole request, however the server spreads its reply; ``options`` are httpx's.
+    Raises ReplyError: ``who`` and why, without any header.
+    """
     try:
-        status, reply = fetch("POST", url, json=body, **options)
-        if status == 200:
-            return parse_json(reply)
-        why = f"answered with status {status}"
+        return parse_json(run_blocking(asyncio.wait_for(_posted(url, body, most, options), timeout_s)))
     except TimeoutError:
         why = "did not answer in time"
-    except ConnectionError as error:
-        why = f"cannot be reached ({error})"
     except ReplyError as error:
-        why = f"gave a reply that {error}"
+        why = str(error)
     except ValueError:
         why = "gave a reply that is not JSON"
     raise ReplyError(f"{who} {why}")
 
 
-def fetch(method: str, url: str, *, timeout_s: float, most: int, **options: Any) -> tuple[int, bytes]:
-    """Status and body of a server's reply, ``most`` bytes; the body of a status other than 200 is not read.
-
-    ``timeout_s`` bounds the whole request, however the server spreads its reply; ``options`` are httpx's.
-    Raises TimeoutError, ConnectionError (whose message names no header) or ReplyError.
-    """
-    return run_blocking(asyncio.wait_for(_fetch(method, url, most, options), timeout_s))
-
-
-async def _fetch(method: str, url: str, most: int, options: dict[str, Any]) -> tuple[int, bytes]:
+async def _posted(url: str, body: dict[str, Any], most: int, options: dict[str, Any]) -> bytes:
     import httpx
 
     headers = {"Accept-Encoding": "identity"} | options.pop("headers", {})
     try:
         async with (
             httpx.AsyncClient(verify=_certificates(), timeout=None, follow_redirects=False) as client,
-            client.stream(method, url, headers=headers, **options) as reply,
+            client.stream("POST", url, json=body, headers=headers, **options) as reply,
         ):
             if reply.status_code != 200:
-                return reply.status_code, b""
+                raise ReplyError(f"answered with status {reply.status_code}")
             if reply.headers.get("Content-Encoding", "identity").strip().casefold() != "identity":
-                raise ReplyError("is compressed, and was not asked to be")
-            body = bytearray()
+                raise ReplyError("gave a reply that is compressed, and was not asked to be")
+            content = bytearray()
             async for piece in reply.aiter_raw():
-                body += piece
-                if len(body) > most:
-                    raise ReplyError(f"is larger than {most} bytes")
-            return 200, bytes(body)
+                content += piece
+                if len(content) > most:
+                    raise ReplyError(f"gave a reply that is larger than {most} bytes")
+            return bytes(content)
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, OSError) as error:
-        raise ConnectionError(type(error).__name__) from None
+        raise ReplyError(f"cannot be reached ({type(error).__name__})") from None
 
 
 @lru_cache(maxsize=1)
