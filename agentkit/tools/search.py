@@ -12,7 +12,7 @@ from contextlib import closing
 from typing import Any, Protocol
 
 from agentkit.tools.corpus import PASSAGES, ranked
-from agentkit.tools.web import ReplyError, post_json
+from agentkit.tools.web import post_json
 
 MAX_QUERY = 500  # characters
 MAX_PASSAGE = 1_000  # characters of what a server gives
@@ -101,8 +101,6 @@ class RetrievalServer:
             reply = post_json("the search server", self.url, body, timeout_s=self.timeout_s, most=MAX_BODY)
             documents = [row.get("document", row) for row in reply["result"][0]]
             return [_line(document["contents"]) for document in documents[:top_k]]
-        except ReplyError as error:
-            raise ValueError(str(error)) from None
         except (KeyError, IndexError, TypeError, AttributeError):
             raise ValueError("the search server's reply has not the form of Search-R1's protocol") from None
 

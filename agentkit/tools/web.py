@@ -11,7 +11,7 @@ from agentkit.runs import parse_json
 from agentkit.tools.runtime import run_blocking
 
 
-class ReplyError(RuntimeError):
+class ReplyError(ValueError):
     """A server gave no reply that can be used. The message says why, and nothing that the server wrote."""
 
 
@@ -27,7 +27,7 @@ def post_json(who: str, url: str, body: dict[str, Any], *, timeout_s: float, mos
         why = "did not answer in time"
     except ReplyError as error:
         why = str(error)
-    except ValueError:
+    except ValueError:  # any other
         why = "gave a reply that is not JSON"
     raise ReplyError(f"{who} {why}")
 
