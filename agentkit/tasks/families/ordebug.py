@@ -145,8 +145,13 @@ class Line:
     kind: str  # cap, need, tie, or old: to be removed
     terms: tuple[tuple[int, str], ...]  # coefficient and variable
     meant: int
-    sense: str = ""
-    typed: int | None = None
+    sense: str = ""  # typed in place of the kind's
+    typed: int | None = None  # in place of what was meant
+    amount: int | None = None  # of the relaxation that repairs it; None: it is to be dropped
+
+    @property
+    def faulty(self) -> bool:
+        return bool(self.sense) or self.typed is not None
 
     def text(self, name: str) -> str:
         note = "old" if self.kind == "old" else f"{self.kind} {self.meant}"
@@ -164,6 +169,11 @@ class Model:
         rows = [line.text(f"c{number}") for number, line in enumerate(self.lines, 1)]
         integer = [f"integer {', '.join(v for _, v in self.objective)}"] * self.whole
         return "\n".join([f"max {summed(self.objective)}", *rows, *integer])
+
+    def as_meant(self) -> "Model":
+        """The program without its faults."""
+        lines = (replace(line, sense="", typed=None) for line in self.lines if line.kind != "old")
+        return replace(self, lines=tuple(lines))
 
 
 def summed(terms: tuple[tuple[int, str], ...]) -> str:
@@ -187,64 +197,50 @@ def model(rng: Random, variables: str, more: int) -> Model:
 
 # ---- faults
 @dataclass(frozen=True, slots=True)
-class Planted:
-    """A line as it was meant, None where none was, and as it was typed; what repairs it where they differ."""
-
-    right: Line | None
-    wrong: Line
-    amount: float | None = None  # of the relaxation; None: it is to be dropped
-
-    @property
-    def faulty(self) -> bool:
-        return self.right != self.wrong
-
-
-@dataclass(frozen=True, slots=True)
 class Fault:
     words: str
     of: str  # the kind of line it befalls; "" where it adds one
-    plant: Callable[[Random, Line], Planted]
+    plant: Callable[[Random, Line], Line]
 
 
-def _flipped(rng: Random, line: Line) -> Planted:
-    return Planted(line, replace(line, sense=">="))
+def _flipped(rng: Random, line: Line) -> Line:
+    return replace(line, sense=">=")
 
 
-def _digit_more(rng: Random, line: Line) -> Planted:
+def _digit_more(rng: Random, line: Line) -> Line:
     more = 10 * rng.randint(1, 5)
-    return Planted(line, replace(line, typed=line.meant + more), more)
+    return replace(line, typed=line.meant + more, amount=more)
 
 
-def _digit_less(rng: Random, line: Line) -> Planted:
+def _digit_less(rng: Random, line: Line) -> Line:
     first = 10 ** (len(str(line.meant)) - 1)
     less = line.meant // first * first
-    return Planted(line, replace(line, typed=line.meant - less), less)
+    return replace(line, typed=line.meant - less, amount=less)
 
 
-def _outdated(rng: Random, line: Line) -> Planted:
+def _outdated(rng: Random, line: Line) -> Line:
     above = line.kind == "cap"
     typed = line.meant + rng.randint(2, 30) if above else rng.randint(1, max(1, line.meant - 1))
-    return Planted(None, Line("old", line.terms, typed, ">=" if above else "<="))
+    return Line("old", line.terms, typed, ">=" if above else "<=")
 
 
-def _equal(rng: Random, line: Line) -> Planted:
-    return Planted(line, replace(line, sense="="))
+def _equal(rng: Random, line: Line) -> Line:
+    return replace(line, sense="=")
 
 
-def _minus_lost(rng: Random, line: Line) -> Planted:
+def _minus_lost(rng: Random, line: Line) -> Line:
     (_, one), (_, other), *_ = rng.sample(line.terms, len(line.terms))
-    difference = Line("need", ((1, one), (-1, other)), -rng.randint(11, 49))
-    return Planted(difference, replace(difference, typed=-difference.meant))
+    difference = rng.randint(11, 49)
+    return Line("need", ((1, one), (-1, other)), -difference, typed=difference)
 
 
-def _other_unit(rng: Random, line: Line) -> Planted:
-    return Planted(line, replace(line, typed=100 * line.meant))
+def _other_unit(rng: Random, line: Line) -> Line:
+    return replace(line, typed=100 * line.meant)
 
 
-def _odd(rng: Random, line: Line) -> Planted:
+def _odd(rng: Random, line: Line) -> Line:
     meant = 2 * rng.randint(max(8, line.meant // 2), line.meant)
-    tie = Line("tie", tuple((2, v) for _, v in line.terms), meant)
-    return Planted(tie, replace(tie, typed=meant - 1), 1)
+    return Line("tie", tuple((2, v) for _, v in line.terms), meant, typed=meant - 1, amount=1)
 
 
 FAULTS = {
@@ -267,30 +263,29 @@ def draft(corpus: Corpus, rng: Random, wide: bool = False) -> Task | None:
     variables, more = ("xyzuv"[: rng.randint(3, 5)], rng.randint(1, 4)) if wide else ("xy", 0)
     letter = rng.choice(sorted(FAULTS))
     letters = rng.sample(PAIRED, 2) if letter == "I" else [letter]
-    tries = (_task(letter, *_planted(rng, letters, model(rng, variables, more))) for _ in range(TRIES))
+    tries = (_task(letter, _planted(rng, letters, model(rng, variables, more))) for _ in range(TRIES))
     return next(filter(None, tries), None)
 
 
-def _planted(rng: Random, letters: list[str], right: Model) -> tuple[Model, list[Planted]]:
-    """The program that is right, and its lines in a new order with a fault of each of these kinds."""
-    lines = [Planted(line, line) for line in right.lines]
+def _planted(rng: Random, letters: list[str], right: Model) -> Model:
+    """The program with its lines in a new order, and a fault of each of these kinds."""
+    lines = list(right.lines)
     for fault in map(FAULTS.get, letters):
-        whole = [each for each in lines if not each.faulty]
-        fits = [each for each in whole if each.wrong.kind == fault.of]
-        sums = [each for each in whole if len(each.wrong.terms) > 1]
+        whole = [line for line in lines if not line.faulty]
+        fits = [line for line in whole if line.kind == fault.of]
+        sums = [line for line in whole if len(line.terms) > 1]
         chosen = rng.choice(fits or (sums if fault.plant in (_minus_lost, _odd) else whole))
-        lines = [each for each in lines if each is not chosen or not fault.of]
-        lines.append(fault.plant(rng, chosen.wrong))
+        lines = [line for line in lines if line is not chosen or not fault.of]
+        lines.append(fault.plant(rng, chosen))
     rng.shuffle(lines)
-    meant = tuple(each.right for each in lines if each.right is not None)
-    return replace(right, lines=meant, whole=right.whole or "H" in letters), lines
+    return replace(right, lines=tuple(lines), whole=right.whole or "H" in letters)
 
 
-def _task(letter: str, right: Model, lines: list[Planted]) -> Task | None:
+def _task(letter: str, faulty: Model) -> Task | None:
     """The task, or None where its fault does no harm, or another repair would do as well."""
-    text = replace(right, lines=tuple(each.wrong for each in lines)).text()
-    gold = {f"c{i}": each.amount for i, each in enumerate(lines, 1) if each.faulty}
-    program, (status, optimum) = linear.read(text), linear.solve(linear.read(right.text()))
+    text = faulty.text()
+    gold = {f"c{i}": line.amount for i, line in enumerate(faulty.lines, 1) if line.faulty}
+    program, (status, optimum) = linear.read(text), linear.solve(linear.read(faulty.as_meant().text()))
     if status != "optimal" or not isinstance(linear.plain(optimum), int) or linear.feasible(program):
         return None
 
