@@ -196,21 +196,18 @@ def outcome_of(text: str, repairs: tuple, optimum: float, wrong: tuple) -> str:
     status, value = solve(program.repaired(repairs))
     if status == "optimal" and not same(value, optimum):
         status = "changed"
-    preserved = status == "optimal" and (not wrong or repairs.keys() <= set(wrong))
-    preserved = preserved and not any(feasible(program.repaired(_without(repairs, name))) for name in repairs)
-    if status == "optimal" and not preserved:
+    elif status == "optimal" and (
+        (wrong and not repairs.keys() <= set(wrong))
+        or any(feasible(program.repaired(repairs | {name: 0.0})) for name in repairs)
+    ):
         status = "overdone"  # the known optimum, with more changed than was wrong
-    reply = json.dumps({"status": status, "preserved": preserved})
+    reply = json.dumps({"status": status, "preserved": status == "optimal"})
     return reply if value is None else f"{reply}\n{plain(value)}"
 
 
 def verdict_in(reply: str) -> dict[str, Any]:
     """``status`` and ``preserved`` of what ``outcome_of`` gave."""
     return json.loads(reply.partition("\n")[0])
-
-
-def _without(repairs: Repairs, name: str) -> Repairs:
-    return {other: amount for other, amount in repairs.items() if other != name}
 
 
 def plain(value: float) -> int | float:
