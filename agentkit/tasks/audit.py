@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean
@@ -30,18 +30,6 @@ REFUSAL = "I could not find this."
 Environments = Mapping[str, Callable[[], object]]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One check of one task."""
-
-    check: str  # one of CHECKS
-    task: Task
-    answer: str
-    passes: bool
-    score: Score
-    seconds: tuple[float, ...] = ()  # of every try
-
-
 def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({})) -> list[dict[str, Any]]:
     """Score every task on answers whose verdict is known, once its gold data can be read.
 
@@ -60,18 +48,17 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
     others = _other_answers(tasks)
     by_check, seconds = defaultdict(list), defaultdict(list)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # programs are tested beside each other
-        for verdicts in pool.map(lambda task: _verdicts(task, others.get(task.id), environments), tasks):
-            for verdict in verdicts:
-                kind = verifier_kind(verdict.task)
-                by_check[CHECKS.index(verdict.check), kind].append(verdict)
-                seconds[kind] += verdict.seconds
-    rows = []
-    for (check, kind), verdicts in sorted(by_check.items()):
-        failures = [_failure(verdict) for verdict in verdicts if not verdict.passes]
-        passed = {"check": CHECKS[check], "verifier": kind, "passed": True, "tasks": len(verdicts)}
-        rows += failures or [passed]
-    rows += _fallen_together(tasks)
-    return rows + [
+        checked = pool.map(lambda task: _checked(task, others.get(task.id), environments), tasks)
+        for task, (rows, spent) in zip(tasks, checked, strict=True):
+            seconds[verifier_kind(task)] += spent
+            for row in rows:
+                by_check[CHECKS.index(row["check"]), row["verifier"]].append(row)
+    table = []
+    for (check, kind), rows in sorted(by_check.items()):
+        passed = {"check": CHECKS[check], "verifier": kind, "passed": True, "tasks": len(rows)}
+        table += [row for row in rows if not row["passed"]] or [passed]
+    table += _fallen_together(tasks)
+    return table + [
         {"check": "timing", "verifier": kind, "passed": True, "tasks": len(spent)}
         | {"ms": 1000 * fmean(spent), "slowest_ms": 1000 * max(spent)}
         for kind, spent in sorted(seconds.items())
@@ -98,28 +85,33 @@ def _fallen_together(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     return [row | {"why": "; ".join(pairs[:3])}] if pairs else []
 
 
-def _failure(verdict: Verdict) -> dict[str, Any]:
-    row = {"check": verdict.check, "verifier": verifier_kind(verdict.task), "passed": False}
-    row |= {"task": verdict.task.id, "answer": verdict.answer[:500]}
-    return row | {"value": verdict.score.value, "why": verdict.score.why}
+def _row(check: str, task: Task, answer: str, passed: bool, score: Score) -> dict[str, Any]:
+    row = {"check": check, "verifier": verifier_kind(task), "passed": passed, "task": task.id}
+    return row | {"answer": answer[:500], "value": score.value, "why": score.why}
 
 
-def _verdicts(task: Task, other: str | None, environments: Environments) -> list[Verdict]:
-    """All checks of a task; the first alone where its gold data cannot be used."""
+def _checked(
+    task: Task, other: str | None, environments: Environments
+) -> tuple[list[dict[str, Any]], list[float]]:
+    """A row for each check of a task, the first alone where its gold data cannot be used; and the seconds of
+    every verdict.
+    """
+    seconds: list[float] = []
     try:
         cases = list(_cases(task, other))
         expert = _expert(task, environments)
     except ValueError as error:
-        return [Verdict("data", task, "", False, Score(None, f"its gold data cannot be used: {error}"))]
-    verdicts = [Verdict("data", task, "", True, Score(None))]
+        score = Score(None, f"its gold data cannot be used: {error}")
+        return [_row("data", task, "", False, score)], seconds
+    rows = [_row("data", task, "", True, Score(None))]
     for check, answer, right in cases:
-        score, seconds = _timed(task, answer, expert)
+        score = _timed(task, answer, expert, seconds)
         passes = score.value is not None and (score.value == 1.0) == right
-        verdicts.append(Verdict(check, task, answer, passes, score, seconds))
+        rows.append(_row(check, task, answer, passes, score))
         if check in ("gold", "perturbed"):
-            again, seconds = _timed(task, answer, expert)
-            verdicts.append(Verdict("repeatable", task, answer, again == score, again, seconds))
-    return verdicts
+            again = _timed(task, answer, expert, seconds)
+            rows.append(_row("repeatable", task, answer, again == score, again))
+    return rows, seconds
 
 
 def _expert(task: Task, environments: Environments) -> Trajectory | None:
@@ -133,19 +125,18 @@ def _expert(task: Task, environments: Environments) -> Trajectory | None:
     return solve(task, environments[task.family]())
 
 
-def _timed(task: Task, answer: str, expert: Trajectory | None) -> tuple[Score, tuple[float, ...]]:
-    """The score, asked for again where there is none, and the seconds of every try."""
-    seconds: list[float] = []
+def _timed(task: Task, answer: str, expert: Trajectory | None, seconds: list[float]) -> Score:
+    """The score, asked for again where there is none; the seconds of every try are appended."""
     for _ in range(TRIES):
         start = time.perf_counter()
         try:
             score = verify(task, answer if expert is None else replace(expert, answer=answer))
         except (TypeError, ValueError) as error:  # an option that the verifier does not have, or no verifier
-            return Score(None, str(error)), tuple(seconds)
+            return Score(None, str(error))
         seconds.append(time.perf_counter() - start)
         if score.value is not None:
             break
-    return score, tuple(seconds)
+    return score
 
 
 # ---- answers whose verdict is known
