@@ -19,7 +19,7 @@ from agentkit.records import Score, Task, Trajectory
 from agentkit.tasks.expert import solve
 from agentkit.tools import search_passages
 from agentkit.tools.corpus import Corpus
-from agentkit.trajectories import verifier_kind
+from agentkit.trajectories import plan_of, verifier_kind
 from agentkit.verifiers import looks_at_calls, normalize, verify
 
 CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal",
@@ -218,9 +218,7 @@ def _texts(data: dict[str, Any], name: str) -> list[str]:
 def longest_passage(task: Task) -> str | None:
     """The longest text the tools show: the task's own passages, or what its plan searches for last."""
     passages = _texts(task.meta, "passages")
-    plan = task.meta.get("plan")
-    steps = plan if isinstance(plan, list) else []
-    searches = [step for step in steps if isinstance(step, dict) and step.get("tool") == "search"]
+    searches = [step for step in plan_of(task) if step["tool"] == "search"]
     if searches:
         match searches[-1]:
             case {"arguments": {"query": str(query)}}:
