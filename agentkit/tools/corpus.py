@@ -192,16 +192,15 @@ class Corpus:
         self.path = Path(path)
         if not self.path.exists():
             raise FileNotFoundError(f"no corpus at {self.path}: Corpus.open() builds the shipped one.")
+        self._local = threading.local()
         try:
-            with closing(sqlite3.connect(f"{self.path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
-                connection.execute("SELECT text FROM passage LIMIT 1").fetchone()
+            self.rows("SELECT text FROM passage LIMIT 1")
         except sqlite3.Error as error:
             raise ValueError(
                 f"{self.path} is no corpus ({error}): remove it, and Corpus.open() builds it again."
             ) from None
         status = self.path.stat()  # what answers depend on, as a corpus file is never written again
         self.version = f"{self.path.resolve()} {status.st_size} {status.st_mtime_ns}"
-        self._local = threading.local()
 
     def __reduce__(self) -> tuple:
         """A copy in another process opens the file there."""
