@@ -17,17 +17,13 @@ import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from agentkit.runs import user_cache
 
 MAX_MB = 2_000  # of the file; after that nothing more is kept
 BUSY_S = 2.0  # how long other processes' writing is waited for
 Outcome = tuple[str, bool]  # what the policy is shown, and whether the call went well
-
-
-class StaleCacheWarning(UserWarning):
-    """A tool declared pure gave another answer than the one the cache holds."""
 
 
 def default_path() -> Path:
@@ -73,12 +69,6 @@ class ToolCache:
                 f"{self.path} cannot be used as the cache of tools ({error}): remove it, name another file "
                 "(recipe key tool_cache), or switch the cache off (tool_cache: 'off')"
             ) from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         with self._lock:
@@ -132,7 +122,6 @@ class ToolCache:
         warnings.warn(
             f"the tool {tool} is declared pure and gave another answer to the same arguments: cached "
             f"{text[:80]!r}, now {again[:80]!r}; raise its version, mend it, or declare it pure=False",
-            StaleCacheWarning,
             stacklevel=2,
         )
         self.keep(tool, key, again)
