@@ -464,7 +464,7 @@ def test_arguments_are_filled_by_earlier_values():
     ],
 )
 def test_a_value_counts_only_where_the_first_passage_states_it(observation, value, expected):
-    assert expert.states(observation, value) is expected
+    assert expert.shows("search", observation, value) is expected
 
 
 # ---- a family of one's own

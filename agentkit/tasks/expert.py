@@ -75,13 +75,13 @@ def fill(arguments: dict[str, Any], values: list[str]) -> dict[str, Any]:
 
 
 def shows(tool: str, observation: str, value: str) -> bool:
-    """Whether an observation gives the expected value: a search states it, another tool returns just that."""
-    return states(observation, value) if tool == "search" else observation.strip() == value
+    """Whether an observation gives the expected value.
 
-
-def states(observation: str, value: str) -> bool:
-    """Whether the first passage of an observation states this value: a reader takes what comes first."""
-    return re.search(rf" is {re.escape(value)}(?: [a-z ]+)?\.$", observation.split("\n")[0]) is not None
+    A search states it in its first passage: a reader takes what comes first. Another tool returns just that.
+    """
+    if tool == "search":
+        return re.search(rf" is {re.escape(value)}(?: [a-z ]+)?\.$", observation.split("\n")[0]) is not None
+    return observation.strip() == value
 
 
 def answer_of(task: Task, last: str) -> str:
