@@ -101,7 +101,7 @@ def test_lines_keep_their_numbers_and_the_limits_are_those_of_the_document(monke
     assert with_last_shown(code).count("\n") == code.count("\n") and with_last_shown("x =") == "x ="
     asked = []
     monkeypatch.setattr(
-        "agentkit.tools.environments.run_program", lambda code, **limits: asked.append(limits) or ("", "A")
+        "agentkit.tools.environments.run_program", lambda code, **limits: asked.append(limits) or ""
     )
     InterpreterEnvironment().code_interpreter("1")
     assert asked == [{"timeout_s": 30.0, "memory_mb": 2048}]

@@ -290,9 +290,9 @@ needs_sandbox = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="n
 
 @needs_sandbox
 def test_a_program_answers_with_what_it_printed():
-    assert run_program("print(6 * 7)") == ("42", sandbox.current_tier().name)
-    assert run_program("x = 1")[0] == "(no output; use print)"
-    assert run_program("print(open('a.csv').read())", files={"a.csv": "1,2"})[0] == "1,2"
+    assert run_program("print(6 * 7)") == "42"
+    assert run_program("x = 1") == "(no output; use print)"
+    assert run_program("print(open('a.csv').read())", files={"a.csv": "1,2"}) == "1,2"
 
 
 @needs_sandbox

@@ -111,7 +111,7 @@ class CodeEnvironment(Stateless):
         Args:
             code: The program.
         """
-        return run_program(code)[0]
+        return run_program(code)
 
 
 class InterpreterEnvironment(Stateless):
@@ -126,7 +126,7 @@ class InterpreterEnvironment(Stateless):
         Args:
             code: The program.
         """
-        return run_program(with_last_shown(code), timeout_s=30.0, memory_mb=2048)[0]
+        return run_program(with_last_shown(code), timeout_s=30.0, memory_mb=2048)
 
 
 class WorkbenchEnvironment(CorpusEnvironment):
@@ -163,7 +163,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
         Args:
             code: The program.
         """
-        return run_program(code, files=self._workspace.files)[0]
+        return run_program(code, files=self._workspace.files)
 
     def write_file(self, path: str, content: str) -> str:
         """Write a file.

@@ -22,15 +22,15 @@ _FAILURES = {
 
 def run_program(
     code: str, *, timeout_s: float = 5.0, memory_mb: int = 512, files: Mapping[str, str | bytes] | None = None
-) -> tuple[str, str]:
-    """What a program printed, run in the sandbox, and the sandbox's tier; ``files`` lie in its folder.
+) -> str:
+    """What a program printed, run in the sandbox; ``files`` lie in its folder.
 
     Raises ValueError where it failed: what it printed, the end of its traceback and why it was stopped.
     """
     result = run_python(code, timeout_s=timeout_s, memory_mb=memory_mb, files=files)
     printed, errors = _cut(result.stdout.strip("\n")), result.stderr.strip("\n")
     if result.status == "ok":
-        return "\n".join(filter(None, (printed, _cut(errors)))) or "(no output; use print)", result.tier
+        return "\n".join(filter(None, (printed, _cut(errors)))) or "(no output; use print)"
     why = _FAILURES[result.status].format(timeout_s)
     end = f"[cut] {errors[-MAX_SHOWN:]}" if len(errors) > MAX_SHOWN else errors
     raise ValueError("\n".join(filter(None, (why, printed, end))))

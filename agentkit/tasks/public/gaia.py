@@ -135,7 +135,7 @@ class GaiaEnvironment(WorkbenchEnvironment):
         Args:
             code: The program. It shows what it prints.
         """
-        return run_program(code, timeout_s=30.0, memory_mb=1024, files=self._given())[0]
+        return run_program(code, timeout_s=30.0, memory_mb=1024, files=self._given())
 
     def _given(self) -> dict[str, str | bytes]:
         """What a program gets: all files, or those that the policy wrote where all together are too large."""
@@ -162,7 +162,7 @@ class GaiaEnvironment(WorkbenchEnvironment):
         if path.lower().endswith(".xlsx") and path in self._workspace.files and start >= 0:
             program = SHEETS.format(name=path, start=start, most=MAX_SHOWN)
             try:
-                return run_program(program, timeout_s=20.0, files=self._workspace.files)[0]
+                return run_program(program, timeout_s=20.0, files=self._workspace.files)
             except ValueError:
                 raise ValueError(f"{path} is no spreadsheet that can be read") from None
         return super().read_file(path, start)
