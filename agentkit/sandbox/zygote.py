@@ -138,13 +138,14 @@ solve(Eq(x**2 - 2, 0), x), simplify(sin(x) ** 2 + x / x), integrate(x * exp(x), 
 def _open_streams() -> None:
     """Standard streams for the programs to come, over descriptors 0 to 2, whatever these are by then."""
     os.dup2(2, 1)  # a pipe, as a program has it: neither can be searched
-    stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdin = sys.__stdin__ = stdin
-    for name, number in (("stdout", 1), ("stderr", 2)):
-        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
-        text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
-        setattr(sys, name, text)
-        setattr(sys, f"__{name}__", text)
+    for number, name, mode, errors in (
+        (0, "stdin", "r", "surrogateescape"),
+        (1, "stdout", "w", "backslashreplace"),
+        (2, "stderr", "w", "backslashreplace"),
+    ):
+        stream = open(number, mode, 1, "utf-8", errors, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 # ---- the calls
