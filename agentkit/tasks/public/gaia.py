@@ -7,6 +7,7 @@ official rules. A spreadsheet is read as text, by a program in the sandbox; a pi
 no tool reads it. Leaves out a web browser, which many of its questions need.
 """
 
+import os
 import re
 from collections.abc import Collection, Iterable
 from functools import partial
@@ -236,15 +237,11 @@ def _from_hub(name: str, split: str, row: Row) -> str:
 def _from_folder(folder: Path, tables: Collection[Path], row: Row) -> Path:
     """The attachment of a row: a file inside the folder, never one outside it."""
     name = str(row["file_name"])
-    try:
-        path = (folder / name).resolve()
-        is_there = path.is_relative_to(folder.resolve()) and path.is_file()
-    except (OSError, ValueError):  # a name that no file can have
-        is_there = False
-    if is_there and any(path.samefile(table) for table in tables):
-        raise DataError(ROWS_ARE_NONE)
-    if not is_there:
+    path = folder / name
+    if not (os.path.isfile(path) and path.resolve().is_relative_to(folder.resolve())):
         raise DataError(
             f"there is no attachment {name[:80]!r} in {folder}: put it there, or remove its file_name"
         )
-    return path
+    if any(path.samefile(table) for table in tables):
+        raise DataError(ROWS_ARE_NONE)
+    return path.resolve()
