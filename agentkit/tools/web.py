@@ -15,7 +15,9 @@ class ReplyError(ValueError):
     """A server gave no reply that can be used. The message says why, and nothing that the server wrote."""
 
 
-def post_json(who: str, url: str, body: dict[str, Any], *, timeout_s: float, most: int, **options: Any) -> Any:
+def post_json(
+    who: str, url: str, body: dict[str, Any], *, timeout_s: float, most: int, **options: Any
+) -> Any:
     """A server's reply as parsed JSON, of ``most`` bytes; the body of a status other than 200 is not read.
 
     ``timeout_s`` bounds the whole request, however the server spreads its reply; ``options`` are httpx's.
