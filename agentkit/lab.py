@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, Self
 
 import pandas as pd
@@ -121,15 +121,14 @@ class Lab:
         kept = {name: value for name, value in self.recipe.used().items() if not name.startswith("reward")}
         return replace(self, recipe=Recipe.from_mapping(kept | changes))
 
-    def extended(
-        self, families: Mapping[str, Family] = MappingProxyType({}), rewards: Reward = MappingProxyType({})
-    ) -> Self:
+    def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Self:
         """This lab with more families or rewards, to try out in a notebook: no other process knows them."""
+        more = dict(families or {})
         return replace(
             self,
-            families={**self.families, **families},
-            own_families=self.own_families | set(families),
-            own_rewards={**self.own_rewards, **rewards},
+            families={**self.families, **more},
+            own_families=self.own_families | set(more),
+            own_rewards={**self.own_rewards, **(rewards or {})},
         )
 
     @cached_property
