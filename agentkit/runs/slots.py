@@ -17,7 +17,7 @@ from typing import Any
 
 from agentkit.records import RecipeError, RunError
 from agentkit.runs.run import project_root
-from agentkit.runs.sweep import Job, at_once, in_this_process, make
+from agentkit.runs.sweep import Job, in_this_process, make
 
 _SETTINGS = {  # tell nobody; keep CUDA_VISIBLE_DEVICES where there are none
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -81,10 +81,13 @@ def _by_ray(
     task = ray.remote(max_retries=0, max_calls=1)(_make)
 
     def submit(job: Job) -> Future:
-        needs = at_once(_needs, job.recipe, max(gpus, default=0))
-        if needs.exception():
-            return needs
-        return task.options(**needs.result()).remote(job, str(project_root())).future()
+        try:
+            needs = _needs(job.recipe, max(gpus, default=0))
+        except RecipeError as error:
+            refused: Future = Future()
+            refused.set_exception(error)
+            return refused
+        return task.options(**needs).remote(job, str(project_root())).future()
 
     try:
         yield submit, _fitting(slots, recipes, machines)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -547,17 +547,14 @@ def _mark(sweep: Sweep, job: Job, status: str, **more: Any) -> None:
     sweep.save()
 
 
-def at_once(act: Callable[..., Any], *arguments: Any) -> Future:
-    """What an act gives or raises, as a future that has ended."""
+def in_this_process(job: Job) -> Future:
+    """Make a job at once: one slot, without Ray."""
     future: Future = Future()
     try:
-        future.set_result(act(*arguments))
+        future.set_result(make(job))
     except Exception as error:
         future.set_exception(error)
     return future
-
-
-in_this_process = partial(at_once, make)  # one slot, without Ray
 
 
 # ---- watching
