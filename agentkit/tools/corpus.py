@@ -14,6 +14,7 @@ import importlib.metadata
 import os
 import re
 import sqlite3
+import tempfile
 import threading
 import tomllib
 import unicodedata
@@ -23,7 +24,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Self
 
-from agentkit.runs import user_cache, write_bytes
+from agentkit.runs import user_cache
 
 SCHEMA = """
 CREATE TABLE country (name TEXT PRIMARY KEY, iso TEXT, capital TEXT, population INTEGER, area INTEGER,
@@ -74,18 +75,24 @@ def build(path: str | Path, tables: dict[str, Iterable[tuple]]) -> Path:
     Raises:
         KeyError: a table is missing.  sqlite3.Error: a row does not fit.
     """
-    with closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(SCHEMA + PASSAGES)
-        for table in TABLES:
-            rows = list(tables[table])
-            if rows:
-                marks = ", ".join("?" * len(rows[0]))
-                connection.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
-        passages = [(passage(*fact), SOURCES[fact[0].split(".")[0]]) for fact in facts(connection)]
-        connection.executemany("INSERT INTO passage (text, source) VALUES (?, ?)", passages)
-        connection.execute("INSERT INTO passage (passage) VALUES ('optimize')")
-        connection.commit()
-        return write_bytes(path, connection.serialize())
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        temporary = Path(folder, path.name)
+        temporary.touch(0o600)
+        with closing(sqlite3.connect(temporary)) as connection, connection:
+            connection.executescript(
+                "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA + PASSAGES
+            )
+            for table in TABLES:
+                rows = list(tables[table])
+                if rows:
+                    marks = ", ".join("?" * len(rows[0]))
+                    connection.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", rows)
+            passages = [(passage(*fact), SOURCES[fact[0].split(".")[0]]) for fact in facts(connection)]
+            connection.executemany("INSERT INTO passage (text, source) VALUES (?, ?)", passages)
+            connection.execute("INSERT INTO passage (passage) VALUES ('optimize')")
+        return temporary.replace(path)
 
 
 def _unique(rows: Iterable[tuple]) -> list[tuple]:
