@@ -13,6 +13,7 @@ import atexit
 import gc
 import importlib.machinery
 import io
+import itertools
 import json
 import linecache
 import marshal
@@ -383,12 +384,21 @@ def _report(error: BaseException) -> None:
     try:
         if isinstance(error, SyntaxError) and error.text and len(error.text) > MAX_LINE:
             error.text, error.offset = error.text[:MAX_LINE], None
-        report = traceback.TracebackException.from_exception(error, compact=True)
-        report.stack[:] = [frame for frame in report.stack if frame.filename != __file__]
-        report.print()
+        traceback.print_exception(type(error), error, _of_the_program(error.__traceback__))
     except BaseException:  # the exception's own methods fail, or memory is short
         with suppress(BaseException):
             os.write(2, f"{type(error).__name__}\n".encode())
+
+
+def _of_the_program(trace: types.TracebackType | None) -> types.TracebackType | None:
+    frames = []
+    while trace:
+        if trace.tb_frame.f_code.co_filename != __file__:
+            frames.append(trace)
+        trace = trace.tb_next
+    for frame, following in itertools.pairwise([*frames, None]):
+        frame.tb_next = following
+    return frames[0] if frames else None
 
 
 _START, _NETWORK = "start other programs", "use the network"
