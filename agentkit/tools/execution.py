@@ -173,8 +173,10 @@ async def _abandon_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
 # ---- tools in processes
 async def in_process(work: Callable[[], Any], limit_s: float) -> Any:
     """Call ``work`` in another process, which is killed with all it started when the time is up."""
-    places = json.dumps([sys.path, labfile.loaded])
-    worker = _idle_worker(places) or _Worker(places)
+    try:
+        worker = _workers.pop()
+    except IndexError:  # also where another thread was quicker
+        worker = _Worker()
     try:
         reply = await in_thread(functools.partial(worker.load, work), START_S)
         if "error" not in reply:
@@ -189,11 +191,10 @@ async def in_process(work: Callable[[], Any], limit_s: float) -> Any:
 
 
 class _Worker:
-    """A process that runs one call at a time (agentkit/tools/worker.py) and finds modules in these places."""
+    """A process that runs one call at a time (agentkit/tools/worker.py)."""
 
-    def __init__(self, places: str):
-        command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), places]
-        self.places = places
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
         self.pipe, theirs = Pipe()
         with theirs:
             self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, start_new_session=True)
@@ -208,6 +209,7 @@ class _Worker:
         except Exception as error:
             return {"error": f"the tool cannot run in a process of its own: {error}", "final": True}
         with contextlib.suppress(OSError):  # then there is no reply either
+            self.pipe.send_bytes(json.dumps([sys.path, labfile.loaded]).encode())
             self.pipe.send_bytes(call)
         return self.reply()
 
@@ -226,15 +228,6 @@ class _Worker:
 
 
 _workers: list[_Worker] = []  # idle ones
-
-
-def _idle_worker(places: str) -> _Worker | None:
-    """One that finds modules in these places; others, from before a lab file changed, are ended."""
-    with contextlib.suppress(IndexError):  # none, or another thread was quicker
-        while (worker := _workers.pop()).places != places:
-            worker.kill()
-        return worker
-    return None
 
 
 def _forget() -> None:

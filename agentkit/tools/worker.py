@@ -18,13 +18,20 @@ from multiprocessing.connection import Connection
 class LabFiles:
     """Finds, after all other finders, the lab files that the parent has loaded: no name leads to them."""
 
-    def __init__(self, files: dict):
-        self.files = files  # by name: path and time of change
+    files: dict = {}  # by name: file and time of change
 
-    def find_spec(self, name, path=None, target=None):
-        if name in self.files:
-            return importlib.util.spec_from_file_location(name, self.files[name][0])
-        return None
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        file, _ = cls.files.get(name, (None, None))
+        return file and importlib.util.spec_from_file_location(name, file)
+
+    @classmethod
+    def update(cls, files: dict) -> None:
+        """What the parent has now; a module that is another or has changed is loaded anew."""
+        for name, file in cls.files.items():
+            if files.get(name) != file:
+                sys.modules.pop(name, None)
+        cls.files = files
 
 
 def main() -> None:
@@ -33,10 +40,11 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what a tool reads is no call
     calls: queue.SimpleQueue = queue.SimpleQueue()
     threading.Thread(target=read, args=(pipe, calls), daemon=True).start()
-    sys.path[:], files = json.loads(sys.argv[1])
-    sys.meta_path.append(LabFiles(files))
+    sys.meta_path.append(LabFiles)
     while True:
-        pickled = calls.get()
+        paths, pickled = calls.get()
+        sys.path[:], files = json.loads(paths)
+        LabFiles.update(files)
         try:
             import dill
 
@@ -53,7 +61,7 @@ def read(pipe: Connection, calls: queue.SimpleQueue) -> None:
     """Hand on what arrives; when the parent is gone, end with everything the tool started."""
     while True:
         try:
-            calls.put(pipe.recv_bytes())
+            calls.put((pipe.recv_bytes(), pipe.recv_bytes()))
         except (EOFError, OSError):
             os.killpg(0, signal.SIGKILL)
 
