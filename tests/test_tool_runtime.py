@@ -5,6 +5,7 @@ processes.
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import pytest
 
 from agentkit import ToolCall
 from agentkit.runs import project_root
-from agentkit.runs.labfile import load_module
 from agentkit.tools import execution as tool_execution
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import ToolSpec, run_call, tool, tool_schemas, tools_of
@@ -420,31 +420,35 @@ EXTRA = 0
 """
 
 
-@pytest.fixture
-def lab_folder(tmp_path, monkeypatch):
-    """A folder for a lab file and what it imports from beside it."""
-    (tmp_path / "lab_helper.py").write_text("FACTOR = 7\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("agentkit_lab_mine", "lab_helper"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return tmp_path
+def load_file(monkeypatch, name: str, path: Path):
+    """Load a module from a path and register it, as a user's lab file is."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
 
 
-def test_a_tool_of_a_lab_file_runs_in_a_process(lab_folder):
-    """Its module is loaded from a path under a name that no other process can import."""
-    (lab_folder / "mine.py").write_text(LAB)
-    shop = load_module(lab_folder / "mine.py").Shop()
+def test_a_tool_of_a_lab_file_runs_in_a_process(tmp_path, monkeypatch):
+    """Its module is loaded from a path under a name that no other process can import; so is what it imports."""
+    (tmp_path / "helper.py").write_text("FACTOR = 7\n")
+    (tmp_path / "mine.py").write_text(LAB)
+    load_file(monkeypatch, "lab_helper", tmp_path / "helper.py")
+    monkeypatch.syspath_prepend(tmp_path)  # as the lab does
+    shop = load_file(monkeypatch, "agentkit_lab_mine", tmp_path / "mine.py").Shop()
     assert run("work", shop, more=0, timeout_s=60).observation == "agentkit_lab_mine Base 42"
     assert run("work", shop, more=1, timeout_s=60).observation == "agentkit_lab_mine Base 43"
 
 
-def test_a_lab_file_that_changed_is_loaded_anew(lab_folder):
+def test_a_lab_file_that_changed_is_loaded_anew(tmp_path, monkeypatch):
+    (tmp_path / "helper.py").write_text("FACTOR = 7\n")
+    load_file(monkeypatch, "lab_helper", tmp_path / "helper.py")
     for number, folder in enumerate(("a", "a", "b")):
-        path = lab_folder / folder / "mine.py"
+        path = tmp_path / folder / "mine.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(LAB.replace("EXTRA = 0", f"EXTRA = {number}"))
         os.utime(path, ns=(number, number))
-        shop = load_module(path).Shop()
+        shop = load_file(monkeypatch, "agentkit_lab_mine", path).Shop()
         assert run("work", shop, more=0, timeout_s=60).observation.endswith(f" {42 + number}")
 
 

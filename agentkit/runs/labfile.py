@@ -20,9 +20,6 @@ from agentkit.records import RecipeError
 from agentkit.runs.files import write_bytes
 from agentkit.runs.run import project_root
 
-# by module: path of a lab file, and its time of change; what processes of tools load too
-loaded: dict[str, tuple[str, int]] = {}
-
 
 def new_lab(name: str) -> tuple[Path, Path]:
     """Write params/NAME.yaml and params/NAME.py. Raises RecipeError for a bad name or one that is taken."""
@@ -59,7 +56,6 @@ def load_module(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise RecipeError(f"the lab file {path}: {blame(error)}") from error
-    loaded[name] = str(path.resolve()), path.stat().st_mtime_ns
     return module
 
 

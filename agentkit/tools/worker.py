@@ -15,8 +15,8 @@ import threading
 from multiprocessing.connection import Connection
 
 
-class LabFiles:
-    """Finds, after all other finders, the lab files that the parent has loaded: no name leads to them."""
+class LooseModules:
+    """Finds, after all other finders, what the parent loaded from a file that no name leads to."""
 
     files: dict = {}  # by name: file and time of change
 
@@ -40,11 +40,11 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what a tool reads is no call
     calls: queue.SimpleQueue = queue.SimpleQueue()
     threading.Thread(target=read, args=(pipe, calls), daemon=True).start()
-    sys.meta_path.append(LabFiles)
+    sys.meta_path.append(LooseModules)
     while True:
-        paths, pickled = calls.get()
-        sys.path[:], files = json.loads(paths)
-        LabFiles.update(files)
+        modules, pickled = calls.get()
+        sys.path[:], files = json.loads(modules)
+        LooseModules.update(files)
         try:
             import dill
 
