@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from survive import make_trainer, tiny_agent
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import (
@@ -55,6 +56,15 @@ def test_what_is_counted_without_content_is_what_real_tensors_take(kind, dtype, 
     monkeypatch.setattr(memory, "FakeTensorMode", lambda **unused: torch.enable_grad())
     taken = memory.update_peak(config, Recipe(), dtype, 2, 256, 250)
     assert counted == pytest.approx(taken, rel=0.15)
+
+
+def test_tied_weights_are_counted_once():
+    config, dtype = Qwen3Config(vocab_size=8000, **SHAPE), torch.bfloat16
+    model = memory._adapted(config, Recipe(), dtype)
+    facts = [(name, p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        memory._materialize(model)
+    assert [(name, p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()] == facts
 
 
 def own_batch(rows, own, words):

@@ -23,10 +23,12 @@ from transformers import TrainerCallback
 from agentkit.cli import main
 from agentkit.diagnostics import Alarm
 from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_json, read_jsonl
+from agentkit.runs.recipe import Recipe
 from agentkit.training import checkpoints
 from agentkit.training.adapters import save_adapter
 from agentkit.training.checkpoints import CheckpointError
 from agentkit.training.grpo import train
+from agentkit.training.guards import Guards
 from agentkit.training.processes import TrainingStopped
 
 HERE = Path(__file__).parent
@@ -213,6 +215,32 @@ def test_a_finished_training_starts_anew_unless_its_stage_was_cut_off(whole, tmp
     reseal(last, made_with=made_with)
     before, result = outcome(path), read_json(run.file("train", "finished.json"))
     assert train(make_trainer(path)) == result and result["steps"] == 6 and outcome(path) == before
+
+
+def test_a_damaged_note_of_the_end_does_not_hinder(whole, tmp_path):
+    path = copy_of(whole, tmp_path)
+    (path / "train" / "finished.json").write_text("[1")
+    for _ in range(2):
+        Run(path).begin("03_grpo", {})
+    assert train(make_trainer(path))["steps"] == 6 and outcome(path) == outcome(whole)
+
+
+def test_a_finished_training_without_steady_checkpoints_is_not_lost(tmp_path):
+    path = tmp_path / "run"
+    run = Run(path)
+    run.begin("03_grpo", {})
+    result = train(make_trainer(path, save_every=0))
+    before = outcome(path)
+    run.begin("03_grpo", {})  # the stage was cut off after training
+    trainer = make_trainer(path, save_every=0)
+    assert trainer.resume_from is not None
+    assert train(trainer) == result and outcome(path) == before and not (path / "train-1").exists()
+
+
+def test_patience_that_ran_out_is_known_from_older_checkpoints():
+    guards = Guards(Recipe(patience=2))
+    guards.restore({"skipped": 0, "since_best": 2})
+    assert guards.watch.ended == "patience"
 
 
 def test_a_training_killed_after_its_last_step_takes_no_further_one(whole, tmp_path):

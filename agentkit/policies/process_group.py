@@ -94,7 +94,7 @@ def in_turn(work: Callable[[], T]) -> T:
     for turn in range(world()):
         if turn == rank():
             result = work()
-        distributed.barrier(group=_objects[0])
+        gathered([None])  # waits for all
     return result
 
 

@@ -357,7 +357,7 @@ class Recipe:
         words=("auto", "never"),
     )
     save_every: int = _key(
-        5, "steps between checkpoints; 0 writes one only when training is stopped", 0, 100_000
+        5, "steps between checkpoints; 0 writes one only when training ends or is stopped", 0, 100_000
     )
     until_solved: bool = _key(False, "end training once every task of a step was solved by some rollout")
     patience: int = _key(

@@ -94,19 +94,15 @@ def _chosen(recipe: Recipe, count: int, fits: str) -> Topology:
 def _wanted(recipe: Recipe, count: int) -> int:
     """How many cards are used."""
     wanted = count if recipe.gpus == "auto" else int(recipe.gpus)
-    refuse(
-        [
-            (
-                wanted > count,
-                f"gpus is {wanted}, and {count} can be seen here (nvidia-smi and CUDA_VISIBLE_DEVICES tell): "
-                "set gpus to auto or to a number that is there",
-            ),
-            (
-                wanted and "processes" in recipe.given and recipe.processes > wanted,
-                f"processes: {recipe.processes} need a GPU each, and {wanted} can be used here: lower it",
-            ),
-        ]
-    )
+    if wanted > count:
+        raise RecipeError(
+            f"gpus is {wanted}, and {count} can be seen here (nvidia-smi and CUDA_VISIBLE_DEVICES tell): "
+            "set gpus to auto or to a number that is there"
+        )
+    if wanted and "processes" in recipe.given and recipe.processes > wanted:
+        raise RecipeError(
+            f"processes: {recipe.processes} need a GPU each, and {wanted} can be used here: lower it"
+        )
     return wanted
 
 

@@ -22,8 +22,11 @@ SYSTEM_PROMPT = (
 
 def _search_version(environment: Any) -> str | None:
     """What a search's answer depends on; None where the backend does not say."""
-    version = getattr(environment._backend, "version", None)
-    return version and f"{version} {environment._top_k}"
+    backend = environment._backend
+    version = getattr(backend, "version", None)
+    return (
+        version and f"{type(backend).__module__}.{type(backend).__qualname__} {version} {environment._top_k}"
+    )
 
 
 class Stateless:

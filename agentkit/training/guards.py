@@ -60,6 +60,7 @@ class Guards(TrainerCallback):
         """From a checkpoint. Whoever goes on after three skipped steps gets three more."""
         self.watch = Watch(**state)
         self.watch.skipped_in_row %= MAX_SKIPPED
+        self._consider_patience()  # which checkpoints of older versions do not say
 
     def metrics(self) -> dict[str, float]:
         columns: dict[str, float] = {"skipped_steps": self.watch.skipped} if self.watch.skipped else {}
@@ -118,5 +119,8 @@ class Guards(TrainerCallback):
     # ---- validation
     def validated(self, improved: bool) -> None:
         self.watch.since_best = 0 if improved else self.watch.since_best + 1
+        self._consider_patience()
+
+    def _consider_patience(self) -> None:
         if self._recipe.patience and self.watch.since_best >= self._recipe.patience:
             self.watch.ended = "patience"

@@ -108,6 +108,8 @@ def hindsight(
 
 def demonstrate(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> list[Trajectory]:
     """One flawless transcript for each task, in order, without those that do not pass their own verifier."""
+    if not tasks:
+        return []
     expert = ScriptedPolicy(tokenizer, name="hindsight")
     transcripts = rollout(tasks, expert, **lab.options(seed=lab.recipe.seed))
     return [t for t in transcripts if t.success == 1.0]

@@ -92,8 +92,10 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
 
 def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
     """(tokens,) log-probabilities at temperature 1 of what rows' masks mark; a row is ids and a mask."""
-    scores = ((sampled_logprobs(model, ids[:1], ids[1:], 1.0), mask[1:]) for ids, mask in rows)
-    return torch.tensor([x for values, marks in scores for x in compress(values, marks)])
+    scores: list[float] = []
+    for ids, mask in rows:
+        scores += compress(sampled_logprobs(model, ids[:1], ids[1:], 1.0), mask[1:])
+    return torch.tensor(scores)
 
 
 def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:

@@ -272,11 +272,12 @@ class Resumable:
         """The checkpoint of the last finished step, if it is not there yet and this process can write it."""
         if self._boundary is None or self._moving or self.accelerator.num_processes > 1:
             return
-        step, states, guards, self.lead = self._boundary
+        step, states, guards, lead = self._boundary
         path, why = self.run.file("train", "checkpoints", f"checkpoint-{step}"), type(error).__name__
         if not path.exists():
             set_random_states(states)
             self.guards.restore(guards)
+            self.lead = lead
             try:
                 self.write_checkpoint()
             except RunError as second:
@@ -320,8 +321,8 @@ class _Marks(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         asked = self._trainer.asked_for()
         control.should_training_stop |= "stop" in asked
-        every, last = self._trainer.recipe.save_every, state.global_step == state.max_steps
-        due = every > 0 and (state.global_step % every == 0 or last or control.should_training_stop)
+        every = self._trainer.recipe.save_every
+        due = control.should_training_stop or (every > 0 and state.global_step % every == 0)
         control.should_save |= bool(asked) or due
 
 
