@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from agentkit import ToolCall
 from agentkit.runs import project_root
 from agentkit.tools.cache import ToolCache, canonical, default_path, key_of
-from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.environments import CorpusEnvironment, SearchEnvironment
 from agentkit.tools.runtime import run_call, tool
 
 
@@ -68,6 +68,24 @@ def test_eight_identical_calls_in_flight_cost_one():
     found = ask(environment, cache=ToolCache(), times=8, query="x")
     assert environment.ran == ["x"] and [r.cached for r in found] == [False] + [True] * 7
     assert {r.observation for r in found} == {"x []"} and all(r.ok for r in found)
+
+
+def test_two_search_backends_of_one_version_do_not_answer_for_each_other(corpus):
+    class Wiki:
+        version = "1"
+
+        def search(self, query, top_k):
+            return [type(self).__name__]
+
+    class News(Wiki):
+        pass
+
+    cache = ToolCache()
+    answers = [
+        ask(SearchEnvironment(corpus, backend=backend()), "search", cache, query="x")[0].observation
+        for backend in (Wiki, News, Wiki)
+    ]
+    assert answers == ["[1] Wiki", "[1] News", "[1] Wiki"] and cache.hits.total() == 1
 
 
 def test_a_kept_answer_outlives_the_process_that_asked(tmp_path):
