@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -93,8 +92,8 @@ def test_a_kept_answer_outlives_the_process_that_asked(tmp_path):
     code = f"""
 import asyncio, sys
 sys.path.insert(0, {str(project_root(__file__) / "tests")!r})
-from test_tool_cache import Counted, ToolCache, ask, closing
-with closing(ToolCache({str(path)!r})) as cache:
+from test_tool_cache import Counted, ToolCache, ask
+with ToolCache({str(path)!r}) as cache:
     print(ask(Counted(), cache=cache, query="x")[0].cached)
 """
     for expected in ("False", "True"):
@@ -103,7 +102,7 @@ with closing(ToolCache({str(path)!r})) as cache:
         )
         assert child.stdout.strip() == expected, child.stderr
     environment = Counted()
-    with closing(ToolCache(path)) as cache:
+    with ToolCache(path) as cache:
         (found,) = ask(environment, cache=cache, query="x")
         assert found.cached and environment.ran == [] and cache.hits.total() == 1
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
@@ -184,9 +183,9 @@ def test_a_shared_failure_is_shared_and_not_called_a_hit():
 @pytest.mark.parametrize("text", ["", "a\ud800b", "\0", "é" * 70_000, "x" * 10**6])
 def test_a_hit_is_equal_to_the_call_itself(text, tmp_path):
     asked, plain = Counted([text]), Counted([text])
-    with closing(ToolCache(tmp_path / "t.sqlite")) as cache:
+    with ToolCache(tmp_path / "t.sqlite") as cache:
         (first,) = ask(asked, cache=cache, query="x")
-    with closing(ToolCache(tmp_path / "t.sqlite")) as cache:
+    with ToolCache(tmp_path / "t.sqlite") as cache:
         (again,) = ask(asked, cache=cache, query="x")
     assert first.observation == again.observation == ask(plain, query="x")[0].observation and again.cached
 
@@ -296,13 +295,12 @@ def test_many_processes_share_a_file(tmp_path):
     path = tmp_path / "t.sqlite"
     code = f"""
 import sys, warnings
-from contextlib import closing
 warnings.simplefilter("error")
 from agentkit.tools import cache as tool_cache
 from agentkit.tools.cache import ToolCache, key_of
 tool_cache.BUSY_S = 60.0  # four that write all the time, on a busy disk
 for part in range(5):
-    with closing(ToolCache({str(path)!r})) as cache:
+    with ToolCache({str(path)!r}) as cache:
         for i in range(60):
             name = f"{{sys.argv[1]}} {{part}} {{i}}"
             cache.keep("t", key_of("t", "", name), name)
@@ -315,7 +313,7 @@ for part in range(5):
     ]
     errors = [child.communicate(timeout=120)[1].decode() for child in children]
     assert errors == [""] * 4 and [child.returncode for child in children] == [0] * 4
-    with closing(ToolCache(path)) as cache:
+    with ToolCache(path) as cache:
         for name in [f"{n} {part} {i}" for n in range(4) for part in range(5) for i in range(60)] + [
             "shared"
         ]:
@@ -327,7 +325,7 @@ def test_opened_twice_in_a_process_it_keeps_its_locks_against_others(tmp_path):
     """Another process that thinks itself alone takes the journal away from under the first."""
     path = tmp_path / "t.sqlite"
     code = "from agentkit.tools.cache import ToolCache; import sys; ToolCache(sys.argv[1]).close()"
-    with closing(ToolCache(path)) as first, closing(ToolCache(path)) as second:
+    with ToolCache(path) as first, ToolCache(path) as second:
         first.keep("t", key_of("t", "", "a"), "one")
         subprocess.run([sys.executable, "-c", code, str(path)], cwd=project_root(__file__), check=True)
         assert path.with_name("t.sqlite-wal").exists()
@@ -389,5 +387,5 @@ def test_a_row_of_another_type_is_read_as_its_bytes_or_asked_again(tmp_path, tex
     ToolCache(path).close()
     with sqlite3.connect(path) as file:
         file.execute("INSERT INTO answer VALUES (?, 'look', ?)", (key, text))
-    with closing(ToolCache(path)) as cache:
+    with ToolCache(path) as cache:
         assert cache.find(key) == {7: "7", b"\xff\xfe": None}.get(text, "seen")

@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from agentkit.runs import user_cache
 
@@ -69,6 +69,12 @@ class ToolCache:
                 f"{self.path} cannot be used as the cache of tools ({error}): remove it, name another file "
                 "(recipe key tool_cache), or switch the cache off (tool_cache: 'off')"
             ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         with self._lock:
