@@ -20,6 +20,7 @@ from agentkit.evaluation.failures import failures
 from agentkit.evaluation.tables import to_csv
 from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import RunError
+from agentkit.views.plots import success_bars
 
 
 def trajectory(task_id, success, sample=0, policy="sft", oks=(), tokens=4):
@@ -438,6 +439,14 @@ def test_a_comparison_of_wrong_types_is_one_sentence(part, value):
             assert (
                 "a/comparison.json" in str(error) and "notebook 05" in str(error) and "\n" not in str(error)
             )
+
+
+def test_an_entry_without_breakdowns_is_shown_without_them():
+    found = compare({"sft": singles([0.0, 1.0]), "grpo": singles([1.0, 1.0])}, TASKS).to_json()
+    for entry in found["policies"].values():
+        del entry["by_category"], entry["by_difficulty"]
+    comparison = Comparison.from_json(found)
+    assert "Overall success" in comparison.table().index and len(success_bars(comparison).data)
 
 
 def test_tidy_holds_every_number_of_the_table():

@@ -458,7 +458,7 @@ def test_ordinary_text_is_kept(text):
 def test_environment_values_and_quick_masking(monkeypatch):
     variables = {
         "A_PASSWORD": "p@ss word",
-        "HOME": "home",
+        "HOME": "somewhere",
         "B_TOKEN": "abc",
         "DB_SECRET": "much-longer-secret",
     }

@@ -1,6 +1,6 @@
 """How often each alarm is right, and how late: precision, recall and delay on simulated runs.
 
-No threshold was set on the runs that are used. Leaves out real trainings (tests/planted.py).
+No threshold was set on the runs that are used by default. Leaves out real trainings (tests/planted.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,9 @@ def judge(run: Simulated) -> list[Alarm]:
     return [alarm for alarm in alarms if alarm.severity != "info"]
 
 
-def measured(runs: int = RUNS, healthy: int = HEALTHY, *, progress: bool = False) -> pd.DataFrame:
+def measured(
+    runs: int = RUNS, healthy: int = HEALTHY, *, first_seed: int = HELD_BACK, progress: bool = False
+) -> pd.DataFrame:
     """Simulate so many runs of each fault and healthy ones, judge and count, as ``table``."""
     from tqdm.auto import tqdm
 
@@ -35,7 +37,7 @@ def measured(runs: int = RUNS, healthy: int = HEALTHY, *, progress: bool = False
     ]
     judged = []
     for fault, i in tqdm(planned, desc="simulated runs", disable=not progress):
-        run = simulate(fault, HELD_BACK + i)
+        run = simulate(fault, first_seed + i)
         judged.append((Simulated(run.fault, run.onset, []), judge(run)))  # without rollouts, to save memory
     return table(judged)
 

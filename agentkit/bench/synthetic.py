@@ -130,6 +130,11 @@ def _gradient_spike(world: World, fault: Planted) -> World:
     return {} if fault.since % 7 else {"grad_norm": spike}
 
 
+def _truncation(world: World, fault: Planted) -> World:
+    cut = fault.mix(0.3, 0.9)
+    return {"cut": cut, "success": world["success"] * (1 - cut / 2)}
+
+
 def _slow_tools(world: World, fault: Planted) -> World:
     if fault.strength < 0.3:
         return {"timeouts": fault.depth * (0.1 + fault.strength)}
@@ -161,7 +166,7 @@ FAULTS: dict[str, Callable[[World, Planted], World]] = {
     "clip_drift": lambda w, f: {"clip_fraction": f.mix(0.2, 0.5) * float(np.exp(f.rng.normal(0, 0.2)))},
     "engine_mismatch": lambda w, f: {"mismatch": f.mix(0.15, 1.5)},
     "length_explosion": lambda w, f: {"tokens": w["tokens"] * (1 + f.mix(1.2, 4.0))},
-    "truncation": lambda w, f: {"cut": f.mix(0.3, 0.9), "success": w["success"] * (1 - f.mix(0.3, 0.9) / 2)},
+    "truncation": _truncation,
     "template_collapse": lambda w, f: {"template": f.mix(0.6, 1.0)},
     "overfitting": lambda w, f: {"val_drop": min(1.0, f.since / 12) * (0.3 + 0.3 * f.strength)},
     "stalled_learning": lambda w, f: {},

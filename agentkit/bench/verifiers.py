@@ -80,12 +80,16 @@ def agreement(every: int = 1) -> dict[str, Any]:
 
 
 def _case(name: str, ours: Callable[[int], Score], seconds: float, repeats: int) -> dict[str, Any]:
-    sides = [run for run in (ours, PEERS.get(name)) if run]
-    rates = [[_rate(run, seconds, repeat) for run in sides] for repeat in range(repeats + 1)]
-    own, *peer = zip(*rates[1:], strict=True)  # the first repeat warms up and is not counted
+    peer = PEERS.get(name)
+    rates, peer_rates = [], []
+    for repeat in range(repeats + 1):
+        rates.append(_rate(ours, seconds, repeat))
+        if peer:
+            peer_rates.append(_rate(peer, seconds, repeat))
+    rates, peer_rates = rates[1:], peer_rates[1:]  # the first warms up and is not counted
     if peer:
-        return case(name, "checks/s", own, *peer)
-    return {"case": name, "unit": "checks/s", "ours": spread(own), "peer": None, "ratio": None}
+        return case(name, "checks/s", rates, peer_rates)
+    return {"case": name, "unit": "checks/s", "ours": spread(rates), "peer": None, "ratio": None}
 
 
 def _rate(run: Callable[[int], Score | bool], seconds: float, repeat: int) -> float:

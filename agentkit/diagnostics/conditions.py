@@ -63,7 +63,7 @@ class Change(NamedTuple):
 def change(history: History, name: str, base: History | None = None) -> Change | None:
     """How a measure's mean over a window moved since ``base`` or the start; None before two windows."""
     then, now = first(history if base is None else base, name), last(history, name)
-    if len(history) < 2 * WINDOW or min(len(then), len(now)) < 3:
+    if len(history) < 2 * WINDOW or min(len(then), len(now)) < (WINDOW + 1) // 2:
         return None
     error = math.sqrt(then.var(ddof=1) / len(then) + now.var(ddof=1) / len(now))
     difference = float(now.mean() - then.mean())

@@ -273,11 +273,11 @@ def labels_of(values: Iterable[str], tasks: Iterable[Task] | None) -> dict[str, 
 
 def split_by(values: Mapping[str, Any], label: Mapping[str, str], order: Callable) -> dict[str, dict]:
     """The measured tasks of each label, in order; nothing where there are no labels."""
-    label = {task: name for task, name in label.items() if task in values}
-    return {
-        name: {task: values[task] for task in label if label[task] == name}
-        for name in order(set(label.values()))
-    }
+    groups: dict[str, dict] = {name: {} for name in order(set(label.values()))}
+    for task, name in label.items():
+        if task in values:
+            groups[name][task] = values[task]
+    return {name: group for name, group in groups.items() if group}
 
 
 def easy_first(names: Iterable[str]) -> list[str]:

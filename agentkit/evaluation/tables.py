@@ -193,7 +193,7 @@ def policy_table(policies: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 def family_table(entry: Mapping[str, Any]) -> pd.DataFrame:
     """One policy's entry, overall and by family: success, turns, failed calls by kind, tokens, tasks."""
     rows = {}
-    for name, block in {"all": entry, **entry["by_category"]}.items():
+    for name, block in {"all": entry, **entry.get("by_category", {})}.items():
         others = {t: cell(block[key], None, MEASURES[key][1]) for key, t in FAMILY_COLUMNS.items()}
         success = cell(block["success"], block["ci95"], "{:.1%}")
         rows[name] = {"success": success, **others, "tasks": block["n"]}

@@ -253,34 +253,27 @@ def tools(groups: Groups) -> Item:
         f"limit; {np.median(lengths):.0f} tokens in the median, {np.percentile(lengths, 95):.0f} at the 95th "
         "percentile."
     )
-    reasons = ", ".join(sorted({t.stop_reason.value for t in limited}))
+    advice = []
+    if ends > CUT_OFF:
+        reasons = ", ".join(sorted({t.stop_reason.value for t in limited}))
+        advice.append(f"Raise the limit they meet ({reasons}), or shorten what tools return.")
     cut = [t for t in trajectories if t.stop_reason is StopReason.TRUNCATED_TURN]
     share = len(cut) / max(sum(len(t.turns) for t in trajectories), 1)
-    longest = max((end - start for t in cut for start, end in (turn.span for turn in t.turns)), default=0)
-    common = max(errors, key=errors.get, default="")
-    doubts = (
-        (ends > CUT_OFF, f"Raise the limit they meet ({reasons}), or shorten what tools return."),
-        (
-            share > CUT_TURNS,
+    if share > CUT_TURNS:
+        longest = max(end - start for t in cut for start, end in (turn.span for turn in t.turns))
+        advice.append(
             f"{share:.0%} of the turns are cut at {longest} tokens, and their trajectories with them: raise "
-            "max_turn_tokens.",
-        ),
-        (
-            rate > FAILING,
-            f"Calls fail most often with: {common!r}. Show the format in the prompt, or demonstrate it "
-            "(sft).",
-        ),
-    )
-    advice = " ".join(sentence for holds, sentence in doubts if holds)
-    values = {
-        "calls": calls,
-        "failed": rate,
-        "cut": ends,
-        "cut_turns": share,
-        "tokens": float(lengths.mean()),
-    }
+            "max_turn_tokens."
+        )
+    if rate > FAILING:
+        common = errors.most_common(1)[0][0]
+        advice.append(
+            f"Calls fail most often with: {common!r}. Show the format in the prompt, or demonstrate it (sft)."
+        )
+    values = {"calls": calls, "failed": rate, "cut": ends, "cut_turns": share}
+    values["tokens"] = float(lengths.mean())
     light = "amber" if advice else "green"
-    return Item("Tools and lengths", light, finding, advice, ids(limited or failed), values)
+    return Item("Tools and lengths", light, finding, " ".join(advice), ids(limited or failed), values)
 
 
 def diversity(groups: Groups, temperature: float) -> Item:
@@ -368,6 +361,7 @@ def settings(recipe: Recipe) -> Item:
     reach = recipe.learning_rate * recipe.steps * (shape if warm == 1.0 else warm / 2)
     if reach == 0:
         return Item(name, "red", "The learning rate is 0: nothing is trained.", "Set learning_rate: 1e-5.")
+    # the sentences divide by the steps and the rate, which are not 0 from here on
     doubts = [*_of_little_movement(recipe, warm, reach, shape), *_of_no_effect(recipe)]
     warnings = [sentence for holds, sentence in doubts if holds]
     finding = " ".join(warnings) or f"Adam can move an entry of the adapter by up to {reach:.2g}."

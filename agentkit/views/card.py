@@ -142,9 +142,11 @@ class _Card:
             warnings.simplefilter("always", UserWarning)
             try:
                 parts = make(self)
+            except RunError as error:
+                warnings.warn(str(error), stacklevel=2)
             except Exception as error:  # whatever a run holds, no file may keep the rest from being shown
                 why = f"{title} cannot be shown ({type(error).__name__}: {error})."
-                warnings.warn(str(error) if isinstance(error, RunError) else why, stacklevel=2)
+                warnings.warn(why, stacklevel=2)
         sentences = dict.fromkeys(str(one.message) for one in told if one.category is UserWarning)
         for sentence in sentences:
             warnings.warn(sentence, stacklevel=2)
@@ -391,7 +393,9 @@ def _trajectories(card: _Card) -> list[Markup]:
         return [
             card.missing("There are no evaluation trajectories in eval/. Notebooks 02 and 05 write them.")
         ]
-    names, tasks = [names[0], *names[1:][-2:]], card.tasks
+    if len(names) > 3:
+        names = [names[0], *names[-2:]]
+    tasks = card.tasks
     policies = {name: [t for t in card.policies[name] if t.task_id in tasks] for name in names}
     private = {t.task_id for name in names for t in card.policies[name]} - tasks.keys()
     parts = []

@@ -103,8 +103,8 @@ def _blocks(entry: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]
     blocks = {("overall", "sampled"): entry}
     if "greedy" in entry:
         blocks["overall", "greedy"] = entry["greedy"]
-    blocks |= {("category", name): block for name, block in entry["by_category"].items()}
-    return blocks | {("difficulty", name): block for name, block in entry["by_difficulty"].items()}
+    blocks |= {("category", name): block for name, block in entry.get("by_category", {}).items()}
+    return blocks | {("difficulty", name): block for name, block in entry.get("by_difficulty", {}).items()}
 
 
 def draw_curves(comparison: Comparison) -> go.Figure:
@@ -310,11 +310,11 @@ def _moves(
     spots: dict[tuple[float, float], list[str]] = defaultdict(list)
     for task in before.keys() & after.keys():
         spots[round(before[task], 3), round(after[task], 3)].append(task)
-    crossed = {spot: (spot[1] > SOLVED) - (spot[0] > SOLVED) for spot in sorted(spots)}
-    turns = {"wrong → right": 1, "right → wrong": -1, "same side": 0}
-    return spots, {
-        title: [spot for spot, way in crossed.items() if way == turn] for title, turn in turns.items()
-    }
+    groups: dict[str, list[tuple[float, float]]] = {"wrong → right": [], "right → wrong": [], "same side": []}
+    for x, y in sorted(spots):
+        turn = {(False, True): "wrong → right", (True, False): "right → wrong"}
+        groups[turn.get((x > SOLVED, y > SOLVED), "same side")].append((x, y))
+    return spots, groups
 
 
 # the diagonal of no change, and the lines at which a task counts as solved

@@ -17,7 +17,8 @@ def difficulty_counts(tasks: Iterable[Task]) -> go.Figure:
     counts = Counter((task.split, task.family, task.difficulty) for task in tasks)
     if not counts:
         return empty("The suite holds no task", "What is in the suite?")
-    splits = sorted({s for s, _, _ in counts}, key=SPLITS.index)
+    found = {s for s, _, _ in counts}
+    splits = [s for s in SPLITS if s in found] + sorted(found.difference(SPLITS))
     difficulties = easy_first({d for _, _, d in counts})
     sizes = {s: sum(n for (split, _, _), n in counts.items() if split == s) for s in splits}
     titles = [f"{escaped(s)} ({counted(sizes[s])})" for s in splits]
