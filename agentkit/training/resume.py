@@ -105,6 +105,8 @@ class Resumable:
         if self.recipe.resume != "never" and (cut_off or not finished.exists()):
             self.resume_from = self._checkpoint()
         if self.resume_from:
+            if not finished.exists():
+                _say(f"going on from {self.resume_from}")
             finished.unlink(missing_ok=True)
             cut_back(self.run, self.resume_from)
             self.run.metric_rows(checkpoints.step_of(self.resume_from))  # says where rows are lost
@@ -124,7 +126,6 @@ class Resumable:
                 "beside this one, which starts anew"
             )
             return None
-        _say(f"going on from {path}")
         return path
 
     def _fits(self, path: Path, about: dict[str, Any]) -> None:
