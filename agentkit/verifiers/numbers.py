@@ -66,7 +66,7 @@ _PARTS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([^\W\d_]{1,20})")
 _ONLY_PARTS = re.compile(rf"{_PARTS.pattern}(?:\s+(?:and\s+)?{_PARTS.pattern}){{1,3}}")
 _IN_PARTS = ("s", "ft", "lb")  # times, lengths in feet and inches, weights in pounds and ounces
 _FORMULA = re.compile(  # with a unit behind
-    r"\A(\$|\\\()((?:[-+\d.,{}^×·\s]|\\(?:times|cdot|[,!]))+)(?:\$|\\\))(?=\s*[^\W\d_])"
+    r"\A(\$|\\\()((?:[-+\d.,/{}^×·\s]|\\(?:times|cdot|[,!]))+)(?:\$|\\\))(?=\s*[^\W\d_])"
 )
 # 1.234.567 and 1.234,56: one reading only; 1.234 and 1,234 have two, and the English one is taken
 _GROUPED = re.compile(
@@ -96,10 +96,13 @@ _COUNTED = re.compile(  # neither a number in words nor what changes one
     |половин\w*|минус|плюс|ниже|выше)\b)[^\W\d_]{3,30}""",
     re.IGNORECASE | re.VERBOSE,
 )
-_ASKED_UNIT = re.compile(
-    r"\b(?:how (?:many|much)|number of|in)[,\s]+(?:(?P<power>square|cubic)\s+)?"
-    r"\$?(?P<unit>°\s?[CF]?\b|degrees? (?:Celsius|Fahrenheit)|US dollars?|[€£¥$](?!\d)"
-    r"|[^\W\d_]{1,20}(?:/[^\W\d_]{1,10}| per [^\W\d_]{1,10})?(?:[²³]|\^[23])?)",
+_UNIT_ASKED = (
+    r"(?:(?P<power>square|cubic)\s+)?\$?(?P<unit>°\s?[CF]?\b|degrees? (?:Celsius|Fahrenheit)|US dollars?"
+    r"|[€£¥$](?!\d)|[^\W\d_]{1,20}(?:/[^\W\d_]{1,10}| per [^\W\d_]{1,10})?(?:[²³]|\^[23])?)"
+)
+_ASKED_UNIT = re.compile(rf"\b(?:how (?:many|much)|number of|in)[,\s]+{_UNIT_ASKED}", re.IGNORECASE)
+_CONVERT = re.compile(  # all that is asked
+    rf"(?:\A|[.?!:]\s+)(?:please )?convert (?:[^.?!]|\.(?=\d)){{1,60}} to {_UNIT_ASKED}[\s.?!]*\Z",
     re.IGNORECASE,
 )
 _MONEY = re.compile(
@@ -215,7 +218,8 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
             return None
         text = unicodedata.normalize("NFKC", text.replace("º", "°").replace("’", "'"))
         text = _DASH.sub("-", text)
-    text = _FORMULA.sub(r"\2 ", _DELIMITERS.sub(r"\g<inside>", text.strip().rstrip(".").strip()))
+    text = _DELIMITERS.sub(r"\g<inside>", text.strip().rstrip(".").strip())
+    text = _FORMULA.sub(r"\2 ", text).strip()
     text = _REAIS.sub(lambda sum: f"{sum[1]}{sum[2].replace('.', '')}.{sum[3]}", in_digits(text))
     text = _GROUPED.sub(lambda number: re.sub(r"[.\s]", "", number[0]).replace(",", "."), text, count=1)
     text = _DECIMAL_COMMA.sub(r"\1.\2", text, count=1)
@@ -315,7 +319,8 @@ def asked_unit(question: str) -> str:
 
     A question that names one currency only is taken to ask for that.
     """
-    for match in _ASKED_UNIT.finditer(question):
+    convert = _CONVERT.search(question)
+    for match in [convert] if convert else _ASKED_UNIT.finditer(question):
         power = {"square": "^2", "cubic": "^3"}.get((match["power"] or "").lower(), "")
         unit = unit_name(match["unit"].strip("$ .?") or "$") + power
         if sign := _currency(unit):
@@ -394,7 +399,11 @@ def numeric(
         return Score(0.0, "NaN equals nothing")
     unit = unit or _gold_unit(str(gold))
     wanted, given = _read(str(gold), unit), _read(answer, unit)
-    if not unit and question and (parts := amount(answer)) and any(parts[1:]):
+    if not unit and question and (twice := _TWICE.fullmatch(answer.strip(" ."))):
+        if asked := asked_unit(question):  # one of the two is in it
+            said = (_read(twice[1], asked), _read(twice[3], asked))
+            given = _read(answer, asked) if any(read and not read[1] for read in said) else None
+    elif not unit and question and (parts := amount(answer)) and any(parts[1:]):
         asked = asked_unit(question)
         sign, said = _currency(asked), {parts[1], _currency(parts[2]) or parts[2]} - {""}  # $5, 5 dollars
         fits = asked and ((sign and said == {sign}) or (not parts[1] and same_unit(parts[2], asked)))

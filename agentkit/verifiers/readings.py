@@ -11,7 +11,7 @@ from typing import Any
 from agentkit.records import Score
 from agentkit.verifiers.frames import SAYS_ANSWER, classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
-from agentkit.verifiers.numbers import IN_WORDS, amount, in_digits, is_unit
+from agentkit.verifiers.numbers import IN_WORDS, MULTIPLES, amount, in_digits, is_unit
 from agentkit.verifiers.questions import asked, lexeme, silent_words
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
 from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
@@ -19,7 +19,10 @@ from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
 _AMOUNT = re.compile(
     r"(?<!\\)\$(?=-?\d(?:[^$\n\\]|\\.)*(?:\n|\Z|\s\$|\$\d))"
 )  # a dollar that opens no mathematics
-_COUNTED = re.compile(r"([-+$€£\d.,/ ×·^]*\d)\s*([^\d\s](?:\D|(?<=\^)\d|(?<=\^-)\d)*)")  # no second number
+_COUNTED = re.compile(  # no second number
+    rf"([-+$€£\d.,/ ×·^]*\d(?:[\s-](?:{'|'.join(MULTIPLES)})(?=\s))?)\s*"
+    r"([^\d\s](?:\D|(?<=\^)\d|(?<=\^-)\d)*)"
+)
 _PERCENT = frozenset(("%", "percent", "per cent"))
 _ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent(?:age)?\b", re.IGNORECASE)
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
@@ -79,6 +82,8 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         yield plain(text)
         return  # with a unit of its own it says no other number
     if not has_unit:
+        if "\n" not in text.strip():  # two lines are two answers
+            yield plain(text)
         yield from _in_asked_unit(plain(text), question)
     yield from _fallen(plain(text), question)
     number = expression(text, question)
