@@ -36,6 +36,7 @@ from agentkit.tasks.family import Family
 from agentkit.tools import calculate, search_passages
 from agentkit.tools.corpus import PHRASES, facts
 from agentkit.tools.environments import CorpusEnvironment
+from agentkit.trajectories import results_of
 from agentkit.verifiers import normalize
 
 SPEC = {"families": ["A", "B"], "n_tasks": 120, "seed": 0}
@@ -202,7 +203,7 @@ def test_every_gold_passes_and_the_expert_reaches_it(large, corpus):
     for task in list(large)[::5]:
         solution = solve(task, shipped_families(corpus)[task.family].environment())
         assert verify(task, solution.answer).value == 1.0
-        assert task.difficulty == difficulty(len(calls(solution)))
+        assert task.difficulty == difficulty(len(results_of(solution)))
 
 
 def test_every_mutated_gold_fails(large):
