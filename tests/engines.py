@@ -210,7 +210,7 @@ def _under_the_old_name(policy: Any) -> Callable:
         old, engine = policy._adapter, policy._engine
         engine.remove_lora(old.lora_int_id)
         shutil.rmtree(old.lora_path)
-        save_lora(model, Path(old.lora_path), policy._padding)
+        save_lora(model, Path(old.lora_path))
         engine.add_lora(old)
 
     def at_servers(model: PeftModel) -> None:

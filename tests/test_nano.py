@@ -93,7 +93,7 @@ def test_pretraining_data_train_the_expert_s_own_tokens_only(tmp_path):
 
 @pytest.mark.slow
 def test_trained_further_on_other_families_it_is_an_agent_of_its_own(tmp_path, capsys):
-    report = pretrain(tmp_path / "agent", minutes=0.05, per_world=32, measured=4, families="drawing")
+    report = pretrain(tmp_path / "agent", minutes=0.4, per_world=32, measured=4, families="drawing")
     assert report["families"] == ["drawing"] and report["steps"] >= 2 and math.isfinite(report["loss"])
     (own, tokenizer), (shipped, its) = load_agent(str(tmp_path / "agent")), load_agent("nano")
     assert tokenizer.get_vocab() == its.get_vocab()

@@ -1,4 +1,4 @@
-"""Weights for another engine: adapters folded in, heads padded, and what is written is what is computed. No
+"""Weights for another engine: adapters folded in or saved apart, and what is written is what is computed. No
 vLLM needed.
 """
 
@@ -10,7 +10,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
-    GPT2Config,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -19,8 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentkit.policies.engine_weights import HeadPadding, full_weights, save_lora, save_weights
-from agentkit.rollouts.policy import EngineError
+from agentkit.policies.engine_weights import full_weights, save_lora, save_weights
 
 SIZES = {
     "hidden_size": 48,
@@ -58,27 +56,17 @@ def logprobs(model):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[1].model_type)
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_padded_model_computes_the_same(kind, tied, tmp_path):
-    model = tiny(*kind, tie_word_embeddings=tied)
-    padding = HeadPadding.needed(model.config)
-    assert (padding.size, padding.padded) == (24, 32)
-    save_weights(model, tmp_path, padding)
-    other = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    assert other.config.head_dim == 32
-    assert torch.allclose(logprobs(other), logprobs(model), atol=2e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[1].model_type)
-def test_a_padded_adapter_on_a_padded_model_computes_the_same(kind, tmp_path):
-    model = with_lora(tiny(*kind))
-    padding = HeadPadding.needed(model.config)
+def test_a_model_and_its_adapter_saved_apart_compute_the_same_together(kind, tied, tmp_path):
+    model = with_lora(tiny(*kind, tie_word_embeddings=tied))
     with model.disable_adapter():
-        save_weights(model, tmp_path / "base", padding)
-    save_lora(model, tmp_path / "adapter", padding)
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32)
+        save_weights(model, tmp_path / "base")
+    save_lora(model, tmp_path / "adapter")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
+    with model.disable_adapter():
+        assert torch.allclose(logprobs(base), logprobs(model), atol=2e-5)
+    assert not torch.allclose(logprobs(base), logprobs(model), atol=1e-2)
     other = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
     assert torch.allclose(logprobs(other), logprobs(model), atol=2e-5)
-    assert not torch.allclose(logprobs(other), logprobs(tiny(*kind)), atol=1e-2)
 
 
 def test_adapters_are_folded_in_whether_merged_or_not_and_left_out_where_switched_off(tmp_path):
@@ -96,10 +84,3 @@ def test_adapters_are_folded_in_whether_merged_or_not_and_left_out_where_switche
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "open", dtype=torch.float32).eval()
     assert torch.allclose(logprobs(loaded), logprobs(model), atol=1e-5)
     assert not torch.allclose(logprobs(loaded), logprobs(plain), atol=1e-2)
-
-
-def test_heads_that_fit_are_left_alone_and_models_of_other_kinds_refused():
-    assert HeadPadding.needed(Qwen3Config(**SIZES, head_dim=64)) is None
-    assert HeadPadding.needed(LlamaConfig(hidden_size=128, num_attention_heads=4)) is None
-    with pytest.raises(EngineError, match="24 dimensions.*gpt2.*engine: transformers"):
-        HeadPadding.needed(GPT2Config(n_embd=96, n_head=4))

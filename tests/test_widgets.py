@@ -257,7 +257,7 @@ def test_pages_are_self_contained():
 
 def test_sources_never_make_markup_of_text():
     sources = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.js")}
-    assert {"common.js", "compare.js", "group.js", "xray.js", "relay.js"} <= sources.keys()
+    assert {"common.js", "trajectories.js", "group.js", "tokens.js", "relay.js"} <= sources.keys()
     for source in sources.values():
         assert "</script" not in source and "<!--" not in source
         assert not re.search(

@@ -2,7 +2,7 @@
 
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.views.widgets import compare_trajectories
-from agentkit.views.widgets.compare import note_rows
+from agentkit.views.widgets.trajectories import note_rows
 
 TASKS = [
     Task("t0", "How many people live in Peru?", "33", family="A", difficulty="easy"),

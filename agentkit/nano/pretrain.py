@@ -19,7 +19,10 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -183,14 +186,23 @@ def mixed_quality(rng: random.Random) -> list[Flaws]:
 def transcripts(
     tokenizer: Any, worlds: range, per_world: int, names: Sequence[str] = ()
 ) -> Iterator[list[Trajectory]]:
-    """Each world's rollouts of experts of mixed quality; of a flawless one where families are named."""
+    """Each world's rollouts of experts of mixed quality; of a flawless one where families are named.
+
+    Two worlds at a time, each in a process of its own, while the caller waits: training has all cores.
+    """
+    play = partial(_play_world, tokenizer, per_world, tuple(names))
+    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        for i in range(0, len(worlds), 2):
+            yield from pool.map(play, worlds[i : i + 2])
+
+
+def _play_world(tokenizer: Any, count: int, names: Sequence[str], number: int) -> list[Trajectory]:
     with tempfile.TemporaryDirectory() as folder:
-        for number in worlds:
-            corpus = Corpus(make_world(Path(folder) / f"{number}.sqlite", number))
-            rng = random.Random(f"transcripts-{number}")
-            policy = ScriptedPolicy(tokenizer, Flaws() if names else mixed_quality(rng))
-            tasks = draft_tasks(corpus, per_world, rng, names or DEFAULT_FAMILIES)
-            yield rollout(tasks, policy, environment=_environments(corpus), seed=number, limits=UNCUT)
+        corpus = Corpus(make_world(Path(folder) / "world.sqlite", number))
+        rng = random.Random(f"transcripts-{number}")
+        policy = ScriptedPolicy(tokenizer, Flaws() if names else mixed_quality(rng))
+        tasks = draft_tasks(corpus, count, rng, names or DEFAULT_FAMILIES)
+        return rollout(tasks, policy, environment=_environments(corpus), seed=number, limits=UNCUT)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

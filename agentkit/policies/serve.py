@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from agentkit.policies.engine_weights import HeadPadding, save_weights
+from agentkit.policies.engine_weights import save_weights
 from agentkit.policies.loading import load_agent
 from agentkit.policies.replicas import SERVED
 from agentkit.policies.server import API_KEY
@@ -52,7 +52,7 @@ def serve_command(
     if gpu is not None:
         take_card(gpu)
     cpu = not torch.cuda.is_available()
-    source, dtype, longest = _servable(model, folder, merge, precision, cpu)
+    source, dtype, longest = _servable(model, folder, merge, precision)
     options = FIXED | {
         "model": source,
         "host": host,
@@ -76,15 +76,12 @@ def serve_command(
     return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags, *switches], environment
 
 
-def _servable(
-    model: str, folder: Path, merge: Sequence[str | Path], precision: str, cpu: bool
-) -> tuple[str, str, int]:
+def _servable(model: str, folder: Path, merge: Sequence[str | Path], precision: str) -> tuple[str, str, int]:
     """The folder or name that vLLM loads, its dtype, and how many tokens the model takes."""
     loaded, tokenizer = load_agent(model, merge, precision=precision)
-    padding = HeadPadding.needed(loaded.config) if cpu else None
     source = loaded.config._name_or_path
-    if merge or padding:
-        save_weights(loaded, folder, padding)
+    if merge:
+        save_weights(loaded, folder)
         tokenizer.save_pretrained(folder)
         source = str(folder)
     longest = loaded.config.get_text_config().max_position_embeddings

@@ -16,7 +16,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from typing import Any
 import httpx
 from peft import PeftModel
 
-from agentkit.policies.engine_weights import HeadPadding, full_weights, save_lora, save_weights
+from agentkit.policies.engine_weights import full_weights, save_lora, save_weights
 from agentkit.policies.process_group import on_main_process, rank
 from agentkit.policies.shards import sharded
 from agentkit.rollouts.policy import EngineError, Policy, Request, Sample, seed_number
@@ -126,7 +125,7 @@ class ServerPolicy(Policy):
         lora = self._takes_lora(model)
         try:
             if lora:
-                save_lora(model, folder, HeadPadding.needed(model.config, (self._call(self._head_size()),)))
+                save_lora(model, folder)
             else:
                 save_weights(model, folder)
             self._call(self._deliver(folder, lora))
@@ -259,16 +258,6 @@ class ServerPolicy(Policy):
         }
         reply = await self._ask(replica, "POST", "/v1/completions", json=body)
         return _sample(reply, request, replica.url)
-
-    async def _head_size(self) -> int:
-        """Of the served model, which ``agentkit serve`` pads on a CPU: an adapter has to be padded alike."""
-        for replica in self._replicas:
-            with suppress(_ReplicaError):
-                reply = await self._worker(replica, "agentkit_head_size")
-                return reply.json()["results"][0][0]
-        raise EngineError(
-            "no server in server_urls says how its model is built: start them with agentkit serve"
-        )
 
     async def _worker(self, replica: _Replica, method: str, *arguments: str) -> httpx.Response:
         body = {"method": method, "args": arguments}

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from agentkit.policies.engine_weights import HeadPadding, full_weights, save_lora, save_weights
+from agentkit.policies.engine_weights import full_weights, save_lora, save_weights
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample, seed_number
 from agentkit.rollouts.template_probe import end_of_turn_ids
@@ -77,7 +77,6 @@ class VllmPolicy(ThreadedPolicy):
             raise EngineError(missing())
         self.tokenizer, self.name = tokenizer, name
         self.ends = sorted(end_of_turn_ids(tokenizer))
-        self._padding = None if torch.cuda.is_available() else HeadPadding.needed(model.config)
         self._engine, self._given = engine, engine is not None
         self._lora = (lora or self._given) and isinstance(model, PeftModel)
         self._folder = Path(tempfile.mkdtemp(prefix="agentkit-vllm-"))
@@ -113,13 +112,12 @@ class VllmPolicy(ThreadedPolicy):
     def _start(self, model: Any, max_length: int | None, memory_share: float) -> None:
         cuda = torch.cuda.is_available()
         rank = model.peft_config[model.active_adapter].r if self._lora else 0
-        config = self._padding.config(model.config) if self._padding else model.config
-        with self._group, _undisturbed(), model_folder(config) as folder:
+        with self._group, _undisturbed(), model_folder(model.config) as folder:
             if self._lora:  # the adapter comes on top of these
                 with model.disable_adapter():
-                    save_weights(model, folder, self._padding)
+                    save_weights(model, folder)
             else:
-                config.save_pretrained(folder)
+                model.config.save_pretrained(folder)
             self._owns_group = not torch.distributed.is_initialized()
             for name, value in (ENVIRONMENT | ({} if cuda else CPU_ENVIRONMENT)).items():
                 os.environ.setdefault(name, value)
@@ -163,7 +161,7 @@ class VllmPolicy(ThreadedPolicy):
         if self._lora:
             self._take_adapter(model)
         elif not self._given:
-            self._engine.collective_rpc("agentkit_take", args=(full_weights(model), self._padding))
+            self._engine.collective_rpc("agentkit_take", args=(full_weights(model),))
         if not self._engine.reset_prefix_cache():
             raise EngineError("vLLM kept keys and values of the old weights: the run must stop here")
 
@@ -172,7 +170,7 @@ class VllmPolicy(ThreadedPolicy):
 
         self._count += 1
         folder = self._folder / f"adapter-{self._count}"  # a new name each time: the old one's is remembered
-        save_lora(model, folder, self._padding)
+        save_lora(model, folder)
         if self._adapter:
             self._engine.remove_lora(self._adapter.lora_int_id)
             shutil.rmtree(self._adapter.lora_path)

@@ -11,11 +11,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig
 from vllm.model_executor.layers import utils as layers
 from vllm.platforms import current_platform
-
-from agentkit.policies.engine_weights import CPU_HEAD_SIZES, HeadPadding
 
 if current_platform.is_cpu() and not hasattr(layers, "agentkit_dispatch"):
     layers.agentkit_dispatch = layers.dispatch_cpu_unquantized_gemm
@@ -27,26 +24,15 @@ if current_platform.is_cpu() and not hasattr(layers, "agentkit_dispatch"):
 class WeightSync:
     """Mixed into vLLM's worker with ``worker_extension_cls``; its methods are called with collective_rpc."""
 
-    def agentkit_take(
-        self, weights: Iterable[tuple[str, torch.Tensor]], padding: HeadPadding | None = None
-    ) -> None:
-        """Load all weights of the served model in place, by name, padded where its heads are."""
+    def agentkit_take(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load all weights of the served model in place, by name."""
         model: Any = self.model_runner.get_model()  # type: ignore[attr-defined]
         with torch.no_grad():
-            model.load_weights((name, padding.tensor(name, x) if padding else x) for name, x in weights)
+            model.load_weights(weights)
             for layer in model.modules() if current_platform.is_cpu() else ():
                 if hasattr(layer, "cpu_linear"):  # a kernel that may hold a copy of the weight
                     layers.agentkit_dispatch(layer, remove_weight=False)
 
-    def agentkit_head_size(self) -> list[int]:
-        """Dimensions of the served model's attention heads, in a list, which JSON keeps as it is."""
-        return [self.model_runner.model_config.get_head_size()]  # type: ignore[attr-defined]
-
     def agentkit_take_folder(self, folder: str) -> None:
         """Load the weights that ``weights.save_weights`` wrote."""
-        padding = (
-            HeadPadding.needed(AutoConfig.from_pretrained(folder), CPU_HEAD_SIZES)
-            if current_platform.is_cpu()
-            else None
-        )
-        self.agentkit_take(load_file(Path(folder) / "model.safetensors").items(), padding)
+        self.agentkit_take(load_file(Path(folder) / "model.safetensors").items())

@@ -3,7 +3,7 @@
 The verifier is the reward signal. Users add their own with ``register``. Leaves out: rewards.
 """
 
-from agentkit.verifiers.answer import MAX_ANSWER, final_answer
+from agentkit.verifiers.extraction import MAX_ANSWER, final_answer
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.kinds import KINDS, SHIPPED, check, looks_at_calls, register, verify
 from agentkit.verifiers.numbers import numeric, parse_number

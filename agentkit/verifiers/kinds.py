@@ -15,7 +15,7 @@ from typing import Any
 from agentkit.records import Score, Task, Trajectory, Unscored
 from agentkit.runs.labfile import check_takes
 from agentkit.trajectories import results_of
-from agentkit.verifiers.answer import MAX_ANSWER, MAX_CODE
+from agentkit.verifiers.extraction import MAX_ANSWER, MAX_CODE
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex

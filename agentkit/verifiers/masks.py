@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 
-from agentkit.verifiers.answer import MAX_ANSWER
+from agentkit.verifiers.extraction import MAX_ANSWER
 from agentkit.verifiers.words import sections
 
 MAX_BOXES, MAX_FORMULAS = 50, 6_000  # that are looked at

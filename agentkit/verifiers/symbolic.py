@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial
 
 from agentkit.records import Score, Unscored
-from agentkit.verifiers.answer import MAX_ANSWER
+from agentkit.verifiers.extraction import MAX_ANSWER
 from agentkit.verifiers.frames import expression, names_answer
 from agentkit.verifiers.masks import DOLLAR
 from agentkit.verifiers.numbers import (

@@ -20,7 +20,7 @@ from agentkit.tasks.family import with_content_id
 from agentkit.tasks.public.rows import SOURCES, Source
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import MAX_ANSWER, verify
-from agentkit.verifiers.answer import MAX_CODE
+from agentkit.verifiers.extraction import MAX_CODE
 from agentkit.verifiers.isolated.harness import pack
 from agentkit.verifiers.programs import MAX_TESTS
 

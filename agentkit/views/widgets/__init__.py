@@ -5,9 +5,9 @@ Every view has ``page`` (a whole HTML document), ``html()`` (a fragment for anot
 """
 
 from agentkit.views.widgets.base import View
-from agentkit.views.widgets.compare import compare_trajectories
 from agentkit.views.widgets.group import group_view
 from agentkit.views.widgets.states import gallery
-from agentkit.views.widgets.xray import mask_xray
+from agentkit.views.widgets.tokens import mask_xray
+from agentkit.views.widgets.trajectories import compare_trajectories
 
 __all__ = ["View", "compare_trajectories", "gallery", "group_view", "mask_xray"]

@@ -5,7 +5,7 @@ the live anywidget alike. The payload travels gzipped, in base64, so nothing in 
 holds it; on the page it is text only, never markup. A long one travels in blocks, each read when it is looked
 at. In a notebook the page lies in a sandboxed frame that reaches neither the notebook nor the network; a
 small script beside the frame (relay.js) tells it theme, address and stored notes. Leaves out what
-each view shows of its records (compare, xray, group).
+each view shows of its records (trajectories, tokens, group).
 """
 
 import base64

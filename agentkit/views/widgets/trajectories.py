@@ -62,7 +62,7 @@ class CompareWidget(View):
     """Trajectories side by side: static by itself, ``live()`` with a kernel."""
 
     def __init__(self, payload: dict[str, Any], run: Run | None = None):
-        super().__init__("compare", "Trajectories side by side", payload, 720)
+        super().__init__("trajectories", "Trajectories side by side", payload, 720)
         self._run = run
 
     @cached_property

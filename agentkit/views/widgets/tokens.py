@@ -34,4 +34,4 @@ def mask_xray(trajectory: Trajectory, decode: Decode | None = None) -> View:
         "faults": faults(trajectory),
         "tokens": columns,
     }
-    return View("xray", "Mask X-ray", payload, 560)
+    return View("tokens", "Mask X-ray", payload, 560)
