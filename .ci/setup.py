@@ -2,10 +2,10 @@
 
     python3 .ci/setup.py          # what `make setup` runs
     python3 .ci/setup.py test     # with the test extra, a Chromium, and where torch is its CPU build vLLM and
-    Unsloth for the CPU python3 .ci/setup.py lock     # remake requirements.lock from a clean install of what
-    pyproject.toml allows; use the
-                                  # oldest Python in use (Debian 12 has 3.11.2), or packages too new for it
-                                  get in
+                                  # Unsloth for the CPU
+    python3 .ci/setup.py lock     # remake requirements.lock from a clean install of what pyproject.toml allows;
+                                  # use the oldest Python in use (Debian 12 has 3.11.2), or packages too new
+                                  # for it get in
 
 Standard library only, and old syntax on purpose: any Python from 3.6 on can run it far enough to say what is
 missing. pip's own settings (PIP_*, pip.conf, proxies) hold throughout. Leaves out: GPU drivers, and vLLM and

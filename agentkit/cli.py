@@ -240,7 +240,7 @@ def sweep_command(
 
     Args:
         run: the sweep's folder, such as outputs/sweep-a
-        slots: cells at once, more than one by Ray; a cell takes a GPU for each of its processes
+        slots: cells at once, more than one by Ray; a cell takes a GPU for each process and server
         address: of a Ray cluster whose machines share the folder
         dry_run: print what would be made, its hours and cost, and what it could show
         stop: end arms, cells such as default/seed-2, or all in the sweep that runs; the next call goes on

