@@ -34,7 +34,7 @@ from agentkit.runs import (
     write_json,
 )
 from agentkit.runs.children import signals
-from agentkit.runs.recipe import REWARDS, Recipe, read_recipe
+from agentkit.runs.recipe import FILES, REWARDS, Recipe, beside, read_recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,7 +138,9 @@ Json = Annotated[bool, arg(name="json", help="print the result as JSON", help_be
 
 
 def _recipe(path: Path, changes: Sequence[str]) -> Recipe:
-    return Recipe.from_mapping(read_recipe(path) | _overrides(changes))
+    given = _overrides(changes)
+    given |= {name: beside(Path("here"), given[name]) for name in FILES if name in given}  # as seen from here
+    return Recipe.from_mapping(read_recipe(path) | given)
 
 
 def _overrides(pairs: Sequence[str]) -> dict[str, Any]:

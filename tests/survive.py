@@ -53,7 +53,7 @@ def tiny_agent():
         "intermediate_size": 32,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
-        "head_dim": 8,
+        "head_dim": 32,  # which vLLM has, on a CPU too
     }
     config = AutoConfig.from_pretrained(
         nano.DATA, **small, num_key_value_heads=2, layer_types=["full_attention"] * 2

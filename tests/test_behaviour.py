@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentkit.evaluation import tables
-from agentkit.evaluation.behaviour import MEASURES, behaviour
+from agentkit.evaluation.behaviour import MEASURES, _change, behaviour
 from agentkit.evaluation.examples import examples
 from agentkit.evaluation.failures import FAILURES, failure_class, failures
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
@@ -203,6 +203,21 @@ def test_changes_are_over_tasks_and_corrected():
     assert "no occasion" in got.table().loc["Retries after a failed call", "sft"]
     same = behaviour({"a": before, "b": before}, tasks)
     assert all(c["p"] == 1.0 for c in same.changes) and "No behaviour changed" in same.sentences()[0]
+
+
+def test_a_change_in_a_few_tasks_is_judged_by_these():
+    """Tasks without an occasion say nothing about it; a change that is the same everywhere is one."""
+    calls = MEASURES["calls"]
+    before = {f"t{i}": np.array([4.0 + i % 2, 1.0] if i < 10 else [0.0, 0.0]) for i in range(100)}
+    after = {
+        t: np.array([own[0] - 1 - (i % 3 == 0), 1.0]) if own[1] else own
+        for i, (t, own) in enumerate(before.items())
+    }
+    few = _change(before, after, calls)
+    alone = [{t: own[t] for t in list(own)[:10]} for own in (before, after)]
+    assert few == _change(*alone, calls) and few["p"] < 1e-3 and few["ci95"][1] < 0
+    steady = _change(alone[0], {t: own + [1.0, 0.0] for t, own in alone[0].items()}, calls)
+    assert steady["diff"] == 1.0 and steady["p"] < 0.01
 
 
 def test_examples_are_diverse_and_chosen_by_the_rule():

@@ -194,6 +194,39 @@ def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
     assert audit(task, rollout("a", 0, 1.0, answer=None)).value == 0.0
 
 
+@pytest.mark.parametrize(
+    ("gold", "verifier", "answer", "value"),
+    [
+        ("3.14", {"kind": "numeric", "abs_tol": 0.1}, "3.2", 1.0),
+        ("3.14", {"kind": "numeric", "abs_tol": 0.01}, "3.2", 0.0),
+        ("200", {"kind": "numeric", "rel_tol": 0.01}, "201", 1.0),
+        (r"\d{4}-\d\d", {"kind": "regex"}, "2026-11", None),
+        ("7", {"kind": "regex", "pattern": r"(\d+) of"}, "7 of 9", None),
+        ("1/2", {"kind": "symbolic"}, "\\frac{2}{4}x", None),
+        ("blue", {"kind": "mine"}, "navy", None),
+        ("blue", {"kind": "exact"}, "navy", 0.0),
+    ],
+)
+def test_an_answer_is_refused_where_the_gold_one_alone_is_right(gold, verifier, answer, value):
+    task = Task("a", "What?", gold, verifier)
+    said = ToolResult("search", {"query": "a"}, f"It is {answer}.", True, 0.1)
+    turns = (Turn("look", (0, 2), (said,)), Turn(f"Answer: {answer}", (2, 3)))
+    assert audit(task, rollout("a", 0, 1.0, answer=answer, turns=turns)).value == value
+
+
+def test_several_optimiser_steps_on_a_batch_are_one_entry_of_the_history():
+    """The windows of alarms count batches: half of the rows of minibatches: 2 know no rollouts."""
+    watch, plain = Watch(), Watch()
+    for number in range(1, 41):
+        batch = {"reward": 0.3, "success": 0.3, "zero_variance": 0.95, "stuck": 0.95, "trajectories": 64.0}
+        watch.add({"step": 2 * number - 1, "kl": 0.01, "grad_norm": 0.1} | batch)
+        watch.add({"step": 2 * number, "kl": 0.02, "grad_norm": 0.1})
+        plain.add({"step": number, "kl": 0.02, "grad_norm": 0.1} | batch)
+    assert len(watch.history) == 40 and watch.history[-1].number == 80 and watch.history[-1]["kl"] == 0.02
+    names = [alarm.alarm for alarm in watch.alarms]
+    assert "zero_variance" in names and set(names) - {"stalled_learning"} == {a.alarm for a in plain.alarms}
+
+
 def test_a_program_that_only_knows_the_tests_is_refused():
     verifier = {"kind": "code", "entry": "f", "tests": [[[[3, 1, 2]], 6], [[[5, 5]], 10], [[[4]], 4]]}
     task = Task(

@@ -194,6 +194,39 @@ def test_messages_of_others(tmp_path):
     assert comparison.n_tasks == 1
 
 
+def test_a_reply_without_id_or_name_belongs_to_the_open_call(tmp_path):
+    call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2 + 3"}}}
+    messages = [
+        {"role": "user", "content": "What is 2 + 3?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "5"},
+        {"role": "assistant", "content": "Answer: 5"},
+    ]
+    (read,) = from_messages([{"messages": messages}]).trajectories
+    assert [(r.name, r.arguments) for r in read.turns[0].results] == [("calculator", {"expression": "2 + 3"})]
+
+
+def test_a_trajectory_that_ran_out_of_time_is_not_scored_anew(tmp_path):
+    late = dataclasses.replace(ALL[0], stop_reason=StopReason.TIME_LIMIT, answer=None, success=None)
+    write_messages(tmp_path / "m.parquet", [late], TASKS)
+    assert from_messages(tmp_path / "m.parquet", tasks=TASKS).trajectories[0].success is None
+
+
+def test_examples_in_a_prompt_of_trl_are_no_turns(tmp_path):
+    shown = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": "Answer: 2"}]
+    rows = {
+        "prompt": [
+            [*shown, {"role": "user", "content": text}] for text in ("What is 2 + 3?", "What is 9 + 9?")
+        ],
+        "completion": [[{"role": "assistant", "content": "Answer: 5"}]] * 2,
+        "step": [1, 1],
+    }
+    pd.DataFrame(rows).to_parquet(tmp_path / "c.parquet")
+    read = from_trl(tmp_path / "c.parquet", policy="theirs")
+    assert [t.prompt for t in read.tasks] == ["What is 2 + 3?", "What is 9 + 9?"]
+    assert [len(t.turns) for t in read.trajectories] == [1, 1] and any("examples" in d for d in read.dropped)
+
+
 def test_trl_tables_of_others(tmp_path):
     """As TRL's GRPOTrainer.log makes them: pandas to_parquet of messages or texts, rewards, extra columns,
     advantage.

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
 from survive import evenness, make_trainer, tiny_agent
 
-from agentkit.records import StopReason, TrainingError, Trajectory
+from agentkit.records import RecipeError, StopReason, TrainingError, Trajectory
 from agentkit.rollouts.loop import OUT_OF_TIME
 from agentkit.runs import read_jsonl
 from agentkit.training import checkpoints, grpo
 from agentkit.training.grpo import train
 from agentkit.training.guards import Guards, is_finite_step, too_many_unscored
+from agentkit.training.validation import spread_over
 
 
 # ---- decisions
@@ -187,3 +189,30 @@ def test_training_ends_early_without_improvement(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path / "run", patience=2, val_every=1)
     trainer.best = (0.5, 0)  # no validation of the tiny agent is that good
     assert train(trainer) == {"best_val_success": 0.5, "best_step": 0, "steps": 1, "ended": "patience"}
+
+
+def test_validation_that_stands_still_is_no_improvement_and_the_later_adapter_is_kept(tmp_path):
+    ended = train(make_trainer(tmp_path / "run", patience=2, val_every=1))
+    assert ended == {"best_val_success": 0.0, "best_step": 2, "steps": 2, "ended": "patience"}
+
+
+def test_a_training_that_ends_early_is_validated_at_its_end(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path / "run", val_every=10)
+    monkeypatch.setattr(
+        trainer.guards, "scored", lambda batch: setattr(trainer.guards.watch, "ended", "solved")
+    )
+    assert train(trainer)["ended"] == "solved"
+    rows = list(read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl"))
+    assert [row["step"] for row in rows if row.get("val_success") is not None] == [0, 1]
+
+
+def test_fewer_training_tasks_than_a_step_takes_are_refused(tmp_path):
+    with pytest.raises(RecipeError, match="prompts_per_step 2 is more than the 1 training tasks"):
+        make_trainer(tmp_path / "run", n_tasks=1)
+
+
+def test_validation_is_spread_over_a_suite_that_goes_family_by_family():
+    suite = ["A"] * 38 + ["B"] * 31 + ["C"] * 37
+    counts = Counter(spread_over(suite, 40))
+    assert sum(counts.values()) == 40 and min(counts.values()) >= 11
+    assert spread_over(suite, 500) == suite and spread_over([], 40) == []

@@ -343,6 +343,7 @@ def said(*messages: dict) -> dict:
         ({"messages": "hi"}, "row 1 has no list of messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "row 1.*role 'wizard'"),
         ({"messages": [{"role": "user", "content": "x"}]}, "no assistant message"),
+        (said({"content": "Answer: x"}) | {"tools": [{"parameters": {}}]}, "row 1: a tool has no name"),
         (
             {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": 7}]},
             "content must be text",

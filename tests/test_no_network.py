@@ -59,7 +59,7 @@ def test_the_cold_start_and_handing_an_adapter_over_ask_nobody(tmp_path, asked):
     demonstrations = trainer.run.trajectories(1)
     fine_tune(model, tokenizer, demonstrations, Recipe(lora_r=2, sft_batch=4), tmp_path / "sft")
     adapted = get_peft_model(from_a_hub()[0], lora(Recipe(lora_r=2)))
-    save_lora(adapted, tmp_path / "handed", None)
+    save_lora(adapted, tmp_path / "handed")
     save_adapter(adapted, tokenizer, tmp_path / "saved")
     assert not asked, asked[:3]
     with pytest.warns(UserWarning, match="Could not find a config file|offline|no network"):

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.preflight.forecasting import forecast, longer_by_expert
 from agentkit.preflight.probe import probe
+from agentkit.preflight.reward_checks import _constant
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import correctness, plan, with_noise
 from agentkit.rollouts import rollout
@@ -244,6 +246,15 @@ def test_a_dead_component_is_refused_with_its_reason(rollouts, component, reason
 def test_a_saturated_component_is_no_fault(rollouts):
     item = judged(rollouts, plan())["Component format"]
     assert item.light == "green" and "saturated" in item.advice and "failed calls" in item.advice
+
+
+@pytest.mark.parametrize(
+    ("weight", "value", "light"),
+    [(-0.5, 1.0, "amber"), (-0.5, 0.0, "green"), (0.5, 1.0, "green"), (0.5, 0.0, "amber")],
+)
+def test_of_a_penalty_the_full_value_is_the_smallest(weight, value, light):
+    probed, best = SimpleNamespace(missing=(), moved_by=("failed calls",)), [1.0 if weight > 0 else 0.0] * 3
+    assert _constant("fails", weight, [value] * 4, best, probed)[0] == light
 
 
 def test_the_probe_tells_what_moves_a_component(rollouts):

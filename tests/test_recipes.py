@@ -22,6 +22,7 @@ from agentkit import lab as laboratory
 from agentkit.rewards import from_recipe, plan
 from agentkit.runs import Run, project_root, stages
 from agentkit.runs import recipe as recipes
+from agentkit.runs.labfile import lab_digest
 from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
@@ -398,6 +399,55 @@ def test_a_stage_is_not_done_where_a_key_that_was_set_is_back_at_its_default(tmp
     run.begin("03_grpo", {"model": "nano"})
     run.end("03_grpo")
     assert stages.is_done(run, "03_grpo", {"model": "nano", "beta": default, "n_tasks": 60})
+
+
+def test_a_stage_is_not_done_where_an_earlier_one_was_executed_after_it(tmp_path, monkeypatch):
+    run, clock = Run.create(tmp_path / "a"), iter(f"2026-01-01T00:00:0{i}+0000" for i in range(9))
+    monkeypatch.setattr("agentkit.runs.run._now", lambda: next(clock))
+    for stage in ("01_tasks", "02_baseline", "03_grpo", "02_baseline"):
+        run.begin(stage, {"model": "nano"})
+        run.end(stage)
+    done = [stages.is_done(run, stage, {"model": "nano"}) for stage in stages.STAGES[:3]]
+    assert done == [True, True, False]
+
+
+def test_a_key_that_is_back_at_its_default_leaves_the_runs_recipe(tmp_path):
+    run = Run.create(tmp_path / "a")
+    run.begin("01_tasks", {"seed": 1})
+    run.begin("02_baseline", {"model": "nano", "flaw_give_up": 0.3})
+    run.begin("02_baseline", {"model": "nano"})
+    assert run.manifest["recipe"] == {"seed": 1, "model": "nano"}
+
+
+def test_a_stage_is_not_done_with_other_content_of_a_file_it_was_handed(tmp_path, monkeypatch):
+    run, rows = Run.create(tmp_path / "a"), write(tmp_path / "rows.jsonl", "{}")
+    recipe = {"n_tasks": 60, "tasks": str(rows)}
+
+    def execute(stage: str, run: Run, parameters: dict) -> None:
+        run.begin(stage, parameters)
+        run.end(stage)
+
+    monkeypatch.setattr(stages, "execute", execute)
+    stages.run_stages(run, recipe, 0, 0, files=stages.file_digests(recipe))
+    assert stages.is_done(run, "01_tasks", recipe)
+    rows.write_text("{ }")
+    assert not stages.is_done(run, "01_tasks", recipe)
+
+
+def test_a_file_named_on_the_command_line_is_seen_from_where_it_was_called(monkeypatch):
+    monkeypatch.chdir(project_root() / "tests")
+    assert cli._recipe(NANO, ["tasks=hostile/answers.json"]).tasks == "tests/hostile/answers.json"
+    assert cli._recipe(NANO, ["tasks=gsm8k", "model=nano"]).tasks == "gsm8k"
+
+
+def test_a_package_beside_a_lab_file_is_part_of_its_digest(tmp_path):
+    lab = write(tmp_path / "lab.py", "from shop import prices\n")
+    (tmp_path / "shop").mkdir()
+    write(tmp_path / "shop" / "__init__.py", "")
+    part = write(tmp_path / "shop" / "prices.py", "PRICE = 1\n")
+    before = lab_digest(lab)
+    part.write_text("PRICE = 2\n")
+    assert lab_digest(lab) != before
 
 
 def test_a_stage_is_not_done_with_another_lab_file(tmp_path, monkeypatch):

@@ -461,10 +461,12 @@ def test_environment_values_and_quick_masking(monkeypatch):
         "HOME": "somewhere",
         "B_TOKEN": "abc",
         "DB_SECRET": "much-longer-secret",
+        "AGENTKIT_JUDGE_KEY": "token-abc123",
+        "TAVILY_KEY": "of-a-search",
     }
     monkeypatch.setattr(os, "environ", variables)
     found = environment_secrets()
-    assert found == ("much-longer-secret", "p%40ss%20word", "p@ss word")
+    assert found == ("much-longer-secret", "p%40ss%20word", "token-abc123", "of-a-search", "p@ss word")
     for text in (
         "key=" * 250_000,
         "password" + " " * 10**6,

@@ -522,6 +522,7 @@ def test_more_processes_than_gpus_are_refused_and_not_waited_for():
         _needs({"processes": 4}, 2)
     assert _needs({"processes": 2}, 2) == {"num_gpus": 2, "num_cpus": 0}
     assert _needs({"topology": "split", "processes": 2, "replicas": 1}, 4)["num_gpus"] == 3
+    assert _needs({"topology": "split", "processes": 2, "tensor_parallel": 2}, 4)["num_gpus"] == 4
     assert _needs({"gpus": "4"}, 4)["num_gpus"] == 4
     assert _needs({"processes": 4}, 0) == {"num_cpus": 1}
 

@@ -98,7 +98,7 @@ def success_by_kind(
 def _learnt(validated: pd.DataFrame) -> str:
     if len(validated) < 2:
         return "Unknown: there are not two validations to compare."
-    first, best = validated.iloc[0], validated.loc[validated["val_success"].idxmax()]
+    first, best = validated.iloc[0], validated.loc[validated["val_success"][::-1].idxmax()]
     before = f"Validation success was {first['val_success']:.1%} before"
     if best["val_success"] <= first["val_success"]:
         return f"{before}, and never higher."
@@ -126,7 +126,7 @@ def _when(validated: pd.DataFrame) -> str:
     success = validated["val_success"]
     if len(success) < 2 or success.max() <= success.iloc[0]:
         return "Validation never rose above where it began."
-    half, top = validated[success >= (success.iloc[0] + success.max()) / 2].iloc[0], success.idxmax()
+    half, top = validated[success >= (success.iloc[0] + success.max()) / 2].iloc[0], success[::-1].idxmax()
     best = int(validated["step"][top])
     return f"Half of the gain was there at step {int(half['step'])}, the best at step {best}."
 

@@ -182,9 +182,8 @@ def wasted(history: History) -> Numbers | None:
 def dead_component(history: History) -> Numbers | None:
     """A component has had one value ever since training began, or has stopped varying below its best."""
     batch = history[-1]["trajectories"] if history else math.nan
-    if not batch > 0:
-        return None
-    steps = max(3, math.ceil(64 / batch))  # one that varies at all hardly gives 64 equal values
+    # one that varies at all hardly gives 64 equal values
+    steps = max(3, math.ceil(64 / batch)) if batch > 0 else 2 * WINDOW
     if len(history) < steps:
         return None
     found = []

@@ -7,6 +7,7 @@ Leaves out the rules and what they read (rules, measures).
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,13 @@ class Watch:
         return self.take(observe(row, trajectories))
 
     def take(self, step: StepMeasures) -> list[Alarm]:
-        """``add`` for a step in numbers. Step 0, which is a validation only, raises no alarm."""
+        """``add`` for a step in numbers. Step 0, which is a validation only, raises no alarm.
+
+        Several optimiser steps on one batch are one entry of the history, with the latest of each measure.
+        """
+        if self.history and _sampled(self.history[-1]) and not _sampled(step):
+            before = self.history.pop()
+            step = StepMeasures(step.number, before.values | step.values, before.evidence | step.evidence)
         self.history.append(step)
         alarms = holding(self.history).values() if step.number > 0 else ()
         held = {(alarm.alarm, alarm.severity): alarm for alarm in alarms}
@@ -72,6 +79,11 @@ class Watch:
             for alarm in fired:
                 append_jsonl(self._path, dataclasses.asdict(alarm))
         return fired
+
+
+def _sampled(step: StepMeasures) -> bool:
+    """Whether a batch of rollouts begins with this step: its reward or success is known."""
+    return any(math.isfinite(step[name]) for name in ("reward", "success"))
 
 
 def scan(steps: Iterable[StepMeasures]) -> list[Alarm]:

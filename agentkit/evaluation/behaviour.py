@@ -199,10 +199,11 @@ def _change(before: _Counts, after: _Counts, measure: Measure) -> dict[str, Any]
     if measure.share:
         difference, interval, p = statistics.shares_change(*pair)
         return {"diff": difference, "ci95": interval, "p": p}
-    (a, u), (b, v) = (statistics.ratio_influence(*counts) for counts in pair)
-    moved = (b - a + v - u)[(pair[0][1] > 0) | (pair[1][1] > 0)]
+    occasion = (pair[0][1] > 0) | (pair[1][1] > 0)
+    (a, u), (b, v) = (statistics.ratio_influence(*counts[:, occasion]) for counts in pair)
+    moved = b - a + v - u
     if float(np.ptp(moved)) < 1e-12:
-        return {"diff": b - a, "ci95": [b - a, b - a], "p": 1.0}
+        return {"diff": b - a, "ci95": [b - a, b - a], "p": statistics.mean_p(moved)}
     interval = statistics.mean_interval(moved, low=-np.inf, high=np.inf)
     return {"diff": b - a, "ci95": interval, "p": statistics.mean_p(moved)}
 

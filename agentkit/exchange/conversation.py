@@ -118,7 +118,7 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
                 raise DataError(
                     f"{row.where}: its task {identity!r} is not among the tasks given. Pass its suite."
                 )
-            failed = trajectory.stop_reason is StopReason.ERROR
+            failed = trajectory.stop_reason in (StopReason.ERROR, StopReason.TIME_LIMIT)  # not by the policy
             verdict = Score(None, "it failed") if failed else verify(task, trajectory)
             trajectory = replace(trajectory, task_id=task.id, success=verdict.value, why=verdict.why)
         else:
@@ -212,7 +212,7 @@ def _reply(message: Mapping[str, Any], content: str, open_calls: dict[str, tuple
         name = "user"
     elif identity in open_calls:
         name, arguments = open_calls.pop(identity)
-    elif name and open_calls:  # a reply without either is to a malformed call
+    elif open_calls:  # where none is left, a reply without a name is to a malformed call
         name, arguments = open_calls.pop(next(iter(open_calls)))
     return ToolResult(name, arguments, content, ok=not (message.get("error") or content.startswith("Error")))
 

@@ -117,6 +117,10 @@ def from_trl(
         for i, row in enumerate(_rows_of(file), start=1):
             where = f"{file}, row {i}"
             prompt = _side(row, "prompt", "user", where, dropped)
+            asked = [i for i, message in enumerate(prompt) if message["role"] == "user"][-1:]
+            if any(message["role"] == "assistant" for message in prompt[: max(asked, default=0)]):
+                dropped["examples before the question in prompts"] += 1
+                prompt = prompt[asked[0] :]
             completion = _side(row, "completion", "assistant", where, dropped)
             components = {}
             for name in row.keys() - _TRL - _KNOWN:

@@ -296,7 +296,8 @@ def _constant(
             "calls or lengths change it. Mend or remove it."
         )
     moved = f"It does change with {_listed(probed.moved_by)}."
-    if values[0] >= max(best, default=math.inf) - EQUAL:
+    sign = math.copysign(1.0, weight)  # of a penalty the full value is the smallest
+    if sign * values[0] >= max((sign * value for value in best), default=math.inf) - EQUAL:
         saturated = f"{name} is saturated: every rollout has its full value, so it teaches nothing now."
         return "green", f"{saturated} {moved}"
     return "amber", f"No rollout moves {name} yet. {moved}"

@@ -11,7 +11,7 @@ from functools import wraps
 from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory
 from agentkit.tasks.expert import fill, shows
 from agentkit.tools import calculate
-from agentkit.trajectories import results_of
+from agentkit.trajectories import failure_of, results_of
 
 COMPLIANCE_PENALTY = -10.0
 
@@ -144,9 +144,8 @@ def whole_format(task: Task, trajectory: Trajectory) -> float | None:
 
 # ---- ToolRLA (arXiv 2603.01620)
 def tool_names(task: Task, trajectory: Trajectory) -> float | None:
-    """S_name of ToolRLA: 0 when a called tool is invented (not the task's, and did not run), else 1."""
-    failed = {result.name for result in results_of(trajectory) if result.name and not result.ok}
-    return float(failed <= set(task.tools))
+    """S_name of ToolRLA: 0 when a called tool is invented, else 1."""
+    return float(all(failure_of(result) != "unknown tool" for result in results_of(trajectory)))
 
 
 @against_plan

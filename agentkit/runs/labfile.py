@@ -85,7 +85,7 @@ def check_takes(what: str, function: Callable, *arguments: str) -> None:
 
 
 def lab_digest(path: Path) -> str:
-    """A hash of a lab file and of the files beside it that it imports, directly or through each other."""
+    """A hash of a lab file and of what it imports from beside it, directly or through each other."""
     digest, files = hashlib.sha256(), [path]
     for file in files:  # which grow meanwhile
         text = file.read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def lab_digest(path: Path) -> str:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                beside = path.parent / f"{name.split('.')[0]}.py"
-                if beside.is_file() and beside not in files:
-                    files.append(beside)
+                top = path.parent / (name.split(".")[0] or ".")
+                found = [top.with_suffix(".py"), *sorted(top.rglob("*.py"))] if top != path.parent else []
+                files += [beside for beside in found if beside.is_file() and beside not in files]
     return digest.hexdigest()[:16]

@@ -348,7 +348,7 @@ class Recipe:
         words=("none", "tensorboard", "wandb", "trackio"),
     )
     val_every: int = _key(10, "steps between validations", 1, 100_000)
-    val_tasks: int = _key(60, "validation tasks used", 1, 100_000)
+    val_tasks: int = _key(60, "validation tasks used, spread over the suite", 1, 100_000)
     val_samples: int = _key(1, "sampled trajectories for each validation task", 1, 64)
     # runs that survive
     resume: str = _key(

@@ -136,7 +136,12 @@ class Run:
             entry["interrupted"] = True  # so it goes on from where an earlier attempt was stopped
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             entry["gpus"] = os.environ["CUDA_VISIBLE_DEVICES"]
+        before = self.manifest["stages"].get(name, {}).get("parameters", {})
         self.update(recipe=recipe, versions=versions(), git=git_state(), stages={name: entry})
+        if gone := before.keys() - recipe.keys():  # back at their defaults
+            manifest = self.manifest
+            manifest["recipe"] = {key: x for key, x in manifest["recipe"].items() if key not in gone}
+            write_json(self.path / MANIFEST, manifest)
 
     def end(self, name: str, status: str = "done", **extra: Any) -> None:
         """Mark a stage as done (or failed), with its seconds, and make every file of the run private."""

@@ -102,7 +102,7 @@ def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
     """
     wanted = recipe.get("processes", 1)
     if recipe.get("topology") == "split":
-        wanted += recipe.get("replicas") or 1
+        wanted += (recipe.get("replicas") or 1) * recipe.get("tensor_parallel", 1)
     if str(recipe.get("gpus", "auto")) != "auto":
         wanted = max(wanted, int(recipe["gpus"]))
     if gpus and wanted > gpus:  # Ray would wait for ever

@@ -61,7 +61,10 @@ def run_stages(
         anew = True  # the later ones build on what this one writes
         _check_files(recipe, files, file_digests(recipe))
         execute(stage, run, parameters_of(stage, recipe))
-        _check_files(recipe, {"lab": lab}, run.manifest["stages"].get(stage, {}))  # what it opened
+        entry = run.manifest["stages"].get(stage, {})
+        _check_files(recipe, {"lab": lab}, entry)  # what it opened
+        if entry:
+            run.update(stages={stage: entry | {"files": _own_files(stage, recipe)}})
 
 
 def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
@@ -87,11 +90,22 @@ def parameters_of(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_done(run: Run, stage: str, recipe: Mapping[str, Any], lab: str = "") -> bool:
-    """Whether a notebook is executed with a recipe's keys, those at their defaults too, and this lab file."""
-    entry = run.manifest["stages"].get(stage, {})
+    """Whether a notebook is executed with a recipe's keys, defaults included, with its files and this lab
+    file, and no earlier one was executed after it.
+    """
+    stages = run.manifest["stages"]
+    entry = stages.get(stage, {})
     keys = {name: key.default for name, key in Recipe.keys().items() if name in Recipe.keys_of(stage)}
     asked, used = (keys | parameters_of(stage, values) for values in (recipe, entry.get("parameters", {})))
-    return asked == used and entry.get("lab", "") == lab and entry.get("status") == "done"
+    files = _own_files(stage, recipe) if "files" in entry else None  # None: executed by hand
+    started = [stages[s].get("started", "") for s in STAGES[: STAGES.index(stage) + 1] if s in stages]
+    same = asked == used and entry.get("lab", "") == lab and entry.get("files") == files
+    return same and entry.get("status") == "done" and started == sorted(started)
+
+
+def _own_files(stage: str, recipe: Mapping[str, Any]) -> dict[str, str]:
+    """Digests of the files that a notebook is handed, but for the lab file's."""
+    return file_digests({name: x for name, x in parameters_of(stage, recipe).items() if name != "lab"})
 
 
 def _notebook(stage: str) -> Path:

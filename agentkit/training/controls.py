@@ -9,6 +9,7 @@ stops when it is done, and its figures tell what it took. Leaves out measuring a
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import count, cycle
@@ -91,6 +92,7 @@ def own_right_answers(
     """What the SFT model gets right when it samples as many trajectories as GRPO did."""
     recipe = lab.recipe
     groups = sum(len(run.trajectories(step)) for step in run.steps) // recipe.group_size
+    tasks = random.Random(f"{recipe.seed}-rft").sample(tasks, len(tasks))  # the suite goes family by family
     chosen = [task for task, _ in zip(cycle(tasks), range(groups), strict=False)]
     found = []
     with make_policy(agent, tokenizer, "rft", recipe) as policy:  # whose engine's memory the update needs

@@ -31,7 +31,7 @@ from agentkit.policies.process_group import gathered
 from agentkit.policies.shards import leave_shards
 from agentkit.policies.sync import NOISE, sync
 from agentkit.policies.unsloth import adapted
-from agentkit.records import EngineError, Group, Step, Task, TrainingError, Trajectory
+from agentkit.records import EngineError, Group, RecipeError, Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.template_probe import end_of_turn_ids
@@ -49,7 +49,7 @@ from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import Selected, fresh_tasks, select
 from agentkit.training.trainers import Progress
 from agentkit.training.update import Update, kl_median
-from agentkit.training.validation import Validate, Validated
+from agentkit.training.validation import Validate, Validated, spread_over
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -83,7 +83,12 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         recipe = lab.recipe
         self.lab, self.recipe, self.run, self.on_metrics = lab, recipe, run, on_metrics
         self.reward = lab.reward
-        self.validation = list(validation)[: recipe.val_tasks]
+        if len(tasks) < recipe.prompts_per_step:  # TRL would train no step
+            raise RecipeError(
+                f"prompts_per_step {recipe.prompts_per_step} is more than the {len(tasks)} training tasks: "
+                "lower it, or give more tasks"
+            )
+        self.validation = spread_over(validation, recipe.val_tasks)
         self.best: tuple[float, int] = (-1.0, 0)
         self.step = Step(0, ())
         self.guards = Guards(recipe)

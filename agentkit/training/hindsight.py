@@ -80,14 +80,14 @@ def hindsight(
         "num_train_epochs": 1,
     }
     for number in range(1, recipe.hindsight_rounds + 1):
-        policy = make_policy(model, tokenizer, "hindsight", recipe)
         options = lab.options(
             group_size=recipe.hindsight_samples,
             seed=recipe.seed + 1_000_003 * number,  # not what another seed's round samples
             step=number,
             progress=f"hindsight, round {number}",
         )
-        sampled = rollout(tasks, policy, **options)
+        with make_policy(model, tokenizer, "hindsight", recipe) as policy:  # the update needs its memory
+            sampled = rollout(tasks, policy, **options)
         on_round(sampled)
         solved = {t.task_id for t in sampled if t.success == 1.0}
         row = {"round": number, "solved": len(solved) / len(tasks), "lessons": 0, "tokens": 0, "loss": None}

@@ -67,6 +67,11 @@ class Work:
         serving = self.topology.replicas * self.topology.tensor_parallel
         return max(self.topology.workers, self.topology.processes + serving)
 
+    def discard(self, name: str) -> None:
+        """Remove a policy's measurement, which was made with another recipe."""
+        for samples in (name, f"{name}_greedy"):
+            self.run.file("eval", f"{samples}.parquet").unlink(missing_ok=True)
+
     @property
     def record(self) -> dict[str, Any]:
         """What the manifest keeps of who did what, and of what measuring and each control took."""

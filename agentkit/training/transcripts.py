@@ -59,6 +59,9 @@ def _codec(row: Mapping[str, Any], tokenizer: Any, lab: Lab, place: str) -> Chat
     tools = row.get("tools") or tool_schemas(environment)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RunError(f"{place}: tools must be a list of JSON schemas")
+    tools = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
+    if not all(isinstance(t["function"], dict) and isinstance(t["function"].get("name"), str) for t in tools):
+        raise RunError(f"{place}: a tool has no name")
     messages = checked_messages(row["messages"], place)
     said = [content_of(m, Counter()) for m in messages if m["role"] in ("system", "developer")]
     system = "\n\n".join(said) if said else getattr(environment, "system_prompt", SYSTEM_PROMPT)

@@ -159,7 +159,7 @@ class Update:
         scored = self._loss_tokens(inputs)
         if not scored.any():  # one row must make the graph; the loss takes it times 0
             shortest = inputs["completion_mask"].sum(1).argmin()
-            scored[shortest] = inputs["completion_mask"][shortest].bool()
+            scored[shortest, 0] = True  # which the policy wrote
         given = [name for name in ("old_per_token_logps", "ref_per_token_logps") if name in inputs]
         with self._only(scored):
             loss = super()._compute_loss(model, inputs | {name: inputs[name] * scored for name in given})

@@ -6,6 +6,7 @@ Leaves out the test, which training never sees (lab.measure), and stopping early
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,8 +14,15 @@ from transformers import TrainerCallback
 
 from agentkit.evaluation import summarize
 from agentkit.policies.process_group import on_main_process, spread
+from agentkit.records import Task
 from agentkit.training import metrics
 from agentkit.training.adapters import save_adapter
+
+
+def spread_over(tasks: Sequence[Task], count: int) -> list[Task]:
+    """So many of the tasks, or all, evenly over their order: a suite goes family by family."""
+    count = min(count, len(tasks))
+    return [tasks[i * len(tasks) // count] for i in range(count)]
 
 
 class Validated:
@@ -35,12 +43,12 @@ class Validated:
         with self._synced():
             sampled = spread(roll, self.validation, samples, "validation")
         summary = summarize(sampled, self.validation)
-        improved = summary["success"] >= self.best[0]
-        if improved:
+        better = summary["success"] > self.best[0]
+        if summary["success"] >= self.best[0]:  # of equals the last is kept
             self.best = (summary["success"], self.state.global_step)
             model, out = self.accelerator.unwrap_model(self.model), self.run.file("adapter")
             on_main_process(lambda: save_adapter(model, self.processing_class, out))
-        self.guards.validated(improved)
+        self.guards.validated(better)
         self._measured |= metrics.validation_metrics(summary, sampled, time.monotonic() - start)
 
 
@@ -57,5 +65,6 @@ class Validate(TrainerCallback):
         self._trainer._started = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % self._trainer.recipe.val_every == 0 or state.global_step == state.max_steps:
+        last = state.global_step == state.max_steps or self._trainer.guards.watch.ended
+        if state.global_step % self._trainer.recipe.val_every == 0 or last:
             self._trainer.validate()

@@ -322,7 +322,7 @@ def _training(card: _Card) -> list[Markup]:
     if "val_success" in metrics and metrics["val_success"].notna().any():
         last_rows = metrics.dropna(subset=["val_success"]).drop_duplicates("step", keep="last")
         validation = last_rows.set_index("step")["val_success"]
-        best = validation.idxmax()
+        best = validation[::-1].idxmax()  # of equals the last, as training keeps it
         ends = f"from {percent(validation.iloc[0])} to {percent(validation.iloc[-1])}"
         peak = f"the best was {percent(validation[best])} at step {best}{fresh_half(last_rows)}"
         parts.append(card.paragraph(f"Validation success went {ends}; {peak}."))

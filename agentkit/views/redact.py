@@ -19,7 +19,8 @@ _ALWAYS = frozenset(
 )
 _LAST = frozenset("token auth bearer cookie cookies pat jwt".split())
 _KEY_OF = frozenset(
-    "api access secret private signing encryption auth client account service ssh deploy master app".split()
+    "api access secret private signing encryption auth client account service ssh deploy master app "
+    "judge".split()
 )
 _HARMLESS = frozenset(
     "eos bos pad unk sep cls mask stop end start special next max min num n count new".split()
@@ -66,8 +67,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def environment_secrets() -> tuple[str, ...]:
-    """Values of variables whose names look secret, longest first; those under 6 characters are no secrets."""
-    values = {value for name, value in os.environ.items() if is_secret_name(name) and len(value) >= 6}
+    """Values of variables whose names look secret or end in _KEY, longest first, from 6 characters on."""
+    named = (value for name, value in os.environ.items() if is_secret_name(name) or name.endswith("_KEY"))
+    values = {value for value in named if len(value) >= 6}
     return tuple(sorted(values | {quote(value, safe="") for value in values}, key=lambda v: (-len(v), v)))
 
 
