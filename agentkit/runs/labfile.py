@@ -94,7 +94,7 @@ def lab_digest(path: Path) -> str:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                top = path.parent / (name.split(".")[0] or ".")
-                found = [top.with_suffix(".py"), *sorted(top.rglob("*.py"))] if top != path.parent else []
-                files += [beside for beside in found if beside.is_file() and beside not in files]
+                if (first := name.split(".")[0]) not in ("", "agentkit"):  # which a lab may lie beside
+                    found = [path.parent / f"{first}.py", *sorted((path.parent / first).rglob("*.py"))]
+                    files += [beside for beside in found if beside.is_file() and beside not in files]
     return digest.hexdigest()[:16]
