@@ -252,7 +252,7 @@ def sweep_command(
     from agentkit.evaluation.sweeps import Ablation
     from agentkit.preflight import sweeps
     from agentkit.runs import sweep as cells
-    from agentkit.runs.slots import slots_of
+    from agentkit.runs.sweep_slots import slots_of
 
     if ".." in run.parts:
         raise RunError(f"sweep folder {str(run)[:80]!r} is refused: write it without '..'")

@@ -23,7 +23,7 @@ from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.files import machine_memory
 from agentkit.runs.run import version_of
-from agentkit.runs.slots import gpu_count
+from agentkit.runs.sweep_slots import gpu_count
 from agentkit.runs.topology import choose
 
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 
-from agentkit.policies.replicas import free_port
+from agentkit.policies.server_processes import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from test_readme import parsed
 
-from agentkit.policies import replicas
+from agentkit.policies import server_processes
 from agentkit.records import EngineError, RecipeError
 from agentkit.runs import Recipe, Run, load_run
 from agentkit.runs.topology import choose, settled, visible
@@ -192,8 +192,8 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 
 
 def test_a_server_that_dies_is_started_again_under_another_name_and_none_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(replicas, "_command", lambda *unused: [sys.executable, "-c", ANSWERS])
-    monkeypatch.setattr(replicas, "LOOK_S", 0.1)
+    monkeypatch.setattr(server_processes, "_command", lambda *unused: [sys.executable, "-c", ANSWERS])
+    monkeypatch.setattr(server_processes, "LOOK_S", 0.1)
 
     def serving():
         found = []
@@ -203,7 +203,7 @@ def test_a_server_that_dies_is_started_again_under_another_name_and_none_is_left
                     found.append(child)
         return found
 
-    with replicas.replicas(Recipe(), Run.create(tmp_path / "run"), ("3",)) as (url,):
+    with server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("3",)) as (url,):
         assert httpx.get(url, trust_env=False).text == "agentkit#1"
         (server,) = serving()
         assert server.environ()["CUDA_VISIBLE_DEVICES"] == "3"
@@ -218,11 +218,11 @@ def test_a_server_that_dies_is_started_again_under_another_name_and_none_is_left
 
 def test_a_server_that_does_not_come_up_is_told_with_its_last_words(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        replicas, "_command", lambda *unused: [sys.executable, "-c", "raise OSError('no room')"]
+        server_processes, "_command", lambda *unused: [sys.executable, "-c", "raise OSError('no room')"]
     )
     with (
         pytest.raises(EngineError, match="ended with status 1 .*server-0.log.*OSError: no room"),
-        replicas.replicas(Recipe(), Run.create(tmp_path / "run"), ("",)),
+        server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("",)),
     ):
         pass
 

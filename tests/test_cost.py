@@ -45,7 +45,12 @@ def test_counts_by_hand():
         "updates": 40,
         "validation": 4 * 15 * 2,  # before step 1, after 4, 8 and 10; no more validation tasks than there are
         "final": 15 * 5,
+        "control rollouts": 0,
+        "control updates": 0,
     }
+    more = counts(Recipe.from_mapping(SMALL | {"controls": "sft_more,rft", "resample_correct": True}))
+    assert (more["rollouts"], more["updates"], more["final"]) == (80, 40, 3 * 15 * 5)
+    assert (more["control rollouts"], more["control updates"]) == (80, 2 * 40)  # sft_more samples nothing
     twice = Recipe.from_mapping(SMALL | {"num_iterations": 2, "sft": False})
     assert (counts(twice)["rollouts"], counts(twice)["updates"], counts(twice)["demonstrations"]) == (
         20,
@@ -120,6 +125,17 @@ def test_rates_are_measured_back(tmp_path):
     assert forecast(Recipe.of(run), rates) == actual(run)
     run.update(recipe={"processes": 2})
     assert measured_rates(run).rollout == 4.0 and actual(run)[PHASES[1]] == 160.0
+
+
+def test_a_control_is_forecast_with_its_training_and_told_apart_in_what_a_run_took(tmp_path):
+    run = small_run(tmp_path / "a")
+    run.update(recipe={"controls": "rft"})
+    seconds = forecast(Recipe.of(run), RATES)
+    assert seconds[PHASES[4]] == 2 * 225 + 80 + 20
+    five = run.manifest["stages"]["05_compare"]
+    took = {"seconds": five["seconds"] + 325.0, "controls": {"rft": {"seconds": 325.0}}}
+    run.update(stages={"05_compare": five | took})
+    assert measured_rates(run).evaluation == pytest.approx(3.0)
 
 
 def test_a_policy_took_the_notebooks_that_made_it(tmp_path):

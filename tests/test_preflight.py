@@ -494,7 +494,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(tokenizer, suit
     model, _ = load_agent("nano")
     policy = ScriptedPolicy(tokenizer, name="sft")
     lab = Lab.open(Recipe.from_mapping({"model": "nano", "max_tokens": 100_000, "max_turn_tokens": 30_000}))
-    monkeypatch.setattr("agentkit.policies.slots.memory_of", lambda device: 20 * 10**9)
+    monkeypatch.setattr("agentkit.policies.slot_cache.memory_of", lambda device: 20 * 10**9)
     found, rollouts = examine(lab, policy, suite.split("train"), model=model)
     assert rollouts == [] and [item.name for item in found.items] == ["Memory"] and found.rollouts == 0
     with pytest.raises(TrainingError, match="Memory: .* GB of the machine's 20 GB .*micro_batch: [1-7]"):

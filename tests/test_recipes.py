@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from agentkit import lab as laboratory
 from agentkit.rewards import from_recipe, plan
 from agentkit.runs import Run, project_root, stages
 from agentkit.runs import recipe as recipes
-from agentkit.runs.labfile import lab_digest
+from agentkit.runs.labfile import lab_digest, load_module
 from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
@@ -448,6 +449,21 @@ def test_a_package_beside_a_lab_file_is_part_of_its_digest(tmp_path):
     before = lab_digest(lab)
     part.write_text("PRICE = 2\n")
     assert lab_digest(lab) != before
+
+
+def test_what_a_lab_file_imports_is_loaded_anew_in_an_open_kernel(tmp_path):
+    lab = write(tmp_path / "own_lab.py", "from own_shop.prices import PRICE\n")
+    (tmp_path / "own_shop").mkdir()
+    write(tmp_path / "own_shop" / "__init__.py", "")
+    part = write(tmp_path / "own_shop" / "prices.py", "PRICE = 1\n")
+    assert load_module(lab).PRICE == 1
+    kept = sys.modules["own_shop.prices"]
+    assert load_module(lab).PRICE == 1 and sys.modules["own_shop.prices"] is kept
+    part.write_text("PRICE = 22\n")
+    assert load_module(lab).PRICE == 22
+    part.write_text("PRICE =\n")
+    with pytest.raises(RecipeError, match="prices.py, line 1: SyntaxError"):
+        load_module(lab)
 
 
 def test_a_stage_is_not_done_with_another_lab_file(tmp_path, monkeypatch):

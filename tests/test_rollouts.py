@@ -17,6 +17,7 @@ from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.chat import ChatCodec
+from agentkit.rollouts.policy import EngineError
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
 
@@ -108,6 +109,21 @@ def test_every_end_has_its_stop_reason(agent, suite, corpus, turns, limits, stop
     assert t.stop_reason == stop
     assert len(t.completion_ids) == len(t.action_mask) == len(t.old_logprobs) <= limits.max_tokens
     assert t.success == (None if stop == StopReason.TIME_LIMIT else 0.0)
+
+
+@pytest.mark.parametrize("room", [1, 25, 60, 61, 130])
+def test_a_trajectory_ends_where_what_the_engine_reads_does(agent, suite, corpus, room):
+    """And a prompt that leaves no room is an error that says so."""
+    policy, task = Says(agent[1], CALL), list(suite)[:1]
+    play = partial(rollout, task, policy, environment=partial(CorpusEnvironment, corpus))
+    (free,) = play(limits=Limits(max_tokens=room))
+    policy.max_length = len(free.prompt_ids) + room
+    (bounded,) = play()
+    assert bounded.stop_reason == StopReason.TOKEN_LIMIT
+    assert bounded.completion_ids == free.completion_ids and len(bounded.completion_ids) <= room
+    policy.max_length = len(free.prompt_ids)
+    with pytest.raises(EngineError, match=f"has {policy.max_length} tokens, and the engine reads"):
+        play()
 
 
 def test_a_malformed_call_earns_a_correction_and_goes_on(agent, suite, corpus):

@@ -119,6 +119,18 @@ def wanted(asked):
     return [[int(digit) + 10 for digit in str(seed_number(r.seed))[: r.max_new_tokens]] for r in asked]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "reads"),
+    [({}, {}, None), ({"max_model_len": 512}, {}, 512), ({"max_model_len": 512}, {"max_model_len": 300}, 300),
+     ({"max_model_len": "many"}, {"max_model_len": None}, None)],
+)  # fmt: skip
+def test_what_the_servers_read_bounds_a_trajectory(two, first, second, reads):
+    for replica, says in zip(two, (first, second), strict=True):
+        replica.models = {"data": [{"id": "m", **says}]}
+    with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
+        assert policy.max_length == reads
+
+
 def test_requests_carry_tokens_seed_and_temperature_and_spread_over_the_replicas(two):
     def slow(body):
         time.sleep(0.1)

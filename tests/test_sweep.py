@@ -6,6 +6,7 @@ import html
 import json
 import os
 import sys
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -31,9 +32,9 @@ from agentkit.evaluation.sweeps import (
 from agentkit.preflight.sweeps import as_text, check, dry_run
 from agentkit.records import RecipeError, RunError, Task
 from agentkit.runs import Run, stages, write_json, write_trajectories
-from agentkit.runs.slots import _fitting, _needs
 from agentkit.runs.stages import STAGES, parameters_of
-from agentkit.runs.sweep import Job, Sweep, plan, read_design, reuse, run_sweep
+from agentkit.runs.sweep import LOOK_S, Job, Sweep, left_out, plan, read_design, reuse, run_sweep
+from agentkit.runs.sweep_slots import _fitting, _needs
 from agentkit.runs.trajectory_files import write_tasks
 from agentkit.views import plots
 from agentkit.views.sweep_card import cells, write_sweep_report
@@ -475,6 +476,38 @@ def test_an_arm_with_a_critical_alarm_is_stopped_where_that_is_asked_for(tmp_pat
     *names, last = driven(file, sweep, work, slots=2)
     assert ("free/seed-2" in [*names, last]) is not asked
     assert ("stopped until the next call, as seed-1 has the alarm zero_variance at step 7" in last) is asked
+
+
+def test_one_slot_stops_a_cell_in_mid_training_and_the_next_call_goes_on_despite_old_alarms(tmp_path):
+    file, sweep, calls = write(tmp_path, stop_hopeless=True, seeds=[1]), Sweep(tmp_path / "out"), []
+
+    def alarm(job, step):
+        row = {"step": step, "alarm": "zero_variance", "severity": "critical"}
+        job.folder.joinpath("train").mkdir(parents=True, exist_ok=True)
+        with job.folder.joinpath("train", "alarms.jsonl").open("a") as rows:
+            rows.write(json.dumps(row) + "\n")
+
+    def submit(job):
+        future = Future()
+        if job.arm == "free":
+            calls.append(job.folder.name)
+            alarm(job, 7 if len(calls) < 3 else 9)
+            deadline = time.monotonic() + (60 if len(calls) != 2 else 3 * LOOK_S)
+            while not left_out(job) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            future.set_exception(RunError("ended")) if left_out(job) else future.set_result(None)
+        else:
+            future.set_result(None)
+        return future
+
+    for status in ("stopped", "done"):
+        with sweep.held():
+            run_sweep(file, sweep, submit, 1, print)
+        (cell,) = [cell for cell in sweep.state["cells"] if cell["arm"] == "free"]
+        assert cell["status"] == status
+    with sweep.held():
+        run_sweep(file, sweep, submit, 1, print)
+    assert [c["status"] for c in sweep.state["cells"] if c["arm"] == "free"] == ["stopped"], "a new alarm"
 
 
 def test_a_sweep_does_not_write_into_a_run(tmp_path):

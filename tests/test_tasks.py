@@ -179,6 +179,20 @@ def test_near_duplicates_go_to_one_split(corpus):
     assert {task.split for task in built} == set(splits.SPLITS)
 
 
+def test_a_family_whose_questions_are_all_alike_is_told_of(corpus):
+    text = "which of all the many numbers that anybody has ever written down by hand on a clean sheet comes after"
+
+    def draft(corpus, rng):
+        number = rng.randint(1, 400)
+        step = {"tool": "calculator", "arguments": {"expression": f"{number} + 1"}}
+        return Task("", f"{text} {number}", str(number + 1), "numeric", meta={"plan": [step]})
+
+    spec = {"families": ["alike"], "n_tasks": 40, "seed": 1}
+    with pytest.warns(UserWarning, match="none of the 40 tasks of family alike is in the test split"):
+        built = Suite.build(spec, corpus=corpus, families={"alike": draft})
+    assert {task.split for task in built} == {"train"}
+
+
 def test_no_two_splits_hold_near_duplicates(large):
     of = [task.split for task in large]
     assert all(of[i] == of[j] for i, j in splits.near_duplicates([task.prompt for task in large]))

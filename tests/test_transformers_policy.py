@@ -18,7 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentkit.policies.slots import SlotCache, memory_of, token_bytes
+from agentkit.policies.slot_cache import SlotCache, memory_of, token_bytes
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
 from agentkit.rollouts.policy import EngineError, Request

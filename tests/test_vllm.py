@@ -27,9 +27,9 @@ from agentkit.lab import Lab
 from agentkit.nano import DATA as NANO
 from agentkit.policies import sync as guard
 from agentkit.policies.loading import load_agent, make_policy
-from agentkit.policies.replicas import free_port
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy
+from agentkit.policies.server_processes import free_port
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy, model_folder
 from agentkit.records import Task

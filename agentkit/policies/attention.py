@@ -1,6 +1,6 @@
 """Attention that one call of a transformers model may bring along; every other call stays plain SDPA.
 
-Rollouts attend to keys and values where they lie (policies.slots), and the update computes shared prefixes
+Rollouts attend to keys and values where they lie (slot_cache), and the update computes shared prefixes
 once (training.prefix); both do so on the same model, which therefore keeps one implementation. Also, eval
 mode for the time of a few calls. Leaves out what is brought along.
 """

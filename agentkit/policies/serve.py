@@ -14,8 +14,8 @@ import torch
 
 from agentkit.policies.engine_weights import save_weights
 from agentkit.policies.loading import load_agent
-from agentkit.policies.replicas import SERVED
 from agentkit.policies.server import API_KEY
+from agentkit.policies.server_processes import SERVED
 from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missing
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs.children import TOKEN, die_with_parent

@@ -4,7 +4,7 @@ Several replicas of one model share the load: a request goes to the one with the
 preference for the one that served the trajectory's last turn and still has its keys and values. A replica
 that fails is left out and its requests go to another; since a request carries its own seed, the sample stays
 the same. A replica that comes back is used again after the next ``sync``, which brings it the weights it
-missed. Leaves out starting the servers (serve.py, replicas.py).
+missed. Leaves out starting the servers (serve, server_processes).
 """
 
 import asyncio
@@ -43,6 +43,7 @@ class _ReplicaError(Exception):
 class _Replica:
     url: str
     model: str = ""  # what it calls the model it serves
+    reads: int | None = None  # tokens of prompt and completion, where it says so
     why: str = ""  # it is left out for this reason; "" while it is used
     running: set[asyncio.Task] = field(default_factory=set)
 
@@ -162,6 +163,7 @@ class ServerPolicy(Policy):
                     f"the server {replica.url} in server_urls does not say which model it serves, as an "
                     "OpenAI-compatible server does at /v1/models. Start it (agentkit serve)"
                 ) from None
+        self.max_length = min((r.reads for r in self._replicas if r.reads), default=None)
         served = sorted(
             {replica.model.partition("#")[0] for replica in self._replicas}
         )  # the nth start of one
@@ -172,8 +174,11 @@ class ServerPolicy(Policy):
 
     async def _served(self, replica: _Replica) -> list[str]:
         """Names of what a replica serves, the model before its adapters."""
-        reply = await self._ask(replica, "GET", "/v1/models", timeout=CONNECT_S)
-        return [str(model["id"]) for model in reply.json()["data"]]
+        models = (await self._ask(replica, "GET", "/v1/models", timeout=CONNECT_S)).json()["data"]
+        names = [str(model["id"]) for model in models]
+        reads = models[0].get("max_model_len")  # vLLM's own field
+        replica.reads = reads if isinstance(reads, int) else None
+        return names
 
     async def _ask(self, replica: _Replica, method: str, path: str, **options: Any) -> httpx.Response:
         """One exchange with a replica.

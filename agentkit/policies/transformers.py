@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from agentkit.policies.attention import evaluating
-from agentkit.policies.slots import SlotCache, memory_of, token_bytes
+from agentkit.policies.slot_cache import SlotCache, memory_of, token_bytes
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample
 from agentkit.rollouts.template_probe import end_of_turn_ids
@@ -67,6 +67,7 @@ class TransformersPolicy(ThreadedPolicy):
         self.tokenizer = tokenizer
         self.ends = end_of_turn_ids(tokenizer)
         self.name = name
+        self.max_length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self.in_flight = max_batch
         self.deterministic = deterministic
         self._trajectories: set[int] = set()  # in flight

@@ -75,7 +75,7 @@ class VllmPolicy(ThreadedPolicy):
         super().__init__()
         if importlib.util.find_spec("vllm") is None:
             raise EngineError(missing())
-        self.tokenizer, self.name = tokenizer, name
+        self.tokenizer, self.name, self.max_length = tokenizer, name, max_length
         self.ends = sorted(end_of_turn_ids(tokenizer))
         self._engine, self._given = engine, engine is not None
         self._lora = (lora or self._given) and isinstance(model, PeftModel)

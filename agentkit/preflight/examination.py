@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from agentkit.lab import Lab
-from agentkit.policies import slots
+from agentkit.policies import slot_cache
 from agentkit.policies.loading import agent_of, make_policy
 from agentkit.policies.process_group import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
@@ -133,7 +133,7 @@ def _memory(recipe: Recipe, model: Any) -> Item:
     except RecipeError as error:
         return Item("Memory", "amber", f"{error}.", "Watch the memory of the first step.")
     return checks.memory(
-        made, slots.memory_of(model.device) / memory.GB, "GPU" if device == "cuda" else "machine"
+        made, slot_cache.memory_of(model.device) / memory.GB, "GPU" if device == "cuda" else "machine"
     )
 
 

@@ -96,9 +96,7 @@ def _seconds(job: Job, jobs: list[Job], rates: cost.Rates, n_test: int) -> float
     recipe = Recipe.from_mapping(job.recipe)
     phases = cost.forecast(recipe, rates, n_test)
     baseline, rollouts, updates, validation, final, other = (phases[name] for name in cost.PHASES)
-    controls = len(recipe.control_names)
-    last = other + (1 + controls) * final + controls * updates
-    stages = (0.0, baseline, rollouts + updates + validation, 0.0, last)
+    stages = (0.0, baseline, rollouts + updates + validation, 0.0, other + final)
     planned = (parent.last + 1 for parent in jobs if parent.folder == job.parent)
     return sum(stages[next(planned, job.done_in(job.parent)) : job.last + 1])
 

@@ -4,7 +4,7 @@
 ``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`` - glm: GLM-4,
 ``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`` - llama3: Llama 3.1
 and later, the whole turn is ``{"name": .., "parameters": {..}}``, several separated by ";" - lfm2 and gemma4:
-token_forms.py - search_r1: arXiv 2503.09516, ``<search>query</search>`` or ``<answer>text</answer>``
+lfm2_gemma4.py - search_r1: arXiv 2503.09516, ``<search>query</search>`` or ``<answer>text</answer>``
 
 What a model wrote is hostile: every text gives calls, and one sentence for each malformed one, in time
 linear in its length. Calls in ``<think>`` do not count, a thought ends at ``</think>`` or with the text,
@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from agentkit.records import ParsedTurn, ToolCall
-from agentkit.rollouts import token_forms
+from agentkit.rollouts import lfm2_gemma4
 from agentkit.rollouts.call_json import DECODER, checked_call
 
 FORMATS = ("hermes", "qwen3_coder", "llama3", "search_r1", "glm", "lfm2", "gemma4")
@@ -97,7 +97,7 @@ def parse_turn(
 def parse_stored(text: str) -> ParsedTurn:
     """A turn of a log without its prompt: a thought that ends there and begins nowhere began in the prompt.
 
-    Marks in code fences and calls are no thought's. Without a call in Hermes' form, token_forms are read.
+    Marks in code fences and calls are no thought's. Without a call in Hermes' form, lfm2_gemma4 are read.
     """
     format, parsed = "hermes", parse_turn(text)
     if not parsed.calls and not parsed.errors:
@@ -401,19 +401,19 @@ _FORMS = {
     "hermes": _Form(_hermes),
     "qwen3_coder": _Form(_QWEN.call, typed=True),
     "glm": _Form(_GLM.call, typed=True),
-    "lfm2": _Form(token_forms.lfm2_calls, *token_forms.LFM2),
-    "gemma4": _Form(token_forms.gemma4_calls, *token_forms.GEMMA4, *CHANNEL),
+    "lfm2": _Form(lfm2_gemma4.lfm2_calls, *lfm2_gemma4.LFM2),
+    "gemma4": _Form(lfm2_gemma4.gemma4_calls, *lfm2_gemma4.GEMMA4, *CHANNEL),
 }
 _WRITTEN = {
     "qwen3_coder": _qwen_text,
     "glm": _glm_text,
-    "lfm2": token_forms.lfm2_text,
-    "gemma4": token_forms.gemma4_text,
+    "lfm2": lfm2_gemma4.lfm2_text,
+    "gemma4": lfm2_gemma4.gemma4_text,
 }
 _SIGNS = {  # in the template of the models that write so
     "<function=": "qwen3_coder",
     "<arg_key>": "glm",
-    token_forms.LFM2[0]: "lfm2",
+    lfm2_gemma4.LFM2[0]: "lfm2",
     "<|tool_list_start|>": "lfm2",
-    token_forms.GEMMA4[0]: "gemma4",
+    lfm2_gemma4.GEMMA4[0]: "gemma4",
 }

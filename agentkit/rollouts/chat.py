@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentkit.records import ParsedTurn, RecipeError
-from agentkit.rollouts import token_forms
+from agentkit.rollouts import lfm2_gemma4
 from agentkit.rollouts.call_formats import (
     CHANNEL,
     FORMATS,
@@ -55,8 +55,8 @@ _RESPONSE = ("<tool_response>", "</tool_response>")
 _TAGS = {  # what frames a text and may be plain text to a tokenizer, as <tool_response> is to Qwen2.5's
     "hermes": _RESPONSE,
     "qwen3_coder": _RESPONSE,
-    "gemma4": (token_forms.QUOTE, *token_forms.GEMMA4, "<|tool_response>", "<tool_response|>"),
-    "lfm2": ("<|tool_response_start|>", "<|tool_response_end|>", *token_forms.LFM2),
+    "gemma4": (lfm2_gemma4.QUOTE, *lfm2_gemma4.GEMMA4, "<|tool_response>", "<tool_response|>"),
+    "lfm2": ("<|tool_response_start|>", "<|tool_response_end|>", *lfm2_gemma4.LFM2),
     "search_r1": tuple(
         f"<{end}{tag}>" for tag in "information search answer think".split() for end in ("", "/")
     ),

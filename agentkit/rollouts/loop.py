@@ -24,7 +24,7 @@ from typing import Any
 from agentkit.records import Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.mask import Completion
-from agentkit.rollouts.policy import Policy, Request
+from agentkit.rollouts.policy import EngineError, Policy, Request
 from agentkit.runs.recipe import Recipe
 from agentkit.sandbox import current_tier
 from agentkit.tools.cache import ToolCache
@@ -191,6 +191,7 @@ class _Rollout:
     limits: Limits
     cache: ToolCache | None
     outages: Outages
+    prompt: list[int] = field(default_factory=list)
     completion: Completion = field(default_factory=Completion)
     turns: list[Turn] = field(default_factory=list)
     answer: str | None = None
@@ -209,11 +210,16 @@ class _Rollout:
     async def _trajectory(self) -> Trajectory:
         """Reset, turns, verdict."""
         extra = await reset(self.environment, self.task, self.limits.tool_timeout_s)
-        prompt = list(self.codec.prompt_ids(self.task.prompt + extra))
+        self.prompt = list(self.codec.prompt_ids(self.task.prompt + extra))
+        if (reads := self.policy.max_length) is not None and len(self.prompt) >= reads:
+            raise EngineError(
+                f"the prompt of task {self.task.id} has {len(self.prompt)} tokens, and the engine reads "
+                f"{reads} with the completion: leave such tasks out, or give it a longer context"
+            )
         stop = StopReason.TURN_LIMIT
         try:
             async with asyncio.timeout(self.limits.trajectory_timeout_s) as clock:
-                stop = await self._turns(prompt)
+                stop = await self._turns()
         except TimeoutError:
             if not clock.expired():
                 raise
@@ -223,7 +229,7 @@ class _Rollout:
             self.policy.name,
             self.index,
             self.seed,
-            prompt_ids=tuple(prompt),
+            prompt_ids=tuple(self.prompt),
             completion_ids=tuple(self.completion.ids),
             action_mask=tuple(self.completion.mask),
             old_logprobs=tuple(self.completion.logprobs),
@@ -238,11 +244,18 @@ class _Rollout:
         done = replace(done, success=verdict.value, why=verdict.why, sandbox=_tier(self.task, done))
         return replace(done, components=await self._own_reward())
 
-    async def _turns(self, prompt: list[int]) -> StopReason:
+    def _room(self) -> int:
+        """Tokens that still fit into the trajectory, and into what the engine reads."""
+        most, reads = self.limits.max_tokens, self.policy.max_length
+        if reads is not None:
+            most = min(most, reads - len(self.prompt))
+        return most - len(self.completion.ids)
+
+    async def _turns(self) -> StopReason:
         results: tuple[ToolResult, ...] = ()
         limits = self.limits
         for turn in range(limits.max_turns):
-            budget = min(limits.max_turn_tokens, limits.max_tokens - len(self.completion.ids))
+            budget = min(limits.max_turn_tokens, self._room())
             if budget <= 0:
                 return StopReason.TOKEN_LIMIT
             start = time.perf_counter()
@@ -251,7 +264,7 @@ class _Rollout:
                 self.task,
                 self.number,
                 turn,
-                prompt + self.completion.ids,
+                self.prompt + self.completion.ids,
                 seed,
                 budget,
                 self.temperature,
@@ -318,7 +331,7 @@ class _Rollout:
             texts[-1] += f"\n{LAST_TURN}"
         before = self.completion.ids
         ids = self.codec.observation_ids(texts, before, [r.name for r in results])
-        self.completion.observed(ids[: self.limits.max_tokens - len(before)])
+        self.completion.observed(ids[: self._room()])
 
     async def _own_reward(self) -> dict[str, float | None]:
         """What the environment itself gives; None where it fails or is no finite number."""

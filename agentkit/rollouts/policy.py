@@ -49,6 +49,7 @@ class Policy(AbstractContextManager):
         name: recorded in trajectories.
         tokenizer: a Hugging Face tokenizer with a chat template.
         in_flight: trajectories it can serve at a time; None is any number.
+        max_length: tokens of a prompt and its completion that it can read; None is any number.
         shares_weights: it samples with the very model it was given, so that nothing needs to be copied after
             an update.
     """
@@ -56,6 +57,7 @@ class Policy(AbstractContextManager):
     name: str
     tokenizer: Any
     in_flight: int | None = None
+    max_length: int | None = None
     shares_weights: bool = True
 
     @abstractmethod

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import RecipeError
-from agentkit.rollouts import token_forms
+from agentkit.rollouts import lfm2_gemma4
 from agentkit.rollouts.call_formats import THINK, THOUGHT, detect_format, parse_turn
 
 TURN = "TURN-SAID-HERE"
@@ -38,7 +38,7 @@ _ENDS = (
     "<|eom_id|>",
     "<|observation|>",
 )  # that a model may write and its template does not put behind a turn
-_CALLS = ("<tool_call>", '{"name"', token_forms.LFM2[0], token_forms.GEMMA4[0])  # how they begin
+_CALLS = ("<tool_call>", '{"name"', lfm2_gemma4.LFM2[0], lfm2_gemma4.GEMMA4[0])  # how they begin
 _HEADER = re.compile(r"(?:\{% set \w+ = [^%\n]* %\})*")  # as with_arguments writes it
 # How Qwen2.5's template shows tools, which is Hermes' way
 HERMES = (
@@ -99,7 +99,7 @@ def turn_with(replies: Sequence[str], role: str, names: Sequence[str] = ()) -> l
 
 def behind(text: str, role: str = "") -> str:
     """What a text has behind its last turn, or behind the last call of one that holds its replies."""
-    return text.rpartition(token_forms.GEMMA4[1] if role == ANSWERED else TURN)[2]
+    return text.rpartition(lfm2_gemma4.GEMMA4[1] if role == ANSWERED else TURN)[2]
 
 
 def with_template(tokenizer: Any, template: str = "", arguments: Mapping[str, Any] | None = None) -> Any:

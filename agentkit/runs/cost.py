@@ -23,7 +23,7 @@ PHASES = (
     "Rollout generation",
     "GRPO training updates",
     "Validation evaluations",
-    "Final evaluation",
+    "Final evaluation",  # controls included
     "Everything else",
 )
 TIMINGS = ("rollout_seconds", "update_seconds", "val_seconds")  # of train/metrics.jsonl, phases 1 to 3
@@ -72,22 +72,27 @@ def read_prices(path: str | Path | None = None) -> Prices:
 def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]:
     """How many trajectories a recipe asks for, by what for; ``n_test`` is a test that is known.
 
-    ``dead`` is the share of groups that teach nothing, which others may replace (``replacing``).
+    ``dead`` is the share of groups that teach nothing, which others may replace (``replacing``). Each control
+    is trained on as many as GRPO and tested as it is; all but sft_more sample as many too.
     """
     test, validation, train = (round(recipe.n_tasks * share) for share in (0.15, 0.15, 0.70))
     recipe, test = recipe.planned(train), n_test or test
-    batch = recipe.prompts_per_step * recipe.group_size
+    batch, controls = recipe.prompts_per_step * recipe.group_size, recipe.control_names
     shown = min(train, recipe.sft_tasks or train)
     evaluated = test * (recipe.test_samples + 1)  # the samples, and once greedily
     steps = math.ceil(recipe.steps / recipe.num_iterations / recipe.minibatches)  # that sample
+    sampled = steps * batch * (1 + recipe.resample_correct) * (1 + replacing(recipe, dead, train))
+    rollouts, updates = round(sampled), recipe.steps * batch // recipe.minibatches
     return {
         "demonstrations": shown * recipe.sft_transcripts * recipe.sft_epochs if recipe.sft else 0,
         "baseline": evaluated * (2 if recipe.measure_base and recipe.sft else 1)
         + train * recipe.filter_rollouts,
-        "rollouts": round(steps * batch * (1 + replacing(recipe, dead, train))),
-        "updates": recipe.steps * batch // recipe.minibatches,
+        "rollouts": rollouts,
+        "updates": updates,
         "validation": validations(recipe) * min(recipe.val_tasks, validation) * recipe.val_samples,
-        "final": evaluated,
+        "final": evaluated * (1 + len(controls)),
+        "control rollouts": rollouts * sum(name != "sft_more" for name in controls),
+        "control updates": updates * len(controls),
     }
 
 
@@ -119,7 +124,9 @@ def forecast(recipe: Recipe, rates: Rates, n_test: int = 0, dead: float = 0.0) -
         n["rollouts"] * rates.rollout,
         n["updates"] * rates.update,
         n["validation"] * rates.evaluation,
-        n["final"] * rates.evaluation,
+        n["final"] * rates.evaluation
+        + n["control rollouts"] * rates.rollout
+        + n["control updates"] * rates.update,
         rates.other + recipe.n_tasks * rates.task,
     )
     return dict(zip(PHASES, seconds, strict=True))
@@ -149,7 +156,7 @@ def told(run: Run, recipe: Recipe, n_test: int) -> dict[str, float]:
     before = stages.get("02_baseline", {})
     if seconds := before.get("measured", {}).get("sft"):
         n = counts(recipe, n_test)
-        base = n["final"] * (recipe.measure_base and recipe.sft)
+        base = n["final"] / (1 + len(recipe.control_names)) * (recipe.measure_base and recipe.sft)
         found["evaluation"] = seconds * before.get("devices", recipe.processes) / (n["baseline"] - base)
     return found
 
@@ -185,7 +192,10 @@ def measured_rates(run: Run) -> Rates:
     n, validated = counts(recipe, n_test), int(metrics["val_seconds"].notna().sum())
     rollout = evaluation = spent[PHASES[1]] / (steps * batch)
     if PHASES[4] in spent:
-        evaluation = spent[PHASES[4]] / n["final"]
+        stage = run.manifest["stages"]["05_compare"]
+        apart = sum(took.get("seconds", 0.0) for took in stage.get("controls", {}).values())  # tests included
+        tested = n["final"] / (1 + len(recipe.control_names))
+        evaluation = spent[PHASES[4]] * max(0.0, 1 - apart / (stage["seconds"] or 1.0)) / tested
     elif validated:
         evaluation = spent[PHASES[3]] / (validated * n["validation"] / validations(recipe))
     cold_start = max(0.0, spent.get(PHASES[0], 0.0) - n["baseline"] * evaluation)

@@ -12,13 +12,15 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
 from agentkit.records import RecipeError
 from agentkit.runs.files import write_bytes
 from agentkit.runs.run import project_root
+
+_LOADED: dict[Path, str] = {}  # digests of the lab files that this process has loaded
 
 
 def new_lab(name: str) -> tuple[Path, Path]:
@@ -41,8 +43,8 @@ def new_lab(name: str) -> tuple[Path, Path]:
 
 
 def load_module(path: Path) -> ModuleType:
-    """A lab file as a module, loaded anew each time. Raises RecipeError with the line that failed, also where
-    it would end the program.
+    """A lab file as a module, loaded anew each time, and with it what it imports from beside it where any of
+    that has changed. Raises RecipeError with the line that failed, also where it would end the program.
     """
     name = f"agentkit_lab_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -53,10 +55,22 @@ def load_module(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for modules beside it
     try:
+        before, _LOADED[path] = _LOADED.get(path), lab_digest(path)
+        if before not in (None, _LOADED[path]):
+            _forget(files_of(path)[1:])
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise RecipeError(f"the lab file {path}: {blame(error)}") from error
     return module
+
+
+def _forget(files: Sequence[Path]) -> None:
+    """Have modules loaded anew by who next imports them."""
+    importlib.invalidate_caches()
+    gone = {file.resolve() for file in files}
+    for name, module in list(sys.modules.items()):
+        if (file := getattr(module, "__file__", None)) and Path(file).resolve() in gone:
+            del sys.modules[name]
 
 
 _OTHERS = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<")
@@ -86,15 +100,21 @@ def check_takes(what: str, function: Callable, *arguments: str) -> None:
 
 def lab_digest(path: Path) -> str:
     """A hash of a lab file and of what it imports from beside it, directly or through each other."""
-    digest, files = hashlib.sha256(), [path]
+    digest = hashlib.sha256()
+    for file in files_of(path):
+        digest.update(file.read_text(encoding="utf-8").encode())
+    return digest.hexdigest()[:16]
+
+
+def files_of(path: Path) -> list[Path]:
+    """A lab file and what it imports from beside it, directly or through each other."""
+    files = [path]
     for file in files:  # which grow meanwhile
-        text = file.read_text(encoding="utf-8")
-        digest.update(text.encode())
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 if (first := name.split(".")[0]) not in ("", "agentkit"):  # which a lab may lie beside
                     found = [path.parent / f"{first}.py", *sorted((path.parent / first).rglob("*.py"))]
                     files += [beside for beside in found if beside.is_file() and beside not in files]
-    return digest.hexdigest()[:16]
+    return files

@@ -18,7 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -445,6 +445,20 @@ def run_sweep(
     default/seed-2: ``stop`` those that are ended until the next call, ``skip`` those that are left out for as
     long as it names them. An empty ``stop`` ends the sweep after what is running.
     """
+    hopeless = _Hopeless(sweep, tell)
+    with repeated(hopeless.look, LOOK_S):  # one slot is busy itself
+        _drive(path, sweep, submit, slots, tell, check, hopeless)
+
+
+def _drive(
+    path: str | Path,
+    sweep: Sweep,
+    submit: Callable[[Job], Future],
+    slots: int,
+    tell: Callable[[str], None],
+    check: Callable[[Design], None],
+    hopeless: "_Hopeless",
+) -> None:
     stamp, jobs, running, tries, ended = None, [], {}, Counter(), ("failed", "stopped")
     while True:
         if stamp != (stamp := _stamp(path, stamp)):
@@ -453,7 +467,7 @@ def run_sweep(
                 check(design := read_design(path))
                 planned = plan(design, sweep.folder)
                 sweep.adopt(design, slots)
-                jobs = planned
+                jobs, hopeless.asked = planned, design.stop_hopeless
             except AgentkitError as error:
                 if not jobs:
                     raise
@@ -466,29 +480,50 @@ def run_sweep(
                     _mark(sweep, job, "done" if job.is_done() else "waiting")
         for job in _startable(sweep, jobs)[: slots - len(running)]:
             _mark(sweep, job, "running")
+            hopeless.begin(job)
             way = in_this_process if job.done_in(job.parent) > job.last else submit  # a copy takes no slot
             running[way(job)] = job, time.monotonic()
         if not running:
             return
-        for job in [job for job, _ in running.values() if job.arm] if design.stop_hopeless else ():
-            if not left_out(job) and (alarm := _hopeless(Run(job.folder))):
-                sweep.leave_out(stop=[job.arm])
-                tell(
-                    f"arm {job.arm}: stopped until the next call, as {job.folder.name} has the alarm {alarm}"
-                )
+        hopeless.look()
         for future in wait(running, timeout=2, return_when=FIRST_COMPLETED).done:
             job, start = running.pop(future)
+            hopeless.cells.pop(job.folder, None)
             tries[job.folder] += 1
             _finished(sweep, job, future, time.monotonic() - start, tries[job.folder] < TRIES, tell)
 
 
-def _hopeless(run: Run) -> str:
-    """The first critical alarm of a training, or an empty text."""
-    with contextlib.suppress(AgentkitError):  # there is none, or it is being written
-        for row in read_jsonl(run.file(*ALARMS)):
-            if row.get("severity") == "critical":
-                return f"{row.get('alarm')} at step {row.get('step')}"
-    return ""
+@dataclass(slots=True)
+class _Hopeless:
+    """Stops an arm, until the next call, when a critical alarm fires in one of its cells."""
+
+    sweep: Sweep
+    tell: Callable[[str], None]
+    asked: bool = False
+    cells: dict[Path, tuple[Job, list[str]]] = field(default_factory=dict)  # with alarms they began with
+
+    def begin(self, job: Job) -> None:
+        """A cell, which may go on with a training or begin as a copy, is to be made."""
+        self.cells[job.folder] = job, _critical(job.folder if job.folder.exists() else job.parent)
+
+    def look(self) -> None:
+        """Look at the alarms of the cells that are being made."""
+        for folder, (job, before) in list(self.cells.items()) if self.asked else ():
+            fresh = [alarm for alarm in _critical(folder) if alarm not in before]
+            if fresh and job.arm and self.cells.pop(folder, None) and not left_out(job):
+                self.sweep.leave_out(stop=[job.arm])
+                self.tell(
+                    f"arm {job.arm}: stopped until the next call, as {folder.name} has the alarm {fresh[0]}"
+                )
+
+
+def _critical(folder: Path | None) -> list[str]:
+    """The critical alarms of a training."""
+    with contextlib.suppress(AgentkitError):  # there are none, or they are being written
+        rows = read_jsonl(folder.joinpath(*ALARMS)) if folder else []
+        critical = [row for row in rows if row.get("severity") == "critical"]
+        return [f"{row.get('alarm')} at step {row.get('step')}" for row in critical]
+    return []
 
 
 def _stamp(path: str | Path, before: int | None) -> int:

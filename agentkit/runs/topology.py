@@ -2,8 +2,8 @@
 roll out and the other cards train (split).
 
 A choice with its reason, from what is visible, the recipe, and whether rollouts and updates fit on one card
-together. Leaves out starting anything (training.launch, policies.replicas),
-several machines, and finding the cards (slots.gpu_count, or torch).
+together. Leaves out starting anything (training.launch, policies.server_processes),
+several machines, and finding the cards (sweep_slots.gpu_count, or torch).
 """
 
 import os

@@ -27,7 +27,7 @@ import torch
 
 from agentkit.lab import Lab
 from agentkit.policies.process_group import patience
-from agentkit.policies.replicas import replicas
+from agentkit.policies.server_processes import replicas
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
 from agentkit.runs.children import TOKEN, end_all

@@ -24,7 +24,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from agentkit.nano import model_path
 from agentkit.policies.loading import told
 from agentkit.policies.shards import layers_of
-from agentkit.policies.slots import GROWTH, token_bytes, unkept
+from agentkit.policies.slot_cache import GROWTH, token_bytes, unkept
 from agentkit.policies.transformers import PREFILL_TOKENS
 from agentkit.policies.vllm import can_sleep
 from agentkit.records import RecipeError

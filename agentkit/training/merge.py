@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from agentkit.policies.engine_weights import folded
 from agentkit.policies.loading import pretrained, with_adapter
-from agentkit.policies.precision import LEAST_SHARE, surviving_share
+from agentkit.policies.precision import LEAST_SHARE, precision_of, surviving_share
 from agentkit.policies.sync import sampled_logprobs
 from agentkit.runs import Run, RunError, secure
 from agentkit.runs.run import ADAPTER
@@ -57,7 +57,8 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     kept = kept if kept in (torch.float16, torch.bfloat16) else torch.float32
     run.warn_if_changed(ADAPTER)
     rows = _token_rows(run)
-    model = pretrained(AutoModelForCausalLM, source, dtype=kept).eval()
+    trained_in = precision_of(recipe.get("precision", "auto"))
+    model = pretrained(AutoModelForCausalLM, source, dtype=trained_in).eval()
     if max(token for ids, _ in rows for token in ids) >= model.get_input_embeddings().num_embeddings:
         raise RunError(f"{run.path} holds tokens that {source} lacks: its trajectories are another model's.")
     if recipe.get("sft"):
