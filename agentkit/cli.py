@@ -22,17 +22,7 @@ import yaml
 from tyro.conf import Positional, UseAppendAction, arg
 
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
-from agentkit.runs import (
-    Run,
-    disk_remedy,
-    encode_json,
-    load_run,
-    project_root,
-    read_json,
-    stages,
-    write_bytes,
-    write_json,
-)
+from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages, write_bytes, write_json
 from agentkit.runs.children import signals
 from agentkit.runs.recipe import FILES, REWARDS, Recipe, beside, read_recipe
 
@@ -671,11 +661,11 @@ def serve_command(
         tensor_parallel: cards that the model is spread over
     """
     from agentkit.policies.serve import serve_command as command_of
+    from agentkit.policies.server_processes import served
 
-    folder = project_root() / "outputs" / ".served" / str(port)
     limits = {"max_lora_rank": lora_rank, "max_length": max_length, "memory_share": memory, "gpu": gpu}
     options = limits | {"precision": precision, "tensor_parallel": tensor_parallel}
-    command, environment = command_of(model, folder, merge=list(merge), host=host, port=port, **options)
+    command, environment = command_of(model, served(port), merge=list(merge), host=host, port=port, **options)
     os.execve(command[0], command, environment)
 
 

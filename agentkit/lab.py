@@ -400,7 +400,10 @@ class Lab:
         for (name, measure), families in shared.items():
             own = [task for task in tasks if task.family in families]
             key = f"{families[0]}: {name}" if name in found else name
-            found[key] = compare_by(measure, policies, own)
+            try:
+                found[key] = compare_by(measure, policies, own)
+            except Exception as error:  # a family's own, or it says nothing of a policy
+                warnings.warn(f"the measure {key!r} is left out: {blame(error)}", stacklevel=2)
         return found
 
     def trainer(

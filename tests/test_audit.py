@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from agentkit import Score, Task
+from agentkit.runs import task_problem
 from agentkit.tasks import Suite, SuiteError
 from agentkit.tasks.audit import CHECKS, audit, longest_passage, perturb
+from agentkit.tasks.expert import shows
+from agentkit.verifiers import KINDS
 
 CODE = {"kind": "code", "entry": "f", "tests": [[[1], 2], [[5], 6]]}
 SOUND = [
@@ -63,19 +66,15 @@ PLAN = {"tool": "search", "arguments": {"query": "population of France"}}
 @pytest.mark.parametrize(
     ("task", "says"),
     [
-        (Task("x", "p?", "Paris", meta={"passages": None}), "passages is None; it must be a list of texts"),
-        (Task("x", "p?", "Paris", meta={"passages": 5}), "passages is 5"),
-        (Task("x", "p?", "Paris", meta={"passages": [1]}), "passages is [1]"),
+        (Task("x", "p?", "Paris", meta={"passages": None}), "passages (here NoneType) must be a list"),
+        (Task("x", "p?", "Paris", meta={"passages": 5}), "passages (here int) must be a list"),
+        (Task("x", "p?", "Paris", meta={"passages": [1]}), "passage 1 is '1': it must be a text"),
         (
             Task("x", "p?", "Paris", meta={"plan": [{"tool": "search"}]}),
             "a search needs arguments with a query",
         ),
         (
             Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": 5}]}),
-            "a search needs arguments with a query",
-        ),
-        (
-            Task("x", "p?", "Paris", meta={"plan": [PLAN | {"arguments": {"query": 5}}]}),
             "a search needs arguments with a query",
         ),
         (
@@ -103,6 +102,49 @@ def test_gold_data_of_another_form_is_one_finding(corpus, task, says):
         SuiteError, match="not saved: 1 checks of the audit failed, the first: check 'data' task 'x'"
     ):
         Suite([task]).save("unused")
+
+
+def test_a_verifier_of_ones_own_judges_tasks_without_a_plan(monkeypatch):
+    """Where it looks at trajectories too, of which there is none to try it with."""
+
+    def used(answer, gold, *, trajectory=None):
+        return float(answer == gold and (trajectory is None or bool(trajectory.turns)))
+
+    monkeypatch.setitem(KINDS, "used", used)
+    rows = audit([Task("x", "How much is it?", "5 euros", "used")])
+    assert [row for row in rows if not row["passed"]] == []
+    assert {row["check"] for row in rows} >= {"data", "perturbed", "empty", "refusal"}
+    monkeypatch.setitem(KINDS, "used", lambda answer, gold, *, trajectory=None: 1.0)
+    assert ("perturbed", "x") in failures(Task("x", "How much is it?", "5 euros", "used"))
+
+
+@pytest.mark.parametrize(
+    ("gold", "options"),
+    [("8", {"abs_tol": 1}), ("5", {"rel_tol": 0.2}), ("0.50", {"abs_tol": 0.1}), ("-40", {"abs_tol": 10}),
+     ("1200", {"rel_tol": 0.1, "abs_tol": 1})],
+)  # fmt: skip
+def test_a_tolerance_that_can_be_meant_is_no_fault(gold, options):
+    assert failures(Task("x", "How much?", gold, {"kind": "numeric"} | options)) == set()
+
+
+def test_a_search_of_ones_own_and_passages_with_titles():
+    own = {"tool": "search", "arguments": {"item": "apple"}, "expect": "3"}
+    passages = [{"title": "Fruit", "text": "An apple is 3 euros."}]
+    task = Task("x", "How much is it?", "3", "numeric", meta={"plan": [own], "passages": passages})
+    assert failures(task) == set() and longest_passage(task) == "Fruit: An apple is 3 euros."
+    assert shows("search", "3", "3") and not shows("search", "13", "3")
+
+
+@pytest.mark.parametrize(
+    ("meta", "says"),
+    [
+        ({"plan": [{"tool": "t", "arguments": {}, "expect": 3}]}, "a step of meta['plan'] expects 3"),
+        ({"required_tools": "calculator"}, "meta['required_tools'] must be a list of texts"),
+        ({"forbidden_tools": [1]}, "meta['forbidden_tools'] must be a list of texts"),
+    ],
+)
+def test_gold_data_of_another_kind_is_told_when_a_task_is_read(meta, says):
+    assert says in task_problem(Task("x", "How much?", "3", meta=meta))
 
 
 def test_a_verifier_that_is_none_is_a_finding():

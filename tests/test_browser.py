@@ -107,7 +107,7 @@ def test_what_a_task_shows(browser, saved):
         assert page.locator(".prompt").inner_text() == TASKS[0].prompt
         sft, grpo = page.get_by_label("sft", exact=True), page.get_by_label("grpo", exact=True)
         assert "✗ wrong" in sft.inner_text() and "✓ right" in grpo.inner_text()
-        assert "33 % of 3 samples right" in sft.inner_text() and "30 is not 33" in sft.inner_text()
+        assert "1 of 3 samples right" in sft.inner_text() and "30 is not 33" in sft.inner_text()
         assert page.locator(".first").inner_text() == "first different action: turn 2"
         marked = page.locator("summary.differs code")
         assert marked.all_inner_texts() == ['search {"query": "lima"}', 'search {"query": "peru people"}']
@@ -126,6 +126,18 @@ def test_what_a_task_shows(browser, saved):
             "correct 0",
         ]
         assert "format not scored" in sft.inner_text()
+
+
+def test_a_head_says_how_many_samples_are_right_and_how_many_not_scored(browser, saved):
+    one_of_four = [trajectory("t0", success, sample=i) for i, success in enumerate([1.0, None, None, None])]
+    partly = [trajectory("t0", 0.4, sample=i) for i in range(4)]
+    never = [trajectory("t0", None, sample=i) for i in range(2)]
+    view = compare_trajectories(TASKS, {"sft": one_of_four, "grpo": partly, "rft": never})
+    with opened(browser, saved(view)) as (page, _):
+        heads = [page.get_by_label(name, exact=True).locator("h3") for name in ("sft", "grpo", "rft")]
+        wait_for_text(heads[0], "1 of 1 scored right, 3 not scored")
+        wait_for_text(heads[1], "0 of 4 samples right")
+        assert heads[2].inner_text().count("not scored") == 1 and " of " not in heads[2].inner_text()
 
 
 @pytest.mark.parametrize("place", ["saved", "framed"])

@@ -216,6 +216,16 @@ def test_a_server_that_dies_is_started_again_under_another_name_and_none_is_left
     assert not serving()
 
 
+def test_what_a_server_has_merged_goes_with_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(server_processes, "_command", lambda *unused: [sys.executable, "-c", ANSWERS])
+    with server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("3",)) as (url,):
+        folder = server_processes.served(int(url.rpartition(":")[2]))
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"weights")
+    assert folder.is_relative_to(tmp_path) and not folder.exists()
+
+
 def test_a_server_that_does_not_come_up_is_told_with_its_last_words(tmp_path, monkeypatch):
     monkeypatch.setattr(
         server_processes, "_command", lambda *unused: [sys.executable, "-c", "raise OSError('no room')"]

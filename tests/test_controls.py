@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 from itertools import cycle, islice
+from pathlib import Path
 
 import pytest
 from labs import lab_with
+from peft import LoraConfig, get_peft_model
 
 from agentkit.lab import Lab
+from agentkit.policies.loading import agent_of, check_agents, load_agent
 from agentkit.records import Task
-from agentkit.runs import Run, RunError, write_trajectories
+from agentkit.runs import (
+    SPLITS,
+    Run,
+    RunError,
+    append_jsonl,
+    read_jsonl,
+    read_trajectories,
+    write_jsonl,
+    write_tasks,
+    write_trajectories,
+)
 from agentkit.runs.recipe import Recipe, RecipeError
+from agentkit.tasks.family import Family
+from agentkit.training import jobs
 from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control, up_to
+from agentkit.training.launch import Work
 from agentkit.training.sft import demonstrations, token_count
 
-RECIPE = {"sft": False, "sft_transcripts": 1, "sft_batch": 8, "sft_learning_rate": 1e-3, "lora_r": 2, "group_size": 4,
-          "num_iterations": 1, "max_turns": 6, "max_turn_tokens": 64, "max_tokens": 400, "temperature": 0.7}  # fmt: skip
+RECIPE = {"sft": False, "sft_transcripts": 1, "sft_batch": 8, "sft_learning_rate": 1e-3, "lora_r": 2,
+          "prompts_per_step": 1, "group_size": 4, "micro_batch": 4, "num_iterations": 1,
+          "max_turns": 6, "max_turn_tokens": 64, "max_tokens": 400, "temperature": 0.7}  # fmt: skip
 
 
 @pytest.fixture
@@ -27,8 +44,14 @@ def finished(suite, tokenizer, tmp_path) -> Run:
     shown = demonstrations(lab_with(RECIPE), suite.split("train")[:4], tokenizer)
     for step in (1, 2):
         stored = [dataclasses.replace(t, step=step) for t in shown]
-        write_trajectories(run.file("train", "trajectories", f"step_{step:05d}.parquet"), stored)
+        write_trajectories(stored_in(run, step), stored)
+        row = {"step": step, "rollout_seconds": 1.0, "extra_rollouts": 0}
+        append_jsonl(run.file("train", "metrics.jsonl"), row)
     return run
+
+
+def stored_in(run: Run, step: int) -> Path:
+    return run.file("train", "trajectories", f"step_{step:05d}.parquet")
 
 
 def test_tokens_are_counted_over_steps_and_iterations(finished):
@@ -89,6 +112,69 @@ def test_rejection_sampling_imitates_the_agents_own_right_answers(finished):
             finished,
             [dataclasses.replace(task, answer="never said", verifier="exact") for task in tasks],
         )
+
+
+def test_rejection_sampling_samples_what_grpo_sampled_and_did_not_keep_too(finished, suite):
+    rows = [
+        {"step": 1 + i, "rollout_seconds": 1.0, "extra_rollouts": extra} for i, extra in enumerate((0, 8))
+    ]
+    write_jsonl(finished.file("train", "metrics.jsonl"), rows)
+    tasks = [dataclasses.replace(task, answer="never", verifier="exact") for task in suite.split("train")[:4]]
+    for twice, count in ((False, 4 + 4 + 8), (True, 8 + 8 + 8)):
+        with pytest.raises(RunError, match=f"none of the agent's {count} answers"):
+            train_control("rft", lab_with(RECIPE | {"resample_correct": twice}), finished, tasks)
+
+
+def test_a_control_samples_by_the_engine_of_its_job(finished):
+    """As the servers that were started for it, which the run's recipe does not name."""
+    tasks = [Task(split, f"Say {split}.", r"(?s).*", {"kind": "regex"}, "A", split=split) for split in SPLITS]
+    write_tasks(finished.file("tasks.jsonl"), tasks)
+    for step in finished.steps:
+        shown = enumerate(read_trajectories(stored_in(finished, step)))
+        stored = [dataclasses.replace(t, task_id="train", sample=i) for i, t in shown]
+        write_trajectories(stored_in(finished, step), stored)
+    finished.update(recipe={"engine": "server", "server_urls": "http://127.0.0.1:9"})
+    jobs.control(Lab.open(Recipe.from_mapping(RECIPE)), finished, print, "rft")
+    assert len(finished.trajectories("rft")) == 4
+
+
+def test_hindsight_begins_anew_and_leaves_nothing_of_an_earlier_attempt(finished):
+    finished.file("hindsight", "round-7").mkdir(parents=True)
+    append_jsonl(finished.file("hindsight", "log.jsonl"), {"round": 7})
+    nothing = Family(relabel=lambda task, trajectory: None)
+    lab = lab_with(RECIPE | {"hindsight_samples": 1}).extended(families={"A": nothing})
+    train_control("hindsight", lab, finished, [Task("a", "Say something.", "never said", family="A")])
+    assert [row["round"] for row in read_jsonl(finished.file("hindsight", "log.jsonl"))] == [1]
+    assert not finished.file("hindsight", "round-7").exists()
+
+
+def test_a_hindsight_control_is_all_its_rounds_and_in_half_precision_the_last(tmp_path):
+    run, recipe = Run.create(tmp_path / "run"), Recipe(precision="float32")
+    with pytest.raises(RunError, match="no policy 'hindsight'"):
+        check_agents(run, recipe, ["hindsight"])
+    settings = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    rounds = [run.file("hindsight", f"round-{number}") for number in (1, 2, 10)]
+    for folder in rounds:
+        get_peft_model(load_agent("nano")[0], settings).save_pretrained(folder)
+    check_agents(run, recipe, ["hindsight"])
+    found, _ = agent_of(run, recipe, "hindsight")
+    expected, _ = load_agent("nano", rounds, precision="float32")
+    for name, value in expected.state_dict().items():
+        assert value.equal(found.state_dict()[name]), name
+    half = agent_of(run, dataclasses.replace(recipe, precision="bfloat16"), "hindsight")[0]
+    last = load_agent("nano", adapter=rounds[-1], precision="bfloat16")[0]
+    assert all(value.equal(half.state_dict()[name]) for name, value in last.state_dict().items())
+
+
+def test_what_is_discarded_of_a_control_leaves_the_manifest_too(finished):
+    finished.begin("05_compare", {})
+    for name in ("rft", "rft_greedy", "grpo"):
+        write_trajectories(finished.file("eval", f"{name}.parquet"), finished.trajectories(1))
+    finished.end("05_compare")
+    Work(lab_with(RECIPE), finished).discard("rft")
+    assert [path.name for path in finished.file("eval").iterdir()] == ["grpo.parquet"]
+    kept = [name for name in finished.manifest["hashes"] if name.startswith("eval/")]
+    assert kept == ["eval/grpo.parquet"]
 
 
 def test_recipes_name_controls_and_what_is_trained_on():

@@ -110,6 +110,16 @@ def small_run(path, steps=10, done=("01_tasks", "02_baseline", "03_grpo", "05_co
     return run
 
 
+def test_rollouts_are_counted_twice_where_each_group_is_chosen_from_two(tmp_path):
+    run, sampled = small_run(tmp_path / "a", steps=0), {"rollout_seconds": 8.0}
+    for step, row in enumerate((sampled | {"extra_rollouts": 8}, {}, sampled), 1):
+        append_jsonl(run.file("train", "metrics.jsonl"), {"step": step} | row)
+    recipe = Recipe(prompts_per_step=2, group_size=4)
+    assert list(cost.sampled(run.metrics, recipe)) == [0, 16, 0, 8]
+    twice = Recipe(prompts_per_step=2, group_size=4, resample_correct=True)
+    assert list(cost.sampled(run.metrics, twice)) == [0, 24, 0, 16]
+
+
 def test_rates_are_measured_back(tmp_path):
     run = small_run(tmp_path / "a")
     assert actual(run) == dict(zip(PHASES, [330.0, 80.0, 20.0, 360.0, 225.0, 100.0], strict=True))

@@ -74,6 +74,17 @@ def test_progress_says_how_far_how_long_and_how_much():
     assert progress(pd.DataFrame({"step": []}), Recipe(steps=60)) == "Step 0 of 60"
 
 
+def test_money_is_that_of_all_cards_and_none_on_a_cpu(run):
+    write_jsonl(run.file("train", "metrics.jsonl"), [row | {"seconds": 1800.0} for row in rows(20)])
+    run.update(recipe={"model": "some-3b"}, versions={"torch": "2.13.0+cu130"})
+    recipe = Recipe(steps=60, processes=2)
+    assert "$32.80 of about $98.40 at RunPod on-demand" in Dashboard(run, recipe)._panel(run.metrics)
+    assert "$65.60 of about $196.80 at" in Dashboard(run, recipe, devices=4)._panel(run.metrics)
+    run.update(versions={"torch": "2.13.0+cpu"})
+    panel = Dashboard(run, recipe, devices=4)._panel(run.metrics)
+    assert "10.0 h spent" in panel and "$" not in panel
+
+
 def test_the_panel_shows_alarms_and_the_best_and_worst_as_text(run):
     dashboard = Dashboard(run, Recipe(steps=60))
     found = dashboard._panel(run.metrics) + dashboard._extremes()

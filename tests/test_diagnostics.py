@@ -184,6 +184,20 @@ def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
 
 
 # ---- the auditor
+@pytest.mark.parametrize(
+    ("meta", "value"),
+    [
+        ({}, None),  # nobody says that it takes a tool
+        ({"plan": [{"tool": "search", "arguments": {}}, {"tool": "calculator", "arguments": {}}]}, None),
+        ({"plan": [{"tool": "search", "arguments": {}}]}, 0.0),
+        ({"required_tools": ["search"]}, 0.0),
+    ],
+)
+def test_an_answer_that_may_be_worked_out_need_not_stand_in_what_a_tool_returned(meta, value):
+    task = Task("a", "How many?", "7", {"kind": "numeric"}, tools=("search",), meta=meta)
+    assert audit(task, rollout("a", 0, 1.0, turns=(Turn("Answer: 7", (0, 3)),))).value == value
+
+
 def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
     task = Task(
         "a", "How many?", "7", {"kind": "regex"}, meta={"plan": [{"tool": "search", "arguments": {}}]}
@@ -205,6 +219,11 @@ def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
         ("1/2", {"kind": "symbolic"}, "\\frac{2}{4}x", None),
         ("blue", {"kind": "mine"}, "navy", None),
         ("blue", {"kind": "exact"}, "navy", 0.0),
+        ("5", {"kind": "numeric"}, "5 km", 1.0),
+        ("1200", {"kind": "numeric"}, "They are 1,200 in all.", 1.0),
+        ("5", {"kind": "numeric"}, "It is 5, not 6.", 0.0),
+        ("Paris", {"kind": "exact"}, "The capital of France is Paris.", 1.0),
+        ("Paris", {"kind": "exact"}, "Paris or London", 0.0),
     ],
 )
 def test_an_answer_is_refused_where_the_gold_one_alone_is_right(gold, verifier, answer, value):

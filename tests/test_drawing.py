@@ -24,6 +24,7 @@ from agentkit.verifiers.grids import as_rows, drawn_in, pixel_equality
 from agentkit.verifiers.grids import verdict as said
 from agentkit.views import plots
 from agentkit.views.card import LADDER, _Card
+from agentkit.views.widgets import group_view
 from agentkit.views.widgets.states import States
 
 ROOT = project_root(__file__)
@@ -304,6 +305,39 @@ def test_every_method_spends_its_budget_and_is_read_the_second_time(start, tmp_p
         )
     with pytest.raises(RecipeError, match="methods names 'sft'"):
         solve(lab, start, LINES, "sft", run)
+
+
+def test_a_cold_start_is_kept_and_one_of_other_keys_is_refused(tmp_path):
+    lab = Lab.open({"families": "drawing", "sft": True, "max_turns": 1, "sft_batch": 2, "n_tasks": 20})
+    run = Run.create(tmp_path / "run")
+
+    def begin(**changes):
+        recipe = dataclasses.replace(lab.recipe, **changes)
+        return until_solved.begin(dataclasses.replace(lab, recipe=recipe), drawing.drafts(1, 1), run)
+
+    assert begin(sft=False) == (None, [])
+    start, log = begin()
+    assert log and (start / "adapter_model.safetensors").exists()
+    assert begin(steps=3, seed=4, max_batch=2) == (start, []), "keys that it does not depend on"
+    for name, value in {"sft_epochs": 5, "sft_learning_rate": 0.5, "model": "other", "n_tasks": 30}.items():
+        with pytest.raises(RunError, match=f"made with another {name}"):
+            begin(**{name: value})
+
+
+def test_the_last_rollouts_of_two_methods_are_two_groups(tmp_path):
+    run, found = Run.create(tmp_path / "run"), []
+    for method, rewards in {"grpo": (0.1, 0.5), "hybrid": (0.9, 0.7)}.items():
+        own = Run.create(run.file("lines", method, "seed-1"))
+        sampled = [
+            answered(LINES, task_img(), policy="grpo", sample=i, reward=r) for i, r in enumerate(rewards)
+        ]
+        until_solved._Rounds(own, LINES)(sampled)
+        found.append(("lines", method, 1, [Round(**row) for row in read_jsonl(own.file("rounds.jsonl"))]))
+    found.append(("lines", "grpo", 2, found[0][3]))  # of another seed, and not read
+    last = until_solved.last_rollouts(found, run, 1)
+    assert [t.reward for t in last] == [0.5, 0.1, 0.9, 0.7]
+    groups = group_view(last, [LINES]).payload["groups"]
+    assert [(group["policy"], group["mean"]) for group in groups] == [("grpo", 0.3), ("hybrid", 0.8)]
 
 
 @pytest.mark.slow

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkit import ToolCall
+from agentkit import Task, ToolCall
 from agentkit.runs import project_root
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.execution import in_thread
-from agentkit.tools.runtime import MAX_OBSERVATION, malformed, run_call, tool_schemas, tools_of
+from agentkit.tools.runtime import MAX_OBSERVATION, malformed, reset, run_call, tool_schemas, tools_of
 
 
 class Sick(Exception):
@@ -312,3 +312,24 @@ def test_a_malformed_call_is_shown_as_an_error():
         False,
         "Error: malformed tool call: NaN is not JSON.",
     )
+
+
+class Stock:
+    def reset(self, stock, **row):
+        self.stock = stock
+
+    def sell(self, thing: str) -> str:
+        self.stock[thing] -= 1
+        return str(self.stock[thing])
+
+
+def test_what_a_tool_changes_is_not_the_tasks_own():
+    """Which the group's other trajectories, the verifier and later epochs read."""
+    task = Task("t", "", "", meta={"stock": {"pears": 3}})
+
+    async def one():
+        environment = Stock()
+        await reset(environment, task)
+        return (await run_call(ToolCall("sell", {"thing": "pears"}), environment)).observation
+
+    assert [asyncio.run(one()) for _ in range(2)] == ["2", "2"] and task.meta == {"stock": {"pears": 3}}

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -561,6 +562,21 @@ def test_a_reward_column_of_trl_has_bounds_and_nan_is_none(tmp_path):
         else:
             read = from_trl(tmp_path, success="right").trajectories
             assert [t.components["short"] for t in read] == [0.5, None] and read[1].success is None
+
+
+def test_a_score_of_another_scale_is_replaced_where_tasks_are_given_and_else_refused(tmp_path):
+    rows = {"step": 1, "prompt": "What is 2 + 3?", "completion": ["Answer: 5"], "right": 7, "advantage": 0.0}
+    pd.DataFrame(rows).to_parquet(tmp_path / "completions_00001.parquet")
+    messages = [{"role": "user", "content": "What is 2 + 3?"}, {"role": "assistant", "content": "Answer: 5"}]
+    (tmp_path / "log.json").write_text(json.dumps(inspect_log(id="t0", scores={"match": {"value": 7}})))
+    for read in (
+        partial(from_trl, tmp_path, success="right"),
+        partial(from_messages, [{"messages": messages, "success": 7}]),
+        partial(from_inspect, tmp_path / "log.json"),
+    ):
+        with pytest.raises(DataError, match="1: success is 7.0, which is not in .* or pass tasks"):
+            read()
+        assert [t.success for t in read(tasks=TASKS).trajectories] == [1.0]
 
 
 def test_other_faults_are_one_sentence(tmp_path):

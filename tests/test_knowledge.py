@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentkit.records import DataError
 from agentkit.tools import corpus as knowledge
 from agentkit.tools.corpus import PHRASES, TABLES, Corpus, build, corpus_path, facts, passage
 
@@ -128,7 +129,7 @@ def test_a_damaged_corpus_says_what_to_do_and_stays(tmp_path):
     for content in (b"", b"hello", good[:3000], b"SQLite format 3\x00" + bytes(100)):
         path = tmp_path / "bad.sqlite"
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="no corpus .*remove it"):
+        with pytest.raises(DataError, match="no corpus .*remove it"):
             Corpus.open(path)
         assert path.read_bytes() == content
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from functools import partial
 
 import pytest
@@ -89,6 +90,15 @@ def test_pretraining_data_train_the_expert_s_own_tokens_only(tmp_path):
         text = tokenizer.decode(ids[labels != -100])
         assert "<tool_response>" not in text and "Answer:" in text
         assert (labels[mask == 0] == -100).all()
+
+
+@pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"\x08"])
+def test_a_damaged_model_is_a_sentence(tmp_path, content):
+    """Such as one that git-lfs was to bring, or half of one."""
+    folder = shutil.copytree(DATA, tmp_path / "agent")
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(FileNotFoundError, match="cannot load the model .*/agent'"):
+        load_agent(str(folder))
 
 
 @pytest.mark.slow

@@ -156,6 +156,18 @@ def test_a_run_repeats_bit_for_bit_and_another_is_told_apart(finished, tmp_path,
     assert "eval/sft.parquet differs in " in told and "tasks.jsonl" not in told and "sft/" not in told
 
 
+@pytest.mark.slow
+def test_a_control_that_the_recipe_no_longer_names_leaves_the_run(finished, tmp_path):
+    copy = Path(shutil.copytree(finished, tmp_path / "again"))
+    for suffix in ("", "_greedy"):
+        measured = copy / "eval" / f"grpo{suffix}.parquet"
+        shutil.copy(measured, measured.with_name(f"rft{suffix}.parquet"))
+    words = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
+    arguments = ["run", str(ROOT / "params" / "nano.yaml"), "--run", str(copy), *words, "--from", "05"]
+    assert main(arguments) == 0
+    assert {path.stem.partition("_")[0] for path in copy.glob("eval/*")} == {"base", "sft", "grpo"}
+
+
 def execute(stage: str, folder: Path, **parameters) -> str:
     """Execute a notebook that must fail; the error's name and sentence."""
     out = folder / f"{stage}.ipynb"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -425,6 +426,16 @@ def test_a_family_brings_measures_that_are_tested_like_success(lab, suite, token
     assert t.success == 1.0
     assert [measure(tasks[0], t) for measure in ordebug.MEASURES.values()] == [0.0, 1.0, 1.0]
     assert Lab.open({"families": "A"}).compare_by_family({}, [ordebug.Task("a", "", "", family="A")]) == {}
+    quick = {"quick": lambda task, t: None if t.success != 1.0 else 1.0, "broken": lambda task, t: t.mine}
+    own = lab.extended(
+        families={"ordebug": replace(lab.families["ordebug"], measures=quick | ordebug.MEASURES)}
+    )
+    with pytest.warns(UserWarning) as told:  # sft is right in nothing
+        assert list(own.compare_by_family(policies, tasks)) == list(found)
+    assert [str(w.message)[:29] for w in told] == [
+        "the measure 'quick' is left o",
+        "the measure 'broken' is left ",
+    ]
 
 
 @pytest.mark.parametrize("broken", [True, False])

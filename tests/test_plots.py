@@ -109,6 +109,14 @@ def test_long_runs_are_thinned_and_keep_their_ends_and_validations():
     assert "every 25th step" in figure.layout.title.subtitle.text
 
 
+def test_validation_is_in_sight_while_no_rollout_of_the_training_is_right():
+    table = pd.DataFrame({"step": [1, 2], "success": [0.0, 0.0], "val_success": [0.3, np.nan]})
+    axis = plots.training_curves(table).layout.yaxis
+    assert axis.range is None or axis.range[1] > 0.3
+    nothing = plots.training_curves(table.assign(val_success=0.0))
+    assert nothing.layout.yaxis.range == (0, 0.05)
+
+
 def test_moving_average():
     figure = plots.curve(
         pd.DataFrame({"step": range(45), "kl": [0.0] * 22 + [3.0] + [0.0] * 22}), "kl", "Drift?", "nats"
@@ -194,6 +202,19 @@ def test_draws_failures_and_behaviour_are_drawn_with_every_number():
     assert sum(map(int, bars.data[0].text)) == sum(t.success <= 0.5 for t in before) and len(bars.data) == 2
     dots = plots.behaviour_dots(behaviour(policies, tasks))
     assert len(dots.data) == 2 and all(len(t.x) == len(dots.layout.yaxis.ticktext) for t in dots.data)
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_dots_of_many_policies_stay_in_their_row_and_in_sight(count):
+    tasks = [Task(f"t{i}", "?", "x") for i in range(6)]
+    own = [trajectory(task.id, 1.0, k) for task in tasks for k in range(2)]
+    figure = plots.behaviour_dots(behaviour({f"p{i}": own for i in range(count)}, tasks))
+    rows = np.array([trace.y for trace in figure.data])
+    low, high = figure.layout.yaxis.range
+    assert rows.min() > low and rows.max() < high and rows.shape == (count, rows.shape[1])
+    assert rows.shape[1] > 1 and (rows.max(axis=0)[:-1] < rows.min(axis=0)[1:]).all()
+    pixels = (figure.layout.height - 150) / rows.shape[1] * (rows[0, 0] - rows[1, 0])
+    assert pixels > 10, "a dot is 9 high"
 
 
 def test_empty_figures_say_why():

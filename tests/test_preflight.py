@@ -23,7 +23,7 @@ from agentkit.preflight.forecasting import forecast, longer_by_expert
 from agentkit.preflight.probe import probe
 from agentkit.preflight.reward_checks import _constant
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
-from agentkit.rewards import correctness, plan, with_noise
+from agentkit.rewards import correctness, plan, toolrla, with_noise
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, cost
 from agentkit.runs.recipe import Recipe
@@ -241,6 +241,35 @@ def test_a_dead_component_is_refused_with_its_reason(rollouts, component, reason
     preflight = judged(rollouts, plan() | {"mine": (component, 1.0)})
     assert preflight["Component mine"].light == "red"
     assert reason in preflight["Component mine"].finding + preflight["Component mine"].advice
+
+
+def test_toolrla_is_not_refused_for_tools_that_no_task_forbids(suite, tokenizer):
+    tasks = [task for task in suite.split("train") if task.family == "A"][:12]
+    careless = ScriptedPolicy(tokenizer, Flaws(in_head=0.5, wrong_operation=0.3), name="sft")
+    sampled = rollout(tasks, careless, group_size=4, seed=1)
+    golden = rollout(tasks, ScriptedPolicy(tokenizer, name="gold"), seed=1)
+    preflight = report(RECIPE, sampled, golden, tasks, toolrla(), n_test=100)
+    item = preflight["Component compliance"]
+    assert item.light == "green" and "none has task.meta['forbidden_tools']" in item.advice
+    preflight.require()
+
+
+def test_a_component_of_one_family_is_probed_on_that_family(rollouts):
+    """Though its tasks come last; and a key that a task in ten holds is written."""
+    tasks, sampled, golden = rollouts
+    shop = [dataclasses.replace(t, id=f"s{t.id}", family="shop", meta={"budget": 2}) for t in tasks]
+    rare = [dataclasses.replace(shop[-1], meta={"budget": 2, "rare": 1}), *shop[:-1]]
+
+    def own(many):
+        return [dataclasses.replace(t, task_id=f"s{t.task_id}") for t in many]
+
+    def within(task, t):
+        task.meta.get("rare")
+        return None if task.family != "shop" else float(len(t.turns) <= task.meta["budget"])
+
+    both = [*tasks, *rare], [*sampled, *own(sampled)], [*golden, *own(golden)]
+    item = judged(both, plan() | {"budget": (within, 0.1)})["Component budget"]
+    assert item.light != "red", item
 
 
 def test_a_saturated_component_is_no_fault(rollouts):
@@ -545,6 +574,27 @@ def test_the_same_question_in_another_world_is_another_task():
     assert task_checks.held_out(rooms[:10], rooms[10:]).light == "green"
     again = [dataclasses.replace(task, id=f"again {task.id}") for task in rooms[:10]]
     assert task_checks.held_out(rooms[:10], again).light == "red"
+
+
+def test_what_a_filter_notes_hides_no_test_question_that_was_trained_on():
+    asked = [Task(str(i), f"How many days has month {i} of the year?", str(i)) for i in range(12)]
+    noted = [dataclasses.replace(task, id=f"t{task.id}", meta={"pass_rate": 0.5}) for task in asked]
+    assert task_checks.held_out(noted, asked).light == "red"
+
+
+def test_questions_that_differ_in_a_sign_are_two():
+    asked = [
+        Task(f"{i}{s}", f"Compute {i} {s} 5", str(eval(f"{i} {s} 5")), "numeric")
+        for i in range(30)
+        for s in "+-*"
+    ]
+    assert task_checks.answers(asked).light == "green"
+
+
+def test_contradicting_gold_is_counted_whole():
+    twice = [Task(f"{i}{k}", f"question number {i}?", str(k), "numeric") for i in range(500) for k in (1, 2)]
+    found = task_checks.answers(twice)
+    assert found.light == "red" and found.finding.startswith("500 of 500 questions")
 
 
 @pytest.mark.parametrize(

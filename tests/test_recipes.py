@@ -21,10 +21,11 @@ from papermill.cli import papermill
 from agentkit import cli
 from agentkit import lab as laboratory
 from agentkit.rewards import from_recipe, plan
-from agentkit.runs import Run, project_root, stages
+from agentkit.runs import Run, append_jsonl, project_root, stages, write_bytes
 from agentkit.runs import recipe as recipes
 from agentkit.runs.labfile import lab_digest, load_module
 from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
+from agentkit.runs.rerun import rerun
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
 
@@ -410,6 +411,42 @@ def test_a_stage_is_not_done_where_an_earlier_one_was_executed_after_it(tmp_path
         run.end(stage)
     done = [stages.is_done(run, stage, {"model": "nano"}) for stage in stages.STAGES[:3]]
     assert done == [True, True, False]
+
+
+def test_a_stage_stays_done_where_the_next_began_in_another_time_zone(tmp_path, monkeypatch):
+    clock = iter(("2026-01-01T12:10:00+0200", "2026-01-01T10:30:00+0000", "2026-01-01T10:40:00+0100"))
+    run = Run.create(tmp_path / "a")
+    monkeypatch.setattr("agentkit.runs.run._now", lambda: next(clock))
+    for stage in stages.STAGES[:3]:
+        run.begin(stage, {"model": "nano"})
+        run.end(stage)
+    done = [stages.is_done(run, stage, {"model": "nano"}) for stage in stages.STAGES[:3]]
+    assert done == [True, True, False], "the third began at 09:40, before the others"
+
+
+def test_a_training_that_was_asked_to_stop_is_not_done(tmp_path):
+    run = Run.create(tmp_path / "a")
+    for ended, done in (("asked", False), ("steps", True)):
+        run.begin("03_grpo", {"model": "nano"})
+        assert "interrupted" not in run.manifest["stages"]["03_grpo"], "it goes on from its checkpoint"
+        run.end("03_grpo", ended=ended)
+        assert stages.is_done(run, "03_grpo", {"model": "nano"}) == done
+
+
+def test_a_run_repeated_lacks_what_its_training_left_when_it_was_interrupted(tmp_path, no_notebooks):
+    run, to = Run.create(tmp_path / "a"), Run(tmp_path / "b")
+    run.begin("01_tasks", {"seed": 1})
+    run.end("01_tasks")
+    append_jsonl(run.file("train", "metrics.jsonl"), {"step": 1})
+    for name in ("eval/rft.parquet", "baseline.json"):
+        write_bytes(run.file(name), b"{}")
+    _, results = rerun(run, to)
+    assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
+    names = ("train/metrics.jsonl", "eval/rft.parquet", "baseline.json")
+    assert results == [f"{name} is missing in one of them" for name in names]
+    append_jsonl(to.file("train", "metrics.jsonl"), {"step": 1, "reward": 0.5})
+    write_bytes(to.file("baseline.json"), b"{ }")
+    assert rerun(run, to)[1] == ["train/metrics.jsonl differs from step 1 on", results[1]]
 
 
 def test_a_key_that_is_back_at_its_default_leaves_the_runs_recipe(tmp_path):

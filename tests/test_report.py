@@ -338,6 +338,13 @@ def test_a_thousand_tasks_and_huge_observations_stay_under_the_bound(tmp_path):
     assert noise[:5000] not in page
 
 
+def test_epochs_are_told_as_the_steps_they_came_to(tmp_path):
+    run = make_run(tmp_path / "a")
+    append_jsonl(run.file("train", "metrics.jsonl"), {"step": 5, "reward": 0.1, "planned_steps": 9})
+    append_jsonl(run.file("train", "metrics.jsonl"), {"step": 6, "reward": 0.1})  # on the same rollouts
+    assert "6 of 9 optimiser steps are recorded." in render(load_run(run.path))
+
+
 def test_long_trainings_are_thinned(tmp_path):
     run = make_run(tmp_path / "a")
     rows = [

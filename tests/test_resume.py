@@ -217,6 +217,13 @@ def test_a_finished_training_starts_anew_unless_its_stage_was_cut_off(whole, tmp
     assert train(make_trainer(path)) == result and result["steps"] == 6 and outcome(path) == before
 
 
+def test_a_measurement_on_gaia_goes_with_the_training_of_its_adapter(whole, tmp_path):
+    path = copy_of(whole, tmp_path)
+    (path / "gaia.json").write_text("{}")
+    make_trainer(path)
+    assert not (path / "gaia.json").exists() and (path / "train-1" / "gaia.json").read_text() == "{}"
+
+
 def test_a_damaged_note_of_the_end_does_not_hinder(whole, tmp_path):
     path = copy_of(whole, tmp_path)
     (path / "train" / "finished.json").write_text("[1")

@@ -192,6 +192,21 @@ def test_toolrla_adds_its_four_parts_and_compliance_is_minus_ten():
     strict = dataclasses.replace(TASK, meta=TASK.meta | {"forbidden_tools": ["calculator"]})
     assert rewards.score(strict, PERFECT, rewards.toolrla()).reward == pytest.approx(3.0 - 10.0)
     assert calls.compliance(strict, trajectory([FIRST], [])) == 0.0
+    assert calls.compliance(TASK, PERFECT) is None
+
+
+def test_a_plan_that_does_not_say_what_a_later_step_needs_is_not_compared():
+    add = {"tool": "calculator", "arguments": {"expression": "{0} * 2"}}
+    priced = {"tool": "price", "arguments": {"of": "apple"}}
+    for plan, known in (
+        ([priced, add], False),
+        ([priced | {"expect": "3"}, add], True),
+        ([add | {"arguments": {"expression": "3 kg + 2 kg"}}], True),
+    ):
+        task = dataclasses.replace(TASK, meta={"plan": plan})
+        assert (calls.gold_calls(task) is not None) is known
+        assert (calls.subgoals(task, PERFECT) is not None) is known
+        assert rewards.score(task, PERFECT, rewards.toolrl()).reward is not None
 
 
 def test_a_task_that_needs_no_tool():

@@ -14,11 +14,17 @@ from says import Says
 from agentkit.policies.loading import load_agent
 from agentkit.policies.sync import sampled_logprobs
 from agentkit.policies.transformers import TransformersPolicy, draw
-from agentkit.records import StopReason
+from agentkit.records import StopReason, Task
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.policy import EngineError
-from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.sandbox import current_tier
+from agentkit.tools.environments import (
+    SYSTEM_PROMPT,
+    CodeEnvironment,
+    CorpusEnvironment,
+    InterpreterEnvironment,
+)
 from agentkit.tools.runtime import tool_schemas
 
 
@@ -132,6 +138,15 @@ def test_a_malformed_call_earns_a_correction_and_goes_on(agent, suite, corpus):
     assert t.stop_reason == StopReason.ANSWER and len(t.turns) == 2
     (result,) = t.turns[0].results
     assert not result.ok and result.observation.startswith("Error: malformed tool call")
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(CodeEnvironment, "python"), (InterpreterEnvironment, "code_interpreter")]
+)
+def test_a_trajectory_says_in_which_sandbox_its_code_ran(agent, make, name):
+    call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"code": "1"}}}}\n</tool_call>'
+    (t,) = rollout([Task("t", "What is 1 + 2?", "3")], Says(agent[1], call, "Answer: 3"), environment=make)
+    assert t.sandbox == current_tier().name
 
 
 def test_a_policy_that_fails_ends_the_rollout_with_its_error(agent, suite, corpus):

@@ -8,18 +8,23 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from engines import adapter_on
 from safetensors.torch import load_file
 from test_vllm_weights import tiny, with_lora
 
-from agentkit.policies import serve
+from agentkit.nano import DATA
+from agentkit.policies import loading, serve
+from agentkit.policies.engine_weights import save_lora
 from agentkit.policies.server import API_KEY, ServerPolicy
 from agentkit.records import Task
 from agentkit.rollouts.policy import EngineError, Request, seed_number
@@ -352,3 +357,30 @@ def test_the_guides_servers_share_no_card():
     calls = re.findall(r"agentkit serve nano --port (\d+) --gpu (\d+)", guide)
     ports, cards = zip(*calls, strict=True)
     assert len(calls) == guide.count("agentkit serve nano --port") == len(set(ports)) == len(set(cards)) == 2
+
+
+def test_a_recipe_bounds_what_servers_do_at_a_time_and_how_long_a_turn_may_take(two, monkeypatch):
+    monkeypatch.setattr(loading, "sync", lambda *of: None)  # these have no weights
+    values = {"engine": "server", "server_urls": ",".join(replica.url for replica in two), "max_batch": 3}
+    for trajectory_s, turn_s in ((900, 900.0), (60, 600.0)):
+        recipe = Recipe(**values, trajectory_timeout_s=trajectory_s)
+        with loading.make_policy(tiny(), EndsAt(), "server", recipe) as policy:
+            assert policy.in_flight == 6 and policy._client.timeout.read == turn_s
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
+def test_a_server_puts_no_model_on_a_card_before_vllm_does(tmp_path, monkeypatch):
+    """One that is to be spread over several may fit none of them. Where nothing is merged no weight is read."""
+    save_lora(adapter_on(loading.load_agent("nano")[0], 0.02), tmp_path / "adapter")
+    shutil.copytree(DATA, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    command, _ = serve.serve_command(str(tmp_path / "bare"), tmp_path / "none", tensor_parallel=2)
+    assert {f"--model={tmp_path / 'bare'}", "--dtype=bfloat16"} <= {*command}
+    assert not (tmp_path / "none").exists()
+    for place in ("peft_model", "utils.save_and_load"):
+        monkeypatch.setattr(f"peft.{place}.infer_device", lambda: "cpu")
+    command, _ = serve.serve_command(
+        "nano", tmp_path / "one", merge=[tmp_path / "adapter"], tensor_parallel=2
+    )
+    assert f"--model={tmp_path / 'one'}" in command and (tmp_path / "one" / "tokenizer.json").exists()
+    assert load_file(tmp_path / "one" / "model.safetensors").popitem()[1].dtype == torch.bfloat16

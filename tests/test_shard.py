@@ -8,12 +8,14 @@ from safetensors.torch import load_file
 from survive import tasks, tiny_agent
 from test_launch import folder, prepared  # noqa: F401  (a fixture)
 
+from agentkit.policies import server_processes
 from agentkit.policies.shards import shard, sharded
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import RecipeError
 from agentkit.rollouts import rollout
-from agentkit.runs import read_jsonl
-from agentkit.runs.recipe import Recipe
+from agentkit.runs import Run, project_root, read_jsonl
+from agentkit.runs.recipe import Recipe, read_recipe
+from agentkit.runs.stages import parameters_of
 from agentkit.runs.topology import choose
 from agentkit.training.launch import Work
 
@@ -122,3 +124,14 @@ def test_a_server_takes_as_many_cards_as_its_model_is_spread_over():
         choose(Recipe.from_mapping(values), 2)
     with pytest.raises(RecipeError, match="tensor_parallel: 2 is for the servers of topology: split"):
         Recipe.from_mapping({"tensor_parallel": 2, "engine": "vllm"})
+
+
+def test_each_notebook_that_samples_gets_the_servers_of_the_recipe_with_a_model_larger_than_a_card(tmp_path):
+    values, run = read_recipe(project_root() / "params" / "image-27b.yaml"), Run.create(tmp_path / "run")
+    run.update(recipe=values)
+    for stage in ("02_baseline", "03_grpo", "05_compare"):
+        recipe = Recipe.from_mapping(parameters_of(stage, values))
+        made = choose(recipe, 4)
+        assert (made.training, made.serving) == (("0", "1"), ("2,3",)), stage
+        options = server_processes._command(recipe, run, gpu=True)
+        assert {"--tensor-parallel=2", "--lora-rank=32"} <= set(options), stage

@@ -31,9 +31,9 @@ from agentkit.evaluation.sweeps import (
 )
 from agentkit.preflight.sweeps import as_text, check, dry_run
 from agentkit.records import RecipeError, RunError, Task
-from agentkit.runs import Run, stages, write_json, write_trajectories
+from agentkit.runs import Run, stages, write_json, write_jsonl, write_trajectories
 from agentkit.runs.stages import STAGES, parameters_of
-from agentkit.runs.sweep import LOOK_S, Job, Sweep, left_out, plan, read_design, reuse, run_sweep
+from agentkit.runs.sweep import LOOK_S, Job, Sweep, left_out, plan, progress, read_design, reuse, run_sweep
 from agentkit.runs.sweep_slots import _fitting, _needs
 from agentkit.runs.trajectory_files import write_tasks
 from agentkit.views import plots
@@ -353,6 +353,17 @@ time.sleep(5)"""
     assert not sweep.is_held
 
 
+def test_minutes_left_are_those_of_the_steps_that_epochs_came_to(tmp_path):
+    sweep = Sweep(tmp_path / "out")
+    with sweep.held():
+        sweep.adopt(read_design(write(tmp_path)), 1)
+    run = Run.create(sweep.folder / sweep.state["cells"][0]["run"])
+    run.update(recipe={"steps": 200, "epochs": 3})
+    rows = [{"step": step, "seconds": 60.0} for step in range(1, 301)]
+    write_jsonl(run.file("train", "metrics.jsonl"), [{"planned_steps": 400} | rows[0], *rows[1:]])
+    assert progress(sweep)[0]["left"] == "100 min"
+
+
 def test_a_changed_arm_is_refused_and_new_ones_are_added(tmp_path):
     sweep = Sweep(tmp_path / "out")
     sweep.adopt(read_design(write(tmp_path)), 1)
@@ -510,6 +521,21 @@ def test_one_slot_stops_a_cell_in_mid_training_and_the_next_call_goes_on_despite
     assert [c["status"] for c in sweep.state["cells"] if c["arm"] == "free"] == ["stopped"], "a new alarm"
 
 
+def test_a_cell_whose_training_was_asked_to_stop_is_not_done_and_goes_on_at_the_next_call(tmp_path):
+    file, sweep, asked = write(tmp_path, seeds=[1]), Sweep(tmp_path / "out"), []
+
+    def work(name, job):
+        made(job)
+        if name == "free/seed-1" and not asked:
+            asked.append(Run(job.folder).end("03_grpo", ended="asked"))
+
+    for status in ("stopped", "done"):
+        names = driven(file, sweep, work, slots=1)
+        cells = {cell["arm"]: cell["status"] for cell in sweep.state["cells"]}
+        assert cells == {"default": "done", "free": status}
+    assert names == ["free/seed-1"]
+
+
 def test_a_sweep_does_not_write_into_a_run(tmp_path):
     Run.create(tmp_path / "out")
     with (
@@ -662,7 +688,10 @@ def test_the_conclusion_says_what_easy_tasks_give_on_hard_ones_and_the_sweet_spo
     ablation.training, ablation.arms = dict.fromkeys(cost), cost
     assert "sweet spot" not in ablation.answer(), "their groups are of one size"
     ablation.sweep.state["arms"]["free"]["group_size"] = 16
-    assert " The sweet spot is default, with 1.50 million tokens sampled in training" in ablation.answer()
+    assert (
+        " The sweet spot is default, with 1.50 million completion tokens (tool replies included)"
+        in ablation.answer()
+    )
 
 
 def test_an_arm_that_lacks_seeds_takes_no_verdict_from_the_others(tmp_path):

@@ -180,7 +180,10 @@ def test_near_duplicates_go_to_one_split(corpus):
 
 
 def test_a_family_whose_questions_are_all_alike_is_told_of(corpus):
-    text = "which of all the many numbers that anybody has ever written down by hand on a clean sheet comes after"
+    text = (
+        "which of all the many numbers that anybody has ever written down by hand on a clean sheet of paper, "
+    )
+    text += "be it large or small or of no use to anybody at all, is the one that comes right after"
 
     def draft(corpus, rng):
         number = rng.randint(1, 400)

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import ToolCall
+from agentkit.records import DataError
 from agentkit.runs import project_root
 from agentkit.tools.cache import ToolCache, canonical, default_path, key_of
 from agentkit.tools.environments import CorpusEnvironment, SearchEnvironment
@@ -267,7 +268,7 @@ def test_a_call_nobody_waits_for_is_cancelled():
 def test_a_file_that_is_no_cache_is_refused_and_kept(tmp_path, content):
     path = tmp_path / "t.sqlite"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"t\.sqlite cannot be used as the cache of tools .*remove it"):
+    with pytest.raises(DataError, match=r"t\.sqlite cannot be used as the cache of tools .*remove it"):
         ToolCache(path)
     assert path.read_bytes() == content
 

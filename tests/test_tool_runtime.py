@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,9 +18,10 @@ import pytest
 
 from agentkit import ToolCall
 from agentkit.runs import project_root
+from agentkit.runs.labfile import load_module
 from agentkit.tools import execution as tool_execution
 from agentkit.tools.environments import CorpusEnvironment
-from agentkit.tools.runtime import ToolSpec, run_call, tool, tool_schemas, tools_of
+from agentkit.tools.runtime import ToolSpec, run_blocking, run_call, tool, tool_schemas, tools_of
 
 
 class Bench:
@@ -452,6 +454,17 @@ def test_a_lab_file_that_changed_is_loaded_anew(tmp_path, monkeypatch):
         assert run("work", shop, more=0, timeout_s=60).observation.endswith(f" {42 + number}")
 
 
+def test_what_a_lab_file_imports_from_beside_it_is_loaded_anew_with_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "shop.py").write_text(LAB.replace("lab_helper", "beside_the_shop"))
+    helper = tmp_path / "beside_the_shop.py"
+    for number in (7, 8):
+        helper.write_text(f"FACTOR = {number}\n")
+        os.utime(helper, (number, number))  # one second's changes of one length are no change to Python
+        shop = load_module(tmp_path / "shop.py").Shop()
+        assert run("work", shop, more=0, timeout_s=60).observation.endswith(f" {6 * number}")
+
+
 def test_a_tool_that_cannot_be_sent_to_a_process_says_so():
     class Holds:
         def __init__(self):
@@ -490,3 +503,24 @@ def test_a_thread_that_waits_for_rollouts_keeps_no_workers():
     command, environ = [sys.executable, "-c", WORKERS], os.environ | {"OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.stdout.split() == ["1", "1"], done.stderr
+
+
+def test_a_notebook_that_is_interrupted_waits_for_no_rollout():
+    """Its kernel has a running event loop, so the rollouts run on another one, in a thread."""
+    ended = []
+
+    async def rollouts():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    async def cell():
+        threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)).start()
+        run_blocking(rollouts())
+
+    loop, start = asyncio.new_event_loop(), time.monotonic()  # asyncio.run would take the signal for itself
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(cell())
+    loop.close()
+    assert ended == [True] and time.monotonic() - start < 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
 import math
 import threading
@@ -11,11 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkit import sandbox
+from agentkit import ToolCall, sandbox
 from agentkit.tools import calculate, database, run_program, search_passages
 from agentkit.tools import files as file_tool
 from agentkit.tools.database import query_database
+from agentkit.tools.environments import CodeEnvironment
 from agentkit.tools.files import Workspace
+from agentkit.tools.python import with_last_shown
+from agentkit.tools.runtime import run_call
+from agentkit.verifiers.programs import extract_code
 
 CHARACTERS = st.text(st.characters(), max_size=60)
 
@@ -251,7 +257,7 @@ def test_a_workspace_keeps_files():
 
 
 NAMES = ["", ".", "..", "../x", "a/../b", "/etc/passwd", "~/x", "a//b", "a/", "./a", ".hidden", "a/.b", "a\\b", "C:x", "a\0b",
-         "a\nb", "a b", "é", "x" * 300, "a/b/c/d/e/f/g", "-rf", "\ud800"]  # fmt: skip
+         "a\nb", "a b", "é", "x" * 300, "a/b/c/d/e/f/g", "-rf", "\ud800", "/".join(["x" * 60] * 4)]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", NAMES, ids=range(len(NAMES)))
@@ -310,3 +316,37 @@ def test_a_program_that_fails_is_a_sentence(code, says):
     with pytest.raises(ValueError) as error:
         run_program(code, timeout_s=0.5 if "while True: pass" in code else 20)
     assert says in str(error.value) and len(str(error.value)) < 8_000
+
+
+@needs_sandbox
+def test_a_program_that_waits_for_its_turn_loses_no_time():
+    call = ToolCall("python", {"code": "import time; time.sleep(3)"})
+
+    async def one_too_many():
+        calls = [run_call(call, CodeEnvironment(), timeout_s=5) for _ in range(sandbox.AT_ONCE + 1)]
+        return await asyncio.gather(*calls)
+
+    assert [r.observation for r in asyncio.run(one_too_many()) if not r.ok] == []
+
+
+def test_texts_are_parsed_one_at_a_time(monkeypatch):
+    """CPython 3.11 counts the parser's recursion depth for all threads together, and may fail with two."""
+    own, inside, most = ast.parse, [], []
+
+    def slowly(*args, **options):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.1)
+        try:
+            return own(*args, **options)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(ast, "parse", slowly)
+    works = (calculate, "1 + 1"), (with_last_shown, "1 + 1"), (extract_code, "```python\nx = 1\n```")
+    threads = [threading.Thread(target=work, args=(text,)) for work, text in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) >= 3 and max(most) == 1

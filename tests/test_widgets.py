@@ -39,7 +39,7 @@ def test_compare_payload():
     assert [task["id"] for task in payload["tasks"]] == ["t0", "t1", "t2"]
     assert [task["solved"] for task in payload["tasks"]] == [[False, True], [True, False], [False, False]]
     sft, grpo = payload["tasks"][0]["columns"]
-    assert (sft["rate"], sft["count"], len(sft["samples"])) == (0.3333, 3, 2)
+    assert (sft["right"], sft["scored"], sft["count"], len(sft["samples"])) == (1, 3, 3, 2)
     assert payload["tasks"][1]["columns"][0]["samples"][0]["components"] == [
         ["correct", 1.0],
         ["format", None],
@@ -66,10 +66,21 @@ def test_odd_values():
     payload = compare_trajectories(TASKS, {"sft": [odd], "grpo": []}).payload
     task = payload["tasks"][0]
     sft, grpo = task["columns"]
-    assert task["solved"] == [None, None] and sft["rate"] is None and sft["samples"][0]["reward"] is None
+    assert task["solved"] == [None, None] and sft["scored"] == 0 and sft["samples"][0]["reward"] is None
     assert sft["samples"][0]["turns"][0]["results"][0][0].endswith("(1000 more characters)")
-    assert grpo == {"rate": None, "count": 0, "samples": []}
+    assert grpo == {"count": 0, "scored": 0, "right": 0, "samples": []}
     assert task["alarms"] == ["not scored", "no answer"]
+
+
+def test_samples_are_counted_as_each_is_marked():
+    one_of_four = [trajectory("t0", success, sample=i) for i, success in enumerate([1.0, None, None, None])]
+    partly = [trajectory("t0", 0.4, sample=i) for i in range(4)]
+    (task,) = compare_trajectories(TASKS, {"sft": one_of_four, "grpo": partly}).payload["tasks"]
+    counts = [(column["right"], column["scored"], column["count"]) for column in task["columns"]]
+    assert counts == [(1, 1, 4), (0, 4, 4)]
+    for column, (right, scored, _) in zip(task["columns"], counts, strict=True):
+        marks = [sample["right"] for sample in column["samples"]]
+        assert (marks.count(True), 4 - marks.count(None)) == (right, scored)
 
 
 def test_alarms_of_a_task():

@@ -31,7 +31,7 @@ from agentkit.evaluation.statistics import (
 )
 from agentkit.evaluation.summary import Values, easy_first, measure, rates, same_tasks, summarize, values_of
 from agentkit.records import RunError
-from agentkit.runs import Run, cost
+from agentkit.runs import Recipe, Run, cost
 from agentkit.runs.sweep import Sweep
 
 _TINY = 1e-9
@@ -231,7 +231,7 @@ class Ablation:
 
     @cached_property
     def training(self) -> dict[str, dict[int, pd.DataFrame]]:
-        """Metrics of the arms that are trained, by seed, with the million tokens sampled so far."""
+        """Metrics of the arms that are trained, by seed, with the million completion tokens so far."""
         return {
             name: {seed: _with_tokens(run) for seed, run in runs.items()}
             for name, runs in self.runs.items()
@@ -334,7 +334,8 @@ class Ablation:
         sizes = {self.sweep.state["arms"][name].get("group_size") for name in self.training}
         if len(sizes) < 2 or not (spot := self.sweet_spot()):
             return ""
-        tokens = f"{self.arms[spot]['million_tokens']:.2f} million tokens sampled in training"
+        spent = self.arms[spot]["million_tokens"]
+        tokens = f"{spent:.2f} million completion tokens (tool replies included) in training"
         return f" The sweet spot is {spot}, with {tokens} the cheapest not shown to be worse than the best."
 
     def table(self) -> pd.DataFrame:
@@ -371,10 +372,8 @@ class Ablation:
 
 
 def _with_tokens(run: Run) -> pd.DataFrame:
-    metrics, recipe = run.metrics, run.manifest["recipe"]
-    batch = recipe.get("prompts_per_step", 8) * recipe.get("group_size", 8)
-    sampled = metrics["rollout_seconds"].notna()  # other rows are validation, or train on the same rollouts
-    rollouts = sampled * (batch + metrics["extra_rollouts"].fillna(0))
+    metrics = run.metrics
+    rollouts = cost.sampled(metrics, Recipe.of(run))
     tokens = (rollouts * metrics["completion_tokens"].fillna(0)).cumsum() / 1e6
     return metrics.assign(rollouts=rollouts, million_tokens=tokens)
 

@@ -122,6 +122,11 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
             verdict = Score(None, "it failed") if failed else verify(task, trajectory)
             trajectory = replace(trajectory, task_id=task.id, success=verdict.value, why=verdict.why)
         else:
+            if trajectory.success is not None and not 0.0 <= trajectory.success <= 1.0:
+                raise DataError(
+                    f"{row.where}: success is {trajectory.success}, which is not in [0, 1]. Name another "
+                    "column or scorer, or pass tasks."
+                )
             made.setdefault(trajectory.task_id, Task(trajectory.task_id, prompt, row.gold, family="imported"))
         trajectories.append(trajectory)
     if not trajectories:

@@ -235,7 +235,7 @@ def _score(sample: Any, where: str, scorer: str, dropped: Counter) -> dict[str, 
         raise DataError(f"{where} has no score {scorer!r}. Its scorers are {', '.join(map(str, scores))}.")
     score = _dict(scores.get(scorer or next(iter(scores), "")))
     dropped["samples with scores of other scorers"] += len(scores) > 1
-    return {"success": _grade(score.get("value"), where), "why": str(score.get("explanation") or "")}
+    return {"success": _grade(score.get("value")), "why": str(score.get("explanation") or "")}
 
 
 def _row(sample: Any, where: str, score: dict[str, Any]) -> Row:
@@ -285,15 +285,10 @@ def _attached(value: Any, attachments: Mapping[str, Any]) -> Any:
     return value
 
 
-def _grade(value: Any, where: str) -> float | None:
+def _grade(value: Any) -> float | None:
     """A score as a share; None where it is not one number, or NaN, which is inspect_ai's "not scored"."""
     if isinstance(value, str):
         value = _GRADES.get(value, _GRADES.get(value.lower(), value))
     if isinstance(value, str) and re.fullmatch(r"\d{1,20}(\.\d{0,20})?", value):
         value = float(value)
-    grade = number(value)
-    if grade is not None and not 0.0 <= grade <= 1.0:
-        raise DataError(
-            f"{where}: the score {grade:g} is not in [0, 1]. Choose another scorer, or pass tasks."
-        )
-    return grade
+    return number(value)

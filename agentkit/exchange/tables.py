@@ -149,18 +149,13 @@ def _columns(trajectory: Trajectory) -> dict[str, Any]:
 def _row(
     row: Mapping[str, Any], where: str, messages: list, success: str, components: dict | None = None
 ) -> Row:
-    verdict = _number(row, success, where)
-    if verdict is not None and not 0.0 <= verdict <= 1.0:
-        raise DataError(
-            f"{where}: {success} is {verdict}, which is not in [0, 1]. Name another column, or pass tasks."
-        )
     task_id = row.get("id") if row.get("task_id") is None else row["task_id"]
     fields = {
         "task_id": None if task_id in (None, "") else str(task_id),
         "policy": row.get("policy") if isinstance(row.get("policy"), str) else None,
         "sample": _whole(row.get("sample")),
         "step": _whole(row.get("step")),
-        "success": verdict,
+        "success": _number(row, success, where),
         "reward": _number(row, "reward", where),
         "advantage": _number(row, "advantage", where),
         "components": components,

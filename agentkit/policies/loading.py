@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -62,21 +63,22 @@ def load_agent(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = precision_of(precision)
     torch.backends.cuda.enable_cudnn_sdp(False)  # on Hopper it plans anew for each length of the keys
-    logging.disable_progress_bar()  # a bar for each load says nothing here
     tokenizer = load_tokenizer(model, chat)
     keeps = adapter is not None and dtype != torch.float32
     folders = [*merge] if keeps or adapter is None else [*merge, adapter]
     if shards and world() > 1:
         mesh = mesh_of(device)
-        loaded = in_turn(lambda: shard(_folded(model, folders, dtype), mesh))
+        loaded = in_turn(lambda: shard(merged(model, folders, dtype), mesh))
     else:
-        loaded = _folded(model, folders, dtype)
+        loaded = merged(model, folders, dtype)
     if keeps:
         loaded = with_adapter(loaded, Path(adapter))
     return loaded.to(device), tokenizer
 
 
-def _folded(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> Any:
+def merged(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> Any:
+    """A model in main memory with adapters folded in, in order. Raises as ``load_agent``."""
+    logging.disable_progress_bar()  # a bar for each load says nothing here
     loaded = pretrained(AutoModelForCausalLM, model, dtype=dtype)
     for folder in folders:
         loaded = folded(with_adapter(loaded, Path(folder)))
@@ -95,7 +97,7 @@ def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -
 def pretrained(kind: Any, model: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(model_path(model), **options)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         why, parent = told(error), Path(model).parent
         if not Path(model).exists() and parent.name and parent.is_dir():
             why = f"no such folder in {parent} (the first lines of a recipe say how its model is made)"
@@ -142,7 +144,13 @@ def check_agents(run: Run, recipe: Recipe, names: Iterable[str]) -> None:
 
 def _adapters(run: Run, recipe: Recipe, name: str) -> tuple[list[Path], Path | None]:
     cold_start = [run.file("sft")] if recipe.sft and name != "base" else []
-    return cold_start, None if name in ("base", "sft") else run.file("adapter" if name == "grpo" else name)
+    if name in ("base", "sft"):
+        return cold_start, None
+    folder = run.file("adapter" if name == "grpo" else name)
+    rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))  # of hindsight
+    if precision_of(recipe.precision) == torch.float32:  # else all of them train one adapter
+        cold_start += rounds[:-1]
+    return cold_start, rounds[-1] if rounds else folder
 
 
 def with_adapter(model: Any, folder: Path) -> Any:
@@ -190,10 +198,13 @@ def make_policy(
         kind = TwinPolicy if ahead else TransformersPolicy
         return kind(model, tokenizer, name, recipe.max_batch, recipe.deterministic, recipe.engine_memory)
     if recipe.engine == "server":
-        policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora)
+        wait = max(600.0, recipe.trajectory_timeout_s)
+        policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora, timeout_s=wait)
+        policy.in_flight = recipe.max_batch * len(recipe.servers)
     else:
         memory = {"max_length": longest(model, recipe), "memory_share": recipe.engine_memory}
         policy = VllmPolicy(model, tokenizer, name, lora=lora, engine=engine, **memory)
+        policy.in_flight = recipe.max_batch
     try:
         sync(policy, model, recipe.temperature, recipe.sync_threshold)
     except BaseException:

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig
 
+from agentkit.nano import model_path
 from agentkit.policies.engine_weights import save_weights
-from agentkit.policies.loading import load_agent
+from agentkit.policies.loading import load_tokenizer, merged, pretrained
+from agentkit.policies.precision import precision_of
 from agentkit.policies.server import API_KEY
 from agentkit.policies.server_processes import SERVED
 from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missing
@@ -77,14 +80,13 @@ def serve_command(
 
 def _servable(model: str, folder: Path, merge: Sequence[str | Path], precision: str) -> tuple[str, str, int]:
     """The folder or name that vLLM loads, its dtype, and how many tokens the model takes."""
-    loaded, tokenizer = load_agent(model, merge, precision=precision)
-    source = loaded.config._name_or_path
-    if merge:
-        save_weights(loaded, folder)
-        tokenizer.save_pretrained(folder)
+    source, dtype = model_path(model), precision_of(precision)
+    longest = pretrained(AutoConfig, model).get_text_config().max_position_embeddings
+    if merge:  # in main memory: no card may hold it all
+        save_weights(merged(model, merge, dtype), folder)
+        load_tokenizer(model).save_pretrained(folder)
         source = str(folder)
-    longest = loaded.config.get_text_config().max_position_embeddings
-    return source, str(loaded.dtype).removeprefix("torch."), longest
+    return source, str(dtype).removeprefix("torch."), longest
 
 
 def take_card(gpu: int) -> None:

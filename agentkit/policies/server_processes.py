@@ -7,6 +7,7 @@ elsewhere, which a recipe names in server_urls.
 import contextlib
 import os
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import torch
 from agentkit.policies.loading import PROMPT_ROOM
 from agentkit.policies.precision import precision_of
 from agentkit.rollouts.policy import EngineError
-from agentkit.runs import Recipe, Run, append_to
+from agentkit.runs import Recipe, Run, append_to, project_root
 from agentkit.runs.children import PARENT, TOKEN, end_all, repeated
 from agentkit.runs.topology import CARDS
 
@@ -46,12 +47,18 @@ def free_port() -> int:
     raise OSError(f"no port from {PORTS[0]} to {PORTS[-1]} is free on this machine")
 
 
+def served(port: int) -> Path:
+    """Where the server on a port keeps the model that it has merged."""
+    return project_root() / "outputs" / ".served" / str(port)
+
+
 class _Server:
     """One server and its successors on the same port and card."""
 
     def __init__(self, command: Sequence[str], card: str, token: str, log: Path):
         port = free_port()
-        self.url, self.log, self.starts = f"http://127.0.0.1:{port}", log, 0
+        self.url, self.folder = f"http://127.0.0.1:{port}", served(port)
+        self.log, self.starts = log, 0
         self._command = [*command, f"--port={port}"]
         self._token = token
         self._environ = (
@@ -111,6 +118,8 @@ def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[st
         while time.monotonic() < deadline and any(server.child.poll() is None for server in made):
             time.sleep(0.1)
         end_all(TOKEN, lambda value: value.startswith(token))
+        for server in made:
+            shutil.rmtree(server.folder, ignore_errors=True)
 
 
 def _command(recipe: Recipe, run: Run, gpu: bool) -> list[str]:
@@ -120,7 +129,7 @@ def _command(recipe: Recipe, run: Run, gpu: bool) -> list[str]:
     elif gpu:
         values["gpu"] = 0  # of those it is shown, which is one
     if recipe.shard or recipe.weight_sync == "lora" or precision_of(recipe.precision) != torch.float32:
-        values["lora-rank"] = recipe.lora_r
+        values["lora-rank"] = Recipe.of(run).lora_r  # which notebook 05 is not handed
     if recipe.sft and run.file("sft").exists():  # else it is to be measured what comes before
         values["merge"] = str(run.file("sft").resolve())
     options = [f"--{name}={value}" for name, value in values.items()]

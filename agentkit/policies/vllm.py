@@ -18,7 +18,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -246,12 +246,23 @@ class VllmPolicy(ThreadedPolicy):
         if self._given and self._adapter:
             engine.remove_lora(self._adapter.lora_int_id)
         elif engine is not None and not self._given:
-            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+            from vllm.distributed import parallel_state
 
-            engine.engine_core.shutdown()
-            del engine
-            if self._owns_group:
-                cleanup_dist_env_and_memory()
+            with nullcontext() if self._owns_group else _group_kept(parallel_state):
+                engine.engine_core.shutdown()
+                del engine
+                parallel_state.cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def _group_kept(parallel_state: Any) -> Iterator[None]:
+    """Keep vLLM from ending the job's process group, which it does with any engine, whoever began it."""
+    end = parallel_state.destroy_distributed_environment
+    parallel_state.destroy_distributed_environment = lambda: None
+    try:
+        yield
+    finally:
+        parallel_state.destroy_distributed_environment = end
 
 
 def _sample(reply: Any) -> Sample | EngineError:

@@ -48,9 +48,11 @@ def limits(golden: Sequence[Trajectory], recipe: Recipe) -> Item:
         return Item(name, "green", "There are no gold trajectories to try them on.")
     cut = [t for t in golden if met_limit(t)]
     met = Counter(t.stop_reason for t in cut)
+    at_limit = [t for t in cut if t.stop_reason == StopReason.TOKEN_LIMIT]
+    context = any(len(t.completion_ids) < recipe.max_tokens for t in at_limit)
     keys = {
         StopReason.TURN_LIMIT: f"max_turns {recipe.max_turns}",
-        StopReason.TOKEN_LIMIT: f"max_tokens {recipe.max_tokens}",
+        StopReason.TOKEN_LIMIT: "the model's context" if context else f"max_tokens {recipe.max_tokens}",
         StopReason.TRUNCATED_TURN: f"max_turn_tokens {recipe.max_turn_tokens}",
     }
     named = ", ".join(keys.get(reason, reason.value) for reason, _ in met.most_common())

@@ -5,6 +5,7 @@ Leaves out what each check looks at (checks, causes, reward_checks, task_checks)
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -67,7 +68,7 @@ def examine(
     sampled, seconds = _timed(
         recipe, policy, chosen, at_once, options | {"progress": "preflight" if progress else None}
     )
-    golden, cached = _by_expert(planned, policy.tokenizer, options)
+    golden, cached = _by_expert(planned, policy, options)
     update, device, learning = None, "", []
     if model is not None:
         device = "GPU" if model.device.type == "cuda" else "CPU"
@@ -113,10 +114,11 @@ def _timed(
 
 
 def _by_expert(
-    planned: Sequence[Task], tokenizer: Any, options: dict[str, Any]
+    planned: Sequence[Task], policy: Policy, options: dict[str, Any]
 ) -> tuple[list[Trajectory], Item | None]:
     """The expert's trajectories, and whether those that the tool cache served come out alike without it."""
-    expert = ScriptedPolicy(tokenizer, name="gold")
+    expert = ScriptedPolicy(policy.tokenizer, name="gold")
+    expert.max_length = policy.max_length
     golden = rollout(planned, expert, **options) if planned else []
     reused = [i for i, t in enumerate(golden) if any(result.cached for result in results_of(t))]
     if not reused:
@@ -155,10 +157,10 @@ def report(
     groups = groups_by_task(scorings[0])
     by_id = {task.id: task for task in tasks}
     right = [t for t in golden if t.success == 1.0]
-    probed_on = [(by_id[t.task_id], t) for t in (right or scorings[0])[:PROBED]]
-    probed = {name: probe(component, probed_on) for name, (component, _) in reward.items()}
-    played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0][:PROBED]
-    being_right = reward_checks.being_right(reward, played)
+    probed_on = _some([(by_id[t.task_id], t) for t in right or scorings[0]])
+    probed = {name: probe(component, probed_on, tasks) for name, (component, _) in reward.items()}
+    played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0]
+    being_right = reward_checks.being_right(reward, _some(played))
     gold = (
         reward_checks.gold(golden, groups, reward, being_right.values),
         *(
@@ -181,6 +183,16 @@ def report(
         checks.power(groups, n_test, recipe.test_samples),
     )
     return Preflight(items, len(sampled), time.monotonic() - start)
+
+
+def _some(played: Sequence[tuple[Task, Trajectory]]) -> list[tuple[Task, Trajectory]]:
+    """A few of tasks with trajectories, at least one of each family."""
+    nth, turns = Counter(), []
+    for task, t in played:
+        nth[task.family] += 1
+        turns.append((nth[task.family], task, t))
+    first = [(task, t) for turn, task, t in sorted(turns, key=lambda own: own[0])]
+    return first[: max(PROBED, len(nth))]
 
 
 FIRST = 8  # training tasks whose groups are shown

@@ -15,6 +15,7 @@ from agentkit.rewards import Component
 
 SLOWER = "a second more for each turn"
 TOKENS = "completion_ids", "action_mask", "old_logprobs"
+OPTIONAL = ("task.meta['forbidden_tools']", "task.meta['required_tools']")  # no fault where no task has them
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,15 @@ class Probed:
     missing: tuple[str, ...]  # fields and keys it asked for that no record holds
     failures: tuple[str, ...]  # what it raised
     moved_by: tuple[str, ...]  # names of the changes that changed its value
+    absent: tuple[str, ...] = ()  # optional keys it asked for that no task holds
 
 
-def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Probed:
-    """Call a component, which may raise, on gold trajectories and their variants."""
+def probe(
+    component: Component, gold: Sequence[tuple[Task, Trajectory]], tasks: Sequence[Task] = ()
+) -> Probed:
+    """Call a component, which may raise, on gold trajectories and their variants; ``tasks`` hold what keys
+    there are besides.
+    """
     lookups: Lookups = {}
     failures, moved_by = [], []
     for task, trajectory in gold:
@@ -39,8 +45,11 @@ def probe(component: Component, gold: Sequence[tuple[Task, Trajectory]]) -> Prob
             except Exception as error:  # the component is the user's
                 failures.append(f"{type(error).__name__}: {error}"[:160])
         moved_by += [name for name, value in values.items() if value != values.get("gold", value)]
-    missing = tuple(name for name, held in lookups.items() if not held)
-    return Probed(missing, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved_by)))
+    written = {f"task.meta[{key!r}]" for task in tasks for key in task.meta}
+    unheld = [name for name, held in lookups.items() if not held and name not in written]
+    missing = tuple(name for name in unheld if name not in OPTIONAL)
+    absent = tuple(name for name in unheld if name in OPTIONAL)
+    return Probed(missing, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved_by)), absent)
 
 
 def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:

@@ -290,6 +290,8 @@ def _constant(
             f"It is dead because it reads {_listed(probed.missing)}, which no record holds: its input is "
             "never written. Write it, or read what the trajectory has."
         )
+    if not values and not best and probed.absent:
+        return "green", f"It applies to no task here, as none has {_listed(probed.absent)}."
     if not values or not probed.moved_by:
         return "red", (
             f"{name} is dead: neither a wrong answer, nor no answer, nor other "

@@ -39,18 +39,20 @@ def answers(tasks: Sequence[Task]) -> Item:
     """Whether one question has several gold answers, or nearly all questions have one."""
     asked = defaultdict(dict)
     for task in tasks:
-        question = task.family, normalize(task.prompt), repr(_world(task))
+        question = task.family, " ".join(task.prompt.casefold().split()), repr(_world(task))
         asked[question].setdefault(task.answer.strip(), task)
     several = [list(group.values()) for group in asked.values() if len(group) > 1]
-    several = [own for own in evenly(several) if verify(own[0], own[1].answer).value != 1.0]
+    looked = evenly(several)
+    odd = [own for own in looked if verify(own[0], own[1].answer).value != 1.0]
+    number = round(len(odd) * len(several) / max(len(looked), 1))
     golds = Counter(task.answer.strip() for task in tasks if task.answer.strip())
     answer, times = golds.most_common(1)[0] if golds else ("", 0)
-    finding = f"{len(several)} of {len(asked)} questions have two gold answers; {len(golds)} answers differ."
-    if len(several) > FEW * len(asked):
-        one, two, *_ = several[0]
+    finding = f"{number} of {len(asked)} questions have two gold answers; {len(golds)} answers differ."
+    if number > FEW * len(asked):
+        one, two, *_ = odd[0]
         advice = f"{one.prompt[:120]!r} has {one.answer[:60]!r} and {two.answer[:60]!r}: keep the true one."
-        light = "red" if len(several) > MOST * len(asked) else "amber"
-        return Item("Gold answers", light, finding, advice, tuple(t.id for own in several for t in own))
+        light = "red" if number > MOST * len(asked) else "amber"
+        return Item("Gold answers", light, finding, advice, tuple(t.id for own in odd for t in own))
     if times > NEARLY_ALL * len(tasks) and len(asked) >= LEAST:
         advice = f"{answer[:60]!r} is right in {times} of {len(tasks)} tasks: balance the answers."
         return Item("Gold answers", "amber", finding, advice)
@@ -98,7 +100,7 @@ def _words(task: Task) -> frozenset[str]:
 
 def _world(task: Task) -> dict:
     """What the environment is told besides: the same question in another world is another task."""
-    return {name: value for name, value in task.meta.items() if name != "plan"}
+    return {name: value for name, value in task.meta.items() if name not in ("plan", "pass_rate")}
 
 
 def _asked_in(task: Task, others: Sequence[tuple[Task, frozenset[str]]]) -> bool:

@@ -22,23 +22,34 @@ def calls_of(trajectory: Trajectory) -> list[ToolCall]:
 
 
 def gold_calls(task: Task) -> list[ToolCall] | None:
-    """The calls of the task's plan with earlier values filled in; None for a task without a plan."""
-    if "plan" not in task.meta:
+    """The calls of the task's plan with earlier values filled in; None for a task without a plan, and where a
+    step needs a value that no earlier one says it expects.
+    """
+    if task.meta.get("plan") is None:
         return None
     calls: list[ToolCall] = []
-    values: list[str] = []
-    for step in task.meta["plan"]:
-        call = ToolCall(step["tool"], fill(step["arguments"], values))
+    values: dict[int, str] = {}
+    for number, step in enumerate(task.meta["plan"]):
+        try:
+            call = ToolCall(step["tool"], fill(step["arguments"], values))
+        except KeyError:
+            return None
         calls.append(call)
-        values.append(step.get("expect", _computed(call)))
+        value = step.get("expect")
+        if (value := _computed(call) if value is None else value) is not None:
+            values[number] = value
     return calls
 
 
-def _computed(call: ToolCall) -> str:
-    """What the calculator gives for a call of it; "" for any other call."""
-    if call.name != "calculator" or "expression" not in call.arguments:
-        return ""
-    return calculate(call.arguments["expression"])
+def _computed(call: ToolCall) -> str | None:
+    """What the calculator gives for a call of it; None for any other call."""
+    expression = call.arguments.get("expression")
+    if call.name != "calculator" or not isinstance(expression, str):
+        return None
+    try:
+        return calculate(expression)
+    except ValueError:  # another calculator's language
+        return None
 
 
 def against_plan(
@@ -178,6 +189,9 @@ def plan_efficiency(gold: list[ToolCall], trajectory: Trajectory) -> float:
 
 
 def compliance(task: Task, trajectory: Trajectory) -> float | None:
-    """R_cpl of ToolRLA: -10 when a tool in the task's ``meta["forbidden_tools"]`` was called, else 0."""
-    forbidden = set(task.meta.get("forbidden_tools", ()))
+    """R_cpl of ToolRLA: -10 when a tool in the task's ``meta["forbidden_tools"]`` was called, else 0; None
+    where it names none.
+    """
+    if not (forbidden := set(task.meta.get("forbidden_tools", ()))):
+        return None
     return COMPLIANCE_PENALTY if any(c.name in forbidden for c in calls_of(trajectory)) else 0.0

@@ -48,7 +48,7 @@ _NUMBERS = count()  # of trajectories, in this process
 Factory = Callable[[], object]  # of environments
 VERDICT_S = 120.0  # a verifier's own limits are shorter; this one is for a verifier that has none
 OUT_OF_TIME = "the wall clock ended it: raise trajectory_timeout_s, or use a faster engine or tools"
-CODE_TOOL = "python"
+CODE_TOOLS = ("python", "code_interpreter")
 _KEYS = Recipe.keys()  # the defaults of Limits
 LAST_TURN = "No turns are left for tools: answer now."
 
@@ -356,7 +356,7 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
 
 def _tier(task: Task, trajectory: Trajectory) -> str | None:
     """The sandbox tier in which a trajectory's code ran, by a tool or its verifier; None where none did."""
-    ran = any(result.name == CODE_TOOL for result in results_of(trajectory))
+    ran = any(result.name in CODE_TOOLS for result in results_of(trajectory))
     return current_tier().name if ran or verifier_kind(task) == "code" else None
 
 

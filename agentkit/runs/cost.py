@@ -133,6 +133,13 @@ def forecast(recipe: Recipe, rates: Rates, n_test: int = 0, dead: float = 0.0) -
 
 
 # ---- from a run
+def sampled(metrics: pd.DataFrame, recipe: Recipe) -> pd.Series:
+    """Trajectories that each row of a training's metrics sampled, those in place of dead groups included."""
+    batch = recipe.prompts_per_step * recipe.group_size * (1 + recipe.resample_correct)
+    samples = metrics["rollout_seconds"].notna()  # other rows are validation, or train on the same rollouts
+    return samples * (batch + metrics["extra_rollouts"].fillna(0))
+
+
 def actual(run: Run) -> dict[str, float]:
     """Device seconds of each phase of a run that is done, one device a process."""
     stages = {name: stage["seconds"] for name, stage in run.manifest["stages"].items() if "seconds" in stage}

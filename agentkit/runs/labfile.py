@@ -73,13 +73,13 @@ def _forget(files: Sequence[Path]) -> None:
             del sys.modules[name]
 
 
-_OTHERS = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<")
+OTHERS = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<")
 
 
 def blame(error: BaseException) -> str:
     """What an error of a user's code says, with the innermost line that is neither ours nor a library's."""
     lines = [(line.filename, line.lineno) for line in traceback.extract_tb(error.__traceback__)]
-    lines = [line for line in lines if not line[0].startswith(_OTHERS)]
+    lines = [line for line in lines if not line[0].startswith(OTHERS)]
     if isinstance(error, SyntaxError) and isinstance(error.filename, str) and error.lineno:
         lines.append((error.filename, error.lineno))
     where = f"{Path(lines[-1][0]).name}, line {lines[-1][1]}: " if lines else ""
@@ -110,7 +110,7 @@ def files_of(path: Path) -> list[Path]:
     """A lab file and what it imports from beside it, directly or through each other."""
     files = [path]
     for file in files:  # which grow meanwhile
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:

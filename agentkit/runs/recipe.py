@@ -377,12 +377,13 @@ class Recipe:
         "auto",
         "colocate (every GPU rolls out and trains), split (servers roll out, the others train), or auto",
         words=("auto", "colocate", "split"),
+        stages="235",
     )
     processes: int = _key(
         1, "processes that train together, one a GPU; left out where GPUs are visible: all", 1, 1024
     )
     replicas: int = _key(
-        0, "topology split: servers that roll out; 0: as many as half of the GPUs hold", 0, 1024
+        0, "topology split: servers that roll out; 0: as many as half of the GPUs hold", 0, 1024, stages="235"
     )
     shard: bool = _key(
         False,

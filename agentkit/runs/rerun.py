@@ -4,6 +4,7 @@ Leaves out what depends on the clock: seconds, dates and cache hits.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from agentkit.records import RunError
@@ -12,7 +13,8 @@ from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import MANIFEST, Run, git_state, versions
 from agentkit.runs.stages import STAGES, file_digests, run_stages
 
-_FILES = ("tasks.jsonl", "adapter/adapter_model.safetensors", "sft/adapter_model.safetensors")
+_BYTES = ("tasks.jsonl", "adapter/adapter_model.safetensors", "sft/adapter_model.safetensors")
+_METRICS, _JSON = "train/metrics.jsonl", ("baseline.json", "comparison.json")
 
 
 def rerun(run: Run, to: Run) -> tuple[list[str], list[str]]:
@@ -45,15 +47,19 @@ def _differing(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def _results(run: Run, to: Run) -> Iterator[str]:
-    """Sentences on the files that both should have and that differ in what does not depend on the clock."""
-    for name in _FILES:
-        files = [one.file(name) for one in (run, to)]
-        if (
-            any(file.exists() for file in files)
-            and len({file.exists() and digest(file) for file in files}) > 1
-        ):
-            yield f"{name} differs"
-    if run.file("train", "metrics.jsonl").exists():
+    """Sentences on the files that one of them lacks, or that differ in what does not depend on the clock."""
+    measured = {f"eval/{path.name}" for one in (run, to) for path in one.file("eval").glob("*.parquet")}
+    for name in (*_BYTES, _METRICS, *sorted(measured), *_JSON):
+        there = [one.file(name).exists() for one in (run, to)]
+        if all(there):
+            yield from _compared(name, run, to)
+        elif any(there):
+            yield f"{name} is missing in one of them"
+
+
+def _compared(name: str, run: Run, to: Run) -> Iterator[str]:
+    """Sentences on a file that both have."""
+    if name == _METRICS:
         timed = ("seconds", "tool_cache_hits")
         rows = [
             [
@@ -64,13 +70,15 @@ def _results(run: Run, to: Run) -> Iterator[str]:
         ]
         if rows[0] != rows[1]:
             step = next((a["step"] for a, b in zip(*rows, strict=False) if a != b), "one of them is longer")
-            yield f"train/metrics.jsonl differs from step {step} on"
-    for path in sorted(run.file("eval").glob("*.parquet")):
-        tokens = [[(t.task_id, t.sample, t.completion_ids, t.success) for t in one.trajectories(path.stem)]
+            yield f"{name} differs from step {step} on"
+    elif name.startswith("eval/"):
+        policy = Path(name).stem
+        tokens = [[(t.task_id, t.sample, t.completion_ids, t.success) for t in one.trajectories(policy)]
                   for one in (run, to)]  # fmt: skip
         if tokens[0] != tokens[1]:
             changed = sum(a != b for a, b in zip(*tokens, strict=False))
-            yield f"eval/{path.name} differs in {changed} of {len(tokens[0])} trajectories"
-    for name in ("baseline.json", "comparison.json"):
-        if run.file(name).exists() and read_json(run.file(name)) != read_json(to.file(name)):
+            yield f"{name} differs in {changed} of {len(tokens[0])} trajectories"
+    else:
+        read = read_json if name in _JSON else digest
+        if read(run.file(name)) != read(to.file(name)):
             yield f"{name} differs"

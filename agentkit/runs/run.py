@@ -154,6 +154,13 @@ class Run:
         )
         secure(self.path)
 
+    def remove(self, name: str) -> None:
+        """Remove a file, and its hash from run.json."""
+        self.file(name).unlink(missing_ok=True)
+        manifest = self.manifest
+        if manifest["hashes"].pop(name, None):
+            write_json(self.path / MANIFEST, manifest)
+
     @cached_property
     def tasks(self) -> list[Task]:
         """The suite of this run."""

@@ -49,9 +49,11 @@ _TURN["properties"]["closings"] = _list(_SPAN)  # older records have none
 _EXAMPLE = '{"tool": "calculator", "arguments": {"expression": "1 + 1"}}'
 _STEPS = f"meta['plan'] must be a list of steps such as {_EXAMPLE}"
 _STEP = {name: part | {"says": _STEPS} for name, part in {"tool": _TEXT, "arguments": _OBJECT}.items()}
-_META = {
-    "entities": _list(_TEXT, "meta['entities'] must be a list of texts"),
-    "plan": _list({"type": "object", "properties": _STEP, "required": list(_STEP)}, _STEPS),
+_STEP["expect"] = _TEXT_OR_NONE | {"says": "a step of meta['plan'] expects {value}: write it as text"}
+_NAMES = {name: _list(_TEXT, f"meta['{name}'] must be a list of texts")
+          for name in ("entities", "required_tools", "forbidden_tools")}  # fmt: skip
+_META = _NAMES | {
+    "plan": _list({"type": "object", "properties": _STEP, "required": ["tool", "arguments"]}, _STEPS)
 }
 _KIND = {"says": 'verifier must be text or an object with a "kind"'}
 _TEXTS = ("id", "prompt", "answer", "family", "difficulty")

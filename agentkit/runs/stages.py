@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -91,16 +92,24 @@ def parameters_of(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_done(run: Run, stage: str, recipe: Mapping[str, Any], lab: str = "") -> bool:
     """Whether a notebook is executed with a recipe's keys, defaults included, with its files and this lab
-    file, and no earlier one was executed after it.
+    file, no earlier one was executed after it, and nobody asked its training to stop.
     """
     stages = run.manifest["stages"]
     entry = stages.get(stage, {})
     keys = {name: key.default for name, key in Recipe.keys().items() if name in Recipe.keys_of(stage)}
     asked, used = (keys | parameters_of(stage, values) for values in (recipe, entry.get("parameters", {})))
     files = _own_files(stage, recipe) if "files" in entry else None  # None: executed by hand
-    started = [stages[s].get("started", "") for s in STAGES[: STAGES.index(stage) + 1] if s in stages]
+    started = [_started(stages[s]) for s in STAGES[: STAGES.index(stage) + 1] if s in stages]
     same = asked == used and entry.get("lab", "") == lab and entry.get("files") == files
-    return same and entry.get("status") == "done" and started == sorted(started)
+    done = entry.get("status") == "done" and entry.get("ended") != "asked"
+    return same and done and started == sorted(started)
+
+
+def _started(entry: Mapping[str, Any]) -> float:
+    """When a stage began, in seconds; 0 where its entry does not say."""
+    with contextlib.suppress(TypeError, ValueError):
+        return datetime.fromisoformat(entry.get("started")).timestamp()
+    return 0.0
 
 
 def _own_files(stage: str, recipe: Mapping[str, Any]) -> dict[str, str]:

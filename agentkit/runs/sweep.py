@@ -113,6 +113,12 @@ class Job:
         """Whether all its notebooks are executed with these parameters."""
         return self.done_in(self.folder) > self.last
 
+    def was_asked_to_stop(self) -> bool:
+        """Whether its training ended because somebody asked, and goes on at the next call."""
+        run = Run(self.folder)
+        stages = run.manifest["stages"].values() if run.file(MANIFEST).exists() else ()
+        return any(entry.get("ended") == "asked" for entry in stages)
+
     def done_in(self, folder: Path | None) -> int:
         """How many of its notebooks a folder has, executed with these parameters."""
         if not folder or not (run := Run(folder)).file(MANIFEST).exists():
@@ -564,7 +570,7 @@ def _finished(
     error = getattr(error, "cause", None) or error  # Ray's own says a traceback
     seconds = round(seconds + sweep.entry(job).get("seconds", 0.0), 1)
     if error is None:
-        _mark(sweep, job, "done", seconds=seconds, error="")
+        _mark(sweep, job, "stopped" if job.was_asked_to_stop() else "done", seconds=seconds, error="")
         return
     end_strays(job.folder)
     if named := left_out(job):
@@ -645,7 +651,9 @@ def _look(run: Run) -> dict[str, Any]:
     if metrics:
         alarms = run.file(*ALARMS)
         seconds = [row["seconds"] for row in metrics if row.get("seconds")]
-        to_go = max(0, manifest["recipe"].get("steps", 0) - int(metrics[-1]["step"]))
+        counted = [row["planned_steps"] for row in metrics if row.get("planned_steps")]  # epochs as steps
+        planned = counted[-1] if counted else manifest["recipe"].get("steps", 0)
+        to_go = max(0, planned - int(metrics[-1]["step"]))
         seen |= {"step": f"{metrics[-1]['step']}", "validation": " ".join(f"{v:.0%}" for v in validated[-6:])}
         seen["alarms"] = str(read_text(alarms).count("\n") if alarms.exists() else 0)
         seen["left"] = f"{to_go * sum(seconds) / len(seconds) / 60:.0f} min" if to_go and seconds else ""

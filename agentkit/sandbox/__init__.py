@@ -4,6 +4,7 @@ Leaves out: what a program means; tools/python.py and verifiers/programs.py read
 """
 
 from agentkit.sandbox.run import (
+    AT_ONCE,
     MAX_CODE,
     MAX_INPUT,
     MAX_OUTPUT,
@@ -19,6 +20,6 @@ from agentkit.sandbox.run import (
 )  # fmt: skip
 
 __all__ = [
-    "MAX_CODE", "MAX_INPUT", "MAX_OUTPUT", "TIERS", "UNSAFE", "WAY_OUT", "Result", "Tier", "close",
+    "AT_ONCE", "MAX_CODE", "MAX_INPUT", "MAX_OUTPUT", "TIERS", "UNSAFE", "WAY_OUT", "Result", "Tier", "close",
     "current_tier", "run_python", "unsafe_allowed",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ A reward bug looks like a flat reward curve; here it is a row with the task's id
 answer is true.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,14 +18,15 @@ from typing import Any
 
 from agentkit.records import Score, Task, Trajectory
 from agentkit.tasks.expert import solve
-from agentkit.tools import search_passages
+from agentkit.tools import Passages, search_passages
 from agentkit.tools.corpus import Corpus
 from agentkit.trajectories import plan_of, verifier_kind
-from agentkit.verifiers import looks_at_calls, normalize, verify
+from agentkit.verifiers import looks_at_calls, normalize, parse_number, verify
 
 CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal",
           "longest passage", "repeatable")  # fmt: skip
 AT_ONCE = 4  # tasks
+MOST_ALLOWED = 0.25  # of a gold number: a tolerance beyond it takes wrong answers
 TRIES = 3  # for a verdict: a busy machine may give none the first time, a broken verifier never does
 REFUSAL = "I could not find this."
 Environments = Mapping[str, Callable[[], object]]
@@ -37,7 +39,8 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
     must score 1. A perturbed one, another task's answer, nothing, the prompt, two answers, a refusal and the
     longest passage the tools show on the way must score 0, and the first two are scored twice. Tasks without
     a gold answer are left out where it is needed. Where a verifier looks at the trajectory, the answers are
-    put into that of the scripted expert, who works in the family's environment.
+    put into that of the scripted expert, who works in the family's environment; of a task without a plan
+    there is none, and nothing is asked that must score 1.
 
     Returns:
         One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``,
@@ -98,8 +101,9 @@ def _checked(
     """
     seconds: list[float] = []
     try:
-        cases = list(_cases(task, other))
-        expert = _expert(task, environments)
+        cases, expert = list(_cases(task, other)), _expert(task, environments)
+        if expert is None and looks_at_calls(verifier_kind(task)):
+            cases = [case for case in cases if not case[2]]
     except ValueError as error:
         score = Score(None, f"its gold data cannot be used: {error}")
         return [_row("data", task, "", False, score)], seconds
@@ -115,8 +119,10 @@ def _checked(
 
 
 def _expert(task: Task, environments: Environments) -> Trajectory | None:
-    """The scripted expert's trajectory where the verifier looks at one. Raises ValueError where it fails."""
-    if not looks_at_calls(verifier_kind(task)):
+    """The scripted expert's trajectory where the verifier looks at one and the task has a plan. Raises
+    ValueError where it fails.
+    """
+    if not looks_at_calls(verifier_kind(task)) or task.meta.get("plan") is None:
         return None
     if task.family not in environments:
         raise ValueError(
@@ -151,7 +157,7 @@ def _cases(task: Task, other: str | None) -> Iterator[tuple[str, str, bool]]:
             wrong = _wrong_program(task)
             both = f"```python\n{gold}\n```\n```python\n{wrong}\n```"
         else:
-            wrong = _wrong_answer(gold, right)
+            wrong = _wrong_answer(task, gold, right)
             both = f"{gold} or {wrong}"
         yield "gold", gold, True
         yield "perturbed", wrong, False
@@ -173,9 +179,15 @@ def perturb(answer: str) -> str:
     return f"New {answer}"
 
 
-def _wrong_answer(gold: str, right: set[str]) -> str:
-    """The gold answer perturbed, again where an alias says that."""
-    wrong = perturb(gold)
+def _wrong_answer(task: Task, gold: str, right: set[str]) -> str:
+    """The gold answer perturbed, again where an alias says that, and beyond a tolerance that can be meant."""
+    wrong, number = perturb(gold), parse_number(gold)
+    tolerances = [task.verifier.get(name, 0) for name in ("abs_tol", "rel_tol")]
+    if number is not None and all(isinstance(x, int | float) and math.isfinite(x) for x in tolerances):
+        allowed = max(tolerances[0], tolerances[1] * abs(number))
+        given = parse_number(wrong)
+        if given is not None and abs(given - number) <= allowed <= MOST_ALLOWED * abs(number):
+            wrong = str(math.ceil(number + 2 * allowed + 1))
     for _ in right:
         if normalize(wrong) in right:
             wrong = perturb(wrong)
@@ -217,14 +229,13 @@ def _texts(data: dict[str, Any], name: str) -> list[str]:
 
 def longest_passage(task: Task) -> str | None:
     """The longest text the tools show: the task's own passages, or what its plan searches for last."""
-    passages = _texts(task.meta, "passages")
+    passages = Passages(task.meta.get("passages", ())).texts
     searches = [step for step in plan_of(task) if step["tool"] == "search"]
-    if searches:
-        match searches[-1]:
-            case {"arguments": {"query": str(query)}}:
-                passages += [search_passages(_corpus(), query)] if "{" not in query else []
-            case step:
-                raise ValueError(f"the plan has the step {step!r:.80}; a search needs arguments with a query")
+    match searches[-1:]:
+        case [{"arguments": {"query": str(query)}}] if "{" not in query:
+            passages = [*passages, search_passages(_corpus(), query)]
+        case [step] if not isinstance(step.get("arguments"), dict):
+            raise ValueError(f"the plan has the step {step!r:.80}; a search needs arguments with a query")
     return max(passages, key=len, default=None)
 
 

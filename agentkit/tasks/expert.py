@@ -6,6 +6,7 @@ The plan is gold data; no policy ever sees it. Leaves out the expert that errs o
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentkit.records import StopReason, SuiteError, Task, ToolCall, Trajectory, Turn
@@ -65,7 +66,7 @@ async def _solve(task: Task, environment: object) -> Trajectory:
     )
 
 
-def fill(arguments: dict[str, Any], values: list[str]) -> dict[str, Any]:
+def fill(arguments: dict[str, Any], values: Mapping[int, str] | Sequence[str]) -> dict[str, Any]:
     """Arguments with {0}, {1} ... in their text replaced by earlier values. Other braces stay."""
 
     def filled(value: Any) -> Any:
@@ -77,11 +78,12 @@ def fill(arguments: dict[str, Any], values: list[str]) -> dict[str, Any]:
 def shows(tool: str, observation: str, value: str) -> bool:
     """Whether an observation gives the expected value.
 
-    A search states it in its first passage: a reader takes what comes first. Another tool returns just that.
+    A search states it in its first passage: a reader takes what comes first. Another tool returns just that,
+    as a search of one's own may.
     """
-    if tool == "search":
-        return re.search(rf" is {re.escape(value)}(?: [a-z ]+)?\.$", observation.split("\n")[0]) is not None
-    return observation.strip() == value
+    stated = rf" is {re.escape(value)}(?: [a-z ]+)?\.$"
+    found = tool == "search" and re.search(stated, observation.split("\n")[0])
+    return bool(found) or observation.strip() == value
 
 
 def answer_of(task: Task, last: str) -> str:

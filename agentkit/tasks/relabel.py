@@ -53,11 +53,11 @@ def relabel_code(task: Task, trajectory: Trajectory) -> Task | None:
         warnings.warn(f"a trajectory of {task.id} was not relabelled: {error}", stacklevel=2)
         return None
     new = verifier | {"tests": [list(pair) for pair in zip(inputs, values, strict=True)]}
-    return _asked(
-        dataclasses.replace(task, verifier=new, answer=short),
-        values,
-        closeness(values, [test[1] for test in tests]),
-    )
+    close = closeness(values, [test[1] for test in tests])
+    try:
+        return _asked(dataclasses.replace(task, verifier=new, answer=short), values, close)
+    except ValueError:  # an integer of more digits than Python writes
+        return None
 
 
 def _asked(task: Task, values: list[Any], close: float) -> Task | None:

@@ -29,7 +29,7 @@ from agentkit.tasks.splits import assign_splits, entity_combinations, stratum
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment
 from agentkit.trajectories import results_of
-from agentkit.verifiers import KINDS, normalize, verify
+from agentkit.verifiers import KINDS, verify
 
 VARIETIES = ("plain", "wide")
 DEFAULT_FAMILIES = ("A", "B", "C")
@@ -208,7 +208,7 @@ def _draft_family(
     prompts: set[str],
     new: set[str],
 ) -> list[Task]:
-    """``count`` tasks of one family whose normalised prompts are not in ``prompts`` yet; adds them there.
+    """``count`` tasks of one family whose prompts are not in ``prompts`` yet; adds them there.
 
     Those of the templates in ``new`` say so in their meta.
     """
@@ -224,7 +224,8 @@ def _draft_family(
             continue
         why = ""
         combinations = entity_combinations(task)
-        if normalize(task.prompt) in prompts or any(uses[key] >= limit for key in combinations):
+        question = " ".join(task.prompt.casefold().split())
+        if question in prompts or any(uses[key] >= limit for key in combinations):
             continue
         if uses[task.answer] >= most:
             often = task.answer
@@ -235,7 +236,7 @@ def _draft_family(
             why = f" (last failure: {error})"
             continue
         misses = 0
-        prompts.add(normalize(task.prompt))
+        prompts.add(question)
         uses.update({task.answer, *combinations})
         task = dataclasses.replace(task, family=name, difficulty=difficulty(calls))
         if stratum(task) in new:

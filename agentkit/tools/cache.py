@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
+from agentkit.records import DataError
 from agentkit.runs import user_cache
 
 MAX_MB = 2_000  # of the file; after that nothing more is kept
@@ -43,7 +44,7 @@ class ToolCache:
     """Answers by call: ``answer`` asks a tool where it must; ``find`` and ``keep`` are for other askers.
 
     Without a path answers stay in memory. Of the ``hits`` on a tool every so many is checked against the tool
-    itself; ``mismatches`` counts other answers. Raises ValueError for a file that is no cache of answers.
+    itself; ``mismatches`` counts other answers. Raises DataError for a file that is no cache of answers.
     """
 
     def __init__(self, path: str | Path | None = None, *, replay_every: int = 50):
@@ -65,7 +66,7 @@ class ToolCache:
             if self.path:
                 self.path.chmod(0o600)
         except (OSError, sqlite3.Error) as error:
-            raise ValueError(
+            raise DataError(
                 f"{self.path} cannot be used as the cache of tools ({error}): remove it, name another file "
                 "(recipe key tool_cache), or switch the cache off (tool_cache: 'off')"
             ) from None

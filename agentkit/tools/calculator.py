@@ -16,7 +16,7 @@ MAX_DIGITS = 400  # second argument of round
 MAX_DEPTH = 50  # nested operations
 
 Number = int | float
-_PARSING = threading.Lock()  # CPython 3.11's ast counts its recursion depth for all threads together
+PARSING = threading.Lock()  # CPython 3.11 counts the parser's recursion depth for all threads together
 
 
 def _round(value: Number, digits: int | None = None) -> Number:
@@ -49,7 +49,7 @@ def calculate(expression: str) -> str:
     if len(expression) > MAX_EXPRESSION:
         raise ValueError(f"the expression has {len(expression)} characters; the limit is {MAX_EXPRESSION}")
     try:
-        with _PARSING:
+        with PARSING:
             tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # ValueError: NUL and lone surrogates
         raise ValueError(f"{expression[:60]!r} is not an arithmetic expression") from None

@@ -24,6 +24,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Self
 
+from agentkit.records import DataError
 from agentkit.runs import user_cache
 
 SCHEMA = """
@@ -203,7 +204,7 @@ class Corpus:
         try:
             self.rows("SELECT text FROM passage LIMIT 1")
         except sqlite3.Error as error:
-            raise ValueError(
+            raise DataError(
                 f"{self.path} is no corpus ({error}): remove it, and Corpus.open() builds it again."
             ) from None
         status = self.path.stat()  # what answers depend on, as a corpus file is never written again

@@ -6,6 +6,7 @@ and ours run in stock TRL. Leaves out how tools are declared and called (runtime
 
 from typing import Any
 
+from agentkit.sandbox import AT_ONCE
 from agentkit.tools.calculator import calculate
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.database import query_database
@@ -108,6 +109,7 @@ class CodeEnvironment(Stateless):
 
     system_prompt = 'Write the code, test it with python, and end with a line "Answer: ...".'
 
+    @tool(max_concurrent=AT_ONCE)
     def python(self, code: str) -> str:
         """Run Python.
 
@@ -122,7 +124,9 @@ class InterpreterEnvironment(Stateless):
 
     system_prompt = 'Solve the problem, run code with code_interpreter, and end with a line "Answer: ...".'
 
-    @tool(timeout_s=60)  # the program's own limit is 30 s; a busy machine starts it late
+    @tool(
+        timeout_s=60, max_concurrent=AT_ONCE
+    )  # the program's own limit is 30 s; a busy machine starts it late
     def code_interpreter(self, code: str) -> str:
         """Run Python. It shows what is printed and the value of a last expression.
 
@@ -160,6 +164,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
         """
         return query_database(self._corpus, query)
 
+    @tool(max_concurrent=AT_ONCE)
     def python(self, code: str) -> str:
         """Run Python.
 

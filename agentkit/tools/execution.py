@@ -24,6 +24,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
+from agentkit.runs.labfile import OTHERS
+
 MAX_THREADS = 128  # tools running in threads at once in one event loop
 MAX_HUNG = 64  # calls of one tool that may be left behind
 START_S = 60.0  # for a process to start and to load a tool
@@ -207,7 +209,7 @@ class _Worker:
         except Exception as error:
             return {"error": f"the tool cannot run in a process of its own: {error}", "final": True}
         with contextlib.suppress(OSError):  # then there is no reply either
-            self.pipe.send_bytes(json.dumps([sys.path, _loose_modules()]).encode())
+            self.pipe.send_bytes(json.dumps([sys.path, _own_modules()]).encode())
             self.pipe.send_bytes(call)
         return self.reply()
 
@@ -228,18 +230,18 @@ class _Worker:
 _workers: list[_Worker] = []  # idle ones
 
 
-_found: dict[str, Any] = {"of": None, "files": {}}  # loose modules, and among which they were looked for
+_found: dict[str, Any] = {"of": None, "files": {}}  # own modules, and among which they were looked for
 
 
-def _loose_modules() -> dict[str, list]:
-    """File and time of change of modules that cannot be imported by name, such as a user's lab file.
+def _own_modules() -> dict[str, list]:
+    """File and time of change of the user's modules, such as a lab file and what lies beside it.
 
-    They are looked for anew where modules or paths came or went: it takes milliseconds, and every call asks.
+    They are looked for anew where modules came or went: it takes milliseconds, and every call asks.
     """
-    files, among = _found["files"], [hash(tuple(map(id, list(sys.modules.values())))), *sys.path]
+    files, among = _found["files"], hash(tuple(map(id, list(sys.modules.values()))))
     if among != _found["of"]:
-        files = {name: _file_of(module) for name, module in list(sys.modules.items()) if "." not in name}
-        files = {name: file for name, file in files.items() if _is_loose(name, file)}
+        files = {name: _file_of(module) for name, module in list(sys.modules.items()) if name != "__main__"}
+        files = {n: file for n, file in files.items() if file.endswith(".py") and not file.startswith(OTHERS)}
         _found.update(of=among, files=files)
     modules = {}
     for name, file in files.items():
@@ -250,11 +252,6 @@ def _loose_modules() -> dict[str, list]:
 
 def _file_of(module: Any) -> str:
     return getattr(module, "__dict__", {}).get("__file__") or ""  # asks no lazy module to load itself
-
-
-def _is_loose(name: str, file: str) -> bool:
-    folder, stem = os.path.split(file.removesuffix(".py").removesuffix(f"{os.sep}__init__"))
-    return name != "__main__" and file.endswith(".py") and (folder not in sys.path or stem != name)
 
 
 def _forget() -> None:

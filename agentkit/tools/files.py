@@ -11,6 +11,7 @@ MAX_FILES = 50
 MAX_FILE = 100_000  # characters of one file
 MAX_TOTAL = 1_000_000  # characters of all
 MAX_SHOWN = 2_000  # characters of a file that are read at once
+MAX_NAME = 200  # characters of a name, as the sandbox takes it
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}(?:/[A-Za-z0-9_][A-Za-z0-9_.-]{0,60}){0,4}")
 
 
@@ -60,8 +61,8 @@ class Workspace:
 
 
 def _check_name(path: str) -> None:
-    if not _NAME.fullmatch(path):
+    if len(path) > MAX_NAME or not _NAME.fullmatch(path):
         raise ValueError(
             f"{path[:60]!r} is refused: use a relative name such as notes.txt or data/a.csv; letters, "
-            "digits, '.', '_' and '-', without a leading dot, at most five levels"
+            f"digits, '.', '_' and '-', without a leading dot, at most five levels and {MAX_NAME} characters"
         )

@@ -7,6 +7,7 @@ import ast
 from collections.abc import Mapping
 
 from agentkit.sandbox import run_python
+from agentkit.tools.calculator import PARSING
 
 MAX_SHOWN = 3_000  # characters of output
 _SHOW = b"(lambda value: value is None or __import__('builtins').print(value))(("
@@ -43,7 +44,8 @@ def with_last_shown(code: str) -> str:
     their numbers. What cannot be parsed is left for the sandbox to complain about.
     """
     try:
-        statements = ast.parse(code).body
+        with PARSING:
+            statements = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
         return code
     if not statements or not isinstance(last := statements[-1], ast.Expr):

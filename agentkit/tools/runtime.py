@@ -8,6 +8,7 @@ the work is done and how it is ended (agentkit.tools.execution).
 
 import asyncio
 import contextlib
+import copy
 import ctypes
 import functools
 import hashlib
@@ -18,7 +19,7 @@ import time
 import typing
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, TypeVar
@@ -197,7 +198,7 @@ async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: fl
 async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
     """Reset an environment with the row that TRL would hand it; what it adds to the question."""
     row = {
-        **task.meta,
+        **copy.deepcopy(task.meta),  # tools may change it
         "prompt": [{"role": "user", "content": task.prompt}],
         "task_id": task.id,
         "answer": task.answer,
@@ -229,14 +230,29 @@ def free_workers() -> None:
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, whether or not the caller has a running event loop, as a notebook has."""
+    """The result of a coroutine, whether or not the caller has a running event loop, as a notebook has.
+
+    Interrupted, it cancels the coroutine.
+    """
     free_workers()
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(coroutine)
+    begun: Future = Future()
+
+    async def work() -> T:
+        begun.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await coroutine
+
     with ThreadPoolExecutor(1, thread_name_prefix="blocking") as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+        try:
+            return thread.submit(asyncio.run, work()).result()
+        except BaseException:
+            with contextlib.suppress(RuntimeError, TimeoutError):  # no loop runs: the coroutine failed
+                loop, task = begun.result(timeout=1)
+                loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 def _as_text(value: Any) -> str:

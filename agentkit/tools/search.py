@@ -60,13 +60,13 @@ class Passages:
                 f"a task's passages (here {type(passages).__name__}) must be a list of at most "
                 f"{MAX_PASSAGES} texts, or objects with text and title"
             )
-        self._texts = [_passage(passage, number) for number, passage in enumerate(passages, start=1)]
+        self.texts = [_passage(passage, number) for number, passage in enumerate(passages, start=1)]
 
     def search(self, query: str, top_k: int) -> list[str]:
         """At most ``top_k`` passages for a query, best first."""
         with closing(sqlite3.connect(":memory:")) as connection:  # one a search: calls come from any thread
             connection.execute(PASSAGES)
-            connection.executemany("INSERT INTO passage (text) VALUES (?)", [(text,) for text in self._texts])
+            connection.executemany("INSERT INTO passage (text) VALUES (?)", [(text,) for text in self.texts])
             return ranked(connection, query, top_k)
 
 

@@ -15,7 +15,7 @@ import threading
 from multiprocessing.connection import Connection
 
 
-class LooseModules:
+class OwnModules:
     """Finds, after all other finders, what the parent loaded from a file that no name leads to."""
 
     files: dict = {}  # by name: file and time of change
@@ -27,9 +27,11 @@ class LooseModules:
 
     @classmethod
     def update(cls, files: dict) -> None:
-        """What the parent has now; a module that is another or has changed is loaded anew."""
-        for name, file in cls.files.items():
-            if files.get(name) != file:
+        """What the parent has now; where a module is another or has changed, all are loaded anew, since they
+        import each other.
+        """
+        if any(files.get(name) != file for name, file in cls.files.items()):
+            for name in cls.files:
                 sys.modules.pop(name, None)
         cls.files = files
 
@@ -40,11 +42,11 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what a tool reads is no call
     calls: queue.SimpleQueue = queue.SimpleQueue()
     threading.Thread(target=read, args=(pipe, calls), daemon=True).start()
-    sys.meta_path.append(LooseModules)
+    sys.meta_path.append(OwnModules)
     while True:
         modules, pickled = calls.get()
         sys.path[:], files = json.loads(modules)
-        LooseModules.update(files)
+        OwnModules.update(files)
         try:
             import dill
 

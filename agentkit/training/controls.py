@@ -10,6 +10,7 @@ stops when it is done, and its figures tell what it took. Leaves out measuring a
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import count, cycle
@@ -19,7 +20,7 @@ from agentkit.policies.loading import agent_of, make_policy
 from agentkit.policies.process_group import spread
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
-from agentkit.runs import Recipe, Run, RunError
+from agentkit.runs import Recipe, Run, RunError, cost
 from agentkit.training.hindsight import hindsight
 from agentkit.training.sft import WARMUP, demonstrations, fine_tune, right_ones, token_count
 
@@ -53,6 +54,7 @@ def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple
         replayed = [task for task in tasks if lab.families[task.family].relabel]
         if not replayed:
             raise RunError("no family of these tasks has a relabel function: hindsight has nothing to replay")
+        shutil.rmtree(run.file(name), ignore_errors=True)  # of an earlier attempt
         trained, rounds = hindsight(lab, agent, tokenizer, replayed, run)
         tokens, learnt = sum(row["tokens"] for row in rounds), sum(row["lessons"] for row in rounds)
     else:
@@ -91,7 +93,7 @@ def own_right_answers(
 ) -> list[Trajectory]:
     """What the SFT model gets right when it samples as many trajectories as GRPO did."""
     recipe = lab.recipe
-    groups = sum(len(run.trajectories(step)) for step in run.steps) // recipe.group_size
+    groups = int(cost.sampled(run.metrics, recipe).sum()) // recipe.group_size
     tasks = random.Random(f"{recipe.seed}-rft").sample(tasks, len(tasks))  # the suite goes family by family
     chosen = [task for task, _ in zip(cycle(tasks), range(groups), strict=False)]
     found = []

@@ -4,6 +4,7 @@ They take the lab, the run and somebody to tell metrics, and leave what they mad
 by the first process. Leaves out who does them (launch) and preflight (preflight).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from agentkit.lab import Lab
@@ -31,9 +32,11 @@ def measure(lab: Lab, run: Run, tell: OnMetrics, name: str, sift: bool = False) 
 
 
 def control(lab: Lab, run: Run, tell: OnMetrics, name: str) -> dict[str, Any]:
-    """Train a control with the recipe of the run, and measure it."""
-    suite = lab.load(run)
-    agent, tokenizer, figures = train_control(name, Lab.of(run), run, lab.train_tasks(suite))
+    """Train a control with the recipe of the run, sampled from by this job's engine, and measure it."""
+    suite, whole = lab.load(run), Lab.of(run)
+    engine = {key: getattr(lab.recipe, key) for key in ("engine", "server_urls", "tensor_parallel")}
+    whole = replace(whole, recipe=replace(whole.recipe, **engine))
+    agent, tokenizer, figures = train_control(name, whole, run, lab.train_tasks(suite))
     with make_policy(agent, tokenizer, name, lab.recipe) as policy:
         lab.measure(run, policy, suite.split("test"))
     return {"figures": figures}

@@ -70,7 +70,7 @@ class Work:
     def discard(self, name: str) -> None:
         """Remove a policy's measurement, which was made with another recipe."""
         for samples in (name, f"{name}_greedy"):
-            self.run.file("eval", f"{samples}.parquet").unlink(missing_ok=True)
+            self.run.remove(f"eval/{samples}.parquet")
 
     @property
     def record(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,8 @@ class Resumable:
 
     def _look_back(self) -> None:
         """A training that came to its end starts anew, but where its stage was cut off after that."""
+        with suppress(FileNotFoundError):  # it measured the adapter as it was
+            self.run.file("gaia.json").rename(self.run.file("train", "gaia.json"))
         finished = self.run.file("train", FINISHED)
         cut_off = self.run.manifest["stages"].get(STAGE, {}).get("interrupted", False)
         if self.recipe.resume != "never" and (cut_off or not finished.exists()):

@@ -1,7 +1,7 @@
 """Training on one drawing until some rollout solves it, from the same agent with the same number of rollouts:
 GRPO, hindsight replay (HER), or both at once (hybrid), as arc25 compares the first two.
 
-A round is a step of GRPO, or a round of hindsight replay. Leaves out the cold start, and several tasks.
+A round is a step of GRPO, or a round of hindsight replay. Leaves out several tasks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,21 @@ import pandas as pd
 
 from agentkit.policies.loading import load_agent
 from agentkit.records import RecipeError, Task, Trajectory
-from agentkit.runs import Run, RunError, append_jsonl, read_json, read_jsonl, write_json, write_trajectories
+from agentkit.runs import (
+    Run,
+    RunError,
+    append_jsonl,
+    read_json,
+    read_jsonl,
+    read_trajectories,
+    write_json,
+    write_trajectories,
+)
 from agentkit.tasks.families.drawing import target
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.hindsight import hindsight
 from agentkit.training.processes import lock, unlock
+from agentkit.training.sft import cold_start, demonstrations
 from agentkit.verifiers.grids import as_rows, drawn_in, right_pixels
 
 if TYPE_CHECKING:
@@ -31,6 +41,10 @@ if TYPE_CHECKING:
     from agentkit.runs import Recipe
 
 _FREE = ("run", "drawings", "methods", "n_seeds")  # keys that may differ from what made a result
+_STARTS = {  # keys that make the cold start, besides sft_... and flaw_...; all seeds share one
+    "model", "n_tasks", "suite_seed", "transcripts", "lora_r", "lora_alpha", "precision", "tool_format",
+    "chat_template", "template_arguments", "thinking", "max_turns", "max_turn_tokens", "max_tokens",
+}  # fmt: skip
 PUBLISHED = {  # arc25, a 0.5B model: what GRPO and hindsight replay took there
     "lines": ("40 rollouts", "2 epochs"), "12": ("584 rollouts", "2 to 4 epochs"),
     "16": ("never", "4 to 7 epochs"), "20": ("not tried", "7 epochs"), "25": ("not tried", "10 to 11 epochs"),
@@ -76,6 +90,31 @@ class _Rounds:
         return right_pixels(drawn, self._target) / self._cells
 
 
+def begin(lab: Lab, shown: Sequence[Task], run: Run) -> tuple[Path | None, list[dict[str, Any]]]:
+    """The adapter that every method starts from, made from demonstrations of ``shown`` where it is missing,
+    and the log of making it. None without ``sft``.
+
+    Raises RunError where it was made with other keys.
+    """
+    recipe, start, keys = lab.recipe, run.file("sft"), run.file("sft.json")
+    if not recipe.sft:
+        return None, []
+    named = {k: v for k, v in recipe.everything().items() if k in _STARTS or k.startswith(("sft_", "flaw_"))}
+    if start.exists():
+        _check_keys(run, keys, named)
+        return start, []
+    write_json(keys, named)
+    agent, tokenizer = _agent(recipe, None)
+    return start, cold_start(agent, tokenizer, demonstrations(lab, shown, tokenizer), recipe, start)
+
+
+def _check_keys(run: Run, file: Path, made: dict[str, Any]) -> None:
+    if file.exists() and (other := sorted(k for k, v in made.items() if read_json(file).get(k) != v)):
+        raise RunError(
+            f"{run.path} was made with another {', '.join(other)[:200]}. Name another folder with run."
+        )
+
+
 def solve(lab: Lab, start: Path | None, task: Task, method: str, run: Run) -> list[Round]:
     """Train the agent, with the adapter ``start`` if there is one, on one task until a rollout solves it, or
     the budget of ``steps`` times ``group_size`` rollouts is spent; the rounds. A run that ended is read, not
@@ -88,10 +127,7 @@ def solve(lab: Lab, start: Path | None, task: Task, method: str, run: Run) -> li
     _check(method)
     file, done = run.file("rounds.jsonl"), run.file("done.json")
     made = {k: v for k, v in lab.recipe.everything().items() if k not in _FREE} | {"task": task.id}
-    if done.exists() and (other := sorted(k for k, v in made.items() if read_json(done).get(k) != v)):
-        raise RunError(
-            f"{run.path} was made with another {', '.join(other)[:200]}. Name another folder with run."
-        )
+    _check_keys(run, done, made)
     if not done.exists():
         lock(run)  # before anything of another process is deleted
         try:
@@ -200,6 +236,17 @@ def _spread(values: Sequence[float]) -> str:
     if not values:
         return "–"
     return f"{pd.Series(values).median():.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def last_rollouts(found: Found, run: Run, seed: int, shown: int = 8) -> list[Trajectory]:
+    """The last round's best rollouts of each drawing and method with a seed, under the method's name."""
+    last = []
+    for name, method, own, rounds in found:
+        path = run.file(name, method, f"seed-{own}", "rounds", f"{len(rounds):05d}.parquet")
+        sampled = read_trajectories(path) if own == seed else []
+        best = sorted(sampled, key=lambda t: -(t.reward or 0))[:shown]
+        last += [replace(t, policy=method) for t in best]
+    return last
 
 
 def bests(rounds: Sequence[Round], task: Task, shown: int = 12) -> dict[str, list[list[int]]]:

@@ -13,7 +13,6 @@ import json
 import math
 import re
 import secrets
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from typing import Any
 from agentkit.records import Score, Unscored
 from agentkit.runs.files import parse_json
 from agentkit.sandbox import MAX_INPUT, MAX_OUTPUT, run_python
+from agentkit.tools.calculator import PARSING
 from agentkit.verifiers import grids
 from agentkit.verifiers.isolated.harness import pack
 
@@ -40,10 +40,9 @@ REPORT = 48  # bytes of a report around its value
 _HARNESS = Path(__file__).with_name("isolated").joinpath("harness.py").read_text(encoding="utf-8")
 _FENCE = re.compile(r"(?P<before>(?:[^`~]|(?!```|~~~).)*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*(?P<tag>[^`]*)")
 _PYTHON = re.compile(r"[{.\s]*i?py(?:thon)?[\d.]*(?![\w+#-])", re.IGNORECASE)
-_LEADS_IN = re.compile(r"(?:.*[:：])?[ \t*+-]*(?:\d+[.)])?[ \t*]*")  # words, or a list's mark
+_LEADS_IN = re.compile(r"(?:.*[:：])?[ \t*+-]*+(?:\d+[.)])?[ \t*]*")  # words, or a list's mark
 _ANSWER = re.compile(r"\A\s*(?:final )?answer[:：]\s*\n", re.IGNORECASE)
 MAX_ENDS = 8  # of one block, tried
-_parsing = threading.Lock()  # CPython 3.11 counts the parser's recursion depth for all threads together
 
 
 def code(
@@ -138,7 +137,7 @@ def _outdented(block: str) -> str:
 
 def _fault(source: str) -> str:
     """Why a text is no Python; "" where it is, or where only the sandbox can tell."""
-    with suppress(RecursionError, MemoryError, ValueError, SystemError), _parsing:
+    with suppress(RecursionError, MemoryError, ValueError, SystemError), PARSING:
         try:
             ast.parse(source)
         except SyntaxError as error:

@@ -317,7 +317,8 @@ def _training(card: _Card) -> list[Markup]:
     metrics = card.run.metrics
     if metrics.empty:
         raise ValueError("train/metrics.jsonl holds no step")
-    planned = card.manifest["recipe"].get("steps", "?")
+    counted = metrics["planned_steps"].dropna() if "planned_steps" in metrics else ()  # epochs as steps
+    planned = int(counted.iloc[-1]) if len(counted) else card.manifest["recipe"].get("steps", "?")
     parts = [card.paragraph(f"{int(metrics['step'].max())} of {planned} optimiser steps are recorded.")]
     if "val_success" in metrics and metrics["val_success"].notna().any():
         last_rows = metrics.dropna(subset=["val_success"]).drop_duplicates("step", keep="last")

@@ -17,6 +17,7 @@ from typing import Any
 
 from agentkit.records import DataError, Task
 from agentkit.runs import numbered_rows
+from agentkit.sandbox import AT_ONCE
 from agentkit.sandbox.run import MAX_INPUT
 from agentkit.tasks.public.hub import NumberedRows, hub_rows, to_tasks
 from agentkit.tasks.public.rows import Row, text_of
@@ -129,7 +130,7 @@ class GaiaEnvironment(WorkbenchEnvironment):
         else:
             self._workspace.files[name] = Path(file).read_bytes()
 
-    @tool(timeout_s=60)  # the program's own limit is 30 s; a busy machine starts it late
+    @tool(timeout_s=60, max_concurrent=AT_ONCE)  # the program's own limit is 30 s; a busy machine starts it late
     def python(self, code: str) -> str:
         """Run a Python program; the task's files lie in its folder. It has no network.
 

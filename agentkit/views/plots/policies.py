@@ -191,6 +191,7 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
     if not names:
         return empty("There was no occasion for any behaviour", "What does it do differently?")
     policies = list(behaviour.rates[names[0]])
+    lane = min(0.28, 0.8 / len(policies))  # of a policy; a row is 1 high
     figure = go.Figure()
     for i, policy in enumerate(policies):
         rates = [behaviour.rates[n][policy] for n in names]
@@ -198,7 +199,7 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
         low, high = np.array([r["ci95"] or (np.nan, np.nan) for r in rates], dtype=float).T
         figure.add_scatter(
             x=value,
-            y=np.arange(len(names)) + 0.28 * ((len(policies) - 1) / 2 - i),
+            y=np.arange(len(names)) + lane * ((len(policies) - 1) / 2 - i),
             error_x=whiskers(value, low, high),
             mode="markers",
             name=escaped(policy),
@@ -220,7 +221,7 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
             "showgrid": True,
         },
         yaxis=ticks | {"showgrid": False, "range": [-0.6, len(names) - 0.4]},
-        height=150 + 42 * len(names),
+        height=150 + max(42, 14 * len(policies)) * len(names),
         showlegend=True,
         **LONG_LABELS,
     )

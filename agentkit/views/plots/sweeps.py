@@ -126,7 +126,7 @@ def _band(figure: go.Figure, x: pd.Index, low: pd.Series, high: pd.Series, colou
 
 
 def success_by_compute(ablation: Ablation) -> go.Figure:
-    """Test success against the tokens sampled in training; a star marks the cheapest good arm."""
+    """Test success against the completion tokens of training; a star marks the cheapest good arm."""
     question, spot, arms = "What does success cost?", ablation.sweet_spot(), ablation.arms
     figure, aside = go.Figure(), _aside([arms[name]["million_tokens"] for name in ablation.training])
     for i, (name, seeds) in enumerate(ablation.training.items()):
@@ -146,7 +146,7 @@ def success_by_compute(ablation: Ablation) -> go.Figure:
             error_y=whiskers([arm["success"]], *([end] for end in arm["ci95"]), color=colour),
             mode="markers",
             marker={"color": colour} | ({"size": 16, "symbol": "star"} if name == spot else {"size": 9}),
-            hovertemplate="%{customdata:.2f} million tokens: %{y:.1%}",
+            hovertemplate="%{customdata:.2f} million completion tokens: %{y:.1%}",
             **own,
         )  # fmt: skip
     if not ablation.training:
@@ -156,7 +156,10 @@ def success_by_compute(ablation: Ablation) -> go.Figure:
         figure,
         question,
         f"dotted: validation; points: test{star}",
-        xaxis={"title_text": "million tokens sampled in training", "rangemode": "tozero"},
+        xaxis={
+            "title_text": "million completion tokens in training, tool replies included",
+            "rangemode": "tozero",
+        },
         yaxis=_SHARE | {"title_text": "success"},
         height=450,
         showlegend=True,

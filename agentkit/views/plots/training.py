@@ -55,8 +55,9 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
     )
     for i, (column, _, unit) in enumerate(panels):
         subplot = {"row": i // PANEL_WIDTH + 1, "col": i % PANEL_WIDTH + 1}
-        _draw_panel(figure, metrics, column, subplot)
-        _style_axes(figure, metrics, [column], unit, **subplot)
+        drawn = [column, *["val_success"] * (column == "success" and _has(metrics, "val_success"))]
+        _draw_panel(figure, metrics, drawn, subplot)
+        _style_axes(figure, metrics, drawn, unit, **subplot)
         if i + PANEL_WIDTH >= len(panels):
             figure.update_xaxes(title_text="optimiser step", **subplot)
     window = _window(len(metrics))
@@ -91,13 +92,14 @@ def curve(metrics: pd.DataFrame, columns: str | Sequence[str], title: str, unit:
     return dressed(figure, title, height=360, xaxis_title_text="optimiser step", showlegend=len(columns) > 1)
 
 
-def _draw_panel(figure: go.Figure, metrics: pd.DataFrame, column: str, subplot: dict[str, int]) -> None:
+def _draw_panel(figure: go.Figure, metrics: pd.DataFrame, drawn: list[str], subplot: dict[str, int]) -> None:
+    column = drawn[0]
     components = [c for c in metrics.columns if c.startswith("reward/") and _has(metrics, c)]
     parts = components if column == "reward" else []
     draw_line(figure, metrics, column, COLOURS[0], legend=bool(parts), **subplot)
     for i, part in enumerate(parts, start=1):
         draw_line(figure, metrics, part, COLOURS[1 + i % (len(COLOURS) - 1)], legend=True, **subplot)
-    if column == "success" and _has(metrics, "val_success"):
+    if "val_success" in drawn:
         _draw_validation(figure, metrics, COLOURS[1], **subplot)
 
 

@@ -52,7 +52,7 @@ def progress(
 ) -> str:
     """One sentence: how far, how long, how much money, and the best validation.
 
-    ``price`` is currency, provider and money for an hour of one device.
+    ``price`` is currency, provider and money for an hour of all devices.
     """
     done = int(metrics["step"].max()) if len(metrics) else 0
     parts = [f"Step {done} of {recipe.steps}"]
@@ -64,7 +64,7 @@ def progress(
         parts.append(f"{cost.duration(spent)} spent{rest}")
         if price:
             currency, provider, hourly = price
-            rate = hourly * recipe.processes / 3600  # money a second
+            rate = hourly / 3600  # money a second
             whole = f" of about {currency}{(spent + left) * rate:.2f}" if left else ""
             parts.append(f"{currency}{spent * rate:.2f}{whole} at {provider}")
     if "val_success" in metrics and metrics["val_success"].notna().any():
@@ -126,16 +126,19 @@ class Dashboard:
         recipe: of the run.
         every_s: seconds between redrawings in a notebook; more where these would take over SHARE of the time.
         snapshot_s: seconds between snapshots in train/dashboard.html.
+        devices: GPUs whose time is spent; 0: one for each of the recipe's processes.
     """
 
-    def __init__(self, run: Run, recipe: Recipe, every_s: float = 15.0, snapshot_s: float = 180.0):
+    def __init__(
+        self, run: Run, recipe: Recipe, every_s: float = 15.0, snapshot_s: float = 180.0, devices: int = 0
+    ):
         self.run, self.recipe = run, recipe
         self._every_s, self._snapshot_s = every_s, snapshot_s
         self._drawn, self._saved = float("-inf"), time.monotonic()
         self._took = 0.0  # seconds of the last redrawing
         self._shown: set[str] = set()
         self._ids = [f"agentkit-{part}-{uuid.uuid4().hex}" for part in ("panel", "curves", "extremes")]
-        self._price = _price()
+        self._price = _price(run, devices or recipe.processes)
         self._controls: Controls | None = None
         self._ended = ""
 
@@ -256,10 +259,13 @@ class Dashboard:
         return html.element("div", *sections, class_="sides")
 
 
-def _price() -> tuple[str, str, float] | None:
+def _price(run: Run, devices: int) -> tuple[str, str, float] | None:
+    """Currency, the dearest provider, and its money for an hour of all devices; None on a CPU."""
     prices = cost.read_prices()
     provider = max(prices.providers, key=lambda name: prices.providers[name], default=None)
-    return (prices.currency, provider, prices.providers[provider]) if provider else None
+    if not provider or cost.device_of(run) == "CPU":
+        return None
+    return prices.currency, provider, prices.providers[provider] * devices
 
 
 class Controls(anywidget.AnyWidget):

@@ -72,9 +72,9 @@ function drawHead(state, name, column, p, odd) {
   }
   head.append(node("span", tone(trajectory.right), verdict(trajectory.right)));
   if (column.count > 1) {
-    if (column.rate !== null) {
-      head.append(node("span", "soft", `${Math.round(100 * column.rate)} % of ${column.count} samples right`));
-    }
+    const unscored = column.count - column.scored;
+    const rest = unscored ? `scored right, ${unscored} not scored` : "samples right";
+    if (column.scored) head.append(node("span", "soft", `${column.right} of ${column.scored} ${rest}`));
     section.append(drawSamples(state, column, p));
   }
   const facts = `stopped: ${trajectory.stop.replaceAll("_", " ")} · ${count(trajectory.tokens, "token")}`;

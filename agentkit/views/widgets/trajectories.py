@@ -18,7 +18,7 @@ from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl
 from agentkit.runs.schemas import NOTE_FIELDS, fault
 from agentkit.trajectories import by_task, results_of
-from agentkit.views.widgets.base import LiveView, View, number, packed, task_fields, trajectory_fields
+from agentkit.views.widgets.base import LiveView, View, packed, task_fields, trajectory_fields
 from agentkit.views.widgets.states import States
 
 BLOCK = 20  # tasks that a browser unpacks together
@@ -96,7 +96,7 @@ def compare_trajectories(
         run: where notes are; those it has are shown, and the live view adds to them.
         environments: by family, as ``lab.environments``: those with ``render`` show their state after each
             turn. None knows the families that ship.
-        max_samples: samples of a task and policy that are kept; rates count all of them.
+        max_samples: samples of a task and policy that are kept; all of them are counted.
 
     Raises:
         ValueError: there is no policy, no trajectory, or a trajectory's task is not in ``tasks``.
@@ -133,7 +133,9 @@ def _task(
         solved.append(None if rate is None else rate > SOLVED)
         shown = sorted(samples, key=lambda t: t.sample)[:limit]
         fields = [trajectory_fields(t, states.after_turns(task, t)) for t in shown]
-        columns.append({"rate": number(rate), "count": len(samples), "samples": fields})
+        scored = [t.success for t in samples if t.success is not None]
+        counts = {"count": len(samples), "scored": len(scored), "right": sum(s > SOLVED for s in scored)}
+        columns.append(counts | {"samples": fields})
     marks = {
         "not scored": any(t.success is None for t in trajectories),
         "no answer": any(t.answer is None for t in trajectories),
