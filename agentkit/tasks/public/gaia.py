@@ -130,7 +130,8 @@ class GaiaEnvironment(WorkbenchEnvironment):
         else:
             self._workspace.files[name] = Path(file).read_bytes()
 
-    @tool(timeout_s=60, max_concurrent=AT_ONCE)  # the program's own limit is 30 s; a busy machine starts it late
+    # the program's own limit is 30 s; a busy machine starts it late
+    @tool(timeout_s=60, max_concurrent=AT_ONCE)
     def python(self, code: str) -> str:
         """Run a Python program; the task's files lie in its folder. It has no network.
 
