@@ -108,7 +108,7 @@ def test_a_verifier_of_ones_own_judges_tasks_without_a_plan(monkeypatch):
     """Where it looks at trajectories too, of which there is none to try it with."""
 
     def used(answer, gold, *, trajectory=None):
-        return float(answer == gold and (trajectory is None or bool(trajectory.turns)))
+        return float(answer == gold and len(trajectory.turns) > 0)
 
     monkeypatch.setitem(KINDS, "used", used)
     rows = audit([Task("x", "How much is it?", "5 euros", "used")])
@@ -120,7 +120,7 @@ def test_a_verifier_of_ones_own_judges_tasks_without_a_plan(monkeypatch):
 
 @pytest.mark.parametrize(
     ("gold", "options"),
-    [("8", {"abs_tol": 1}), ("5", {"rel_tol": 0.2}), ("0.50", {"abs_tol": 0.1}), ("-40", {"abs_tol": 10}),
+    [("8", {"abs_tol": 1}), ("5", {"rel_tol": 0.2}), ("8 km", {"abs_tol": 1}), ("-40", {"abs_tol": 10}),
      ("1200", {"rel_tol": 0.1, "abs_tol": 1})],
 )  # fmt: skip
 def test_a_tolerance_that_can_be_meant_is_no_fault(gold, options):

@@ -133,6 +133,9 @@ def test_rates_are_measured_back(tmp_path):
     )
     assert "measured on a, 10 steps" in rates.source
     assert forecast(Recipe.of(run), rates) == actual(run)
+    run.update(recipe={"resample_correct": True})
+    assert forecast(Recipe.of(run), measured_rates(run)) == actual(run)
+    run.update(recipe={"resample_correct": False})
     run.update(recipe={"processes": 2})
     assert measured_rates(run).rollout == 4.0 and actual(run)[PHASES[1]] == 160.0
 

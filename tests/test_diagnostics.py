@@ -191,11 +191,14 @@ def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
         ({"plan": [{"tool": "search", "arguments": {}}, {"tool": "calculator", "arguments": {}}]}, None),
         ({"plan": [{"tool": "search", "arguments": {}}]}, 0.0),
         ({"required_tools": ["search"]}, 0.0),
+        ({"required_tools": ["calculator"]}, None),
     ],
 )
 def test_an_answer_that_may_be_worked_out_need_not_stand_in_what_a_tool_returned(meta, value):
     task = Task("a", "How many?", "7", {"kind": "numeric"}, tools=("search",), meta=meta)
     assert audit(task, rollout("a", 0, 1.0, turns=(Turn("Answer: 7", (0, 3)),))).value == value
+    known = Task("a", "Who?", "Ann", tools=("search",), meta=meta)  # a name is not worked out
+    assert audit(known, rollout("a", 0, 1.0, answer="Ann", turns=(Turn("Answer: Ann", (0, 3)),))).value == 0.0
 
 
 def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
@@ -219,11 +222,14 @@ def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
         ("1/2", {"kind": "symbolic"}, "\\frac{2}{4}x", None),
         ("blue", {"kind": "mine"}, "navy", None),
         ("blue", {"kind": "exact"}, "navy", 0.0),
-        ("5", {"kind": "numeric"}, "5 km", 1.0),
-        ("1200", {"kind": "numeric"}, "They are 1,200 in all.", 1.0),
+        ("5", {"kind": "numeric"}, "5 km", None),
+        ("1200", {"kind": "numeric"}, "They are 1,200, so there are 1200 of them.", None),
         ("5", {"kind": "numeric"}, "It is 5, not 6.", 0.0),
-        ("Paris", {"kind": "exact"}, "The capital of France is Paris.", 1.0),
+        ("Paris", {"kind": "exact"}, "The capital of France is Paris.", None),
+        ("Trinidad and Tobago", {"kind": "exact"}, "It is Trinidad and Tobago.", None),
+        ("Paris", {"kind": "exact"}, "not Paris", None),
         ("Paris", {"kind": "exact"}, "Paris or London", 0.0),
+        ("Paris", {"kind": "exact"}, "Paris " * 40, 0.0),
     ],
 )
 def test_an_answer_is_refused_where_the_gold_one_alone_is_right(gold, verifier, answer, value):

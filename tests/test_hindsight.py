@@ -67,12 +67,6 @@ def answered(answer, task="c", sample=0, success=0.0) -> Trajectory:
 def test_a_number_of_more_digits_than_python_writes_ends_nothing():
     assert relabel_code(TASK, answered("def f(x): return 10**5000 + x")) is None
 
-    def broken(task, trajectory):
-        raise KeyError("mine")
-
-    with pytest.warns(UserWarning, match="not relabelled: .*KeyError"):
-        assert lessons([TASK], [answered(DOUBLE)], {"C": Family(relabel=broken)}) == []
-
 
 def test_a_wrong_program_is_the_right_answer_to_the_task_that_asks_for_what_it_gives():
     new = relabel_code(TASK, answered("def f(x): x = x + 1; y = 7; return x * 2"))

@@ -252,6 +252,9 @@ def test_toolrla_is_not_refused_for_tools_that_no_task_forbids(suite, tokenizer)
     item = preflight["Component compliance"]
     assert item.light == "green" and "none has task.meta['forbidden_tools']" in item.advice
     preflight.require()
+    strict = [dataclasses.replace(t, meta=t.meta | {"forbidden_tools": ["python"]}) for t in tasks]
+    obeyed = report(RECIPE, sampled, golden, strict, toolrla(), n_test=100)["Component compliance"]
+    assert obeyed.light == "green" and "forbidden tools" in obeyed.advice
 
 
 def test_a_component_of_one_family_is_probed_on_that_family(rollouts):

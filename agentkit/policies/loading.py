@@ -198,9 +198,9 @@ def make_policy(
         kind = TwinPolicy if ahead else TransformersPolicy
         return kind(model, tokenizer, name, recipe.max_batch, recipe.deterministic, recipe.engine_memory)
     if recipe.engine == "server":
-        wait = max(600.0, recipe.trajectory_timeout_s)
+        wait = max(600.0, recipe.trajectory_timeout_s + 60.0)  # the trajectory's own clock ends first
         policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora, timeout_s=wait)
-        policy.in_flight = recipe.max_batch * len(recipe.servers)
+        policy.in_flight = max(1, recipe.max_batch * len(recipe.servers) // world())
     else:
         memory = {"max_length": longest(model, recipe), "memory_share": recipe.engine_memory}
         policy = VllmPolicy(model, tokenizer, name, lora=lora, engine=engine, **memory)

@@ -1,6 +1,6 @@
 """The command that serves a model for the server policy: vLLM's own server with what the policy needs.
 
-Leaves out starting and watching several of them (replicas).
+Leaves out starting and watching several of them (server_processes).
 """
 
 import importlib.util

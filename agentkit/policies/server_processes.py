@@ -109,6 +109,7 @@ def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[st
             made.append(_Server(_command(recipe, run, bool(card)), card, f"{token}-{number}", log))
         for server in made:
             _wait(server)
+            shutil.rmtree(server.folder, ignore_errors=True)  # it has read its model
         with repeated(lambda: [server.start() for server in made if server.has_died()], LOOK_S):
             yield [server.url for server in made]
     finally:

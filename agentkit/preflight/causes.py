@@ -52,7 +52,7 @@ def limits(golden: Sequence[Trajectory], recipe: Recipe) -> Item:
     context = any(len(t.completion_ids) < recipe.max_tokens for t in at_limit)
     keys = {
         StopReason.TURN_LIMIT: f"max_turns {recipe.max_turns}",
-        StopReason.TOKEN_LIMIT: "the model's context" if context else f"max_tokens {recipe.max_tokens}",
+        StopReason.TOKEN_LIMIT: f"max_tokens {recipe.max_tokens}" + " or the model's context" * context,
         StopReason.TRUNCATED_TURN: f"max_turn_tokens {recipe.max_turn_tokens}",
     }
     named = ", ".join(keys.get(reason, reason.value) for reason, _ in met.most_common())

@@ -157,9 +157,12 @@ def report(
     groups = groups_by_task(scorings[0])
     by_id = {task.id: task for task in tasks}
     right = [t for t in golden if t.success == 1.0]
-    probed_on = _some([(by_id[t.task_id], t) for t in right or scorings[0]])
+    tried = {by_id[t.task_id].family for t in right}  # a family without plans has no gold
+    untried = [t for t in scorings[0] if by_id[t.task_id].family not in tried]
+    probed_on = _some([(by_id[t.task_id], t) for t in (*right, *untried)])
     probed = {name: probe(component, probed_on, tasks) for name, (component, _) in reward.items()}
-    played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0]
+    own = reward.keys()  # what an environment gives itself cannot be varied
+    played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0 and not own & t.components.keys()]
     being_right = reward_checks.being_right(reward, _some(played))
     gold = (
         reward_checks.gold(golden, groups, reward, being_right.values),

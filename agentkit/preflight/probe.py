@@ -36,7 +36,8 @@ def probe(
     failures, moved_by = [], []
     for task, trajectory in gold:
         values = {}
-        for name, variant in variants(trajectory):
+        forbidden = task.meta.get("forbidden_tools", ())
+        for name, variant in variants(trajectory, forbidden):
             noted = _noting(task, "task", lookups), _noting(variant, "trajectory", lookups)
             try:
                 with warnings.catch_warnings():
@@ -52,7 +53,7 @@ def probe(
     return Probed(missing, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved_by)), absent)
 
 
-def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
+def variants(trajectory: Trajectory, forbidden: Sequence[str] = ()) -> Iterator[tuple[str, Trajectory]]:
     """The trajectory and changed ones, each with a name; the number of tokens changes only in the last."""
     silent = tuple(replace(turn, results=()) for turn in trajectory.turns)
     # a drawing's ``why`` holds what the gold one drew
@@ -67,6 +68,10 @@ def variants(trajectory: Trajectory) -> Iterator[tuple[str, Trajectory]]:
         for t in trajectory.turns
     )
     yield "failed calls", replace(trajectory, turns=failed)
+    if forbidden:
+        calls = tuple(ToolResult(tool, {}, "", ok=True) for tool in forbidden)
+        turns = (Turn("", (0, 0), calls), *trajectory.turns)
+        yield "calls of forbidden tools", replace(trajectory, turns=turns)
     replies = ToolResult("", {}, "", ok=True), ToolResult("", {}, "Error: no tool.", ok=False)
     yield "more calls", replace(trajectory, turns=(Turn("", (0, 0), replies), *trajectory.turns))
     yield (

@@ -130,7 +130,7 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
     Its ``culprit`` is the component that is to blame; "" where none can be told.
     """
     name, values = "What being right earns", {"culprit": ""}
-    if not gold or any(component in t.components for _, t in gold for component in reward):
+    if not gold:
         finding = "There is no gold trajectory, or its environment gives the reward: it cannot be varied."
         return Item(name, "green", finding, values=values)
     gains = _gains(reward, gold)
@@ -273,6 +273,8 @@ def _alive(name: str, weight: float, share: float, by_success: float, probed: Pr
             f"{name} depends on how busy the machine is, and is {_percent(share)} of the reward's variance"
         )
         return "red" if share >= DOMINANT else "amber", f"{clock}: count turns or tokens, or scale it down."
+    if probed.absent and weight:
+        return "amber", f"It reads {_listed(probed.absent)}, which no task here has: that part never acts."
     if share >= DOMINANT and by_success < BESIDES:
         decides = f"{name} decides the advantages, success only {_percent(by_success)} of them"
         return "amber", f"{decides}: lower its weight ({weight:g})."

@@ -39,7 +39,8 @@ def answers(tasks: Sequence[Task]) -> Item:
     """Whether one question has several gold answers, or nearly all questions have one."""
     asked = defaultdict(dict)
     for task in tasks:
-        question = task.family, " ".join(task.prompt.casefold().split()), repr(_world(task))
+        words = " ".join(task.prompt.casefold().split()).rstrip("?.!: ")
+        question = task.family, words, repr(_world(task))
         asked[question].setdefault(task.answer.strip(), task)
     several = [list(group.values()) for group in asked.values() if len(group) > 1]
     looked = evenly(several)

@@ -73,7 +73,8 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     """How many trajectories a recipe asks for, by what for; ``n_test`` is a test that is known.
 
     ``dead`` is the share of groups that teach nothing, which others may replace (``replacing``). Each control
-    is trained on as many as GRPO and tested as it is; all but sft_more sample as many too.
+    is trained on as many as GRPO and tested as it is; rft samples as many, and hindsight, which goes on until
+    all is solved, is counted with one round.
     """
     test, validation, train = (round(recipe.n_tasks * share) for share in (0.15, 0.15, 0.70))
     recipe, test = recipe.planned(train), n_test or test
@@ -82,6 +83,7 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     evaluated = test * (recipe.test_samples + 1)  # the samples, and once greedily
     steps = math.ceil(recipe.steps / recipe.num_iterations / recipe.minibatches)  # that sample
     sampled = steps * batch * (1 + recipe.resample_correct) * (1 + replacing(recipe, dead, train))
+    once = train * recipe.hindsight_samples
     rollouts, updates = round(sampled), recipe.steps * batch // recipe.minibatches
     return {
         "demonstrations": shown * recipe.sft_transcripts * recipe.sft_epochs if recipe.sft else 0,
@@ -91,7 +93,7 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
         "updates": updates,
         "validation": validations(recipe) * min(recipe.val_tasks, validation) * recipe.val_samples,
         "final": evaluated * (1 + len(controls)),
-        "control rollouts": rollouts * sum(name != "sft_more" for name in controls),
+        "control rollouts": rollouts * ("rft" in controls) + once * ("hindsight" in controls),
         "control updates": updates * len(controls),
     }
 
@@ -197,7 +199,7 @@ def measured_rates(run: Run) -> Rates:
     batch = recipe.prompts_per_step * recipe.group_size
     n_test = sum(task.split == "test" for task in run.tasks) if run.file("tasks.jsonl").exists() else 0
     n, validated = counts(recipe, n_test), int(metrics["val_seconds"].notna().sum())
-    rollout = evaluation = spent[PHASES[1]] / (steps * batch)
+    rollout = evaluation = spent[PHASES[1]] / (steps * batch * (1 + recipe.resample_correct))
     if PHASES[4] in spent:
         stage = run.manifest["stages"]["05_compare"]
         apart = sum(took.get("seconds", 0.0) for took in stage.get("controls", {}).values())  # tests included

@@ -8,7 +8,9 @@ import ast
 import hashlib
 import importlib.util
 import inspect
+import os
 import re
+import site
 import sys
 import sysconfig
 import traceback
@@ -17,10 +19,10 @@ from pathlib import Path
 from types import ModuleType
 
 from agentkit.records import RecipeError
-from agentkit.runs.files import write_bytes
+from agentkit.runs.files import digest, write_bytes
 from agentkit.runs.run import project_root
 
-_LOADED: dict[Path, str] = {}  # digests of the lab files that this process has loaded
+_LOADED: dict[Path, str] = {}  # digests of what this process has loaded from beside lab files
 
 
 def new_lab(name: str) -> tuple[Path, Path]:
@@ -55,9 +57,7 @@ def load_module(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for modules beside it
     try:
-        before, _LOADED[path] = _LOADED.get(path), lab_digest(path)
-        if before not in (None, _LOADED[path]):
-            _forget(files_of(path)[1:])
+        _forget(files_of(path)[1:])
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise RecipeError(f"the lab file {path}: {blame(error)}") from error
@@ -65,15 +65,19 @@ def load_module(path: Path) -> ModuleType:
 
 
 def _forget(files: Sequence[Path]) -> None:
-    """Have modules loaded anew by who next imports them."""
-    importlib.invalidate_caches()
-    gone = {file.resolve() for file in files}
-    for name, module in list(sys.modules.items()):
-        if (file := getattr(module, "__file__", None)) and Path(file).resolve() in gone:
+    """Have modules loaded anew by who next imports them, where one of their files has changed."""
+    now = {file.resolve(): digest(file) for file in files}
+    changed = any(_LOADED.get(file, known) != known for file, known in now.items())
+    _LOADED.update(now)
+    for name, module in list(sys.modules.items()) if changed else ():
+        if (file := getattr(module, "__file__", None)) and Path(file).resolve() in now:
             del sys.modules[name]
+    importlib.invalidate_caches()
 
 
-OTHERS = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), "<")
+_LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), *site.getsitepackages())
+_FOLDERS = (str(Path(__file__).parents[1]), *_LIBRARIES, site.getusersitepackages())
+OTHERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<")  # how paths begin that are not the user's
 
 
 def blame(error: BaseException) -> str:
@@ -100,10 +104,10 @@ def check_takes(what: str, function: Callable, *arguments: str) -> None:
 
 def lab_digest(path: Path) -> str:
     """A hash of a lab file and of what it imports from beside it, directly or through each other."""
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     for file in files_of(path):
-        digest.update(file.read_text(encoding="utf-8").encode())
-    return digest.hexdigest()[:16]
+        found.update(file.read_text(encoding="utf-8").encode())
+    return found.hexdigest()[:16]
 
 
 def files_of(path: Path) -> list[Path]:

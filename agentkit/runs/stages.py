@@ -90,14 +90,20 @@ def parameters_of(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {name: recipe[name] for name in Recipe.keys_of(stage) if name in recipe and name != "run"}
 
 
+def compared(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe that tell one execution of a notebook from another, not who measures."""
+    free = () if stage == "03_grpo" else ("topology", "replicas")
+    return {name: value for name, value in parameters_of(stage, recipe).items() if name not in free}
+
+
 def is_done(run: Run, stage: str, recipe: Mapping[str, Any], lab: str = "") -> bool:
     """Whether a notebook is executed with a recipe's keys, defaults included, with its files and this lab
     file, no earlier one was executed after it, and nobody asked its training to stop.
     """
     stages = run.manifest["stages"]
     entry = stages.get(stage, {})
-    keys = {name: key.default for name, key in Recipe.keys().items() if name in Recipe.keys_of(stage)}
-    asked, used = (keys | parameters_of(stage, values) for values in (recipe, entry.get("parameters", {})))
+    keys = compared(stage, {name: key.default for name, key in Recipe.keys().items()})
+    asked, used = (keys | compared(stage, values) for values in (recipe, entry.get("parameters", {})))
     files = _own_files(stage, recipe) if "files" in entry else None  # None: executed by hand
     started = [_started(stages[s]) for s in STAGES[: STAGES.index(stage) + 1] if s in stages]
     same = asked == used and entry.get("lab", "") == lab and entry.get("files") == files

@@ -1,8 +1,8 @@
 """A sweep: arms x seeds from one file, each cell an ordinary run folder, with common stages made once.
 
 The folders are the truth: a cell is done when its notebooks are, with these parameters, so that a sweep goes
-on after any kill; sweep.json says how far it is. Leaves out several cells at once (slots), whether a sweep is
-worth starting (preflight) and what it showed (evaluation.sweeps).
+on after any kill; sweep.json says how far it is. Leaves out several cells at once (sweep_slots), whether a
+sweep is worth starting (preflight) and what it showed (evaluation.sweeps).
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from agentkit.runs.files import append_to, read_json, read_jsonl, read_text, wri
 from agentkit.runs.recipe import FILES, Recipe, beside, find_file, read_recipe, read_yaml
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.schemas import fault
-from agentkit.runs.stages import STAGES, file_digests, is_done, parameters_of, run_stages
+from agentkit.runs.stages import STAGES, compared, file_digests, is_done, run_stages
 
 KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid", "stop_hopeless")
 LOCK = ".lock"  # in a sweep's folder
@@ -240,7 +240,7 @@ def _chain(job: Job) -> list[str]:
     """A name for each stage of a cell, equal where all that went before is equal too."""
     fixed, names = [job.files, versions()], []
     for stage in STAGES[: job.last + 1]:
-        text = json.dumps([names[-1:], parameters_of(stage, job.recipe), fixed], sort_keys=True)
+        text = json.dumps([names[-1:], compared(stage, job.recipe), fixed], sort_keys=True)
         names.append(hashlib.sha256(text.encode()).hexdigest()[:12])
     return names
 

@@ -5,6 +5,7 @@ answer is true.
 """
 
 import math
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,15 +18,16 @@ from types import MappingProxyType
 from typing import Any
 
 from agentkit.records import Score, Task, Trajectory
-from agentkit.tasks.expert import solve
+from agentkit.tasks.expert import solve, unsolved
 from agentkit.tools import Passages, search_passages
 from agentkit.tools.corpus import Corpus
 from agentkit.trajectories import plan_of, verifier_kind
-from agentkit.verifiers import looks_at_calls, normalize, parse_number, verify
+from agentkit.verifiers import looks_at_calls, normalize, verify
 
 CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal",
           "longest passage", "repeatable")  # fmt: skip
 AT_ONCE = 4  # tasks
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 MOST_ALLOWED = 0.25  # of a gold number: a tolerance beyond it takes wrong answers
 TRIES = 3  # for a verdict: a busy machine may give none the first time, a broken verifier never does
 REFUSAL = "I could not find this."
@@ -39,8 +41,8 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
     must score 1. A perturbed one, another task's answer, nothing, the prompt, two answers, a refusal and the
     longest passage the tools show on the way must score 0, and the first two are scored twice. Tasks without
     a gold answer are left out where it is needed. Where a verifier looks at the trajectory, the answers are
-    put into that of the scripted expert, who works in the family's environment; of a task without a plan
-    there is none, and nothing is asked that must score 1.
+    put into that of the scripted expert, who works in the family's environment; for a task without a plan
+    into one without calls, and then nothing is asked that must score 1.
 
     Returns:
         One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``,
@@ -102,7 +104,7 @@ def _checked(
     seconds: list[float] = []
     try:
         cases, expert = list(_cases(task, other)), _expert(task, environments)
-        if expert is None and looks_at_calls(verifier_kind(task)):
+        if expert is not None and task.meta.get("plan") is None:
             cases = [case for case in cases if not case[2]]
     except ValueError as error:
         score = Score(None, f"its gold data cannot be used: {error}")
@@ -119,11 +121,13 @@ def _checked(
 
 
 def _expert(task: Task, environments: Environments) -> Trajectory | None:
-    """The scripted expert's trajectory where the verifier looks at one and the task has a plan. Raises
-    ValueError where it fails.
+    """The scripted expert's trajectory where the verifier looks at one, without calls where the task has no
+    plan. Raises ValueError where it fails.
     """
-    if not looks_at_calls(verifier_kind(task)) or task.meta.get("plan") is None:
+    if not looks_at_calls(verifier_kind(task)):
         return None
+    if task.meta.get("plan") is None:
+        return unsolved(task)
     if task.family not in environments:
         raise ValueError(
             f"its verifier looks at trajectories, and no environment of family {task.family!r} is known"
@@ -181,13 +185,14 @@ def perturb(answer: str) -> str:
 
 def _wrong_answer(task: Task, gold: str, right: set[str]) -> str:
     """The gold answer perturbed, again where an alias says that, and beyond a tolerance that can be meant."""
-    wrong, number = perturb(gold), parse_number(gold)
+    wrong, found = perturb(gold), NUMBER.search(gold)
     tolerances = [task.verifier.get(name, 0) for name in ("abs_tol", "rel_tol")]
-    if number is not None and all(isinstance(x, int | float) and math.isfinite(x) for x in tolerances):
+    if found and all(isinstance(x, int | float) and math.isfinite(x) for x in tolerances):
+        number, given = float(found[0]), float(NUMBER.search(wrong)[0])
         allowed = max(tolerances[0], tolerances[1] * abs(number))
-        given = parse_number(wrong)
-        if given is not None and abs(given - number) <= allowed <= MOST_ALLOWED * abs(number):
-            wrong = str(math.ceil(number + 2 * allowed + 1))
+        if abs(given - number) <= allowed <= MOST_ALLOWED * abs(number):
+            beyond = math.ceil(number + 2 * allowed + 1)
+            wrong = f"{gold[: found.start()]}{beyond}{gold[found.end() :]}"
     for _ in right:
         if normalize(wrong) in right:
             wrong = perturb(wrong)

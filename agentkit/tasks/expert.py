@@ -7,6 +7,7 @@ The plan is gold data; no policy ever sees it. Leaves out the expert that errs o
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentkit.records import StopReason, SuiteError, Task, ToolCall, Trajectory, Turn
@@ -51,6 +52,11 @@ async def _solve(task: Task, environment: object) -> Trajectory:
         values.append(result.observation if expected is None else expected)
         turns.append(Turn("", (0, 0), (result,)))
     answer = answer_of(task, values[-1]) if values else task.answer
+    return replace(unsolved(task), turns=(*turns, Turn(answer, (0, 0))), answer=answer)
+
+
+def unsolved(task: Task) -> Trajectory:
+    """A trajectory without calls, tokens and answer."""
     return Trajectory(
         task.id,
         policy="expert",
@@ -60,9 +66,9 @@ async def _solve(task: Task, environment: object) -> Trajectory:
         completion_ids=(),
         action_mask=(),
         old_logprobs=(),
-        turns=(*turns, Turn(answer, (0, 0))),
+        turns=(),
         stop_reason=StopReason.ANSWER,
-        answer=answer,
+        answer=None,
     )
 
 

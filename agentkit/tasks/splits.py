@@ -7,6 +7,7 @@ rarest pairs, so only prompts with a rare pair in common are compared. Leaves ou
 
 import dataclasses
 import random
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -18,6 +19,7 @@ from agentkit.records import Task
 from agentkit.verifiers import normalize
 
 SPLITS = {"train": 0.70, "validation": 0.15, "test": 0.15}
+LARGE = 20  # tasks of a family, of which some belong into every split
 SIMILAR = 0.85  # Jaccard similarity of word pairs from which two prompts are near-duplicates
 
 
@@ -50,7 +52,21 @@ def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
             given[stratum(task), chosen] += 1
             filled[chosen] += 1
     split_of |= {task.id: "test" for component in new for task in component}
-    return [dataclasses.replace(task, split=split_of[task.id]) for task in tasks]
+    found = [dataclasses.replace(task, split=split_of[task.id]) for task in tasks]
+    _warn_if_alike(found)
+    return found
+
+
+def _warn_if_alike(tasks: Sequence[Task]) -> None:
+    """Warn of a family that is large enough for all splits, with none to train on or none to test with."""
+    for name in dict.fromkeys(task.family for task in tasks):
+        own = [task for task in tasks if task.family == name and not task.meta.get("new_template")]
+        for split in sorted({"train", "test"} - {task.split for task in own}) if len(own) >= LARGE else ():
+            warnings.warn(
+                f"none of the {len(own)} tasks of family {name} is in the {split} split: their questions ask "
+                "nearly the same or share their entities, which keeps them together. Vary them",
+                stacklevel=3,
+            )
 
 
 def stratum(task: Task) -> str:

@@ -35,7 +35,6 @@ VARIETIES = ("plain", "wide")
 DEFAULT_FAMILIES = ("A", "B", "C")
 MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more,
 COMMON = 0.6  # but an answer where there are few, such as yes and no
-LARGE = 20  # tasks, of which some belong into every split
 MAX_MISSES = 3_000  # drafts in a row that give no new task before a family counts as exhausted
 
 
@@ -112,7 +111,6 @@ class Suite:
         suite = cls(assign_splits(drafted, random.Random(f"{seed}-splits")), environments)
         if new and not suite.split("train"):
             raise SuiteError("new_templates names every template that was drafted: none is left to train on")
-        _warn_if_alike(suite.tasks, names)
         suite._check("not built")
         return suite
 
@@ -131,18 +129,6 @@ class Suite:
         if self._audited is None or self._audited[0] != KINDS:
             self._audited = dict(KINDS), audit(self.tasks, self.environments)
         return [dict(row) for row in self._audited[1]]
-
-
-def _warn_if_alike(tasks: Sequence[Task], families: Sequence[str]) -> None:
-    """Warn of a family that is large enough for all splits, with none to train on or none to test with."""
-    for name in families:
-        own = [task for task in tasks if task.family == name and not task.meta.get("new_template")]
-        for split in sorted({"train", "test"} - {task.split for task in own}) if len(own) >= LARGE else ():
-            warnings.warn(
-                f"none of the {len(own)} tasks of family {name} is in the {split} split: their questions ask "
-                "nearly the same or share their entities, which keeps them together. Vary them",
-                stacklevel=3,
-            )
 
 
 def _file(path: str | Path) -> Path:

@@ -9,7 +9,6 @@ part by its ``relabel``. Leaves out how a trajectory is relabelled (tasks.relabe
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, append_jsonl
-from agentkit.runs.labfile import blame
 from agentkit.tasks.family import Family
 from agentkit.training.sft import fine_tune, token_count
 from agentkit.verifiers.grids import drawn_in
@@ -44,11 +42,7 @@ def lessons(
     def relabelled(trajectory: Trajectory) -> tuple[Task, Task | None]:
         asked = by_id[trajectory.task_id]
         relabel = families[asked.family].relabel if asked.family in families else None
-        try:
-            return asked, relabel(asked, trajectory) if relabel else None
-        except Exception as error:  # a family's own
-            warnings.warn(f"a trajectory of {asked.id} was not relabelled: {blame(error)}", stacklevel=2)
-            return asked, None
+        return asked, relabel(asked, trajectory) if relabel else None
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found = list(threads.map(relabelled, different.values()))
