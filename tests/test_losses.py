@@ -4,6 +4,8 @@ mismatch by hand.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -142,6 +144,19 @@ def test_the_entropy_metric_leaves_out_what_is_not_computed(batch, tokenizer, tm
     assert ours._metrics["train"]["entropy"][-1] == pytest.approx(
         peer._metrics["train"]["entropy"][-1], rel=1e-5
     )
+
+
+def test_what_a_micro_batch_has_nothing_of_is_unknown_and_not_its_first_tokens(batch, tokenizer, tmp_path):
+    """TRL's log looks past NaN; a first token's entropy, or 0, would stand for the whole micro-batch."""
+    ours, peer = (make(kind, tokenizer, tmp_path, beta=0.0) for kind in (SharingTrainer, StockTrainer))
+    dead = batch | {"advantages": batch["advantages"] * torch.tensor([1.0] * GROUP + [0.0] * GROUP)}
+    alive = {name: x[:GROUP] if x.ndim else x for name, x in batch.items()}
+    update(ours, dead, 2), update(peer, alive)
+    first, second = ours._metrics["train"]["entropy"][-2:]
+    assert first == pytest.approx(peer._metrics["train"]["entropy"][-1], rel=1e-5) and math.isnan(second)
+    held = make(SharingTrainer, tokenizer, tmp_path, beta=0.04)
+    update(held, batch | {"tool_mask": batch["tool_mask"] * 0})
+    assert all(math.isnan(held._metrics["train"][name][-1]) for name in ("entropy", "kl"))
 
 
 def test_a_batch_that_is_dead_or_masked_altogether_has_zero_gradient(batch, tokenizer, tmp_path):

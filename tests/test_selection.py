@@ -4,6 +4,8 @@ real training.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from survive import make_trainer
@@ -95,6 +97,8 @@ def test_left_out_follows_the_recipe():
         recipe = Recipe.from_mapping(values)
         dropped = [recipe.dead_groups == "drop" and is_dead(group) for group in groups]
         assert left_out(groups, dropped, recipe) == [bool(x) for x in expected]
+    failed = Group("t", (trajectory(1.0), replace(trajectory(0.0), reward=None)))
+    assert left_out([failed], [False], Recipe()) == [False, True], "it would count as a token of the loss"
 
 
 # ---- GRPO-RoC

@@ -9,7 +9,9 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -19,6 +21,8 @@ from transformers import (
 )
 
 from agentkit.policies.engine_weights import full_weights, save_lora, save_weights
+from agentkit.policies.loading import load_tokenizer
+from agentkit.policies.serve import _servable
 
 SIZES = {
     "hidden_size": 48,
@@ -84,3 +88,23 @@ def test_adapters_are_folded_in_whether_merged_or_not_and_left_out_where_switche
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "open", dtype=torch.float32).eval()
     assert torch.allclose(logprobs(loaded), logprobs(model), atol=1e-5)
     assert not torch.allclose(logprobs(loaded), logprobs(plain), atol=1e-2)
+
+
+def test_the_text_part_of_a_larger_model_says_its_architecture_and_is_served_by_its_own_names(tmp_path):
+    """As Qwen3.5: AutoModelForCausalLM takes the text part, whose configuration names no architecture."""
+    small = SIZES | {"num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 4}
+    config = AutoConfig.for_model("qwen3_5", text_config=small, vision_config={"depth": 1, "hidden_size": 16})
+    model = AutoModelForCausalLM.from_config(config)
+    assert model.config.architectures is None and type(model.config) is not type(config)
+    save_weights(with_lora(model), tmp_path / "written")
+    written = AutoConfig.from_pretrained(tmp_path / "written")
+    assert written.architectures == [type(model).__name__] == ["Qwen3_5ForCausalLM"]
+    assert model.config.architectures is None
+    hub = tmp_path / "hub"
+    AutoModelForImageTextToText.from_config(config).save_pretrained(hub)
+    load_tokenizer("nano").save_pretrained(hub)
+    source, _, _ = _servable(str(hub), tmp_path / "served", (), "float32")
+    assert source == str(tmp_path / "served")
+    assert load_file(tmp_path / "served" / "model.safetensors").keys() == dict(full_weights(model)).keys()
+    tiny().save_pretrained(tmp_path / "plain")
+    assert _servable(str(tmp_path / "plain"), tmp_path / "other", (), "float32")[0] == str(tmp_path / "plain")

@@ -5,6 +5,7 @@ LoRA adapters are folded in or saved apart. Leaves out quantised models.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +70,17 @@ def save_weights(model: Any, folder: Path) -> None:
         if name not in (tied or ())
     }
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    model.config.save_pretrained(folder)
+    save_config(model, folder)
+
+
+def save_config(model: Any, folder: Path) -> None:
+    """Write a model's configuration, with the architecture that an engine goes by: what is the text part of a
+    larger configuration does not name it.
+    """
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    config = copy.deepcopy(base.config)
+    config.architectures = config.architectures or [type(base).__name__.removeprefix("FSDP")]
+    config.save_pretrained(folder)
 
 
 def save_lora(model: PeftModel, folder: Path) -> None:

@@ -3,6 +3,7 @@
 Leaves out starting and watching several of them (server_processes).
 """
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentkit.nano import model_path
 from agentkit.policies.engine_weights import save_weights
@@ -81,8 +82,12 @@ def serve_command(
 def _servable(model: str, folder: Path, merge: Sequence[str | Path], precision: str) -> tuple[str, str, int]:
     """The folder or name that vLLM loads, its dtype, and how many tokens the model takes."""
     source, dtype = model_path(model), precision_of(precision)
-    longest = pretrained(AutoConfig, model).get_text_config().max_position_embeddings
-    if merge:  # in main memory: no card may hold it all
+    config = pretrained(AutoConfig, model)
+    longest = config.get_text_config().max_position_embeddings
+    is_part = False
+    with contextlib.suppress(ValueError), torch.device("meta"):  # one that vLLM alone knows
+        is_part = type(AutoModelForCausalLM.from_config(config).config) is not type(config)
+    if merge or is_part:  # what a trainer hands over names the part's weights; no card may hold it all
         save_weights(merged(model, merge, dtype), folder)
         load_tokenizer(model).save_pretrained(folder)
         source = str(folder)

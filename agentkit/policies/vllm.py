@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from agentkit.policies.engine_weights import full_weights, save_lora, save_weights
+from agentkit.policies.engine_weights import full_weights, save_config, save_lora, save_weights
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample, seed_number
 from agentkit.rollouts.template_probe import end_of_turn_ids
@@ -117,7 +117,7 @@ class VllmPolicy(ThreadedPolicy):
                 with model.disable_adapter():
                     save_weights(model, folder)
             else:
-                model.config.save_pretrained(folder)
+                save_config(model, folder)
             self._owns_group = not torch.distributed.is_initialized()
             for name, value in (ENVIRONMENT | ({} if cuda else CPU_ENVIRONMENT)).items():
                 os.environ.setdefault(name, value)

@@ -185,7 +185,11 @@ class ChatCodec:
             if ends := [found.end() for found in _SEARCH_R1_END.finditer(text, start) if found[1]]:
                 # the shortest prefix whose text holds the tag
                 return bisect_left(range(len(ids)), ends[0], key=lambda n: len(self.decode(ids[:n])))
-        return len(ids) if ids and ids[-1] in self.ends else None
+        if not ids or ids[-1] not in self.ends:
+            return None
+        return len(ids) - (
+            self.format == "search_r1" and len(ids) > 1
+        )  # whose replies go on in the same message
 
     def thought_length(self, ids: Sequence[int], before: Sequence[int] = ()) -> int:
         """Tokens of the thought that a turn's ``ids`` so far, sampled after ``before``, leave open; or 0."""

@@ -114,9 +114,14 @@ def select(
 
 
 def left_out(groups: Sequence[Group], dropped: Sequence[bool], recipe: Recipe) -> list[bool]:
-    """For each trajectory, group by group, whether the recipe leaves it or its group out of the loss."""
+    """For each trajectory, group by group, whether it or its group is left out of the loss: by the recipe, or
+    since it has no reward.
+    """
     return [
-        drop or (recipe.mask_void and is_void(t)) or (recipe.mask_truncated and is_truncated(t))
+        drop
+        or t.reward is None
+        or (recipe.mask_void and is_void(t))
+        or (recipe.mask_truncated and is_truncated(t))
         for group, drop in zip(groups, dropped, strict=True)
         for t in group.trajectories
     ]

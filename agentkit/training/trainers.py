@@ -33,6 +33,7 @@ def quiet_trainer(recipe: Recipe) -> dict[str, Any]:
         "save_strategy": "no",
         "disable_tqdm": True,
         "dataloader_pin_memory": False,
+        "ddp_broadcast_buffers": False,  # constants; processes may make unlike numbers of passes
     }
 
 

@@ -38,6 +38,7 @@ class Update:
     token_budget: int = 0  # of one forward and backward pass; 0: as many trajectories as TRL says
     _sharded = False  # every process must then call the model equally often
     _scored: torch.Tensor | None = None  # (B, T) bool: what ``_only`` says; None asks ``sampled_mask``
+    _entropies: torch.Tensor | None = None  # (B, T) of the loss that was computed last
 
     def share_prefixes(self, wanted: bool = True) -> None:
         """Compute shared prefixes once from now on; warns where the model cannot."""
@@ -81,7 +82,9 @@ class Update:
                     self.accelerator.backward(loss)
                 done += loss.detach()
             loss = self._part_loss(model, inputs, last) + done
-        self._join_metrics(before, [(int(_loss_mask(inputs)[rows].sum()), len(rows)) for rows in parts])
+        by_sequence = self.importance_sampling_level == "sequence" and inputs["advantages"].ndim == 1
+        sizes = [(int(_loss_mask(inputs)[rows].sum()), len(rows)) for rows in parts]
+        self._join_metrics(before, sizes, by_sequence)
         return loss
 
     @contextmanager
@@ -94,21 +97,23 @@ class Update:
         finally:
             del self.accelerator.gather
 
-    def _join_metrics(self, before: dict[str, int], sizes: list[tuple[int, int]]) -> None:
+    def _join_metrics(self, before: dict[str, int], sizes: list[tuple[int, int]], by_sequence: bool) -> None:
         """What TRL has measured of each part since ``before``, as one figure of the optimiser step.
 
-        TRL takes each over a part's tokens, or its rows where the ratio is a sequence's; ``sizes`` has both.
+        TRL takes each over a part's tokens, or its rows where ratio and advantage are a sequence's; ``sizes``
+        has both.
         """
         world = np.array(gathered(sizes), dtype=float).reshape(-1, len(sizes), 2).sum(0)
         for name, values in self._metrics["train"].items():
             new = values[before.get(name, 0) :]
             if len(new) != len(sizes):
                 continue
-            by_row = "clip_ratio" in name and self.importance_sampling_level == "sequence"
+            by_row = "clip_ratio" in name and by_sequence
             known = ~np.isnan(new)
             weights = world[:, int(by_row)] * known
             end = {"min": np.nanmin, "max": np.nanmax}.get(name.rpartition("_")[2])
-            if not np.isfinite(np.asarray(new, float)[world[:, 0] > 0]).all() and "clip_ratio" not in name:
+            unsaid = "clip_ratio" in name or name == "entropy"  # of a part with nothing to score
+            if not np.isfinite(np.asarray(new, float)[world[:, 0] > 0]).all() and not unsaid:
                 values[-len(new) :] = [float("nan")]  # a part with tokens diverged
                 continue
             mean = np.nan_to_num(new) @ weights / max(weights.sum(), 1.0)
@@ -156,15 +161,31 @@ class Update:
         which tokens matter; ``_only`` lays that aside for it. Elsewhere new and old log-probabilities are 0,
         so their ratio is 1, and TRL's own mask and zero advantages take the rest out.
         """
-        scored = self._loss_tokens(inputs)
+        scored, moving = self._loss_tokens(inputs), self._loss_tokens(inputs)
         if not scored.any():  # one row must make the graph; the loss takes it times 0
             shortest = inputs["completion_mask"].sum(1).argmin()
             scored[shortest, 0] = True  # which the policy wrote
         given = [name for name in ("old_per_token_logps", "ref_per_token_logps") if name in inputs]
         with self._only(scored):
             loss = super()._compute_loss(model, inputs | {name: inputs[name] * scored for name in given})
+        self._measure_again(moving, _loss_mask(inputs))
         loss = loss * weight
         return loss + self.lesson_weight * self._lesson_loss(model, inputs) if self.lesson_weight else loss
+
+    def _measure_again(self, moving: torch.Tensor, mask: torch.Tensor) -> None:
+        """TRL's entropy over the tokens that were scored for the loss, not all of its mask, (B, T) both; and
+        NaN, which TRL's log looks past, where there are none; so for the KL.
+        """
+        metrics, entropies = self._metrics["train"], self._entropies
+        if entropies is None or not metrics["entropy"]:
+            return
+        sums = torch.stack(
+            [(entropies.detach() * moving).sum().float(), moving.sum().float(), mask.sum().float()]
+        )
+        total, scored, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
+        metrics["entropy"][-1] = total / scored if scored else math.nan
+        if self.beta and not tokens:
+            metrics["kl"][-1] = math.nan
 
     def _loss_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
         """(B, T) bool: the tokens that can move the loss."""
@@ -218,7 +239,7 @@ class Update:
             logprobs = logprobs * scored + sum(0.0 * values.sum() for values, _ in others)
         if not compute_entropy:
             return logprobs, None, None
-        entropies = torch.cat([values for _, values in found])[back]
+        self._entropies = entropies = torch.cat([values for _, values in found])[back]
         return logprobs, entropies.where(scored, entropies[scored].mean()), None
 
     def _alike(
