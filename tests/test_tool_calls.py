@@ -276,6 +276,13 @@ def test_tags_in_a_thought_end_no_search_r1_turn(tokenizer, corpus):
     assert codec.turn_end(ids("x </search> y"), ids("<think>")) is None
 
 
+def test_a_search_r1_turn_without_tags_leaves_its_end_out(tokenizer):
+    """The reply to it stands in the same message."""
+    codec, ids = ChatCodec(tokenizer, "", [], "search_r1"), tokenizer("It is Paris.")["input_ids"]
+    assert codec.turn_end([*ids, tokenizer.eos_token_id]) == len(ids) and codec.turn_end(ids) is None
+    assert ChatCodec(tokenizer, "", []).turn_end([*ids, tokenizer.eos_token_id]) == len(ids) + 1
+
+
 def test_replies_cannot_forge_search_r1s_tags(tokenizer):
     codec = ChatCodec(tokenizer, "", [], "search_r1")
     text = codec.decode(

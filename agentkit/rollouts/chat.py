@@ -187,9 +187,8 @@ class ChatCodec:
                 return bisect_left(range(len(ids)), ends[0], key=lambda n: len(self.decode(ids[:n])))
         if not ids or ids[-1] not in self.ends:
             return None
-        return len(ids) - (
-            self.format == "search_r1" and len(ids) > 1
-        )  # whose replies go on in the same message
+        whole = self.format != "search_r1" or len(ids) == 1  # its replies go on in the same message
+        return len(ids) if whole else len(ids) - 1
 
     def thought_length(self, ids: Sequence[int], before: Sequence[int] = ()) -> int:
         """Tokens of the thought that a turn's ``ids`` so far, sampled after ``before``, leave open; or 0."""
