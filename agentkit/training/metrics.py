@@ -37,7 +37,8 @@ def row(
     number: int, logs: Mapping[str, Any], measured: Mapping[str, float], seconds: float | None = None
 ) -> dict[str, Any]:
     """One row of train/metrics.jsonl; what the kit measured comes before what TRL logged."""
-    values = {"step": number} | {ours: logs[trl] for trl, ours in _TRL_NAMES.items() if trl in logs}
+    known = {ours: logs[trl] for trl, ours in _TRL_NAMES.items() if trl in logs}
+    values = {"step": number} | {name: math.nan if x is None else x for name, x in known.items()}
     values |= measured
     if seconds is not None:
         other = values.get("rollout_seconds", 0.0) + values.get("val_seconds", 0.0)
