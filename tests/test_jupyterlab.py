@@ -119,7 +119,7 @@ def test_buttons_work_while_the_training_cell_runs(opened, project, processes):
         ".jp-OutputArea-output .agentkit", has_text=re.compile(r"Step \d")
     ).first.inner_text()
     assert f"Step {done} of 150" in panel and f"Stopped as asked. Kept: {done} of 150 steps" in panel
-    assert re.search(r"\$0\.\d\d at RunPod", panel), "dollar signs are no mathematics"
+    assert "RunPod" not in panel, "nobody rents a CPU"
     assert page.locator(".jp-OutputArea mjx-container").count() == 0
     drawn = page.evaluate("Math.max(...document.querySelector('.js-plotly-plot')._fullData[0].x)")
     assert drawn == done, "the curves were redrawn"
