@@ -362,7 +362,7 @@ def test_the_guides_servers_share_no_card():
 def test_a_recipe_bounds_what_servers_do_at_a_time_and_how_long_a_turn_may_take(two, monkeypatch):
     monkeypatch.setattr(loading, "sync", lambda *of: None)  # these have no weights
     values = {"engine": "server", "server_urls": ",".join(replica.url for replica in two), "max_batch": 3}
-    for trajectory_s, turn_s in ((900, 900.0), (60, 600.0)):
+    for trajectory_s, turn_s in ((900, 960.0), (60, 600.0)):
         recipe = Recipe(**values, trajectory_timeout_s=trajectory_s)
         with loading.make_policy(tiny(), EndsAt(), "server", recipe) as policy:
             assert policy.in_flight == 6 and policy._client.timeout.read == turn_s
