@@ -97,7 +97,7 @@ def parse_turn(
 def parse_stored(text: str) -> ParsedTurn:
     """A turn of a log without its prompt: a thought that ends there and begins nowhere began in the prompt.
 
-    Marks in code fences and calls are no thought's. Without a call in Hermes' form, lfm2_gemma4 are read.
+    Marks in code fences and calls are no thought's. Without a call in Hermes' form, lfm2_gemma4's are read.
     """
     format, parsed = "hermes", parse_turn(text)
     if not parsed.calls and not parsed.errors:

@@ -452,51 +452,40 @@ def run_sweep(
     long as it names them. An empty ``stop`` ends the sweep after what is running.
     """
     hopeless = _Hopeless(sweep, tell)
-    with repeated(hopeless.look, LOOK_S):  # one slot is busy itself
-        _drive(path, sweep, submit, slots, tell, check, hopeless)
-
-
-def _drive(
-    path: str | Path,
-    sweep: Sweep,
-    submit: Callable[[Job], Future],
-    slots: int,
-    tell: Callable[[str], None],
-    check: Callable[[Design], None],
-    hopeless: "_Hopeless",
-) -> None:
     stamp, jobs, running, tries, ended = None, [], {}, Counter(), ("failed", "stopped")
-    while True:
-        if stamp != (stamp := _stamp(path, stamp)):
-            kept = {job.folder for job in jobs if sweep.entry(job).get("status") in ended}
-            try:
-                check(design := read_design(path))
-                planned = plan(design, sweep.folder)
-                sweep.adopt(design, slots)
-                jobs, hopeless.asked = planned, design.stop_hopeless
-            except AgentkitError as error:
-                if not jobs:
-                    raise
-                tell(f"the changed sweep file is not taken up: {error}")
-            at_work = {job.folder for job, _ in running.values()}
-            for job in jobs:
-                if job.folder in at_work:
-                    _mark(sweep, job, "running")
-                elif job.folder not in kept:
-                    _mark(sweep, job, "done" if job.is_done() else "waiting")
-        for job in _startable(sweep, jobs)[: slots - len(running)]:
-            _mark(sweep, job, "running")
-            hopeless.begin(job)
-            way = in_this_process if job.done_in(job.parent) > job.last else submit  # a copy takes no slot
-            running[way(job)] = job, time.monotonic()
-        if not running:
-            return
-        hopeless.look()
-        for future in wait(running, timeout=2, return_when=FIRST_COMPLETED).done:
-            job, start = running.pop(future)
-            hopeless.cells.pop(job.folder, None)
-            tries[job.folder] += 1
-            _finished(sweep, job, future, time.monotonic() - start, tries[job.folder] < TRIES, tell)
+    with repeated(hopeless.look, LOOK_S):  # one slot is busy itself
+        while True:
+            if stamp != (stamp := _stamp(path, stamp)):
+                kept = {job.folder for job in jobs if sweep.entry(job).get("status") in ended}
+                try:
+                    check(design := read_design(path))
+                    planned = plan(design, sweep.folder)
+                    sweep.adopt(design, slots)
+                    jobs, hopeless.asked = planned, design.stop_hopeless
+                except AgentkitError as error:
+                    if not jobs:
+                        raise
+                    tell(f"the changed sweep file is not taken up: {error}")
+                at_work = {job.folder for job, _ in running.values()}
+                for job in jobs:
+                    if job.folder in at_work:
+                        _mark(sweep, job, "running")
+                    elif job.folder not in kept:
+                        _mark(sweep, job, "done" if job.is_done() else "waiting")
+            for job in _startable(sweep, jobs)[: slots - len(running)]:
+                _mark(sweep, job, "running")
+                hopeless.begin(job)
+                is_copy = job.done_in(job.parent) > job.last  # which takes no slot
+                way = in_this_process if is_copy else submit
+                running[way(job)] = job, time.monotonic()
+            if not running:
+                return
+            hopeless.look()
+            for future in wait(running, timeout=2, return_when=FIRST_COMPLETED).done:
+                job, start = running.pop(future)
+                hopeless.cells.pop(job.folder, None)
+                tries[job.folder] += 1
+                _finished(sweep, job, future, time.monotonic() - start, tries[job.folder] < TRIES, tell)
 
 
 @dataclass(slots=True)

@@ -124,9 +124,8 @@ class InterpreterEnvironment(Stateless):
 
     system_prompt = 'Solve the problem, run code with code_interpreter, and end with a line "Answer: ...".'
 
-    @tool(
-        timeout_s=60, max_concurrent=AT_ONCE
-    )  # the program's own limit is 30 s; a busy machine starts it late
+    # the program's own limit is 30 s; a busy machine starts it late
+    @tool(timeout_s=60, max_concurrent=AT_ONCE)
     def code_interpreter(self, code: str) -> str:
         """Run Python. It shows what is printed and the value of a last expression.
 

@@ -38,7 +38,7 @@ class Update:
     token_budget: int = 0  # of one forward and backward pass; 0: as many trajectories as TRL says
     _sharded = False  # every process must then call the model equally often
     _scored: torch.Tensor | None = None  # (B, T) bool: what ``_only`` says; None asks ``sampled_mask``
-    _entropies: torch.Tensor | None = None  # (B, T) of the loss that was computed last
+    _entropies: torch.Tensor | None = None  # (B, T) of the loss that is being computed
 
     def share_prefixes(self, wanted: bool = True) -> None:
         """Compute shared prefixes once from now on; warns where the model cannot."""
@@ -161,7 +161,8 @@ class Update:
         which tokens matter; ``_only`` lays that aside for it. Elsewhere new and old log-probabilities are 0,
         so their ratio is 1, and TRL's own mask and zero advantages take the rest out.
         """
-        scored, moving = self._loss_tokens(inputs), self._loss_tokens(inputs)
+        moving = self._loss_tokens(inputs)
+        scored = moving.clone()
         if not scored.any():  # one row must make the graph; the loss takes it times 0
             shortest = inputs["completion_mask"].sum(1).argmin()
             scored[shortest, 0] = True  # which the policy wrote
@@ -186,6 +187,7 @@ class Update:
         metrics["entropy"][-1] = total / scored if scored else math.nan
         if self.beta and not tokens:
             metrics["kl"][-1] = math.nan
+        self._entropies = None
 
     def _loss_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
         """(B, T) bool: the tokens that can move the loss."""
