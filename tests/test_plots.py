@@ -131,6 +131,11 @@ def test_curve_names_what_is_missing():
     figure = plots.curve(metrics(), ["success", "val_success"], "Does it <b>hold</b>?", "share of tasks")
     assert figure.layout.yaxis.tickformat == ".0%" and "<b>" not in figure.layout.title.text
     assert "No optimiser step" in plots.curve(pd.DataFrame(), "kl", "?", "nats").layout.annotations[0].text
+    unmeasured = metrics().assign(entropy=None)  # as where no micro-batch had an advantage
+    assert "No step measured it" in plots.curve(unmeasured, "entropy", "?", "nats").layout.annotations[0].text
+    assert len(plots.curve(unmeasured, ["kl", "entropy"], "?", "nats").data) == len(
+        plots.curve(unmeasured, ["kl"], "?", "nats").data
+    )
 
 
 def test_success_bars_of_a_comparison_and_of_its_json():

@@ -21,6 +21,10 @@ from agentkit.runs.run import MANIFEST, RUN_VARIABLE, Run, project_root, secure
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 SHUTDOWN_S = 30.0  # for a kernel to write its checkpoint when this process is told to end
+QUIET = [  # a kernel says nothing of how it is reached, nor of messages that came while it ended
+    "--IPKernelApp.log_level=CRITICAL",
+    "--IPKernelApp.exec_lines=__import__('logging').getLogger('tornado.general').setLevel('CRITICAL')",
+]
 
 
 def stage_number(name: str) -> int:
@@ -154,7 +158,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             kernel_name="python3",
             cwd=str(project_root()),
             progress_bar=sys.stderr.isatty(),
-            extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # nothing of how it is reached, or ends
+            extra_arguments=QUIET,
             config=Config({"KernelManager": {"shutdown_wait_time": SHUTDOWN_S}}),
         )
     except (PapermillExecutionError, DeadKernelError, OSError) as error:

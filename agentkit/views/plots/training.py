@@ -78,9 +78,10 @@ def curve(metrics: pd.DataFrame, columns: str | Sequence[str], title: str, unit:
     if metrics.empty:
         return empty("No optimiser step is recorded yet", title)
     columns = [columns] if isinstance(columns, str) else list(columns)
-    missing = [column for column in columns if not _has(metrics, column)]
-    if missing:
+    if missing := [column for column in columns if column not in metrics]:
         raise ValueError(f"the metrics hold no {missing}; there are {list(metrics.columns)}.")
+    if not (columns := [column for column in columns if _has(metrics, column)]):
+        return empty("No step measured it", title)
     metrics = _by_step(metrics)
     figure = go.Figure()
     for i, column in enumerate(columns):
