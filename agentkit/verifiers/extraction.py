@@ -5,16 +5,20 @@ import re
 MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code
 MAX_CODE = 20_000
 _EMOJI = "✅✔☑🎉😊🙂👍🎯🚀📈🎬🏆💡⭐🌟🥳📌📝🔥\ufe0f\u200d"  # that say nothing of an answer
+_FOREIGN = (  # words for "answer"
+    "(?:end|schluss)?antwort|réponse(?:[ ]finale)?|respuesta(?:[ ]final)?|risposta(?:[ ]finale)?"
+    "|resposta(?:[ ]final)?|(?:eind)?antwoord|odpowiedź|ответ"
+    "|(?:最终|最終)?答案|(?:最終的な)?答え|回答|정답|답"
+)
 _ANSWER_LINE = re.compile(
     rf"""^[ \t>*_#{_EMOJI}\U0001f300-\U0001f393]*(?:(?:final[ ]+)?answer
-    |(?P<foreign>(?:end|schluss)?antwort|réponse(?:[ ]finale)?
-    |respuesta(?:[ ]final)?|risposta(?:[ ]finale)?|resposta(?:[ ]final)?|antwoord|odpowiedź|ответ
-    |(?:最终|最終)?答案|答え|回答|정답|답))
+    |(?P<foreign>{_FOREIGN}))
     [ \t*_]*[:：][ \t*_]*(?P<said>[^\s*_].*)$""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 _HEADING = re.compile(  # the answer stands below: "### Answer", "**Final answer:**"
-    r"""^[ \t>]*(?:[*_#]+[ \t]*(?:final[ ]+)?answer[ \t*_]*+[:：]?|(?:final[ ]+)?answer[ \t]*+[:：])
+    rf"""^[ \t>]*(?:[*_#]+[ \t]*(?:(?:final[ ]+)?answer|(?P<foreign>{_FOREIGN}))[ \t*_]*+[:：]?
+    |(?:final[ ]+)?answer[ \t]*+[:：])
     [ \t*_#]*+\n(?=\s*\S)""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
@@ -80,21 +84,22 @@ def final_answer(text: str) -> str | None:
 
 def _stated(text: str, lines: list[re.Match]) -> str:
     """The answer on the last line, below the last heading or in the paragraph of the last box."""
-    headings = [heading.end() for heading in _HEADING.finditer(text)]
-    if headings and (not lines or lines[-1].start() < headings[-1]):
-        text, lines = text[headings[-1] :].strip(), []
+    *_, heading = None, *_HEADING.finditer(text)
+    if heading and (not lines or lines[-1].start() < heading.end()):
+        text, lines = text[heading.end() :].strip(), []
     elif lines and _BOX in lines[-1]["said"]:
         text, lines = text[lines[-1].start("said") :], []
     if lines:
         start, end = lines[-1].span("said")
-    elif headings or _BOX in text:
+    elif heading or _BOX in text:
         start, end = 0, _PARAGRAPH.search(text, max(text.rfind(_BOX), 0)).start()
     else:
         return _without_emoji(text).strip()
     answer, below = _without_emoji(text[start:end]).strip(" \t\n*_"), text[end:]
     if answer.count("**") == 1:  # and no power
         answer = re.sub(r"(?<![\w)\]}])\*\*|\*\*(?![\w(\[{\\-])", "", answer)
-    if lines and lines[-1]["foreign"] and below.strip(f"{_EMOJI} \t\n*_"):
+    said = lines[-1] if lines else heading
+    if said and said["foreign"] and below.strip(f"{_EMOJI} \t\n*_"):
         return text[start:].strip()  # whose denials _RETRACTED does not know
     introduced = re.search(r"\A#|:\Z", answer) or re.search(r"\banswer\b", below, re.IGNORECASE)
     others = not lines and (introduced or not all(map(_is_sentence, below.splitlines())))

@@ -45,7 +45,7 @@ _ABOUT = re.compile(r"(?:approximately|about|roughly|around|circa|ca\.|[≈~])\s
 _ROUNDED = re.compile(
     r"\A(?!.*\bexactly\b).*(?:\bto the nearest\b"
     r"|\bround(?:ed)? (?:(?:off|up|down|(?:your|the) (?:final )?(?:answer|result)) )?to\b"
-    r"|(?:\b(?:to|with)|,) (?:\w+ )?\w+ (?:decimal places?|significant (?:figures|digits))\b)",
+    r"|(?:\b(?:to|with)|,) (?:\w+ )?\w+ (?:decimals|decimal places?|significant (?:figures|digits))\b)",
     re.IGNORECASE | re.DOTALL,
 )
 _WITH_UNIT = re.compile(r"(-?[\d.,]*\d)\s?([^\d\s=<>]\S{0,29})")
