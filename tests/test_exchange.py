@@ -672,3 +672,63 @@ def test_a_log_that_is_no_file_is_a_sentence_and_nobody_waits(tmp_path, name, ma
     make(tmp_path / name)
     with pytest.raises(AgentkitError, match=name):
         (from_inspect if name.startswith("log") else from_messages)(tmp_path / name)
+
+
+CALLED = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call>'
+SEARCHED = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
+FRAMED = "<tool_response>\n2\n</tool_response>\n<tool_response>\nfound\n</tool_response>"
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [
+        [{"role": "tool", "content": "2"}, {"role": "tool", "content": "found"}],
+        [{"role": "user", "content": FRAMED}],
+    ],
+    ids=["role tool", "framed in a user message"],
+)
+def test_calls_that_stand_in_the_text_are_answered(replies):
+    messages = [USER, {"role": "assistant", "content": f"So: {CALLED}\n{SEARCHED}"}, *replies]
+    (cut,) = from_messages([{"messages": messages[:2]}]).trajectories
+    assert cut.stop_reason is StopReason.TURN_LIMIT and cut.answer is None
+    read = from_messages([{"messages": [*messages, ASSISTANT]}], tasks=[Task("a", USER["content"], "5")])
+    (t,) = read.trajectories
+    assert [(r.name, r.arguments, r.observation) for r in t.turns[0].results] == [
+        ("calculator", {"expression": "1+1"}, "2"),
+        ("search", {"query": "x"}, "found"),
+    ]
+    assert t.stop_reason is StopReason.ANSWER and not any("unscored" in phrase for phrase in read.dropped)
+
+
+def test_trl_s_replies_go_to_the_calls_they_name_and_its_errors_are_failures():
+    asked = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("slow", "fast")]
+    messages = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": asked},
+        {"role": "tool", "name": "fast", "content": str({"error": "it broke"})},
+        {"role": "tool", "name": "slow", "content": "done"},
+        ASSISTANT,
+    ]
+    (t,) = from_messages([{"messages": messages}]).trajectories
+    assert [(r.name, r.observation, r.ok) for r in t.turns[0].results] == [
+        ("fast", "{'error': 'it broke'}", False),
+        ("slow", "done", True),
+    ]
+
+
+@pytest.mark.parametrize(("more", "answer"), [({}, "5"), ({"limit": {"type": "message"}}, None)])
+def test_an_answer_that_was_submitted_by_a_tool_is_one(tmp_path, more, answer):
+    call = {"id": "1", "function": "submit", "arguments": {"answer": "5"}, "type": "function"}
+    messages = [
+        USER,
+        {"role": "assistant", "content": "I submit.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "function": "submit", "content": "5"},
+    ]
+    sample = {"id": "a", "epoch": 1, "messages": messages, "output": {"completion": "5"}, "target": "5"}
+    log = {"version": 2, "status": "success", "eval": {"task": "t", "model": "m"}, "samples": [sample | more]}
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    (t,) = from_inspect(tmp_path / "log.json", tasks=[Task("a", USER["content"], "5")]).trajectories
+    assert (t.answer, t.success) == (answer, float(answer is not None))
+    log["samples"] = [sample | {"output": {"completion": "I submit."}}]  # its own text
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    assert from_inspect(tmp_path / "log.json").trajectories[0].answer is None

@@ -25,6 +25,9 @@ _UNKNOWN = "token ids, masks and log-probabilities (the rows hold text: lengths 
 _END = re.compile(
     r"(?:<[|｜][^|<>\s]{1,40}[|｜]>|<(?:/s|eos|end_of_turn|turn\||\|tool_response)>)\s*$"
 )  # the end token of a turn
+_RESPONSE = re.compile(r"<tool_response>((?:(?!</tool_response>).)*+)</tool_response>", re.DOTALL)
+_RESPONSES = re.compile(rf"\s*(?:{_RESPONSE.pattern}\s*)++", re.DOTALL)  # a user message of Qwen's
+_FAILED = re.compile(r"\{\s*['\"]error['\"]\s*:")  # as TRL writes a call that raised
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "summary", "content", "text")  # where they stand
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -122,6 +125,9 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
             verdict = Score(None, "it failed") if failed else verify(task, trajectory)
             trajectory = replace(trajectory, task_id=task.id, success=verdict.value, why=verdict.why)
         else:
+            dropped["unscored rows (no success, and no tasks given to score them)"] += (
+                trajectory.success is None
+            )
             if trajectory.success is not None and not 0.0 <= trajectory.success <= 1.0:
                 raise DataError(
                     f"{row.where}: success is {trajectory.success}, which is not in [0, 1]. Name another "
@@ -150,7 +156,6 @@ def _trajectory(row: Row, policy: str, dropped: Counter) -> tuple[Trajectory, st
         return trajectory, prompt
     known = {name: value for name, value in row.fields.items() if value is not None}
     dropped[_UNKNOWN] = 1
-    dropped["unscored rows (no success, and no tasks given to score them)"] += "success" not in known
     values = {
         "task_id": f"prompt-{hashlib.sha256(prompt.encode('utf-8', 'replace')).hexdigest()[:12]}",
         "policy": policy or "imported",
@@ -190,6 +195,9 @@ def turns_of(
             inline = "<tool_response>" in content
             dropped["where turns end in text that holds tool replies itself (each is one turn)"] += inline
             open_calls, blocks = {}, [content] if content else []
+            if not inline and not message.get("tool_calls"):
+                calls = parse_stored(_END.sub("", content)).calls  # of models whose calls stand in the text
+                open_calls = {str(i): (call.name, call.arguments) for i, call in enumerate(calls)}
             for number, call in enumerate(message.get("tool_calls") or []):
                 name, arguments = _asked(call, where, dropped)
                 open_calls[str(call.get("id") or number)] = name, arguments
@@ -197,9 +205,12 @@ def turns_of(
                 blocks.append(f"<tool_call>\n{text}\n</tool_call>")
             turns.append(Turn("\n".join(blocks), (0, 0)))
         elif turns:
-            dropped["user messages inside a trajectory (kept as observations)"] += role == "user"
-            result = _reply(message, content, open_calls)
-            turns[-1] = replace(turns[-1], results=(*turns[-1].results, result))
+            framed = open_calls and _RESPONSES.fullmatch(content)
+            replies = [*map(str.strip, _RESPONSE.findall(content))] if framed else [content]
+            user = role == "user" and not framed
+            dropped["user messages inside a trajectory (kept as observations)"] += user
+            results = [_reply(message, reply, {} if user else open_calls) for reply in replies]
+            turns[-1] = replace(turns[-1], results=(*turns[-1].results, *results))
         elif role == "user":
             prompt.append(content)
         else:
@@ -210,16 +221,17 @@ def turns_of(
 
 
 def _reply(message: Mapping[str, Any], content: str, open_calls: dict[str, tuple[str, dict]]) -> ToolResult:
-    """A tool's reply, matched with its call by id, else by order; the call is then no longer open."""
+    """A tool's reply, matched with its call by id, name or order; the call is then no longer open."""
     name, arguments = str(message.get("name") or message.get("function") or ""), {}
     identity = str(message.get("tool_call_id"))
-    if message["role"] == "user":
+    if message["role"] == "user" and not open_calls:
         name = "user"
-    elif identity in open_calls:
-        name, arguments = open_calls.pop(identity)
     elif open_calls:  # where none is left, a reply without a name is to a malformed call
-        name, arguments = open_calls.pop(next(iter(open_calls)))
-    return ToolResult(name, arguments, content, ok=not (message.get("error") or content.startswith("Error")))
+        same = [key for key, (called, _) in open_calls.items() if key == identity or called == name]
+        key = identity if identity in same else next(iter(same or open_calls))
+        name, arguments = open_calls.pop(key)
+    failed = message.get("error") or content.startswith("Error") or _FAILED.match(content)
+    return ToolResult(name, arguments, content, ok=not failed)
 
 
 def _asked(call: Any, where: str, dropped: Counter) -> tuple[str, dict]:

@@ -22,6 +22,7 @@ from agentkit.exchange.conversation import (
     Row,
     as_messages,
     checked_messages,
+    content_of,
     encode_record,
     number,
     prompt_of,
@@ -31,6 +32,7 @@ from agentkit.exchange.conversation import (
 )
 from agentkit.records import DataError, StopReason, Task, Trajectory
 from agentkit.runs import open_file, parse_json, write_json
+from agentkit.verifiers import final_answer
 
 _MAX_MEMBER = 1 << 30  # bytes of one sample in an .eval archive
 _UNREAD = ("attachments", "events", "events_data")  # parts of a sample
@@ -244,6 +246,7 @@ def _row(sample: Any, where: str, score: dict[str, Any]) -> Row:
     sample = _attached(sample, _dict(sample.get("attachments")))
     target, epoch = sample.get("target"), sample.get("epoch")
     record = _dict(sample.get("metadata")).get(RECORD)
+    messages = checked_messages(sample.get("messages"), "messages")
     identity = {
         "task_id": None if sample.get("id") in (None, "") else str(sample["id"]),
         "sample": epoch - 1 if isinstance(epoch, int) and epoch > 0 else None,
@@ -251,11 +254,22 @@ def _row(sample: Any, where: str, score: dict[str, Any]) -> Row:
     }
     return Row(
         where,
-        checked_messages(sample.get("messages"), "messages"),
+        messages,
         record if isinstance(record, str) else None,
         gold="; ".join(map(str, target)) if isinstance(target, list) else str(target or ""),
-        fields=identity | score,
+        fields=identity | _submitted(sample, messages) | score,
     )
+
+
+def _submitted(sample: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The answer that an agent handed to a tool (basic_agent's ``submit``), which then is the completion."""
+    said = _dict(sample.get("output")).get("completion")
+    last = next((message for message in reversed(messages) if message["role"] == "assistant"), {})
+    if sample.get("error") or sample.get("limit") or not last.get("tool_calls") or not isinstance(said, str):
+        return {}
+    if said.strip() in ("", content_of(last, Counter()).strip()):  # its own text
+        return {}
+    return {"answer": final_answer(said), "stop_reason": StopReason.ANSWER}
 
 
 def _stop(sample: Mapping[str, Any]) -> StopReason | None:
