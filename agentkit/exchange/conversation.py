@@ -126,7 +126,7 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
             trajectory = replace(trajectory, task_id=task.id, success=verdict.value, why=verdict.why)
         else:
             dropped["unscored rows (no success, and no tasks given to score them)"] += (
-                trajectory.success is None
+                trajectory.success is None and row.record is None
             )
             if trajectory.success is not None and not 0.0 <= trajectory.success <= 1.0:
                 raise DataError(
