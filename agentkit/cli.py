@@ -199,7 +199,8 @@ def run_command(
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         recipe = lab.recipe.used()
         files = stages.file_digests(recipe)
-        stages.run_stages(folder, recipe, start, end, files=files, anew=first is not None)
+        if not stages.run_stages(folder, recipe, start, end, files=files, anew=first is not None):
+            raise KeyboardInterrupt
     if end < len(stages.STAGES) - 1:
         return _print(as_json, {"run": str(folder.path)}, f"run folder: {folder.path}")
     return _print_finished(folder, as_json)

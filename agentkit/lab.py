@@ -41,7 +41,7 @@ from agentkit.tasks import Suite, SuiteError, shipped_families
 from agentkit.tasks.family import Family, Measure, with_content_id
 from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
 from agentkit.tasks.public import gaia, hub, public_families
-from agentkit.tasks.splits import assign_splits
+from agentkit.tasks.splits import a_fifth, assign_splits
 from agentkit.tasks.suite import family_names
 from agentkit.tools.cache import ToolCache, default_path
 from agentkit.tools.corpus import Corpus
@@ -50,6 +50,7 @@ from agentkit.trajectories import by_task
 
 NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
 PASS_RATES = "pass_rates.json"  # of the training tasks, where they are filtered
+SIFTED = 256  # tasks whose trajectories are held at a time
 Factory = Callable[[], object]
 
 
@@ -200,13 +201,13 @@ class Lab:
         if len(present) == 1:
             tasks = assign_splits(tasks, rng)
         elif "validation" not in present:
-            train = [task for task in tasks if task.split == "train"]
-            held = {task.id for task in rng.sample(train, len(train) // 5)}
+            held = a_fifth([task for task in tasks if task.split == "train"], rng)
             tasks = [replace(task, split="validation") if task.id in held else task for task in tasks]
         if empty := sorted(set(SPLITS) - {task.split for task in tasks}):
             raise SuiteError(
                 f"no task is in the split {empty[0]}: name train, validation and test, or one split for all, "
-                "which is then divided; and give more tasks where they are few"
+                "which is then divided; and give more tasks where they are few, or vary those that ask "
+                "nearly the same or share their entities, which are kept together"
             )
         return Suite(tasks, self.environments)
 
@@ -253,12 +254,14 @@ class Lab:
             run.file(PASS_RATES).unlink(missing_ok=True)  # of another policy
         if not count:
             return "filter_rollouts is 0: no training task is left out"
-        options = self.options(
-            seed=self.recipe.seed, progress=f"{policy.name}, training tasks", group_size=count
-        )
-        tried = _rollout(tasks, policy, "sift", **options)
-        scored = {t.task_id for t in tried if t.success is not None}  # the others stay
-        rates = pass_rates([task for task in tasks if task.id in scored], tried)
+        options = self.options(seed=self.recipe.seed, group_size=count)
+        rates: dict[str, float] = {}
+        for start in range(0, len(tasks), SIFTED):
+            some = tasks[start : start + SIFTED]
+            options["progress"] = f"{policy.name}, training tasks {start + 1} to {start + len(some)}"
+            tried = _rollout(some, policy, "sift", **options)
+            scored = {t.task_id for t in tried if t.success is not None}  # the others stay
+            rates |= pass_rates([task for task in some if task.id in scored], tried)
         if os.environ.get("RANK", "0") == "0":
             write_json(run.file(PASS_RATES), rates)
         never, always = (sum(rate == bound for rate in rates.values()) for bound in (0.0, 1.0))

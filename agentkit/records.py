@@ -17,7 +17,7 @@ class StopReason(StrEnum):
     TOKEN_LIMIT = "token_limit"  # the completion reached its token budget
     TRUNCATED_TURN = "truncated_turn"  # one turn reached its own token budget before its end token
     TIME_LIMIT = "time_limit"  # the trajectory's wall-clock budget ran out
-    ERROR = "error"  # the engine failed; the trajectory is not scored
+    ERROR = "error"  # the engine failed, or the environment at its reset; the trajectory is not scored
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,8 @@ def test_gold_data_of_another_form_is_one_finding(corpus, task, says):
         SuiteError, match="not saved: 1 checks of the audit failed, the first: check 'data' task 'x'"
     ):
         Suite([task]).save("unused")
+    with pytest.raises(SuiteError, match="not to be trusted: 1 checks of the audit failed, .* task 'x'"):
+        Suite([task]).check()
 
 
 def test_a_verifier_of_ones_own_judges_tasks_without_a_plan(monkeypatch):

@@ -182,6 +182,13 @@ def test_paging_by_key_and_button(browser, saved):
         wait_for_text(counter, "task 1 of 1")
 
 
+def test_what_is_left_out_is_said(browser, saved, monkeypatch):
+    monkeypatch.setattr("agentkit.views.widgets.trajectories.BUDGET", 1)
+    with opened(browser, saved(widget())) as (page, _):
+        wait_for_text(page.locator(".none"), "2 of 3 tasks are left out, flipped ones last")
+        wait_for_text(page.locator("output").first, "task 1 of 1")
+
+
 def test_filters(browser, saved):
     with opened(browser, saved(widget())) as (page, _):
         counter, outcome = page.locator("output").first, page.get_by_label("outcome")
@@ -339,7 +346,8 @@ def large(n=5000):
 
 
 @pytest.mark.slow
-def test_5000_tasks_load_and_page_without_lag(browser, saved, framed):
+def test_5000_tasks_load_and_page_without_lag(browser, saved, framed, monkeypatch):
+    monkeypatch.setattr("agentkit.views.widgets.trajectories.BUDGET", 10**9)
     view = large()
     for name, file in (("file", saved(view)), ("frame", framed(view))):
         start = time.monotonic()
@@ -392,20 +400,21 @@ def test_xray_shows_masks_values_and_ids(browser, saved):
         wait_for_text(page.locator(".detail"), "position 3")
         shown = " ".join(page.locator(".detail").inner_text().split())
         assert shown == (
-            "#2 position 3 id 2 source model, turn 1 mask 1 log-probability at sampling −0.2 advantage +0.5"
+            "#2 position 3 id 2 source model, turn 1 mask 1 log-probability at sampling −0.2 "
+            "advantage (mean of the trajectory) +0.5"
         )
         page.keyboard.press("ArrowRight")
         wait_for_text(page.locator(".detail"), "source observation, turn 1")
         colours = page.get_by_label("colour by")
         assert colours.locator("option").all_inner_texts() == [
-            "action mask", "log-probability at sampling", "advantage",
+            "action mask", "log-probability at sampling", "advantage (mean of the trajectory)",
         ]  # fmt: skip
 
         def strengths():
             return tokens.evaluate_all("spans => spans.map((s) => Number(s.style.getPropertyValue('--w')))")
 
         assert strengths() == [0.45, 0.45, 0, 0.45, 0.45]
-        colours.select_option("advantage")
+        colours.select_option("advantage (mean of the trajectory)")
         assert strengths() == [1, 1, 0, 1, 1]
         assert "+0.5" in page.get_by_label("legend").inner_text()
         page.locator("summary").click()

@@ -207,13 +207,15 @@ def test_a_server_that_dies_is_started_again_under_another_name_and_none_is_left
         assert httpx.get(url, trust_env=False).text == "agentkit#1"
         (server,) = serving()
         assert server.environ()["CUDA_VISIBLE_DEVICES"] == "3"
+        sockets = Path(server.environ()["VLLM_RPC_BASE_PATH"])
+        assert sockets.is_dir()
         server.kill()
         deadline, name = time.monotonic() + 60, ""
         while name != "agentkit#2" and time.monotonic() < deadline:
             with contextlib.suppress(httpx.HTTPError):
                 name = httpx.get(url, trust_env=False).text
         assert name == "agentkit#2"
-    assert not serving()
+    assert not serving() and not sockets.exists()
 
 
 def test_what_a_server_has_merged_goes_with_it(tmp_path, monkeypatch):

@@ -136,6 +136,16 @@ def test_rows_redraw_only_when_it_is_time(run, capsys):
     assert capsys.readouterr().out.count('class="agentkit ') == 2
 
 
+def test_what_cannot_be_drawn_ends_no_training_and_is_said_once(run, monkeypatch):
+    dashboard = Dashboard(run, Recipe(steps=60), every_s=0, snapshot_s=0)
+    run.file("train", "dashboard.html").mkdir()  # it cannot be written
+    monkeypatch.setattr(dashboard, "_figure", lambda metrics: 1 / 0)
+    with pytest.warns(UserWarning, match="the dashboard is not drawn") as said, dashboard:
+        for row in rows(3):
+            dashboard(row)
+    assert len(said) == 1
+
+
 def test_slow_redrawings_become_rare(run, capsys, monkeypatch):
     dashboard, clock = Dashboard(run, Recipe(steps=60), every_s=15), [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])

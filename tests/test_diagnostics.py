@@ -38,7 +38,7 @@ from agentkit.diagnostics import (
 )
 from agentkit.exchange.training_logs import read_log
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import Run, write_jsonl
+from agentkit.runs import Run, append_jsonl, write_jsonl, write_trajectories
 
 COMPONENTS = {"correctness": 1.0, "format": 1.0}
 
@@ -74,6 +74,8 @@ def test_the_measures_of_a_step_are_counted_by_hand():
     assert {name: step[name] for name in expected} == pytest.approx(expected)
     assert step.evidence["stuck"] == ("3:b#0", "3:b#1") and step.evidence["truncated"] == ("3:c#1",)
     assert math.isnan(step["entropy"])
+    turns = observe({"step": 3, "dead_groups": 0.0}, [*solved, *stuck, *mixed])  # estimated by turns
+    assert (turns["zero_variance"], turns["stuck"], turns["solved"]) == (0.0, 0.0, pytest.approx(1 / 3))
 
 
 def test_a_stale_cached_reply_and_a_template_are_seen():
@@ -248,6 +250,10 @@ def test_several_optimiser_steps_on_a_batch_are_one_entry_of_the_history():
         watch.add({"step": 2 * number, "kl": 0.02, "grad_norm": 0.1})
         plain.add({"step": number, "kl": 0.02, "grad_norm": 0.1} | batch)
     assert len(watch.history) == 40 and watch.history[-1].number == 80 and watch.history[-1]["kl"] == 0.02
+    said = coverage([observe({"step": n} | (batch if n % 4 == 1 else {})) for n in range(1, 25)])
+    assert said.startswith(
+        "in 24 steps on 6 batches of rollouts; the rules that compare with the start need 10"
+    )
     names = [alarm.alarm for alarm in watch.alarms]
     assert "zero_variance" in names and set(names) - {"stalled_learning"} == {a.alarm for a in plain.alarms}
 
@@ -352,6 +358,15 @@ def test_a_run_without_validation_or_audit_says_so():
     ].startswith("Unknown")
 
 
+def test_what_some_steps_do_not_know_is_left_out_and_one_validation_compares_with_none():
+    rows = [{"step": i, "audit_disagreement": None if i < 6 else 0.1, "entropy": None if i < 6 else 0.2}
+            for i in range(1, 13)]  # fmt: skip
+    sentences = answers(pd.DataFrame([{"step": 0, "val_success": 0.3}, *rows]))
+    assert sentences["When?"] == sentences["Did it learn?"] and "not two validations" in sentences["When?"]
+    assert "nan" not in " ".join(sentences.values())
+    assert sentences["Is it hacking the reward?"].endswith("in the last 5 steps, and 10% in the first.")
+
+
 def test_success_by_kind_counts_tasks_alike():
     tasks = {
         n: Task(n, "?", "7", family=f, difficulty=d) for n, f, d in (("a", "A", "easy"), ("b", "B", "hard"))
@@ -392,6 +407,18 @@ def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were
     for row in rows[6:]:
         again.add(row)
     assert read_alarms(run) == whole.alarms and len(again.alarms) == 1
+
+
+def test_going_on_reads_the_rollouts_of_no_step_again_that_was_looked_at(tmp_path):
+    run, steps = Run.create(tmp_path / "run"), simulate("mode_collapse", 3).steps
+    whole = Watch(run.file("train", "alarms.jsonl"))
+    for row, trajectories in steps:
+        append_jsonl(run.file("train", "metrics.jsonl"), row)
+        path = run.file("train", "trajectories", f"step_{row['step']:05d}.parquet")
+        write_trajectories(path, trajectories).write_bytes(b"damaged since")
+        whole.add(row, trajectories)
+    again = Watch.over(run)
+    assert "mode_collapse" in {alarm.alarm for alarm in again.alarms} and again.alarms == whole.alarms
 
 
 # ---- what an alarm needs

@@ -17,7 +17,7 @@ from agentkit.evaluation import (
 from agentkit.evaluation.behaviour import behaviour
 from agentkit.evaluation.examples import examples
 from agentkit.evaluation.failures import failures
-from agentkit.evaluation.tables import to_csv
+from agentkit.evaluation.tables import level_table, to_csv
 from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import RunError
 from agentkit.views.plots import success_bars
@@ -234,6 +234,10 @@ def test_verdicts_and_holm():
         3 * by_pair["base", "grpo"]["p"]
     )  # the smallest of three
     assert all(p["p"] <= p["p_holm"] for p in comparison.paired)
+    levels = [f"{100 * (1 - p['level']):.3g} %" for p in comparison.paired]
+    assert list(comparison.paired_table()["interval"]) == levels and "98.3 %" in levels
+    by_level = level_table(comparison.policies, comparison.paired)
+    assert by_level.loc["all", "base → grpo"].endswith("points at 98.3 %")
     said = comparison.sentences()
     assert "grpo is better." in said[1] and "Holm over 3 comparisons" in said[1]
     assert (

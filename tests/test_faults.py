@@ -108,6 +108,31 @@ def test_a_command_that_is_told_to_end_stops_as_by_ctrl_c(tmp_path, command, how
     until(lambda: not left(kernels), 30)
 
 
+STEP = """
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    time.sleep(3)
+    (notes / "saved").touch()
+    raise
+"""
+HASTY = "import sys; from agentkit.runs import stages; stages.SHUTDOWN_S = 1.0; "
+HASTY += "from agentkit.cli import main; sys.exit(main())"
+
+
+def test_a_command_that_is_told_to_end_waits_for_a_training_s_step(tmp_path):
+    project(tmp_path, [0.1], STEP)
+    words = [sys.executable, "-c", HASTY, *COMMANDS["run"][:-1], "03", "--from", "03"]
+    child = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        until(lambda: child.poll() is not None or list(tmp_path.glob("notes/03*")), 300)
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=120)
+    finally:
+        child.kill()
+    assert (child.returncode, said) == (128 + signal.SIGTERM, STOPPED) and (tmp_path / "notes/saved").exists()
+
+
 def test_a_signal_that_is_ignored_stays_so():
     before, heard = signal.signal(signal.SIGHUP, signal.SIG_IGN), []
     try:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_statistics import BASE, gain_study
 
-from agentkit import verify
+from agentkit import compare, verify
 from agentkit.evaluation.gains import PARTS, Gains, _linear, _parts, gain_of_counts, gains
 from agentkit.evaluation.substance import gave_up_on, right_in_substance, states, unparsed
 from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
@@ -164,6 +164,19 @@ def test_families_that_differ_are_no_change():
             own.append(said(task, answer))
     (pair,) = gains(policies, tasks).pairs
     assert pair["named"] == ["skill"] and abs(pair["parts"]["form"]["diff"]) < 1e-9
+
+
+def test_several_pairs_are_corrected_as_their_comparison_is():
+    tasks = [Task(f"t{i}", "Where?", f"Ford{i}") for i in range(30)]
+    few, more = (
+        [said(task, task.answer if i < n else "Rome") for i, task in enumerate(tasks)] for n in (10, 15)
+    )
+    alone, three = gains({"a": few, "c": more}, tasks), gains({"a": few, "b": few, "c": more}, tasks)
+    assert alone.pairs[0]["p_holm"] == alone.pairs[0]["p"] < 0.05
+    assert "is not shown" not in alone.sentences()[0]
+    compared = compare({"a": few, "b": few, "c": more}).paired
+    assert [pair["p_holm"] for pair in three.pairs] == [pair["p_holm"] for pair in compared]
+    assert compared[1]["verdict"] == "no difference shown" and "is not shown" in three.sentences()[1]
 
 
 def test_seeds_and_unscored_and_one_task():

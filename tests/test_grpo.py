@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from survive import Silent, evenness, tasks, tiny_agent
 from agentkit.evaluation import summarize
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
+from agentkit.records import RecipeError
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.training import prefix, sft
@@ -175,6 +177,21 @@ def test_a_short_run_writes_everything_and_keeps_the_best_adapter(suite, tmp_pat
     assert made.run.file("adapter", "adapter_model.safetensors").exists()
     model, _ = load_agent("nano", merge=[made.run.file("adapter")])
     assert not hasattr(model, "peft_config")
+
+
+@pytest.mark.parametrize("long", ["train-2", "validation-0"])
+def test_a_prompt_that_is_too_long_is_told_of_before_the_first_step(tmp_path, long):
+    model, tokenizer = tiny_agent()
+    model.config.max_position_embeddings = 700
+    train, validation = (
+        [replace(task, prompt="Say it. " * 400) if task.id == long else task for task in tasks(3, split)]
+        for split in ("train", "validation")
+    )
+    run = Run.create(tmp_path / "run")
+    lab = lab_with(Recipe.from_mapping(SURVIVE), Silent, {"evenness": (evenness, 1.0)})
+    says = rf"task {long} has \d+ tokens, and the engine reads 700 .*max_prompt_tokens"
+    with pytest.raises(RecipeError, match=says):
+        AgentGRPOTrainer(lab, model, tokenizer, train, validation, run)
 
 
 def test_two_runs_with_one_seed_are_the_same(suite, tmp_path):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -210,6 +211,18 @@ def test_processes_weigh_every_lesson_token_alike(tokenizer, tmp_path, monkeypat
     assert counts[0] != counts[1] and sum(counts) == tokens
     halves = [loss(half, counts)[0] for half in (rollouts[:2], rollouts[2:])]
     assert sum(halves) / 2 == pytest.approx(whole, rel=1e-5)
+
+
+def test_a_row_counts_what_all_processes_made(tokenizer, tmp_path, monkeypatch):
+    """Two that are alike: what each imitates, and the stale replies of each one's cache."""
+    made = make_trainer(tmp_path / "run")
+    made.lab, rollouts = lab_with({"max_turn_tokens": 200}), (answered("def f(x): return x + 1"),)
+    made.step, output = Step(1, (TASK,), rollouts), {"completion_ids": torch.zeros(1, dtype=torch.long)}
+    made._options["tool_cache"] = SimpleNamespace(mismatches={"lookup": 3})
+    monkeypatch.setattr(grpo, "gathered", lambda items: items * 2)
+    made._add_lessons(output)
+    assert made._measured["lessons"] == 2 and made._cache_mismatches() == {"cache_mismatches": 6}
+    assert made._cache_mismatches() == {"cache_mismatches": 0}
 
 
 PROGRAMS = {

@@ -219,6 +219,26 @@ def test_given_tasks_are_split_where_they_are_not_and_keep_their_splits_where_th
     assert [(t.id, t.split) for t in again] == [(t.id, t.split) for t in suite]
 
 
+def test_a_validation_that_is_drawn_shares_nothing_with_the_training_tasks(tmp_path):
+    """Thirty tasks stay together, and the others in pairs; where all do, none can be drawn."""
+
+    def own(i, size):
+        return Task(
+            f"t{i}", f"what about thing{i}?", str(i), "numeric", "gsm8k", meta={"entities": [f"e{i // size}"]}
+        )
+
+    tasks = [*(own(i, 30) for i in range(30)), *(own(i, 2) for i in range(60, 100)), *given(10, "test")]
+    path = write_tasks(tmp_path / "tasks.jsonl", tasks)
+    suite = Lab.open({"tasks": str(path)}).suite()
+    entities = [{t.meta["entities"][0] for t in suite.split(name)} for name in ("train", "validation")]
+    assert not entities[0] & entities[1] and len(suite.split("validation")) == 14
+    write_tasks(path, [*(own(i, 3) for i in range(6)), *given(10, "test")])
+    assert len(Lab.open({"tasks": str(path)}).suite().split("validation")) == 3
+    write_tasks(path, [*(own(i, 30) for i in range(30)), *given(10, "test")])
+    with pytest.raises(SuiteError, match="in the split validation.* share their entities, which are kept"):
+        Lab.open({"tasks": str(path)}).suite()
+
+
 def test_rows_of_question_and_answer_are_enough(tmp_path):
     rows = [{"prompt": f"How much is {i} and {i}?", "answer": str(2 * i)} for i in range(40)]
     path = write_jsonl(tmp_path / "tasks.jsonl", rows)

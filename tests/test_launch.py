@@ -22,7 +22,8 @@ from agentkit.lab import Lab
 from agentkit.runs import Run, RunError, read_jsonl, write_tasks
 from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.training.grpo import AgentGRPOTrainer, train
-from agentkit.training.launch import Work
+from agentkit.training.launch import Work, _Children
+from agentkit.training.worker import MARK
 
 LAB = """
 from survive import Silent, evenness
@@ -175,6 +176,23 @@ def interruptible():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def test_sigterm_does_not_end_the_wait_for_a_step_and_a_notice_reaches_the_cell(capsys):
+    """jupyter_client sends it to a kernel at half of its time to end."""
+    said, children = MARK + '{"notice": "starts anew"}', _Children.__new__(_Children)
+    words = ["sh", "-c", f"cat; sleep 1; echo '{said}'"]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    children._child, children._wait_s, children._token = child, 60, "of no process"
+    children._end = threading.Thread(target=child.wait)
+    children._end.start()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: pytest.fail("it ended the wait"))
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        children._stop()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert child.returncode == 0 and capsys.readouterr().err == "starts anew\n"
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ def test_a_row_takes_trls_names_over_and_splits_the_seconds():
         "seconds": 5.0, "update_seconds": 2.0,
     }  # fmt: skip
     assert metrics.row(0, {}, {}) == {"step": 0}
+    assert metrics.row(1, {"loss": 0.0, "kl": None, "entropy": None}, {}) == {"step": 1, "loss": 0.0}
 
 
 def test_a_column_that_is_not_listed_is_an_error():

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -106,7 +108,33 @@ def test_long_runs_are_thinned_and_keep_their_ends_and_validations():
     (validation,) = [t for t in figure.data if t.name.startswith("validation")]
     assert len(raw.x) <= 800 and raw.x[-1] == 10_000 and raw.y[-1] == 1.0
     assert 400 <= len(validation.x) <= 800 and validation.x[-1] == 10_000
-    assert "every 25th step" in figure.layout.title.subtitle.text
+    assert "at most one in 25 steps" in figure.layout.title.subtitle.text
+
+
+def test_what_only_every_other_step_measures_is_drawn_in_a_long_run():
+    """With two minibatches the odd steps alone have rollouts, and thinning keeps even ones."""
+    table = metrics(1000)
+    table.loc[table["step"] % 2 == 0, ["reward", "success", "turns", "reward/correct"]] = np.nan
+    figure = plots.training_curves(table)
+    assert [a.text for a in figure.layout.annotations] == [title for _, title, _ in plots.PANELS]
+    drawn = {t.name: list(t.x) for t in figure.data if t.mode == "markers"}
+    assert len(drawn["kl"]) == 334 and len(drawn["reward"]) == 333 and drawn["reward"][-1] == 999
+    (validation,) = [t for t in figure.data if t.name.startswith("validation")]
+    assert list(validation.x) == list(range(20, 1001, 20)), "each validation"
+    assert "lines: mean of about 67 steps; dots: at most one in 3 steps" in figure.layout.title.subtitle.text
+
+
+def test_a_seed_that_has_ended_stays_in_the_mean_as_it_was_last():
+    long = pd.DataFrame(
+        {"step": [0, 5, 10, 15], "val_success": [0.2, 0.4, 0.6, 0.8], "million_tokens": range(4)}
+    )
+    short = pd.DataFrame({"step": [0, 5, 7], "val_success": [0.0, 0.0, 0.0], "million_tokens": range(3)})
+    arm = {"million_tokens": 2.5, "success": 0.4, "ci95": [0.3, 0.5]}
+    sweep = SimpleNamespace(training={"a": {1: long, 2: short}}, arms={"a": arm}, sweet_spot=lambda: "")
+    mean = next(t for t in plots.learning_curves(sweep).data if t.mode == "lines+markers")
+    assert list(mean.x) == [0, 5, 7, 10, 15] and list(mean.y) == pytest.approx([0.1, 0.2, 0.2, 0.3, 0.4])
+    dotted = plots.success_by_compute(sweep).data[0]
+    assert list(dotted.x) == [0, 1, 1.5, 2, 2.5] and dotted.y[-1] == pytest.approx(0.4)
 
 
 def test_validation_is_in_sight_while_no_rollout_of_the_training_is_right():

@@ -23,7 +23,7 @@ from agentkit.preflight.forecasting import forecast, longer_by_expert
 from agentkit.preflight.probe import probe
 from agentkit.preflight.reward_checks import _constant
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
-from agentkit.rewards import correctness, plan, toolrla, with_noise
+from agentkit.rewards import Product, correctness, plan, toolrla, with_noise
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, cost
 from agentkit.runs.recipe import Recipe
@@ -62,6 +62,8 @@ def test_what_a_repeat_scoring_explains():
     assert repeatable(rng.normal(size=(4, 40, 8))) < 0.15
     assert 0.5 < repeatable(signal + rng.normal(0, 0.3, (4, 40, 8))) < 0.9
     assert repeatable(np.zeros((3, 5, 4))) is None
+    still = signal * (np.arange(40) < 10)[:, None] + rng.normal(0, 0.05, (4, 40, 8))  # three in four are dead
+    assert repeatable(still) < 0.5 < 0.9 < repeatable(still, divided=False)
     assert advantages(np.array([[0.0, 2.0]]))[0] == pytest.approx([-0.7070, 0.7070], abs=1e-3)
 
 
@@ -225,6 +227,28 @@ def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
     with pytest.raises(TrainingError, match=r"reads task\.meta\['num_turns'\], which no record holds"):
         preflight.require()
     judged(rollouts, {"tool_call": (counted, 1.0)}).require()
+
+
+@pytest.mark.parametrize(("estimator", "light"), [("group", "red"), ("dr_grpo", "green")])
+def test_noise_is_judged_by_what_the_estimator_makes_of_it(estimator, light):
+    """One task in four is solved at times; a reward of 0 or 1 and noise of 0.05."""
+    rng = np.random.default_rng(0)
+    drawn = [[repair(constraint_task(i), s, "c1") for s in range(4)] for i in range(40)]
+    once = [(t, float(i < 10 and t.sample < 2)) for i, group in enumerate(drawn) for t in group]
+    scorings = [[dataclasses.replace(t, reward=r + rng.normal(0, 0.05)) for t, r in once] for _ in range(4)]
+    item = checks.scoring_noise(scorings, estimator)
+    assert item.light == light and ("full-size" in item.advice) == (light == "red")
+
+
+def test_a_factor_of_a_product_is_judged_by_what_it_explains(rollouts):
+    """Weight times covariance over variance, right for a sum, would say 338 % of correctness."""
+    reward = {
+        "correctness": (correctness, 1.0),
+        "calls": (lambda task, t: 0.1 * (1 + len(t.turns[0].results)), 1.0),
+    }
+    shares = [judged(rollouts, kind(reward))[f"Component {name}"].values["share"]
+              for kind in (dict, Product) for name in reward]  # fmt: skip
+    assert sum(shares[:2]) == pytest.approx(1.0) and shares[2:] == pytest.approx([0.845, 0.026], abs=1e-3)
 
 
 # ---- the probe and single checks

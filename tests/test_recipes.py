@@ -458,9 +458,10 @@ def test_a_key_that_is_back_at_its_default_leaves_the_runs_recipe(tmp_path):
     assert run.manifest["recipe"] == {"seed": 1, "model": "nano"}
 
 
-def test_a_stage_is_not_done_with_other_content_of_a_file_it_was_handed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["{}/rows.jsonl", "gsm8k:{}/rows.jsonl", "gsm8k:{}"])
+def test_a_stage_is_not_done_with_other_content_of_a_file_it_was_handed(tmp_path, monkeypatch, name):
     run, rows = Run.create(tmp_path / "a"), write(tmp_path / "rows.jsonl", "{}")
-    recipe = {"n_tasks": 60, "tasks": str(rows)}
+    recipe = {"n_tasks": 60, "tasks": name.format(tmp_path)}
 
     def execute(stage: str, run: Run, parameters: dict) -> None:
         run.begin(stage, parameters)
@@ -471,6 +472,25 @@ def test_a_stage_is_not_done_with_other_content_of_a_file_it_was_handed(tmp_path
     assert stages.is_done(run, "01_tasks", recipe)
     rows.write_text("{ }")
     assert not stages.is_done(run, "01_tasks", recipe)
+
+
+def test_a_training_that_was_asked_to_stop_ends_the_call_and_the_same_call_goes_on(
+    tmp_path, monkeypatch, capsys
+):
+    executed, asked = [], ["asked"]
+
+    def execute(stage: str, run: Run, parameters: dict) -> None:
+        executed.append(stage[:2])
+        run.begin(stage, parameters)
+        run.end(stage, **({"ended": (asked or ["steps"]).pop()} if stage == "03_grpo" else {}))
+
+    monkeypatch.setattr(stages, "execute", execute)
+    words = ["run", str(NANO), "--run", str(tmp_path / "a"), "--to"]
+    assert cli.main([*words, "04"]) == 130 and executed == ["01", "02", "03"]
+    shown = capsys.readouterr()
+    assert "03_grpo: asked to stop" in shown.out and "run the same command to go on" in shown.err
+    assert cli.main([*words, "04", "--from", "04"]) == 0 and executed[3:] == ["04"]
+    assert cli.main([*words, "04"]) == 0 and executed[4:] == ["03", "04"]
 
 
 def test_a_file_named_on_the_command_line_is_seen_from_where_it_was_called(monkeypatch):

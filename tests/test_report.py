@@ -355,7 +355,11 @@ def test_long_trainings_are_thinned(tmp_path):
     ]
     run.file("train", "metrics.jsonl").write_text("\n".join(rows) + "\n")
     page = render(load_run(run.path))
-    assert len(page) < 6_500_000 and "dots: every 25th step" in page and "9999 of 4 optimiser steps" in page
+    assert (
+        len(page) < 6_500_000
+        and "dots: at most one in 25 steps" in page
+        and "9999 of 4 optimiser steps" in page
+    )
 
 
 # ---- secrets

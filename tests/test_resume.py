@@ -17,17 +17,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from survive import KINDS, SMALL, attempt, make_trainer, outcome, tiny_agent
+from safetensors.torch import load_file
+from survive import KINDS, SMALL, attempt, make_trainer, outcome, tasks, tiny_agent
 from transformers import TrainerCallback
 
 from agentkit.cli import main
 from agentkit.diagnostics import Alarm
 from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_json, read_jsonl
+from agentkit.runs.children import TOKEN
 from agentkit.runs.recipe import Recipe
 from agentkit.training import checkpoints
 from agentkit.training.adapters import save_adapter
 from agentkit.training.checkpoints import CheckpointError
-from agentkit.training.grpo import train
+from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.guards import Guards
 from agentkit.training.processes import TrainingStopped
 
@@ -187,6 +189,36 @@ def test_other_parameters_start_anew_and_keep_what_was_there(stopped, tmp_path, 
     ).exists()
 
 
+def test_limits_and_parts_of_a_batch_may_change_and_the_step_is_the_same(stopped, whole, tmp_path):
+    path = copy_of(stopped, tmp_path)
+    last = path / "train" / "checkpoints" / "checkpoint-5"
+    reseal(last, made_with=checkpoints.verify(last)["made_with"] | {"patience": 0})  # of an older version
+    changes = {"trajectory_timeout_s": 900.0, "tool_timeout_s": 20.0, "patience": 99, "max_batch": 64}
+    trainer = make_trainer(path, micro_batch=2, sync_threshold=0.1, **changes)
+    assert trainer.resume_from == last
+    train(trainer)
+    found, expected = outcome(path), outcome(whole)
+    assert found["steps"] == expected["steps"] and found["trajectories 6"] == expected["trajectories 6"]
+    adapters = [
+        load_file(p / "train/checkpoints/checkpoint-6/adapter_model.safetensors") for p in (path, whole)
+    ]
+    for name, weight in adapters[0].items():
+        torch.testing.assert_close(weight, adapters[1][name], rtol=1e-3, atol=1e-5)
+
+
+def test_rollouts_that_are_kept_in_parts_fit_parts_of_that_size_only(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path / "run", num_iterations=2)
+    trainer.add_callback(Stop("on_step_begin", 3, KeyboardInterrupt("stop")))
+    with pytest.raises(KeyboardInterrupt):
+        train(trainer)
+    lab = dataclasses.replace(trainer.lab, recipe=dataclasses.replace(trainer.recipe, micro_batch=2))
+    told = []
+    monkeypatch.setenv(TOKEN, "a launch")  # whose notebook does not see what this process prints
+    rest = trainer.run, told.append
+    other = AgentGRPOTrainer(lab, *tiny_agent(), tasks(), tasks(2, "validation"), *rest)
+    assert other.resume_from is None and "made with another micro_batch: it is kept" in told[0]["notice"]
+
+
 def test_never_starts_anew(stopped, tmp_path):
     path = copy_of(stopped, tmp_path)
     assert make_trainer(path, resume="never").resume_from is None
@@ -243,10 +275,13 @@ def test_a_finished_training_without_steady_checkpoints_is_not_lost(tmp_path):
     assert train(trainer) == result and outcome(path) == before and not (path / "train-1").exists()
 
 
-def test_patience_that_ran_out_is_known_from_older_checkpoints():
+def test_patience_that_ran_out_is_known_from_older_checkpoints_and_may_be_raised():
     guards = Guards(Recipe(patience=2))
     guards.restore({"skipped": 0, "since_best": 2})
     assert guards.watch.ended == "patience"
+    longer = Guards(Recipe(patience=3))
+    longer.restore(guards.state())
+    assert longer.watch.ended is None
 
 
 def test_a_training_killed_after_its_last_step_takes_no_further_one(whole, tmp_path):

@@ -114,6 +114,23 @@ def test_one_hung_tool_in_eight_ends_within_its_time_out_and_a_second(tokenizer,
     assert [t.stop_reason for t in found] == [StopReason.ANSWER] * 8
 
 
+@pytest.mark.parametrize("failing", [{3}, {3, 4, 8, 9}])
+def test_a_reset_that_fails_is_tried_once_more_and_then_leaves_one_trajectory_unscored(
+    tokenizer, tools, failing
+):
+    def reset(self, **row):
+        if self.number in failing:
+            raise OSError("the service is busy")
+
+    tools.reset = reset
+    policy = calls(tokenizer, "work", how="fine")
+    found = whole(rollout([TASK], policy, environment=tools, group_size=8, limits=ROOMY))
+    failed = [t for t in found if t.stop_reason is StopReason.ERROR]
+    assert len(failed) == len(failing) // 2  # the eight first ones are 0 to 7
+    assert all(t.success is None and "busy" in t.why and not t.turns for t in failed)
+    assert [t.success for t in found if t not in failed] == [1.0] * (8 - len(failed))
+
+
 def test_a_tool_that_raises_is_an_observation(tokenizer, tools):
     found = whole(
         rollout([TASK], calls(tokenizer, "work", how="raise"), environment=tools, group_size=8, limits=ROOMY)

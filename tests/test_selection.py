@@ -5,16 +5,20 @@ real training.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from survive import make_trainer
 
+from agentkit.diagnostics import observe
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
+from agentkit.preflight.checks import dead_groups
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe, RecipeError
+from agentkit.training.advantages import teaches_nothing
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.selection import fresh_tasks, left_out, penalty, replace_dead, resample_correct, select
 from agentkit.trajectories import groups_of, is_dead, is_truncated, is_void, reward_range
@@ -274,7 +278,8 @@ def test_dropped_groups_and_masked_trajectories_are_outside_the_loss(agent, suit
     batch, stored, row = trained(agent, suite, tmp_path / "run", dead_groups="drop", **flat)
     assert not batch["tool_mask"][batch["completion_mask"] == 1].any() and {t.reward for t in stored} == {0.0}
     assert (row["dead_groups"], row["groups_dropped"], row["left_out"], row["loss"]) == (1.0, 2, 1.0, 0.0)
-    assert row["entropy"] is None, "no token was scored"
+    assert "entropy" not in row, "no token was scored"
+    assert observe(row)["not_finite"] == 0.0, "which is no accident"
     assert row["grad_norm"] == 0.0, "no KL term either"
 
 
@@ -293,14 +298,14 @@ def test_dead_groups_are_replaced_and_void_ones_masked_in_training(agent, suite,
     )
 
 
-def test_a_group_of_equal_rewards_lives_where_the_estimator_still_learns_from_it(tmp_path):
+def test_a_group_of_equal_rewards_lives_where_the_estimator_still_learns_from_it():
     """Turn-level advantages differ where totals do not: such a group is neither dropped nor replaced."""
     alike = Group("t", (trajectory(1.0, [GOOD], []), trajectory(1.0, [FAILED], [], sample=1)))
     assert is_dead(alike)
     for estimator, dead in (("group", True), ("rloo", True), ("turn", False)):
-        trainer = make_trainer(tmp_path / estimator, advantage=estimator)
-        trainer._tasks["t"] = Task("t", "", "1")
-        assert trainer._teaches_nothing(alike) is dead, estimator
+        recipe, known = Recipe(advantage=estimator), {"t": Task("t", "", "1")}
+        assert teaches_nothing(known, {}, recipe, alike) is dead, estimator
+        assert dead_groups([alike], 2, partial(teaches_nothing, known, {}, recipe)).values["seen"] == dead
 
 
 def test_a_batch_of_rollouts_is_split_into_optimiser_steps(tmp_path):

@@ -192,6 +192,19 @@ def test_a_replica_that_fails_loses_its_requests_to_the_other_and_nothing_is_sam
         assert not again, "it is not asked again before it has the weights it missed"
 
 
+def test_a_replica_that_falls_silent_loses_its_requests_too_and_a_sync_does_not_wait_for_it(two, monkeypatch):
+    monkeypatch.setattr("agentkit.policies.server.BACK_S", 0.3)
+    two[0].answer = lambda body: time.sleep(3_600)
+    with ServerPolicy([replica.url for replica in two], EndsAt(), lora=True, silent_s=0.5) as policy:
+        asked, start = requests(12), time.monotonic()
+        with pytest.warns(UserWarning, match="said nothing for .* s, while another did. 1 of 2 are left"):
+            assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
+        two[1].answer = lambda body: (200, {"success": True})
+        policy.sync(with_lora(tiny()))
+        assert [bool(replica.why) for replica in policy._replicas] == [True, False]
+        assert time.monotonic() - start < 4
+
+
 def test_without_any_replica_left_there_is_one_clear_message(two):
     for replica in two:
         replica.answer = FAULTS["failure"]
@@ -366,6 +379,7 @@ def test_a_recipe_bounds_what_servers_do_at_a_time_and_how_long_a_turn_may_take(
         recipe = Recipe(**values, trajectory_timeout_s=trajectory_s)
         with loading.make_policy(tiny(), EndsAt(), "server", recipe) as policy:
             assert policy.in_flight == 6 and policy._client.timeout.read == turn_s
+            assert policy._silent_s == trajectory_s / 2
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")

@@ -54,6 +54,7 @@ def project(folder: Path, temperatures: list[float], work: str) -> Path:
     parts = {
         "01_tasks": 'stage = "01_tasks"' + STAGE.replace("WORK", ""),
         "02_baseline": 'stage = "02_baseline"' + STAGE.replace("WORK", work),
+        "03_grpo": 'stage = "03_grpo"' + STAGE.replace("WORK", work),
         "06_ablations": 'write_json(run.file("ablations.json"), {"answer": "They ran."})',
     }
     (folder / "notebooks").mkdir(parents=True)

@@ -162,6 +162,15 @@ def test_templates_as_the_evidence_widen_an_interval_where_they_agree():
     assert got["ci95"] == pytest.approx(tuple(twelve.confidence_interval(0.95)))
 
 
+def test_templates_that_all_agree_are_evidence_of_their_number():
+    three, twelve = (st.clustered(np.ones(12), np.arange(12) % n) for n in (3, 12))
+    assert three["p"] == 0.25 and three["ci95"] == pytest.approx([2 * 0.025 ** (1 / 3) - 1, 1.0])
+    assert twelve["p"] == 0.5**11 and twelve["ci95"][0] > 0.4
+    mixed = st.clustered(np.tile([1.0, 0.0], 6), np.repeat(np.arange(6), 2))
+    assert mixed["p"] == 0.5**5 and 0 < mixed["ci95"][0] < 0.5, "interval and p agree"
+    assert st.clustered(np.ones(12), np.zeros(12, int)) == {"ci95": [-1.0, 1.0], "p": 1.0, "n": 1}
+
+
 def test_dunnetts_levels_are_those_of_his_table():
     """Dunnett 1964 (Biometrics 20:482), two-sided, 5 %: by degrees of freedom and arms beside the control."""
     table = {(10, 2): 2.57, (10, 3): 2.76, (20, 3): 2.54, (20, 4): 2.65, (60, 4): 2.51}

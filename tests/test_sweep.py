@@ -364,6 +364,21 @@ def test_minutes_left_are_those_of_the_steps_that_epochs_came_to(tmp_path):
     assert progress(sweep)[0]["left"] == "100 min"
 
 
+def test_a_cell_is_read_again_only_where_its_files_have_changed(tmp_path, monkeypatch):
+    file, sweep, read = write(tmp_path), Sweep(tmp_path / "out"), []
+    driven(file, sweep, lambda name, job: Run.create(job.folder) and None)
+    paths = [Run(sweep.file(cell["run"])).file("train", "metrics.jsonl") for cell in sweep.state["cells"]]
+    for path in paths:
+        write_jsonl(path, [{"step": 1, "seconds": 2.0}])
+    rows_of = Run.metric_rows
+    monkeypatch.setattr(Run, "metric_rows", lambda run: read.append(run.path) or rows_of(run))
+    first = progress(sweep)
+    assert len(read) == len(paths) > 1 and progress(sweep) == first and len(read) == len(paths)
+    write_jsonl(paths[0], [{"step": 12, "seconds": 2.0}])
+    assert [row["step"] for row in progress(sweep)] == ["12", *["1"] * (len(paths) - 1)]
+    assert len(read) == len(paths) + 1
+
+
 def test_a_changed_arm_is_refused_and_new_ones_are_added(tmp_path):
     sweep = Sweep(tmp_path / "out")
     sweep.adopt(read_design(write(tmp_path)), 1)

@@ -156,14 +156,14 @@ def test_near_duplicates_are_found_exactly_and_nothing_else(monkeypatch):
 def test_near_duplicates_go_to_one_split(corpus):
     """Forty pairs of questions that differ in one word of many and share no entity."""
     text = "which of all the many numbers that anybody has ever written down by hand "
-    text += "on a clean sheet of white paper comes right {} the number {}"
+    text += "on a clean sheet of white paper comes right {} the number that begins {}"
 
     def draft(corpus, rng):
         number, word = rng.randint(1, 40), rng.choice(["after", "behind"])
         step = {"tool": "calculator", "arguments": {"expression": f"{number} + 1"}}
         return Task(
             "",
-            text.format(word, " ".join([str(number)] * 6)),
+            text.format(word, " ".join(f"{number}{i:02}" for i in range(30))),
             str(number + 1),
             "numeric",
             meta={"plan": [step]},
@@ -179,26 +179,34 @@ def test_near_duplicates_go_to_one_split(corpus):
     assert {task.split for task in built} == set(splits.SPLITS)
 
 
-def test_a_family_whose_questions_are_all_alike_is_told_of(corpus):
-    text = (
-        "which of all the many numbers that anybody has ever written down by hand on a clean sheet of paper, "
-    )
-    text += "be it large or small or of no use to anybody at all, is the one that comes right after"
+def test_what_most_prompts_of_a_family_say_makes_none_alike():
+    """Rules of 170 words around every goal, around none, and where no goal is."""
+    rules = " ".join(f"rule{i}" for i in range(170))
+    goals = [f"{rules} carry box{i} to room{i} {rules}" for i in range(40)]
+    prompts = [*goals, f"{goals[3].upper()}!", rules, f"{rules}."]
+    assert set(splits.near_duplicates(prompts)) == {(3, 40), (41, 42)}
+    others = [f"population of place{i}" for i in range(100)]
+    families = ["own"] * 43 + ["A"] * 100
+    assert set(splits.near_duplicates([*prompts, *others], families)) == {(3, 40), (41, 42)}
+    assert len(list(splits.near_duplicates(goals[:19]))) == 19 * 18 / 2  # too few to tell what most say
+    tasks = [Task(f"t{i}", prompt, "1", "numeric", "own") for i, prompt in enumerate([*goals, *goals])]
+    assert sorted(map(len, splits._components(tasks))) == [2] * 40
+    same = [Task(f"t{i}", rules, "1", "numeric", "own") for i in range(40)]
+    assert [len(component) for component in splits._components(same)] == [40]
 
-    def draft(corpus, rng):
-        number = rng.randint(1, 400)
-        step = {"tool": "calculator", "arguments": {"expression": f"{number} + 1"}}
-        return Task("", f"{text} {number}", str(number + 1), "numeric", meta={"plan": [step]})
 
-    spec = {"families": ["alike"], "n_tasks": 40, "seed": 1}
+def test_a_family_whose_questions_are_all_alike_is_told_of():
+    words = [f"word{i % 200}" for i in range(400)]
+    tasks = [Task(f"t{i}", " ".join(words[5 * i : 5 * i + 100]), "1", "numeric", "alike") for i in range(40)]
     with pytest.warns(UserWarning, match="none of the 40 tasks of family alike is in the test split"):
-        built = Suite.build(spec, corpus=corpus, families={"alike": draft})
-    assert {task.split for task in built} == {"train"}
+        found = splits.assign_splits(tasks, random.Random(0))
+    assert {task.split for task in found} == {"train"}
 
 
 def test_no_two_splits_hold_near_duplicates(large):
     of = [task.split for task in large]
-    assert all(of[i] == of[j] for i, j in splits.near_duplicates([task.prompt for task in large]))
+    found = splits.near_duplicates([task.prompt for task in large], [task.family for task in large])
+    assert all(of[i] == of[j] for i, j in found)
 
 
 # ---- seeds

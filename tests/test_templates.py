@@ -25,7 +25,7 @@ from agentkit.nano import model_path
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
-from agentkit.rollouts.call_formats import format_call, parse_turn
+from agentkit.rollouts.call_formats import FORMATS, format_call, parse_turn
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.template_probe import (
     ANSWERED,
@@ -328,6 +328,17 @@ def test_a_training_template_is_taken_only_where_history_is_rewritten_and_that_i
     native = name.removesuffix("_training") in NATIVE
     assert template.shows_tools == native and "look_up" in other.decode(codec.prompt_ids("Why?"))
     assert codec.format == NATIVE.get(name.removesuffix("_training"), "hermes")
+
+
+@pytest.mark.parametrize("name", ["phi3", "qwen2_5", "llama3_1"])  # shows no tools, Hermes' form, its own
+@pytest.mark.parametrize("form", [form for form in FORMATS if form != "search_r1"])
+def test_a_form_that_the_template_does_not_ask_for_is_asked_for_by_the_system_message(tokenizer, name, form):
+    codec = quiet(ChatCodec, templated(tokenizer, name), "Use the tools.", tool_schemas(Library()), form)
+    shown, asked = codec.decode(codec.prompt_ids("Why?")), NATIVE.get(name) == form
+    assert shown.count("Look a text up.") == 1 and bool(codec._shown) == asked
+    example = format_call("function_name", {"argument_name": "value"}, form)
+    assert (example in shown) == (form != "hermes" and not asked)
+    assert "<tool_call>" not in shown.replace(example, "") or form == "hermes" or asked
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from agentkit.verifiers import (
     KINDS,
     MAX_ANSWER,
     SHIPPED,
+    answer_limit,
     check,
     final_answer,
     normalize,
@@ -484,6 +485,15 @@ def test_a_users_verifier_that_fails_is_unscored(kinds):
     assert check("whole", "7", "7").value == 1
     for score in (check("whole", "seven", "7"), check("whole", "7", "7", tolerance=1)):
         assert score.value is None and "verifier failed" in score.why
+
+
+def test_a_users_verifier_and_the_judge_see_long_answers(kinds, monkeypatch):
+    register({"essay": lambda answer, gold: float(len(answer) > 5_000)})
+    long = "Answer: " + "word " * 2_000 + "end"
+    assert final_answer(long) is None and verify(Task("t", "?", "x", "exact"), long).value == 0
+    assert check("essay", final_answer(long, answer_limit("essay")), "gold").value == 1
+    assert answer_limit("judge") == answer_limit("code") == 20_000 and answer_limit("numeric") == MAX_ANSWER
+    assert "20001 characters; 20000" in check("essay", "x" * 20_001, "gold").why
 
 
 def test_registering_replaces_the_users_own_and_no_shipped_kind(kinds):

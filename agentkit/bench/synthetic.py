@@ -190,11 +190,10 @@ def _step(
     draw = random.Random(int(rng.integers(1 << 60)))  # for single numbers, which numpy draws slowly
     tasks = draw.sample(range(TASKS), PROMPTS)
     trajectories = [t for task in tasks for t in _group(step, task, world, curve, draw)]
-    rewards = np.array([t.reward for t in trajectories]).reshape(PROMPTS, -1)
     liked = int(rng.binomial(16, min(0.99, world["success"])))
     refused = int(rng.binomial(liked, min(world["doubt"] + curve.scales["doubt"], 1.0)))
     row |= {name: world[name] for name in METRICS} | {
-        "reward_std": float(rewards.std(1, ddof=1).mean()),
+        "reward_std": float(np.std([t.reward for t in trajectories], ddof=1)),
         "audited": 16,
         "audit_success": (liked - refused) / 16,
         "audit_disagreement": refused / liked if liked else None,

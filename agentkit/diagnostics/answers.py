@@ -14,6 +14,7 @@ from agentkit.evaluation.summary import easy_first
 from agentkit.records import Task, Trajectory
 
 ENDS = 5  # steps at either end that are compared
+NOT_TWO = "Unknown: there are not two validations to compare."
 TRADES = {
     "turns": "turns",
     "completion_tokens": "tokens",
@@ -97,7 +98,7 @@ def success_by_kind(
 
 def _learnt(validated: pd.DataFrame) -> str:
     if len(validated) < 2:
-        return "Unknown: there are not two validations to compare."
+        return NOT_TWO
     first, best = validated.iloc[0], validated.loc[validated["val_success"][::-1].idxmax()]
     before = f"Validation success was {first['val_success']:.1%} before"
     if best["val_success"] <= first["val_success"]:
@@ -124,7 +125,9 @@ def fresh_half(metrics: pd.DataFrame) -> str:
 
 def _when(validated: pd.DataFrame) -> str:
     success = validated["val_success"]
-    if len(success) < 2 or success.max() <= success.iloc[0]:
+    if len(success) < 2:
+        return NOT_TWO
+    if success.max() <= success.iloc[0]:
         return "Validation never rose above where it began."
     half, top = validated[success >= (success.iloc[0] + success.max()) / 2].iloc[0], success[::-1].idxmax()
     best = int(validated["step"][top])
@@ -135,8 +138,8 @@ def _trades(steps: pd.DataFrame) -> str:
     """What an agent may give up for success, or for its reward."""
     changes = []
     for name, unit in TRADES.items():
-        if name in steps and steps[name].notna().any():
-            early, late = steps[name].head(ENDS).mean(), steps[name].tail(ENDS).mean()
+        if name in steps and len(known := steps[name].dropna()):
+            early, late = known.head(ENDS).mean(), known.tail(ENDS).mean()
             changes.append(f"{early:.3g} to {late:.3g} {unit}")
     if not changes:
         return "Nothing was recorded."
@@ -158,9 +161,8 @@ def _hacking(steps: pd.DataFrame, alarms: Sequence[Alarm]) -> str:
     causes = [a.cause for a in alarms if a.alarm == "reward_hacking"]
     if causes:
         return causes[0]
-    if "audit_disagreement" not in steps or not steps["audit_disagreement"].notna().any():
+    if "audit_disagreement" not in steps or not len(refused := steps["audit_disagreement"].dropna()):
         return "Unknown: no trajectory was audited."
-    refused = steps["audit_disagreement"]
     early, late = refused.head(ENDS).mean(), refused.tail(ENDS).mean()
     return (
         f"The auditor refuses {late:.0%} of the answers that the reward likes in the "

@@ -59,9 +59,10 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
         ``success``, ``reward``, ``completion_tokens``, ``truncated`` (share that met a limit),
         ``reward_wrong`` and ``reward_gap`` (what wrong trajectories earn, and how much more right ones do);
         ``zero_variance``, ``solved`` and ``stuck`` (shares of groups with equal rewards: all, those all
-        right, the others), ``identical`` (share of repeats in groups that are not all right); ``low/c``,
-        ``high/c`` and ``scored/c`` (range of component c, share scored), ``explains/c`` and
-        ``explains/success`` (share of the reward's variance within groups, a squared correlation);
+        right, the others; the first and the last at most the row's ``dead_groups``), ``identical`` (share of
+        repeats in groups that are not all right); ``low/c``, ``high/c`` and ``scored/c`` (range of component
+        c, share scored), ``explains/c`` and ``explains/success`` (share of the reward's variance within
+        groups, a squared correlation);
         ``answer_top`` (share of the commonest answer), ``template`` (share whose first action another task's
         trajectories took too); ``calls``, ``no_tool``, ``call_seconds`` (90th percentile), ``timeouts`` and
         ``cache_conflicts``.
@@ -78,6 +79,8 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
             evidence |= {
                 name: tuple(map(trajectory_id, shown[:EVIDENCE])) for name, shown in shown_by.items() if shown
             }
+        for name in ("zero_variance", "stuck"):  # of equal rewards some estimators still make advantages
+            values[name] = min(values[name], values.get("dead_groups", math.inf))
     if "stuck" not in values and {"zero_variance", "success"} <= values.keys():
         # of a log without groups: the share of solved groups is at most the mean success
         values["stuck"] = max(0.0, values["zero_variance"] - values["success"])

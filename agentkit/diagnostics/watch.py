@@ -21,13 +21,15 @@ from agentkit.runs import Run, RunError, append_jsonl, fault, read_jsonl, write_
 
 QUIET = 10  # steps without it before an alarm may fire again
 FILE = ("train", "alarms.jsonl")
+MEASURES = ("train", "measures.jsonl")  # of the steps looked at: going on then reads no rollouts again
 
 
 class Watch:
     """Judges a training step by step.
 
     Args:
-        path: file to which alarms are appended as they fire; None writes nothing.
+        path: file to which alarms are appended as they fire, with the steps in numbers beside it; None writes
+            nothing.
     """
 
     def __init__(self, path: Path | None = None):
@@ -45,7 +47,8 @@ class Watch:
         watch, steps, alarms = cls(), [], []
         try:
             alarms = read_alarms(run)
-            steps = read_steps(run) if run.file("train", "metrics.jsonl").exists() else []
+            metrics = run.file("train", "metrics.jsonl")
+            steps = read_steps(run, _looked_at(run)) if metrics.exists() else []
         except RunError as error:  # no reason to stop a training
             warnings.warn(f"alarms look at the steps from here on only: {error}", stacklevel=2)
         for step in steps:
@@ -58,7 +61,11 @@ class Watch:
 
     def add(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> list[Alarm]:
         """Take a step's metrics row and rollouts and return the alarms that fire at it."""
-        return self.take(observe(row, trajectories))
+        step = observe(row, trajectories)
+        if self._path is not None:
+            shown = {"step": step.number, "values": step.values, "evidence": step.evidence}
+            append_jsonl(self._path.with_name(MEASURES[-1]), shown)
+        return self.take(step)
 
     def take(self, step: StepMeasures) -> list[Alarm]:
         """``add`` for a step in numbers. Step 0, which is a validation only, raises no alarm.
@@ -94,16 +101,29 @@ def scan(steps: Iterable[StepMeasures]) -> list[Alarm]:
     return watch.alarms
 
 
-def read_steps(run: Run) -> list[StepMeasures]:
-    """A stored training in numbers: train/metrics.jsonl and train/trajectories/, by step."""
-    rows = {row["step"]: row for row in run.metric_rows()}
+def read_steps(run: Run, observed: Mapping[int, StepMeasures] | None = None) -> list[StepMeasures]:
+    """A stored training in numbers: train/metrics.jsonl and train/trajectories/, by step; those that were
+    ``observed`` before are taken as they are.
+    """
+    rows, observed = {row["step"]: row for row in run.metric_rows()}, dict(observed or {})
     stored = sorted(rows.keys() & set(run.steps))
-    observed = {number: observe(rows[number], rollouts) for number, rollouts in run.rollouts(stored)}
+    unread = [number for number in stored if number not in observed]
+    observed |= {number: observe(rows[number], rollouts) for number, rollouts in run.rollouts(unread)}
     lost = [str(number) for number in sorted(rows) if number > 0 and number not in stored]
     if stored and lost:
         folder, named = run.file("train", "trajectories"), ", ".join(lost[:5])
         warnings.warn(f"{folder} holds no rollouts of step {named} ({len(lost)} in all).", stacklevel=2)
     return [observed.get(number) or observe(row) for number, row in sorted(rows.items())]
+
+
+def _looked_at(run: Run) -> dict[int, StepMeasures]:
+    path, steps = run.file(*MEASURES), {}
+    for row in read_jsonl(path) if path.exists() else []:
+        if not fault("measures", row):
+            known = {name: value for name, value in row["values"].items() if value is not None}
+            evidence = {name: tuple(shown) for name, shown in row["evidence"].items()}
+            steps[row["step"]] = StepMeasures(row["step"], known, evidence)
+    return steps
 
 
 def trained_steps(run: Run) -> list[StepMeasures]:
@@ -130,8 +150,10 @@ def stored_alarms(run: Run) -> list[Alarm]:
 def coverage(steps: Sequence[StepMeasures]) -> str:
     """How many steps were looked at, and which alarms could not look, as they lack what they need."""
     number = sum(step.number > 0 for step in steps)
+    batches = sum(map(_sampled, steps)) or number
     looked = f"in {number} step{'s' * (number != 1)}"
-    if number < 2 * WINDOW:
+    if batches < 2 * WINDOW:
+        looked += f" on {batches} batch{'es' * (batches > 1)} of rollouts" * (batches < number)
         looked += f"; the rules that compare with the start need {2 * WINDOW} or more"
     if not (lacking := lacks(steps)):
         return looked

@@ -194,7 +194,8 @@ class Pair:
         return cls(a, b, (values_a, values_b), both)
 
     def among(self, tasks: Iterable[str]) -> Self:
-        return replace(self, tasks=[task for task in self.tasks if task in set(tasks)])
+        wanted = set(tasks)
+        return replace(self, tasks=[task for task in self.tasks if task in wanted])
 
     @cached_property
     def rates(self) -> tuple[np.ndarray, np.ndarray]:
@@ -353,9 +354,9 @@ def score_table(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> pd.Da
     """
     tasks, rows = list(tasks), {}
     for family in dict.fromkeys(task.family for task in tasks):
-        own = [task for task in tasks if task.family == family]
+        own = {task.id for task in tasks if task.family == family}
         for policy, samples in policies.items():
-            tried = [t for t in flatten(samples) if t.task_id in {task.id for task in own}]
+            tried = [t for t in flatten(samples) if t.task_id in own]
             right = measure(values_of([replace(t, success=wholly_right(t)) for t in tried]))
             rows[f"{family}, {policy}"] = {
                 "accuracy": tables.percent(right["success"], right["ci95"]) if right["n"] else "–",

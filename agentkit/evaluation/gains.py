@@ -7,6 +7,7 @@ tasks. Leaves out why a rate changed, and what right in substance means (substan
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
@@ -41,7 +42,8 @@ RATES = (
     "your own) there is no such reading, and better form counts as skill.",
     "The asked form: of these, those that the strict verifier takes, whose verdicts are success.",
     "The four multiply to success. A part is named where its p after Holm is below 1 %, it goes the way of "
-    "the difference, and it is a tenth of that or more.",
+    "the difference, and it is a tenth of that or more. All of it is shown where its p after Holm over the "
+    "pairs is below 5 %.",
 )
 SHOWN = 0.01  # level at which a part is named: at 5 % one too many is, in 4 of 100 simulated gains
 LARGE = 0.1  # of the difference: a smaller part is not named
@@ -54,8 +56,8 @@ _ORDERS = list(permutations(range(len(PARTS))))
 class Gains:
     """The parts of each pair's difference; ``asdict`` of it is gains.json.
 
-    A pair has a, b, n, diff, ci95, p, rates {policy: {success, lenient, and the four}}, parts {name: {diff,
-    ci95, p, p_holm, by_template}} and named, those parts that the difference came from.
+    A pair has a, b, n, diff, ci95, p, p_holm (over the pairs), rates {policy: {success, lenient, and the
+    four}}, parts {name: {diff, ci95, p, p_holm, by_template}} and named, those that the difference came from.
     """
 
     pairs: list[dict[str, Any]]
@@ -112,6 +114,7 @@ def gains(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Gains:
         parts = {name: _tested(cells[..., i], templates) for i, name in enumerate(PARTS)}
         means = before.mean((0, 1)), after.mean((0, 1))
         pairs.append(_entry((a, b), len(pair.tasks), whole, parts, means))
+    _correct(pairs)
     return Gains(pairs)
 
 
@@ -142,10 +145,10 @@ def _entry(
     means: Sequence[np.ndarray],
 ) -> dict[str, Any]:
     """One pair: Holm over its parts, and which of them the difference came from, the largest first."""
-    tested = [name for name, part in parts.items() if part["p"] is not None]
-    for name, p in zip(tested, statistics.holm([parts[name]["p"] for name in tested]), strict=True):
-        parts[name]["p_holm"] = p
-    size = {name: parts[name]["diff"] * whole["diff"] for name in tested if parts[name]["p_holm"] < SHOWN}
+    _correct(parts.values())
+    size = {
+        name: part["diff"] * whole["diff"] for name, part in parts.items() if part.get("p_holm", 1) < SHOWN
+    }
     large = [name for name in size if size[name] >= LARGE * whole["diff"] ** 2 > 0]
     named = sorted(large, key=size.get, reverse=True)
     rates = {
@@ -154,6 +157,13 @@ def _entry(
         for name, own in zip(names, means, strict=True)
     }
     return {"a": names[0], "b": names[1], "n": n, **whole, "rates": rates, "parts": parts, "named": named}
+
+
+def _correct(blocks: Iterable[dict[str, Any]]) -> None:
+    """Holm over those that have a p."""
+    tested = [block for block in blocks if block["p"] is not None]
+    for block, p in zip(tested, statistics.holm([block["p"] for block in tested]), strict=True):
+        block["p_holm"] = p
 
 
 # ---- what became of each attempt
@@ -215,7 +225,8 @@ def _linear(before: np.ndarray, after: np.ndarray) -> np.ndarray:
 
 def _by_family(before: np.ndarray, after: np.ndarray, families: Sequence[str]) -> np.ndarray:
     """Jackknife values (S, N, 4) within each family, so that what differs between families is no change."""
-    labels = np.array([name if families.count(name) >= FEW else "" for name in families])
+    sizes = Counter(families)
+    labels = np.array([name if sizes[name] >= FEW else "" for name in families])
     values = np.zeros((*before.shape[:2], len(PARTS)))
     for label in set(labels):
         own = labels == label
@@ -242,7 +253,7 @@ def _sentence(pair: Mapping[str, Any]) -> str:
     named = ", ".join(f"{PARTS[name]} ({tables.briefly(pair['parts'][name])})" for name in pair["named"])
     if pair["p"] is None:
         said = ". Two training seeds say too little to name what it came from"
-    elif pair["p"] < statistics.ALPHA:
+    elif pair.get("p_holm", pair["p"]) < statistics.ALPHA:  # one alone has none
         said = f" came from {named}" if named else ". No single part of it is shown"
     else:
         said = (

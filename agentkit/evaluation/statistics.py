@@ -156,13 +156,17 @@ def clustered(values: np.ndarray, clusters: np.ndarray, alpha: float = ALPHA) ->
     """``ci95``, ``p`` and the number ``n`` of clusters of a mean over tasks whose clusters are the evidence.
 
     Linearised, with Student's t; the degrees of freedom are of as many clusters as would be equally large.
+    Clusters of one mean are as many values without spread to ``mean_interval`` and ``mean_p``.
     """
     sizes, mean = np.bincount(clusters).astype(float), float(values.mean())
     n, freedom = sizes.size, max(values.size**2 / float(sizes @ sizes) - 1, 1.0)
     rest = np.bincount(clusters, values - mean)
     error = math.sqrt(n / max(n - 1, 1) * float(rest @ rest)) / values.size
-    if n < 2 or error < _TINY:
+    if n < 2:
         return {"ci95": [-1.0, 1.0], "p": 1.0, "n": n}
+    if error < _TINY:
+        p = mean_p(means := np.bincount(clusters, values) / sizes)
+        return {"ci95": mean_interval(means, low=-1.0, high=1.0, alpha=alpha, p=p), "p": p, "n": n}
     half = _student(freedom, 1 - alpha / 2) * error
     bounds = [max(mean - half, -1.0), min(mean + half, 1.0)]
     return {"ci95": bounds, "p": _two_sided(mean, error, freedom), "n": n}

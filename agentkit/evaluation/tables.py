@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from agentkit.evaluation import html
-from agentkit.evaluation.statistics import POWER
+from agentkit.evaluation.statistics import ALPHA, POWER
 from agentkit.evaluation.summary import easy_first
 from agentkit.runs import write_bytes
 
@@ -203,7 +203,7 @@ def family_table(entry: Mapping[str, Any]) -> pd.DataFrame:
 def level_table(
     policies: Mapping[str, Mapping[str, Any]], paired: Sequence[Mapping[str, Any]]
 ) -> pd.DataFrame:
-    """Success by difficulty: one column a policy, one a pair's difference, and the tasks."""
+    """Success by difficulty: one column a policy, one a pair's difference at its level, and the tasks."""
     first, rows = next(iter(policies.values())), {}
     for name in [*easy_first(first["by_difficulty"]), "all"]:
         row = {
@@ -214,7 +214,7 @@ def level_table(
         }
         for pair in paired:
             block = pair if name == "all" else pair["by_difficulty"].get(name)
-            row |= {f"{pair['a']} → {pair['b']}": briefly(block)} if block else {}
+            row |= {f"{pair['a']} → {pair['b']}": f"{briefly(block)} at {_level(block)}"} if block else {}
         rows[name] = row | {"tasks": (first if name == "all" else first["by_difficulty"][name])["n"]}
     return text_table(rows)
 
@@ -245,6 +245,7 @@ def paired_cells(block: Mapping[str, Any]) -> dict[str, str]:
     return {
         "difference, points": spanned(block["diff"], block["ci95"]),
         "clustered by template": spanned(block["diff"], template["ci95"]) if template else "–",
+        "interval": _level(block),
         "p": _p(block.get("p")),
         "p, Holm": _p(block.get("p_holm", block.get("p"))),
         "verdict": block.get("verdict", "" if "p" in block else DESCRIBED),
@@ -261,6 +262,11 @@ def _points(share: float) -> str:
 def spanned(difference: float, interval: Sequence[float]) -> str:
     """A difference with its interval, in points: +3.1 [+0.4, +5.9]."""
     return f"{_points(difference)} [{_points(interval[0])}, {_points(interval[1])}]"
+
+
+def _level(block: Mapping[str, Any]) -> str:
+    """The level of a difference's intervals: Holm's where it was tested with others."""
+    return f"{100 * (1 - block.get('level', ALPHA)):.3g} %"
 
 
 def _p(p: float | None) -> str:

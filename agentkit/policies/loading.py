@@ -199,7 +199,8 @@ def make_policy(
         return kind(model, tokenizer, name, recipe.max_batch, recipe.deterministic, recipe.engine_memory)
     if recipe.engine == "server":
         wait = max(600.0, recipe.trajectory_timeout_s + 60.0)  # the trajectory's own clock ends first
-        policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora, timeout_s=wait)
+        times = {"timeout_s": wait, "silent_s": recipe.trajectory_timeout_s / 2}  # time for another to do it
+        policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora, **times)
         policy.in_flight = max(1, recipe.max_batch * len(recipe.servers) // world())
     else:
         memory = {"max_length": longest(model, recipe), "memory_share": recipe.engine_memory}

@@ -5,7 +5,6 @@ than the recipe's trajectories may take. Rollouts are spread task by task. Leave
 (training.launch) and gradients (accelerate).
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -18,18 +17,11 @@ from torch import distributed
 
 from agentkit.records import Task, Trajectory
 from agentkit.runs.recipe import Recipe
+from agentkit.runs.topology import patience
 
-SETTING_UP_S = 1800.0  # to load a model, start an engine, save a checkpoint
 T = TypeVar("T")
 counted: Counter[str] = Counter()  # trajectories that this process sampled, of each spread measurement
 _objects: list[Any] = []  # the group for objects, once there is one
-
-
-def patience(recipe: Recipe) -> float:
-    """Seconds that a process may wait for the others: all their trajectories may run into their limit."""
-    test = math.ceil(0.15 * recipe.n_tasks) * recipe.test_samples
-    most = max(recipe.prompts_per_step * recipe.group_size, recipe.val_tasks * recipe.val_samples, test)
-    return SETTING_UP_S + math.ceil(most / recipe.max_batch) * recipe.trajectory_timeout_s
 
 
 def join(recipe: Recipe) -> None:

@@ -2,9 +2,9 @@
 
 Several replicas of one model share the load: a request goes to the one with the least in flight, with some
 preference for the one that served the trajectory's last turn and still has its keys and values. A replica
-that fails is left out and its requests go to another; since a request carries its own seed, the sample stays
-the same. A replica that comes back is used again after the next ``sync``, which brings it the weights it
-missed. Leaves out starting the servers (serve, server_processes).
+that fails or falls silent is left out and its requests go to another; since a request carries its own seed,
+the sample stays the same. A replica that comes back is used again after the next ``sync``, which brings it
+the weights it missed. Leaves out starting the servers (serve, server_processes).
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from agentkit.rollouts.template_probe import end_of_turn_ids
 API_KEY = "AGENTKIT_API_KEY"  # the environment variable; a key belongs into no recipe
 LOYALTY = 4  # requests more in flight that a replica may have and still get its trajectory's next turn
 CONNECT_S = 10.0
+BACK_S = 60.0  # that a replica left out has to take the new weights
 ADAPTER_NAME = re.compile(r"weights-\d+")  # what ``sync`` calls those it hands over
 
 
@@ -45,6 +47,7 @@ class _Replica:
     model: str = ""  # what it calls the model it serves
     reads: int | None = None  # tokens of prompt and completion, where it says so
     why: str = ""  # it is left out for this reason; "" while it is used
+    replied: float = -math.inf  # when it last did, by the monotonic clock
     running: set[asyncio.Task] = field(default_factory=set)
 
 
@@ -52,8 +55,9 @@ class ServerPolicy(Policy):
     """Samples from vLLM servers at ``urls``, replicas of one model.
 
     With ``lora`` a PEFT model's adapter is handed over, instead of all weights with the adapter folded in.
-    One turn may take ``timeout_s``, waiting in the server included. Raises EngineError for a replica that
-    does not answer or serves no model.
+    One turn may take ``timeout_s``, waiting in the server included; a replica that says nothing for
+    ``silent_s``, while another does, is left out. Raises EngineError for a replica that does not answer or
+    serves no model.
     """
 
     shares_weights = False
@@ -66,13 +70,14 @@ class ServerPolicy(Policy):
         *,
         lora: bool = False,
         timeout_s: float = 600.0,
+        silent_s: float = 300.0,
     ):
         if not urls:
             raise EngineError(
                 "engine: server needs server_urls, as in: server_urls: "
                 "http://localhost:8000,http://localhost:8001"
             )
-        self.tokenizer, self.name, self._lora = tokenizer, name, lora
+        self.tokenizer, self.name, self._lora, self._silent_s = tokenizer, name, lora, silent_s
         self.ends = sorted(end_of_turn_ids(tokenizer))
         self._replicas = [_Replica(url.rstrip("/").removesuffix("/v1")) for url in dict.fromkeys(urls)]
         self._last: dict[int, _Replica] = {}  # by trajectory
@@ -191,6 +196,7 @@ class ServerPolicy(Policy):
             reply = await self._client.request(method, replica.url + path, **options)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _ReplicaError(f"it does not answer ({type(error).__name__}: {str(error)[:120]})") from None
+        replica.replied = time.monotonic()
         if reply.status_code in (401, 403):
             raise EngineError(f"{replica.url} refused the API key: set the environment variable {API_KEY}")
         if reply.status_code >= 500:
@@ -208,7 +214,10 @@ class ServerPolicy(Policy):
             replica = self._choose(request.trajectory)
             task = asyncio.create_task(self._turn(replica, request))
             replica.running.add(task)
+            began = time.monotonic()
             try:
+                while not (await asyncio.wait({task}, timeout=self._silent_s / 10))[0]:
+                    self._leave_out_silent(replica, began)
                 return await task
             except _ReplicaError as error:
                 self._leave_out(replica, str(error))
@@ -231,6 +240,12 @@ class ServerPolicy(Policy):
         chosen = min(used, key=lambda replica: len(replica.running) - LOYALTY * (replica is last))
         self._last[trajectory] = chosen
         return chosen
+
+    def _leave_out_silent(self, replica: _Replica, began: float) -> None:
+        heard = max(began, replica.replied)
+        quiet_s = time.monotonic() - heard
+        if quiet_s > self._silent_s and any(other.replied > heard for other in self._replicas):
+            self._leave_out(replica, f"it said nothing for {quiet_s:.0f} s, while another did")
 
     def _leave_out(self, replica: _Replica, why: str) -> None:
         if replica.why:
@@ -273,8 +288,9 @@ class ServerPolicy(Policy):
 
         async def deliver(replica: _Replica) -> None:
             try:
-                await self._load(replica, folder, lora)
-            except _ReplicaError as error:
+                async with asyncio.timeout(BACK_S if replica.why else None):
+                    await self._load(replica, folder, lora)
+            except (_ReplicaError, TimeoutError) as error:
                 self._leave_out(replica, str(error))
             else:
                 replica.why = ""

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from agentkit.runs.topology import CARDS
 START_S = 900.0  # until a server answers: it loads a model and compiles kernels
 LOOK_S = 1.0
 SERVED = "AGENTKIT_SERVED"  # what a server calls its model, in its environment
+SOCKETS = "VLLM_RPC_BASE_PATH"  # where vLLM makes them, in a server's environment; killed, it leaves them
 RESTARTS = 5  # of one server, before it is given up
 END_S = 5.0  # to end by itself
 PORTS = range(20_000, 32_768)  # below those that Linux gives to connections, where its default is kept
@@ -58,12 +60,12 @@ class _Server:
     def __init__(self, command: Sequence[str], card: str, token: str, log: Path):
         port = free_port()
         self.url, self.folder = f"http://127.0.0.1:{port}", served(port)
+        self.sockets = tempfile.mkdtemp(prefix="vllm-", dir=os.environ.get(SOCKETS))
         self.log, self.starts = log, 0
         self._command = [*command, f"--port={port}"]
         self._token = token
-        self._environ = (
-            os.environ | {TOKEN: token, PARENT: str(os.getpid())} | ({CARDS: card} if card else {})
-        )
+        own = {TOKEN: token, PARENT: str(os.getpid()), SOCKETS: self.sockets}
+        self._environ = os.environ | own | ({CARDS: card} if card else {})
         self.start()
 
     def start(self) -> None:
@@ -120,7 +122,8 @@ def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[st
             time.sleep(0.1)
         end_all(TOKEN, lambda value: value.startswith(token))
         for server in made:
-            shutil.rmtree(server.folder, ignore_errors=True)
+            for folder in (server.folder, server.sockets):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _command(recipe: Recipe, run: Run, gpu: bool) -> list[str]:

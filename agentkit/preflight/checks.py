@@ -18,7 +18,7 @@ from agentkit.records import Group, StopReason, Trajectory
 from agentkit.rollouts.tokens import faults, group_faults
 from agentkit.runs import Recipe
 from agentkit.tools.outages import momentary
-from agentkit.trajectories import EQUAL, groups_by_task, is_dead, members, met_limit, results_of
+from agentkit.trajectories import EQUAL, groups_by_task, members, met_limit, results_of
 
 GROUP_SIZES = (4, 8, 12, 16, 24, 32)
 DEAD = "Groups without advantage"  # the item's name
@@ -65,14 +65,14 @@ def smallest_useful(a: float, b: float) -> int | None:
     return next((size for size in range(2, GROUP_SIZES[-1] + 1) if dead_share(a, b, size) <= USEFUL), None)
 
 
-def advantages(rewards: np.ndarray) -> np.ndarray:
-    """GRPO's (r - mean) / (std + 1e-4) within each group, (P, G) to (P, G); sample std."""
+def advantages(rewards: np.ndarray, divided: bool = True) -> np.ndarray:
+    """GRPO's (r - mean) / (std + 1e-4) within each group, (P, G) to (P, G); sample std. Else r - mean."""
     assert rewards.ndim == 2 and rewards.shape[1] > 1
     centred = rewards - rewards.mean(1, keepdims=True)
-    return centred / (rewards.std(1, ddof=1, keepdims=True) + 1e-4)
+    return centred / (rewards.std(1, ddof=1, keepdims=True) + 1e-4) if divided else centred
 
 
-def repeatable(scorings: np.ndarray) -> float | None:
+def repeatable(scorings: np.ndarray, divided: bool = True) -> float | None:
     """Share of the advantages' variance that scoring the same trajectories again explains.
 
     Of (S, P, G) rewards, scored S times: the mean product of the advantages of two scorings over their mean
@@ -81,7 +81,7 @@ def repeatable(scorings: np.ndarray) -> float | None:
     """
     assert scorings.ndim == 3 and len(scorings) > 1
     s = len(scorings)
-    values = np.stack([advantages(rewards) for rewards in scorings]).reshape(s, -1)  # (S, P * G)
+    values = np.stack([advantages(rewards, divided) for rewards in scorings]).reshape(s, -1)  # (S, P * G)
     square = float((values**2).mean())
     if square < 1e-12:
         return None
@@ -93,6 +93,7 @@ Groups = Sequence[Group]
 HOPELESS = 0.95  # share of groups without advantage above which nothing can be learnt
 NOISY = 0.5  # share of advantage variance that a repeat scoring explains below which noise leads,
 SHAKY = 0.9  # and below which it deserves a look
+DIVIDING = ("group", "turn", "step", "gdpo")  # estimators that divide by a group's own spread
 LEAST_ROLLOUTS = 24  # none right of so many: at most 12 % are
 FAILING = 0.3  # share of calls that fail
 CUT_OFF = 0.2  # share of trajectories that meet a limit
@@ -141,7 +142,8 @@ def success(groups: Groups, golden: Sequence[Trajectory] = ()) -> Item:
     return Item(name, light, finding, advice, wrong, values)
 
 
-def dead_groups(groups: Groups, group_size: int) -> Item:
+def dead_groups(groups: Groups, group_size: int, is_dead: Callable[[Group], bool]) -> Item:
+    """``is_dead`` says of a group whether the estimator in use gives it no advantage."""
     right, n = _right(groups)
     dead = [g for g in groups if is_dead(g)]
     seen = len(dead) / len(groups)
@@ -150,7 +152,7 @@ def dead_groups(groups: Groups, group_size: int) -> Item:
     useful = smallest_useful(a, b)
     sizes = ", ".join(f"{g}: {share:.0%}" for g, share in expected.items())
     finding = (
-        f"{seen:.0%} of the groups have equal rewards; by success alone {expected[group_size]:.0%} are "
+        f"{seen:.0%} of the groups have no advantage; by success alone {expected[group_size]:.0%} are "
         f"expected at group_size {group_size} ({sizes}; beta-binomial fit)."
     )
     light = "amber"
@@ -192,7 +194,7 @@ def _why_equal(groups: Groups) -> str:
     )
 
 
-def scoring_noise(scorings: Sequence[Sequence[Trajectory]]) -> Item:
+def scoring_noise(scorings: Sequence[Sequence[Trajectory]], estimator: str) -> Item:
     """How much of the advantages a second scoring of the same trajectories would confirm."""
     name = "Signal or noise"
     groups = [groups_by_task(scoring) for scoring in scorings]  # S scorings of P groups
@@ -200,7 +202,8 @@ def scoring_noise(scorings: Sequence[Sequence[Trajectory]]) -> Item:
     if not rewards.size:
         finding = "No group was scored as a whole, so repeats say nothing."
         return Item(name, "amber", finding, "Mend what is not scored first.")
-    share, within = repeatable(rewards), float(rewards.var(0, ddof=1).mean())
+    divided = estimator in DIVIDING
+    share, within = repeatable(rewards, divided), float(rewards.var(0, ddof=1).mean())
     names = dict.fromkeys(name for t in scorings[0] for name in t.components)
     scored = {name: [[t.components.get(name) for t in scoring] for scoring in scorings] for name in names}
     noisy = [name for name, values in scored.items() if any(again != values[0] for again in values)]
@@ -213,13 +216,14 @@ def scoring_noise(scorings: Sequence[Sequence[Trajectory]]) -> Item:
     )
     if within <= EQUAL or share >= SHAKY:
         return Item(name, "green", finding, values=values)
-    # groups in which everything that repeats is equal: the noise alone is divided by its own spread there
+    # groups in which everything that repeats is equal: only the noise has advantages there
     still = float((np.ptp(rewards.mean(0), axis=1) < 4 * math.sqrt(within) + EQUAL).mean())
     culprit = f"Component {' and '.join(noisy)} gives" if noisy else "The reward gives"
+    enlarged = ", and dividing by the group's spread turns that noise into full-size advantages" * divided
     advice = (
         f"{culprit} the same trajectory another value each time; in {still:.0%} of the groups little else "
-        "differs, and dividing by the group's spread turns that noise into full-size advantages. Random "
-        "noise cures no zero variance: remove it, and mend the reward or the choice of tasks."
+        f"differs{enlarged}. Random noise cures no zero variance: remove it, and mend the reward or the "
+        "choice of tasks."
     )
     return Item(
         name, "red" if share < NOISY else "amber", finding, advice, ids(scorings[0][:EVIDENCE]), values

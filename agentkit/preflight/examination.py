@@ -28,6 +28,7 @@ from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.tokens import exact_decode
 from agentkit.runs import Recipe, Run, read_trajectories, write_trajectories
 from agentkit.training import memory
+from agentkit.training.advantages import teaches_nothing
 from agentkit.training.launch import Work
 from agentkit.training.update_timing import update_seconds
 from agentkit.trajectories import groups_by_task, results_of
@@ -166,10 +167,7 @@ def report(
     being_right = reward_checks.being_right(reward, _some(played))
     gold = (
         reward_checks.gold(golden, groups, reward, being_right.values),
-        *(
-            reward_checks.component(name, weight, groups, golden, probed[name])
-            for name, (_, weight) in reward.items()
-        ),
+        *(reward_checks.component(name, reward, groups, golden, probed[name]) for name in reward),
     )
     items = (
         checks.settings(recipe),
@@ -177,9 +175,9 @@ def report(
         causes.limits(golden, recipe),
         causes.tools_as_planned(golden, by_id),
         *((being_right, *gold) if being_right.values["culprit"] else (*gold, being_right)),
-        checks.scoring_noise(scorings),
+        checks.scoring_noise(scorings, recipe.advantage),
         checks.success(groups, golden),
-        checks.dead_groups(groups, recipe.group_size),
+        checks.dead_groups(groups, recipe.group_size, partial(teaches_nothing, by_id, reward, recipe)),
         checks.tools(groups),
         checks.diversity(groups, recipe.temperature),
         checks.masks(groups, decode),

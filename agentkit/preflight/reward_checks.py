@@ -233,11 +233,13 @@ def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str,
 
 
 # ---- components
-def component(name: str, weight: float, groups: Groups, golden: Sequence[Trajectory], probed: Probed) -> Item:
+def component(
+    name: str, reward: Reward, groups: Groups, golden: Sequence[Trajectory], probed: Probed
+) -> Item:
     """Whether it is dead, saturated, dominating or alive; and what it reads that is never written."""
-    rollouts = members(groups)
+    rollouts, weight = members(groups), reward[name][1]
     values, best = _scored(rollouts, name), _scored(golden, name)
-    share = _part(groups, name, weight)
+    share = _part(groups, name, reward)
     constant = not values or max(values) - min(values) < EQUAL
     if probed.failures:
         finding = f"It fails: {probed.failures[0]}."
@@ -277,7 +279,7 @@ def _alive(name: str, weight: float, share: float, by_success: float, probed: Pr
         return "amber", f"It reads {_listed(probed.absent)}, which no task here has: that part never acts."
     if share >= DOMINANT and by_success < BESIDES:
         decides = f"{name} decides the advantages, success only {_percent(by_success)} of them"
-        return "amber", f"{decides}: lower its weight ({weight:g})."
+        return "amber", f"{decides}: bound it, or of a sum lower its weight ({weight:g})."
     return "green", ""
 
 
@@ -307,14 +309,17 @@ def _constant(
     return "amber", f"No rollout moves {name} yet. {moved}"
 
 
-def _part(groups: Groups, name: str, weight: float) -> float:
+def _part(groups: Groups, name: str, reward: Reward) -> float:
     """What a weighted component adds to the reward's variance within groups: its covariance with the reward.
 
-    The shares of a weighted sum add up to 1. NaN where rewards do not vary.
+    The shares of a weighted sum add up to 1; of a product, each factor's is what it alone explains. NaN where
+    rewards do not vary.
     """
-    component, reward = about_means(groups, lambda t: t.components.get(name)).T
-    square = float(reward @ reward)
-    return weight * float(component @ reward) / square if square > EQUAL else math.nan
+    if isinstance(reward, Product):
+        return explained(groups, lambda t: t.components.get(name))
+    values, rewards = about_means(groups, lambda t: t.components.get(name)).T
+    square = float(rewards @ rewards)
+    return reward[name][1] * float(values @ rewards) / square if square > EQUAL else math.nan
 
 
 def _percent(share: float) -> str:

@@ -50,6 +50,7 @@ SEARCH_R1_PROMPT = (
     "needed, you can directly provide the answer inside <answer> and </answer>, without detailed "
     "illustrations. For example, <answer> Beijing </answer>."
 )
+_EACH = "For each function call"  # where HERMES says how calls are written
 _SEARCH_R1_END = re.compile(f"{THINK}.*?(?:{THOUGHT}|\\Z)|(</search>|</answer>)", re.DOTALL)
 _RESPONSE = ("<tool_response>", "</tool_response>")
 _TAGS = {  # what frames a text and may be plain text to a tokenizer, as <tool_response> is to Qwen2.5's
@@ -99,7 +100,8 @@ class ChatCodec:
         system_prompt: what the policy is told first; for Search-R1's format its own prompt stands there
             instead.
         tools: JSON schemas of the tools.
-        format: how the policy writes calls, one of FORMATS; None reads it from the chat template.
+        format: how the policy writes calls, one of FORMATS; None reads it from the chat template. Where that
+            does not ask for it, the system message does.
 
     Raises:
         ValueError: unknown format, or a chat template that cannot carry tool calls.
@@ -113,11 +115,17 @@ class ChatCodec:
         self.template = template_of(tokenizer)
         native = detect_format(self.template.text) if self.template.shows_tools else "hermes"
         self.format = format or native
-        own = self.format == "hermes" and not (self.template.shows_tools and native == "hermes")
-        self._shown = None if own or self.format == "search_r1" else self.tools or None
+        asked = self.template.shows_tools and native == self.format
+        if self.format != "hermes" and self.format == self.template.format:
+            asked = self.template.offers_tools()
+        own = self.format != "search_r1" and not asked
+        self._shown = self.tools or None if asked else None
         self.system_prompt = SEARCH_R1_PROMPT if self.format == "search_r1" else system_prompt
         if own and self.tools:
             shown = HERMES.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools))
+            if self.format != "hermes":
+                example = format_call("function_name", {"argument_name": "value"}, self.format)
+                shown = f"{shown.partition(_EACH)[0]}{_EACH}, write it like this:\n{example}"
             self.system_prompt = f"{self.system_prompt}\n\n{shown}".strip()
         control = {i: t.content.strip() for i, t in tokenizer.added_tokens_decoder.items() if _is_control(t)}
         self.control_ids = frozenset(control)

@@ -21,7 +21,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from agentkit.records import Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
+from agentkit.records import DataError, Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
+from agentkit.rollouts.call_formats import parse_stored
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.policy import EngineError, Policy, Request
@@ -42,10 +43,11 @@ from agentkit.tools.runtime import (
     tools_of,
 )
 from agentkit.trajectories import results_of, verifier_kind
-from agentkit.verifiers import final_answer, verify
+from agentkit.verifiers import answer_limit, final_answer, verify
 
 _NUMBERS = count()  # of trajectories, in this process
 Factory = Callable[[], object]  # of environments
+RESETS = 2  # of environments for one trajectory, as the service that one asks may be busy for a moment
 VERDICT_S = 120.0  # a verifier's own limits are shorter; this one is for a verifier that has none
 OUT_OF_TIME = "the wall clock ended it: raise trajectory_timeout_s, or use a faster engine or tools"
 CODE_TOOLS = ("python", "code_interpreter")
@@ -105,7 +107,7 @@ async def arollout(
     Returns:
         P * G trajectories, each with a stop_reason, an answer where there is one, and the verifier's verdict.
         Where an environment has ``get_reward``, what it gives stands among the components under the
-        environment's class name.
+        environment's class name. Raises DataError where no environment at all could be reset.
     """
     families = _families(tasks, environment, policy.tokenizer, (system_prompt, tool_format))
     make = partial(
@@ -160,11 +162,14 @@ async def _gathered(rollouts: Sequence[_Rollout], in_flight: int, progress: str 
     with contextlib.closing(_Bar(progress, len(rollouts))) as bar:
         running = [asyncio.ensure_future(one(rollout)) for rollout in rollouts]
         try:
-            return list(await asyncio.gather(*running))
+            trajectories = list(await asyncio.gather(*running))
         finally:
             for coroutine in running:  # where one has failed
                 coroutine.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+    if rollouts and all(rollout.failure for rollout in rollouts):
+        raise rollouts[0].failure
+    return trajectories
 
 
 def rollout(
@@ -197,20 +202,19 @@ class _Rollout:
     answer: str | None = None
     number: int = field(default_factory=lambda: next(_NUMBERS))
     environment: Any = None
+    failure: DataError | None = None  # why no environment could be reset
 
     async def trajectory(self) -> Trajectory:
         """From the first token to the verdict, with an environment of its own."""
         self.policy.begin(self.number)
         try:
-            self.environment = self.factory()
             return await self._trajectory()
         finally:
             self.policy.end(self.number)
 
     async def _trajectory(self) -> Trajectory:
         """Reset, turns, verdict."""
-        extra = await reset(self.environment, self.task, self.limits.tool_timeout_s)
-        self.prompt = list(self.codec.prompt_ids(self.task.prompt + extra))
+        self.prompt = list(self.codec.prompt_ids(self.task.prompt + await self._reset()))
         if (reads := self.policy.max_length) is not None and len(self.prompt) >= reads:
             raise EngineError(
                 f"the prompt of task {self.task.id} has {len(self.prompt)} tokens, and the engine reads "
@@ -219,7 +223,7 @@ class _Rollout:
         stop = StopReason.TURN_LIMIT
         try:
             async with asyncio.timeout(self.limits.trajectory_timeout_s) as clock:
-                stop = await self._turns()
+                stop = StopReason.ERROR if self.failure else await self._turns()
         except TimeoutError:
             if not clock.expired():
                 raise
@@ -236,6 +240,7 @@ class _Rollout:
             turns=tuple(self.turns),
             stop_reason=stop,
             answer=self.answer,
+            why=str(self.failure or ""),
         )
         try:
             verdict = await in_thread(partial(_verdict, self.task, done), VERDICT_S)
@@ -243,6 +248,19 @@ class _Rollout:
             verdict = Score(None, f"the verifier did not answer within {VERDICT_S:g} s")
         done = replace(done, success=verdict.value, why=verdict.why, sandbox=_tier(self.task, done))
         return replace(done, components=await self._own_reward())
+
+    async def _reset(self) -> str:
+        """Make an environment and reset it; what that adds to the question."""
+        for _ in range(RESETS):
+            self.environment = self.factory()
+            try:
+                extra = await reset(self.environment, self.task, self.limits.tool_timeout_s)
+            except DataError as error:
+                self.failure = error
+                continue
+            self.failure = None
+            return extra
+        return ""
 
     def _room(self) -> int:
         """Tokens that still fit into the trajectory, and into what the engine reads."""
@@ -282,7 +300,7 @@ class _Rollout:
                 )
             parsed = self.codec.parse(said.ids, request.ids)
             if not parsed.calls and not parsed.errors:
-                self.answer = final_answer(parsed.text)
+                self.answer = final_answer(parsed.text, answer_limit(verifier_kind(self.task)))
                 return StopReason.ANSWER
             results = tuple([await self._call(call) for call in parsed.calls])
             results += tuple(malformed(error) for error in parsed.errors)
@@ -346,8 +364,14 @@ class _Rollout:
 def _verdict(task: Task, trajectory: Trajectory) -> Score:
     if trajectory.stop_reason is StopReason.TIME_LIMIT:  # a slow machine is not the policy's fault
         return Score(None, OUT_OF_TIME)
+    if trajectory.stop_reason is StopReason.ERROR:
+        return Score(None, trajectory.why)
     if trajectory.answer is None:
-        return Score(0.0, f"no answer ({trajectory.stop_reason.value})")
+        ended, limit = trajectory.stop_reason, answer_limit(verifier_kind(task))
+        said = parse_stored(trajectory.turns[-1].text).text if ended is StopReason.ANSWER else ""
+        if (length := len(final_answer(said, math.inf) or "")) > limit:
+            return Score(0.0, f"no answer: one of {length} characters; {limit} is the limit")
+        return Score(0.0, f"no answer ({ended.value})")
     try:
         return verify(task, trajectory)
     except Exception as error:  # a verifier that fails must not look like a wrong answer

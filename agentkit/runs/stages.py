@@ -18,9 +18,10 @@ from agentkit.runs.files import append_to, digest
 from agentkit.runs.labfile import lab_digest
 from agentkit.runs.recipe import FILES, Recipe, find_file
 from agentkit.runs.run import MANIFEST, RUN_VARIABLE, Run, project_root, secure
+from agentkit.runs.topology import patience
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
-SHUTDOWN_S = 30.0  # for a kernel to write its checkpoint when this process is told to end
+SHUTDOWN_S = 30.0  # for a kernel to end
 QUIET = [  # a kernel says nothing of how it is reached, nor of messages that came while it ended
     "--IPKernelApp.log_level=CRITICAL",
     "--IPKernelApp.exec_lines=__import__('logging').getLogger('tornado.general').setLevel('CRITICAL')",
@@ -43,8 +44,9 @@ def run_stages(
     *,
     files: Mapping[str, str],
     anew: bool = False,
-) -> None:
-    """Execute the notebooks that are not done with these parameters and lab file, and all after one that ran.
+) -> bool:
+    """Execute the notebooks that are not done with these parameters and lab file, and all after one that ran;
+    False where a training that was asked to stop left those after it.
 
     Args:
         run: where they write.
@@ -70,6 +72,10 @@ def run_stages(
         _check_files(recipe, {"lab": lab}, entry)  # what it opened
         if entry:
             run.update(stages={stage: entry | {"files": _own_files(stage, recipe)}})
+        if entry.get("ended") == "asked" and stage != STAGES[last]:
+            print(f"{stage}: asked to stop; the same again goes on, --from 04 measures what it has learnt")
+            return False
+    return True
 
 
 def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
@@ -78,6 +84,11 @@ def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
     for name in (name for name in FILES if recipe.get(name)):
         with contextlib.suppress(RecipeError):  # chat_template may be a name
             found[name] = (lab_digest if name == "lab" else digest)(find_file(recipe[name]))
+    source, _, rows = recipe.get("tasks", "").partition(":")  # rows of a public data set, or a folder of them
+    if "tasks" not in found and rows and source.isidentifier():
+        with contextlib.suppress(RecipeError):  # notebook 01 says that there is none
+            files = sorted((project_root() / rows).glob("*.[jp]*")) or [find_file(rows)]
+            found["tasks"] = " ".join([source, *map(digest, files)])
     return found
 
 
@@ -134,6 +145,21 @@ def _notebook(stage: str) -> Path:
     return path
 
 
+def _manager(stage: str, parameters: Mapping[str, Any]) -> type:
+    """Of a kernel that, where this process is told to end, has the time to end the step of a training."""
+    from jupyter_client import AsyncKernelManager
+
+    step_s = 2 * patience(Recipe.from_mapping(parameters)) if stage == "03_grpo" else SHUTDOWN_S
+
+    class Manager(AsyncKernelManager):
+        @property
+        def shutdown_wait_time(self) -> float:
+            """Seconds until it is killed, after SIGTERM at half of them: few where it hangs at its end."""
+            return step_s if isinstance(sys.exc_info()[1], KeyboardInterrupt) else SHUTDOWN_S
+
+    return Manager
+
+
 def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
     """One notebook through papermill, kept as far as it came. Raises RunError with a failing cell's error."""
     import nbformat
@@ -141,7 +167,6 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
     from nbclient.exceptions import DeadKernelError
     from nbformat.sign import NotebookNotary
     from papermill.exceptions import PapermillExecutionError
-    from traitlets.config import Config
 
     start, out = time.monotonic(), run.file(f"{stage}.ipynb")
     print(f"{stage}: running", flush=True)
@@ -159,7 +184,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             cwd=str(project_root()),
             progress_bar=sys.stderr.isatty(),
             extra_arguments=QUIET,
-            config=Config({"KernelManager": {"shutdown_wait_time": SHUTDOWN_S}}),
+            kernel_manager_class=_manager(stage, parameters),
         )
     except (PapermillExecutionError, DeadKernelError, OSError) as error:
         why = f"{type(error).__name__}: {error}"

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -521,12 +521,13 @@ def _critical(folder: Path | None) -> list[str]:
     return []
 
 
-def _stamp(path: str | Path, before: int | None) -> int:
-    """When the file was changed; as before while an editor is replacing it."""
+def _stamp(path: str | Path, before: tuple[int, int] | None = None) -> tuple[int, int]:
+    """When the file was changed, and its size; as before while an editor is replacing it."""
     try:
-        return os.stat(path).st_mtime_ns
+        found = os.stat(path)
+        return found.st_mtime_ns, found.st_size
     except OSError:
-        return before or 0
+        return before or (0, 0)
 
 
 def _startable(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
@@ -633,7 +634,14 @@ def watched(sweep: Sweep, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _look(run: Run) -> dict[str, Any]:
-    manifest = run.manifest
+    files = run.file(MANIFEST), run.file("train", "metrics.jsonl"), run.file(*ALARMS)
+    return _seen(run.path, tuple(map(_stamp, files)))
+
+
+@lru_cache(maxsize=1024)
+def _seen(path: Path, stamps: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    """What the files of a cell say, read anew where their ``stamps`` are others."""
+    manifest = (run := Run(path)).manifest
     metrics = run.metric_rows() if run.file("train", "metrics.jsonl").exists() else []
     seen = {"stage": max(manifest["stages"], default="")}
     validated = [row["val_success"] for row in metrics if row.get("val_success") is not None]

@@ -2,10 +2,11 @@
 roll out and the other cards train (split).
 
 A choice with its reason, from what is visible, the recipe, and whether rollouts and updates fit on one card
-together. Leaves out starting anything (training.launch, policies.server_processes),
-several machines, and finding the cards (sweep_slots.gpu_count, or torch).
+together; and how long one waits for the others. Leaves out starting anything (training.launch,
+policies.server_processes), several machines, and finding the cards (sweep_slots.gpu_count, or torch).
 """
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from agentkit.records import RecipeError
 from agentkit.runs.recipe import Recipe, batch_rules, refuse
 
 CARDS = "CUDA_VISIBLE_DEVICES"  # read by CUDA once, so it is set before a process looks for a GPU
+SETTING_UP_S = 1800.0  # to load a model, start an engine, save a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,13 @@ def _split(recipe: Recipe, cards: Sequence[str], why: str) -> Topology:
     if cards and training > left:
         raise RecipeError(f"processes: {training} and {servers} need a GPU each of {count}: lower one")
     return Topology("split", training, tuple(cards), replicas, why, size)
+
+
+def patience(recipe: Recipe) -> float:
+    """Seconds that a process may wait for the others: all their trajectories may run into their limit."""
+    test = math.ceil(0.15 * recipe.n_tasks) * recipe.test_samples
+    most = max(recipe.prompts_per_step * recipe.group_size, recipe.val_tasks * recipe.val_samples, test)
+    return SETTING_UP_S + math.ceil(most / recipe.max_batch) * recipe.trajectory_timeout_s
 
 
 def settled(recipe: Recipe, topology: Topology, urls: Sequence[str] = ()) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al.,
 PPJoin, 2008) over the word pairs of normalised prompts: two prompts that alike must share one of their few
-rarest pairs, so only prompts with a rare pair in common are compared. Leaves out paraphrases.
+rarest pairs, so only prompts with a rare pair in common are compared. What most prompts of a family say, such
+as its rules, does not count. Leaves out paraphrases.
 """
 
 import dataclasses
@@ -12,8 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from math import ceil
-
-import numpy as np
 
 from agentkit.records import Task
 from agentkit.verifiers import normalize
@@ -57,6 +56,18 @@ def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
     return found
 
 
+def a_fifth(tasks: list[Task], rng: random.Random) -> set[str]:
+    """Ids of a fifth of the tasks, less or more where some stay together; none where all do."""
+    components, held = _components(tasks), []
+    rng.shuffle(components)
+    for component in components:
+        if len(held) + len(component) <= len(tasks) // 5:
+            held += component
+    if not held and len(components) > 1:
+        held = min(components, key=len)
+    return {task.id for task in held}
+
+
 def _warn_if_alike(tasks: Sequence[Task]) -> None:
     """Warn of a family that is large enough for all splits, with none to train on or none to test with."""
     for name in dict.fromkeys(task.family for task in tasks):
@@ -80,9 +91,22 @@ def entity_combinations(task: Task) -> list[str]:
     return [" + ".join(pair) for pair in combinations(entities, 2)] or entities
 
 
-def near_duplicates(prompts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Pairs of positions of prompts whose word pairs have a Jaccard similarity of at least ``SIMILAR``."""
+def near_duplicates(prompts: Sequence[str], families: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
+    """Pairs of positions of prompts whose word pairs have a Jaccard similarity of at least ``SIMILAR``.
+
+    Pairs of words in more than half of a family's prompts, where it has ``LARGE`` or more, are left out; a
+    prompt that holds nothing else keeps them.
+    """
+    families = families or [""] * len(prompts)
+    sizes, counts = Counter(families), defaultdict(Counter)
     pairs = [_word_pairs(prompt) for prompt in prompts]
+    for family, words in zip(families, pairs, strict=True):
+        counts[family].update(words)
+    common = {
+        name: {pair for pair, count in own.items() if 2 * count > sizes[name] >= LARGE}
+        for name, own in counts.items()
+    }
+    pairs = [words - common[family] or words for family, words in zip(families, pairs, strict=True)]
     frequency = Counter(pair for words in pairs for pair in words)
     index: dict[str, list[int]] = defaultdict(list)
     for i, words in enumerate(pairs):
@@ -104,17 +128,19 @@ def _word_pairs(prompt: str) -> frozenset[str]:
 
 def _components(tasks: list[Task]) -> list[list[Task]]:
     """Groups of tasks connected by a shared entity combination or by near-duplicate prompts."""
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
+    from scipy.cluster.hierarchy import DisjointSet
 
+    joined = DisjointSet(range(len(tasks)))
     owner: dict[str, int] = {}
-    edges = [
-        (owner.setdefault(key, i), i) for i, task in enumerate(tasks) for key in entity_combinations(task)
-    ]
-    edges += near_duplicates([task.prompt for task in tasks])
-    ends = np.array(edges, dtype=int).reshape(-1, 2).T
-    graph = coo_matrix((np.ones(len(edges)), (ends[0], ends[1])), shape=(len(tasks), len(tasks)))
+    first: dict[str, int] = {}  # with that prompt
+    for i, task in enumerate(tasks):
+        joined.merge(first.setdefault(task.prompt, i), i)
+        for key in entity_combinations(task):
+            joined.merge(owner.setdefault(key, i), i)
+    others = list(first.values())
+    for one, other in near_duplicates(list(first), [tasks[i].family for i in others]):
+        joined.merge(others[one], others[other])
     groups = defaultdict(list)
-    for task, label in zip(tasks, connected_components(graph, directed=False)[1], strict=True):
-        groups[label].append(task)
+    for i, task in enumerate(tasks):
+        groups[joined[i]].append(task)
     return list(groups.values())

@@ -69,7 +69,7 @@ class Suite:
             RunError: ``load`` would not give the same tasks back.
         """
         if not force:
-            self._check("not saved")
+            self.check("not saved")
         return write_tasks(_file(path), self.tasks)
 
     @classmethod
@@ -111,10 +111,11 @@ class Suite:
         suite = cls(assign_splits(drafted, random.Random(f"{seed}-splits")), environments)
         if new and not suite.split("train"):
             raise SuiteError("new_templates names every template that was drafted: none is left to train on")
-        suite._check("not built")
+        suite.check("not built")
         return suite
 
-    def _check(self, consequence: str) -> None:
+    def check(self, consequence: str = "not to be trusted") -> None:
+        """Raise SuiteError where a check of the audit fails, which says of the first what, where and why."""
         failures = [row for row in self.audit() if not row["passed"]]
         if failures:
             keys = "check", "task", "verifier", "answer", "why"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentkit.records import Task, Trajectory
+from agentkit.records import Group, Task, Trajectory
 from agentkit.rewards import Reward
 from agentkit.rewards.calls import subgoals
 from agentkit.runs.recipe import Recipe
@@ -237,6 +237,13 @@ def of_trajectories(
         options["states"] = [turn_states(t) for t in trajectories]
         options |= {"gamma": recipe.step_gamma, "weight": recipe.step_weight}
     return estimate([t.reward for t in trajectories], groups, recipe.advantage, **options)
+
+
+def teaches_nothing(tasks: Mapping[str, Task], reward: Reward, recipe: Recipe, group: Group) -> bool:
+    """Whether the recipe's estimator gives every token of a scored group's trajectories no advantage."""
+    one = [0] * len(group.trajectories)
+    values = of_trajectories(tasks, group.trajectories, one, reward, recipe)
+    return not (values.abs() >= EPSILON**2).any()
 
 
 def summary(advantage: Tensor, action_mask: Sequence[int]) -> float:

@@ -104,7 +104,7 @@ def newest_sound(folder: Path, fits: Callable[[Path, dict[str, Any]], None]) -> 
 def cut_back(run: Run, checkpoint: Path) -> None:
     """Remove what was written after a checkpoint; newer ones, which are damaged, are kept as damaged-..."""
     step = step_of(checkpoint)
-    for name in ("metrics.jsonl", "alarms.jsonl"):
+    for name in ("metrics.jsonl", "alarms.jsonl", "measures.jsonl"):
         cut_jsonl(run.file("train", name), step)
     run.file("train", "metrics.jsonl").touch(0o600)
     for number in run.steps:

@@ -31,9 +31,9 @@ from agentkit.policies.process_group import gathered
 from agentkit.policies.shards import leave_shards
 from agentkit.policies.sync import NOISE, sync
 from agentkit.policies.unsloth import adapted
-from agentkit.records import EngineError, Group, RecipeError, Step, Task, TrainingError, Trajectory
+from agentkit.records import EngineError, RecipeError, Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all
-from agentkit.rollouts import rollout
+from agentkit.rollouts import prompt_lengths, rollout
 from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
@@ -132,6 +132,25 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         model = self.accelerator.unwrap_model(self.model)
         ahead = self.recipe.max_staleness > 0
         self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine, ahead=ahead)
+        try:
+            self._check_prompts(tasks)
+        except BaseException:
+            self.policy.close()
+            raise
+
+    def _check_prompts(self, tasks: Sequence[Task]) -> None:
+        """Raise RecipeError where a prompt leaves no room for a completion, as far as it is known now."""
+        reads, options = self.policy.max_length or math.inf, self._options
+        # a text has no more tokens than bytes; the tools' is taken to be at most half of what is read
+        long = [task for task in tasks if 2 * len(task.prompt.encode("utf-8", "replace")) >= reads]
+        chat = options["environment"], options["tool_format"]
+        lengths = prompt_lengths(long, self.policy.tokenizer, *chat)
+        worst = max(lengths, key=lengths.get, default=None)
+        if worst is not None and lengths[worst] >= reads:
+            raise RecipeError(
+                f"the prompt of task {worst} has {lengths[worst]} tokens, and the engine reads {reads} with "
+                "the completion: leave such tasks out with max_prompt_tokens, or give it a longer context"
+            )
 
     # ---- a step: rollouts and rewards, then TRL's batch of them
     def _set_signature_columns_if_needed(self) -> None:
@@ -202,7 +221,8 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         fresh = fresh_tasks(self._tasks.values(), everyone, seed)
         fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
         roll = partial(self._rollout, seed=seed, step=step, run=run)
-        return select(tasks, fresh, roll, self._teaches_nothing, self.recipe)
+        is_dead = partial(advantages.teaches_nothing, self._tasks, self.reward, self.recipe)
+        return select(tasks, fresh, roll, is_dead, self.recipe)
 
     @contextmanager
     def _synced(self) -> Iterator[dict[str, float]]:
@@ -219,13 +239,6 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
             yield gap.metrics("sync_gap") if gap else {}
         if not self.recipe.max_staleness:
             self.policy.sleep()
-
-    def _teaches_nothing(self, group: Group) -> bool:
-        """Whether the estimator in use gives every token of a group's trajectories no advantage."""
-        tasks = {group.task_id: self._tasks[group.task_id]}
-        one = [0] * len(group.trajectories)
-        values = advantages.of_trajectories(tasks, group.trajectories, one, self.reward, self.recipe)
-        return float(values.abs().max()) < advantages.EPSILON**2
 
     def _rollout(self, tasks: Sequence[Task], group_size: int, **options: Any) -> list[Trajectory]:
         sampled = rollout(tasks, self.policy, group_size=group_size, **options, **self._options)
@@ -266,7 +279,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         cache = self._options.get("tool_cache")
         before = self._mismatches
         self._mismatches = sum(cache.mismatches.values()) if cache else 0
-        return {"cache_mismatches": self._mismatches - before}
+        return {"cache_mismatches": sum(gathered([self._mismatches - before]))}
 
     @property
     def own_trajectories(self) -> tuple[Trajectory, ...]:
@@ -303,7 +316,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         counts = gathered([int(lessons["lesson_tokens"])])  # gradients are averaged over processes
         lessons["lesson_tokens"] = torch.tensor(sum(counts) / len(counts) / self.recipe.minibatches)
         output |= {name: values.to(output["completion_ids"].device) for name, values in lessons.items()}
-        self._measured["lessons"] = int(lessons["lesson_scored"].any(1).sum())
+        self._measured["lessons"] = sum(gathered([int(lessons["lesson_scored"].any(1).sum())]))
 
     # ---- the metrics row
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from trl import GRPOConfig
 
-from agentkit.policies.process_group import patience
 from agentkit.runs.recipe import Recipe
+from agentkit.runs.topology import patience
 from agentkit.training.processes import check_processes
 from agentkit.training.trainers import on_one_card, quiet_trainer
 

@@ -60,7 +60,9 @@ class Guards(TrainerCallback):
         """From a checkpoint. Whoever goes on after three skipped steps gets three more."""
         self.watch = Watch(**state)
         self.watch.skipped_in_row %= MAX_SKIPPED
-        self._consider_patience()  # which checkpoints of older versions do not say
+        if self.watch.ended == "patience":  # the recipe may have more by now
+            self.watch.ended = None
+        self._consider_patience()
 
     def metrics(self) -> dict[str, float]:
         columns: dict[str, float] = {"skipped_steps": self.watch.skipped} if self.watch.skipped else {}
@@ -85,8 +87,9 @@ class Guards(TrainerCallback):
         if self.watch.skipped_in_row >= MAX_SKIPPED:
             self.problem = (
                 f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite (the last is step "
-                f"{state.global_step}); they were skipped. Lower learning_rate or look for infinite rewards, "
-                "then run this again: it goes on from here."
+                f"{state.global_step}); they were skipped. Run this again and it goes on from here. A lower "
+                "learning_rate, or a lab file without infinite rewards, begins anew; agentkit merge makes a "
+                "model of the best adapter so far, to begin it from."
             )
         control.should_save |= self.problem is not None
         control.should_training_stop |= self.problem is not None or self.watch.ended is not None
@@ -113,7 +116,8 @@ class Guards(TrainerCallback):
         raise TrainingError(
             f"{sum(latest) / len(latest):.0%} of the latest trajectories have no reward, more than "
             f"{MAX_UNSCORED:.0%}: {'; '.join(sorted(reasons))[:400]}. Mend it (a verifier or a reward that "
-            "raises or gives no finite number, or a limit on time), then run this again."
+            "raises or gives no finite number, or a limit on time), then run this again: with another "
+            "limit it goes on from here, with another lab file it begins anew."
         )
 
     # ---- validation

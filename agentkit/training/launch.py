@@ -26,12 +26,11 @@ from typing import Any
 import torch
 
 from agentkit.lab import Lab
-from agentkit.policies.process_group import patience
 from agentkit.policies.server_processes import replicas
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
-from agentkit.runs.children import TOKEN, end_all
-from agentkit.runs.topology import CARDS, Topology, choose, settled
+from agentkit.runs.children import TOKEN, end_all, signals
+from agentkit.runs.topology import CARDS, Topology, choose, patience, settled
 from agentkit.training import checkpoints
 from agentkit.training.processes import TrainingStopped
 from agentkit.training.worker import MARK, function_of
@@ -246,19 +245,25 @@ class _Children:
     def _follow(self, tell: OnMetrics) -> None:
         for line in self._child.stdout:
             if line.startswith(MARK):
-                tell(json.loads(line.removeprefix(MARK)))
+                row = json.loads(line.removeprefix(MARK))
+                if "notice" in row:
+                    print(row["notice"], file=sys.stderr)
+                else:
+                    tell(row)
         self._end.join()
 
     def _stop(self) -> None:
         """Ask the processes to stop by ending their input, and wait for a step and its checkpoint.
 
-        Not by a signal to torchrun, which would give them 30 seconds. A second interrupt does not wait.
+        Not by a signal to torchrun, which would give them 30 seconds. A second interrupt does not wait,
+        SIGTERM does.
         """
         self._child.stdin.close()
         timer = threading.Timer(self._wait_s, partial(end_all, TOKEN, self._token.__eq__))
         timer.start()
         try:
-            self._follow(_ignore)
+            with signals(lambda name: None, "SIGTERM"):
+                self._follow(_ignore)
         finally:
             timer.cancel()
 

@@ -36,10 +36,12 @@ _TRL_NAMES = {
 def row(
     number: int, logs: Mapping[str, Any], measured: Mapping[str, float], seconds: float | None = None
 ) -> dict[str, Any]:
-    """One row of train/metrics.jsonl; what the kit measured comes before what TRL logged."""
-    known = {ours: logs[trl] for trl, ours in _TRL_NAMES.items() if trl in logs}
-    values = {"step": number} | {name: math.nan if x is None else x for name, x in known.items()}
-    values |= measured
+    """One row of train/metrics.jsonl; what the kit measured comes before what TRL logged.
+
+    What TRL logs as None, such as the entropy where no token was scored, has no column.
+    """
+    known = {ours: logs[trl] for trl, ours in _TRL_NAMES.items() if logs.get(trl) is not None}
+    values = {"step": number} | known | measured
     if seconds is not None:
         other = values.get("rollout_seconds", 0.0) + values.get("val_seconds", 0.0)
         values |= {"seconds": seconds, "update_seconds": seconds - other}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,7 @@ from agentkit.policies.process_group import from_main, gathered
 from agentkit.policies.shards import whole
 from agentkit.records import Task
 from agentkit.runs import Recipe, RunError, read_json, write_json
-from agentkit.runs.children import signals
+from agentkit.runs.children import TOKEN, signals
 from agentkit.training import checkpoints
 from agentkit.training.adapters import replacing, write_adapter
 from agentkit.training.ahead import Lead
@@ -47,8 +48,10 @@ ADAPTER = "adapter_model.safetensors"
 AHEAD = "ahead.pt"  # in a checkpoint: which batches were being sampled, with which weights
 # recipe keys that may change between two attempts
 _FREE = (
-    "run resume save_every preflight report_to server_urls engine_memory tool_cache shard tensor_parallel"
+    "run resume save_every preflight report_to server_urls engine_memory tool_cache shard tensor_parallel "
+    "max_batch sync_threshold trajectory_timeout_s tool_timeout_s patience gpus"
 ).split()
+_PARTS = ("micro_batch", "micro_batch_tokens")  # may too, where no rollouts are kept in parts of that size
 
 
 def made_with(lab: Lab, model: Any, tasks: list[Task], world: int) -> dict:
@@ -109,7 +112,7 @@ class Resumable:
             self.resume_from = self._checkpoint()
         if self.resume_from:
             if not finished.exists():
-                _say(f"going on from {self.resume_from}")
+                self._tell(f"going on from {self.resume_from}")
             finished.unlink(missing_ok=True)
             cut_back(self.run, self.resume_from)
             self.run.metric_rows(checkpoints.step_of(self.resume_from))  # says where rows are lost
@@ -122,17 +125,29 @@ class Resumable:
         path = checkpoints.newest_sound(folder, self._fits)
         if path is None:
             return None
-        made, ours = checkpoints.verify(path)["made_with"], self._fingerprint
-        if other := sorted(name for name in {*made, *ours} if _value(made, name) != ours.get(name)):
-            _say(
+        if other := self._unlike(path, checkpoints.verify(path)["made_with"]):
+            self._tell(
                 f"the training in {folder.parent} was made with another {', '.join(other[:5])}: it is kept "
                 "beside this one, which starts anew"
             )
             return None
         return path
 
+    def _unlike(self, path: Path, made: dict[str, Any]) -> list[str]:
+        """What a checkpoint was made with another of, so that training cannot go on from it."""
+        ours, free = self._fingerprint, {*_FREE, *_PARTS}
+        if any(path.glob("rollouts_*")) or self.recipe.loss_type == "bnpo":  # a mean over a micro-batch
+            free -= {*_PARTS}
+        return sorted(name for name in {*made, *ours} - free if _value(made, name) != ours.get(name))
+
+    def _tell(self, text: str) -> None:
+        """Say it here, and in the notebook's cell where that has launched this process."""
+        _say(text)
+        if TOKEN in os.environ:
+            self.on_metrics({"notice": text})
+
     def _fits(self, path: Path, about: dict[str, Any]) -> None:
-        if about.get("made_with") != self._fingerprint:
+        if self._unlike(path, about.get("made_with", {})):
             return  # not ours: nothing to load
         try:
             state = TrainerState.load_from_json(str(path / "trainer_state.json"))
@@ -291,7 +306,9 @@ class Resumable:
         if isinstance(error, TrainingStopped):
             error.args = (f"{error}; {kept}",)
         else:
-            _say(f"training stopped ({why}: {str(error)[:200]}); {kept}")
+            _say(
+                f"training stopped ({why}: {str(error)[:200]}); {kept}, with recipe and lab file as they are"
+            )
 
     def asked_for(self) -> set[str]:
         """The words in the control file, which is then removed; every process gets the same."""

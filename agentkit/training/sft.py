@@ -17,12 +17,13 @@ from peft import PeftModel
 from transformers import PrinterCallback
 from trl import SFTConfig, SFTTrainer
 
-from agentkit.policies.process_group import on_main_process, patience, world
+from agentkit.policies.process_group import on_main_process, world
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.shards import leave_shards
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
+from agentkit.runs.topology import patience
 from agentkit.training.adapters import lora, save_adapter, settled
 from agentkit.training.prefix import scorer
 from agentkit.training.trainers import Progress, on_one_card, quiet_trainer

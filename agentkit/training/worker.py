@@ -36,12 +36,10 @@ def work(folder: str, file: str) -> None:
         import_first(recipe.engine)  # before what follows loads transformers
     from agentkit.lab import Lab
     from agentkit.policies import process_group
-    from agentkit.runs.topology import CARDS
+    from agentkit.runs.topology import CARDS, patience
     from agentkit.training.processes import TrainingStopped
 
-    threading.Thread(
-        target=_stop_with_the_notebook, args=(process_group.patience(recipe),), daemon=True
-    ).start()
+    threading.Thread(target=_stop_with_the_notebook, args=(patience(recipe),), daemon=True).start()
     process_group.join(recipe)
     try:
         result = function_of(job["job"])(Lab.open(recipe), run, tell, **job["arguments"])

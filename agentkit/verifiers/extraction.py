@@ -2,7 +2,7 @@
 
 import re
 
-MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code
+MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code and verifiers of your own
 MAX_CODE = 20_000
 _EMOJI = "✅✔☑🎉😊🙂👍🎯🚀📈🎬🏆💡⭐🌟🥳📌📝🔥\ufe0f\u200d"  # that say nothing of an answer
 _FOREIGN = (  # words for "answer"
@@ -59,26 +59,26 @@ _CORRECTED = re.compile(  # what is said to be the correct one
 FENCE = re.compile(r"```|^[ \t]*~~~", re.MULTILINE)
 
 
-def final_answer(text: str) -> str | None:
+def final_answer(text: str, limit: float = MAX_ANSWER) -> str | None:
     """The answer of a final turn: its last "Answer: ..." line, what is below such a heading, else all of it.
 
-    None where that is empty or huge. What follows the line, the heading's paragraph or that of the last box
-    is no part of it, unless it denies, doubts or corrects: then all is. A turn that holds a code block is one
-    answer as a whole: a comment in code may look like an answer line. Code that starts on the answer line
-    goes on to the end. A closed thought in front is no part of it. Reasoning that ends in a box may be as
-    long.
+    None where that is empty or longer than ``limit`` (``answer_limit`` of the verifier); code, and reasoning
+    that ends in a box, may have ``MAX_CODE`` characters. What follows the line, the heading's paragraph or
+    that of the last box is no part of it, unless it denies, doubts or corrects: then all is. A turn that
+    holds a code block is one answer as a whole: a comment in code may look like an answer line. Code that
+    starts on the answer line goes on to the end. A closed thought in front is no part of it.
     """
     if len(text) > 100 * MAX_ANSWER:
         return None
     text = _THOUGHT.sub("", text, count=1)
     lines = list(_ANSWER_LINE.finditer(text))
     if FENCE.search(text):
-        answer, limit = text.strip(), MAX_CODE
+        answer, limit = text.strip(), max(limit, MAX_CODE)
     elif starts := [line for line in lines if _CODE.match(line["said"])]:
-        answer, limit = text[starts[0].start("said") :].strip(), MAX_CODE
+        answer, limit = text[starts[0].start("said") :].strip(), max(limit, MAX_CODE)
     else:
         answer = _stated(text, lines)
-        limit = MAX_CODE if _BOX in answer else MAX_ANSWER
+        limit = max(limit, MAX_CODE) if _BOX in answer else limit
     return answer if 0 < len(answer) <= limit and not _EMPTY.fullmatch(answer) else None
 
 

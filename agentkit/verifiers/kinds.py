@@ -42,7 +42,7 @@ _READINGS = {
     exact: (words_occur, phrases),
     numeric: (digits_occur, numbers),
 }  # want the answer alone: where it stands in a sentence
-_LIMITS = {"code": MAX_CODE, "symbolic": MAX_CODE}  # a program, or reasoning that ends in a box
+_SHORT = SHIPPED - {"code", "symbolic", "judge"}  # neither a program, reasoning that ends in a box, nor prose
 
 
 def register(kinds: Mapping[str, Verifier]) -> None:
@@ -88,7 +88,7 @@ def check(
         raise ValueError(f"unknown verifier kind {kind!r}: use one of {', '.join(sorted(KINDS))}")
     if not isinstance(answer, str) or not answer.strip():
         return Score(0.0, "no answer")
-    limit = _LIMITS.get(kind, MAX_ANSWER)
+    limit = answer_limit(kind)
     if len(answer) > limit:
         return Score(0.0, f"an answer of {len(answer)} characters; {limit} is the limit")
     if gold is None:
@@ -110,6 +110,11 @@ def check(
             raise ValueError(f"verifier {kind!r}: {error}") from None
         # a verifier that fails must not look like a wrong answer
         return Score(None, f"verifier failed: {type(error).__name__}: {error}"[:200])
+
+
+def answer_limit(kind: str) -> int:
+    """Characters of the longest answer that a kind of verifier is shown; one of yours sees ``MAX_CODE``."""
+    return MAX_ANSWER if kind in _SHORT else MAX_CODE
 
 
 def _stated(

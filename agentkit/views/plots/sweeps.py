@@ -93,9 +93,7 @@ def learning_curves(ablation: Ablation) -> go.Figure:
     question = "How fast does each arm learn?"
     figure = go.Figure()
     for i, (name, seeds) in enumerate(ablation.training.items()):
-        by_step = pd.concat(
-            [rows.set_index("step")["val_success"].dropna() for rows in seeds.values()], axis=1
-        )
+        by_step = _by_step(seeds, "val_success")
         low, high, colour = by_step.min(axis=1), by_step.max(axis=1), COLOURS[i % len(COLOURS)]
         _band(figure, by_step.index, low, high, colour, name)
         line = {"color": colour, "width": 2, "dash": ("solid", "dash", "dot")[i // len(COLOURS) % 3]}
@@ -108,13 +106,19 @@ def learning_curves(ablation: Ablation) -> go.Figure:
     return dressed(
         figure,
         question,
-        "lines: mean over seeds; bands: from the lowest seed to the highest",
+        "lines: mean over seeds, ended ones as they were last; bands: from the lowest seed to the highest",
         xaxis_title_text="optimiser step",
         yaxis=_SHARE | {"title_text": "success on validation tasks"},
         height=430,
         showlegend=True,
         **BELOW,
     )
+
+
+def _by_step(seeds: dict[int, pd.DataFrame], column: str) -> pd.DataFrame:
+    """A column at the validations, one of it a seed: one that has ended goes on as it was last."""
+    validated = [rows.dropna(subset=["val_success"]).set_index("step")[column] for rows in seeds.values()]
+    return pd.concat(validated, axis=1).sort_index().ffill()
 
 
 def _band(figure: go.Figure, x: pd.Index, low: pd.Series, high: pd.Series, colour: str, name: str) -> None:
@@ -131,11 +135,7 @@ def success_by_compute(ablation: Ablation) -> go.Figure:
     figure, aside = go.Figure(), _aside([arms[name]["million_tokens"] for name in ablation.training])
     for i, (name, seeds) in enumerate(ablation.training.items()):
         colour, arm = COLOURS[i % len(COLOURS)], arms[name]
-        curves = [rows.dropna(subset=["val_success"]) for rows in seeds.values()]
-        x, y = (
-            pd.concat([rows.set_index("step")[column] for rows in curves], axis=1).mean(axis=1)
-            for column in ("million_tokens", "val_success")
-        )
+        x, y = (_by_step(seeds, column).mean(axis=1) for column in ("million_tokens", "val_success"))
         own = {"name": escaped(name), "legendgroup": name}
         line = {"color": colour, "width": 1.5, "dash": "dot"}
         figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False, **own)
@@ -155,7 +155,7 @@ def success_by_compute(ablation: Ablation) -> go.Figure:
     return dressed(
         figure,
         question,
-        f"dotted: validation; points: test{star}",
+        f"dotted: validation, ended seeds as they were last; points: test{star}",
         xaxis={
             "title_text": "million completion tokens in training, tool replies included",
             "rangemode": "tozero",

@@ -5,7 +5,6 @@ Leaves out what they mean (diagnostics) and pictures of drawings (widgets.galler
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -19,7 +18,7 @@ PANEL_WIDTH, PANEL_HEIGHT = 3, 215  # panels a row; pixels a row of panels
 PANELS = (
     ("reward", "Reward", "reward per trajectory"),
     ("success", "Success", "share of trajectories"),
-    ("reward_std", "Spread in a group", "standard deviation"),
+    ("reward_std", "Spread in the batch", "standard deviation"),
     ("kl", "KL to the reference", "nats per token"),
     ("entropy", "Entropy of the policy", "nats per token"),
     ("grad_norm", "Gradient norm", "L2 norm"),
@@ -41,8 +40,7 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
     if metrics.empty:
         return empty("No optimiser step is recorded yet")
     metrics = _by_step(metrics)
-    every = -(-len(metrics) // POINTS)
-    metrics = _thinned(metrics, every)
+    every = -(-int(metrics["step"].max() - metrics["step"].min() + 1) // POINTS)
     panels = [panel for panel in PANELS if _has(metrics, panel[0])]
     if not panels:
         raise ValueError(
@@ -56,13 +54,13 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
     for i, (column, _, unit) in enumerate(panels):
         subplot = {"row": i // PANEL_WIDTH + 1, "col": i % PANEL_WIDTH + 1}
         drawn = [column, *["val_success"] * (column == "success" and _has(metrics, "val_success"))]
-        _draw_panel(figure, metrics, drawn, subplot)
+        _draw_panel(figure, metrics, drawn, every, subplot)
         _style_axes(figure, metrics, drawn, unit, **subplot)
         if i + PANEL_WIDTH >= len(panels):
             figure.update_xaxes(title_text="optimiser step", **subplot)
     window = _window(len(metrics))
-    dots = f"every {every}th step" if every > 1 else "each step"
-    note = f"lines: mean of {window * every} steps; dots: {dots}" if window > 1 else "one dot a step"
+    dots = f"at most one in {every} steps" if every > 1 else "each step"
+    note = f"lines: mean of about {window} steps; dots: {dots}" if window > 1 else "one dot a step"
     return dressed(figure, "What did training do?", note, height=PANEL_HEIGHT * rows + 150, **BELOW)
 
 
@@ -93,23 +91,37 @@ def curve(metrics: pd.DataFrame, columns: str | Sequence[str], title: str, unit:
     return dressed(figure, title, height=360, xaxis_title_text="optimiser step", showlegend=len(columns) > 1)
 
 
-def _draw_panel(figure: go.Figure, metrics: pd.DataFrame, drawn: list[str], subplot: dict[str, int]) -> None:
+def _draw_panel(
+    figure: go.Figure, metrics: pd.DataFrame, drawn: list[str], every: int, subplot: dict[str, int]
+) -> None:
     column = drawn[0]
     components = [c for c in metrics.columns if c.startswith("reward/") and _has(metrics, c)]
     parts = components if column == "reward" else []
-    draw_line(figure, metrics, column, COLOURS[0], legend=bool(parts), **subplot)
+    draw_line(figure, metrics, column, COLOURS[0], legend=bool(parts), every=every, **subplot)
     for i, part in enumerate(parts, start=1):
-        draw_line(figure, metrics, part, COLOURS[1 + i % (len(COLOURS) - 1)], legend=True, **subplot)
+        colour = COLOURS[1 + i % (len(COLOURS) - 1)]
+        draw_line(figure, metrics, part, colour, legend=True, every=every, **subplot)
     if "val_success" in drawn:
-        _draw_validation(figure, metrics, COLOURS[1], **subplot)
+        validated = metrics.dropna(subset=["val_success"])
+        validated = validated if len(validated) <= POINTS else _thinned(validated, every)
+        _draw_validation(figure, validated, COLOURS[1], **subplot)
 
 
 def draw_line(
-    figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, *, legend: bool, **subplot: int
+    figure: go.Figure,
+    metrics: pd.DataFrame,
+    column: str,
+    colour: str,
+    *,
+    legend: bool,
+    every: int = 1,
+    **subplot: int,
 ) -> None:
-    """A light moving average over the raw points."""
-    rows = metrics[["step", column]].dropna()
+    """A light moving average over the raw points, of which ``every`` so many steps keep one."""
+    rows = metrics[["step", column]].dropna(ignore_index=True)  # thinned after: not every step measures all
     window = _window(len(rows))
+    mean = rows[column].rolling(window, center=True, min_periods=1).mean()
+    rows = _thinned(rows, every)
     name = escaped(column.removeprefix("reward/").replace("_", " "))
     shared = {"x": rows["step"], "legendgroup": column, "name": name, **subplot}
     figure.add_scatter(
@@ -121,7 +133,7 @@ def draw_line(
         **shared,
     )
     figure.add_scatter(
-        y=rows[column].rolling(window, center=True, min_periods=1).mean(),
+        y=mean[rows.index],
         mode="lines",
         line={"color": colour, "width": 2},
         showlegend=legend,
@@ -175,13 +187,9 @@ def _has(table: pd.DataFrame, column: str) -> bool:
     return column in table and bool(pd.to_numeric(table[column], errors="coerce").notna().any())
 
 
-def _thinned(metrics: pd.DataFrame, every: int) -> pd.DataFrame:
-    """The last row and every nth before it, with the latest POINTS rows that hold a validation."""
-    is_drawn = np.arange(len(metrics))[::-1] % every == 0
-    if "val_success" in metrics:
-        validated = metrics["val_success"].notna()
-        is_drawn |= (validated & (validated[::-1].cumsum() <= POINTS)).to_numpy()
-    return metrics[is_drawn]
+def _thinned(rows: pd.DataFrame, every: int) -> pd.DataFrame:
+    """The last row of every so many steps, counted from the end."""
+    return rows[~((rows["step"].max() - rows["step"]) // every).duplicated(keep="last")]
 
 
 def _window(n: int) -> int:

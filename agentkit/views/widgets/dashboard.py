@@ -15,6 +15,7 @@ import json
 import os
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -140,17 +141,28 @@ class Dashboard:
         self._ids = [f"agentkit-{part}-{uuid.uuid4().hex}" for part in ("panel", "curves", "extremes")]
         self._price = _price(run, devices or recipe.processes)
         self._controls: Controls | None = None
-        self._ended = ""
+        self._ended, self._failed = "", False
 
     def __call__(self, row: dict[str, Any]) -> None:
         """A row was written: redraw when it is time to."""
         now = time.monotonic()
         if row.get("step") and now - self._drawn >= max(self._every_s, self._took / SHARE):
-            self.draw()
+            self._try(self.draw)
         if now - self._saved >= self._snapshot_s:
-            self.save()
+            self._try(self.save)
         if self._controls:
-            self._controls.written()
+            self._try(self._controls.written)
+
+    def _try(self, part: Callable[[], Any]) -> None:
+        """Do a part of it; its faults, such as a full disk, are warned of once and end no training."""
+        try:
+            part()
+        except Exception as error:
+            if not self._failed:
+                warnings.warn(
+                    f"the dashboard is not drawn ({error!r}); train/metrics.jsonl has all rows", stacklevel=3
+                )
+            self._failed = True
 
     def __enter__(self) -> Dashboard:
         self._switch(True)
@@ -158,7 +170,7 @@ class Dashboard:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._ended = ending(self.run, self.recipe, error)
-        self.finish()
+        self._try(self.finish)
 
     def _switch(self, is_on: bool) -> None:
         if is_on:  # perhaps again, in a cell whose output was cleared

@@ -27,6 +27,7 @@ const OWN_STYLE = `
 
 const COOL = "var(--cool)";
 const WARM = "var(--warm)";
+const ADVANTAGE = "advantage (mean of the trajectory)"; // some estimators give each turn its own
 const CHUNK = 3000; // tokens of one part drawn at once
 const [LEAST, MOST] = [1, 5]; // nats: how unlikely a token is at the full colour, by what the trajectory has
 
@@ -41,7 +42,7 @@ function quantities(tokens) {
     offered.push({ name, value: (i) => values[i], scale, most: scale === "low" ? Math.min(Math.max(most, LEAST), MOST) : most });
   };
   add("log-probability at sampling", tokens.old_logprob, "low");
-  add("advantage", tokens.advantage, "both");
+  add(ADVANTAGE, tokens.advantage, "both");
   return offered;
 }
 
@@ -156,7 +157,7 @@ function show(element, payload) {
     const facts = [node("code", "", shownText(tokens.text[i])), fact("position", String(i)), fact("id", String(tokens.id[i]))];
     facts.push(fact("source", source + (turn === null ? "" : `, turn ${turn + 1}`)), fact("mask", String(mask)));
     if (tokens.old_logprob[i] !== null) facts.push(fact("log-probability at sampling", number(tokens.old_logprob[i], 4)));
-    if (tokens.advantage[i] !== null) facts.push(fact("advantage", signed(tokens.advantage[i])));
+    if (tokens.advantage[i] !== null) facts.push(fact(ADVANTAGE, signed(tokens.advantage[i])));
     return facts;
   };
   const point = (i) => {

@@ -281,6 +281,7 @@ function show(element, payload, { block, moved, noted }) {
   });
   root.append(
     node("div", "bar", "", previous, next, counter, byOutcome, byFamily, byDifficulty, byAlarm, searchBox, folding, exporting),
+    ...(payload.left_out ? [node("div", "none", payload.left_out)] : []),
     body,
   );
   go(0, true);
