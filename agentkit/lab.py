@@ -6,6 +6,7 @@ lab file defines is there in each of them. Leaves out the numbers (runs.recipe) 
 (rollouts, training, evaluation).
 """
 
+import math
 import os
 import random
 import warnings
@@ -50,7 +51,7 @@ from agentkit.trajectories import by_task
 
 NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
 PASS_RATES = "pass_rates.json"  # of the training tasks, where they are filtered
-SIFTED = 256  # tasks whose trajectories are held at a time
+SIFTED = 256  # tasks at the most whose trajectories are held at a time
 Factory = Callable[[], object]
 
 
@@ -256,8 +257,9 @@ class Lab:
             return "filter_rollouts is 0: no training task is left out"
         options = self.options(seed=self.recipe.seed, group_size=count)
         rates: dict[str, float] = {}
-        for start in range(0, len(tasks), SIFTED):
-            some = tasks[start : start + SIFTED]
+        size = math.ceil(len(tasks) / max(1, math.ceil(len(tasks) / SIFTED)))  # even parts
+        for start in range(0, len(tasks), size):
+            some = tasks[start : start + size]
             options["progress"] = f"{policy.name}, training tasks {start + 1} to {start + len(some)}"
             tried = _rollout(some, policy, "sift", **options)
             scored = {t.task_id for t in tried if t.success is not None}  # the others stay

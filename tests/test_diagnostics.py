@@ -7,6 +7,7 @@ import json
 import math
 import re
 import time
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,7 @@ from agentkit.diagnostics import (
 from agentkit.exchange.training_logs import read_log
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, append_jsonl, write_jsonl, write_trajectories
+from agentkit.training.checkpoints import cut_back
 
 COMPONENTS = {"correctness": 1.0, "format": 1.0}
 
@@ -419,6 +421,21 @@ def test_going_on_reads_the_rollouts_of_no_step_again_that_was_looked_at(tmp_pat
         whole.add(row, trajectories)
     again = Watch.over(run)
     assert "mode_collapse" in {alarm.alarm for alarm in again.alarms} and again.alarms == whole.alarms
+
+
+@pytest.mark.parametrize(
+    "damage", [b'[\n"\xff', b'{"step": 2}\n{"step": 3}\n', b'{"step": 2, "values": {}, "evidence": {}}\n']
+)
+def test_damaged_measures_are_measured_again(tmp_path, damage):
+    run = Run.create(tmp_path / "run")
+    rows = [{"step": n, "success": 0.5, "reward": 0.1 * n} for n in range(1, 13)]
+    write_jsonl(run.file("train", "metrics.jsonl"), rows)
+    once = vars(Watch.over(run))
+    run.file("train", "measures.jsonl").write_bytes(damage)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of lines that are left out
+        assert vars(Watch.over(run)) == once
+        cut_back(run, run.file("train", "checkpoints", "checkpoint-5"))
 
 
 # ---- what an alarm needs

@@ -710,6 +710,8 @@ def test_trl_s_replies_go_to_the_calls_they_name_and_its_errors_are_failures():
         ASSISTANT,
     ]
     (t,) = from_messages([{"messages": messages}]).trajectories
+    messages[2] |= {"content": '{"error": null, "rows": []}'}  # no error
+    assert from_messages([{"messages": messages}]).trajectories[0].turns[0].results[0].ok
     assert [(r.name, r.observation, r.ok) for r in t.turns[0].results] == [
         ("fast", "{'error': 'it broke'}", False),
         ("slow", "done", True),

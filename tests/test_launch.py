@@ -181,14 +181,13 @@ def interruptible():
 def test_sigterm_does_not_end_the_wait_for_a_step_and_a_notice_reaches_the_cell(capsys):
     """jupyter_client sends it to a kernel at half of its time to end."""
     said, children = MARK + '{"notice": "starts anew"}', _Children.__new__(_Children)
-    words = ["sh", "-c", f"cat; sleep 1; echo '{said}'"]
+    words = ["sh", "-c", f"cat; sleep 1; kill -TERM $PPID; sleep 1; echo '{said}'"]  # in the wait
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     children._child, children._wait_s, children._token = child, 60, "of no process"
     children._end = threading.Thread(target=child.wait)
     children._end.start()
     before = signal.signal(signal.SIGTERM, lambda number, frame: pytest.fail("it ended the wait"))
     try:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
         children._stop()
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -16,10 +16,11 @@ from says import Says
 from agentkit import StopReason, Task, rollout
 from agentkit.lab import Lab
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.records import DataError
+from agentkit.records import DataError, EngineError
 from agentkit.rollouts import Limits, arollout
 from agentkit.rollouts.call_formats import format_call
 from agentkit.rollouts.chat import ChatCodec
+from agentkit.rollouts.tokens import group_faults
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.corpus import corpus_path
 from agentkit.tools.environments import CorpusEnvironment
@@ -139,33 +140,47 @@ def test_a_tool_that_raises_is_an_observation(tokenizer, tools):
     assert observations == ["Error: OSError: the disk is gone."] + ["fine"] * 7
 
 
-def test_an_environment_that_cannot_begin_ends_every_trajectory_with_it(tokenizer):
-    class Broken(Tools):
-        made, worked = 0, 0
+def test_where_no_environment_can_begin_it_is_said_but_a_training_goes_on(tokenizer, tools):
+    def reset(self, **row):
+        raise OSError("no database")
 
-        def reset(self, **row):
-            if self.number == 3:
-                raise OSError("no database")
+    tools.reset = reset
+    options = {"environment": tools, "group_size": 2, "limits": ROOMY}
+    with pytest.raises(DataError, match="line .*OSError: no database"):
+        rollout([TASK], calls(tokenizer, "work", how="fine"), **options)
+    found = whole(rollout([TASK], calls(tokenizer, "work", how="fine"), step=3, **options))
+    assert [(t.stop_reason, t.success) for t in found] == [(StopReason.ERROR, None)] * 2
 
-        async def later(self, how: str) -> str:
-            """Work later.
 
-            Args:
-                how: In which way.
-            """
-            await asyncio.sleep(3.0)
-            type(self).worked += 1
-            return "fine"
+def test_a_group_may_hold_one_whose_reset_failed(tokenizer, tools):
+    def reset(self, **row):
+        if self.number in (2, 4):  # one of the four, and its second try
+            raise OSError("the service is busy")
+        return " It is Monday."
+
+    tools.reset = reset
+    found = rollout(
+        [TASK], calls(tokenizer, "work", how="fine"), environment=tools, group_size=4, limits=ROOMY
+    )
+    assert not group_faults(whole(found)) and len({t.prompt_ids for t in found}) == 2
+
+
+def test_an_engine_that_fails_ends_every_trajectory(tokenizer, tools):
+    class Fails(Says):
+        async def sample(self, request):
+            if request.trajectory % 8 == 3:
+                raise EngineError("it is gone")
+            await asyncio.sleep(0.5)
+            return await super().sample(request)
 
     async def fails():
-        with pytest.raises(DataError, match="line .*OSError: no database"):
-            await arollout(
-                [TASK], calls(tokenizer, "later", how="x"), environment=Broken, group_size=8, limits=ROOMY
-            )
-        await asyncio.sleep(4.0)
+        with pytest.raises(EngineError, match="it is gone"):
+            await arollout([TASK], policy, environment=tools, group_size=8, limits=ROOMY)
+        await asyncio.sleep(1.5)
 
+    policy = Fails(tokenizer, "Answer: 3")
     asyncio.run(fails())
-    assert not Broken.worked
+    assert not policy.asked
 
 
 def test_ten_megabytes_are_cut_in_tokens_visibly(tokenizer, tools):

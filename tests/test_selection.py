@@ -18,6 +18,7 @@ from agentkit.preflight.checks import dead_groups
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe, RecipeError
+from agentkit.training import advantages
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.selection import fresh_tasks, left_out, penalty, replace_dead, resample_correct, select
@@ -306,6 +307,15 @@ def test_a_group_of_equal_rewards_lives_where_the_estimator_still_learns_from_it
         recipe, known = Recipe(advantage=estimator), {"t": Task("t", "", "1")}
         assert teaches_nothing(known, {}, recipe, alike) is dead, estimator
         assert dead_groups([alike], 2, partial(teaches_nothing, known, {}, recipe)).values["seen"] == dead
+
+
+@pytest.mark.parametrize("estimator", advantages.ESTIMATORS)
+def test_a_group_without_a_turn_teaches_nothing(estimator):
+    """As where no environment could be reset, or all ran out of time in their first turn."""
+    unscored = {"turns": (), "components": {"right": None}}
+    silent = Group("t", tuple(replace(trajectory(None, sample=i), **unscored) for i in range(2)))
+    rewards = {"right": (lambda task, t: t.success, 1.0)}
+    assert teaches_nothing({"t": Task("t", "", "1")}, rewards, Recipe(advantage=estimator), silent)
 
 
 def test_a_batch_of_rollouts_is_split_into_optimiser_steps(tmp_path):

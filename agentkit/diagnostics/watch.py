@@ -6,6 +6,7 @@ Leaves out the rules and what they read (rules, measures).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import warnings
@@ -117,9 +118,11 @@ def read_steps(run: Run, observed: Mapping[int, StepMeasures] | None = None) -> 
 
 
 def _looked_at(run: Run) -> dict[int, StepMeasures]:
-    path, steps = run.file(*MEASURES), {}
-    for row in read_jsonl(path) if path.exists() else []:
-        if not fault("measures", row):
+    path, rows, steps = run.file(*MEASURES), [], {}
+    with contextlib.suppress(RunError):  # rollouts say the same
+        rows = read_jsonl(path) if path.exists() else []
+    for row in rows:
+        if not fault("measures", row) and "step" in row["values"]:
             known = {name: value for name, value in row["values"].items() if value is not None}
             evidence = {name: tuple(shown) for name, shown in row["evidence"].items()}
             steps[row["step"]] = StepMeasures(row["step"], known, evidence)

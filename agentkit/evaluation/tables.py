@@ -266,7 +266,7 @@ def spanned(difference: float, interval: Sequence[float]) -> str:
 
 def _level(block: Mapping[str, Any]) -> str:
     """The level of a difference's intervals: Holm's where it was tested with others."""
-    return f"{100 * (1 - block.get('level', ALPHA)):.3g} %"
+    return f"{min(100 * (1 - block.get('level', ALPHA)), 99.9):.3g} %"
 
 
 def _p(p: float | None) -> str:

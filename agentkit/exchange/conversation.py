@@ -27,7 +27,7 @@ _END = re.compile(
 )  # the end token of a turn
 _RESPONSE = re.compile(r"<tool_response>((?:(?!</tool_response>).)*+)</tool_response>", re.DOTALL)
 _RESPONSES = re.compile(rf"\s*(?:{_RESPONSE.pattern}\s*)++", re.DOTALL)  # a user message of Qwen's
-_FAILED = re.compile(r"\{\s*['\"]error['\"]\s*:")  # as TRL writes a call that raised
+_FAILED = re.compile(r"""\{\s*['"]error['"]\s*:\s*(?:'[^']|"[^"])""")  # as TRL writes a call that raised
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking", "summary", "content", "text")  # where they stand
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -199,7 +199,7 @@ def turns_of(
                 calls = parse_stored(_END.sub("", content)).calls  # of models whose calls stand in the text
                 open_calls = {str(i): (call.name, call.arguments) for i, call in enumerate(calls)}
             for number, call in enumerate(message.get("tool_calls") or []):
-                name, arguments = _asked(call, where, dropped)
+                name, arguments = asked_of(call, where, dropped)
                 open_calls[str(call.get("id") or number)] = name, arguments
                 text = json.dumps({"name": name, "arguments": arguments})
                 blocks.append(f"<tool_call>\n{text}\n</tool_call>")
@@ -234,7 +234,7 @@ def _reply(message: Mapping[str, Any], content: str, open_calls: dict[str, tuple
     return ToolResult(name, arguments, content, ok=not failed)
 
 
-def _asked(call: Any, where: str, dropped: Counter) -> tuple[str, dict]:
+def asked_of(call: Any, where: str, dropped: Counter) -> tuple[str, dict]:
     """Name and arguments of one entry of tool_calls, OpenAI's form or inspect_ai's flat one."""
     inner = call.get("function") if isinstance(call, dict) else None
     if isinstance(inner, str):
@@ -314,7 +314,7 @@ def _comparable(messages: Sequence[Mapping[str, Any]]) -> list[tuple]:
     for message in messages:
         calls = []
         for call in message.get("tool_calls") or []:
-            name, arguments = _asked(call, "", Counter())
+            name, arguments = asked_of(call, "", Counter())
             kept = {key: value for key, value in arguments.items() if value is not None}
             calls.append(utf8(json.dumps([name, kept], sort_keys=True)))
         tool = message.get("name") or message.get("function") or ""

@@ -21,8 +21,8 @@ from agentkit.exchange.conversation import (
     Imported,
     Row,
     as_messages,
+    asked_of,
     checked_messages,
-    content_of,
     encode_record,
     number,
     prompt_of,
@@ -262,14 +262,15 @@ def _row(sample: Any, where: str, score: dict[str, Any]) -> Row:
 
 
 def _submitted(sample: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The answer that an agent handed to a tool (basic_agent's ``submit``), which then is the completion."""
+    """The answer that an agent handed to a tool (basic_agent's ``submit``), and the completion ends in."""
     said = _dict(sample.get("output")).get("completion")
     last = next((message for message in reversed(messages) if message["role"] == "assistant"), {})
-    if sample.get("error") or sample.get("limit") or not last.get("tool_calls") or not isinstance(said, str):
+    if sample.get("error") or sample.get("limit") or not isinstance(said, str):
         return {}
-    if said.strip() in ("", content_of(last, Counter()).strip()):  # its own text
-        return {}
-    return {"answer": final_answer(said), "stop_reason": StopReason.ANSWER}
+    asked = [asked_of(call, "", Counter())[1] for call in last.get("tool_calls") or []]
+    given = (value for arguments in asked for value in arguments.values() if isinstance(value, str))
+    answer = next((value for value in given if value.strip() and said.strip().endswith(value.strip())), None)
+    return {} if answer is None else {"answer": final_answer(answer), "stop_reason": StopReason.ANSWER}
 
 
 def _stop(sample: Mapping[str, Any]) -> StopReason | None:

@@ -48,7 +48,7 @@ class _Replica:
     reads: int | None = None  # tokens of prompt and completion, where it says so
     why: str = ""  # it is left out for this reason; "" while it is used
     replied: float = -math.inf  # when it last did, by the monotonic clock
-    running: set[asyncio.Task] = field(default_factory=set)
+    running: dict[asyncio.Task, float] = field(default_factory=dict)  # and when each began
 
 
 class ServerPolicy(Policy):
@@ -56,8 +56,8 @@ class ServerPolicy(Policy):
 
     With ``lora`` a PEFT model's adapter is handed over, instead of all weights with the adapter folded in.
     One turn may take ``timeout_s``, waiting in the server included; a replica that says nothing for
-    ``silent_s``, while another does, is left out. Raises EngineError for a replica that does not answer or
-    serves no model.
+    ``silent_s`` to more than LOYALTY requests, while another does, is left out. Raises EngineError for a
+    replica that does not answer or serves no model.
     """
 
     shares_weights = False
@@ -196,7 +196,6 @@ class ServerPolicy(Policy):
             reply = await self._client.request(method, replica.url + path, **options)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _ReplicaError(f"it does not answer ({type(error).__name__}: {str(error)[:120]})") from None
-        replica.replied = time.monotonic()
         if reply.status_code in (401, 403):
             raise EngineError(f"{replica.url} refused the API key: set the environment variable {API_KEY}")
         if reply.status_code >= 500:
@@ -207,17 +206,17 @@ class ServerPolicy(Policy):
             raise EngineError(
                 f"{replica.url}{path} refused a request with status {reply.status_code}: {reply.text[:300]}"
             )
+        replica.replied = time.monotonic()
         return reply
 
     async def _sample(self, request: Request) -> Sample:
         while True:
             replica = self._choose(request.trajectory)
             task = asyncio.create_task(self._turn(replica, request))
-            replica.running.add(task)
-            began = time.monotonic()
+            replica.running[task] = time.monotonic()
             try:
                 while not (await asyncio.wait({task}, timeout=self._silent_s / 10))[0]:
-                    self._leave_out_silent(replica, began)
+                    self._leave_out_silent(replica)
                 return await task
             except _ReplicaError as error:
                 self._leave_out(replica, str(error))
@@ -226,7 +225,7 @@ class ServerPolicy(Policy):
                     raise
             finally:
                 task.cancel()
-                replica.running.discard(task)
+                del replica.running[task]
 
     def _choose(self, trajectory: int) -> _Replica:
         used = [replica for replica in self._replicas if not replica.why]
@@ -241,10 +240,13 @@ class ServerPolicy(Policy):
         self._last[trajectory] = chosen
         return chosen
 
-    def _leave_out_silent(self, replica: _Replica, began: float) -> None:
-        heard = max(began, replica.replied)
-        quiet_s = time.monotonic() - heard
-        if quiet_s > self._silent_s and any(other.replied > heard for other in self._replicas):
+    def _leave_out_silent(self, replica: _Replica) -> None:
+        """Where more wait for it than a few long turns."""
+        since = [max(began, replica.replied) for began in replica.running.values()]
+        silent = [heard for heard in since if time.monotonic() - heard > self._silent_s]
+        replied = max(other.replied for other in self._replicas if not other.why)
+        if len(silent) > LOYALTY and replied > min(silent):
+            quiet_s = time.monotonic() - min(silent)
             self._leave_out(replica, f"it said nothing for {quiet_s:.0f} s, while another did")
 
     def _leave_out(self, replica: _Replica, why: str) -> None:

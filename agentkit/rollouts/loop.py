@@ -107,7 +107,7 @@ async def arollout(
     Returns:
         P * G trajectories, each with a stop_reason, an answer where there is one, and the verifier's verdict.
         Where an environment has ``get_reward``, what it gives stands among the components under the
-        environment's class name. Raises DataError where no environment at all could be reset.
+        environment's class name. Raises DataError where none could be reset and there is no ``step``.
     """
     families = _families(tasks, environment, policy.tokenizer, (system_prompt, tool_format))
     make = partial(
@@ -119,6 +119,8 @@ async def arollout(
         for index in range(group_size)
     ]
     trajectories = await _gathered(rollouts, policy.in_flight or len(rollouts), progress)
+    if step is None and rollouts and all(rollout.failure for rollout in rollouts):  # a training goes on
+        raise rollouts[0].failure
     return [replace(trajectory, step=step) for trajectory in trajectories]
 
 
@@ -162,14 +164,11 @@ async def _gathered(rollouts: Sequence[_Rollout], in_flight: int, progress: str 
     with contextlib.closing(_Bar(progress, len(rollouts))) as bar:
         running = [asyncio.ensure_future(one(rollout)) for rollout in rollouts]
         try:
-            trajectories = list(await asyncio.gather(*running))
+            return list(await asyncio.gather(*running))
         finally:
             for coroutine in running:  # where one has failed
                 coroutine.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-    if rollouts and all(rollout.failure for rollout in rollouts):
-        raise rollouts[0].failure
-    return trajectories
 
 
 def rollout(

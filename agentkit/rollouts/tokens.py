@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agentkit.records import Trajectory
+from agentkit.records import StopReason, Trajectory
 from agentkit.runs import RunError
 
 if TYPE_CHECKING:  # who looks at stored tokens needs no torch
@@ -130,7 +130,7 @@ def group_faults(group: Sequence[Trajectory]) -> list[str]:
     if len(tasks) > 1:
         named = ", ".join(tasks[:3])
         return [f"trajectories of several tasks ({named}) are one group: its advantages would mix them."]
-    if len({t.prompt_ids for t in group}) > 1:
+    if len({t.prompt_ids for t in group if t.stop_reason is not StopReason.ERROR}) > 1:
         return [f"a group of task {tasks[0]} holds different prompts."]
     if len({t.sample for t in group}) < len(group):
         return [f"a group of task {tasks[0]} holds one sample twice."]

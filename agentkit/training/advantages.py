@@ -192,7 +192,8 @@ def step(
     """
     _check_turns(rewards, states, spans)
     outcome = group(rewards, groups)[:, None].expand(-1, max(map(len, states), default=0)).clone()  # (B, N)
-    met = torch.tensor([(i, n) for i, turns in enumerate(states) for n in range(len(turns))]).reshape(-1, 2)
+    met = [(i, n) for i, turns in enumerate(states) for n in range(len(turns))]
+    met = torch.tensor(met, dtype=torch.int64).reshape(-1, 2)
     rows, columns = met.to(rewards.device).unbind(1)  # trajectory and number of each turn
     last = torch.tensor([len(turns) - 1 for turns in states]).to(rewards.device)
     returns = rewards[rows] * torch.full_like(rewards[rows], gamma) ** (last[rows] - columns)

@@ -16,7 +16,6 @@ from typing import Any
 
 from agentkit.records import DataError, Task
 from agentkit.runs import SPLITS, numbered_rows
-from agentkit.tasks.audit import TRIES
 from agentkit.tasks.family import with_content_id
 from agentkit.tasks.public.rows import SOURCES, Source
 from agentkit.trajectories import verifier_kind
@@ -146,10 +145,11 @@ def _check(task: Task) -> None:
     without = kind == "code" and not task.answer  # tests may come without a program that passes them
     if not (0 < answer <= limit or without):
         raise DataError(f"its answer has {answer} characters; 1 to {limit} are allowed")
+    # the others take their time, and may be too busy to say: the audit asks them
+    if kind in ("exact", "numeric") and (score := verify(task, task.answer)).value != 1.0:
+        raise DataError(f"its answer fails its own verifier: {score.why[:200]}")
     if kind == "code":
         _check_tests(task.verifier["tests"])
-    if not without and not any((score := verify(task, task.answer)).value == 1.0 for _ in range(TRIES)):
-        raise DataError(f"its answer fails its own verifier: {score.why[:200]}")
 
 
 def _check_tests(tests: list[Any]) -> None:

@@ -170,7 +170,9 @@ class Dashboard:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._ended = ending(self.run, self.recipe, error)
-        self._try(self.finish)
+        self._switch(False)
+        self._try(self.draw)
+        self._try(self.save)
 
     def _switch(self, is_on: bool) -> None:
         if is_on:  # perhaps again, in a cell whose output was cleared
@@ -185,17 +187,20 @@ class Dashboard:
         while not len(metrics := self._metrics()) or metrics["step"].max() < self.recipe.steps:
             self.draw()
             time.sleep(poll_s)
-        self.finish()
-
-    def finish(self) -> None:
-        """Switch the buttons off, draw what there is and write the last snapshot."""
         self._switch(False)
         self.draw()
         self.save()
 
     def draw(self) -> None:
         """Draw into the cell's output, in place after the first time."""
-        start, metrics = time.monotonic(), self._metrics()
+        start = time.monotonic()
+        try:
+            self._draw(self._metrics())
+        finally:  # also where it fails: the next time costs as much
+            self._drawn = time.monotonic()
+            self._took = self._drawn - start
+
+    def _draw(self, metrics: pd.DataFrame) -> None:
         has_begun = len(metrics) and metrics["step"].max() >= 1
         panel_id, curves_id, extremes_id = self._ids
         if has_begun or self._ended:
@@ -209,8 +214,6 @@ class Dashboard:
             self._show(curves_id, {"application/vnd.plotly.v1+json": figure})
             latest = "the best and the worst trajectory"
             self._show(extremes_id, {"text/html": html.fragment(self._extremes()), "text/plain": latest})
-        self._drawn = time.monotonic()
-        self._took = self._drawn - start
 
     def _show(self, display_id: str, bundle: dict[str, Any]) -> None:
         show = update_display if display_id in self._shown else display
@@ -219,10 +222,10 @@ class Dashboard:
 
     def save(self) -> Path:
         """Write train/dashboard.html, one file that opens offline."""
+        self._saved = time.monotonic()
         metrics = self._metrics()
         curves = plots.embedded(self._figure(metrics), with_library=True)
         page = html.page(self.run.path.name, self._panel(metrics), curves, self._extremes())
-        self._saved = time.monotonic()
         return write_bytes(self.run.file("train", "dashboard.html"), page.encode())
 
     def controls(self) -> Controls | Markdown:
