@@ -91,8 +91,7 @@ async def arollout(
     Args:
         tasks: P tasks.
         policy: samples the turns.
-        environment: makes one environment a trajectory (TRL's ``environment_factory`` form); or one such by
-            family.
+        environment: makes one a trajectory, as TRL's ``environment_factory`` does; or one such by family.
         group_size: G trajectories a task.
         seed: fixes every random number, whatever the timing.
         temperature: of sampling; 0 is greedy.
@@ -101,13 +100,12 @@ async def arollout(
         tool_format: how calls are written (one of rollouts.call_formats.FORMATS); None reads the template.
         tool_cache: answers of tools declared pure; None asks them every time.
         tool_failures: chance that a call is answered with an error, and works when it is repeated.
-        step: recorded in the trajectories.
+        step: recorded in the trajectories; without it DataError is raised where no environment can be reset.
         progress: label of a progress bar; None shows none.
 
     Returns:
-        P * G trajectories, each with a stop_reason, an answer where there is one, and the verifier's verdict.
-        Where an environment has ``get_reward``, what it gives stands among the components under the
-        environment's class name. Raises DataError where none could be reset and there is no ``step``.
+        P * G trajectories, each with a stop_reason, an answer where there is one, the verifier's verdict, and
+        among its components, under its environment's class name, what that one's ``get_reward`` gives.
     """
     families = _families(tasks, environment, policy.tokenizer, (system_prompt, tool_format))
     make = partial(
