@@ -65,7 +65,8 @@ class Watch:
         step = observe(row, trajectories)
         if self._path is not None:
             shown = {"step": step.number, "values": step.values, "evidence": step.evidence}
-            append_jsonl(self._path.with_name(MEASURES[-1]), shown)
+            with contextlib.suppress(RunError):  # a full disk: rollouts say the same
+                append_jsonl(self._path.with_name(MEASURES[-1]), shown)
         return self.take(step)
 
     def take(self, step: StepMeasures) -> list[Alarm]:
