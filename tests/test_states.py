@@ -3,6 +3,7 @@
 import base64
 import io
 import time
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -117,7 +118,8 @@ def test_render_that_fails_or_hangs_costs_its_own_state_only(monkeypatch):
         True,
         True,
     ]
-    assert slow.after_turns(TASKS[0], TWO_TURNS) == [], "the next trajectory does not wait again"
+    assert slow.after_turns(TASKS[0], replace(TWO_TURNS, sample=1)) == [], "the next one does not wait again"
+    assert len(slow.after_turns(TASKS[0], TWO_TURNS)) == 2, "what was shown of one is said again"
 
 
 def test_views_carry_the_states():

@@ -40,17 +40,15 @@ class States:
     def __init__(self, environments: Mapping[str, Callable[[], object]] | None = None):
         self._environments = environments
         self._renders: dict[str, Callable[[Task, Trajectory, int], Any] | None] = {}
-        self._shown: dict[
-            int, list[dict[str, Any] | None]
-        ] = {}  # by trajectory, which may be asked for again
+        self._known: dict[int, tuple[Trajectory, list]] = {}  # by id: one may be asked for again
 
     def after_turns(self, task: Task | None, trajectory: Trajectory) -> list[dict[str, Any] | None]:
         """A state a turn as JSON values, None where there is none; no states of an unknown family or task."""
         if task is None:
             return []
-        if id(trajectory) not in self._shown:
-            self._shown[id(trajectory)] = self._states(task, trajectory)
-        return self._shown[id(trajectory)]
+        if id(trajectory) not in self._known:
+            self._known[id(trajectory)] = trajectory, self._states(task, trajectory)
+        return self._known[id(trajectory)][1]
 
     def _states(self, task: Task, trajectory: Trajectory) -> list[dict[str, Any] | None]:
         if self._environments is None:
