@@ -205,6 +205,18 @@ def test_a_replica_that_falls_silent_loses_its_requests_too_and_a_sync_does_not_
         assert time.monotonic() - start < 60
 
 
+def test_the_last_replica_is_never_left_out_for_its_silence(two):
+    with ServerPolicy([replica.url for replica in two], EndsAt(), silent_s=1.0) as policy:
+        silent, other = policy._replicas
+        waiting = dict.fromkeys(map(str, range(9)), 0.0)
+        silent.running, silent.replied, other.why = waiting, 0.0, "it failed meanwhile"
+        policy._leave_out_silent(silent)
+        assert not silent.why
+        silent.why = "another request saw to it"  # so that none is left
+        policy._leave_out_silent(silent)
+        silent.running = {}
+
+
 def test_without_any_replica_left_there_is_one_clear_message(two):
     for replica in two:
         replica.answer = FAULTS["failure"]

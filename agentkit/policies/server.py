@@ -244,7 +244,7 @@ class ServerPolicy(Policy):
         """Where more wait for it than a few long turns."""
         since = [max(began, replica.replied) for began in replica.running.values()]
         silent = [heard for heard in since if time.monotonic() - heard > self._silent_s]
-        replied = max(other.replied for other in self._replicas if not other.why)
+        replied = max((other.replied for other in self._replicas if not other.why), default=-math.inf)
         if len(silent) > LOYALTY and replied > min(silent):
             quiet_s = time.monotonic() - min(silent)
             self._leave_out(replica, f"it said nothing for {quiet_s:.0f} s, while another did")
