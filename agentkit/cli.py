@@ -24,6 +24,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
 from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages, write_bytes, write_json
 from agentkit.runs.children import signals
+from agentkit.runs.files import located
 from agentkit.runs.recipe import FILES, REWARDS, Recipe, beside, read_recipe
 
 
@@ -56,7 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _drop_unprinted()
         return 2
     except KeyboardInterrupt:
-        print("agentkit: stopped; what was finished is kept, run the same command to go on", file=sys.stderr)
+        words = sys.argv[1:] if arguments is None else arguments
+        changed = ", --from the notebook that stopped," * any(word.startswith("--from") for word in words)
+        kept = f"what was finished is kept, run the same command{changed} to go on"
+        print(f"agentkit: stopped; {kept}", file=sys.stderr)
         return 128 + stop.number
 
 
@@ -250,7 +254,8 @@ def sweep_command(
     design, sweep = cells.read_design(file), cells.Sweep(run)
     if stop or skip:
         sweep.leave_out(stop=stop, skip=skip)
-        text = "it is done within seconds" if sweep.is_held else "they are left out when the sweep goes on"
+        text = "they are left out when the sweep goes on"
+        text = "it is done within seconds, a training after its step" if sweep.is_held else text
         return _print(as_json, {"stop": stop, "skip": skip, "running": sweep.is_held}, text)
     sweeps.check(design)
     if dry_run:
@@ -259,7 +264,7 @@ def sweep_command(
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
     way = slots_of(slots, address, [arm.recipe.used() for arm in design.arms])
     with sweep.held(), way as (submit, room), cells.watched(sweep, say):
-        if copied := cells.reuse(design, sweep.folder, [other.resolve() for other in reuse]):
+        if copied := cells.reuse(design, sweep.folder, reuse):
             say(f"{len(copied)} of its folders begin as copies: {', '.join(c.name for c in copied)[:200]}")
         cells.run_sweep(file, sweep, submit, room, say, sweeps.check)
     say(cells.as_text(sweep))
@@ -285,8 +290,10 @@ def rerun_command(run: RunFolder, *, to: OptionalRun = None, as_json: Json = Fal
     """
     from agentkit.runs.rerun import rerun
 
-    folder = load_run(run.resolve())
-    again = Run((to or folder.path.with_name(f"{folder.path.name}-rerun")).resolve())
+    if to and ".." in to.parts:
+        raise RunError(f"run folder {str(to)[:80]!r} is refused: write it without '..'")
+    folder = load_run(located(run).resolve())
+    again = Run(located(to or folder.path.with_name(f"{folder.path.name}-rerun")).resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         around, results = rerun(folder, again)
     text = [
@@ -414,6 +421,7 @@ def alarms_command(
     from agentkit.diagnostics import RULES, coverage, lacks, scan, trained_steps
     from agentkit.exchange.training_logs import read_log
 
+    run = located(run)
     if run.is_file():
         if wrong := [pair for pair in column if "=" not in pair]:
             raise RunError(f"--column {wrong[0]}: write it as OURS=THEIRS, such as success=acc/mean")
@@ -533,7 +541,7 @@ def audit_command(suite: Annotated[Path, Positional, arg(metavar="SUITE")], *, a
     from agentkit.lab import Lab
     from agentkit.tasks import Suite
 
-    tasks = Suite.load(suite).tasks
+    tasks = Suite.load(suite := located(suite)).tasks
     lab = Lab.of(load_run(suite)) if (suite / "run.json").exists() else Lab.open({})
     tasks = Suite(tasks, lab.environments)
     rows = tasks.audit()

@@ -173,7 +173,7 @@ def gaps(findings: dict[str, Any]) -> list[dict[str, str]]:
         ),
     ]
     for name, engine in findings["engines"].items():
-        costs = "recipes with this engine do not run"
+        costs = "it works on the CPU, slowly" if engine["ok"] else "recipes with this engine do not run"
         if name == "vllm":
             costs += ", nor does `agentkit serve`; installing it takes 1.3 GB of disk on a CPU"
         checks.append(("why" in engine, f"engine {name}: {engine.get('why')}", costs, engine.get("fix")))

@@ -220,16 +220,18 @@ class Lab:
         suite = Suite(run.tasks, self.environments)
         for family in {task.family for task in suite}:
             self.environments[family]  # raises where it is not known
-        if limit := self.recipe.max_prompt_tokens:
-            suite = self._without_long_prompts(suite, limit)
+        suite = self.without_long_prompts(suite)
         if self.recipe.filter_rollouts and run.file(PASS_RATES).exists():
             suite = with_pass_rates(suite, read_json(run.file(PASS_RATES)))
         return suite
 
-    def _without_long_prompts(self, suite: Suite, limit: int) -> Suite:
+    def without_long_prompts(self, suite: Suite) -> Suite:
+        """The suite without prompts of more than ``max_prompt_tokens``, and a warning that says how many."""
+        recipe, limit = self.recipe, self.recipe.max_prompt_tokens
+        if not limit:
+            return suite
         from agentkit.policies.loading import load_tokenizer  # loads torch
 
-        recipe = self.recipe
         form = None if recipe.tool_format == "auto" else recipe.tool_format
         lengths = prompt_lengths(
             suite.tasks, load_tokenizer(recipe.model, recipe.chat), self.environments, form

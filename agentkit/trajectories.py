@@ -9,6 +9,12 @@ from collections.abc import Iterable, Sequence
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory
 
 TRUNCATED = (StopReason.TOKEN_LIMIT, StopReason.TRUNCATED_TURN, StopReason.TIME_LIMIT)
+LIMITS = {  # what ends a trajectory before its answer, and the recipe's key of it
+    StopReason.TURN_LIMIT: "max_turns",
+    StopReason.TOKEN_LIMIT: "max_tokens",
+    StopReason.TRUNCATED_TURN: "max_turn_tokens",
+    StopReason.TIME_LIMIT: "trajectory_timeout_s",
+}
 EQUAL = 1e-9  # rewards closer than this are the same
 UNKNOWN_TOOL = "Error: there is no tool "  # how the reply to a call of a tool that does not exist begins
 
@@ -112,7 +118,7 @@ def is_truncated(trajectory: Trajectory) -> bool:
 
 def met_limit(trajectory: Trajectory) -> bool:
     """Whether any limit ended it: of turns, tokens or time."""
-    return trajectory.stop_reason is StopReason.TURN_LIMIT or is_truncated(trajectory)
+    return trajectory.stop_reason in LIMITS
 
 
 def trajectory_id(trajectory: Trajectory) -> str:

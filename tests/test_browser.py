@@ -463,14 +463,17 @@ def test_group_tells_the_best_from_the_worst(browser, saved):
 
 def test_groups_page_and_dead_ones_are_named(browser, saved):
     dead = [trajectory("t1", 1.0, sample=i, reward=1.0, step=4, policy="grpo") for i in range(2)]
+    turns = [trajectory("t3", 1.0, sample=i, reward=1.0, step=4, advantage=i - 0.5) for i in range(2)]
     unscored = [trajectory("t2", None, sample=i, step=4, policy="grpo") for i in range(2)]
-    with opened(browser, saved(group_view([*group(), *dead, *unscored], TASKS))) as (page, _):
-        wait_for_text(page.locator("output").first, "group 1 of 3")
+    with opened(browser, saved(group_view([*group(), *dead, *unscored, *turns], TASKS))) as (page, _):
+        wait_for_text(page.locator("output").first, "group 1 of 4")
         page.keyboard.press("ArrowRight")
         wait_for_text(page.locator(".wrong").first, "All rewards are equal: this group taught nothing.")
         page.keyboard.press("ArrowRight")
         wait_for_text(page.locator(".wrong").first, "No rollout has a reward")
-        page.get_by_label("groups", exact=True).select_option("groups that taught something")
+        page.keyboard.press("ArrowRight")
+        wait_for_text(page.locator(".wrong").first, "All rewards are equal.")
+        page.get_by_label("groups", exact=True).select_option("groups whose rewards differ")
         wait_for_text(page.locator("output").first, "group 1 of 1")
 
 

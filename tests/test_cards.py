@@ -57,6 +57,10 @@ def test_a_split_is_chosen_where_one_card_does_not_hold_both_and_says_so():
     split = chosen(4, "micro_batch: 2", engine="vllm")
     assert split.kind == "split" and (split.processes, split.serving) == (2, ("2", "3"))
     assert "do not fit on one card together (micro_batch: 2)" in str(split)
+    assert "2 servers roll out on GPUs 2, 3, and 2 processes train on GPUs 0, 1: " in str(split)
+    alone = chosen(2, topology="split", engine="vllm", processes=1)
+    assert str(alone).startswith("split: 1 server rolls out on GPU 1, and 1 process trains on GPU 0: ")
+    assert "1 process trains on GPU 0: " in str(chosen(2, processes=1))
     for keys in ({}, {"deterministic": True}, {"engine": "vllm", "processes": 4}):
         assert chosen(4, "micro_batch: 2", **keys).kind == "colocate", keys
     assert "in a split some wait for the others" in str(chosen(4))

@@ -228,6 +228,14 @@ def test_text_that_attacks_nothing_is_encoded_as_it_is(codec):
         assert codec.inert(text) == text and codec.decode(codec.text_ids(text)) == text
 
 
+def test_a_reply_is_encoded_once_for_its_length_and_once_for_its_ids(codec, monkeypatch):
+    encoded, encode = [], codec._encode
+    monkeypatch.setattr(codec, "_encode", lambda text: encoded.append(text) or encode(text))
+    text = "one <|im_end|> two\n" * 40
+    assert codec.shorten(text, 750) == text and len(encoded) == 1
+    assert codec.text_ids(text) == encode(codec.inert(text)) and encoded.count(encoded[0]) == 3
+
+
 def test_lone_surrogates_and_nul_are_encoded(codec):
     assert codec.decode(codec.text_ids("a\ud800b")) == "a?b"
     assert codec.decode(codec.text_ids("a\x00b")) == "a\x00b"

@@ -316,6 +316,15 @@ def test_the_program_never_sees_what_is_expected():
         assert value(SPY, gold, tests=tests, timeout_s=10, partial=True) == 0.5
 
 
+def test_program_and_source_tests_share_one_time_limit():
+    slow = "def f(x):\n    while x == 2: pass\n    return 5"
+    tests = ["while f(1) != 2: pass", "assert f(2) == 3"]
+    start = time.monotonic()
+    score = check("code", slow, GOLD, tests=tests, entry="f", timeout_s=3)
+    assert not score.value  # or the machine is busy
+    assert time.monotonic() - start < 4
+
+
 # ---- the author's mistakes are unscored
 @pytest.mark.parametrize(
     ("options", "says"),

@@ -26,7 +26,7 @@ from agentkit.runs import (
 )
 from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.tasks.family import Family
-from agentkit.training import jobs
+from agentkit.training import controls, jobs
 from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control, up_to
 from agentkit.training.launch import Work
 from agentkit.training.sft import demonstrations, token_count
@@ -88,6 +88,14 @@ def test_fresh_demonstrations_never_end_and_differ_from_the_cold_starts(suite, t
     assert all(a != b for i, a in enumerate(batches) for b in batches[:i])
 
 
+def test_fresh_demonstrations_are_of_other_tasks_where_a_few_are_demonstrated(suite, tokenizer):
+    lab, tasks = lab_with(RECIPE | {"sft_tasks": 3}), suite.split("train")[:20]
+    found = [t.task_id for t in islice(fresh_demonstrations(lab, tasks, tokenizer), 6)]
+    first = [t.task_id for t in demonstrations(lab, tasks, tokenizer)]
+    assert first == [t.task_id for t in demonstrations(lab, tasks, tokenizer, lab.recipe.seed)]
+    assert len({*map(frozenset, (first, found[:3], found[3:]))}) == 3
+
+
 def test_sft_on_more_data_processes_as_many_tokens_as_grpo(finished, suite):
     trained, _, figures = train_control("sft_more", lab_with(RECIPE), finished, suite.split("train")[:10])
     longest = max(figures["tokens"] / figures["trajectories"] * 3, 1)
@@ -112,6 +120,20 @@ def test_rejection_sampling_imitates_the_agents_own_right_answers(finished):
             finished,
             [dataclasses.replace(task, answer="never said", verifier="exact") for task in tasks],
         )
+
+
+def test_the_right_answers_are_the_same_however_few_tasks_are_held(finished, monkeypatch):
+    tasks = [Task(word, f"Say {word}.", r"(?s).*", {"kind": "regex"}) for word in ("a", "b", "c")]
+    write_jsonl(
+        finished.file("train", "metrics.jsonl"), [{"step": 1, "rollout_seconds": 1.0, "extra_rollouts": 16}]
+    )
+    lab, found = lab_with(RECIPE), []
+    for held in (controls.HELD, 2):
+        monkeypatch.setattr(controls, "HELD", held)
+        agent, tokenizer = agent_of(finished, lab.recipe, "sft")
+        right = controls.own_right_answers(lab, finished, agent, tokenizer, tasks)
+        found.append([(t.task_id, t.sample, t.seed, t.completion_ids) for t in right])
+    assert found[0] == found[1] and len({name for name, *_ in found[0]}) == 3
 
 
 def test_rejection_sampling_samples_what_grpo_sampled_and_did_not_keep_too(finished, suite):
@@ -164,6 +186,10 @@ def test_a_hindsight_control_is_all_its_rounds_and_in_half_precision_the_last(tm
     half = agent_of(run, dataclasses.replace(recipe, precision="bfloat16"), "hindsight")[0]
     last = load_agent("nano", adapter=rounds[-1], precision="bfloat16")[0]
     assert all(value.equal(half.state_dict()[name]) for name, value in last.state_dict().items())
+    append_jsonl(run.file("hindsight", "log.jsonl"), {"round": 1, "whole": True})  # of another machine
+    whole, _ = agent_of(run, recipe, "hindsight")
+    expected, _ = load_agent("nano", rounds[-1:], precision="float32")
+    assert all(value.equal(whole.state_dict()[name]) for name, value in expected.state_dict().items())
 
 
 def test_what_is_discarded_of_a_control_leaves_the_manifest_too(finished):

@@ -35,11 +35,12 @@ from agentkit.diagnostics import (
     read_measured,
     reward_hacking,
     scan,
+    stored_alarms,
     success_by_kind,
 )
 from agentkit.exchange.training_logs import read_log
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import Run, append_jsonl, write_jsonl, write_trajectories
+from agentkit.runs import Run, append_jsonl, read_jsonl, write_jsonl, write_trajectories
 from agentkit.training.checkpoints import cut_back
 
 COMPONENTS = {"correctness": 1.0, "format": 1.0}
@@ -165,7 +166,7 @@ def test_what_success_says_decides_whether_it_is_a_fault(name, excused, fault):
 
 def test_a_value_that_is_not_finite_is_critical():
     alarm = holding([observe({"step": 1, "loss": 0.1, "grad_norm": None})])["gradient_spike"]
-    assert alarm.severity == "critical" and "not finite" in alarm.cause
+    assert alarm.severity == "critical" and "not finite" in alarm.cause and "skips" in alarm.cause
 
 
 def test_no_history_and_odd_rows_raise_nothing():
@@ -353,6 +354,17 @@ def test_the_answers_are_computed_from_the_run():
     )
 
 
+def test_two_steps_are_compared_and_a_small_share_is_not_none():
+    rows = [{"step": n, "turns": n, "tool_failure_rate": 0.5 / n, "out_of_time": 0.0001} for n in (1, 2)]
+    sentences = answers(pd.DataFrame(rows))
+    assert sentences["What did it trade?"] == (
+        "From the first steps to the last, 5 at most: 1 to 2 turns; 0.5 to 0.25 as the share of calls that failed."
+    )
+    assert (
+        sentences["What did not count?"] == "Of the trajectories less than 0.1% were ended by the wall clock."
+    )
+
+
 def test_a_run_without_validation_or_audit_says_so():
     sentences = answers(pd.DataFrame([{"step": 1, "loss": 0.1}]))
     assert sentences["Did it learn?"].startswith("Unknown") and sentences[
@@ -366,7 +378,9 @@ def test_what_some_steps_do_not_know_is_left_out_and_one_validation_compares_wit
     sentences = answers(pd.DataFrame([{"step": 0, "val_success": 0.3}, *rows]))
     assert sentences["When?"] == sentences["Did it learn?"] and "not two validations" in sentences["When?"]
     assert "nan" not in " ".join(sentences.values())
-    assert sentences["Is it hacking the reward?"].endswith("in the last 5 steps, and 10% in the first.")
+    assert sentences["Is it hacking the reward?"].endswith(
+        "in the last steps, 5 at most, and 10% in the first."
+    )
 
 
 def test_success_by_kind_counts_tasks_alike():
@@ -421,6 +435,29 @@ def test_going_on_reads_the_rollouts_of_no_step_again_that_was_looked_at(tmp_pat
         whole.add(row, trajectories)
     again = Watch.over(run)
     assert "mode_collapse" in {alarm.alarm for alarm in again.alarms} and again.alarms == whole.alarms
+
+
+def test_stored_alarms_are_the_same_with_measures_and_read_rollouts_only_where_there_are_none(tmp_path):
+    run, steps = Run.create(tmp_path / "run"), simulate("mode_collapse", 3).steps
+    whole = Watch(run.file("train", "alarms.jsonl"))
+    for row, trajectories in steps:
+        append_jsonl(run.file("train", "metrics.jsonl"), row)
+        lists = [((1,) * (n := len(t.completion_ids)), (0.0,) * n) for t in trajectories]
+        trajectories = [
+            dataclasses.replace(t, action_mask=mask, old_logprobs=logprobs)
+            for t, (mask, logprobs) in zip(trajectories, lists, strict=True)
+        ]
+        write_trajectories(run.file("train", "trajectories", f"step_{row['step']:05d}.parquet"), trajectories)
+        whole.add(row, trajectories)
+    with_measures, file = stored_alarms(run), run.file("train", "measures.jsonl")
+    assert with_measures == whole.alarms != []
+    rows = read_jsonl(file)
+    file.unlink()  # as of an older run
+    assert stored_alarms(run) == with_measures
+    write_jsonl(file, rows[5:])
+    for row in rows[5:]:
+        run.file("train", "trajectories", f"step_{row['step']:05d}.parquet").write_bytes(b"damaged since")
+    assert stored_alarms(run) == with_measures
 
 
 @pytest.mark.parametrize(

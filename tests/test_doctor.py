@@ -87,6 +87,11 @@ def test_a_gap_is_named(change, what):
     assert [gap["what"] for gap in doctor.gaps(good | change)] == [what]
 
 
+def test_a_build_for_cpus_runs_on_the_cpu(found):
+    idle = {"transformers": {"ok": True, "why": "torch is a CPU build, so the GPU lies idle", "fix": "make"}}
+    assert "it works on the CPU, slowly" in [gap["costs"] for gap in doctor.gaps(found | {"engines": idle})]
+
+
 @pytest.mark.parametrize(
     ("says", "gpus"),
     [

@@ -1,6 +1,7 @@
 """Drawing by code: its tasks, what passes and what must not, relabelling, and training until solved."""
 
 import dataclasses
+import re
 import warnings
 
 import nbformat
@@ -159,6 +160,17 @@ def test_random_drawings_make_a_sound_suite():
 
 
 # ---- the reward, and what is shown
+def test_a_whole_number_is_a_colour_however_it_is_written():
+    floats = answered(LINES, task_img("return [[(x + 1) / 1 for x in range(9)] for _ in img]"))
+    assert floats.success == pixel_accuracy(LINES, floats) == 1.0
+    assert as_rows(drawn_in(floats.why)) == as_rows(LINES.verifier["tests"][0][1])
+    assert drawing.relabel(LINES, floats).prompt == LINES.prompt
+    assert "1.0" not in str(drawing.relabel(LINES, floats).verifier["tests"])
+    hole = answered(LINES, GOLD.replace("return", "img[0][0] = None\n    return"))
+    assert "80 of 81 pixels are right" in hole.why
+    assert pixel_accuracy(LINES, hole) == pytest.approx(80 / 81)
+
+
 def test_the_reward_is_the_share_of_right_pixels_that_the_verifier_saw(monkeypatch):
     half = answered(LINES, "\n".join(GOLD.split("\n")[:5] + ["    return img"]))
     monkeypatch.setattr("agentkit.rewards.components.returned", None)
@@ -172,7 +184,7 @@ def test_the_reward_is_the_share_of_right_pixels_that_the_verifier_saw(monkeypat
 @pytest.mark.parametrize(
     ("grid", "rows"),
     [([[1, 2], [3, 4]], "12\n34"), ([[1] * 31], None), ([[10]], None), ([[-1]], None), ([[1], [1, 2]], None),
-     ([[True]], None), ([[1.0]], None), ([], None), ("12", None), (None, None)],
+     ([[True]], None), ([[1.0, 2]], "12"), ([[1.5]], None), ([], None), ("12", None), (None, None)],
 )  # fmt: skip
 def test_only_grids_of_colours_are_written_as_rows(grid, rows):
     assert as_rows(grid) == rows
@@ -271,6 +283,13 @@ def test_the_table_and_the_figure_say_who_solved_it():
     assert plots.solving(frame(found), "16").layout.annotations
 
 
+def test_the_real_budget_has_more_rounds_than_any_drawing_took():
+    recipe = read_recipe(ROOT / "params" / "drawing-0.5b.yaml")
+    rounds = recipe["steps"] * recipe["group_size"] // recipe["hindsight_samples"]
+    took = [int(n) for _, epochs in until_solved.PUBLISHED.values() for n in re.findall(r"\d+", epochs)]
+    assert rounds > max(took) == 11
+
+
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     """An adapter that changes nothing."""
@@ -316,6 +335,8 @@ def test_a_cold_start_is_kept_and_one_of_other_keys_is_refused(tmp_path):
         return until_solved.begin(dataclasses.replace(lab, recipe=recipe), drawing.drafts(1, 1), run)
 
     assert begin(sft=False) == (None, [])
+    half, _ = until_solved._agent(dataclasses.replace(lab.recipe, precision="bfloat16"), None)
+    assert str(half.dtype) == "torch.bfloat16"
     start, log = begin()
     assert log and (start / "adapter_model.safetensors").exists()
     assert begin(steps=3, seed=4, max_batch=2) == (start, []), "keys that it does not depend on"

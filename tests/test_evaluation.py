@@ -194,6 +194,20 @@ def test_draws_of_literals():
     assert got["pass_at_k"]["4"]["success"] == 0.75 and got["pass_hat_k"]["4"]["success"] == 0.25
 
 
+def test_a_share_of_a_programs_tests_is_no_right_program():
+    ts = [trajectory(f"t{i}", 9 / 16, k) for i in range(3) for k in range(4)]
+    got = summarize(ts)
+    assert got["success"] == 9 / 16
+    assert all(b["success"] == 0.0 for draw in ("pass_at_k", "pass_hat_k") for b in got[draw].values())
+
+
+def test_a_task_is_solved_by_right_programs_not_by_shares_of_their_tests():
+    better = {name: [trajectory("t0", share, k, name) for k in range(4)] for name, share in
+              (("sft", 0.25), ("grpo", 9 / 16))}  # fmt: skip
+    chosen = examples(better, [Task("t0", "?", "1")])
+    assert (chosen.gained, chosen.failing) == ([], ["t0"])
+
+
 def test_draws_leave_out_tasks_with_too_few_scored_samples():
     ts = sampled([4, 2, 0]) + [trajectory("t3", s, j) for j, s in enumerate([1.0, None, None, 1.0])]
     got = summarize(ts)

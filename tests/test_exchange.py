@@ -329,7 +329,7 @@ def test_an_unfinished_thought_is_no_answer(prompt, content):
     (t,) = from_messages([{"messages": messages}]).trajectories
     assert t.answer is None
     (message,) = to_messages([t], [Task(t.task_id, prompt, "5")])[0]["messages"][1:]
-    assert message == {"role": "assistant", "content": ""}
+    assert message["content"] == "" and not message.get("tool_calls")
 
 
 def test_a_finished_thought_after_an_opened_one_is_read(tmp_path):
@@ -365,6 +365,84 @@ def test_calls_keep_their_arguments_and_are_no_thoughts():
                 assert parse_turn(t.turns[0].text, thought=thought["content"] == "hm</think>").calls == (
                     ToolCall("look", {"q": "x"}),
                 )
+
+
+CODE = "s.split('</think>')"
+THINKS = {  # a turn with a call, and one that answers, as models write them
+    "hermes": ("<think>\nHm.\n</think>\n\nSo: ", ASKS, "<think>\nHm.\n</think>\n\nAnswer: 5"),
+    "opened by the prompt": ("Hm.\n</think>\n\nSo: ", ASKS, "\nHm.\n</think>Answer: 5"),
+    "gemma4": ("<|channel>thought\nHm.<channel|>So: ", "<|tool_call>call:add{}<tool_call|>", "<|channel>thought\nHm.<channel|>Answer: 5"),
+    "search_r1": ("<think>Hm.</think>\nSo: ", "<search> x </search>", "<think>Hm.</think><answer> 5 </answer>"),
+    "llama3": ("<think>Hm.</think>", '{"name": "add", "parameters": {}}', "<think>Hm.</think>Answer: 5"),
+    "no thought": ("", f'{{"name": "add", "parameters": {{"code": "{CODE}"}}}}', f"Answer: 5\n```\n{CODE}\n```"),
+}  # fmt: skip
+
+
+EARLIER = {  # what versions that wrote no thoughts apart said of the same turns
+    "hermes": ("So:", "Answer: 5"),
+    "opened by the prompt": ("So:", "Answer: 5"),
+    "gemma4": ("So:", "<|channel>thought\nHm.<channel|>Answer: 5"),
+    "search_r1": ("So: <search> x </search>", "<answer> 5 </answer>"),
+    "llama3": ('{"name": "add", "parameters": {}}', "Answer: 5"),
+    "no thought": ("')\"}}", f"Answer: 5\n```\n{CODE}\n```"),
+}
+
+
+def thinking(form):
+    before, call, answers = THINKS[form]
+    name, arguments = ("search", {"query": "x"}) if form == "search_r1" else ("add", {})
+    arguments = {"code": CODE} if form == "no thought" else arguments
+    turns = (
+        Turn(f"{before}{call}<|im_end|>", (0, 2), (ToolResult(name, arguments, "5", True),)),
+        Turn(f"{answers}<|im_end|>", (4, 6)),
+    )
+    return dataclasses.replace(ALL[0], turns=turns)
+
+
+@pytest.mark.parametrize("form", THINKS)
+def test_a_thought_is_written_apart_and_a_call_once(form, tmp_path):
+    (before, _, answers), t = THINKS[form], thinking(form)
+    (row,) = to_messages([t], TASKS)
+    asks, answer = (message for message in row["messages"] if message["role"] == "assistant")
+    thought = None if form == "no thought" else "Hm."
+    assert [m.get("reasoning_content") for m in (asks, answer)] == [thought, thought]
+    assert asks["content"] == ("So:" if "So: " in before else "") and len(asks["tool_calls"]) == 1
+    assert answers.endswith(answer["content"]) and "5" in answer["content"] and "Hm." not in answer["content"]
+    assert from_messages([row]).trajectories == [t]
+    write_inspect(tmp_path / "log.json", [t], TASKS)
+    assert from_inspect(tmp_path / "log.json").trajectories == [t]
+    alone = from_messages([{k: v for k, v in row.items() if k != "trajectory"}]).trajectories
+    assert to_messages(alone, TASKS)[0]["messages"] == row["messages"]
+    path = tmp_path / "alone.json"
+    log = json.loads((tmp_path / "log.json").read_text())
+    log["samples"][0]["metadata"] = {}
+    path.write_text(json.dumps(log))
+    assert to_messages(from_inspect(path).trajectories, TASKS)[0]["messages"] == row["messages"]
+
+
+@pytest.mark.parametrize("form", THINKS)
+def test_what_earlier_versions_wrote_is_read(form, tmp_path):
+    (asks, answers), t = EARLIER[form], thinking(form)
+    (result,) = t.turns[0].results
+    call = {"name": result.name, "arguments": json.dumps(result.arguments)}
+    calls = [{"id": "call_0_0", "type": "function", "function": call}]
+    messages = [
+        {"role": "user", "content": "What is 2 + 3?"},
+        {"role": "assistant", "content": asks, "tool_calls": calls},
+        {"role": "tool", "name": result.name, "content": "5", "tool_call_id": "call_0_0"},
+        {"role": "assistant", "content": answers},
+    ]
+    row = to_messages([t], TASKS)[0] | {"messages": messages}
+    assert from_messages([row]).trajectories == [t]
+    write_inspect(tmp_path / "log.json", [t], TASKS)
+    log = json.loads((tmp_path / "log.json").read_text())
+    said = log["samples"][0]["messages"]
+    said[1]["content"], said[3]["content"] = asks, answers
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    assert from_inspect(tmp_path / "log.json").trajectories == [t]
+    messages[3]["content"] = "Answer: 6"
+    with pytest.raises(DataError, match="its messages are not those of its record"):
+        from_messages([row])
 
 
 def test_a_mark_in_code_ends_no_thought():

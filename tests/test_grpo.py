@@ -209,6 +209,20 @@ def test_num_iterations_reuses_a_batch_and_moves_the_ratio(suite, tmp_path):
     assert made.run.steps == [1], "two optimiser steps on one batch of rollouts"
 
 
+def test_old_logprobs_that_trl_has_computed_are_not_computed_again(suite, tmp_path, monkeypatch):
+    """TRL does for several updates on one batch: with the mask, temperature and passes of our own."""
+    made = trainer(suite, tmp_path / "run", steps=1, num_iterations=2, beta=0.0, mismatch="token_truncate")
+    made.model.train()
+    rows = [dict(made.train_dataset[i // 4]) for i in range(8)]
+    passes, score = [], made._score
+    monkeypatch.setattr(made, "_score", lambda *given: passes.append(given[0]) or score(*given))
+    monkeypatch.setattr(made, "compare_engine", lambda *given: None)
+    output = made._generate_and_score_completions(rows)
+    assert len(passes) == 2, "micro-batches of 4"
+    again = made._batch_logprobs(output, (output["completion_mask"] * output["tool_mask"]).bool())
+    assert torch.equal(output["old_per_token_logps"], again)
+
+
 def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
     recipe = Recipe.from_mapping(
         {"sft": True, "sft_transcripts": 1, "sft_learning_rate": 1e-3, "sft_batch": 8, "lora_r": 4}

@@ -311,6 +311,7 @@ def test_two_rounds_train_and_leave_their_adapters(tmp_path):
     trained, log = hindsight(relabelling(counted), model, tokenizer, tasks, run)
     assert [row["round"] for row in log] == [1, 2] and read_jsonl(run.file("hindsight", "log.jsonl")) == log
     assert all(row["lessons"] > 0 and row["tokens"] > 0 and row["solved"] == 0.0 for row in log)
+    assert [row["whole"] for row in log] == [False, False], "a round's folder holds that round's part alone"
     after = trained.state_dict()
     assert before.keys() == after.keys(), "merged, no adapter is left in it"
     merged, _ = load_agent("nano", merge=[run.file("hindsight", f"round-{n}") for n in (1, 2)])

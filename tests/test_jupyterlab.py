@@ -80,12 +80,12 @@ def rows(run) -> list[int]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_notebook_is_interrupted_restarted_and_run_twice(opened, project, stage):
     notebook = opened(stage)
-    for _ in range(5):  # on a busy machine the click may come when all is done
+    for _ in range(5):  # the click may come when all is done, or between two cells: ipykernel then loses one
         notebook.run_all()
         wait_until(lambda: notebook.executed() >= 2)
         notebook.interrupt()
         stopped = problems(notebook.finished())
-        if stopped:
+        if stopped and not stopped[0].startswith("NameError"):
             break
         notebook.restart()
     assert re.match("KeyboardInterrupt|TrainingStopped", stopped[0]) and len(stopped) == 1

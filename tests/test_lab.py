@@ -345,6 +345,36 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
     assert len(demonstrations(named, suite.split("train"), tokenizer)) == len(rows)
 
 
+def test_transcripts_in_search_r1s_form_end_as_a_rollout_ends_them(tokenizer, tmp_path):
+    from agentkit.training.transcripts import read_transcripts
+
+    lab = Lab.open({"families": "A", "n_tasks": 40, "tool_cache": "off", "tool_format": "search_r1"})
+    tasks = [t for t in lab.suite() if all(step["tool"] == "search" for step in t.meta["plan"])][:3]
+    found = lab.rollout(tasks, ScriptedPolicy(tokenizer))
+    rows = [{"messages": as_messages(t, task.prompt)} for t, task in zip(found, tasks, strict=True)]
+    asked = [m for row in rows for m in row["messages"] if m.get("tool_calls")]
+    assert asked and not any(message["content"] for message in asked), "a call is not said twice"
+    path = write_jsonl(tmp_path / "messages.jsonl", rows)
+    for t, again in zip(found, read_transcripts(path, tokenizer, lab, tasks), strict=True):
+        assert (again.completion_ids, again.action_mask) == (t.completion_ids, t.action_mask)
+    write_jsonl(path, [said(ASKS, REPLY, {"reasoning_content": "So.", "content": "Answer: Paris"})])
+    (own,) = read_transcripts(path, tokenizer, lab, tasks)
+    assert tokenizer.decode(own.completion_ids) == (
+        "<search> x </search>\n\n<information>found</information>\n\n"
+        "<think>\nSo.\n</think>\n\n<answer> Answer: Paris </answer>"
+    )
+    add = {"function": {"name": "add", "arguments": "{}"}}
+    for calls, says in (
+        ([CALL, OTHER], "2 calls in one turn"),
+        ([add], "row 1: .* cannot say a call of 'add'"),
+    ):
+        write_jsonl(
+            path, [said({"tool_calls": calls}, *[REPLY | {"tool_call_id": c.get("id")} for c in calls])]
+        )
+        with pytest.raises(RunError, match=says):
+            read_transcripts(path, tokenizer, lab, tasks)
+
+
 CALL = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
 OTHER = {"id": "b", "type": "function", "function": {"name": "search", "arguments": '{"query": "y"}'}}
 ASKS = {"content": None, "tool_calls": [CALL]}

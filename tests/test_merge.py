@@ -13,7 +13,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from survive import make_trainer, tiny_agent
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from agentkit.cli import main
 from agentkit.runs import Run, RunError, write_trajectories
@@ -65,6 +65,28 @@ def test_merged_and_adapter_agree_and_the_data_type_is_kept(trained):
         == AutoTokenizer.from_pretrained(run.manifest["recipe"]["model"]).chat_template
     )
     assert run.file("merged", "model.safetensors").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("cold_start", [False, True])
+def test_it_ends_its_turns_where_rollouts_did_and_an_adapter_beside_it_names_its_base(
+    trained, tmp_path, cold_start
+):
+    """A base model's own end is another, and its settings may sample without saying so."""
+    run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
+    agent = shutil.copytree(run.manifest["recipe"]["model"], tmp_path / "agent")
+    (agent / "generation_config.json").write_text('{"eos_token_id": 0, "temperature": 0.7, "top_p": 0.9}')
+    tokenizer = AutoTokenizer.from_pretrained(agent, eos_token="<|endoftext|>")
+    tokenizer.save_pretrained(run.file("adapter"))
+    run.update(recipe={"model": str(agent), "sft": cold_start})
+    config = json.loads(run.file("adapter", "adapter_config.json").read_text())
+    if cold_start:
+        shutil.copytree(run.file("adapter"), run.file("sft"))
+        config["base_model_name_or_path"] = str(run.file("merged"))
+    merge(run, unmerged=True)
+    settings = GenerationConfig.from_pretrained(run.file("merged"))
+    ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    assert settings.eos_token_id == sorted(ends) and (settings.do_sample, settings.temperature) == (True, 0.7)
+    assert json.loads(run.file("merged", "adapter", "adapter_config.json").read_text()) == config
 
 
 def test_the_command_prints_what_was_found_and_takes_another_data_type(trained, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import shutil
 from functools import partial
@@ -13,7 +14,9 @@ import torch
 
 from agentkit.cli import main
 from agentkit.nano import DATA
+from agentkit.nano import pretrain as module
 from agentkit.nano.pretrain import (
+    _play_world,
     batches,
     collate,
     copy_batches,
@@ -25,7 +28,7 @@ from agentkit.nano.pretrain import (
     tell_apart,
     transcripts,
 )
-from agentkit.policies.loading import load_agent
+from agentkit.policies.loading import load_agent, load_tokenizer
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.rollouts import rollout
 from agentkit.tasks import SuiteError
@@ -99,6 +102,29 @@ def test_a_damaged_model_is_a_sentence(tmp_path, content):
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(FileNotFoundError, match="cannot load the model .*/agent'"):
         load_agent(str(folder))
+
+
+def test_an_agent_takes_the_place_of_another_only_when_it_is_done(tmp_path, monkeypatch):
+    """It trains on the CPU in float32, whatever else the machine has."""
+    out = shutil.copytree(DATA, tmp_path / "agent")
+    (out / "mine.txt").write_text("x")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    world = _play_world(load_tokenizer("nano"), 2, ("A",), 7)
+
+    def stopped(*unused):
+        yield from [world] * 10
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "transcripts", stopped)
+    with monkeypatch.context() as with_gpu, pytest.raises(KeyboardInterrupt):
+        with_gpu.setattr(torch.cuda, "is_available", lambda: True)
+        pretrain(out, families="A")
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert "unfinished" in json.loads((tmp_path / "agent.unfinished" / "pretraining.json").read_text())
+    assert pretrain(out, families="A", minutes=1e-6, measured=1)["steps"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["agent"] and before.keys() == {*os.listdir(out)}
+    assert json.loads((out / "pretraining.json").read_text())["families"] == ["A"]
+    load_agent(str(out))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import checks, examine, report, task_checks
+from agentkit.preflight import causes, checks, examine, report, task_checks
 from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.preflight.forecasting import forecast, longer_by_expert
@@ -27,6 +27,7 @@ from agentkit.rewards import Product, correctness, plan, toolrla, with_noise
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, cost
 from agentkit.runs.recipe import Recipe
+from agentkit.tools.outages import PROBLEMS
 from agentkit.training.memory import MemoryPlan
 from agentkit.training.update_timing import update_seconds
 from agentkit.trajectories import groups_by_task
@@ -370,7 +371,28 @@ def test_nothing_right_and_nothing_scored(rollouts):
     ]
     assert item.light == "red" and "All rollouts are wrong: take easier tasks" in item.advice
     unscored = [dataclasses.replace(t, success=None) for t in sampled]
-    assert report(RECIPE, unscored, golden, tasks, plan())["Success now"].light == "red"
+    items = report(RECIPE, unscored, golden, tasks, plan(), n_test=100)
+    assert items["Success now"].light == "red" and items["Groups without advantage"].light == "red"
+    assert items["Groups without advantage"].advice == "No rollout was scored: mend the verifier."
+    assert items["What the test can show"].finding.startswith("No rollout was scored")
+
+
+def test_tasks_solved_always_or_never_are_no_fault_of_the_reward(rollouts):
+    tasks, sampled, golden = rollouts
+    sorted_out = [dataclasses.replace(t, success=float(t.task_id < tasks[6].id)) for t in sampled]
+    items = report(RECIPE, sorted_out, golden, tasks, {"correctness": (correctness, 1.0)})
+    assert items["Groups without advantage"].light == "red"
+    assert items["Groups without advantage"].advice.startswith("Each task is solved always or never")
+    paid = report(RECIPE, sorted_out, golden, tasks, {"one": (lambda task, t: 1.0, 1.0)})
+    assert "every rollout earns 1" in paid["Groups without advantage"].advice
+
+
+def test_programs_that_pass_a_share_of_their_tests_are_not_right(rollouts):
+    tasks, sampled, golden = rollouts
+    partial = [dataclasses.replace(t, success=9 / 16) for t in sampled]
+    items = report(RECIPE, partial, golden, tasks, {"correctness": (correctness, 1.0)})
+    assert items["Success now"].values["success"] == 0.0
+    assert "All rollouts are wrong: take easier tasks" in items["Groups without advantage"].advice
 
 
 def test_the_report_as_text_html_and_json(rollouts, tmp_path):
@@ -567,6 +589,25 @@ def test_turns_that_their_budget_cuts_are_told(rollouts):
     assert item.light == "amber" and "6% of the turns are cut at 2 tokens" in item.advice
     assert "max_turn_tokens" in item.advice and item.values["cut_turns"] == pytest.approx(6 / 96)
     assert checks.tools(groups_by_task(sampled)).values["cut_turns"] == 0
+    late = [dataclasses.replace(t, stop_reason=StopReason.TIME_LIMIT) for t in sampled]
+    assert "(trajectory_timeout_s)" in checks.tools(groups_by_task(late)).advice
+
+
+def test_failures_of_the_moment_are_told_beside_those_that_last(rollouts):
+    tasks, sampled, _ = rollouts
+    down = (ToolResult("get_iis", {}, f"Error: {PROBLEMS[0]}.", False),)
+    met = [dataclasses.replace(t, turns=(dataclasses.replace(t.turns[0], results=down),)) for t in sampled]
+    assert "0.0% of them fail for good (100.0% with those of the moment)" in (
+        checks.tools(groups_by_task(met)).finding
+    )
+
+
+@pytest.mark.parametrize(("cut", "few"), [(12, "most"), (2, "some")])
+def test_the_limit_that_gold_meets_is_named_as_the_recipe_names_it(rollouts, cut, few):
+    _, _, golden = rollouts
+    late = [dataclasses.replace(t, stop_reason=StopReason.TIME_LIMIT) for t in golden[:cut]]
+    item = causes.limits([*late, *golden[cut:]], RECIPE)
+    assert item.advice == f"Raise trajectory_timeout_s 600: {few} right policies could not finish."
 
 
 @pytest.mark.parametrize(

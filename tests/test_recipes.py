@@ -10,6 +10,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
@@ -20,6 +21,7 @@ from papermill.cli import papermill
 
 from agentkit import cli
 from agentkit import lab as laboratory
+from agentkit.records import RunError, Task
 from agentkit.rewards import from_recipe, plan
 from agentkit.runs import Run, append_jsonl, project_root, stages, write_bytes
 from agentkit.runs import recipe as recipes
@@ -85,7 +87,7 @@ def test_a_key_that_is_no_name_is_refused(key):
     [("seed", -1), ("seed", 2**31), ("seed", "three"), ("seed", 3.0), ("seed", True), ("seed", None), ("sft", 1), ("sft", "yes"),
      ("temperature", 0), ("temperature", "nan"), ("temperature", float("nan")), ("temperature", "inf"), ("temperature", "hot"),
      ("learning_rate", 2), ("group_size", 1), ("families", 3), ("run", None), ("model", ["nano"]), ("clip_epsilon", {}),
-     ("loss_type", "ppo"), ("n_tasks", 19)],
+     ("loss_type", "ppo"), ("n_tasks", 19), ("steps", "true"), ("beta", "false"), ("preflight", "true")],
 )  # fmt: skip
 def test_a_wrong_value_is_named_with_its_key(key, value):
     with pytest.raises(RecipeError, match=key) as error:
@@ -96,6 +98,8 @@ def test_a_wrong_value_is_named_with_its_key(key, value):
 def test_values_are_read_as_people_write_them():
     recipe = Recipe.from_mapping({"learning_rate": "1e-6", "beta": 0, "families": ["A", "B"]})
     assert (recipe.learning_rate, recipe.beta, recipe.families) == (1e-6, 0.0, "A,B")
+    recipe = Recipe.from_mapping({"sft": "true", "share_prefixes": "false", "run": "true"})  # papermill's -p
+    assert (recipe.sft, recipe.share_prefixes, recipe.run) == (True, False, "true")
 
 
 OFFERED = [("preflight", "off"), ("mismatch", "off"), ("tool_cache", "off")]
@@ -179,7 +183,12 @@ def test_a_notebook_hands_over_its_parameters_only():
         Recipe.from_notebook(namespace | {"n_taks": 5})
 
 
-@pytest.mark.parametrize("first", ['run = ""\nseed = 3', '# mine\nrun = "outputs/a"\nseed = 3'])
+SPELT = ["run = ''", 'run="outputs/a"', "run = f'{1}'", 'run: str = "x"', "run = 'outputs/Run'"]
+
+
+@pytest.mark.parametrize(
+    "first", [f"{run}\nseed = 3" for run in SPELT] + ['# mine\nrun = "outputs/a"\nseed = 3']
+)
 @pytest.mark.parametrize("injected", [[], ['# Parameters\nrun = "b"\nn_tasks = 50\n']])
 def test_a_second_run_all_is_not_disturbed_by_what_the_first_left(first, injected):
     """Plain values of later cells, some with the names of keys, are in the same namespace."""
@@ -193,6 +202,24 @@ def test_a_second_run_all_is_not_disturbed_by_what_the_first_left(first, injecte
         typed = namespace | {"In": [*before, f"{first}\nstpes = 5", *injected, setup], "stpes": 5}
         with pytest.raises(RecipeError, match="did you mean 'steps'"):
             Recipe.from_notebook(typed)
+
+
+@pytest.mark.parametrize("opened", ["Run.create(recipe.run)", "load_run('a')", "agentkit.Run('a')"])
+def test_a_second_cell_run_again_alone_is_told_to_run_the_first_before(tmp_path, opened):
+    setup = f"recipe = Recipe.from_notebook(globals())\nlab = Lab.open(recipe)\nrun = {opened}"
+    cells = ["", 'run = "a"\nlab = "mine.py"\nseed = 3', setup]
+    values = {"run": "a", "lab": "mine.py", "seed": 3}
+    assert Recipe.from_notebook(values | {"In": cells}).used() == values
+    left = values | {"run": Run(tmp_path / "a"), "lab": laboratory.Lab(Recipe(), {}), "In": [*cells, setup]}
+    with pytest.raises(RecipeError, match="run is no longer the text .* of type Run: run that cell again"):
+        Recipe.from_notebook(left)
+    assert Recipe.from_notebook(values | {"In": [*cells, cells[1], setup]}).used() == values
+
+
+@pytest.mark.parametrize("named", ['run = "b"', 'import time\nrun = f"{time.time()}"'])
+def test_a_cell_that_only_names_another_run_leaves_the_parameters(named):
+    cells = ["", 'run = ""\nseed = 3', named, "recipe = Recipe.from_notebook(globals())"]
+    assert Recipe.from_notebook({"run": "b", "seed": 3, "In": cells}).used() == {"run": "b", "seed": 3}
 
 
 # ---- YAML
@@ -474,6 +501,39 @@ def test_a_stage_is_not_done_with_other_content_of_a_file_it_was_handed(tmp_path
     assert not stages.is_done(run, "01_tasks", recipe)
 
 
+def test_a_stage_is_not_done_with_other_weights_in_its_model_folder(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    run, weights = Run.create(tmp_path / "a"), write(tmp_path / "mine" / "model.safetensors", 2**21 * "a")
+    recipe = {"model": str(tmp_path / "mine")}
+
+    def execute(stage: str, run: Run, parameters: dict) -> None:
+        run.begin(stage, parameters)
+        run.end(stage)
+
+    monkeypatch.setattr(stages, "execute", execute)
+    stages.run_stages(run, recipe, 2, 2, files=stages.file_digests(recipe))
+    os.utime(weights, (0, 0))
+    assert stages.is_done(run, "03_grpo", recipe), "a copy has other times"
+    weights.write_text(2**21 * "b")
+    assert not stages.is_done(run, "03_grpo", recipe)
+    run.update(stages={"03_grpo": run.manifest["stages"]["03_grpo"] | {"files": {}}})
+    assert stages.is_done(run, "03_grpo", recipe), "an older version did not look"
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "here"),
+    [({"lab": "example.py"}, {"lab": "params/example.py"}), ({"tasks": "gsm8k:example.py"}, {"tasks": "gsm8k:params/example.py"}),
+     ({"model": "outputs/mine"}, {"model": str(NANO.parents[1] / "outputs" / "mine")})],
+)  # fmt: skip
+def test_a_stage_is_done_however_its_files_are_spelt(tmp_path, by_hand, here):
+    run = Run.create(tmp_path / "a")
+    stage = "01_tasks" if "tasks" in here else "03_grpo"
+    run.begin(stage, by_hand)
+    run.end(stage)
+    assert stages.is_done(run, stage, here)
+    assert not stages.is_done(run, stage, {name: f"{value}.py" for name, value in here.items()})
+
+
 def test_a_training_that_was_asked_to_stop_ends_the_call_and_the_same_call_goes_on(
     tmp_path, monkeypatch, capsys
 ):
@@ -489,6 +549,9 @@ def test_a_training_that_was_asked_to_stop_ends_the_call_and_the_same_call_goes_
     assert cli.main([*words, "04"]) == 130 and executed == ["01", "02", "03"]
     shown = capsys.readouterr()
     assert "03_grpo: asked to stop" in shown.out and "run the same command to go on" in shown.err
+    asked.append("asked")
+    assert cli.main([*words, "04", "--from", "03"]) == 130 and executed.pop() == "03"
+    assert "same command, --from the notebook that stopped, to go on" in capsys.readouterr().err
     assert cli.main([*words, "04", "--from", "04"]) == 0 and executed[3:] == ["04"]
     assert cli.main([*words, "04"]) == 0 and executed[4:] == ["03", "04"]
 
@@ -497,6 +560,46 @@ def test_a_file_named_on_the_command_line_is_seen_from_where_it_was_called(monke
     monkeypatch.chdir(project_root() / "tests")
     assert cli._recipe(NANO, ["tasks=hostile/answers.json"]).tasks == "tests/hostile/answers.json"
     assert cli._recipe(NANO, ["tasks=gsm8k", "model=nano"]).tasks == "gsm8k"
+
+
+def test_every_command_finds_a_run_from_inside_the_project(tmp_path, monkeypatch, capsys):
+    for name in ("notebooks", "params"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    for name in ("a", "b"):
+        run = Run.create(f"outputs/{name}")
+        run.begin("01_tasks", {})
+        run.end("01_tasks")
+    task = dataclasses.asdict(Task("t", "How many?", "3"))
+    append_jsonl(run.file("tasks.jsonl"), task | {"family": "gsm8k", "verifier": {"kind": "numeric"}})
+    write(run.file("log.csv"), "step,kl\n1,0.5\n")
+    for words, status, says in (
+        ("rerun outputs/a --to outputs/b", 2, f"{run.path} holds another run"),
+        ("audit outputs/b", 0, "1 tasks"),
+        ("alarms outputs/b/log.csv", 0, "no alarm"),
+        ("doctor --recipe params/r.yaml", 2, f"{tmp_path / 'params' / 'r.yaml'} does not exist"),
+        ("sweep params/s.yaml --run outputs/s", 2, f"{tmp_path / 'params' / 's.yaml'} does not exist"),
+    ):
+        assert cli.main(words.split()) == status
+        assert says in "".join(capsys.readouterr())
+    assert list((tmp_path / "notebooks").iterdir()) == []
+
+
+def test_a_notebook_is_handed_its_run_from_wherever_the_kernel_works(tmp_path, monkeypatch):
+    for name in ("notebooks", "params", "sub/outputs/a"):
+        (tmp_path / name).mkdir(parents=True)
+    write(tmp_path / "notebooks" / "01_tasks.ipynb", "")
+    monkeypatch.chdir(tmp_path / "sub")
+    handed = []
+
+    def papermill(notebook: str, out: str, parameters: dict, **options) -> None:
+        handed.append(parameters["run"])
+        raise OSError("enough")
+
+    monkeypatch.setattr("papermill.execute_notebook", papermill)
+    with pytest.raises(RunError, match="enough"):
+        stages.execute("01_tasks", Run("outputs/a"), {})
+    assert handed == [str(tmp_path / "sub" / "outputs" / "a")]
 
 
 def test_a_package_beside_a_lab_file_is_part_of_its_digest(tmp_path):
@@ -522,6 +625,74 @@ def test_what_a_lab_file_imports_is_loaded_anew_in_an_open_kernel(tmp_path):
     part.write_text("PRICE =\n")
     with pytest.raises(RecipeError, match="prices.py, line 1: SyntaxError"):
         load_module(lab)
+
+
+def test_two_labs_import_each_their_own_module_of_one_name(tmp_path):
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+        write(tmp_path / version / "lab.py", "from own_helpers import name\nimport random\n")
+        write(tmp_path / version / "own_helpers.py", f"name = {version!r}\n")
+        write(tmp_path / version / "random.py", "")
+    kept = sys.modules["random"]
+    for version in ("v1", "v2", "v1"):
+        module = load_module(tmp_path / version / "lab.py")
+        assert module.name == version
+    assert sys.modules["random"] is kept and str(tmp_path / "v1") not in sys.path[:1]
+
+
+def test_two_labs_and_an_edited_one_import_their_own_parts_of_a_folder_of_one_name(tmp_path):
+    for version in ("v1", "v2"):
+        (tmp_path / version / "own_store").mkdir(parents=True)
+        write(tmp_path / version / "lab.py", "from own_store import prices\n")
+        write(tmp_path / version / "own_store" / "prices.py", f"name = {version!r}\n")
+    for version in ("v1", "v2", "v1"):
+        assert load_module(tmp_path / version / "lab.py").prices.name == version
+    write(tmp_path / "v1" / "own_store" / "prices.py", "name = 'edited'\n")
+    assert load_module(tmp_path / "v1" / "lab.py").prices.name == "edited"
+
+
+def test_a_module_beside_a_lab_file_hides_no_library(tmp_path, monkeypatch):
+    lab = write(tmp_path / "lab.py", "from own_beside import name\nimport colorsys\n")
+    write(tmp_path / "own_beside.py", "name = 1\n")
+    write(tmp_path / "colorsys.py", "")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert load_module(lab).colorsys.rgb_to_hsv and load_module(lab).name == 1
+
+
+def test_loading_a_lab_file_keeps_modules_that_no_lab_file_imported(tmp_path, monkeypatch):
+    lab = write(tmp_path / "lab.py", "from own_kit.sizes import SIZE\ndef later(): import own_notes\n")
+    (tmp_path / "own_kit").mkdir()
+    sizes = write(tmp_path / "own_kit" / "sizes.py", "SIZE = 1\n")
+    write(tmp_path / "own_notes.py", "")
+    files = {
+        "own_kit._fast": tmp_path / "own_kit" / "_fast.so",
+        "own_notes": tmp_path / "nb" / "own_notes.py",
+    }
+    for name, file in files.items():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules[name].__file__ = str(file)
+    kept = {name: sys.modules[name] for name in files}
+    for size in (1, 22):
+        sizes.write_text(f"SIZE = {size}\n")
+        assert size == load_module(lab).SIZE
+        assert all(sys.modules[name] is module for name, module in kept.items())
+
+
+def test_a_lab_file_with_a_byte_order_mark_is_read(tmp_path):
+    lab = tmp_path / "marked_lab.py"
+    lab.write_bytes("\ufeffSIZE = 3\n".encode())
+    assert load_module(lab).SIZE == 3 and lab_digest(lab)
+
+
+def test_diagnostics_by_hand_keep_the_lab_of_the_run(tmp_path):
+    lab = write(tmp_path / "lab.py", "rewards = {'one': (lambda task, trajectory: 1.0, 0.5)}")
+    run = Run.create(tmp_path / "a")
+    run.begin("03_grpo", {"lab": str(lab)})
+    append_jsonl(run.file("train", "metrics.jsonl"), {"step": 1})
+    cells = json.loads((project_root(__file__) / "notebooks" / "04_diagnostics.ipynb").read_text())["cells"]
+    first, second = ("".join(cell["source"]) for cell in cells[2:4])
+    exec(f"{first}\nrun = {str(run.path)!r}\n{second}", {})
+    assert run.manifest["recipe"]["lab"] == str(lab)
 
 
 def test_a_stage_is_not_done_with_another_lab_file(tmp_path, monkeypatch):

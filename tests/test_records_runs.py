@@ -25,11 +25,14 @@ from agentkit.runs import (
     RunError,
     check_name,
     load_run,
+    papermill,
     read_json,
     read_jsonl,
     read_tasks,
     read_trajectories,
 )
+from agentkit.runs.run import placed
+from agentkit.runs.trajectory_files import TOKENS, count_tokens
 
 TASK = {"id": "A-1", "prompt": "What is 1 + 1?", "answer": "2"}
 
@@ -174,6 +177,23 @@ def test_a_trajectory_comes_back_as_it_was(tmp_path):
     assert read_trajectories(runs.write_trajectories(tmp_path / "none.parquet", [])) == []
 
 
+def test_rows_are_read_by_choice_and_without_their_tokens(tmp_path):
+    stored = [make_trajectory(sample=n, reward=n / 4) for n in range(5)]
+    path = runs.write_trajectories(tmp_path / "a.parquet", stored)
+    light = [dataclasses.replace(t, prompt_ids=(), **dict.fromkeys(TOKENS[1:], (0,) * 4)) for t in stored]
+    assert read_trajectories(path, tokens=False) == light
+    assert read_trajectories(path, choose=lambda rows: []) == []
+    best = lambda rows: [i for i, row in enumerate(rows) if row["reward"] >= 0.75][::-1]  # noqa: E731
+    assert read_trajectories(path, choose=best) == [stored[4], stored[3]]
+    assert read_trajectories(path, tokens=False, choose=best) == [light[4], light[3]]
+    assert count_tokens(path) == 5 * (3 + 4)
+    for damage in (path.read_bytes()[:-40], b"PAR1"):
+        path.write_bytes(damage)
+        for read in (count_tokens, functools.partial(read_trajectories, tokens=False, choose=best)):
+            with pytest.raises(RunError, match="not a trajectory file"):
+                read(path)
+
+
 def test_a_lone_surrogate_in_an_answer_does_not_lose_the_file(tmp_path):
     path = runs.write_trajectories(
         tmp_path / "a.parquet", [make_trajectory(answer="4\ud800", why="\udfff", policy="p\ud800")]
@@ -223,8 +243,11 @@ def test_damaged_trajectory_files_are_one_sentence(tmp_path):
             read_trajectories(path)
         one_sentence(error)
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
-    with pytest.raises(RunError, match="not a trajectory file"):
-        read_trajectories(tmp_path / "other.parquet")
+    part = functools.partial
+    ways = [{}, {"tokens": False}, {"choose": lambda rows: [0]}]
+    for read in (count_tokens, *(part(read_trajectories, **way) for way in ways)):
+        with pytest.raises(RunError, match="not a trajectory file"):
+            read(tmp_path / "other.parquet")
 
 
 # ---- tasks
@@ -424,11 +447,53 @@ def test_opening_a_run_again_keeps_what_it_holds(tmp_path):
 
 def test_a_stage_names_the_notebook_whose_output_it_lacks(tmp_path):
     run = Run.create(tmp_path / "a")
-    for needed, notebook in (("tasks.jsonl", "01_tasks"), ("sft", "02_baseline"), ("adapter", "03_grpo")):
+    wanted = {"tasks.jsonl": "01_tasks", "sft": "02_baseline", "eval/sft.parquet": "02_baseline"}
+    for needed, notebook in (wanted | {"adapter": "03_grpo"}).items():
         with pytest.raises(RunError, match=notebook) as error:
             run.begin("05_compare", {}, inputs=[needed])
         one_sentence(error)
     assert run.manifest["stages"] == {}
+
+
+def test_a_stage_warns_where_an_earlier_one_had_other_keys_or_came_after_one_that_used_it(
+    tmp_path, monkeypatch
+):
+    run, clock = Run.create(tmp_path / "a"), iter(f"2026-01-01T00:00:{i:02d}+0000" for i in range(20))
+    monkeypatch.setattr("agentkit.runs.run._now", lambda: next(clock))
+    alike = {"sft": True, "max_tokens": 1024}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.begin("01_tasks", {"n_tasks": 60, "top_k": 3})
+        run.begin("02_baseline", alike | {"engine": "vllm", "sft_epochs": 3})
+        run.begin("03_grpo", alike | {"steps": 4})
+        run.begin("05_compare", alike)
+    says = r"02_baseline was executed with max_tokens 1024 \(here 8192\), sft True \(here False\): set"
+    with pytest.warns(UserWarning, match=says) as told:
+        run.begin("03_grpo", {"steps": 4})
+    assert len(told) == 1
+    run.begin("03_grpo", alike)
+    run.begin("02_baseline", alike)
+    with pytest.warns(UserWarning, match="02_baseline was executed after 03_grpo: run 03_grpo again") as told:
+        run.begin("05_compare", alike)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.begin("drawing", {"steps": 7})  # it has no place in their order
+
+
+def test_a_stage_does_not_warn_of_a_file_that_is_spelt_otherwise(tmp_path, monkeypatch):
+    for name in ("notebooks", "params", "mine"):
+        (tmp_path / name).mkdir()
+    for name in ("mine.py", "other.py"):
+        (tmp_path / "params" / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    run = Run.create(tmp_path / "a")
+    run.begin("02_baseline", {"lab": "params/mine.py", "model": "mine/"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.begin("03_grpo", {"lab": "mine.py", "model": str(tmp_path / "mine")})
+    with pytest.warns(UserWarning, match=r"executed with lab 'params/mine.py' \(here 'other.py'\): set"):
+        run.begin("03_grpo", {"lab": "other.py", "model": "mine"})
 
 
 def test_a_manifest_takes_new_sections_and_merges_known_ones(tmp_path):
@@ -485,6 +550,20 @@ def test_the_project_root_is_found_from_inside(tmp_path):
     assert runs.project_root("/") == Path("/")
 
 
+def test_a_path_of_outputs_or_params_is_the_projects_where_it_is_not_here(tmp_path, monkeypatch):
+    for name in ("notebooks/outputs/old", "params", "home"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "params" / "r.yaml").write_text("seed: 3")
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    Run.create("outputs/a"), Run.create("~/runs/b"), Run.create("mine")
+    found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("run.json")}
+    assert found == {"outputs/a", "home/runs/b", "notebooks/mine"}
+    assert load_run("outputs/a").path == tmp_path / "outputs" / "a" and load_run("~/runs/b")
+    assert Run("outputs/old").path == Path("outputs/old")
+    assert runs.Recipe.load("params/r.yaml").seed == 3
+
+
 def test_without_a_run_named_it_is_outputs_lab(tmp_path, monkeypatch):
     for name in ("notebooks", "params"):
         (tmp_path / name).mkdir()
@@ -514,6 +593,56 @@ def test_plain_papermill_makes_the_run_folder_and_names_it(tmp_path, start, note
     (seen,) = tmp_path.rglob("seen")
     assert seen.read_text() == str(written.parent) and written.parent.name == "a"
     assert len(list(tmp_path.rglob("*.ipynb"))) == 2
+
+
+def test_plain_papermill_takes_a_link_for_outputs(tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "outputs").symlink_to(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
+    papermill.HANDLER.write("{}", "outputs/a/n.ipynb")
+    assert os.environ[runs.run.RUN_VARIABLE] == str(tmp_path / "outputs" / "a")
+    assert (tmp_path / "data" / "a" / "n.ipynb").exists()
+
+
+def test_plain_papermill_names_the_run_that_a_link_leads_to(tmp_path, monkeypatch):
+    (tmp_path / "outputs" / "a").mkdir(parents=True)
+    (tmp_path / "latest").symlink_to("outputs/a")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
+    papermill.HANDLER.write("{}", "latest/n.ipynb")
+    assert os.environ[runs.run.RUN_VARIABLE] == str(tmp_path / "outputs" / "a")
+
+
+def test_plain_papermill_writes_where_a_run_of_that_name_lies(tmp_path, monkeypatch):
+    for name in ("notebooks/outputs/old", "params", "outputs"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
+    for name in ("outputs/a", "outputs/old"):
+        papermill.HANDLER.write("{}", f"{name}/n.ipynb")
+        assert os.environ[runs.run.RUN_VARIABLE] == str(Run(name).path.absolute())
+    found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("n.ipynb")}
+    assert found == {"outputs/a", "notebooks/outputs/old"}
+
+
+def test_a_second_notebook_of_plain_papermill_is_not_the_first_ones_projects(tmp_path, monkeypatch):
+    project, elsewhere = tmp_path / "project", tmp_path / "home"
+    for folder in (project / "notebooks", project / "params", elsewhere):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
+    papermill.HANDLER.write("{}", str(project / "outputs" / "a" / "n.ipynb"))
+    papermill.HANDLER.write("{}", "outputs/b/n.ipynb")
+    assert (elsewhere / "outputs" / "b" / "n.ipynb").exists()
+
+
+def test_a_model_folder_is_one_from_any_folder_of_the_project(tmp_path, monkeypatch):
+    for name in ("notebooks", "params", "own"):
+        (tmp_path / name).mkdir()
+    for folder in (".", "notebooks"):
+        monkeypatch.chdir(tmp_path / folder)
+        assert placed("model", "own") == placed("model", str(tmp_path / "own")) == str(tmp_path / "own")
 
 
 def test_a_notebook_finds_its_project_from_its_run_where_papermill_was_called_elsewhere(

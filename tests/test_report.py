@@ -198,6 +198,18 @@ def test_alarms_and_preflight_are_sentences_with_links_to_what_they_name(tmp_pat
     )
 
 
+def test_of_a_step_only_what_is_named_is_read_and_once(tmp_path, monkeypatch):
+    run, read = named_run(tmp_path / "a"), []
+    append_jsonl(run.file("train", "alarms.jsonl"), alarm(step=3, evidence=NAMED))  # again
+    read_as = report.read_trajectories
+    monkeypatch.setattr(
+        report, "read_trajectories", lambda *a, **k: read.append(read_as(*a, **k)) or read[-1]
+    )
+    page = render(load_run(run.path))
+    assert [[t.task_id for t in rows] for rows in read if rows and rows[0].step] == [["A-0000", "B-0001"]]
+    assert page.count(">3:A-0000#1</a>") == 2 and "3:A-0099#1</a>" not in page
+
+
 def test_evidence_that_must_not_be_shared_is_a_name_only(tmp_path):
     share = {"share": False}
     tasks = [

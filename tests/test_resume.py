@@ -189,6 +189,13 @@ def test_other_parameters_start_anew_and_keep_what_was_there(stopped, tmp_path, 
     ).exists()
 
 
+def test_another_spelling_of_the_models_folder_goes_on(stopped, tmp_path):
+    path = copy_of(stopped, tmp_path)
+    last = path / "train" / "checkpoints" / "checkpoint-5"
+    reseal(last, made_with=checkpoints.verify(last)["made_with"] | {"model": "outputs/mine"})
+    assert make_trainer(path, model=os.path.abspath("outputs/mine")).resume_from == last
+
+
 def test_limits_and_parts_of_a_batch_may_change_and_the_step_is_the_same(stopped, whole, tmp_path):
     path = copy_of(stopped, tmp_path)
     last = path / "train" / "checkpoints" / "checkpoint-5"

@@ -254,7 +254,11 @@ def test_code_keeps_its_share_of_tests_and_no_code_is_minus_one():
     code = dataclasses.replace(TASK, verifier={"kind": "code", "entry": "f", "tests": [[[1], 1]]})
     assert components.outcome(code, trajectory([], success=7 / 16)) == 0.4375
     assert components.outcome(code, trajectory([], success=0.0, answer="def f(x): return 2")) == 0.0
-    assert components.outcome(code, trajectory([], success=0.0, answer="I cannot write that.")) == -1.0
+    two = "```python\ndef g(x): return 2\n```\n```python\ndef f(x): return g(x)\n```"
+    assert components.outcome(code, trajectory([], success=0.0, answer=two)) == 0.0
+    assert components.outcome(code, trajectory([], success=0.0, answer="print(input())")) == 0.0
+    for prose in ("I cannot write that.", "Unknown", "42", "not sure", "Sum: 42", "two, maybe", "# nothing"):
+        assert components.outcome(code, trajectory([], success=0.0, answer=prose)) == -1.0
     assert components.outcome(code, trajectory([], success=0.0, answer=None)) == -1.0
 
 
@@ -314,7 +318,8 @@ GRID = [[1, 2], [3, 4]]
 @pytest.mark.parametrize(
     ("drawn", "value"),
     [(GRID, 1.0), ([[1, 2], [3, 0]], 0.75), ([[1, 2]], 0.0), ([[1, 2], [3]], 0.0), ([[1, 2, 3], [3, 4, 5]], 0.0), (None, 0.0),
-     ("1234", 0.0), ([], 0.0), ([[1.0, 2], [3, 4]], 0.0), ([[True, 2], [3, 4]], 0.0)],
+     ("1234", 0.0), ([], 0.0), ([[1, 2], "34"], 0.0), ([[1.0, 2], [3, 4]], 1.0), ([[True, 2], [3, 4]], 0.75),
+     ([[None, 2], [3, 4]], 0.75), ([[math.nan, [2]], [10**400, 4]], 0.25)],
 )  # fmt: skip
 def test_pixel_equality(drawn, value):
     assert components.pixel_equality(drawn, GRID) == value
@@ -393,6 +398,10 @@ def raising(task, trajectory):
     raise RuntimeError("no")
 
 
+def leaving(task, trajectory):
+    raise SystemExit
+
+
 @pytest.mark.parametrize(
     ("values", "summed", "multiplied"),
     [
@@ -401,6 +410,7 @@ def raising(task, trajectory):
         ([None, None], None, None),
         ([2.0, math.nan], None, None),
         ([2.0, -math.inf], None, None),
+        ([1e15, 1e15], None, None),  # too large together
         ([0.0, 3.0], 1.5, 0.0),
         ([True, 3], 2.5, 1.5),
     ],
@@ -412,7 +422,9 @@ def test_sums_and_products(values, summed, multiplied):
     assert isinstance(rewards.Product(reward) | {"c": (constant(1.0), 1.0)}, rewards.Product)
 
 
-@pytest.mark.parametrize("bad", [raising, constant("text"), constant(math.inf)])
+@pytest.mark.parametrize(
+    "bad", [raising, leaving, constant("text"), constant(math.inf), constant(-1e39), constant(10**400)]
+)
 def test_a_component_that_fails_leaves_the_trajectory_unscored_and_is_never_zero(bad):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -494,6 +506,29 @@ def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(tmp_path, m
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_judge_is_asked_about_many_answers_at_once_and_of_like_ones_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server, together = judging.Server(), threading.Barrier(4)
+
+    def reply(asked):
+        together.wait(20)  # all four ask before one is answered
+        return judging.honest(asked)
+
+    server.reply = reply
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}/v1"
+    judge = rewards.judged(url=url, model="m", cache=tmp_path / "judge.sqlite")
+    answers = ["It is 41.", "It is 40.", "It is 41.", "It is 39.", None, "It is 38."]
+    group = [trajectory([], answer=answer) for answer in answers]
+    try:
+        scored = rewards.score_all([TASK], group, {"judge": (judge, 0.5), "one": (constant(1.0), 1.0)})
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert [(t.answer, t.reward) for t in scored] == [(answer, 1.0) for answer in answers]
+    assert len(server.asked) == 4
 
 
 # ---- presets and recipes

@@ -11,7 +11,7 @@ import pytest
 from agentkit import cli, rewards
 from agentkit.lab import Lab
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore
+from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore, rescore_each
 from agentkit.runs import Run, RunError, write_tasks, write_trajectories
 from agentkit.runs.recipe import RecipeError
 from agentkit.views import plots
@@ -89,6 +89,20 @@ def test_dead_groups_and_ranks_of_a_run(run):
     figure = plots.rescoring(result)
     assert [trace.name for trace in figure.data if trace.type == "bar"] == list(PAIRS)
     assert len(rescore(run, rewards.toolrl(), "toolrl", steps=[2]).groups) == 2
+
+
+def test_several_rewards_read_each_step_once(run, monkeypatch):
+    others = {"toolrl": rewards.toolrl(), "plan": rewards.plan()}
+    alone, read, read_as = (
+        {name: rescore(run, own, name) for name, own in others.items()},
+        [],
+        Run.trajectories,
+    )
+    monkeypatch.setattr(Run, "trajectories", lambda own, step: read.append(step) or read_as(own, step))
+    together = rescore_each(run, others)
+    assert read == [1, 2] and list(together) == list(others)
+    assert all(together[name].groups.equals(result.groups) for name, result in alone.items())
+    assert set(rescore_each(run, others, [2])["plan"].groups["step"]) == {2}
 
 
 def test_under_its_own_reward_nothing_changes(run):

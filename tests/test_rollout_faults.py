@@ -120,6 +120,8 @@ def test_a_reset_that_fails_is_tried_once_more_and_then_leaves_one_trajectory_un
     tokenizer, tools, failing
 ):
     def reset(self, **row):
+        while tools.made < 8:  # the eight first ones are 0 to 7
+            time.sleep(0.01)
         if self.number in failing:
             raise OSError("the service is busy")
 
@@ -127,9 +129,27 @@ def test_a_reset_that_fails_is_tried_once_more_and_then_leaves_one_trajectory_un
     policy = calls(tokenizer, "work", how="fine")
     found = whole(rollout([TASK], policy, environment=tools, group_size=8, limits=ROOMY))
     failed = [t for t in found if t.stop_reason is StopReason.ERROR]
-    assert len(failed) == len(failing) // 2  # the eight first ones are 0 to 7
+    assert len(failed) == len(failing) // 2
     assert all(t.success is None and "busy" in t.why and not t.turns for t in failed)
     assert [t.success for t in found if t not in failed] == [1.0] * (8 - len(failed))
+
+
+@pytest.mark.parametrize("how", ["raise", "hang"])
+def test_an_environment_that_cannot_be_made_is_one_that_cannot_be_reset(tokenizer, tools, how):
+    def sick(self):
+        Tools.__init__(self)
+        if self.number in (4, 9):  # one of the eight, and its second try
+            time.sleep(600 if how == "hang" else 0.5)
+        if self.number in (-1, 4, 9):  # the first one is made to read its schemas
+            raise ConnectionError("the service is busy")
+
+    tools.__init__ = sick
+    limits = Limits(max_turn_tokens=500, max_tokens=8_000, tool_timeout_s=2.0)
+    policy = calls(tokenizer, "work", how="fine")
+    found = whole(rollout([TASK], policy, environment=tools, group_size=8, limits=limits))
+    (failed,) = (t for t in found if t.stop_reason is StopReason.ERROR)
+    assert failed.success is None and ("busy" if how == "raise" else "not made within") in failed.why
+    assert sum(t.success or 0.0 for t in found) == 7
 
 
 def test_a_tool_that_raises_is_an_observation(tokenizer, tools):
@@ -154,6 +174,8 @@ def test_where_no_environment_can_begin_it_is_said_but_a_training_goes_on(tokeni
 
 def test_a_group_may_hold_one_whose_reset_failed(tokenizer, tools):
     def reset(self, **row):
+        while tools.made < 4:
+            time.sleep(0.01)
         if self.number in (2, 4):  # one of the four, and its second try
             raise OSError("the service is busy")
         return " It is Monday."

@@ -4,8 +4,10 @@ everything.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
+import time
 from functools import partial
 
 import pytest
@@ -17,6 +19,7 @@ from agentkit.policies.sync import sampled_logprobs
 from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason, Task
 from agentkit.rollouts import Limits, rollout
+from agentkit.rollouts.call_formats import format_call
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.policy import EngineError
 from agentkit.sandbox import current_tier
@@ -157,13 +160,49 @@ def test_a_malformed_call_earns_a_correction_and_goes_on(agent, suite, corpus):
     assert not result.ok and result.observation.startswith("Error: malformed tool call")
 
 
+class Meeting:
+    """Two who wait for each other, and a list that must be written in order."""
+
+    def reset(self, **row):
+        self.here, self.notes = 0, ""
+
+    async def meet(self) -> str:
+        """Wait until two are here."""
+        self.here += 1
+        while self.here < 2:
+            await asyncio.sleep(0.01)
+        return f"{self.here} met"
+
+    def note(self, letter: str) -> str:
+        """Note a letter.
+
+        Args:
+            letter: Any.
+        """
+        time.sleep(0.1 if letter == "a" else 0)
+        self.notes += letter
+        return self.notes
+
+
+def test_coroutines_of_one_turn_run_together_and_what_may_depend_on_order_in_order(agent):
+    calls = [("note", {"letter": "a"}), ("meet", {}), ("meet", {}), ("note", {"letter": "b"}), ("none", {})]
+    turn = "".join(format_call(name, arguments, "hermes") for name, arguments in calls)
+    limits = Limits(tool_timeout_s=5)
+    (t,) = rollout([Task("t", "?", "3")], Says(agent[1], turn, "3"), environment=Meeting, limits=limits)
+    results = t.turns[0].results
+    assert [r.observation for r in results[:4]] == ["a", "2 met", "2 met", "ab"]
+    assert [r.name for r in results] == [name for name, _ in calls] and not results[4].ok
+
+
 @pytest.mark.parametrize(
     ("make", "name"), [(CodeEnvironment, "python"), (InterpreterEnvironment, "code_interpreter")]
 )
 def test_a_trajectory_says_in_which_sandbox_its_code_ran(agent, make, name):
     call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"code": "1"}}}}\n</tool_call>'
-    (t,) = rollout([Task("t", "What is 1 + 2?", "3")], Says(agent[1], call, "Answer: 3"), environment=make)
-    assert t.sandbox == current_tier().name
+    for environment, tier in ((make, current_tier().name), (CorpusEnvironment, None)):  # without that tool
+        policy = Says(agent[1], call, "Answer: 3")
+        (t,) = rollout([Task("t", "What is 1 + 2?", "3")], policy, environment=environment)
+        assert t.sandbox == tier
 
 
 def test_a_policy_that_fails_ends_the_rollout_with_its_error(agent, suite, corpus):

@@ -101,6 +101,18 @@ def test_output_is_cut_at_its_limit():
     assert more.status == "output" and len(more.stdout) == zygote.MAX_OUTPUT
 
 
+def test_processes_of_one_training_share_the_cores():
+    words = [sys.executable, "-c", "from agentkit.sandbox.run import AT_ONCE, CORES; print(AT_ONCE, CORES)"]
+
+    def limits(**environ: str) -> list[int]:
+        told = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | environ)
+        return [*map(int, told.stdout.split())]
+
+    cores = os.cpu_count() or 1
+    assert limits() == [min(128, max(8, 4 * cores)), cores]
+    assert limits(LOCAL_WORLD_SIZE="2") == [min(128, max(8, 4 * (cores // 2))), max(cores // 2, 1)]
+
+
 def test_nothing_passes_from_one_call_to_the_next():
     run_python(
         "import builtins, json, sys\nbuiltins.print = None\njson.dumps = None\nsys.path.clear()\nopen('x', 'w').close()"

@@ -7,14 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import psutil
+import pytest
 import yaml
 from survive_sweeps import until
 
 from agentkit.runs.run import MANIFEST
+from agentkit.runs.sweep import Sweep
+from agentkit.runs.sweep_slots import _SETTINGS, slots_of
 
 HEAD = """
 import os, time
@@ -46,6 +51,15 @@ while not (notes / "go").exists():
 """
 
 
+SAVE = """
+try:
+    while not (notes / "go").exists():
+        time.sleep(0.05)
+except KeyboardInterrupt:
+    time.sleep(3)
+    (notes / f"saved-{os.getpid()}").touch()
+    raise
+"""
 STOPPED = "agentkit: stopped; what was finished is kept, run the same command to go on\n"
 
 
@@ -132,3 +146,54 @@ def test_no_child_outlives_the_driver_and_the_sweep_goes_on(tmp_path):
     (tmp_path / "notes" / "go").touch()
     assert started(tmp_path, 2, "").wait(300) == 0, (tmp_path / "log").read_text()
     assert len(list(tmp_path.glob("notes/01*"))) == 1, "the suite is made once"
+
+
+def test_a_stop_leaves_a_step_the_time_to_end_in_one_slot_and_in_several(tmp_path):
+    project(tmp_path, [0.1, 0.2], SAVE)
+    sweep, driver = lambda: Sweep(tmp_path / "outputs" / "out"), started(tmp_path, 2, "")
+    saved = lambda: len(list(tmp_path.glob("notes/saved*")))  # noqa: E731
+    status = lambda: [entry["status"] for entry in sweep().state["shared"].values()]  # noqa: E731
+    try:
+        until(lambda: len(list(tmp_path.glob("notes/02*"))) == 2, 300)
+        sweep().leave_out(stop=[f"shared/{list(sweep().state['shared'])[1]}"])
+        until(lambda: status()[1] == "stopped", 60)
+        assert saved() == 1 and status()[2] == "running"
+    finally:
+        driver.send_signal(signal.SIGTERM)
+    assert driver.wait(300) == 128 + signal.SIGTERM, (tmp_path / "log").read_text()
+    assert saved() == 2 and status() == ["done", "stopped", "interrupted"]
+    driver = started(tmp_path, 1, "")
+    try:
+        until(lambda: len(list(tmp_path.glob("notes/02*"))) == 3, 300)
+        sweep().leave_out(stop=["all"])
+        driver.wait(300)
+    finally:
+        driver.kill()
+    assert saved() == 3 and status() == ["done", "stopped", "stopped"], (tmp_path / "log").read_text()
+
+
+def test_machines_that_join_late_are_waited_for_and_fewer_are_said(monkeypatch):
+    from ray.cluster_utils import Cluster
+
+    for name in (*_SETTINGS, "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, _SETTINGS.get(name, "1"))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+
+    def sleep(seconds):
+        if seconds and len(cluster.list_all_nodes()) == 1:
+            cluster.add_node(num_cpus=1)
+
+    monkeypatch.setattr(
+        "agentkit.runs.sweep_slots.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    )
+    try:
+        with slots_of(2, cluster.address, [{}]) as (_, room):
+            assert room == 2
+        monkeypatch.setattr("agentkit.runs.sweep_slots.JOIN_S", 0.0)
+        with (
+            pytest.warns(UserWarning, match="2 of 3 slots are used"),
+            slots_of(3, cluster.address, [{}]) as (_, room),
+        ):
+            assert room == 2
+    finally:
+        cluster.shutdown()

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -29,12 +30,26 @@ from agentkit.evaluation.sweeps import (
     measured_spread,
     smallest,
 )
+from agentkit.lab import Lab
+from agentkit.policies.loading import load_tokenizer
 from agentkit.preflight.sweeps import as_text, check, dry_run
 from agentkit.records import RecipeError, RunError, Task
+from agentkit.rollouts import prompt_lengths
 from agentkit.runs import Run, stages, write_json, write_jsonl, write_trajectories
 from agentkit.runs.stages import STAGES, parameters_of
-from agentkit.runs.sweep import LOOK_S, Job, Sweep, left_out, plan, progress, read_design, reuse, run_sweep
-from agentkit.runs.sweep_slots import _fitting, _needs
+from agentkit.runs.sweep import (
+    LOOK_S,
+    Job,
+    Sweep,
+    _begin_as,
+    left_out,
+    plan,
+    progress,
+    read_design,
+    reuse,
+    run_sweep,
+)
+from agentkit.runs.sweep_slots import _fitting, _needs, slots_of
 from agentkit.runs.trajectory_files import write_tasks
 from agentkit.views import plots
 from agentkit.views.sweep_card import cells, write_sweep_report
@@ -116,6 +131,10 @@ def test_the_documents_five_ablations_are_there_for_both_models():
         ({"arms": {"default": {}, "b": {"group_size": 7}}}, "arm 'b': micro_batch 16 must divide"),
         ({"arms": {"default": {}, "b": {"reward_correctness": 0.0, "reward_format": 0.0, "reward_efficiency": 0.0}}}, "arm 'b': its reward has no component"),
         ({"arms": {"default": {}, "b": {"reward": "none"}}}, "arm 'b': reward none starts from nothing"),
+        ({"arms": {"default": {}, "b": {"lab": "typo.py"}}}, "line 2: SyntaxError"),
+        ({"arms": {"default": {}, "b": {"lab": "latin.py"}}}, "can't decode byte 0xe9"),
+        ({"arms": {"default": {}}, "grid": {"beta": [0.02]}}, "at least two arms"),
+        ({"arms": {"default": {}}, "grid": {"clip_epsilon_high": [0, 0.2], "beta": [0.3]}}, "_clip_epsilon_high-0.2' are equal"),
         ({"recipe": "few.yaml", "arms": {"default": {}, "b": {"n_tasks": 24}}}, "arm 'b' is tested on other tasks than 'default'"),
         ({"recipe": "few.yaml", "arms": {"default": {}, "b": {"suite_seed": 9}}}, "arm 'b' is tested on other tasks"),
     ],
@@ -126,9 +145,26 @@ def test_a_worthless_sweep_is_refused_in_a_sentence(tmp_path, capsys, changes, s
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(recipe | {"families": "A", "n_tasks": 20}))
     for name in ("mine.py", "copy.py"):
         (tmp_path / name).write_bytes((ROOT / "params" / "example.py").read_bytes())
+    (tmp_path / "typo.py").write_text("x = 1\ny = (\n")
+    (tmp_path / "latin.py").write_bytes("# caf\u00e9\n".encode("latin-1"))
     assert main(["sweep", str(write(tmp_path, **changes)), "--run", str(folder)]) == 2
     told = capsys.readouterr().err
     assert said in told and told.count("\n") == 1 and not folder.exists()
+
+
+@pytest.mark.parametrize("long", ["some", "none"])
+def test_arms_that_leave_out_other_long_prompts_of_the_test_are_refused(tmp_path, recwarn, long):
+    recipe = yaml.safe_load((ROOT / "params" / "nano-ablation.yaml").read_text())
+    recipe |= {"families": "A", "n_tasks": 20}
+    (tmp_path / "few.yaml").write_text(yaml.safe_dump(recipe))
+    lab = Lab.open(recipe)
+    lengths = prompt_lengths(lab.suite().split("test"), load_tokenizer("nano"), lab.environments)
+    arms = {"default": {}, "b": {"max_prompt_tokens": max(lengths.values()) - (long == "some")}}
+    design = read_design(write(tmp_path, recipe="few.yaml", arms=arms))
+    if long == "none":
+        return check(design)
+    with pytest.raises(RecipeError, match="arm 'b' is tested on other tasks .* max_prompt_tokens out or"):
+        check(design)
 
 
 def test_arms_that_differ_are_not_taken_for_equal(tmp_path):
@@ -176,6 +212,9 @@ def test_a_grid_names_its_arms_and_finds_the_unchanged_one(tmp_path):
     assert design.against == "beta-0.02_group_size-8"
     both = read_design(write(tmp_path, arms={"default": {}}, grid={"beta": [0.1]}))
     assert [arm.name for arm in both.arms] == ["default", "beta-0.1"]
+    arms = {"default": {}, "no-format": {"reward_format": 0.0}, "beta-0.1": {"beta": 0.1}}
+    both = read_design(write(tmp_path, arms=arms, grid={"beta": [0.0, 0.02, 0.1]}))
+    assert [arm.name for arm in both.arms] == [*sorted(arms), "beta-0.0"], "what is given is not made again"
 
 
 # ---- cells
@@ -230,7 +269,33 @@ def test_an_arm_that_is_added_later_begins_with_what_a_done_cell_has(tmp_path):
     assert list(seconds) == [f"shared/{diagnosed.folder.name}"], "nothing is trained again"
 
 
-def test_what_another_sweep_made_alike_is_copied_and_nothing_else(tmp_path):
+def test_a_folder_begins_with_nothing_of_the_notebooks_that_it_is_not_to_begin_with(tmp_path):
+    out, design = tmp_path / "out", read_design(write(tmp_path, seeds=[1]))
+    for job in plan(design, out):
+        if job.arm == "default":
+            made(job)
+    run, kept = Run(out / "default" / "seed-1"), ("tasks.jsonl", "sft/log.jsonl", "eval/sft_greedy.parquet")
+    later = ("train/alarms.jsonl", "adapter/a", "merged/a", "preflight.json", "03_grpo.ipynb", "notes.jsonl")
+    last = ("eval/grpo_greedy.parquet", "eval/rft.parquet", "rft/a", "tables/a.md", "comparison.json")
+    for name in (*kept, *later[:-1], *last, "notes.jsonl"):
+        run.file(name).parent.mkdir(parents=True, exist_ok=True)
+        run.file(name).write_text("x")
+    run.update(hashes=dict.fromkeys(("tasks.jsonl", "comparison.json"), "x"), recipe={"beta": 0.02})
+    start = next(job for job in plan(design, out) if job.last == 1 and not job.arm)
+    whole = replace(start, folder=out / "shared" / "whole", last=3)
+    for job in (start, whole):
+        _begin_as(run.path, job)
+    names = [
+        {str(p.relative_to(f)) for p in f.rglob("*") if p.is_file()} for f in (start.folder, whole.folder)
+    ]
+    assert names == [{*kept, "run.json"}, {*kept, *later[:-1], "run.json"}]
+    manifest = Run(start.folder).manifest
+    assert list(manifest["stages"]) == list(STAGES[:2]) and manifest["hashes"] == {"tasks.jsonl": "x"}
+    assert "beta" not in manifest["recipe"] and manifest["recipe"]["run"] == str(start.folder)
+    assert start.is_done() and manifest["shared"] == {"from": str(run.path)}
+
+
+def test_what_another_sweep_made_alike_is_copied_and_nothing_else(tmp_path, monkeypatch):
     first, second = tmp_path / "first", tmp_path / "second"
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     one = read_design(write(tmp_path / "a", arms={"default": {}, "free": {"beta": 0.0}}, seeds=[1]))
@@ -243,7 +308,9 @@ def test_what_another_sweep_made_alike_is_copied_and_nothing_else(tmp_path):
     sweep.save()
     arms = {"usual": {}, "free": {"beta": 0.0}, "strong": {"beta": 0.2}}
     two = read_design(write(tmp_path / "b", arms=arms, against="usual", seeds=[1, 2]))
-    copied = reuse(two, second, [first])
+    monkeypatch.chdir(tmp_path)
+    copied = reuse(two, second, ["first"])
+    assert Run(copied[0]).manifest["shared"]["from"].startswith(str(first))
     jobs = {job.folder: job for job in plan(two, second)}
     assert {folder for folder, job in jobs.items() if job.is_done()} == set(copied)
     assert [str(f.relative_to(second)) for f in copied if jobs[f].arm] == ["usual/seed-1"]
@@ -275,6 +342,49 @@ def test_cells_are_left_out_of_a_sweep_that_runs(tmp_path, file):
         sweep.leave_out(**{file: ["fre"]})
     again = driven(path, Sweep(sweep.folder), lambda name, job: None)
     assert ("free/seed-1" in again) == (file == "stop"), "a stopped cell goes on at the next call"
+
+
+def test_what_is_no_longer_skipped_is_made_while_the_sweep_runs(tmp_path):
+    path, sweep = write(tmp_path), Sweep(tmp_path / "out")
+    sweep.folder.mkdir()
+    sweep.file("skip").write_text("free\n")
+
+    def work(name, job):
+        if name == "default/seed-2":
+            assert {c["status"] for c in sweep.state["cells"] if c["arm"] == "free"} == {"skipped"}
+            sweep.file("skip").unlink()
+
+    driven(path, sweep, work, slots=1)
+    assert {cell["status"] for cell in sweep.state["cells"]} == {"done"}
+
+
+def test_what_a_killed_driver_was_at_is_interrupted_and_what_is_no_longer_shared_is_gone(tmp_path):
+    path, sweep = write(tmp_path), Sweep(tmp_path / "out")
+    with sweep.held():
+        sweep.adopt(read_design(path), 1)
+        sweep.state["cells"][0]["status"] = "running"
+        sweep.state["shared"] = {"0" * 12: {"stages": ["01_tasks"], "status": "running"}}  # of other versions
+        sweep.save()
+        assert [row["status"] for row in progress(Sweep(sweep.folder))][:2] == ["running"] * 2
+    killed = Sweep(sweep.folder)
+    assert [row["status"] for row in progress(killed)][:3] == ["interrupted", "interrupted", "waiting"]
+    driven(path, killed, lambda name, job: None)
+    state = Sweep(sweep.folder).state
+    assert "0" * 12 not in state["shared"] and {cell["status"] for cell in state["cells"]} == {"done"}
+
+
+def test_a_lab_file_with_a_mistake_does_not_end_the_sweep_that_runs(tmp_path):
+    path, sweep = write(tmp_path), Sweep(tmp_path / "out")
+    (tmp_path / "mine.py").write_text("x = 1\ny = (\n")
+
+    def work(name, job):
+        made(job)
+        if name == "default/seed-1":
+            write(tmp_path, arms=GOOD["arms"] | {"own": {"lab": "mine.py"}})
+
+    *names, told = driven(path, sweep, work, slots=1, check=check)
+    assert "the changed sweep file is not taken up: " in told and "mine.py, line 2: SyntaxError" in told
+    assert names[-1] == "free/seed-2"
 
 
 @pytest.mark.parametrize(("word", "left"), [("--stop", "stopped"), ("--skip", "skipped")])
@@ -403,6 +513,20 @@ def test_a_changed_arm_is_refused_and_new_ones_are_added(tmp_path):
     assert len(state["cells"]) == 9 and state["slots"] == 1 and "agentkit" in state["versions"]
 
 
+def test_an_arm_whose_model_folder_has_other_weights_is_refused(tmp_path):
+    weights = tmp_path / "mine" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_text("a")
+    arms = {"default": {}, "own": {"model": "mine"}}
+    Sweep(tmp_path / "out").adopt(read_design(write(tmp_path, arms=arms)), 1)
+    (sweep := Sweep(tmp_path / "out")).state["arms"]["own"]["files"].clear()  # as an older version wrote it
+    sweep.save()
+    sweep.adopt(read_design(write(tmp_path, arms=arms)), 1)
+    weights.write_text("b")
+    with pytest.raises(RecipeError, match="arm 'own' has changed since this sweep began: files was"):
+        Sweep(tmp_path / "out").adopt(read_design(write(tmp_path, arms=arms)), 1)
+
+
 def test_a_dry_run_says_what_it_would_make_and_makes_nothing(tmp_path, capsys):
     folder = tmp_path / "out"
     assert main(["sweep", str(write(tmp_path)), "--run", str(folder), "--dry-run"]) == 0
@@ -440,7 +564,7 @@ def test_several_slots_without_ray_are_one_sentence(tmp_path, capsys, monkeypatc
 
 
 # ---- the driver, with work that ends when the test says so
-def driven(file: Path, sweep: Sweep, work, slots: int = 2) -> list[str]:
+def driven(file: Path, sweep: Sweep, work, slots: int = 2, check=lambda design: None) -> list[str]:
     """Drive a sweep to its end: names of the jobs in the order of their start, and what was told."""
     names, told, held = [], [], {}
 
@@ -461,7 +585,7 @@ def driven(file: Path, sweep: Sweep, work, slots: int = 2) -> list[str]:
         return future
 
     with sweep.held():
-        run_sweep(file, sweep, submit, slots, told.append)
+        run_sweep(file, sweep, submit, slots, told.append, check)
     return names + told
 
 
@@ -587,6 +711,15 @@ def test_a_failure_that_a_worker_wraps_keeps_its_sentence(tmp_path):
     sweep = Sweep(tmp_path / "out")
     driven(write(tmp_path), sweep, lambda name, job: Wrapped("Traceback ...") if job.arm == "free" else None)
     assert [c["error"] for c in sweep.state["cells"] if c["arm"] == "free"] == [str(Wrapped.cause)] * 2
+
+
+def test_several_cells_that_would_train_through_the_same_servers_are_refused(tmp_path, capsys):
+    served = {"deterministic": False, "engine": "server", "server_urls": "http://localhost:8000"}
+    file = write(tmp_path, arms={"default": {}, "served": served})
+    assert main(["sweep", str(file), "--run", str(tmp_path / "out"), "--slots", "2"]) == 2
+    assert "would replace each other's weights on the servers that server_urls" in capsys.readouterr().err
+    with slots_of(1, None, [served]) as (_, room):
+        assert room == 1
 
 
 def test_more_processes_than_gpus_are_refused_and_not_waited_for():
@@ -801,6 +934,26 @@ def test_the_cards_say_at_which_level_intervals_are_and_miss_nothing_that_was_ne
     card = ablation.sweep.file("default", "seed-1", "report.html").read_text()
     assert "comparison.json does not exist" not in card and 'id="training"' not in card
     assert not [w for w in recwarn if "comparison.json" in str(w.message)]
+
+
+def test_a_card_of_a_cell_in_mid_training_is_written_anew_and_a_later_one_kept(tmp_path):
+    ablation = finished(tmp_path, {"default": outcomes(2, 0.5), "free": outcomes(2, 0.5)})
+    early, late = (ablation.sweep.file("free", f"seed-{n}", "report.html") for n in (1, 2))
+    for card in (early, late):
+        card.write_text("mine")
+    os.utime(early, (0, 0))
+    write_sweep_report(ablation)
+    assert "Run card" in early.read_text() and late.read_text() == "mine"
+
+
+def test_a_sweep_is_opened_outside_the_project(tmp_path, monkeypatch):
+    ablation = finished(tmp_path, {"default": outcomes(3, 0.5), "free": outcomes(3, 0.5)})
+    for runs in ablation.runs.values():
+        for run in runs.values():
+            run.update(stages={"02_baseline": {"status": "done", "seconds": 36.0}})
+    monkeypatch.chdir(tmp_path)
+    assert ablation.to_json()["arms"]["free"]["gpu_hours"] == 0.01
+    assert "Sweep: out" in write_sweep_report(ablation).read_text()
 
 
 def test_only_cells_that_are_done_link_to_a_run_card(tmp_path):

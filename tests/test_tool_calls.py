@@ -213,6 +213,9 @@ def test_prose_that_holds_an_object_is_prose(text):
         ("<information>forged</information>", "<information>forged</information>", (), 1),
         ("<search>a", "", (), 1),
         ("<answer>a", "", (), 1),
+        ("I could <search> more. <answer> Paris </answer>", "Paris", (), 0),
+        ("<answer>a <search>b</search>", "<answer>a", (ToolCall("search", {"query": "b"}),), 0),
+        ("so <answer>a</search>", "so", (), 1),
         ("</search>", "</search>", (), 1),
         ("", "", (), 1),
         ("<search>\ud800</search>", "", (), 1),
@@ -344,6 +347,8 @@ def test_a_search_r1_query_is_text_however_it_nests():
     assert parse_turn(f"<search>{'[' * 600}</search>", "search_r1").calls == (
         ToolCall("search", {"query": "[" * 600}),
     )
+    (error,) = parse_turn("<search><answer>" * 100_000, "search_r1").errors  # in one pass
+    assert "</search> is missing" in error
 
 
 @pytest.mark.parametrize(

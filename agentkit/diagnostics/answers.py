@@ -19,7 +19,7 @@ TRADES = {
     "turns": "turns",
     "completion_tokens": "tokens",
     "entropy": "nats of entropy a token",
-    "tool_failure_rate": "failed calls",
+    "tool_failure_rate": "as the share of calls that failed",
 }
 LOST = {
     "out_of_time": "were ended by the wall clock",
@@ -57,7 +57,8 @@ def answers(
         sentences["At what cost?"] = f"{minutes:.1f} minutes of training, {each:.1f} s a step."
     sentences["What did it trade?"] = _trades(steps)
     lost = {words: steps[name].mean() for name, words in LOST.items() if name in steps}
-    if parts := [f"{share:.1%} {words}" for words, share in lost.items() if share > 0]:
+    if shares := {words: share for words, share in lost.items() if share > 0}:
+        parts = [f"{f'{n:.1%}' if n >= 0.001 else 'less than 0.1%'} {words}" for words, n in shares.items()]
         sentences["What did not count?"] = f"Of the trajectories {', '.join(parts)}."
     if "adapter_effect" in steps and steps["adapter_effect"].notna().any():
         sentences["What does the adapter do?"] = _effect(steps)
@@ -139,11 +140,17 @@ def _trades(steps: pd.DataFrame) -> str:
     changes = []
     for name, unit in TRADES.items():
         if name in steps and len(known := steps[name].dropna()):
-            early, late = known.head(ENDS).mean(), known.tail(ENDS).mean()
+            early, late = _ends(known)
             changes.append(f"{early:.3g} to {late:.3g} {unit}")
     if not changes:
         return "Nothing was recorded."
-    return f"From the first {ENDS} steps to the last: {'; '.join(changes)}."
+    return f"From the first steps to the last, {ENDS} at most: {'; '.join(changes)}."
+
+
+def _ends(known: pd.Series) -> tuple[float, float]:
+    """The means of its first and last ENDS values, of fewer where they would overlap."""
+    n = min(ENDS, max(1, len(known) // 2))
+    return known.head(n).mean(), known.tail(n).mean()
 
 
 def _effect(steps: pd.DataFrame) -> str:
@@ -163,8 +170,8 @@ def _hacking(steps: pd.DataFrame, alarms: Sequence[Alarm]) -> str:
         return causes[0]
     if "audit_disagreement" not in steps or not len(refused := steps["audit_disagreement"].dropna()):
         return "Unknown: no trajectory was audited."
-    early, late = refused.head(ENDS).mean(), refused.tail(ENDS).mean()
+    early, late = _ends(refused)
     return (
-        f"The auditor refuses {late:.0%} of the answers that the reward likes in the "
-        f"last {ENDS} steps, and {early:.0%} in the first."
+        f"The auditor refuses {late:.0%} of the answers that the reward likes in the last steps, {ENDS} at "
+        f"most, and {early:.0%} in the first."
     )

@@ -22,7 +22,7 @@ from agentkit.runs import Run, RunError, append_jsonl, fault, read_jsonl, write_
 
 QUIET = 10  # steps without it before an alarm may fire again
 FILE = ("train", "alarms.jsonl")
-MEASURES = ("train", "measures.jsonl")  # of the steps looked at: going on then reads no rollouts again
+MEASURES = ("train", "measures.jsonl")  # of the steps looked at: no rollouts are then read again
 
 
 class Watch:
@@ -131,8 +131,11 @@ def _looked_at(run: Run) -> dict[int, StepMeasures]:
 
 
 def trained_steps(run: Run) -> list[StepMeasures]:
-    """``read_steps`` of a training. Raises RunError where no alarm could look at anything that is stored."""
-    steps = read_steps(run)
+    """``read_steps`` of a training, which reads rollouts of those steps only that no watch has looked at.
+
+    Raises RunError where no alarm could look at anything that is stored.
+    """
+    steps = read_steps(run, _looked_at(run))
     if len(steps) > 0 == steps[-1].number or len(lacks(steps)) == len(RULES):
         needed = ", ".join(
             dict.fromkeys(_needs(alarm, [need]) for alarm, n in lacks([]).items() for need in n)

@@ -18,7 +18,7 @@ from agentkit.evaluation.comparison import (
     measure_table,
     score_table,
 )
-from agentkit.evaluation.summary import SOLVED, Samples, flatten, summarize, task_success
+from agentkit.evaluation.summary import SOLVED, Samples, flatten, solved_tasks, summarize, task_success
 from agentkit.evaluation.tables import family_table
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "flatten",
     "measure_table",
     "score_table",
+    "solved_tasks",
     "summarize",
     "task_success",
 ]

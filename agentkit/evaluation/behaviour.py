@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from agentkit.evaluation import SOLVED, Samples, flatten, statistics, tables
+from agentkit.evaluation import Samples, flatten, statistics, tables
 from agentkit.evaluation.evidence import TEXT_LIMIT, gave_up, stands, was_run, writes_code
 from agentkit.evaluation.summary import ratio_of
 from agentkit.records import Task, ToolResult, Trajectory
@@ -97,7 +97,7 @@ MEASURES = {
     "calls": Measure(
         "Calls in a solved trajectory",
         "tool calls for each right trajectory",
-        lambda t, task: [len(results_of(t))] if t.success is not None and t.success > SOLVED else [],
+        lambda t, task: [len(results_of(t))] if t.success == 1.0 else [],
         share=False,
     ),
     "no_tool": Measure(

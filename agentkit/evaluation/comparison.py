@@ -17,7 +17,6 @@ from agentkit.evaluation import statistics, tables
 from agentkit.evaluation.statistics import ALPHA
 from agentkit.evaluation.summary import (
     BREAKDOWNS,
-    SOLVED,
     Samples,
     Values,
     clusters_of,
@@ -309,7 +308,7 @@ def _flips(pair: Pair) -> dict[str, list[str]]:
     """Tasks whose first sample changed sides, so that more samples give no fewer and no more of them."""
     flips: dict[str, list[str]] = {"to_right": [], "to_wrong": []}
     for task in pair.tasks:
-        before, after = (values[task][0][0] > SOLVED for values in pair.values)
+        before, after = (values[task][0][0] == 1.0 for values in pair.values)
         if before != after:
             flips["to_right" if after else "to_wrong"].append(task)
     return flips

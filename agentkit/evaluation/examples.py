@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from agentkit.evaluation import SOLVED, Samples, flatten, tables, task_success
+from agentkit.evaluation import Samples, flatten, solved_tasks, tables, task_success
 from agentkit.evaluation.failures import failure_class
 from agentkit.records import Task
 from agentkit.trajectories import by_task
@@ -63,7 +63,8 @@ def examples(
     before, after = task_success(policies[first]), task_success(policies[last])
     failed_before, failed_after = (_common_failures(policies[name], by_id) for name in (first, last))
     rises = {i: after[i] - before[i] for i in before if i in after}
-    solved = {i: (before[i] > SOLVED, after[i] > SOLVED) for i in rises}
+    earlier, later = solved_tasks(policies[first]), solved_tasks(policies[last])
+    solved = {i: (earlier[i], later[i]) for i in rises}
     candidates = {
         "solved now": {i: rises[i] for i in rises if solved[i] == (False, True)},
         "lost": {i: -rises[i] for i in rises if solved[i] == (True, False)},
@@ -89,7 +90,7 @@ def examples(
 
 def _common_failures(samples: Samples, tasks: Mapping[str, Task]) -> dict[str, str]:
     """Each task's most common failure class."""
-    failed = [t for t in flatten(samples) if t.success is not None and t.success <= SOLVED]
+    failed = [t for t in flatten(samples) if t.success is not None and t.success < 1.0]
     return {
         i: Counter(failure_class(t, tasks[i]) for t in trajectories).most_common(1)[0][0]
         for i, trajectories in by_task(failed).items()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from agentkit.evaluation import SOLVED, Samples, flatten, tables
+from agentkit.evaluation import Samples, flatten, tables
 from agentkit.evaluation.evidence import answer_if, gave_up, stands, was_run, writes_code
 from agentkit.evaluation.substance import states
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
@@ -174,7 +174,7 @@ def _change(changes: Mapping[str, float], name: str, verb: str) -> str:
 
 
 def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures:
-    """Put every failed trajectory (success of SOLVED or less) into one class and count the unscored."""
+    """Put every failed trajectory (success below 1) into one class and count the unscored."""
     by_id = {task.id: task for task in tasks}
     counts: dict[str, dict[str, int]] = {name: dict.fromkeys(policies, 0) for name in FAILURES}
     totals, unscored = dict.fromkeys(policies, 0), dict.fromkeys(policies, 0)
@@ -184,6 +184,6 @@ def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures
                 unscored[policy] += 1
                 continue
             totals[policy] += 1
-            if t.success <= SOLVED:
+            if t.success < 1.0:
                 counts[failure_class(t, by_id[t.task_id])][policy] += 1
     return Failures({name: c for name, c in counts.items() if any(c.values())}, totals, unscored)

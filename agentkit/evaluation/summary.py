@@ -101,6 +101,16 @@ def task_success(trajectories: Samples) -> dict[str, float]:
     return {task: fmean(map(fmean, seeds)) for task, seeds in values_of(trajectories).items() if all(seeds)}
 
 
+def solved_tasks(trajectories: Samples) -> dict[str, bool]:
+    """Whether more than half of a task's scored samples are right; a share of a program's tests is not."""
+    right = {
+        task: [fmean(x == 1.0 for x in own) for own in seeds]
+        for task, seeds in values_of(trajectories).items()
+        if all(seeds)
+    }
+    return {task: fmean(shares) > SOLVED for task, shares in right.items()}
+
+
 def flatten(trajectories: Samples) -> list[Trajectory]:
     """All trajectories of a policy, of whatever training seed."""
     return [t for samples in by_seed(trajectories).values() for t in samples]
@@ -155,7 +165,7 @@ def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
     """What RATIOS divide, summed over the trajectories of each task."""
     counts = {}
     for task, samples in by_task(trajectories).items():
-        solved = [t for t in samples if t.success is not None and t.success > SOLVED]
+        solved = [t for t in samples if t.success == 1.0]
         results = [result for t in samples for result in results_of(t)]
         counts[task] = Counter(failure_of(result) for result in results if not result.ok)
         counts[task].update(
@@ -222,10 +232,7 @@ def _draws(values: Values) -> dict[str, Any]:
         for name, chance in (("pass_at_k", statistics.pass_at_k), ("pass_hat_k", statistics.pass_hat_k)):
             # the chance of one task and seed, once a sample: what intervals count as evidence
             draws[name][str(k)] = measure(
-                {
-                    task: [[chance(len(s), sum(x > SOLVED for x in s), k)] * len(s) for s in values[task]]
-                    for task in enough
-                }
+                {task: [[chance(len(s), s.count(1.0), k)] * len(s) for s in values[task]] for task in enough}
             )
     return draws
 

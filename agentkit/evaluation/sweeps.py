@@ -190,7 +190,7 @@ class Ablation:
         """Test trajectories by arm and seed."""
         policy = {name: self.sweep.state["arms"][name]["policy"] for name in self.runs}
         return {
-            name: {seed: run.trajectories(policy[name]) for seed, run in runs.items()}
+            name: {seed: run.trajectories(policy[name], tokens=False) for seed, run in runs.items()}
             for name, runs in self.runs.items()
         }
 

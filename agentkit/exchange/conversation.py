@@ -11,10 +11,11 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
-from agentkit.records import DataError, Score, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.rollouts.call_formats import THINK, THOUGHT, parse_stored
+from agentkit.records import DataError, ParsedTurn, Score, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.rollouts.call_formats import CHANNEL, OPENINGS, THINK, THOUGHT, parse_stored, parse_turn
 from agentkit.rollouts.call_json import ARGUMENTS
 from agentkit.runs import parse_json, trajectory_from
 from agentkit.verifiers import final_answer, verify
@@ -62,11 +63,13 @@ def prompt_of(trajectory: Trajectory, tasks: Mapping[str, Task]) -> str:
     return tasks[trajectory.task_id].prompt
 
 
-def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
-    """The conversation in OpenAI's form: user, then assistant and tool in turn; arguments as JSON text."""
+def as_messages(trajectory: Trajectory, prompt: str, apart: bool = True) -> list[dict[str, Any]]:
+    """The conversation in OpenAI's form: user, then assistant and tool in turn; arguments as JSON text, and
+    thoughts ``apart`` as vLLM has them, else as earlier versions wrote turns.
+    """
     messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
     for number, turn in enumerate(trajectory.turns):
-        parsed = parse_stored(_END.sub("", turn.text))
+        thought, parsed = _said(turn) if apart else ("", parse_stored(_END.sub("", turn.text)))
         answers = trajectory.stop_reason is StopReason.ANSWER and number == len(trajectory.turns) - 1
         asked = [result for result in turn.results if result.name] or (() if answers else parsed.calls)
         functions = ({"name": call.name, "arguments": json.dumps(call.arguments)} for call in asked)
@@ -75,6 +78,7 @@ def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
             for i, function in enumerate(functions)
         ]
         message = {"role": "assistant", "content": parsed.text}
+        message |= {"reasoning_content": thought} if thought else {}
         messages.append(message | {"tool_calls": calls} if calls else message)
         ids = iter(call["id"] for call in calls)
         for result in turn.results:
@@ -83,6 +87,27 @@ def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
                 reply["tool_call_id"] = next(ids)
             messages.append(reply)
     return messages
+
+
+def _said(turn: Turn) -> tuple[str, ParsedTurn]:
+    """The closed thought that a turn begins with, and what it says; calls of forms that only their results
+    tell from prose are read as such.
+    """
+    text = _END.sub("", turn.text)
+    parsed, channel = parse_stored(text), text.lstrip().startswith(OPENINGS[1])
+    thought, ends, rest = text.partition(CHANNEL[1] if channel else THOUGHT)
+    after = parse_stored(rest)
+    if not ends or not (channel or after == parsed):  # the mark stands in code or in a call
+        thought, rest, after = "", text, parsed
+    named = [(result.name, result.arguments) for result in turn.results if result.name]
+    for format, part in product(("llama3", "search_r1"), (rest, text)) if named and not after.calls else ():
+        found = parse_turn(part, format)
+        if [(call.name, call.arguments) for call in found.calls] == named:
+            thought, after = thought if part == rest else "", found
+            break
+    for opening in OPENINGS:
+        thought = thought.strip().removeprefix(opening)
+    return thought.strip(), after
 
 
 def encode_record(trajectory: Trajectory) -> str:
@@ -148,7 +173,8 @@ def _trajectory(row: Row, policy: str, dropped: Counter) -> tuple[Trajectory, st
     prompt, turns, answered = turns_of(row.messages, row.where, dropped)
     if row.record is not None:
         trajectory = decode_record(row.record, row.where)
-        if _comparable(as_messages(trajectory, prompt)) != _comparable(row.messages):
+        ways = (_comparable(as_messages(trajectory, prompt, apart)) for apart in (True, False))
+        if _comparable(row.messages) not in ways:
             raise DataError(
                 f"{row.where}: its messages are not those of its record in {RECORD!r}, so one of them was "
                 "changed. Drop the record to read the messages as they are."
@@ -188,7 +214,8 @@ def turns_of(
     for message in messages:
         role, content = message["role"], content_of(message, dropped)
         if role == "assistant":
-            if not turns and prompt and prompt[-1].rstrip().endswith(THINK):  # as its template left it
+            opened = not turns and prompt and prompt[-1].rstrip().endswith(THINK)  # as its template left it
+            if opened and not content.startswith(THINK):
                 content = THINK + content
             if message.get("tool_calls") and content.rfind(THINK) > content.rfind(THOUGHT):
                 content += THOUGHT
@@ -309,7 +336,7 @@ def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _comparable(messages: Sequence[Mapping[str, Any]]) -> list[tuple]:
-    """What stores neither add nor change: role, text, calls, and the name of the tool that replies."""
+    """What stores neither add nor change: role, text with its thought, calls, and whose reply it is."""
     parts = []
     for message in messages:
         calls = []
@@ -318,7 +345,7 @@ def _comparable(messages: Sequence[Mapping[str, Any]]) -> list[tuple]:
             kept = {key: value for key, value in arguments.items() if value is not None}
             calls.append(utf8(json.dumps([name, kept], sort_keys=True)))
         tool = message.get("name") or message.get("function") or ""
-        parts.append((message["role"], utf8(message.get("content") or ""), calls, utf8(tool)))
+        parts.append((message["role"], utf8(content_of(message, Counter())), calls, utf8(tool)))
     return parts
 
 

@@ -94,20 +94,20 @@ def write_inspect(
 
 
 def _sample(trajectory: Trajectory, prompt: str, gold: str) -> dict[str, Any]:
-    messages = [_message(message) for message in as_messages(trajectory, prompt)]
+    messages = as_messages(trajectory, prompt)
     answers = [message for message in messages if message["role"] == "assistant"]
     last = answers[-1] if answers else {"role": "assistant", "content": ""}
     stop = "tool_calls" if last.get("tool_calls") else "stop"
     if trajectory.stop_reason in (StopReason.TOKEN_LIMIT, StopReason.TRUNCATED_TURN):
         stop = "max_tokens"
     score = {"value": trajectory.success, "answer": trajectory.answer, "explanation": trajectory.why}
-    choice = {"message": last, "stop_reason": stop}
+    choice = {"message": _message(last), "stop_reason": stop}
     return {
         "id": trajectory.task_id,
         "epoch": trajectory.sample + 1,
         "input": prompt,
         "target": gold,
-        "messages": messages,
+        "messages": [_message(message) for message in messages],
         "output": {"model": trajectory.policy, "choices": [choice], "completion": last["content"]},
         "scores": {} if trajectory.success is None else {"verifier": score},
         "metadata": {RECORD: encode_record(trajectory)},
@@ -115,10 +115,15 @@ def _sample(trajectory: Trajectory, prompt: str, gold: str) -> dict[str, Any]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's form into inspect_ai's: flat calls with objects, tool messages with function names."""
+    """OpenAI's form into inspect_ai's: flat calls with objects, thoughts as parts, tool messages with
+    function names.
+    """
     theirs = {
         key: message[key] for key in ("role", "content", "tool_call_id") if message.get(key) is not None
     }
+    if thought := message.get("reasoning_content"):
+        said = {"type": "text", "text": message["content"]}
+        theirs["content"] = [{"type": "reasoning", "reasoning": thought}, said]
     if message.get("name"):
         theirs["function"] = message["name"]
     if message.get("tool_calls"):

@@ -32,8 +32,9 @@ _KNOWN = {"messages", "id", *_FIELDS, RECORD}
 def to_messages(trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> list[dict[str, Any]]:
     """Rows for ``datasets.Dataset.from_list``: messages in OpenAI's form, fields and record.
 
-    Arguments of tool calls are JSON text, so that their column has one type. Other readers do not see token
-    ids, masks, log-probabilities and times, nor the system prompt, which a trajectory holds as tokens.
+    Arguments of tool calls are JSON text, so that their column has one type; thoughts stand in
+    ``reasoning_content``. Other readers do not see token ids, masks, log-probabilities and times, nor the
+    system prompt, which a trajectory holds as tokens.
     """
     by_id = {task.id: task for task in tasks}
     rows = [{"messages": as_messages(t, prompt_of(t, by_id))} | _columns(t) for t in trajectories]

@@ -32,7 +32,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentkit.nano import DATA, NANO
-from agentkit.policies.loading import load_agent, load_tokenizer
+from agentkit.policies.loading import load_tokenizer, merged
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
@@ -375,13 +375,14 @@ def pretrain(
 ) -> dict:
     """Train tokenizer and model and write them to ``out``; returns the report that is stored with them.
 
-    Over ``minutes`` of wall clock the learning rate decays to zero; each of a world's transcripts is seen
-    once, and success is told on ``measured`` tasks of another world. With ``families`` the agent that ships
-    is trained further on these, and its tokenizer kept. Raises SuiteError for a family that does not ship.
+    Until it is done it stands beside that folder, in <out>.unfinished. Over ``minutes`` of wall clock the
+    learning rate decays to zero; each of a world's transcripts is seen once, and success is told on
+    ``measured`` tasks of another world. With ``families`` the agent that ships is trained further on these,
+    and its tokenizer kept. Raises SuiteError for a family that does not ship.
     """
     families = family_names(families, shipped_families(Corpus.open())) if families else []
     tokenizer = load_tokenizer(NANO) if families else make_tokenizer()
-    model = load_agent(NANO)[0].float().train() if families else make_model(tokenizer, seed)
+    model = merged(NANO, (), torch.float32).train() if families else make_model(tokenizer, seed)
     training, rng = _Training(model, make_optimizers(model), 60 * minutes), random.Random(seed)
     for batch in copy_batches(tokenizer, 0 if families else copy_steps):
         training.update(*batch)
@@ -423,9 +424,16 @@ def greedy_success(
 
 
 def save(model: Any, tokenizer: Any, out: Path, report: dict) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    copy.deepcopy(model).to(torch.float16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    if TEMPLATE.parent != out:
-        shutil.copy(TEMPLATE, out)
-    (out / "pretraining.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    """Write an agent beside ``out``, and once it is finished move its files there; others there stay."""
+    out = out.resolve()
+    new = out.with_name(f"{out.name}.unfinished")
+    new.mkdir(parents=True, exist_ok=True)
+    copy.deepcopy(model).to(torch.float16).save_pretrained(new)
+    tokenizer.save_pretrained(new)
+    shutil.copy(TEMPLATE, new)
+    (new / "pretraining.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if "unfinished" not in report:
+        out.mkdir(exist_ok=True)
+        for file in new.iterdir():
+            shutil.move(file, out / file.name)
+        new.rmdir()

@@ -28,7 +28,7 @@ from agentkit.policies.twin import TwinPolicy
 from agentkit.policies.vllm import VllmPolicy
 from agentkit.rollouts.policy import EngineError, Policy
 from agentkit.rollouts.template_probe import with_template
-from agentkit.runs import Run, RunError, open_file
+from agentkit.runs import Run, RunError, open_file, read_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import ADAPTER
 
@@ -148,7 +148,9 @@ def _adapters(run: Run, recipe: Recipe, name: str) -> tuple[list[Path], Path | N
         return cold_start, None
     folder = run.file("adapter" if name == "grpo" else name)
     rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))  # of hindsight
-    if precision_of(recipe.precision) == torch.float32:  # else all of them train one adapter
+    log, half = folder / "log.jsonl", precision_of(recipe.precision) != torch.float32
+    rows = read_jsonl(log) if rounds and log.exists() else []
+    if not any(row.get("whole", half) for row in rows or [{}]):  # else all of them train one adapter
         cold_start += rounds[:-1]
     return cold_start, rounds[-1] if rounds else folder
 

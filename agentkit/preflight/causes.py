@@ -22,7 +22,7 @@ from agentkit.runs import Recipe
 from agentkit.tasks.audit import Environments, audit
 from agentkit.tasks.expert import shows
 from agentkit.tools.outages import momentary
-from agentkit.trajectories import call_key, met_limit, plan_of, results_of
+from agentkit.trajectories import LIMITS, call_key, met_limit, plan_of, results_of
 
 CUT_MARK, SLOW = CUT.partition("{")[0], "did not answer within"  # how replies say it
 ODDS = 0.05  # steps of plans that may go astray: a corpus may hold a fact twice
@@ -50,19 +50,15 @@ def limits(golden: Sequence[Trajectory], recipe: Recipe) -> Item:
     met = Counter(t.stop_reason for t in cut)
     at_limit = [t for t in cut if t.stop_reason == StopReason.TOKEN_LIMIT]
     context = any(len(t.completion_ids) < recipe.max_tokens for t in at_limit)
-    keys = {
-        StopReason.TURN_LIMIT: f"max_turns {recipe.max_turns}",
-        StopReason.TOKEN_LIMIT: f"max_tokens {recipe.max_tokens}" + " or the model's context" * context,
-        StopReason.TRUNCATED_TURN: f"max_turn_tokens {recipe.max_turn_tokens}",
-    }
-    named = ", ".join(keys.get(reason, reason.value) for reason, _ in met.most_common())
+    keys = {reason: f"{key} {getattr(recipe, key):g}" for reason, key in LIMITS.items()}
+    keys[StopReason.TOKEN_LIMIT] += " or the model's context" * context
+    named = ", ".join(keys[reason] for reason, _ in met.most_common())
     finding = f"{len(cut)} of {len(golden)} gold trajectories meet a limit{f' ({named})' * bool(cut)}."
     light = "red" if len(cut) >= FITS * len(golden) else "amber" if len(cut) > ODDS * len(golden) else "green"
-    advice = f"Raise {named}: a right policy could not finish." if light != "green" else ""
-    if advice and all(any(map(momentary, results_of(t))) for t in cut):
-        advice = (
-            f"Lower tool_failures {recipe.tool_failures:g}, or raise {named}: no right policy could finish."
-        )
+    few, change = "most" if light == "red" else "some", "Raise"
+    if all(any(map(momentary, results_of(t))) for t in cut):
+        change = f"Lower tool_failures {recipe.tool_failures:g}, or raise"
+    advice = f"{change} {named}: {few} right policies could not finish." if light != "green" else ""
     return Item(name, light, finding, advice, gold_ids(cut), {"cut": len(cut) / len(golden)})
 
 

@@ -18,7 +18,7 @@ from agentkit.records import Group, StopReason, Trajectory
 from agentkit.rollouts.tokens import faults, group_faults
 from agentkit.runs import Recipe
 from agentkit.tools.outages import momentary
-from agentkit.trajectories import EQUAL, groups_by_task, members, met_limit, results_of
+from agentkit.trajectories import EQUAL, LIMITS, groups_by_task, members, met_limit, results_of
 
 GROUP_SIZES = (4, 8, 12, 16, 24, 32)
 DEAD = "Groups without advantage"  # the item's name
@@ -109,10 +109,10 @@ BLIND = 0.15  # difference in success below which most training effects lie
 
 
 def _right(groups: Groups) -> tuple[list[int], list[int]]:
-    """Right rollouts and scored rollouts of each task that has any; success above one half is right."""
+    """Right rollouts and scored rollouts of each task that has any; right is a success of 1."""
     verdicts = [[t.success for t in g.trajectories if t.success is not None] for g in groups]
     scored = [values for values in verdicts if values]
-    return [sum(v > 0.5 for v in values) for values in scored], [len(values) for values in scored]
+    return [values.count(1.0) for values in scored], [len(values) for values in scored]
 
 
 # ---- is there anything to learn from?
@@ -128,7 +128,7 @@ def success(groups: Groups, golden: Sequence[Trajectory] = ()) -> Item:
     mixed = float(((rates > 0) & (rates < 1)).mean())
     at_times = f"{mixed:.0%} of {len(rates)} tasks are solved at times"
     finding = f"{mean:.0%} [{low:.0%}, {high:.0%}] of the rollouts are right; {at_times}."
-    wrong = ids(t for t in members(groups) if t.success is not None and t.success < 0.5)
+    wrong = ids(t for t in members(groups) if t.success is not None and t.success < 1.0)
     values = {"success": mean, "ci95": [low, high], "rates": rates.tolist(), "mixed": mixed}
     advice = ""
     if mean < 0.05:
@@ -157,7 +157,7 @@ def dead_groups(groups: Groups, group_size: int, is_dead: Callable[[Group], bool
     )
     light = "amber"
     if seen >= HOPELESS:
-        light, advice = "red", _why_equal(groups)
+        light, advice = "red", _why_equal(dead)
     elif useful is None:
         advice = (
             "Not even groups of 32 would help half of the tasks: choose tasks of "
@@ -177,12 +177,17 @@ def dead_groups(groups: Groups, group_size: int, is_dead: Callable[[Group], bool
 
 
 def _why_equal(groups: Groups) -> str:
-    verdicts = {t.success > 0.5 for t in members(groups) if t.success is not None}
+    verdicts = {t.success == 1.0 for t in members(groups) if t.success is not None}
+    if not verdicts:
+        return "No rollout was scored: mend the verifier."
     if verdicts == {True}:
         return "All rollouts are right: take harder tasks."
     if True not in verdicts:
         return "All rollouts are wrong: take easier tasks, or a cold start (sft)."
     rewards = {round(t.reward, 6) for t in members(groups) if t.reward is not None}
+    right, n = _right(groups)
+    if len(rewards) > 1 and not any(0 < k < m for k, m in zip(right, n, strict=True)):
+        return "Each task is solved always or never: take tasks of middling difficulty, or raise temperature."
     alike = (
         f"every rollout earns {min(rewards):g}"
         if len(rewards) == 1
@@ -251,16 +256,17 @@ def tools(groups: Groups) -> Item:
     limited = [t for t in trajectories if met_limit(t)]
     lengths = np.array([len(t.completion_ids) for t in trajectories])
     calls, rate = len(results) / len(trajectories), errors.total() / max(len(results), 1)
-    ends = len(limited) / len(trajectories)
+    ends, every = len(limited) / len(trajectories), sum(not r.ok for r in results) / max(len(results), 1)
+    moment = f" for good ({every:.1%} with those of the moment)" * (every > rate)
     finding = (
-        f"{calls:.1f} calls a trajectory, {rate:.1%} of them fail; {ends:.1%} of the trajectories meet a "
-        f"limit; {np.median(lengths):.0f} tokens in the median, {np.percentile(lengths, 95):.0f} at the 95th "
-        "percentile."
+        f"{calls:.1f} calls a trajectory, {rate:.1%} of them fail{moment}; {ends:.1%} of the trajectories "
+        f"meet a limit; {np.median(lengths):.0f} tokens in the median, {np.percentile(lengths, 95):.0f} at "
+        "the 95th percentile."
     )
     advice = []
     if ends > CUT_OFF:
-        reasons = ", ".join(sorted({t.stop_reason.value for t in limited}))
-        advice.append(f"Raise the limit they meet ({reasons}), or shorten what tools return.")
+        keys = ", ".join(sorted({LIMITS[t.stop_reason] for t in limited}))
+        advice.append(f"Raise the limit they meet ({keys}), or shorten what tools return.")
     cut = [t for t in trajectories if t.stop_reason is StopReason.TRUNCATED_TURN]
     share = len(cut) / max(sum(len(t.turns) for t in trajectories), 1)
     if share > CUT_TURNS:
@@ -316,7 +322,9 @@ def power(groups: Groups, n_test: int, samples: int) -> Item:
     """The smallest difference in success that the test split shows with 80 % power, before against after."""
     name = "What the test can show"
     right, n = _right(groups)
-    if n_test < 1 or not n:
+    if not n:
+        return Item(name, "amber", "No rollout was scored, so nothing can be forecast.", "Mend the verifier.")
+    if n_test < 1:
         advice = "Give the suite a test split, or nothing can be claimed afterwards."
         return Item(name, "amber", "There are no test tasks.", advice)
     a, b = fit_beta(right, n)

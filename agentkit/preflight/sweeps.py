@@ -10,10 +10,13 @@ from typing import Any
 from agentkit.evaluation.statistics import SEEDS
 from agentkit.evaluation.sweeps import Ablation, Spread, measured_spread, smallest
 from agentkit.lab import Lab
-from agentkit.records import AgentkitError, RecipeError
+from agentkit.records import AgentkitError, RecipeError, SuiteError
 from agentkit.runs import Recipe, cost
 from agentkit.runs.stages import STAGES, parameters_of
 from agentkit.runs.sweep import Design, Job, Sweep, plan
+
+# what the length of a prompt depends on, beside the suite and its tools
+_PROMPT = ("max_prompt_tokens", "model", "chat_template", "template_arguments", "tool_format")
 
 
 def check(design: Design) -> None:
@@ -30,16 +33,23 @@ def check(design: Design) -> None:
             raise RecipeError(f"arm {arm.name!r}: {error}") from None
         digest = lab.digest if lab.own_families or lab.own_verifiers else ""  # own rewards change no suite
         keys = parameters_of(STAGES[0], arm.recipe.used()) | {"lab": digest}
+        if arm.recipe.max_prompt_tokens:
+            keys |= {name: getattr(arm.recipe, name) for name in _PROMPT}
         suites.setdefault(repr(keys), (arm.name, lab))
     (first, lab), *others = suites.values()
-    for name, other in others:  # suites are built only where they might differ
-        if _test_ids(other) != _test_ids(lab):
+    asked = _test_ids(first, lab) if others else set()  # suites are built only where they might differ
+    for name, other in others:
+        if _test_ids(name, other) != asked:
             why = f"arm {name!r} is tested on other tasks than {first!r}, so their results cannot be compared"
-            raise RecipeError(f"{why}: leave families, n_tasks, variety, suite_seed, top_k and tasks alone")
+            alone = "leave families, n_tasks, variety, suite_seed, top_k and tasks alone"
+            raise RecipeError(f"{why}: {alone}, and max_prompt_tokens out or above each test prompt")
 
 
-def _test_ids(lab: Lab) -> set[str]:
-    return {task.id for task in lab.suite().split("test")}
+def _test_ids(arm: str, lab: Lab) -> set[str]:
+    try:
+        return {task.id for task in lab.without_long_prompts(lab.suite()).split("test")}
+    except (FileNotFoundError, SuiteError) as error:  # the model's tokenizer, or no prompt is short enough
+        raise RecipeError(f"arm {arm!r}: {error}") from None
 
 
 def dry_run(design: Design, sweep: Sweep, slots: int) -> dict[str, Any]:
@@ -52,7 +62,7 @@ def dry_run(design: Design, sweep: Sweep, slots: int) -> dict[str, Any]:
     trained = [run for runs in done.runs.values() for run in runs.values() if run.steps] if done else []
     rates = cost.measured_rates(trained[0]) if trained else rates
     jobs = [job for job in plan(design, sweep.folder) if not job.is_done()]
-    suite_size = len(_test_ids(Lab.open(recipe))) if recipe.tasks else round(0.15 * recipe.n_tasks)
+    suite_size = len(Lab.open(recipe).suite().split("test")) if recipe.tasks else round(0.15 * recipe.n_tasks)
     seconds = {job.folder: _seconds(job, jobs, rates, suite_size) for job in jobs}
     total, hours = sum(seconds.values()), sum(seconds.values()) / 3600
     several = done is not None and len(done.seeds) > 1

@@ -16,7 +16,7 @@ from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers.grids import drawn_in, is_grid, pixel_equality
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.pictures import facts_right
-from agentkit.verifiers.programs import extract_code, returned
+from agentkit.verifiers.programs import is_code, returned
 
 TURN_PENALTY = 0.02
 TOOL_BONUS, MAX_ROUNDS, WRONG_CEILING = 0.1, 4, -0.6  # of the tool-call reward
@@ -61,6 +61,7 @@ def judged(**options: Any) -> Component:
         # raises where it is asked and does not answer: not the same as a judge that does not apply
         return judge(trajectory.answer, task.answer, **{"question": task.prompt} | options).value
 
+    verdict.waits = True  # for a model, and reads nothing but the task and the answer
     return verdict
 
 
@@ -89,8 +90,8 @@ def outcome(task: Task, trajectory: Trajectory) -> float | None:
     """The score of Open-AgentRL: 1 right, -1 wrong; for code the share of tests passed, -1 without code."""
     if trajectory.success is None or trajectory.success > 0:
         return trajectory.success
-    writes_code = verifier_kind(task) == "code" and trajectory.answer
-    return 0.0 if writes_code and isinstance(extract_code(trajectory.answer), str) else -1.0
+    asks_for_code = verifier_kind(task) == "code" and trajectory.answer
+    return 0.0 if asks_for_code and is_code(trajectory.answer, task.verifier.get("entry", "")) else -1.0
 
 
 def tool_call_bonus(task: Task, trajectory: Trajectory) -> float | None:

@@ -95,7 +95,8 @@ def solved(task: Task, trajectory: Trajectory) -> float:
     """+100 when the last submit() replies {"status": "optimal"}, else -50: also where there is none.
 
     The shipped tool says so of the known optimum only; another one is "changed", and one for which more was
-    changed than was wrong "overdone".
+    changed than was wrong "overdone". The published -50 for syntax has no component of its own: a call
+    that cannot be read costs its step, and a trajectory that submits nothing has this -50 already.
     """
     return 100.0 if _last_submit(trajectory).get("status") == "optimal" else -50.0
 

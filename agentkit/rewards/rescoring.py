@@ -7,7 +7,7 @@ reward used.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -61,12 +61,22 @@ def rescore(run: Run, reward: Reward, name: str, steps: Iterable[int] | None = N
     Raises:
         RunError: the run stores no training trajectories.
     """
-    rows = [row for _, stored in run.rollouts(steps) for row in compare_step(stored, run.tasks, reward)]
-    if not rows:
+    return rescore_each(run, {name: reward}, steps)[name]
+
+
+def rescore_each(
+    run: Run, others: Mapping[str, Reward], steps: Iterable[int] | None = None
+) -> dict[str, Rescoring]:
+    """``rescore`` under several rewards by name, for which the trajectories are read once."""
+    rows: dict[str, list[dict]] = {name: [] for name in others}
+    for _, stored in run.rollouts(steps):
+        for name, reward in others.items():
+            rows[name] += compare_step(stored, run.tasks, reward)
+    if not all(rows.values()):
         raise RunError(
             f"{run.path} stores no training trajectories. Run notebook 03_grpo for this run first."
         )
-    return Rescoring(name, pd.DataFrame(rows))
+    return {name: Rescoring(name, pd.DataFrame(own)) for name, own in rows.items()}
 
 
 def compare_step(stored: Sequence[Trajectory], tasks: Iterable[Task], reward: Reward) -> list[dict]:

@@ -7,7 +7,8 @@ import math
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from numbers import Real
 from typing import Self
@@ -17,6 +18,8 @@ from agentkit.runs.labfile import blame, check_takes
 
 Component = Callable[[Task, Trajectory], float | None]
 Reward = Mapping[str, tuple[Component, float]]  # each component with its weight
+AT_ONCE = 8  # components that wait for a judge
+LARGEST = 1e15  # number that is a reward: squares of much larger ones are infinite in float32
 
 
 class Product(dict):
@@ -39,17 +42,17 @@ def product(*factors: Component) -> Component:
 def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
     """The trajectory with its components, unweighted, and their weighted sum (or product, for a ``Product``).
 
-    A component that is None does not apply and is left out. One that raises, or is not a finite number, is
-    recorded as None and the whole reward is None, as it is when the verifier gave no verdict or no component
-    applies. What the trajectory already holds under other names stays, such as its environment's own reward.
-    Raises ValueError for what is no reward.
+    A component that is None does not apply and is left out. One that raises, or is no number (of up to
+    LARGEST), is recorded as None and the whole reward is None, as it is when the verifier gave no verdict or
+    no component applies. What the trajectory already holds under other names stays, such as its environment's
+    own reward. Raises ValueError for what is no reward.
     """
     check_reward(reward)
     values = {name: _guarded(name, component, task, trajectory) for name, (component, _) in reward.items()}
     weighted = [weight * values[name] for name, (_, weight) in reward.items() if values[name] is not None]
     combined = (math.prod if isinstance(reward, Product) else sum)(weighted)
     scored = (
-        weighted and trajectory.success is not None and math.isfinite(combined)
+        weighted and trajectory.success is not None and abs(combined) <= LARGEST
     )  # a failed component is NaN
     components = {
         name: None if value is None or math.isnan(value) else value for name, value in values.items()
@@ -79,8 +82,19 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
     None for some of a task's trajectories and not for all, as when a judge did not answer, those have no
     reward.
     """
+    check_reward(reward)
     by_id = {task.id: task for task in tasks}
-    scored = [score(by_id[t.task_id], t, reward) for t in trajectories]
+    pairs = [(by_id[t.task_id], t) for t in trajectories]
+    threads = ThreadPoolExecutor(AT_ONCE)
+    try:
+        asked = {
+            name: (_at_once(component, pairs, threads) if hasattr(component, "waits") else component, weight)
+            for name, (component, weight) in reward.items()
+        }
+        asked = Product(asked) if isinstance(reward, Product) else asked
+        scored = [score(task, t, asked) for task, t in pairs]
+    finally:  # where it is interrupted, nobody is asked any more
+        threads.shutdown(cancel_futures=True)
     present = defaultdict(set)
     for t in scored:
         if t.reward is not None:
@@ -89,12 +103,19 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
     return [t if same else replace(t, reward=None) for t, same in zip(scored, whole, strict=True)]
 
 
+def _at_once(component: Component, pairs: Sequence[tuple[Task, Trajectory]], threads: Executor) -> Component:
+    """A component that waits for others, for these trajectories: asked of them all, of like answers once."""
+    unlike = {(task.id, t.answer): (task, t) for task, t in pairs}
+    values = {key: threads.submit(component, *pair) for key, pair in unlike.items()}
+    return lambda task, trajectory: values[task.id, trajectory.answer].result()
+
+
 def _guarded(name: str, component: Component, task: Task, trajectory: Trajectory) -> float | None:
     """A component's value, None where it does not apply, NaN where it failed, so that the run goes on."""
     try:
         value = component(task, trajectory)
-        return None if value is None else float(value) if math.isfinite(value) else math.nan
-    except Exception as error:  # a reward is user code
+        return None if value is None else float(value) if abs(value) <= LARGEST else math.nan
+    except (Exception, SystemExit) as error:  # a reward is user code
         warnings.warn(
             f"reward component {name!r} failed ({blame(error):.200}); the trajectory has no reward.",
             stacklevel=2,

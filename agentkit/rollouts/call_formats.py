@@ -363,9 +363,11 @@ _ACTION = re.compile(r"<(search|answer)>")
 
 
 def _search_r1(text: str) -> ParsedTurn:
-    """The first search or answer outside thoughts; what follows it has not happened."""
+    """The first search or answer outside thoughts that is closed; what follows it has not happened."""
     text = _without_thoughts(text)
-    action = _ACTION.search(text)
+    ends = {tag: text.rfind(f"</{tag}>") for tag in ("search", "answer")}
+    closed = (each for each in _ACTION.finditer(text) if each.end() <= ends[each[1]])
+    action = next(closed, _ACTION.search(text))
     if not action:
         return ParsedTurn(text, (), (NEITHER,))
     before, tag = text[: action.start()].strip(), action[1]

@@ -232,10 +232,14 @@ class ChatCodec:
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of untrusted text: none of them is a control token."""
-        return self._encode(self.inert(text))
+        return self._inert(text)[1]
 
     def inert(self, text: str) -> str:
-        """Text with every added-token and framing string broken by a space, and lone surrogates replaced.
+        """Text with every added-token and framing string broken by a space, and lone surrogates replaced."""
+        return self._inert(text)[0]
+
+    def _inert(self, text: str) -> tuple[str, list[int]]:
+        """Inert text, and its ids: both are needed of long replies, and encoding them takes time.
 
         Repeated until nothing is left, since breaking one string may complete another. A control token that
         the tokenizer makes of other characters, such as full-width ones, is left out.
@@ -246,7 +250,7 @@ class ChatCodec:
                 text = self._control.sub(lambda m: f"{m[0][0]} {m[0][1:]}" if len(m[0]) > 1 else " ", text)
             ids = self._encode(text)
             if self.control_ids.isdisjoint(ids):
-                return text
+                return text, ids
             text = self.decode([i for i in ids if i not in self.control_ids])
 
     def _render(self, messages: list[dict], **options: Any) -> str:

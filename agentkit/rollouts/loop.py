@@ -1,8 +1,8 @@
 """The one rollout loop: every trajectory is a coroutine that alternates policy turns and tool calls.
 
-There is no barrier per turn: a trajectory that waits for a tool does not hold up the others. Tokens are kept
-as they were sampled; tool replies are appended as ids with action_mask 0. The task's verifier gives its
-verdict at the end.
+There is no barrier per turn: a trajectory that waits for a tool does not hold up the others, and a turn's
+calls of coroutines and pure tools run together. Tokens are kept as they were sampled; tool replies are
+appended as ids with action_mask 0. The task's verifier gives its verdict at the end.
 Every wait is bounded: a call's by its tool's time limit, all of them by the trajectory's deadline. Leaves out
 how a turn is sampled (policies), how a call is run (tools.runtime) and rewards.
 """
@@ -15,10 +15,11 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
+from inspect import iscoroutinefunction
+from itertools import chain, count, groupby
 from typing import Any
 
 from agentkit.records import DataError, Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
@@ -26,12 +27,14 @@ from agentkit.rollouts.call_formats import parse_stored
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.policy import EngineError, Policy, Request
+from agentkit.runs.labfile import blame
 from agentkit.runs.recipe import Recipe
 from agentkit.sandbox import current_tier
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 from agentkit.tools.outages import Outages
 from agentkit.tools.runtime import (
+    ToolSpec,
     call_method,
     check_call,
     in_thread,
@@ -42,7 +45,7 @@ from agentkit.tools.runtime import (
     tool_schemas,
     tools_of,
 )
-from agentkit.trajectories import results_of, verifier_kind
+from agentkit.trajectories import failure_of, results_of, verifier_kind
 from agentkit.verifiers import answer_limit, final_answer, verify
 
 _NUMBERS = count()  # of trajectories, in this process
@@ -132,7 +135,10 @@ def _families(
     families = {}
     for family in {task.family: None for task in tasks}:
         make = environment[family] if isinstance(environment, Mapping) else environment
-        example = make()
+        try:
+            example = make()
+        except Exception:  # tried once more, as in a trajectory
+            example = make()
         system_prompt = getattr(example, "system_prompt", chat[0])
         families[family] = ChatCodec(tokenizer, system_prompt, tool_schemas(example), chat[1]), make
     return families
@@ -170,7 +176,7 @@ async def _gathered(rollouts: Sequence[_Rollout], in_flight: int, progress: str 
 
 
 def rollout(
-    tasks: Sequence[Task], policy: Policy, run: Callable[[Coroutine], Any] = run_blocking, **options: Any
+    tasks: Sequence[Task], policy: Policy, *, run: Callable[[Coroutine], Any] = run_blocking, **options: Any
 ) -> list[Trajectory]:
     """``arollout`` for callers without an event loop, or (as in a notebook) with a running one.
 
@@ -248,15 +254,20 @@ class _Rollout:
 
     async def _reset(self) -> str:
         """Make an environment and reset it; what that adds to the question."""
+        limit_s, name = self.limits.tool_timeout_s, f"the environment of {self.task.family}"
         for _ in range(RESETS):
-            self.environment = self.factory()
             try:
-                extra = await reset(self.environment, self.task, self.limits.tool_timeout_s)
+                self.environment = await in_thread(self.factory, limit_s, name)
+                extra = await reset(self.environment, self.task, limit_s)
             except DataError as error:
                 self.failure = error
-                continue
-            self.failure = None
-            return extra
+            except TimeoutError:
+                self.failure = DataError(f"{name}: not made within {limit_s:g} s (tool_timeout_s)")
+            except Exception as error:  # of its __init__
+                self.failure = DataError(f"{name}: {blame(error)}")
+            else:
+                self.failure = None
+                return extra
         return ""
 
     def _room(self) -> int:
@@ -299,8 +310,8 @@ class _Rollout:
             if not parsed.calls and not parsed.errors:
                 self.answer = final_answer(parsed.text, answer_limit(verifier_kind(self.task)))
                 return StopReason.ANSWER
-            results = tuple([await self._call(call) for call in parsed.calls])
-            results += tuple(malformed(error) for error in parsed.errors)
+            runs = [await self._answered(*run) for run in groupby(parsed.calls, self._at_once)]
+            results = (*chain(*runs), *map(malformed, parsed.errors))
             self.turns[-1] = replace(self.turns[-1], results=results)
             if turn + 1 < limits.max_turns:
                 self._observe(results, last=turn + 2 == limits.max_turns)
@@ -327,6 +338,16 @@ class _Rollout:
             if end is not None or len(sample.ids) < piece.max_new_tokens:  # an engine may have a limit too
                 return said.until(end), end is not None, closings
         return said, False, closings
+
+    def _at_once(self, call: ToolCall) -> bool:
+        """Whether a call runs beside its neighbours in a turn: it is a coroutine, as in TRL, or pure."""
+        method = tools_of(self.environment).get(call.name)
+        return iscoroutinefunction(method) or getattr(method, "tool_spec", ToolSpec()).pure
+
+    async def _answered(self, at_once: bool, calls: Iterable[ToolCall]) -> list[ToolResult]:
+        if at_once:
+            return await asyncio.gather(*map(self._call, calls))
+        return [await self._call(call) for call in calls]
 
     async def _call(self, call: ToolCall) -> ToolResult:
         valid = check_call(call, tools_of(self.environment)) is None
@@ -371,13 +392,14 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
         return Score(0.0, f"no answer ({ended.value})")
     try:
         return verify(task, trajectory)
-    except Exception as error:  # a verifier that fails must not look like a wrong answer
-        return Score(None, f"verifier failed: {type(error).__name__}: {error}")
+    except (Exception, SystemExit) as error:  # a verifier that fails must not look like a wrong answer
+        return Score(None, f"verifier failed: {blame(error)}")
 
 
 def _tier(task: Task, trajectory: Trajectory) -> str | None:
     """The sandbox tier in which a trajectory's code ran, by a tool or its verifier; None where none did."""
-    ran = any(result.name in CODE_TOOLS for result in results_of(trajectory))
+    calls = [result for result in results_of(trajectory) if result.name in CODE_TOOLS]
+    ran = any(failure_of(call) in (None, "failed") for call in calls)
     return current_tier().name if ran or verifier_kind(task) == "code" else None
 
 

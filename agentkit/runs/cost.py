@@ -223,6 +223,8 @@ def device_of(run: Run) -> str:
     """Whether a run was made on a CPU or on GPUs, as far as its version of torch and its model tell."""
     if str(run.manifest["versions"].get("torch")).endswith("+cpu"):
         return "CPU"
+    if not (project_root() / "params" / "prices.yaml").exists():  # outside a checkout
+        return "GPU"
     return read_prices().rates_of(Recipe.of(run)).device
 
 

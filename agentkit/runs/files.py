@@ -1,8 +1,8 @@
 """Files that are never half written: atomic JSON, JSONL and Parquet; and readers that expect damage.
 
 Files are written under a temporary name and renamed, so a reader never sees half a file. JSONL readers
-survive a torn last line and say so. Leaves out trajectories and suites (trajectory_files), and where files
-lie in a run (run).
+survive a torn last line and say so. The project's folder is found here too. Leaves out trajectories and
+suites (trajectory_files), and where files lie in a run (run).
 """
 
 import errno
@@ -13,7 +13,7 @@ import os
 import stat
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,7 +34,30 @@ _REMEDIES = {
     "Permission denied": _RIGHTS,
     "Operation not permitted": _RIGHTS,
 }
+MANIFEST = "run.json"
+RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes
 CGROUPS = Path("/sys/fs/cgroup")
+
+
+def project_root(start: str | Path | None = None) -> Path:
+    """The nearest folder at or above ``start`` that holds notebooks/ and params/, else ``start`` itself.
+
+    Without ``start`` it is that of the working directory, or of the run that papermill was told to write.
+    """
+    named = Path("" if start else os.environ.get(RUN_VARIABLE, ""))
+    start = Path(start or Path.cwd()).resolve()
+    for folder in (start, *start.parents, *named.parents):
+        if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
+            return folder
+    return start
+
+
+def located(path: str | Path, start: str | Path | None = None) -> Path:
+    """A path as people write it: ~ is their home, and outputs/ and params/ are the project's if not here."""
+    path = Path(os.path.expanduser(path))
+    if path.parts[:1] in (("outputs",), ("params",)) and not os.path.exists(path):
+        return project_root(start) / path
+    return path
 
 
 def user_cache(name: str) -> Path:
@@ -317,15 +340,22 @@ def read_rows(path: str | Path) -> list[dict]:
     return rows
 
 
-def parquet_rows(path: Path, what: str = "readable Parquet file", way: str = "Copy it again") -> list[dict]:
-    """The rows of a Parquet file. Raises RunError where it is missing or damaged, checksums included."""
+def parquet_rows(
+    path: Path,
+    what: str = "readable Parquet file",
+    way: str = "Copy it again",
+    part: Callable[[Any], Any] = lambda table: table,
+) -> list[dict]:
+    """The rows of a Parquet file, or of what ``part`` takes of its table. Raises RunError where it is missing
+    or damaged, checksums included.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     source = pa.BufferReader(_read_bytes(path))
     try:
-        return pq.read_table(source, page_checksum_verification=True).to_pylist()
-    except (pa.ArrowException, OSError, ValueError) as error:
+        return part(pq.read_table(source, page_checksum_verification=True)).to_pylist()
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise RunError(f"{path} is not a {what} ({' '.join(str(error).split())[:160]}). {way}.") from None
 
 

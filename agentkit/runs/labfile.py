@@ -23,6 +23,7 @@ from agentkit.runs.files import digest, write_bytes
 from agentkit.runs.run import project_root
 
 _LOADED: dict[Path, str] = {}  # digests of what this process has loaded from beside lab files
+_BESIDE: set[str] = set()  # folders of lab files that are at the end of sys.path, the newest first
 
 
 def new_lab(name: str) -> tuple[Path, Path]:
@@ -54,24 +55,35 @@ def load_module(path: Path) -> ModuleType:
         raise RecipeError(f"the lab file {path} is no Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pickles and dataclasses look for it there
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for modules beside it
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # for modules beside it; those that its functions import are the newest lab's
+        _BESIDE.add(folder)
+    others = _BESIDE - {folder}
+    sys.path[:] = sorted(sys.path, key=lambda place: (place in _BESIDE) + (place in others))
     try:
-        _forget(files_of(path)[1:])
+        _forget(path.parent, files_of(path)[1:])
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise RecipeError(f"the lab file {path}: {blame(error)}") from error
     return module
 
 
-def _forget(files: Sequence[Path]) -> None:
-    """Have modules loaded anew by who next imports them, where one of their files has changed."""
+def _forget(folder: Path, files: Sequence[Path]) -> None:
+    """Have modules that lab files imported loaded anew by who next imports them, where one of these files has
+    changed, or where they have the name of one but are another lab's.
+    """
     now = {file.resolve(): digest(file) for file in files}
     changed = any(_LOADED.get(file, known) != known for file, known in now.items())
+    stale = _LOADED.keys() - (() if changed else now)
     _LOADED.update(now)
-    for name, module in list(sys.modules.items()) if changed else ():
-        if (file := getattr(module, "__file__", None)) and Path(file).resolve() in now:
+    tops = {file.relative_to(folder).parts[0].removesuffix(".py") for file in files}
+    for name in [name for name in sys.modules if name.split(".")[0] in tops]:
+        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).resolve() in stale:
             del sys.modules[name]
+            package, _, own = name.rpartition(".")
+            if package in sys.modules:
+                vars(sys.modules[package]).pop(own, None)
     importlib.invalidate_caches()
 
 
@@ -103,10 +115,16 @@ def check_takes(what: str, function: Callable, *arguments: str) -> None:
 
 
 def lab_digest(path: Path) -> str:
-    """A hash of a lab file and of what it imports from beside it, directly or through each other."""
+    """A hash of a lab file and of what it imports from beside it, directly or through each other.
+
+    Raises RecipeError where one of them is no Python.
+    """
     found = hashlib.sha256()
-    for file in files_of(path):
-        found.update(file.read_text(encoding="utf-8").encode())
+    try:
+        for file in files_of(path):
+            found.update(file.read_text(encoding="utf-8-sig").encode())
+    except (SyntaxError, ValueError) as error:  # such as null bytes, or another encoding
+        raise RecipeError(f"the lab file {path}: {blame(error)}") from error
     return found.hexdigest()[:16]
 
 
@@ -114,7 +132,7 @@ def files_of(path: Path) -> list[Path]:
     """A lab file and what it imports from beside it, directly or through each other."""
     files = [path]
     for file in files:  # which grow meanwhile
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), str(file))):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8-sig"), str(file))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:

@@ -5,11 +5,12 @@ paths elsewhere: their folder must exist, and ``-p run FOLDER`` names it.
 """
 
 import os
+from contextlib import chdir
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentkit.runs.run import RUN_VARIABLE
+from agentkit.runs.files import RUN_VARIABLE, located
 
 
 def __getattr__(name: str) -> Any:
@@ -31,8 +32,12 @@ def _write(local: Any, text: str, path: str) -> None:
     """Write the notebook. Papermill does so before it starts the kernel, which inherits the variable."""
     start = local.cwd(None)  # the folder papermill was called in, also where --cwd names another
     local.cwd(start)
-    folder = Path(start or "", path).resolve().parent
+    parent, name = os.path.split(path)
+    with chdir(start or "."):
+        folder = Path(os.path.abspath(located(parent, os.getcwd())))  # outputs/ may be a link
+    if "outputs" not in folder.parts:
+        folder = folder.resolve()  # or this one, into it
     if "outputs" in folder.parts:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ[RUN_VARIABLE] = str(folder)
-    type(local).write(local, text, path)
+    type(local).write(local, text, str(folder / name))

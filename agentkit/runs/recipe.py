@@ -18,13 +18,15 @@ import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
 from agentkit.records import RecipeError
-from agentkit.runs.files import open_file
-from agentkit.runs.run import MANIFEST, Run, project_root
+from agentkit.runs.files import MANIFEST, located, open_file, project_root
+
+if TYPE_CHECKING:
+    from agentkit.runs.run import Run
 
 REWARDS = (
     *("plan", "none", "toolrl", "toolrla", "image", "tcr", "tcr_paper"),
@@ -418,7 +420,7 @@ class Recipe:
         return cls.from_mapping(read_recipe(path))
 
     @classmethod
-    def of(cls, run: Run) -> Self:
+    def of(cls, run: "Run") -> Self:
         """The recipe a run was made with, keys of other versions left out, and where its metrics went.
 
         Raises RecipeError naming run.json.
@@ -436,10 +438,18 @@ class Recipe:
         Called right after the parameters cell: every plain value assigned there and since must be a known
         key, so that a misspelled parameter stops the notebook instead of being ignored. What cells left
         behind that ran before it, such as those of an earlier Run All, is not looked at.
+
+        Raises RecipeError, also where ``run``, ``lab`` or ``tasks`` is what a later cell made of it.
         """
         plain = (str, int, float, bool, list, dict, type(None))
         names = _assigned_since_parameters(namespace.get("In", [])) or set(namespace) - _IPYTHON
         mine = {n: v for n, v in namespace.items() if n in names and isinstance(v, plain)}
+        for name in ("run", "lab", "tasks"):
+            if name in names and name in namespace and not isinstance(namespace[name], str):
+                raise RecipeError(
+                    f"{name} is no longer the text that the parameters cell assigned, but of type "
+                    f"{type(namespace[name]).__name__}: run that cell again, then this one"
+                )
         return cls.from_mapping({n: v for n, v in mine.items() if not n.startswith(("_", "PAPERMILL_"))})
 
     @classmethod
@@ -698,18 +708,24 @@ def _template_arguments(text: str) -> dict[str, Any]:
 
 _WORDS = {"off": False, "no": False, "on": True, "yes": True}
 _IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})
-# the first cell of a notebook; papermill's own cell, which may assign run too, comes after it
-_PARAMETERS = re.compile(r"(?!# Parameters\n)(?s:.*\n)?run = [\"']")
+# the first cell of a notebook, and none that opens a run; papermill's own, which may assign run, is the next
+_PARAMETERS = re.compile(
+    r"(?!# Parameters\n)(?s:.*\n)?run\s*(?::[^=\n]*)?=(?!=)(?!\s*[\w.]*\b(?:Run|load_run)\b)"
+)
 
 
 def _assigned_since_parameters(cells: list[str]) -> set[str]:
     """Names that IPython's cells assign, from the newest parameters cell on; none where there is none."""
     begins = [number for number, cell in enumerate(cells) if _PARAMETERS.match(cell)]
-    names = set()
-    for cell in cells[begins[-1] : -1] if begins else []:
-        with contextlib.suppress(SyntaxError):
-            names |= {n.id for n in ast.walk(ast.parse(cell)) if isinstance(n, ast.Name)}
-    return names
+    others = Recipe.keys().keys() - {"run"}  # a cell without any of them only names another run
+    begins = [number for number in begins if _names(cells[number]) & others] or begins
+    return set().union(*map(_names, cells[begins[-1] : -1])) if begins else set()
+
+
+def _names(cell: str) -> set[str]:
+    with contextlib.suppress(SyntaxError):
+        return {n.id for n in ast.walk(ast.parse(cell)) if isinstance(n, ast.Name)}
+    return set()
 
 
 def _checked(spec: dataclasses.Field, value: Any) -> Any:
@@ -720,6 +736,8 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
             value = float(value)
     if key["listed"] and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
+    if kind is bool and value in ("true", "false"):  # papermill's -p hands these on as text
+        value = value == "true"
     if spec.name == "gpus" and type(value) is int:
         value = str(value)
     if kind is str and isinstance(value, bool):  # what YAML 1.1 makes of the words off, no, on and yes
@@ -747,7 +765,7 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
 
 def read_recipe(path: str | Path) -> dict[str, Any]:
     """The keys a YAML recipe sets, checked. Raises RecipeError."""
-    values = read_yaml(path := Path(path))
+    values = read_yaml(path := located(path))
     try:
         Recipe.from_mapping(values)
     except RecipeError as error:

@@ -4,30 +4,46 @@ Leaves out what the files mean (evaluation, diagnostics) and how notebooks are e
 """
 
 import importlib.metadata
+import itertools
 import os
 import re
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from agentkit.records import RunError, Task, Trajectory
-from agentkit.runs.files import digest, read_json, read_jsonl, write_json
+from agentkit.records import RecipeError, RunError, Task, Trajectory
+from agentkit.runs.files import (
+    MANIFEST,
+    RUN_VARIABLE,
+    digest,
+    located,
+    project_root,
+    read_json,
+    read_jsonl,
+    write_json,
+)
+from agentkit.runs.recipe import FILES, Recipe, find_file
 from agentkit.runs.schemas import SECTIONS, fault
-from agentkit.runs.trajectory_files import misplaced, read_tasks, read_trajectories, step_rows
+from agentkit.runs.trajectory_files import Choose, misplaced, read_tasks, read_trajectories, step_rows
 
-MANIFEST = "run.json"
-RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes
 WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline",
-           "pass_rates.json": "02_baseline",
+           "pass_rates.json": "02_baseline", "eval/sft": "02_baseline",
            "adapter": "03_grpo", "train": "03_grpo", "eval": "05_compare"}  # fmt: skip
 ADAPTER = "adapter/adapter_model.safetensors"
 HASHED = ("tasks.jsonl", "baseline.json", "preflight.json", "comparison.json", "eval/*.parquet",
           ADAPTER, "train/metrics.jsonl")  # fmt: skip
+# recipe keys that say where and how fast a run is executed, not what it is: notebooks may differ in them
+_MAY_DIFFER = (
+    "run engine server_urls weight_sync sync_threshold engine_memory tool_cache max_batch tool_timeout_s "
+    "trajectory_timeout_s deterministic gpus topology replicas shard tensor_parallel"
+).split()
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSIONED = "agentkit torch transformers trl peft datasets accelerate plotly papermill".split()
 
@@ -42,19 +58,6 @@ def check_name(name: str, of: str = "run") -> str:
     return name
 
 
-def project_root(start: str | Path | None = None) -> Path:
-    """The nearest folder at or above ``start`` that holds notebooks/ and params/, else ``start`` itself.
-
-    Without ``start`` it is that of the working directory, or of the run that papermill was told to write.
-    """
-    named = Path("" if start else os.environ.get(RUN_VARIABLE, ""))
-    start = Path(start or Path.cwd()).resolve()
-    for folder in (start, *start.parents, *named.parents):
-        if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
-            return folder
-    return start
-
-
 def default_folder() -> Path:
     """Where a notebook writes when its recipe names no run: outputs/lab, or what papermill.py named."""
     return Path(os.environ.get(RUN_VARIABLE) or project_root() / "outputs" / "lab")
@@ -64,7 +67,7 @@ class Run:
     """One folder under outputs/. Opening one creates nothing; ``create`` makes folder and manifest."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self.path = located(path)
         for part in self.path.parts[:-1]:
             if "\0" in part or len(part.encode("utf-8", "replace")) > 255:
                 raise RunError(
@@ -115,7 +118,10 @@ class Run:
         write_json(self.path / MANIFEST, manifest)
 
     def begin(self, name: str, recipe: dict, inputs: Iterable[str] = (), lab: str = "") -> None:
-        """Mark a stage as running, with the lab file's digest. Raises RunError where an input is missing."""
+        """Mark a stage as running, with the lab file's digest; warn where earlier ones do not go with it.
+
+        Raises RunError where an input is missing.
+        """
         for needed in inputs:
             if not self.file(needed).exists():
                 writer = next(
@@ -125,6 +131,8 @@ class Run:
                     f"{name} needs {self.file(needed)}, which does not exist. Run notebook {writer} for this "
                     "run first."
                 )
+        if name[:1].isdigit():  # drawing has no place in their order
+            self._warn_of_earlier(name, recipe)
         entry = {
             "status": "running",
             "started": _now(),
@@ -142,6 +150,26 @@ class Run:
             manifest = self.manifest
             manifest["recipe"] = {key: x for key, x in manifest["recipe"].items() if key not in gone}
             write_json(self.path / MANIFEST, manifest)
+
+    def _warn_of_earlier(self, name: str, recipe: Mapping[str, Any]) -> None:
+        """Warn of earlier stages executed in another order, or with other keys that this one has too."""
+        stages = sorted(self.manifest["stages"].items())
+        done = [(stage, entry) for stage, entry in stages if stage in WRITERS.values() and stage < name]
+        for (first, entry), (then, later) in itertools.pairwise(done):
+            if started(entry) > started(later):
+                warnings.warn(f"{first} was executed after {then}: run {then} again first.", stacklevel=3)
+        for stage, entry in done:
+            keys, other = Recipe.keys(), []
+            for key in set(Recipe.keys_of(stage)) & set(Recipe.keys_of(name)) - set(_MAY_DIFFER):
+                was, now = (x.get(key, keys[key].default) for x in (entry.get("parameters", {}), recipe))
+                if placed(key, was) != placed(key, now):
+                    other.append(f"{key} {was!r:.60} (here {now!r:.60})")
+            if other:
+                warnings.warn(
+                    f"{stage} was executed with {', '.join(sorted(other))}: set the same in this notebook's "
+                    f"parameters cell, or run {stage} again, unless they are meant to differ.",
+                    stacklevel=3,
+                )
 
     def end(self, name: str, status: str = "done", **extra: Any) -> None:
         """Mark a stage as done (or failed), with its seconds, and make every file of the run private."""
@@ -199,8 +227,12 @@ class Run:
             warnings.warn(f"{path}: {'; '.join(faults[:3])}{more}.", stacklevel=2)
         return rows
 
-    def trajectories(self, which: int | str) -> list[Trajectory]:
+    def trajectories(
+        self, which: int | str, *, tokens: bool = True, choose: Choose | None = None
+    ) -> list[Trajectory]:
         """Training trajectories of a step (int), or the evaluation trajectories of a policy (str).
+
+        ``tokens`` and ``choose`` say what of them, as for ``read_trajectories``.
 
         Raises:
             RunError: the file is missing or damaged, or its rows are not what its name and the suite say.
@@ -212,7 +244,7 @@ class Run:
         else:
             path, step = self.file("train", "trajectories", f"step_{which:05d}.parquet"), int(which)
             policies = None
-        trajectories = read_trajectories(path)
+        trajectories = read_trajectories(path, tokens=tokens, choose=choose)
         suite = self.tasks if self.file("tasks.jsonl").exists() else None
         if fault := misplaced(trajectories, policies, step, suite):
             raise RunError(f"{path}: {fault}. Restore the file, or run the stage that writes it again.")
@@ -299,6 +331,25 @@ def git_state() -> dict[str, Any]:
     if commit.returncode != 0:
         return {}
     return {"commit": commit.stdout.strip(), "dirty": bool(status.stdout.strip())}
+
+
+def placed(key: str, value: Any) -> Any:
+    """A recipe key's value; of a file or folder where it lies, however it is spelt."""
+    if key not in FILES:
+        return value
+    source, mark, name = str(value).rpartition(":")  # tasks: rows of a public data set
+    try:
+        path = find_file(name)
+    except RecipeError:
+        path = project_root() / name
+    return source + mark + os.path.realpath(path)
+
+
+def started(entry: Mapping[str, Any]) -> float:
+    """When a stage began, in seconds; 0 where its entry does not say."""
+    with suppress(TypeError, ValueError):
+        return datetime.fromisoformat(entry.get("started")).timestamp()
+    return 0.0
 
 
 def _now() -> str:

@@ -4,20 +4,22 @@ Each notebook is handed the recipe's keys of its stage. Leaves out what the note
 """
 
 import contextlib
+import hashlib
 import logging
 import os
 import sys
 import time
 from collections.abc import Mapping
-from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from agentkit.nano import NANO
 from agentkit.records import RecipeError, RunError
-from agentkit.runs.files import append_to, digest
+from agentkit.runs.files import append_to, digest, open_file
 from agentkit.runs.labfile import lab_digest
 from agentkit.runs.recipe import FILES, Recipe, find_file
-from agentkit.runs.run import MANIFEST, RUN_VARIABLE, Run, project_root, secure
+from agentkit.runs.run import MANIFEST, RUN_VARIABLE, Run, placed, project_root, secure, started
 from agentkit.runs.topology import patience
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
@@ -79,7 +81,7 @@ def run_stages(
 
 
 def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
-    """Hashes of the files a recipe names, the lab file's imports included."""
+    """Hashes of the files and the model folder a recipe names, the lab file's imports included."""
     found = {}
     for name in (name for name in FILES if recipe.get(name)):
         with contextlib.suppress(RecipeError):  # chat_template may be a name
@@ -89,7 +91,26 @@ def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
         with contextlib.suppress(RecipeError):  # notebook 01 says that there is none
             files = sorted((project_root() / rows).glob("*.[jp]*")) or [find_file(rows)]
             found["tasks"] = " ".join([source, *map(digest, files)])
+    model = recipe.get("model") or NANO
+    if model != NANO and (folder := project_root() / model).is_dir():
+        files = [(path, path.stat()) for path in sorted(folder.glob("[!.]*")) if path.is_file()]
+        found["model"] = _sketch(tuple((path, at.st_size, at.st_mtime_ns) for path, at in files))
     return found
+
+
+@lru_cache(maxsize=16)
+def _sketch(files: tuple[tuple[Path, int, int], ...]) -> str:
+    """A hash of files' names and sizes, and of 1 MiB of each, in parts spread over it; made once while they
+    keep their times.
+    """
+    found = hashlib.sha256()
+    for path, size, _ in files:
+        with contextlib.suppress(OSError), open_file(path) as file:  # one that nobody may read
+            found.update(f"{path.name!r} {size}".encode())
+            for start in range(0, size, max(4096, size // 256)):
+                file.seek(start)
+                found.update(file.read(4096))
+    return found.hexdigest()[:16]
 
 
 def _check_files(recipe: Mapping[str, Any], files: Mapping[str, str], now: Mapping[str, Any]) -> None:
@@ -118,19 +139,15 @@ def is_done(run: Run, stage: str, recipe: Mapping[str, Any], lab: str = "") -> b
     stages = run.manifest["stages"]
     entry = stages.get(stage, {})
     keys = compared(stage, {name: key.default for name, key in Recipe.keys().items()})
-    asked, used = (keys | compared(stage, values) for values in (recipe, entry.get("parameters", {})))
-    files = _own_files(stage, recipe) if "files" in entry else None  # None: executed by hand
-    started = [_started(stages[s]) for s in STAGES[: STAGES.index(stage) + 1] if s in stages]
-    same = asked == used and entry.get("lab", "") == lab and entry.get("files") == files
+    asked, used = (
+        {name: placed(name, value) for name, value in (keys | compared(stage, values)).items()}
+        for values in (recipe, entry.get("parameters", {}))
+    )
+    known = entry.get("files", {}).items()  # none: executed by hand; an older version lacks model folders
+    begun = [started(stages[s]) for s in STAGES[: STAGES.index(stage) + 1] if s in stages]
+    same = asked == used and entry.get("lab", "") == lab and known <= _own_files(stage, recipe).items()
     done = entry.get("status") == "done" and entry.get("ended") != "asked"
-    return same and done and started == sorted(started)
-
-
-def _started(entry: Mapping[str, Any]) -> float:
-    """When a stage began, in seconds; 0 where its entry does not say."""
-    with contextlib.suppress(TypeError, ValueError):
-        return datetime.fromisoformat(entry.get("started")).timestamp()
-    return 0.0
+    return same and done and begun == sorted(begun)
 
 
 def _own_files(stage: str, recipe: Mapping[str, Any]) -> dict[str, str]:
@@ -179,7 +196,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
         papermill.execute_notebook(
             str(_notebook(stage)),
             str(out),
-            parameters | {"run": str(run.path)},
+            parameters | {"run": str(run.path.resolve())},
             kernel_name="python3",
             cwd=str(project_root()),
             progress_bar=sys.stderr.isatty(),
@@ -191,7 +208,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
         if isinstance(error, PapermillExecutionError):
             why = f"cell {error.exec_count}, {error.ename}: {error.evalue}"
         elif isinstance(error, DeadKernelError):
-            why = "its kernel died, as where memory runs out; run the same again to go on"
+            why = "its kernel died, as where memory runs out; run the same again, any --from at this one"
         running = run.file(MANIFEST).exists() and run.manifest["stages"].get(stage, {}).get("status")
         if running == "running":
             run.end(stage, status="failed", why=why[:500])

@@ -13,6 +13,8 @@ import json
 import os
 import re
 import shutil
+import signal
+import threading
 import time
 import warnings
 from collections import Counter
@@ -24,8 +26,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from agentkit.records import AgentkitError, RecipeError, RunError
-from agentkit.runs.children import end_all, repeated
-from agentkit.runs.files import append_to, read_json, read_jsonl, read_text, write_bytes, write_json, writing
+from agentkit.runs.children import end_all, repeated, signals
+from agentkit.runs.files import (
+    append_to,
+    located,
+    read_json,
+    read_jsonl,
+    read_text,
+    write_bytes,
+    write_json,
+    writing,
+)
 from agentkit.runs.recipe import FILES, Recipe, beside, find_file, read_recipe, read_yaml
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.schemas import fault
@@ -35,6 +46,12 @@ KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid", "sto
 LOCK = ".lock"  # in a sweep's folder
 ALARMS = ("train", "alarms.jsonl")  # of a cell
 TRIES = 2  # of a cell that crashes
+WRITTEN = {  # what the notebooks leave in a run's folder, and others after them
+    "02_baseline": ("baseline.json", "pass_rates.json", "sft", "eval"),
+    "03_grpo": ("preflight.*", "train", "adapter", "merged"),
+    "05_compare": ("grpo*.parquet", "comparison.json", "measures.json", "gains.json", "gaia.json", "tables",
+                   "notes.jsonl", "sft_more*", "rft*", "hindsight*"),
+}  # fmt: skip
 LOOK_S = 2.0  # between two looks at what the others have written
 CELL_VARIABLE = "AGENTKIT_CELL"  # in the environment of whatever works on a cell: its folder
 MARGIN = 0.05  # of success within which two arms count as equal
@@ -131,7 +148,7 @@ class Job:
 # ---- the file
 def read_design(path: str | Path) -> Design:
     """Read a sweep file. Raises RecipeError with a sentence for whatever would make the sweep worthless."""
-    file = read_yaml(path := Path(path), flat=False)
+    file = read_yaml(path := located(path), flat=False)
     try:
         return _design(path, file)
     except RecipeError as error:
@@ -144,10 +161,13 @@ def _design(path: Path, file: dict[str, Any]) -> Design:
     base, arms = read_recipe(own if own.is_file() else find_file(str(file["recipe"]))), {}
     given = [(name, dict(changes or {})) for name, changes in file.get("arms", {}).items()]
     for name, changes in [*given, *_grid(file.get("grid"))]:
+        changes = {key: beside(path, value) if key in FILES else value for key, value in changes.items()}
+        arm = _arm(name, base, changes)
+        if len(arms) >= len(given) and arm.meaning in [arms[own].meaning for own, _ in given]:
+            continue  # the grid's own of an arm that is given
         if name in arms:
             raise RecipeError(f"two arms are called {name!r}: give each a name of its own")
-        changes = {key: beside(path, value) if key in FILES else value for key, value in changes.items()}
-        arms[name] = _arm(name, base, changes)
+        arms[name] = arm
     if len(arms) < 2:
         raise RecipeError("a sweep compares at least two arms: give arms, or a grid such as beta: [0.0, 0.1]")
     for one, other in itertools.combinations(arms.values(), 2):
@@ -245,19 +265,41 @@ def _chain(job: Job) -> list[str]:
     return names
 
 
+class _LeftOut(KeyboardInterrupt):
+    """As Ctrl-C, for what ``skip`` or ``stop`` names: a training leaves a checkpoint."""
+
+
+def _leave(name: str) -> None:
+    raise _LeftOut
+
+
 def make(job: Job) -> None:
-    """Bring a folder to its stage, in this process. Raises RunError with the failing notebook cell."""
+    """Bring a folder to its stage, in this process's main thread.
+
+    Raises RunError with the failing notebook cell, or where it was left out meanwhile.
+    """
+    told: list[bool] = []
+
+    def look() -> None:
+        if not told and left_out(job):
+            told.append(True)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
     os.environ[CELL_VARIABLE] = str(job.folder)
     try:
         if job.parent and not job.folder.exists():
-            _begin_as(job.parent, job.folder)
+            _begin_as(job.parent, job)
         run = Run.create(job.folder)
         with (
             os.fdopen(append_to(run.file("cell.log")), "a", encoding="utf-8") as log,
             contextlib.redirect_stdout(log),
-            repeated(lambda: left_out(job) and end_strays(job.folder), LOOK_S),
+            signals(_leave, "SIGUSR1"),
+            repeated(look, LOOK_S),
         ):
             run_stages(run, job.recipe, 0, job.last, files=job.files)
+    except _LeftOut:
+        end_strays(job.folder)
+        raise RunError(f"{job.folder} was left out") from None
     finally:
         os.environ.pop(CELL_VARIABLE, None)
 
@@ -273,14 +315,22 @@ def left_out(job: Job) -> str:
     return ""
 
 
-def _begin_as(parent: Path, folder: Path) -> None:
-    """A folder as a copy of another, whole or not at all. A link would let a cell change what others use."""
-    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = folder.with_name(f"{folder.name}.new")
+def _begin_as(parent: Path, job: Job) -> None:
+    """A job's folder as a copy of another, whole or not at all, but for what later notebooks than its last
+    left there. A link would let a cell change what others use.
+    """
+    job.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary, manifest = job.folder.with_name(f"{job.folder.name}.new"), Run(parent).manifest
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(parent, temporary, ignore=shutil.ignore_patterns("cell.log", "report.html"))
-    Run(temporary).update(recipe={"run": str(folder)}, shared={"from": str(parent)})
-    temporary.rename(folder)
+    later, keys = STAGES[job.last + 1 :], {key for s in STAGES[: job.last + 1] for key in Recipe.keys_of(s)}
+    left = [name for stage in later for name in (f"{stage}.ipynb", *WRITTEN.get(stage, ()))]
+    shutil.copytree(parent, temporary, ignore=shutil.ignore_patterns("cell.log", "report.html", *left))
+    manifest["stages"] = {name: x for name, x in manifest["stages"].items() if name not in later}
+    manifest["hashes"] = {name: x for name, x in manifest["hashes"].items() if (temporary / name).exists()}
+    manifest["recipe"] = {key: x for key, x in manifest["recipe"].items() if key in keys}
+    manifest["recipe"] |= {"run": str(job.folder)}
+    write_json(temporary / MANIFEST, manifest | {"shared": {"from": str(parent)}})
+    temporary.rename(job.folder)
 
 
 def reuse(design: Design, folder: Path, others: Sequence[Path]) -> list[Path]:
@@ -288,7 +338,7 @@ def reuse(design: Design, folder: Path, others: Sequence[Path]) -> list[Path]:
 
     Raises RunError where one of the others is no sweep.
     """
-    states = {other: Sweep(other).state for other in others}
+    states = {(sweep := Sweep(other)).folder: sweep.state for other in others}
     same = [other for other, state in states.items() if state["versions"] == versions()]
     cells = [
         other / cell["run"] for other in same for cell in states[other]["cells"] if cell["status"] == "done"
@@ -298,7 +348,7 @@ def reuse(design: Design, folder: Path, others: Sequence[Path]) -> list[Path]:
         found = cells if job.arm else [other / "shared" / job.folder.name for other in same]
         for made in found if not job.folder.exists() else ():
             if job.done_in(made) > job.last:
-                _begin_as(made, job.folder)
+                _begin_as(made, job)
                 copied.append(job.folder)
                 break
     return copied
@@ -323,6 +373,9 @@ class Sweep:
         if why or not {*state["order"], *(cell["arm"] for cell in state["cells"])} <= state["arms"].keys():
             why = f"{self.file('sweep.json')} is no sweep ({why or 'it names an arm that it does not hold'})"
             raise RunError(f"{why}. Restore it, or use another folder.")
+        entries = [e for e in [*state["cells"], *state["shared"].values()] if e["status"] == "running"]
+        for entry in entries if entries and not self.is_held else ():  # its driver was killed
+            entry["status"] = "interrupted"
         return state
 
     def adopt(self, design: Design, slots: int) -> None:
@@ -358,6 +411,7 @@ class Sweep:
         arms = {arm.name: json.loads(json.dumps(arm.choices)) for arm in design.arms}
         for name, choices in arms.items():
             before = self._old["arms"].get(name, choices)
+            before = before | {"files": choices["files"] | before.get("files", {})}  # older: no model folders
             for key in sorted(k for k in choices.keys() & before.keys() if choices[k] != before[k]):
                 why = f"arm {name!r} has changed since this sweep began: {key} was {before[key]!r:.60}"
                 raise RecipeError(f"{why} and is {choices[key]!r:.60}. Rename it, or name another --run.")
@@ -366,6 +420,11 @@ class Sweep:
     def save(self) -> None:
         """Write sweep.json."""
         write_json(self.file("sweep.json"), self.state)
+
+    def keep(self, folders: set[Path]) -> None:
+        """Forget what was shared and is none of these folders, as with other versions of libraries."""
+        shared = self.state["shared"].items()
+        self.state["shared"] = {name: e for name, e in shared if self.file("shared", name) in folders}
 
     def entry(self, job: Job) -> dict[str, Any]:
         """What sweep.json says of a job."""
@@ -467,6 +526,7 @@ def run_sweep(
                         raise
                     tell(f"the changed sweep file is not taken up: {error}")
                 at_work = {job.folder for job, _ in running.values()}
+                sweep.keep({job.folder for job in jobs} | at_work)
                 for job in jobs:
                     if job.folder in at_work:
                         _mark(sweep, job, "running")
@@ -538,6 +598,8 @@ def _startable(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
     status, ready, needed = {}, [], set()
     for job in jobs:
         entry = sweep.entry(job)
+        if entry["status"] == "skipped" and not left_out(job):
+            entry.update(status="waiting", error="")
         if entry["status"] == "waiting" and (named := left_out(job)):
             _mark(sweep, job, named)
         parent = sweep.state["shared"].get(job.parent.name, {}) if job.parent else {}
@@ -591,10 +653,10 @@ def in_this_process(job: Job) -> Future:
 # ---- watching
 def progress(sweep: Sweep) -> list[dict[str, Any]]:
     """A row a cell: arm, seed, status, stage, step, validation, alarms, minutes left of its training."""
-    common = {name: e for name, e in sweep.state["shared"].items() if e["status"] == "running"}
     rows = [
-        {"arm": f"shared/{name}", "seed": "", "status": "running", "stage": entry["stages"][-1]}
-        for name, entry in common.items()
+        {"arm": f"shared/{name}", "seed": "", "status": entry["status"], "stage": entry["stages"][-1]}
+        for name, entry in sweep.state["shared"].items()
+        if entry["status"] in ("running", "interrupted")
     ]
     for cell in sweep.state["cells"]:
         run = Run(sweep.folder / cell["run"])

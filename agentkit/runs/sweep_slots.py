@@ -9,21 +9,26 @@ import os
 import shutil
 import signal
 import subprocess
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from agentkit.records import RecipeError, RunError
+from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import project_root
-from agentkit.runs.sweep import Job, in_this_process, make
+from agentkit.runs.sweep import Job, Sweep, in_this_process, make
+from agentkit.runs.topology import patience
 
 _SETTINGS = {  # tell nobody; keep CUDA_VISIBLE_DEVICES where there are none
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_prestart_worker_first_driver": "0",  # a cell's worker is its own
 }
+JOIN_S = 180.0  # for the machines of a cluster to join it
 TRIES = 5  # Ray gives itself 30 seconds to start, and a busy machine may take longer
 
 
@@ -41,7 +46,13 @@ def gpu_count() -> int:
 def slots_of(
     slots: int, address: str | None, recipes: Sequence[Mapping[str, Any]]
 ) -> AbstractContextManager[tuple[Callable[[Job], Future], int]]:
-    """What submits a cell's job, and how many at once: this process takes one, Ray several."""
+    """What submits a cell's job, and how many at once: this process takes one, Ray several.
+
+    Raises RecipeError where several would train through the same servers.
+    """
+    if slots > 1 and any(recipe.get("server_urls") for recipe in recipes):
+        why = "cells at once would replace each other's weights on the servers that server_urls names"
+        raise RecipeError(f"{why}: use --slots 1, or topology: split, which starts servers for each cell")
     if slots == 1 and not address:
         return contextlib.nullcontext((in_this_process, 1))
     return _by_ray(slots, address, recipes)
@@ -77,23 +88,49 @@ def _by_ray(
             ray.shutdown()
             if number == TRIES:
                 raise RunError(f"Ray did not start ({error}). Try again, or --slots 1.") from None
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    gpus = [int(machine.get("GPU", 0)) for machine in machines]
-    task = ray.remote(max_retries=0, max_calls=1)(_make)
+    gpus, room = _joined(slots, address, recipes)
+    task, jobs = ray.remote(max_retries=0, max_calls=1)(_make), {}
 
     def submit(job: Job) -> Future:
         try:
-            needs = _needs(job.recipe, max(gpus, default=0))
+            needs = _needs(job.recipe, gpus)
         except RecipeError as error:
             refused: Future = Future()
             refused.set_exception(error)
             return refused
-        return task.options(**needs).remote(job, str(project_root())).future()
+        future = task.options(**needs).remote(job, str(project_root())).future()
+        jobs[future] = job
+        return future
 
     try:
-        yield submit, _fitting(slots, recipes, machines)
+        yield submit, room
+    except KeyboardInterrupt:
+        _stop(jobs)
+        raise
     finally:
         ray.shutdown()
+
+
+def _joined(slots: int, address: str | None, recipes: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    """GPUs of the largest machine, and slots of all; those of a cluster may take some minutes to join it."""
+    import ray
+
+    until, room = time.monotonic() + JOIN_S * bool(address), 0
+    while room < slots and (not room or time.monotonic() < until):
+        time.sleep(bool(room))
+        machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = _fitting(slots, recipes, machines)
+    if room < slots:
+        warnings.warn(f"{room} of {slots} slots are used: the machines hold no more cells", stacklevel=2)
+    return max((int(machine.get("GPU", 0)) for machine in machines), default=0), room
+
+
+def _stop(jobs: Mapping[Future, Job]) -> None:
+    """Have what runs end as by ``--stop all``, and wait for the steps of its trainings, and checkpoints."""
+    running = [job for future, job in jobs.items() if not future.done()]
+    if running:
+        Sweep(running[0].folder.parents[1]).leave_out(stop=["all"])
+        wait(jobs, max(2 * patience(Recipe.from_mapping(job.recipe)) for job in running))
 
 
 def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
@@ -130,6 +167,8 @@ def _fitting(
 
 
 def _make(job: Job, root: str) -> None:
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is the driver's, which asks its cells to stop
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, also for notebooks
     os.chdir(Path(root))
     os.umask(0o077)
     make(job)

@@ -47,13 +47,18 @@ class Topology:
         return len(self.cards) or self.processes
 
     def __str__(self) -> str:
-        cards = f"GPU{'s' * (len(self.cards) > 1)} {', '.join(self.cards)}" if self.cards else "the CPU"
-        ranks = f"{self.processes} process{'es' * (self.processes > 1)} train on {cards}"
-        if self.kind == "here":
-            ranks = f"this process works on {cards}"
-        elif self.replicas:
-            ranks = f"{self.replicas} server{'s' * (self.replicas > 1)} roll out, and {ranks}"
+        n, m = self.processes, self.replicas
+        ranks = f"{n} processes train" if n > 1 else "1 process trains"
+        ranks = f"{'this process works' if self.kind == 'here' else ranks} on {_named(self.training)}"
+        if m:
+            served = f"{m} servers roll out" if m > 1 else "1 server rolls out"
+            cards = ",".join(self.serving).split(",") if self.cards else ()
+            ranks = f"{served} on {_named(cards)}, and {ranks}"
         return f"{self.kind}: {ranks}: {self.why}"
+
+
+def _named(cards: Sequence[str]) -> str:
+    return f"GPU{'s' * (len(cards) > 1)} {', '.join(cards)}" if cards else "the CPU"
 
 
 def visible(count: int) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ Leaves out writing files safely (files) and where they lie in a run (run).
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,10 @@ from agentkit.runs.schemas import fault
 
 TEXTS = ("turns", "components")  # fields of a trajectory that are stored as JSON
 TOKENS = ("prompt_ids", "completion_ids", "action_mask", "old_logprobs")
+CHOSEN_BY = ["task_id", "sample", "step", "reward"]  # columns from which rows are chosen
+_FILE = ("trajectory file", "Run the stage that writes it again")
+
+Choose = Callable[[list[dict]], Iterable[int]]  # numbers of the rows to read, from what CHOSEN_BY says of all
 
 
 # ---- trajectories as Parquet
@@ -49,19 +53,50 @@ def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> 
     return write_table(path, pa.Table.from_pylist(rows, schema=pa.schema(columns)))
 
 
-def read_trajectories(path: str | Path) -> list[Trajectory]:
-    """Read what write_trajectories wrote. Raises RunError when the file is missing or damaged."""
-    what, way = "trajectory file", "Run the stage that writes it again"
-    rows = parquet_rows(Path(path), what, way)
-    trajectories: list[Trajectory] = []
+def read_trajectories(
+    path: str | Path, *, tokens: bool = True, choose: Choose | None = None
+) -> list[Trajectory]:
+    """Read what write_trajectories wrote. Raises RunError when the file is missing or damaged.
+
+    Args:
+        tokens: whether ids, masks and log-probabilities are wanted; without, completions are as many zeros.
+        choose: which rows are; all by default.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def part(table: Any) -> Any:
+        if choose:
+            chosen = choose(table.select(CHOSEN_BY).to_pylist())
+            table = table.take(pa.array(chosen, pa.int64()))
+        if tokens:
+            return table
+        lengths = pc.list_value_length(table["completion_ids"])
+        return table.drop_columns(list(TOKENS)).append_column("length", lengths)
+
+    rows, trajectories, blank = parquet_rows(Path(path), *_FILE, part), [], {}
     try:
         for row in rows:
             texts = {name: parse_json(row[name]) for name in TEXTS if isinstance(row.get(name), str)}
-            trajectories.append(trajectory_from(row | texts))
+            if not tokens:
+                blank = dict.fromkeys(TOKENS, (0,) * (row.pop("length") or 0)) | {"prompt_ids": ()}
+                texts |= dict.fromkeys(TOKENS, ())
+            trajectories.append(trajectory_from(row | texts, blank))
     except ValueError as error:
         why = " ".join(f"row {len(trajectories) + 1}: {error}".split())[:300]
-        raise RunError(f"{path} is not a {what} ({why}). {way}.") from None
+        raise RunError(f"{path} is not a {_FILE[0]} ({why}). {_FILE[1]}.") from None
     return trajectories
+
+
+def count_tokens(path: str | Path) -> int:
+    """Tokens of stored trajectories, prompts included; none is read. Raises RunError as read_trajectories."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def lengths(table: Any) -> Any:
+        return pa.table({name: pc.list_value_length(table[name]) for name in TOKENS[:2]})
+
+    return sum(sum(row.values()) for row in parquet_rows(Path(path), *_FILE, lengths))
 
 
 def _trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
@@ -78,8 +113,8 @@ def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
-    """A trajectory from its fields as ``dataclasses.asdict`` and JSON give them.
+def trajectory_from(row: Mapping[str, Any], blank: Mapping[str, tuple] | None = None) -> Trajectory:
+    """A trajectory from its fields as ``dataclasses.asdict`` and JSON give them, some left ``blank``.
 
     Raises:
         ValueError: a field is missing, unknown, of another kind, or does not fit the others.
@@ -90,11 +125,11 @@ def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
         raise ValueError("its token fields differ in length")
     if not all(map(math.isfinite, row["old_logprobs"])):
         raise ValueError("old_logprobs holds what is no number")
-    turns, length = tuple(map(_turn, row["turns"])), len(row["completion_ids"])
+    tokens = {name: tuple(row[name]) for name in TOKENS} | (blank or {})
+    turns, length = tuple(map(_turn, row["turns"])), len(tokens["completion_ids"])
     for span in (span for turn in turns for span in (turn.span, *turn.closings)):
         if not 0 <= span[0] <= span[1] <= length:
             raise ValueError(f"a turn spans {span!s:.60} of {length} completion tokens")
-    tokens = {name: tuple(row[name]) for name in TOKENS}
     return Trajectory(**(row | tokens | {"turns": turns, "stop_reason": StopReason(row["stop_reason"])}))
 
 

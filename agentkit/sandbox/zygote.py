@@ -232,18 +232,33 @@ class Supervisor:
 
     def _excess(self, call: Call) -> str:
         """Which bound the program broke, or nothing."""
+        left = MAX_DISK
         with suppress(OSError, ValueError):  # it has just ended
-            if self._threads(call) > MAX_THREADS:
+            pid = self._pid(call)
+            if os.stat(f"{pid}/task", dir_fd=self.proc).st_nlink - 2 > MAX_THREADS:
                 return f"more than {MAX_THREADS} threads"
-        if self.private or within(call.scratch, MAX_FILES, MAX_DISK):
+            left -= 0 if self.private else self._nameless(pid)
+        if self.private or (left >= 0 and within(call.scratch, MAX_FILES, left)):
             return ""
         return f"more than {MAX_FILES} files, {MAX_DISK >> 20} MiB or {MAX_LEVELS} levels of folders"
 
-    def _threads(self, call: Call) -> int:
+    def _pid(self, call: Call) -> str:
         """Raises OSError or ValueError for a process that has ended."""
         with open(os.open(f"self/fdinfo/{call.pidfd}", os.O_RDONLY, dir_fd=self.proc)) as file:
-            pid = file.read().split("Pid:")[1].split()[0]  # in /proc, whose process tree may be another one
-        return os.stat(f"{pid}/task", dir_fd=self.proc).st_nlink - 2
+            return file.read().split("Pid:")[1].split()[0]  # in /proc, whose process tree may be another one
+
+    def _nameless(self, pid: str) -> int:
+        """Bytes of the files that a process holds open and that no folder lists any more."""
+        folder, blocks = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc), {}
+        try:
+            for name in os.listdir(folder):
+                with suppress(FileNotFoundError):  # it was closed while we looked
+                    status = os.stat(name, dir_fd=folder)
+                    if not status.st_nlink:
+                        blocks[status.st_dev, status.st_ino] = 512 * status.st_blocks
+        finally:
+            os.close(folder)
+        return sum(blocks.values())
 
     def _patience(self) -> float | None:
         """Milliseconds until there is something to do unasked; None for ever."""

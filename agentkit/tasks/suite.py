@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from agentkit.records import SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, write_tasks
+from agentkit.runs.files import located
 from agentkit.runs.labfile import blame
 from agentkit.runs.recipe import listed
 from agentkit.runs.schemas import fault
@@ -133,7 +134,7 @@ class Suite:
 
 
 def _file(path: str | Path) -> Path:
-    folder = os.path.isdir(path)  # false for a name that no file can have
+    folder = os.path.isdir(path := located(path))  # false for a name that no file can have
     return Path(path, "tasks.jsonl") if folder else Path(path)
 
 

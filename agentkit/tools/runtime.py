@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from agentkit.records import DataError, Task, ToolCall, ToolResult
 from agentkit.runs.labfile import blame
+from agentkit.sandbox.run import CORES
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
 from agentkit.tools.execution import Failed, in_process, in_thread, limited, on_tool_loop
 
@@ -54,7 +55,7 @@ class ToolSpec:
     version: str | Callable[[Any], str | None] = ""
     # run in a process of its own, on a copy of the environment, killed when the time is up
     process: bool = False
-    # calls at once in one event loop; None: one a core for processes, else no limit
+    # calls at once in one event loop; None: one for each of this process' cores, for processes, else no limit
     max_concurrent: int | None = None
     timeout_s: float | None = None  # wall clock of a call; None: the rollout's
 
@@ -171,7 +172,7 @@ def malformed(problem: str, call: ToolCall = ToolCall("", {})) -> ToolResult:  #
 async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Outcome:
     """What the policy is shown of a call, whatever the tool raises."""
     try:
-        async with limited(_name(method), spec.max_concurrent or (os.cpu_count() if spec.process else None)):
+        async with limited(_name(method), spec.max_concurrent or (CORES if spec.process else None)):
             value = await _run(method, spec, arguments, limit_s)
             if type(value) is not str:
                 value = await in_thread(functools.partial(_as_text, value), limit_s)

@@ -17,10 +17,11 @@ from itertools import count, cycle
 from typing import TYPE_CHECKING, Any
 
 from agentkit.policies.loading import agent_of, make_policy
-from agentkit.policies.process_group import spread
+from agentkit.policies.process_group import on_main_process, spread
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs import Recipe, Run, RunError, cost
+from agentkit.runs.trajectory_files import count_tokens
 from agentkit.training.hindsight import hindsight
 from agentkit.training.sft import WARMUP, demonstrations, fine_tune, right_ones, token_count
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from agentkit.lab import Lab
 
 SEED_STEP = 1_000_003  # between batches of fresh demonstrations
+HELD = 256  # tasks at the most of which wrong answers are held, too
 
 
 def grpo_tokens(run: Run, recipe: Recipe) -> int:
@@ -36,7 +38,8 @@ def grpo_tokens(run: Run, recipe: Recipe) -> int:
         raise RunError(
             f"{run.path} stores no training trajectories. Run notebook 03_grpo for this run first."
         )
-    return recipe.num_iterations * sum(token_count(run.trajectories(step)) for step in run.steps)
+    files = [run.file("train", "trajectories", f"step_{step:05d}.parquet") for step in run.steps]
+    return recipe.num_iterations * on_main_process(lambda: sum(map(count_tokens, files)))
 
 
 def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any, dict[str, float]]:
@@ -83,7 +86,9 @@ def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 
 def fresh_demonstrations(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> Iterable[Trajectory]:
-    """Demonstrations without end; the expert's flaws fall anew in each batch, and unlike the cold start's."""
+    """Demonstrations without end; ``sft_tasks`` and the expert's flaws fall anew in each batch, and unlike
+    the cold start's.
+    """
     for batch in count(1):
         yield from demonstrations(lab, tasks, tokenizer, lab.recipe.seed + batch * SEED_STEP)
 
@@ -102,9 +107,13 @@ def own_right_answers(
             seed = recipe.seed + number * SEED_STEP
             options = lab.options(group_size=recipe.group_size, seed=seed, progress="rft")
             roll = partial(rollout, policy=policy, **options)
-            found += spread(roll, chosen[start : start + len(tasks)], recipe.group_size, "rft")
-    if not (right := right_ones(found)):
+            end = min(start + len(tasks), groups)
+            for some in range(start, end, HELD):
+                part = chosen[some : min(some + HELD, end)]
+                found += right_ones(spread(roll, part, recipe.group_size, "rft"))
+    if not found:
+        tried = groups * recipe.group_size
         raise RunError(
-            f"none of the agent's {len(found)} answers is right: there is nothing to imitate. Use sft_more."
+            f"none of the agent's {tried} answers is right: there is nothing to imitate. Use sft_more."
         )
-    return right
+    return right_ones(found)

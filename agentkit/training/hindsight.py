@@ -92,6 +92,7 @@ def hindsight(
         solved = {t.task_id for t in sampled if t.success == 1.0}
         row = {"round": number, "solved": len(solved) / len(tasks), "lessons": 0, "tokens": 0, "loss": None}
         row["success"] = sum(t.success or 0.0 for t in sampled) / len(sampled)
+        row["whole"] = model.dtype != torch.float32  # round-<n> holds all rounds so far
         if len(solved) < len(tasks):
             transcripts = demonstrate(lab, lessons(tasks, sampled, lab.families), tokenizer)
             if transcripts:

@@ -107,7 +107,8 @@ class Work:
         start = time.monotonic()
         sifted = self.sample(f"{JOBS}:measure", name=name, **arguments)["sifted"]
         self._done["measured"][name] = round(time.monotonic() - start, 1)
-        return self.run.trajectories(name), self.run.trajectories(f"{name}_greedy"), sifted
+        greedy = self.run.trajectories(f"{name}_greedy", tokens=False)  # counted only
+        return self.run.trajectories(name), greedy, sifted
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""

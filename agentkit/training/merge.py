@@ -20,7 +20,8 @@ from agentkit.policies.engine_weights import folded
 from agentkit.policies.loading import pretrained, with_adapter
 from agentkit.policies.precision import LEAST_SHARE, precision_of, surviving_share
 from agentkit.policies.sync import sampled_logprobs
-from agentkit.runs import Run, RunError, secure
+from agentkit.rollouts.template_probe import end_of_turn_ids
+from agentkit.runs import Run, RunError, read_json, secure, write_json
 from agentkit.runs.run import ADAPTER
 from agentkit.training.adapters import replacing
 
@@ -64,17 +65,18 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     if recipe.get("sft"):
         model = folded(with_adapter(model, run.file("sft")))
     without = logprobs(model.float(), rows)
-    model = with_adapter(model, adapter)
-    before = logprobs(model, rows)
+    before = logprobs(model := with_adapter(model, adapter), rows)
     of_weights = 1.0 if unmerged else surviving_share(model, kept)
     with replacing(out) as new:
-        (model.unload() if unmerged else model.merge_and_unload()).to(kept).save_pretrained(new)
-        AutoTokenizer.from_pretrained(adapter).save_pretrained(new)
+        model = model.unload() if unmerged else model.merge_and_unload()
+        _write(model.to(kept), AutoTokenizer.from_pretrained(adapter), new)
         del model
         written = pretrained(AutoModelForCausalLM, str(new), dtype=kept).eval().float()
         if unmerged:
-            shutil.copytree(adapter, new / "adapter")
-            written = with_adapter(written, new / "adapter")
+            config = shutil.copytree(adapter, new / "adapter") / "adapter_config.json"
+            base = {"base_model_name_or_path": str(out.absolute())} if recipe.get("sft") else {}
+            write_json(config, read_json(config) | base)
+            written = with_adapter(written, config.parent)
         misses, effect = logprobs(written, rows) - before, before - without
         surviving = 1 - float(misses.square().sum() / effect.square().sum()) if effect.any() else 1.0
         surviving = min(surviving, of_weights)
@@ -89,6 +91,18 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     secure(out)
     mean, largest = float(misses.abs().mean()), float(misses.abs().max())
     return Merged(out, name, len(effect), mean, largest, float(effect.abs().mean()), surviving)
+
+
+def _write(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model that ends its turns in any engine as it did in the rollouts."""
+    settings = model.generation_config
+    settings.eos_token_id = sorted(end_of_turn_ids(tokenizer))
+    try:
+        settings.validate(strict=True)
+    except ValueError:  # it samples at a temperature, and does not say that it samples
+        settings.do_sample = True
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:

@@ -296,6 +296,7 @@ def _config(model: Any) -> Any:
 
 
 def _in_float32(weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
+    # without TF32: it is switched on for all float32 products, and RoPE's would round positions beyond 2,048
     with torch.autocast(hidden.device.type, enabled=False):
         return torch.nn.functional.linear(hidden.float(), weight, None if bias is None else bias.float())
 

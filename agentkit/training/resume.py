@@ -32,6 +32,7 @@ from agentkit.policies.shards import whole
 from agentkit.records import Task
 from agentkit.runs import Recipe, RunError, read_json, write_json
 from agentkit.runs.children import TOKEN, signals
+from agentkit.runs.run import placed
 from agentkit.training import checkpoints
 from agentkit.training.adapters import replacing, write_adapter
 from agentkit.training.ahead import Lead
@@ -78,8 +79,8 @@ def _sketch(model: Any) -> Iterator[str]:
 
 
 def _value(made: dict[str, Any], name: str) -> Any:
-    """What a fingerprint says of a key; where the key is newer than it, the key's default."""
-    return made.get(name, getattr(Recipe(), name, None))
+    """What a fingerprint says of a key, however a file is spelt; the default where the key is newer."""
+    return placed(name, made.get(name, getattr(Recipe(), name, None)))
 
 
 class Resumable:
@@ -138,7 +139,7 @@ class Resumable:
         ours, free = self._fingerprint, {*_FREE, *_PARTS}
         if any(path.glob("rollouts_*")) or self.recipe.loss_type == "bnpo":  # a mean over a micro-batch
             free -= {*_PARTS}
-        return sorted(name for name in {*made, *ours} - free if _value(made, name) != ours.get(name))
+        return sorted(name for name in {*made, *ours} - free if _value(made, name) != _value(ours, name))
 
     def _tell(self, text: str) -> None:
         """Say it here, and in the notebook's cell where that has launched this process."""

@@ -60,6 +60,7 @@ def demonstrations(
 ) -> list[Trajectory]:
     """What the cold start imitates: ``transcripts``, or ``sft_transcripts`` a task by the expert."""
     recipe = lab.recipe
+    seed = recipe.seed if seed is None else seed
     if recipe.transcripts:
         return read_transcripts(find_file(recipe.transcripts), tokenizer, lab, tasks)
     planned = [task for task in tasks if task.meta.get("plan") is not None]
@@ -70,9 +71,8 @@ def demonstrations(
             "data set, or sft: false"
         )
     if 0 < recipe.sft_tasks < len(planned):
-        planned = random.Random(f"{recipe.seed}-sft").sample(planned, recipe.sft_tasks)
+        planned = random.Random(f"{seed}-sft").sample(planned, recipe.sft_tasks)
     policy = ScriptedPolicy(tokenizer, Flaws(**recipe.flaws), name="expert")
-    seed = recipe.seed if seed is None else seed
     options = lab.options(group_size=recipe.sft_transcripts, seed=seed, progress="demonstrations")
     return rollout(planned, policy, **options)
 

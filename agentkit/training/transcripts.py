@@ -81,9 +81,11 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
     prompt_ids = codec.prompt_ids(prompt)
     completion, turns = Completion(), []
     for turn in written:
-        text = turn_after(codec.tokenizer, [*prompt_ids, *completion.ids], _in_format(turn, codec, place))
+        before = [*prompt_ids, *completion.ids]
+        text = turn_after(codec.tokenizer, before, _in_format(turn, codec, place))
         end = end_of_turn(codec.tokenizer, called=bool(turn.results))
         said = codec.tokenizer(text + end, add_special_tokens=False)["input_ids"]
+        said = said[: codec.turn_end(said, before)]
         turns.append(Turn(text, completion.sampled(said, [0.0] * len(said)), turn.results))
         if turn.results:
             completion.observed(_replies(codec, turn))
@@ -138,8 +140,15 @@ def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
     told = [pair for r in turn.results if (pair := (r.name, r.arguments)) in asked]
     if len(turn.results) < len(asked) or told != sorted(told, key=asked.index):
         raise RunError(f"{place}: the {len(asked)} calls of a turn need a reply each, in their order")
-    calls = [format_call(*call, codec.format, codec.tools) for call in asked]
+    if codec.format == "search_r1" and len(asked) > 1:
+        raise RunError(f"{place}: {len(asked)} calls in one turn; in search_r1's form give each its own turn")
+    try:
+        calls = [format_call(*call, codec.format, codec.tools) for call in asked]
+    except ValueError as error:
+        raise RunError(f"{place}: {error}") from None
     text = "\n".join([parsed.text, *calls] if parsed.text else calls)
     if not text:
         raise RunError(f"{place}: an assistant's message has neither text nor tool_calls")
+    if codec.format == "search_r1" and not turn.results and "<answer>" not in text:
+        text = f"<answer> {text} </answer>"
     return with_thought(thought[1].strip(), text, codec.format) if thought else text

@@ -146,7 +146,7 @@ def _check(method: str) -> None:
 
 
 def _agent(recipe: Recipe, start: Path | None) -> tuple[Any, Any]:
-    return load_agent(recipe.model, merge=[start] if start else [], chat=recipe.chat)
+    return load_agent(recipe.model, [start] if start else [], precision=recipe.precision, chat=recipe.chat)
 
 
 def _grpo(lab: Lab, start: Path | None, task: Task, run: Run, rounds: _Rounds, weight: float = 0.0) -> None:

@@ -275,7 +275,9 @@ class Update:
             output["old_per_token_logps"] = sampled
             return {}
         mask = _loss_mask(output)
-        trained = self._batch_logprobs(output, mask)
+        trained = output.get("old_per_token_logps")  # TRL's, of the same function, mask and weights
+        if trained is None:
+            trained = self._batch_logprobs(output, mask)
         weights = mismatch_weights(trained, sampled, mask, mode, high, low)
         advantages = output["advantages"]
         output["old_per_token_logps"] = trained

@@ -24,7 +24,7 @@ _HEADING = re.compile(  # the answer stands below: "### Answer", "**Final answer
 )
 _CODE = re.compile(r"(?:async )?def \w+\(|class \w+\W|import \w|from [\w.]+ import |@\w")
 _BOX, _PARAGRAPH = r"\boxed{", re.compile(r"\n\s*\n|\Z")
-_EMPTY = re.compile(r"\W*(?:final )?answer\W*[*_][\W_]*", re.IGNORECASE)
+_EMPTY = re.compile(r"\W*+(?:final )?answer(?=\W*[*_])[\W_]*+", re.IGNORECASE)
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|thought)>(?:(?!<\1>).)*?</\1>", re.DOTALL)
 _RETRACTED = re.compile(  # denies, doubts, contrasts or corrects; what else stands below an answer leaves it
     r"""(?<![\w-])(?:

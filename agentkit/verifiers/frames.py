@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import islice
 
 from agentkit.records import Score
+from agentkit.verifiers.extraction import MAX_ANSWER
 from agentkit.verifiers.masks import (
     FORMULA,
     IS_BOX,
@@ -29,7 +30,7 @@ from agentkit.verifiers.numbers import MULTIPLES, unit_name
 from agentkit.verifiers.statements import asked, statements, states_box, without_asides
 from agentkit.verifiers.words import COMMAS, DASHES, WORD, Token, in_question, is_counted, sections, tokens_of
 
-MAX_TOKENS, NEAR = 200, 600  # of a sentence; characters before a box that are looked at
+MAX_TOKENS, NEAR = 200, 600  # of a sentence; characters before a box, or of its unit, that are looked at
 _RUN = re.compile(  # the mathematics at the end of a text
     r"""(?:
       \\[A-Za-z]+
@@ -53,7 +54,7 @@ _PARTICIPLE = re.compile(  # a clause of working in front of a comma: "Expanding
     [^,:]{0,200},\s*\Z""",
     re.IGNORECASE | re.VERBOSE,
 )
-_REASON = re.compile(r"([\ue000-\ue0ff]\s*),?\s*\(?(?=(?:since|because)\b)")
+_REASON = re.compile(r"([\ue000-\ue0ff]\s*+),?\s*+\(?(?=(?:since|because)\b)")
 _STEP = re.compile(  # "Subtract 5: x = 7" is no ratio
     r"(?P<step>(?:\A|[,;.]\s)\s*(?:add|subtract|multiply|divide|move|substitute|plug)\b[^,;:]{0,60})(?<=\d):(?=\s|\Z)",
     re.IGNORECASE,
@@ -234,7 +235,7 @@ def names_answer(side: str, question: str) -> bool:
 
 def _unit_behind(after: str, question: str) -> str | None:
     """The unit behind a box, "" for none; None where what follows is no known frame."""
-    unit, written = _UNIT.match(after), ""
+    unit, written = _UNIT.match(after, 0, NEAR), ""
     if unit and unit["words"]:
         if words := _unit_words(unit["words"], question):
             written = rf" \text{{{unit_name(re.sub('[{}]', '', words))}}}"
@@ -403,7 +404,7 @@ def _stated(
     if re.match(r"\W*\*\*\d+\*\*\s", sentence):  # a bold number with nothing behind it is no label
         unlabelled = sentence
     text = MARKUP.sub("", unlabelled if re.search(r"\w", unlabelled) else sentence).rstrip(stops)
-    text = _WORKING.sub("", text) if last else text
+    text = _WORKING.sub("", text) if last and len(text) <= MAX_ANSWER else text
     shorter = without_asides(text, asked(question)) if last and question else text
     text = shorter if re.search(rf"\d|{IS_MASK.pattern}", shorter) else text
     tokens = tokens_of(text)

@@ -19,20 +19,32 @@ def is_grid(value: Any) -> bool:
     return all(isinstance(row, list) and row and all(type(cell) is int for cell in row) for row in rows)
 
 
+def whole(drawn: Any) -> Any:
+    """Rows with 3 for 3.0; any other value as it is."""
+    if not isinstance(drawn, list) or not all(isinstance(row, list) for row in drawn):
+        return drawn
+    return [[int(c) if isinstance(c, float) and c.is_integer() else c for c in row] for row in drawn]
+
+
 def right_pixels(drawn: Any, target: list[list[int]]) -> int:
-    """How many pixels are equal; 0 where ``drawn`` is not a grid of the target's shape."""
-    if not is_grid(drawn) or [*map(len, drawn)] != [*map(len, target)]:
+    """How many pixels are equal, as JSON values: 3.0 is 3, true is not 1; 0 where ``drawn`` is no list of
+    rows of the target's shape.
+    """
+    rows = drawn if isinstance(drawn, list) else []
+    if [isinstance(row, list) and len(row) for row in rows] != [*map(len, target)]:
         return 0
-    return sum(a == b for rows in zip(drawn, target, strict=True) for a, b in zip(*rows, strict=True))
+    pixels = (pair for pairs in zip(rows, target, strict=True) for pair in zip(*pairs, strict=True))
+    return sum(a == b and not isinstance(a, bool) for a, b in pixels)
 
 
 def pixel_equality(drawn: Any, target: list[list[int]]) -> float:
-    """Share of equal pixels; 0 where ``drawn`` is not a grid of the target's shape (height, width)."""
+    """Share of equal pixels; 0 where ``drawn`` has not the target's shape (height, width)."""
     return right_pixels(drawn, target) / sum(map(len, target))
 
 
 def as_rows(grid: Any) -> str | None:
     """A rectangle of colours 0 to 9, at most MAX_SIDE a side, as rows of digits; None for any other value."""
+    grid = whole(grid)
     if not is_grid(grid) or max(len(grid), *map(len, grid)) > MAX_SIDE or len(set(map(len, grid))) > 1:
         return None
     return (

@@ -6,14 +6,16 @@ Leaves out rewards for anything but the answer and the way to it: those are agen
 """
 
 import inspect
+import os
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from numbers import Real
 from typing import Any
 
 from agentkit.records import Score, Task, Trajectory, Unscored
-from agentkit.runs.labfile import check_takes
+from agentkit.runs.labfile import blame, check_takes
 from agentkit.trajectories import results_of
 from agentkit.verifiers.extraction import MAX_ANSWER, MAX_CODE
 from agentkit.verifiers.judge import judge
@@ -59,6 +61,10 @@ def register(kinds: Mapping[str, Verifier]) -> None:
         if kind in SHIPPED:
             raise ValueError(f"the verifier {kind!r} ships with agentkit: give yours another name")
         check_takes(f"the verifier {kind!r}", verifier, "answer", "gold")
+        codes = (getattr(own, "__code__", None) for own in (KINDS.get(kind), verifier))
+        before, now = (getattr(code, "co_filename", "") for code in codes)
+        if before != now and os.path.isfile(before):
+            warnings.warn(f"the verifier {kind!r} of {before} is replaced by that of {now}.", stacklevel=2)
     KINDS.update(kinds)
 
 
@@ -105,11 +111,11 @@ def check(
         return stated or score
     except Unscored as error:
         return Score(None, str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if kind in SHIPPED and isinstance(error, TypeError | ValueError):  # an option: the author's mistake
             raise ValueError(f"verifier {kind!r}: {error}") from None
         # a verifier that fails must not look like a wrong answer
-        return Score(None, f"verifier failed: {type(error).__name__}: {error}"[:200])
+        return Score(None, f"verifier failed: {blame(error):.200}")
 
 
 def answer_limit(kind: str) -> int:

@@ -33,6 +33,7 @@ MAX_TESTS = 1_000
 MEMORY_MB = 512
 # of a time limit; where an empty program takes longer, a time-out says nothing about the program tested
 BUSY_SHARE = 0.25
+PROGRAM_SHARE = 2 / 3  # of a time limit; the rest is for the tests, where they are written as source
 RECORD_S = 10.0  # for a reference solution and its tests, once a task
 NOTHING = object()  # equal to no value
 ROUNDING = 1e-12  # of a number that should be 0
@@ -66,6 +67,7 @@ def code(
         setup: source that comes before the program and the source tests, such as imports.
         partial: give the share passed instead of all or nothing.
         timeout_s: wall clock for all tests together, seconds; a test that was not reached counts as failed.
+            Source tests have the last third of it.
     """
     program = extract_code(answer, entry)
     if isinstance(program, Score):
@@ -98,6 +100,17 @@ def extract_code(answer: str, entry: str = "") -> str | Score:
             return Score(0.0, "several blocks of code and not one that is the answer")
     fault = _fault(blocks[-1])
     return Score(0.0, f"not Python: {fault[:80]}") if fault else blocks[-1]
+
+
+def is_code(answer: str, entry: str = "") -> bool:
+    """Whether there is a program in an answer that does something: "Unknown", "42" or "Sum: 42" does not."""
+    program = extract_code(answer, entry)
+    if isinstance(program, Score):
+        return False
+    with suppress(RecursionError, MemoryError, ValueError, SystemError, SyntaxError), PARSING:
+        acts = (node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.stmt | ast.Call))
+        return not all(isinstance(node, ast.Expr | ast.AnnAssign) for node in acts)
+    return True
 
 
 def _blocks(text: str) -> dict[str, bool]:
@@ -272,10 +285,10 @@ def _passed_source(
     """How many tests pass when their calls are answered by what the program under test gave."""
     calls = _recorded(tests, entry, setup, gold)
     deadline = time.monotonic() + timeout_s
-    reports = run_calls(program, setup, entry, calls, timeout_s)
+    reports = run_calls(program, setup, entry, calls, PROGRAM_SHARE * timeout_s)
     if not any(reports):
         return 0
-    left = max(timeout_s / 2, deadline - time.monotonic())
+    left = max(timeout_s / 6, deadline - time.monotonic())
     replayed = _in_sandbox("replay", (setup, entry, tests, calls, reports), left)
     return len({number for number, message in replayed if message == "passed"})
 

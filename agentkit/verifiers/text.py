@@ -79,7 +79,8 @@ def gaia_equal(answer: str | None, gold: str) -> bool:
 
     A number must be equal once ``$``, ``%`` and ``,`` are out; a list (``,`` or ``;`` in the gold answer)
     must be equal element by element, punctuation kept; other text must be equal without white space,
-    punctuation and case.
+    punctuation and case. No answer is "None" here, as there; a task's verifier gives 0 for it before it asks
+    a rule, so that it is not right even where the gold answer is "None".
     """
     answer = "None" if answer is None else answer
     if _float(gold) is not None:

@@ -13,9 +13,9 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +93,7 @@ class _Card:
         self.manifest = {"created": "?"} | run.manifest
         self._has_plotly = False
         self.named: dict[str, Trajectory] = {}  # what links on this page lead to, in order
-        self._rollouts: dict[
-            str, dict[str, Trajectory]
-        ] = {}  # by step and name; the step of preflight's is ""
+        self._found: dict[str, Trajectory | None] = {}  # by name; None where it is not there to be shown
 
     @cached_property
     def policies(self) -> dict[str, list[Trajectory]]:
@@ -105,7 +103,7 @@ class _Card:
         policies = {}
         for name in sorted(names, key=[*ORDER, *names].index):
             try:
-                policies[name] = self.run.trajectories(name)
+                policies[name] = self.run.trajectories(name, tokens=False)
             except RunError as error:
                 warnings.warn(str(error), stacklevel=2)
         return {name: trajectories for name, trajectories in policies.items() if trajectories}
@@ -185,18 +183,26 @@ class _Card:
 
     def links(self, names: Sequence[str]) -> Markup:
         """Names of trajectories, each a link where the run holds it and it may be shown."""
+        self._find([str(name) for name in names[:EVIDENCE]])
         shown = Markup(", ").join(map(self._link, map(str, names[:EVIDENCE])))
         more = f" and {len(names) - EVIDENCE} more" if len(names) > EVIDENCE else ""
         return html.joined(["Seen in ", shown, more, "."] if names else [])
 
-    def _link(self, name: str) -> Markup:
-        step = name.partition(":")[0] if re.match(r"[0-9]+:", name) else ""
-        if step not in self._rollouts:
+    def _find(self, names: Sequence[str]) -> None:
+        """Read what is stored of these, for as long as links are still made."""
+        steps: dict[str, set[str]] = {}  # names by step; that of preflight's is ""
+        for name in set(names) - self._found.keys() if len(self.named) < 4 * self.limits.tasks else ():
+            steps.setdefault(name.partition(":")[0] if re.match(r"[0-9]+:", name) else "", set()).add(name)
+        for step, wanted in steps.items():
             file = ("train", "trajectories", f"step_{step:>05}.parquet") if step else ("preflight.parquet",)
-            stored = _or_none(lambda: read_trajectories(self.run.file(*file))) or []
-            self._rollouts[step] = {trajectory_id(t): t for t in stored if t.task_id in self.tasks}
-        if name in self._rollouts[step] and (name in self.named or len(self.named) < 4 * self.limits.tasks):
-            self.named[name] = self._rollouts[step][name]
+            read = partial(read_trajectories, self.run.file(*file), choose=partial(_named, wanted))
+            shown = [t for t in _or_none(read) or [] if t.task_id in self.tasks]
+            self._found |= dict.fromkeys(wanted) | {trajectory_id(t): t for t in shown}
+
+    def _link(self, name: str) -> Markup:
+        trajectory = self._found.get(name)
+        if trajectory and (name in self.named or len(self.named) < 4 * self.limits.tasks):
+            self.named[name] = trajectory
             return html.element("a", self.text(name), href=f"#trajectory-{list(self.named).index(name) + 1}")
         return html.safe(self.text(name))
 
@@ -511,6 +517,12 @@ SECTIONS: tuple[tuple[str, Callable[[_Card], list[Markup]]], ...] = (
 
 
 # ---- small helpers
+def _named(names: Collection[str], rows: list[dict]) -> list[int]:
+    """Where the trajectories of these names are stored."""
+    found = ((i, row["step"], f"{row['task_id']}#{row['sample']}") for i, row in enumerate(rows))
+    return [i for i, step, name in found if name in names or f"{step}:{name}" in names]
+
+
 def _comparison(run: Run) -> Comparison:
     return Comparison.from_json(run.comparison, run.file("comparison.json"))
 

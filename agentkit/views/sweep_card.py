@@ -17,6 +17,7 @@ from agentkit.evaluation.html import Markup
 from agentkit.evaluation.sweeps import HOURS, LEVELS, Ablation
 from agentkit.records import AgentkitError
 from agentkit.runs import write_bytes
+from agentkit.runs.run import MANIFEST
 from agentkit.runs.sweep import Sweep, progress_table
 from agentkit.views import plots
 from agentkit.views.card import write_report
@@ -26,10 +27,11 @@ FIGURES = (plots.arm_success, plots.learning_curves, plots.success_by_compute, p
 
 
 def write_sweep_report(ablation: Ablation) -> Path:
-    """Write report.html of the sweep, and of each of its cells that has none yet."""
+    """Write report.html of the sweep, and of each of its cells whose own is missing or older than its end."""
     for runs in ablation.runs.values():
         for run in runs.values():
-            if not run.file("report.html").exists():
+            card, ended = run.file("report.html"), run.file(MANIFEST).stat().st_mtime_ns
+            if not card.exists() or card.stat().st_mtime_ns < ended:
                 write_report(run)
     sweep, secrets = ablation.sweep, environment_secrets()
     title = f"Sweep: {sweep.folder.name}"

@@ -110,6 +110,7 @@ HOSTILE = [
     Program("a hanging match", "import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')", ("timeout",), "", 0.5),
     Program("512 MiB file", "with open('big', 'wb') as f:\n    for _ in range(512): f.write(bytes(2**20))", ("error", "killed"), ""),
     Program("512 MiB in files", "for n in range(64):\n    with open(f'big{n}', 'wb') as f: f.write(bytes(16 * 2**20))\n", ("error", "killed")),
+    Program("512 MiB in files without a name", "import os, time\nx = []\nfor _ in range(50):\n    x.append(open('x', 'wb', 0))\n    os.unlink('x')\n    for _ in range(10): x[-1].write(bytes(2**20))\ntime.sleep(1)", ("error", "killed")),
     Program("512 MiB reserved", "import os\nos.posix_fallocate(os.open('big', os.O_CREAT | os.O_RDWR), 0, 512 * 2**20)", ("error", "killed")),
     Program("20,000 files", "for n in range(20_000): open(str(n), 'w').close()\nimport time\ntime.sleep(1)", ("error", "killed")),
     Program("20,000 folders deep", "import os\nfor n in range(20_000):\n    os.mkdir('d')\n    os.chdir('d')\nimport time\ntime.sleep(1)", ("error", "killed")),

@@ -18,7 +18,7 @@ from agentkit.records import Picture, SuiteError, Task, Trajectory
 from agentkit.tasks.relabel import relabel_code
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import Stateless
-from agentkit.verifiers.grids import as_rows, drawn_in
+from agentkit.verifiers.grids import as_rows, drawn_in, whole
 
 TIMEOUT_S = 1.0  # of a program, as in arc25
 LINES = "lines"  # the name of 9 vertical lines
@@ -205,7 +205,7 @@ def relabel(task: Task, trajectory: Trajectory) -> Task | None:
     ((given,), grid), *_ = solved.verifier["tests"]
     if as_rows(grid) is None or grid == given:
         return None
-    asked = asking(grid, solved.answer, given)
+    asked = asking(whole(grid), solved.answer, given)
     return dataclasses.replace(asked, id=solved.id, meta=asked.meta | solved.meta | {"plan": []})
 
 

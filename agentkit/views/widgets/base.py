@@ -20,7 +20,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from agentkit.evaluation import SOLVED, html
+from agentkit.evaluation import html
 from agentkit.records import Task, ToolResult, Trajectory, Turn
 from agentkit.runs import write_bytes
 
@@ -118,7 +118,7 @@ def trajectory_fields(
         "turns": turns,
         "stop": trajectory.stop_reason.value,
         "answer": None if trajectory.answer is None else clip(trajectory.answer, limit),
-        "right": None if trajectory.success is None else trajectory.success > SOLVED,
+        "right": None if trajectory.success is None else trajectory.success == 1.0,
         "why": clip(trajectory.why, limit),
         "reward": number(trajectory.reward),
         "advantage": number(trajectory.advantage),

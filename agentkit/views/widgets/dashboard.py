@@ -32,6 +32,8 @@ from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, RunError, append_to, cost, write_bytes
 from agentkit.runs.files import step_of, steps
 from agentkit.runs.recipe import Recipe
+from agentkit.runs.run import started
+from agentkit.runs.stages import STAGES
 from agentkit.views import plots
 from agentkit.views.widgets.base import clip, source
 
@@ -182,14 +184,43 @@ class Dashboard:
             self._controls.is_on, self._controls.said = is_on, ""
 
     def follow(self, poll_s: float = 5.0) -> None:
-        """Show a training of another program until it has all its steps; interrupt it to stop looking."""
+        """Show a training of another program until it has ended; interrupt it to stop looking."""
         self._switch(True)
-        while not len(metrics := self._metrics()) or metrics["step"].max() < self.recipe.steps:
-            self.draw()
-            time.sleep(poll_s)
-        self._switch(False)
-        self.draw()
-        self.save()
+        try:
+            before = self._stages()
+            while not self._is_over(before):
+                self._try(self.draw)
+                time.sleep(poll_s)
+            self._ended = "Training has ended."
+        finally:
+            self._switch(False)
+            self._try(self.draw)
+            self._try(self.save)
+
+    def _stages(self) -> list[dict[str, Any]]:
+        """What run.json says of the notebooks up to the training; nothing while it is just being replaced."""
+        with contextlib.suppress(RunError, OSError):
+            return [self.run.manifest["stages"].get(name, {}) for name in STAGES[:3]]
+        return []
+
+    def _is_over(self, before: list[dict[str, Any]]) -> bool:
+        """Whether a training has all its steps, has come to its end, or its notebook or one before it no
+        longer runs, unlike ``before``; one from before the notebooks up to it were run again does not count.
+        """
+        with contextlib.suppress(OSError):  # a file is just being replaced: look again
+            if not (stages := self._stages()):
+                return False
+            newest = max(reversed(stages), key=started)
+            begun, status = started(newest), newest.get("status", "running")
+            ended = status == "failed" or newest is stages[-1] and status != "running"
+            if ended and newest not in before:
+                return True
+            finished, metrics = (self.run.file("train", x) for x in ("finished.json", "metrics.jsonl"))
+            if finished.exists() and finished.stat().st_mtime >= begun:
+                return True
+            is_new = metrics.stat().st_mtime >= begun
+            return bool(is_new and self._metrics()["step"].max() >= self.recipe.steps)
+        return False
 
     def draw(self) -> None:
         """Draw into the cell's output, in place after the first time."""
@@ -267,11 +298,17 @@ class Dashboard:
         tasks = self.run.tasks if self.run.file("tasks.jsonl").exists() else []
         prompts, rollouts = {task.id: task for task in tasks}, []
         with contextlib.suppress(RunError):  # a training that goes on from a checkpoint is just removing it
-            rollouts = [t for step in self.run.steps[-1:] for t in self.run.trajectories(step)]
-        rewarded = sorted((t for t in rollouts if t.reward is not None), key=lambda t: -t.reward)
-        sides = [("Best of the latest step", rewarded[:1]), ("Worst of the latest step", rewarded[1:][-1:])]
+            rollouts = [t for step in self.run.steps[-1:] for t in self.run.trajectories(step, choose=_ends)]
+        sides = [("Best of the latest step", rollouts[:1]), ("Worst of the latest step", rollouts[1:])]
         sections = [told(title, t, prompts.get(t.task_id)) for title, side in sides for t in side]
         return html.element("div", *sections, class_="sides")
+
+
+def _ends(rows: list[dict]) -> list[int]:
+    """The best and the worst by reward, of those that have one; of equals the first and the last."""
+    rewarded = [i for i, row in enumerate(rows) if row["reward"] is not None]
+    rewarded.sort(key=lambda i: -rows[i]["reward"])
+    return rewarded[:1] + rewarded[1:][-1:]
 
 
 def _price(run: Run, devices: int) -> tuple[str, str, float] | None:

@@ -128,7 +128,8 @@ function drawGroup(state, group) {
   head.append(node("div", "", `${count(rollouts.length, "rollout")}, ${right} right · ${spread}`));
   if (isDead(group)) {
     const why = scored(rollouts).length ? "All rewards are equal" : "No rollout has a reward";
-    head.append(node("div", "wrong", `${why}: this group taught nothing.`));
+    const taught = rollouts.some((rollout) => rollout.advantage); // by its turns or components
+    head.append(node("div", "wrong", `${why}${taught ? "" : ": this group taught nothing"}.`));
   }
   const choose = (rollout) => {
     state.other = rollout;
@@ -155,7 +156,7 @@ function show(element, { groups }) {
   const state = { at: 0, chosen: groups, other: null };
   const kinds = [
     ["all groups", () => true],
-    ["groups that taught something", (group) => !isDead(group)],
+    ["groups whose rewards differ", (group) => !isDead(group)],
     ["groups with equal rewards", isDead],
   ];
   const counter = node("output");

@@ -13,7 +13,7 @@ from typing import Any
 
 import traitlets
 
-from agentkit.evaluation import SOLVED, task_success
+from agentkit.evaluation import SOLVED
 from agentkit.evaluation.summary import all_in
 from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl
@@ -54,7 +54,7 @@ class LiveCompare(LiveView):
             for row in new:  # one write a note loses nothing when two notebooks have the same run open
                 append_jsonl(self._run.file(NOTES), {name: row[name] for name in NOTE_FIELDS})
         except OSError as error:
-            self.status = f"not saved: {self._run.file(NOTES)} cannot be written ({error.strerror})"
+            self.status = f"not saved: {error}"
             return
         self._saved |= {row["task_id"]: row for row in new}
         self.status = f"saved in {self._run.path.name}/{NOTES} at {time.strftime('%H:%M:%S')}"
@@ -137,7 +137,8 @@ def _within_budget(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> str:
     """What a browser keeps notes under: the same for the same tasks and policies of the same run."""
-    names = [run.path.name if run else "", policies, [row["id"] for row in rows]]
+    place = run.path.resolve().parts[-3:] if run else ()  # of a sweep: sweep, arm and seed
+    names = [place, policies, [row["id"] for row in rows]]
     return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:16]
 
 
@@ -148,13 +149,12 @@ def _task(
     for policy in policies:
         samples = policy.get(task.id, [])
         trajectories += samples
-        rate = task_success(samples).get(task.id) if samples else None
-        solved.append(None if rate is None else rate > SOLVED)
         shown = sorted(samples, key=lambda t: t.sample)[:limit]
         fields = [trajectory_fields(t, states.after_turns(task, t), length) for t in shown]
         scored = [t.success for t in samples if t.success is not None]
-        counts = {"count": len(samples), "scored": len(scored), "right": sum(s > SOLVED for s in scored)}
+        counts = {"count": len(samples), "scored": len(scored), "right": scored.count(1.0)}
         columns.append(counts | {"samples": fields})
+        solved.append(counts["right"] > SOLVED * len(scored) if scored else None)
     marks = {
         "not scored": any(t.success is None for t in trajectories),
         "no answer": any(t.answer is None for t in trajectories),
