@@ -135,7 +135,9 @@ def test_a_reset_that_fails_is_tried_once_more_and_then_leaves_one_trajectory_un
 
 
 @pytest.mark.parametrize("how", ["raise", "hang"])
-def test_an_environment_that_cannot_be_made_is_one_that_cannot_be_reset(tokenizer, tools, how):
+def test_an_environment_that_cannot_be_made_is_one_that_cannot_be_reset(tokenizer, tools, how, monkeypatch):
+    monkeypatch.setattr("agentkit.rollouts.loop.MADE_S", 0.0)
+
     def sick(self):
         Tools.__init__(self)
         if self.number in (4, 9):  # one of the eight, and its second try

@@ -45,11 +45,12 @@ from agentkit.tools.runtime import (
     tool_schemas,
     tools_of,
 )
-from agentkit.trajectories import failure_of, results_of, verifier_kind
+from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers import answer_limit, final_answer, verify
 
 _NUMBERS = count()  # of trajectories, in this process
 Factory = Callable[[], object]  # of environments
+MADE_S = 60.0  # to make an environment, which may start a container, where tool_timeout_s is less
 RESETS = 2  # of environments for one trajectory, as the service that one asks may be busy for a moment
 VERDICT_S = 120.0  # a verifier's own limits are shorter; this one is for a verifier that has none
 OUT_OF_TIME = "the wall clock ended it: raise trajectory_timeout_s, or use a faster engine or tools"
@@ -257,12 +258,13 @@ class _Rollout:
         limit_s, name = self.limits.tool_timeout_s, f"the environment of {self.task.family}"
         for _ in range(RESETS):
             try:
-                self.environment = await in_thread(self.factory, limit_s, name)
+                self.environment = await in_thread(self.factory, max(limit_s, MADE_S), name)
                 extra = await reset(self.environment, self.task, limit_s)
             except DataError as error:
                 self.failure = error
             except TimeoutError:
-                self.failure = DataError(f"{name}: not made within {limit_s:g} s (tool_timeout_s)")
+                within = f"{max(limit_s, MADE_S):g} s (raise tool_timeout_s)"
+                self.failure = DataError(f"{name}: not made within {within}")
             except Exception as error:  # of its __init__
                 self.failure = DataError(f"{name}: {blame(error)}")
             else:
@@ -398,8 +400,7 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
 
 def _tier(task: Task, trajectory: Trajectory) -> str | None:
     """The sandbox tier in which a trajectory's code ran, by a tool or its verifier; None where none did."""
-    calls = [result for result in results_of(trajectory) if result.name in CODE_TOOLS]
-    ran = any(failure_of(call) in (None, "failed") for call in calls)
+    ran = any(result.name in CODE_TOOLS and result.seconds for result in results_of(trajectory))
     return current_tier().name if ran or verifier_kind(task) == "code" else None
 
 

@@ -283,7 +283,10 @@ def make(job: Job) -> None:
     def look() -> None:
         if not told and left_out(job):
             told.append(True)
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            if callable(signal.getsignal(signal.SIGUSR1)):
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+            else:  # in another thread than the main one
+                end_strays(job.folder)
 
     os.environ[CELL_VARIABLE] = str(job.folder)
     try:
@@ -441,10 +444,11 @@ class Sweep:
     @property
     def is_held(self) -> bool:
         """Whether a driver is at work on it."""
-        if not self.file(LOCK).exists():
-            return False
-        with os.fdopen(append_to(self.file(LOCK))) as lock:
-            return not _locked(lock, fcntl.LOCK_SH)
+        try:
+            with open(self.file(LOCK)) as lock:  # which may be on a disk that cannot be written
+                return not _locked(lock, fcntl.LOCK_SH)
+        except OSError as error:  # of somebody else: it may be
+            return not isinstance(error, FileNotFoundError)
 
     def leave_out(self, **named: Sequence[str]) -> None:
         """Name arms, cells or all in the files ``stop`` and ``skip``, which a driver reads within seconds.

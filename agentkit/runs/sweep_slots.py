@@ -115,14 +115,16 @@ def _joined(slots: int, address: str | None, recipes: Sequence[Mapping[str, Any]
     """GPUs of the largest machine, and slots of all; those of a cluster may take some minutes to join it."""
     import ray
 
-    until, room = time.monotonic() + JOIN_S * bool(address), 0
-    while room < slots and (not room or time.monotonic() < until):
+    until, room, gpus = time.monotonic() + JOIN_S * bool(address), 0, 0
+    most = max(map(_wanted, recipes))
+    while not room or (room < slots or 0 < gpus < most) and time.monotonic() < until:
         time.sleep(bool(room))
         machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        gpus = max((int(machine.get("GPU", 0)) for machine in machines), default=0)
         room = _fitting(slots, recipes, machines)
     if room < slots:
         warnings.warn(f"{room} of {slots} slots are used: the machines hold no more cells", stacklevel=2)
-    return max((int(machine.get("GPU", 0)) for machine in machines), default=0), room
+    return gpus, room
 
 
 def _stop(jobs: Mapping[Future, Job]) -> None:
@@ -133,15 +135,19 @@ def _stop(jobs: Mapping[Future, Job]) -> None:
         wait(jobs, max(2 * patience(Recipe.from_mapping(job.recipe)) for job in running))
 
 
-def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
-    """A cell's share of a machine: a GPU for each process and server, or what its recipe's gpus says; a slot
-    of the CPU where there are none.
-    """
+def _wanted(recipe: Mapping[str, Any]) -> int:
+    """GPUs of a cell: one for each process and server, or what its recipe's gpus says."""
     wanted = recipe.get("processes", 1)
     if recipe.get("topology") == "split":
         wanted += (recipe.get("replicas") or 1) * recipe.get("tensor_parallel", 1)
     if str(recipe.get("gpus", "auto")) != "auto":
         wanted = max(wanted, int(recipe["gpus"]))
+    return wanted
+
+
+def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
+    """A cell's share of a machine: its GPUs; a slot of the CPU where there are none."""
+    wanted = _wanted(recipe)
     if gpus and wanted > gpus:  # Ray would wait for ever
         raise RecipeError(
             f"its {wanted} processes and servers need as many GPUs on one machine, the largest has {gpus}: "

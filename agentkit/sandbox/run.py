@@ -34,8 +34,8 @@ WAY_OUT = (
     "run the kit in the Docker image that ships (.ci/Dockerfile), or keep to tasks of the families A and B "
     f"(families: A,B), which need no sandbox; {UNSAFE}=1 runs programs without one"
 )
-# this process' share: torchrun starts several on one machine
-CORES = max((os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1)), 1)
+_PROCESSES = os.environ.get("LOCAL_WORLD_SIZE", "")  # that torchrun has started on this machine
+CORES = max((os.cpu_count() or 1) // max(int(_PROCESSES) if _PROCESSES.isdecimal() else 1, 1), 1)  # our share
 AT_ONCE = min(128, max(8, 4 * CORES))  # programs that run at the same time
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 

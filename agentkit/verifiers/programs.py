@@ -288,7 +288,7 @@ def _passed_source(
     reports = run_calls(program, setup, entry, calls, PROGRAM_SHARE * timeout_s)
     if not any(reports):
         return 0
-    left = max(timeout_s / 6, deadline - time.monotonic())
+    left = max((1 - PROGRAM_SHARE) * timeout_s, deadline - time.monotonic())
     replayed = _in_sandbox("replay", (setup, entry, tests, calls, reports), left)
     return len({number for number, message in replayed if message == "passed"})
 
