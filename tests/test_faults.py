@@ -130,7 +130,8 @@ def test_a_command_that_is_told_to_end_waits_for_a_training_s_step(tmp_path):
         _, said = child.communicate(timeout=120)
     finally:
         child.kill()
-    assert (child.returncode, said) == (128 + signal.SIGTERM, STOPPED) and (tmp_path / "notes/saved").exists()
+    again = STOPPED.replace("command to", "command, --from the notebook that stopped, to")
+    assert (child.returncode, said) == (128 + signal.SIGTERM, again) and (tmp_path / "notes/saved").exists()
 
 
 def test_a_signal_that_is_ignored_stays_so():

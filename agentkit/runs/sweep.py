@@ -30,6 +30,7 @@ from agentkit.runs.children import end_all, repeated, signals
 from agentkit.runs.files import (
     append_to,
     located,
+    open_file,
     read_json,
     read_jsonl,
     read_text,
@@ -445,10 +446,12 @@ class Sweep:
     def is_held(self) -> bool:
         """Whether a driver is at work on it."""
         try:
-            with open(self.file(LOCK)) as lock:  # which may be on a disk that cannot be written
+            with open_file(self.file(LOCK)) as lock:  # which may be on a disk that cannot be written
                 return not _locked(lock, fcntl.LOCK_SH)
-        except OSError as error:  # of somebody else: it may be
-            return not isinstance(error, FileNotFoundError)
+        except PermissionError:  # it is somebody else's: it may be
+            return True
+        except OSError:
+            return False
 
     def leave_out(self, **named: Sequence[str]) -> None:
         """Name arms, cells or all in the files ``stop`` and ``skip``, which a driver reads within seconds.
@@ -484,7 +487,7 @@ class Sweep:
                 end_strays(self.folder)
 
 
-def _locked(lock: IO[str], how: int, tries: int = 1) -> bool:
+def _locked(lock: IO, how: int, tries: int = 1) -> bool:
     """Lock a file; a driver tries more than once, as who only looks holds the lock for a moment."""
     for _ in range(tries):
         with contextlib.suppress(OSError):
