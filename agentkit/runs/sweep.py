@@ -487,7 +487,7 @@ class Sweep:
                 end_strays(self.folder)
 
 
-def _locked(lock: IO, how: int, tries: int = 1) -> bool:
+def _locked(lock: IO[Any], how: int, tries: int = 1) -> bool:
     """Lock a file; a driver tries more than once, as who only looks holds the lock for a moment."""
     for _ in range(tries):
         with contextlib.suppress(OSError):
