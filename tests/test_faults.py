@@ -81,6 +81,7 @@ def test_sigterm_under_papermill_leaves_a_checkpoint_and_a_valid_notebook_and_it
     assert "going on from" in said and f"'steps': {STEPS}" in said
 
 
+LATE = "IOStream.flush timed out\n"  # ipykernel's own, of one that ends on a busy machine
 COMMANDS = {
     "run": ["run", "params/recipe.yaml", "--run", "outputs/out", "--to", "02"],
     "sweep": ["sweep", "params/sweep.yaml", "--run", "outputs/out"],
@@ -103,7 +104,7 @@ def test_a_command_that_is_told_to_end_stops_as_by_ctrl_c(tmp_path, command, how
         _, said = child.communicate(timeout=120)
     finally:
         child.kill()
-    assert (child.returncode, said) == (128 + how, STOPPED)
+    assert (child.returncode, said.replace(LATE, "")) == (128 + how, STOPPED)
     assert kernels
     until(lambda: not left(kernels), 30)
 
@@ -131,7 +132,7 @@ def test_a_command_that_is_told_to_end_waits_for_a_training_s_step(tmp_path):
     finally:
         child.kill()
     again = STOPPED.replace("command to", "command, --from the notebook that stopped, to")
-    assert (child.returncode, said) == (128 + signal.SIGTERM, again) and (tmp_path / "notes/saved").exists()
+    assert (child.returncode, said.replace(LATE, "")) == (128 + signal.SIGTERM, again) and (tmp_path / "notes/saved").exists()
 
 
 def test_a_signal_that_is_ignored_stays_so():
