@@ -132,7 +132,9 @@ def test_a_command_that_is_told_to_end_waits_for_a_training_s_step(tmp_path):
     finally:
         child.kill()
     again = STOPPED.replace("command to", "command, --from the notebook that stopped, to")
-    assert (child.returncode, said.replace(LATE, "")) == (128 + signal.SIGTERM, again) and (tmp_path / "notes/saved").exists()
+    assert (child.returncode, said.replace(LATE, "")) == (128 + signal.SIGTERM, again) and (
+        tmp_path / "notes/saved"
+    ).exists()
 
 
 def test_a_signal_that_is_ignored_stays_so():
