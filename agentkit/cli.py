@@ -150,6 +150,11 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
     return values
 
 
+def _refuse_dots(folder: Path, of: str = "run") -> None:
+    if ".." in folder.parts:
+        raise RunError(f"{of} folder {str(folder)[:80]!r} is refused: write it without '..'")
+
+
 def _print(as_json: bool, value: Any, text: str, status: int = 0) -> int:
     """The result of a command, for programs or for people; returns the exit status."""
     print(encode_json(value, indent=1).decode().rstrip() if as_json else text)
@@ -197,8 +202,7 @@ def run_command(
     end = stages.stage_number(last)
     if start > end:
         raise RecipeError(f"--from {first} comes after --to {last}: nothing would run")
-    if ".." in run.parts:
-        raise RunError(f"run folder {str(run)[:80]!r} is refused: write it without '..'")
+    _refuse_dots(run)
     folder = Run.create(Run(run).path.resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         recipe = lab.recipe.used()
@@ -249,8 +253,7 @@ def sweep_command(
     from agentkit.runs import sweep as cells
     from agentkit.runs.sweep_slots import slots_of
 
-    if ".." in run.parts:
-        raise RunError(f"sweep folder {str(run)[:80]!r} is refused: write it without '..'")
+    _refuse_dots(run, "sweep")
     design, sweep = cells.read_design(file), cells.Sweep(run)
     if stop or skip:
         sweep.leave_out(stop=stop, skip=skip)
@@ -290,8 +293,7 @@ def rerun_command(run: RunFolder, *, to: OptionalRun = None, as_json: Json = Fal
     """
     from agentkit.runs.rerun import rerun
 
-    if to and ".." in to.parts:
-        raise RunError(f"run folder {str(to)[:80]!r} is refused: write it without '..'")
+    _refuse_dots(to or Path())
     folder = load_run(located(run).resolve())
     again = Run(located(to or folder.path.with_name(f"{folder.path.name}-rerun")).resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):

@@ -78,6 +78,19 @@ def test_alarms_are_of_a_run_or_measured(words, capsys):
     assert "one of the two" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "params/nano.yaml", "--run", "outputs/../x"],
+        ["sweep", "params/sweeps/nano.yaml", "--run", "../x"],
+        ["rerun", "outputs/a", "--to", "../x"],
+    ],
+)
+def test_a_folder_to_write_has_no_way_up(words, capsys):
+    assert cli.main(words) == 2
+    assert "is refused: write it without '..'" in capsys.readouterr().err
+
+
 def test_help_names_only_values_that_can_be_typed(capsys):
     with pytest.raises(SystemExit):
         cli.main(["merge", "--help"])
