@@ -131,8 +131,14 @@ def sampled(
     try:
         return asyncio.run(together())
     finally:
-        for request in asked if not keep else ():
-            policy.end(request.trajectory)
+        if not keep:
+            end(policy, len(prompts))
+
+
+def end(policy: Policy, count: int) -> None:
+    """Tell the policy that what ``sampled`` asked for has ended."""
+    for i in range(count):
+        policy.end(-9 - i)
 
 
 # ---- faults

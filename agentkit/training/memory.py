@@ -30,7 +30,7 @@ from agentkit.policies.vllm import can_sleep
 from agentkit.records import RecipeError
 from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import lora
-from agentkit.training.prefix import CHUNK_ELEMENTS, PLAIN_ROWS, chunked_logprobs
+from agentkit.training.prefix import PLAIN_ROWS, chunked_logprobs
 from agentkit.training.trainers import checkpoints
 
 PROMPT = 1024  # tokens of system prompt, tools and question
@@ -157,14 +157,11 @@ def plan(
     scored = min(completion, recipe.max_turns * recipe.max_turn_tokens)
     row = PROMPT + completion
     rows = max(-(-recipe.micro_batch_tokens // row), 1) if recipe.micro_batch_tokens else recipe.micro_batch
-    elements = CHUNK_ELEMENTS[device]
     apart = recipe.topology == "split"
     own_cache = recipe.engine == "transformers" and not apart
     try:
         why = unkept(config) if own_cache else ""
-        one, most = (
-            update_peak(config, recipe, dtype, n, row, scored, elements=elements) for n in (1, max(rows, 2))
-        )
+        one, most = (update_peak(config, recipe, dtype, n, row, scored, device) for n in (1, max(rows, 2)))
         weights, prefill = _prefill(config, recipe, dtype)
         elsewhere, gathered = _spread(config, recipe, dtype)
         cached = row * token_bytes(config, dtype)
@@ -225,17 +222,11 @@ def table(made: MemoryPlan) -> pd.DataFrame:
 
 
 def update_peak(
-    config: Any,
-    recipe: Recipe,
-    dtype: torch.dtype,
-    rows: int,
-    tokens: int,
-    scored: int,
-    elements: int | None = None,
+    config: Any, recipe: Recipe, dtype: torch.dtype, rows: int, tokens: int, scored: int, device: str = "cpu"
 ) -> float:
     """Bytes at the peak of one optimiser step on ``rows`` trajectories of ``tokens``, ``scored`` of each.
 
-    ``elements`` are the logits that exist at a time, by default this machine's.
+    ``device`` is the kind whose way of computing logits is counted.
     """
     model = _adapted(config, recipe, dtype)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -249,18 +240,18 @@ def update_peak(
         with Alive([*model.parameters(), *model.buffers()]) as alive:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != torch.float32):
                 parts = ids.split(rows if recipe.share_prefixes else PLAIN_ROWS)
-                logprobs = [_logprobs(model, part, scored, elements) for part in parts]
+                logprobs = [_logprobs(model, part, scored, device) for part in parts]
             torch.cat(logprobs).sum().backward()
             del logprobs
             optimizer.step()
     return float(alive.peak)
 
 
-def _logprobs(model: Any, ids: torch.Tensor, scored: int, elements: int | None) -> torch.Tensor:
+def _logprobs(model: Any, ids: torch.Tensor, scored: int, device: str) -> torch.Tensor:
     """Of the last ``scored`` tokens of each row, in one pass."""
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
     states, targets = hidden[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
-    return chunked_logprobs(model, states, targets, 1.0, False, elements)[0]
+    return chunked_logprobs(model, states, targets, 1.0, False, device)[0]
 
 
 def _prefill(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, float]:

@@ -255,12 +255,16 @@ def chunked_logprobs(
     tokens: torch.Tensor,
     temperature: float,
     entropy: bool,
-    elements: int | None = None,
+    device: str = "",
     project: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``_score`` in chunks of so many logits (CHUNK_ELEMENTS); several are computed again going backward."""
-    project = project or _projection(model)
-    size = max(1, (elements or CHUNK_ELEMENTS[hidden.device.type]) // _output_layer(model).weight.shape[0])
+    """``_score`` in chunks of so many logits (CHUNK_ELEMENTS); several are computed again going backward.
+
+    ``device`` is the kind to compute as on, by default the model's.
+    """
+    device = device or hidden.device.type
+    project = project or _projection(model, device=device)
+    size = max(1, CHUNK_ELEMENTS[device] // _output_layer(model).weight.shape[0])
     score = partial(_score, project)
     if len(hidden) > size and torch.is_grad_enabled():
         score = partial(checkpoint, _score, project, use_reentrant=False)
@@ -273,7 +277,7 @@ def _output_layer(model: Any) -> Any:
     return _unwrapped(model).get_output_embeddings()
 
 
-def _projection(model: Any, exact: bool = True) -> Callable[[torch.Tensor], torch.Tensor]:
+def _projection(model: Any, exact: bool = True, device: str = "") -> Callable[[torch.Tensor], torch.Tensor]:
     """From hidden states to logits: the output layer, and how Cohere and Granite scale its logits, or Gemma
     caps them.
 
@@ -283,8 +287,11 @@ def _projection(model: Any, exact: bool = True) -> Callable[[torch.Tensor], torc
     head, config = _output_layer(model), _config(model)
     cap = getattr(config, "final_logit_softcapping", None)
     scale = (getattr(config, "logit_scale", None) or 1.0) / getattr(config, "logits_scaling", 1.0)
-    half = head.weight.dtype in (torch.bfloat16, torch.float16)
-    if exact and half and type(head) is torch.nn.Linear:
+    dtype, linear = head.weight.dtype, type(head) is torch.nn.Linear
+    on_gpu = (device or head.weight.device.type) == "cuda" and not head.weight.requires_grad
+    if exact and linear and dtype == torch.bfloat16 and on_gpu:
+        head = partial(_on_tensor_cores, head.weight, head.bias)
+    elif exact and linear and dtype in (torch.bfloat16, torch.float16):
         head = partial(_in_float32, head.weight.float(), head.bias)
     if cap:
         return lambda hidden: torch.tanh(head(hidden).float() / cap) * cap
@@ -299,6 +306,40 @@ def _in_float32(weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.T
     # without TF32: it is switched on for all float32 products, and RoPE's would round positions beyond 2,048
     with torch.autocast(hidden.device.type, enabled=False):
         return torch.nn.functional.linear(hidden.float(), weight, None if bias is None else bias.float())
+
+
+class _Product(torch.autograd.Function):
+    """States times frozen weights, both in bfloat16, with sums and result in float32.
+
+    Products of bfloat16 are exact there, so nothing is lost against a copy of the weights in float32, which
+    takes twice their memory and, without TF32, some ten times as long on a GPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        ctx.dtype = states.dtype
+        return _in_two_parts(states, weight.t())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        return _in_two_parts(gradient, weight).to(ctx.dtype), None
+
+
+def _in_two_parts(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``left @ right`` in float32; a left in float32 is the sum of two in bfloat16, up to 2^-17 of it."""
+    high = left.to(right.dtype)
+    product = torch.mm(high, right, out_dtype=torch.float32)
+    if left.dtype == right.dtype:
+        return product
+    return product.add_(torch.mm((left - high).to(right.dtype), right, out_dtype=torch.float32))
+
+
+def _on_tensor_cores(weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
+    with torch.autocast(hidden.device.type, enabled=False):
+        product = _Product.apply(hidden.flatten(0, -2), weight).view(*hidden.shape[:-1], len(weight))
+        return product if bias is None else product + bias.float()
 
 
 def _score(

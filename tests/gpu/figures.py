@@ -6,6 +6,7 @@ Leaves out choosing figures, and what becomes of their lines (measure.py).
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import platform
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import engines
@@ -34,16 +36,18 @@ from agentkit.policies.loading import agent_of, load_agent, make_policy, with_ad
 from agentkit.records import EngineError, StopReason, TrainingError, Trajectory
 from agentkit.runs import RunError, read_jsonl, versions
 from agentkit.runs.recipe import Recipe
-from agentkit.training import peer
+from agentkit.training import peer, prefix
 from agentkit.training.adapters import lora, save_adapter
 from agentkit.training.grpo import train
 from agentkit.training.grpo_config import grpo_config
+from agentkit.training.memory import update_peak
 from agentkit.training.merge import logprobs as run_logprobs
 from agentkit.training.merge import merge
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer
 from agentkit.training.sft import fine_tune
 from agentkit.training.update_timing import update_seconds
 
+torch.backends.cuda.enable_cudnn_sdp(False)  # as load_agent has it
 TESTS = Path(__file__).resolve().parents[1]
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"
@@ -347,12 +351,63 @@ def update(budget: Budget) -> Lines:
             rows = max(1, min(GROUP, 16_384 // own))
             batch = _random_batch(shape.vocab_size, rows, budget.of(PROMPT, 64), own)
 
+            planned = update_peak(
+                copy.deepcopy(shape), recipe, torch.bfloat16, rows, budget.of(PROMPT, 64) + own, own, DEVICE
+            )
+
             def once(trainer: Any = trainer, batch: dict = batch) -> float:
                 peer.update(trainer, batch)  # not counted: the first one sets up
                 return peer.update(trainer, batch)[0]
 
-            yield within_memory(f"{name}, own length {own}, {rows} rows, {case}", "s", once)
+            yield within_memory(
+                f"{name}, own length {own}, {rows} rows, {case}",
+                "s",
+                once,
+                planned_gb=round(planned / 1e9, 2),
+            )
             del trainer, batch, once
+
+
+def head(budget: Budget) -> Lines:
+    """The output layer's product and its gradient, each way, against float64 on the first rows."""
+    name, shape = budget.shape("4B")
+    layer = torch.nn.Linear(
+        shape.hidden_size, shape.vocab_size, bias=False, dtype=torch.bfloat16, device=DEVICE
+    ).requires_grad_(False)
+    layer.weight.data.normal_(std=0.02)
+    model = SimpleNamespace(
+        get_output_embeddings=lambda: layer, config=SimpleNamespace(get_text_config=lambda: shape)
+    )
+    for rows in budget.of((4096, 16_384), (64,)):
+        states = torch.randn(rows, shape.hidden_size, device=DEVICE).bfloat16().requires_grad_()
+        tokens = torch.randint(5, shape.vocab_size, (rows,), device=DEVICE)
+        for case, kind in ({"float32": "cpu"} | ({"tensor cores": "cuda"} if CUDA else {})).items():
+            project = prefix._projection(model, device=kind)
+
+            def once(project: Any = project, states: Any = states, tokens: Any = tokens) -> torch.Tensor:
+                states.grad = None
+                found, _ = prefix.chunked_logprobs(model, states, tokens, 1.0, False, project=project)
+                found.sum().backward()
+                return found.detach()
+
+            once()  # not counted
+            memory()
+            seconds, found = timed(once)
+            apart, gradient = _against_float64(layer.weight, states, tokens, found)
+            yield line(f"{name}, {rows} scored tokens, {case}", seconds, "s", apart < 1e-3 and gradient < 5e-3,
+                       nats=apart, gradient=gradient, **memory())  # fmt: skip
+
+
+def _against_float64(
+    weight: Any, states: Any, tokens: Any, found: Any, rows: int = 32
+) -> tuple[float, float]:
+    """How far log-probabilities are off at the most, in nats, and their gradient, relatively."""
+    exact = states.detach()[:rows].double().requires_grad_()
+    logits = exact @ weight.double().t()
+    expected = torch.log_softmax(logits, -1).gather(1, tokens[:rows, None])[:, 0]
+    expected.sum().backward()
+    off = (states.grad[:rows].double() - exact.grad).norm() / exact.grad.norm()
+    return float((found[:rows] - expected).abs().max()), float(off)
 
 
 def _tokenizer() -> Any:
@@ -382,26 +437,20 @@ def decode(budget: Budget) -> Lines:
     if budget.engine == "vllm":
         model.cpu()  # the engine has weights of its own
         tidy()
-    for rows in budget.of((16, 64, 128), (4,)):
-        with make_policy(model, _tokenizer(), "grpo", recipe) as policy:
+    with make_policy(model, _tokenizer(), "grpo", recipe) as policy:
+        for rows in budget.of((16, 64, 128), (4,)):
             prompts = _random(shape.vocab_size, *[prompt] * rows)
             engines.sampled(policy, prompts[:2], 4, 1.0)  # not counted
             memory()
             seconds, samples = timed(partial(engines.sampled, policy, prompts, new, 1.0, keep=True))
             tokens = sum(len(sample.ids) for sample in samples)
             held = _cache_bytes(policy)
-            needed = (
-                2
-                * shape.num_hidden_layers
-                * shape.num_key_value_heads
-                * shape.head_dim
-                * 2
-                * (rows * prompt + tokens)
-            )
+            heads, size = shape.num_key_value_heads, shape.head_dim
+            needed = 2 * shape.num_hidden_layers * heads * size * 2 * (rows * prompt + tokens)
             more = {"cache_gb": held / 1e9, "cache_over_formula": round(held / needed, 3)} if held else {}
-            yield line(
-                f"{name}, {rows} rows, {budget.engine}", tokens / seconds, "tokens/s", **more, **memory()
-            )
+            case = f"{name}, {rows} rows, {budget.engine}"
+            yield line(case, tokens / seconds, "tokens/s", **more, **memory())
+            engines.end(policy, rows)
 
 
 def _cache_bytes(policy: Any) -> int:

@@ -35,6 +35,7 @@ FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpu.md
     "guard": ("base vllm", "", "planted faults that stop a run, healthy runs that do not"),
     "mismatch": ("base vllm", "", "how far engine and trainer are apart on an on-policy batch"),
     "update": ("base", "cuda", "seconds and memory of an update at 4B, by length"),
+    "head": ("base", "cuda", "the output layer's product at 4B, in float32 and on tensor cores"),
     "decode": ("base vllm", "cuda", "tokens a second at 4B, by rows"),
     "sync": ("vllm", "cuda", "seconds of a sync and of an engine's start, memory after its end"),
     "sft": ("base", "cuda", "SFT and preflight's timed update at 4B"),
