@@ -202,7 +202,7 @@ def wide(tmp_path_factory):
     move(trainer.model, 2e-4)
     save_adapter(trainer.model, tokenizer, trainer.run.file("adapter"))
     source = str(folder / "agent")
-    trainer.run.begin("03_grpo", {"model": source, "sft": False})
+    trainer.run.begin("03_grpo", {"model": source, "sft": False, **HALF})
     exact = with_adapter(load_agent(source, precision="bfloat16")[0], trainer.run.file("adapter"))
     return trainer, exact, source
 

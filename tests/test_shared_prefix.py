@@ -208,6 +208,15 @@ def test_scored_tokens_are_multiplied_with_the_output_layer_in_float32(batch):
     assert (ours - expected).abs().max() < 2e-3  # other widths round hidden states otherwise
 
 
+def test_queries_and_keys_in_float32_beside_values_in_bfloat16_are_shared_under_autocast(batch):
+    """As norms in float32 leave them: SDPA makes them alike under autocast, its named masks do not."""
+    model = qwen3()
+    assert prepare(model) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, plain = found(shared_logprobs, model, batch), found(plain_logprobs, model, batch)
+    assert_same(ours, plain, 0.03)
+
+
 def test_the_product_for_gpus_is_float32s_from_matrices_in_bfloat16(monkeypatch):
     """``torch.mm`` with another type of result has no kernel for CPUs: this one computes what a GPU's does."""
     mm, seen = torch.mm, []

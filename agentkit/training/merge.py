@@ -59,7 +59,7 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     run.warn_if_changed(ADAPTER)
     rows = _token_rows(run)
     trained_in = precision_of(recipe.get("precision", "auto"))
-    model = pretrained(AutoModelForCausalLM, source, dtype=kept).to(trained_in).eval()
+    model = pretrained(AutoModelForCausalLM, source, dtype=trained_in).eval()  # .to() would round RoPE, too
     if max(token for ids, _ in rows for token in ids) >= model.get_input_embeddings().num_embeddings:
         raise RunError(f"{run.path} holds tokens that {source} lacks: its trajectories are another model's.")
     if recipe.get("sft"):

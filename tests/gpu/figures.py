@@ -340,20 +340,18 @@ def update(budget: Budget) -> Lines:
     model = engines.random_model(shape, device=DEVICE)
     recipe = Recipe(beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, **HALF)
     kinds = {"shared": SharingTrainer, "plain": SharingTrainer} | ({"TRL's own": GRPOTrainer} if CUDA else {})
-    for own in budget.of((512, 2048, 8192, 16_384), (48,)):
+    for own in budget.of((2048, 8192, 16_384), (48,)):
+        rows, prompt = max(1, min(GROUP, 16_384 // own)), budget.of(PROMPT, 64)
+        planned = update_peak(copy.deepcopy(shape), recipe, torch.bfloat16, rows, prompt + own, own, DEVICE)
+        batch = _random_batch(shape.vocab_size, rows, prompt, own)
         for case, kind in kinds.items():
             args = grpo_config(recipe, Path(tempfile.mkdtemp()))
             trainer = make_trainer(kind, bare(model), _tokenizer(), args, lora(recipe))
+            trainer.model.gradient_checkpointing_enable()  # as trainer.train() does
             if case == "plain":
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     trainer.share_prefixes(False)
-            rows = max(1, min(GROUP, 16_384 // own))
-            batch = _random_batch(shape.vocab_size, rows, budget.of(PROMPT, 64), own)
-
-            planned = update_peak(
-                copy.deepcopy(shape), recipe, torch.bfloat16, rows, budget.of(PROMPT, 64) + own, own, DEVICE
-            )
 
             def once(trainer: Any = trainer, batch: dict = batch) -> float:
                 peer.update(trainer, batch)  # not counted: the first one sets up
@@ -365,7 +363,7 @@ def update(budget: Budget) -> Lines:
                 once,
                 planned_gb=round(planned / 1e9, 2),
             )
-            del trainer, batch, once
+            del trainer, once
 
 
 def head(budget: Budget) -> Lines:
@@ -461,7 +459,7 @@ def _cache_bytes(policy: Any) -> int:
 def sync(budget: Budget) -> Lines:
     for wanted in budget.of(("4B", "7B"), ("4B",)):
         name, shape = budget.shape(wanted)
-        model = engines.adapter_on(engines.random_model(shape), 1e-3)
+        model = engines.adapter_on(engines.random_model(shape, device=DEVICE).cpu(), 1e-3)
         recipe = Recipe(engine="vllm", temperature=1.0, max_tokens=1024, engine_memory=0.5, **HALF)
         for start in ("first", "second"):
             seconds, policy = timed(partial(make_policy, model, _tokenizer(), "grpo", recipe))
@@ -474,6 +472,42 @@ def sync(budget: Budget) -> Lines:
             if CUDA:
                 left = torch.cuda.mem_get_info()
                 yield line(f"{name}: memory after close", (left[1] - left[0]) / 1e9, "GB")
+
+
+def step(budget: Budget) -> Lines:
+    """Whole steps of GRPO on one-turn tasks: sync, rollouts, update and optimiser."""
+    name, shape = budget.shape("4B")
+    groups, own = budget.of((8, 512), (2, 16))
+    changes = {
+        "engine": budget.engine,
+        "steps": 3,
+        "prompts_per_step": groups,
+        "group_size": GROUP,
+        "micro_batch": GROUP,
+        "max_turns": 1,
+        "max_turn_tokens": own,
+        "max_tokens": own,
+        "learning_rate": 1e-5,
+        "lora_r": 16,
+        "lora_alpha": 32,
+        "beta": 0.0,
+        "save_every": 0,
+        "val_every": 100,
+        "deterministic": False,
+    } | HALF
+    with tempfile.TemporaryDirectory() as folder:
+        agent = engines.random_model(shape, device=DEVICE), _tokenizer()
+        trainer = survive.make_trainer(Path(folder) / "run", agent=agent, n_tasks=4 * groups, **changes)
+        memory()
+        train(trainer)
+        rows, peak = read_jsonl(trainer.run.file("train", "metrics.jsonl")), memory()
+    for row in rows:
+        if row["step"]:
+            case = f"{name}, step {row['step']}, {groups * GROUP} x {own} tokens, {budget.engine}"
+            told = {
+                key: row.get(key) for key in ("rollout_seconds", "update_seconds", "sync_gap", "mismatch")
+            }
+            yield line(case, row["seconds"], "s", **told, **peak)
 
 
 def sft(budget: Budget) -> Lines:

@@ -38,6 +38,7 @@ FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpu.md
     "head": ("base", "cuda", "the output layer's product at 4B, in float32 and on tensor cores"),
     "decode": ("base vllm", "cuda", "tokens a second at 4B, by rows"),
     "sync": ("vllm", "cuda", "seconds of a sync and of an engine's start, memory after its end"),
+    "step": ("base vllm", "cuda", "whole steps of GRPO at 4B"),
     "sft": ("base", "cuda", "SFT and preflight's timed update at 4B"),
     "edges": ("base", "", "empty completions, time limits, guards and the tests for a GPU"),
     "processes": ("base", "", "two processes, and what stops them"),

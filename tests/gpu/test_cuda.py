@@ -49,7 +49,7 @@ def test_sampled_logprobs_are_the_models(engine, suite):
                 guard.sampled_logprobs(model, list(t.prompt_ids), list(t.completion_ids), 0.7),
             )
             pairs = [abs(a - b) for a, b, m in zip(found, t.old_logprobs, t.action_mask, strict=True) if m]
-            assert ids and sum(pairs) / len(pairs) < guard.THRESHOLDS[model.dtype]
+            assert ids and sum(pairs) / len(pairs) < guard.LIMITS[model.dtype]
 
 
 def test_the_update_is_stock_trls():
