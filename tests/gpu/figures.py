@@ -405,7 +405,7 @@ def _against_float64(
     expected = torch.log_softmax(logits, -1).gather(1, tokens[:rows, None])[:, 0]
     expected.sum().backward()
     off = (states.grad[:rows].double() - exact.grad).norm() / exact.grad.norm()
-    return float((found[:rows] - expected).abs().max()), float(off)
+    return float((found[:rows] - expected.detach()).abs().max()), float(off)
 
 
 def _tokenizer() -> Any:
