@@ -395,6 +395,17 @@ def test_a_recipe_bounds_what_servers_do_at_a_time_and_how_long_a_turn_may_take(
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
+def test_a_server_on_a_cpu_computes_in_one_thread_unless_told(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert serve.serve_command("nano", tmp_path)[1]["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert serve.serve_command("nano", tmp_path)[1]["OMP_NUM_THREADS"] == "3"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "OMP_NUM_THREADS" not in serve.serve_command("nano", tmp_path)[1]
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
 def test_a_server_puts_no_model_on_a_card_before_vllm_does(tmp_path, monkeypatch):
     """One that is to be spread over several may fit none of them. Where nothing is merged no weight is read."""
     save_lora(adapter_on(loading.load_agent("nano")[0], 0.02), tmp_path / "adapter")
