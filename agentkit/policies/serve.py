@@ -25,13 +25,10 @@ from agentkit.rollouts.policy import EngineError
 from agentkit.runs.children import TOKEN, die_with_parent
 from agentkit.runs.topology import CARDS
 
-CPU_SERVER = (
-    CPU_ENVIRONMENT
-    | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # less memory than with two processes
-        "OMP_NUM_THREADS": "1",  # threads of several servers and of the trainer wait for each other, ten times as long
-    }
-)
+CPU_SERVER = CPU_ENVIRONMENT | {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # less memory than with two processes
+    "OMP_NUM_THREADS": "1",  # or servers and trainer wait for each other, six times as long
+}
 DEVELOPERS = {"VLLM_SERVER_DEV_MODE": "1"}  # the ways to load weights and to drop the prefix cache
 FIXED = {
     "worker-extension-cls": EXTENSION,
