@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python tests/compare_staleness.py --seeds 3 --steps 12
 
-Two processes train the small agent from one cold start, with tools that take 50 ms; the two take turns, seed by
-seed. The clock leaves validation and the first step out: that one samples what it trains on in both.
+Two processes train the small agent from one cold start, or with ``--servers N`` one that N servers of vLLM sample
+for, with tools that take 50 ms; the two take turns, seed by seed. The clock leaves validation and the first step out: that one samples what it trains on in both.
 """
 
 from __future__ import annotations
@@ -65,13 +65,21 @@ def one(folder: Path, values: dict, seed: int, bound: int) -> dict[str, float]:
 
 
 def main() -> int:
-    chosen = options(__doc__, seeds=3, steps=12, latency_ms=50, prompts=8)
+    chosen = options(__doc__, seeds=3, steps=12, latency_ms=50, prompts=8, servers=0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "slow.py").write_text(LAB.format(latency=chosen.latency_ms / 1000))
         values = read_recipe(project_root() / "params" / "nano-careless.yaml") | CHANGES
         values |= {"lab": str(folder / "slow.py"), "steps": chosen.steps, "val_every": chosen.steps}
         values |= {"prompts_per_step": chosen.prompts, "micro_batch": min(8, 2 * chosen.prompts)}
+        if chosen.servers:
+            values |= {
+                "engine": "vllm",
+                "topology": "split",
+                "replicas": chosen.servers,
+                "processes": 1,
+                "weight_sync": "lora",
+            }
         lab, start = Lab.open(Recipe.from_mapping(values | {"lab": ""})), Run.create(folder / "start")
         suite = lab.suite()
         write_tasks(start.file("tasks.jsonl"), suite.tasks)
