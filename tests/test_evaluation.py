@@ -133,7 +133,7 @@ def test_table_and_html():
     comparison = compare(sampled, TASKS, greedy={"sft": singles([1.0, 1.0, 1.0, 0.0])})
     table = comparison.table()
     assert list(table.index) == [
-        "Overall success", "Overall success, greedy", "Category A (math)", "Category B (multi-hop)", "Difficulty easy",
+        "Overall success", "Overall success, greedy", "Family A (math)", "Family B (multi-hop)", "Difficulty easy",
         "Difficulty medium", "Difficulty hard", "Average turns", "Average turns (successful tasks)",
         "Tool call failure rate", "… malformed calls", "… calls of unknown tools", "… calls that failed",
         "Average tokens per task", "Tokens per solved task",
@@ -335,7 +335,7 @@ def test_breakdowns_are_described_and_not_tested():
     assert pair["by_category"]["A"].keys() == {"diff", "ci95", "n"}
     assert set(comparison.paired_table()["verdict"][1:]) == {"described, not tested"}
     assert list(comparison.paired_table()["tasks"]) == [
-        "all tasks", "category A", "category B", "difficulty easy", "difficulty medium", "difficulty hard",
+        "all tasks", "family A", "family B", "difficulty easy", "difficulty medium", "difficulty hard",
     ]  # fmt: skip
 
 
@@ -520,7 +520,7 @@ def test_sentences_on_draws_and_on_where():
         "sft: 43.8 % with one sample; of 4 samples, 75.0 % if any right "
         "one counts, 25.0 % if all must be right."
     )
-    assert "category A +25.0 [" in comparison.where("sft", "grpo")
+    assert "family A +25.0 [" in comparison.where("sft", "grpo")
     assert "none tested" in comparison.where("sft", "grpo")
     assert "difficulty hard" in comparison.where("sft", "grpo")
     bare = compare({"sft": singles([1.0, 0.0])})

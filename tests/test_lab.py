@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import statistics
 import textwrap
 from pathlib import Path
 
@@ -477,3 +478,5 @@ def test_an_extended_lab_is_for_this_notebook_only(recipe):
     with pytest.raises(RecipeError, match="shop is defined in a notebook cell"):
         Shop = type("Shop", (), {"__module__": "__main__"})
         lab.extended(families={"shop": Family(environment=Shop)}).check_for_children()
+    with pytest.raises(RecipeError, match="brevity would be missing in the training processes.*lab file"):
+        lab.extended(rewards={"brevity": (statistics.fmean, 1.0)}).check_for_children()  # from a module

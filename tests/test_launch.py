@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import psutil
@@ -21,6 +22,7 @@ from survive import SMALL, tasks, tiny_agent
 from agentkit.lab import Lab
 from agentkit.runs import Run, RunError, read_jsonl, write_tasks
 from agentkit.runs.recipe import Recipe, RecipeError
+from agentkit.training import launch
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.launch import Work, _Children
 from agentkit.training.worker import MARK
@@ -61,6 +63,25 @@ def test_what_a_cell_defines_is_told_to_move_into_the_lab_file(tmp_path):
     lab = lab_with({"processes": 2}, reward={"brevity": (shell.user_ns["brevity"], 1.0)})
     with pytest.raises(RecipeError, match="brevity is defined in a notebook cell.*move it into a lab file"):
         Work(lab, Run.create(tmp_path / "run")).train()
+
+
+def test_a_job_that_fails_leaves_nothing_of_its_model_in_the_errors_frames(tmp_path, monkeypatch):
+    """IPython keeps the last error, and would keep a model on the GPU while its cell is run again."""
+
+    class Model:
+        pass
+
+    seen = []
+
+    def fails(lab, run, tell):
+        model = Model()
+        seen.append(weakref.ref(model))
+        raise RuntimeError("stopped")
+
+    monkeypatch.setattr(launch, "function_of", lambda job: fails)
+    with pytest.raises(RuntimeError, match="stopped") as kept:
+        Work(lab_with({}), Run.create(tmp_path / "run")).train()
+    assert kept.value.__traceback__ is not None and seen[0]() is None
 
 
 def test_groups_are_never_split():

@@ -95,6 +95,13 @@ def test_pretraining_data_train_the_expert_s_own_tokens_only(tmp_path):
         assert (labels[mask == 0] == -100).all()
 
 
+def test_an_adapter_that_is_named_as_a_model_is_told_what_to_do(tmp_path):
+    """What TRL and Unsloth leave of a supervised fine-tuning."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="is a LoRA adapter, and a model is wanted: fold it in first"):
+        load_agent(str(tmp_path))
+
+
 @pytest.mark.parametrize("content", [b"version https://git-lfs.github.com/spec/v1\n", b"\x08"])
 def test_a_damaged_model_is_a_sentence(tmp_path, content):
     """Such as one that git-lfs was to bring, or half of one."""

@@ -176,7 +176,7 @@ def test_success_bars_of_a_comparison_and_of_its_json():
     figure = plots.success_bars(comparison)
     assert [bar.name for bar in figure.data if bar.type == "bar"] == ["sft", "&lt;i&gt;"]
     sft, labels = figure.data[:2]
-    assert list(sft.x[0]) == ["overall", "overall", "category", "category", "difficulty", "difficulty"]
+    assert list(sft.x[0]) == ["overall", "overall", "family", "family", "difficulty", "difficulty"]
     assert list(labels.text) == ["50", "50", "0", "100", "100", "0"]
     assert sft.error_y.array[0] == pytest.approx(comparison.policies["sft"]["ci95"][1] - 0.5)
     assert plots.success_bars(Comparison.from_json(comparison.to_json())).to_json() == figure.to_json()
@@ -217,7 +217,7 @@ def test_difficulty_counts():
     figure = plots.difficulty_counts(tasks)
     assert [a.text for a in figure.layout.annotations] == ["train (3 tasks)", "test (1 task)"]
     assert [(t.name, list(t.y)) for t in figure.data] == [
-        ("category A", [2, 0]), ("category A", [0, 1]), ("category B", [1, 0]), ("category B", [0, 0])
+        ("family A", [2, 0]), ("family A", [0, 1]), ("family B", [1, 0]), ("family B", [0, 0])
     ]  # fmt: skip
     assert "no task" in plots.difficulty_counts([]).layout.annotations[0].text
 

@@ -369,12 +369,12 @@ def test_nothing_right_and_nothing_scored(rollouts):
     item = report(RECIPE, wrong, golden, tasks, {"correctness": (correctness, 1.0)})[
         "Groups without advantage"
     ]
-    assert item.light == "red" and "All rollouts are wrong: take easier tasks" in item.advice
+    assert item.light == "red" and "All trajectories are wrong: take easier tasks" in item.advice
     unscored = [dataclasses.replace(t, success=None) for t in sampled]
     items = report(RECIPE, unscored, golden, tasks, plan(), n_test=100)
     assert items["Success now"].light == "red" and items["Groups without advantage"].light == "red"
-    assert items["Groups without advantage"].advice == "No rollout was scored: mend the verifier."
-    assert items["What the test can show"].finding.startswith("No rollout was scored")
+    assert items["Groups without advantage"].advice == "No trajectory was scored: mend the verifier."
+    assert items["What the test can show"].finding.startswith("No trajectory was scored")
 
 
 def test_tasks_solved_always_or_never_are_no_fault_of_the_reward(rollouts):
@@ -384,7 +384,7 @@ def test_tasks_solved_always_or_never_are_no_fault_of_the_reward(rollouts):
     assert items["Groups without advantage"].light == "red"
     assert items["Groups without advantage"].advice.startswith("Each task is solved always or never")
     paid = report(RECIPE, sorted_out, golden, tasks, {"one": (lambda task, t: 1.0, 1.0)})
-    assert "every rollout earns 1" in paid["Groups without advantage"].advice
+    assert "every trajectory earns 1" in paid["Groups without advantage"].advice
 
 
 def test_programs_that_pass_a_share_of_their_tests_are_not_right(rollouts):
@@ -392,7 +392,7 @@ def test_programs_that_pass_a_share_of_their_tests_are_not_right(rollouts):
     partial = [dataclasses.replace(t, success=9 / 16) for t in sampled]
     items = report(RECIPE, partial, golden, tasks, {"correctness": (correctness, 1.0)})
     assert items["Success now"].values["success"] == 0.0
-    assert "All rollouts are wrong: take easier tasks" in items["Groups without advantage"].advice
+    assert "All trajectories are wrong: take easier tasks" in items["Groups without advantage"].advice
 
 
 def test_the_report_as_text_html_and_json(rollouts, tmp_path):
@@ -482,7 +482,7 @@ def test_the_command_reports_on_the_small_agent(capsys):
     assert (
         status in (0, 1)
         and "Groups without advantage" in printed
-        and "rollouts of the starting policy" in printed
+        and "trajectories of the starting policy" in printed
     )
 
 

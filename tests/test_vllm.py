@@ -14,8 +14,10 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -275,6 +277,43 @@ def test_weights_that_went_to_the_wrong_place_are_caught(engine, agent, monkeypa
         monkeypatch.setattr(engine._engine, "collective_rpc", reload)
     with pytest.raises(EngineError, match="other weights"):
         guard.sync(engine, model, 1.0)
+
+
+def test_an_engine_that_fails_to_start_says_so_and_leaves_room_for_the_next(agent, monkeypatch):
+    """What it had taken hangs on the frames of its error, which IPython keeps."""
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    class Taken:
+        pass
+
+    seen, start = [], LLMEngine.from_engine_args.__func__
+
+    def fails(cls, arguments):
+        taken = Taken()
+        taken.itself = taken
+        seen.append(weakref.ref(taken))
+        raise ValueError("No available memory for the cache blocks")
+
+    monkeypatch.setattr(LLMEngine, "from_engine_args", classmethod(fails))
+    with pytest.raises(EngineError, match="did not start: ValueError: No available memory.*engine_memory"):
+        VllmPolicy(*agent, max_length=256)
+    assert seen[0]() is None
+    monkeypatch.setattr(LLMEngine, "from_engine_args", classmethod(start))
+    with VllmPolicy(*agent, max_length=256) as policy:
+        assert len(ask(policy, 2, length=3)) == 2
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+def test_an_engine_that_sleeps_is_woken_before_it_ends(asleep):
+    """Pools that are freed asleep leave the next engine of the process without memory."""
+    called, policy = [], VllmPolicy.__new__(VllmPolicy)
+    policy._engine = SimpleNamespace(
+        wake_up=lambda: called.append("wakes"),
+        engine_core=SimpleNamespace(shutdown=lambda: called.append("ends")),
+    )
+    policy._asleep, policy._given, policy._owns_group = asleep, False, False
+    policy._stop()
+    assert called == ["wakes"] * asleep + ["ends"]
 
 
 def test_the_engine_sleeps_where_its_build_can_and_wakes_for_requests_and_weights(engine, agent, monkeypatch):

@@ -69,7 +69,7 @@ def test_odd_values():
     assert task["solved"] == [None, None] and sft["scored"] == 0 and sft["samples"][0]["reward"] is None
     assert sft["samples"][0]["turns"][0]["results"][0][0].endswith("(1000 more characters)")
     assert grpo == {"count": 0, "scored": 0, "right": 0, "samples": []}
-    assert task["alarms"] == ["not scored", "no answer"]
+    assert task["marks"] == ["not scored", "no answer"]
 
 
 def test_samples_are_counted_as_each_is_marked():
@@ -83,9 +83,9 @@ def test_samples_are_counted_as_each_is_marked():
         assert (marks.count(True), 4 - marks.count(None)) == (right, scored)
 
 
-def test_alarms_of_a_task():
+def test_marks_of_a_task():
     tasks = widget().payload["tasks"]
-    assert [task["alarms"] for task in tasks] == [[], [], ["no answer", "failed call"]]
+    assert [task["marks"] for task in tasks] == [[], [], ["no answer", "failed call"]]
 
 
 def test_clear_errors():

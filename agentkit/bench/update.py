@@ -53,11 +53,12 @@ def bench_update(quick: bool = False) -> dict[str, Any]:
 
 
 def _pair(adapters: bool) -> tuple[Any, Any]:
-    recipe = Recipe(beta=0.0, temperature=0.7, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP)
+    sizes = {"group_size": GROUP, "prompts_per_step": 1, "micro_batch": GROUP}
+    recipe = Recipe(beta=0.0, temperature=0.7, precision="float32", **sizes)
     trainers = []
     for kind in (SharingTrainer, StockTrainer):
         args, adapter = grpo_config(recipe, Path(tempfile.mkdtemp())), lora(recipe) if adapters else None
-        trainers.append(make_trainer(kind, *load_agent("nano"), args, adapter))
+        trainers.append(make_trainer(kind, *load_agent("nano", precision="float32"), args, adapter))
     return trainers[0], trainers[1]
 
 
@@ -68,7 +69,8 @@ def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
     completions = [[5 + i, *islice(tokens, COMPLETION - 1)] for i in range(GROUP)]  # no two begin alike
     sampled = [int(t // TURN % 2 == 0) for t in range(COMPLETION)]
     advantages = [1.0 - 2 * i / (GROUP - 1) for i in range(GROUP)]
-    return as_batch([shared] * GROUP, completions, [sampled] * GROUP, advantages)
+    made = as_batch([shared] * GROUP, completions, [sampled] * GROUP, advantages)
+    return {name: x.to(pair[0].accelerator.device) for name, x in made.items()}
 
 
 def _compare(pair: tuple[Any, Any], batch: dict[str, Any], repeats: int) -> dict[str, Any]:

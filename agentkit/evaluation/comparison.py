@@ -71,7 +71,7 @@ class Comparison:
         return tables.policy_table(self.policies)
 
     def paired_table(self) -> pd.DataFrame:
-        """One row a pair over all tasks, tested, and one for each category and difficulty, described."""
+        """One row a pair over all tasks, tested, and one for each family and difficulty, described."""
         return pd.DataFrame(
             {"comparison": f"{pair['a']} → {pair['b']}", "tasks": tasks} | tables.paired_cells(block)
             for pair in self.paired
@@ -93,7 +93,7 @@ class Comparison:
         return [tables.sentence(p, self.flipped[f"{p['a']}->{p['b']}"], n) for p in self.paired]
 
     def where(self, a: str, b: str) -> str:
-        """By how much policy b differs from policy a on each category and difficulty, in one sentence."""
+        """By how much policy b differs from policy a on each family and difficulty, in one sentence."""
         pair = next((p for p in self.paired if (p["a"], p["b"]) == (a, b)), {})
         parts = [f"{tasks} {tables.briefly(block)}" for tasks, block in tables.breakdown(pair).items()]
         how = "described with 95 % intervals, each on its own and none tested"
@@ -121,7 +121,7 @@ def compare(
     two give an interval and no verdict. A task that either policy of a pair has no scored sample of is left
     out of that pair, and what the difference could be at most and at least with it stands beside. The verdict
     follows Holm's correction over the pairs, and interval and smallest detectable difference its level.
-    Categories and difficulties are described with intervals and not tested.
+    Families and difficulties are described with intervals and not tested.
 
     Args:
         policies: trajectories by policy name, the baseline first; {training seed: trajectories} where there
@@ -277,7 +277,7 @@ def _judged(pair: Pair, p_holm: float | None, level: float) -> dict[str, Any]:
 
 
 def _described(pair: Pair, labels: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Differences by category and difficulty, each with a 95 % interval, described, not tested."""
+    """Differences by family and difficulty, each with a 95 % interval, described, not tested."""
     described: dict[str, dict] = {}
     for kind, order in BREAKDOWNS.items():
         groups = split_by(dict.fromkeys(pair.tasks), labels.get(kind, {}), order)

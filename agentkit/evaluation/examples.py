@@ -35,7 +35,7 @@ class Examples:
 
 RULE = (
     "Of the tasks that {last} gained over {first} (more than half of the samples right), of those that it "
-    "lost, and of those that both fail, each next one is that whose category, difficulty and most common "
+    "lost, and of those that both fail, each next one is that whose family, difficulty and most common "
     "failure are rarest among those chosen so far; ties go to the larger change in success, for failing "
     "tasks to the lower success of {last}, then to the smaller id."
 )
@@ -79,7 +79,7 @@ def examples(
             task = by_id[i]
             rows[f"{len(rows) + 1}. {turn}"] = {
                 "task": task.prompt if len(task.prompt) <= PROMPT else task.prompt[: PROMPT - 1] + "…",
-                "category": task.family,
+                "family": task.family,
                 "difficulty": task.difficulty,
                 first: f"{before[i]:.0%}",
                 last: f"{after[i]:.0%}",

@@ -40,7 +40,7 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
     Args:
         trajectories: one or several samples a task, or such a list for each training seed; those with success
             None are left out of success and counted.
-        tasks: a suite that holds at least these tasks; without it there is no breakdown by category and
+        tasks: a suite that holds at least these tasks; without it there is no breakdown by family and
             difficulty.
 
     Returns:

@@ -19,13 +19,13 @@ from agentkit.evaluation.summary import easy_first
 from agentkit.runs import write_bytes
 
 KINDS = {  # how the blocks of an entry or a pair are called
-    "by_category": "category {}",
+    "by_category": "family {}",
     "by_difficulty": "difficulty {}",
     "by_case": "case {}",
     "by_novelty": "{} templates",
 }
 # what the families of the default suite are about
-CATEGORIES = {"category A": " (math)", "category B": " (multi-hop)", "category C": " (code)"}
+SUBJECTS = {"family A": " (math)", "family B": " (multi-hop)", "family C": " (code)"}
 NO_DIFFERENCE = "no difference shown"
 NO_VERDICT = "two seeds, no verdict"
 DESCRIBED = "described, not tested"
@@ -162,7 +162,7 @@ def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
     if "greedy" in entry:
         blocks["Overall success, greedy"] = entry["greedy"]
     for label, block in breakdown(entry).items():
-        blocks[label[0].upper() + label[1:] + CATEGORIES.get(label, "")] = block
+        blocks[label[0].upper() + label[1:] + SUBJECTS.get(label, "")] = block
     k = _most(entry)
     if k != "1":
         titles = {"pass_at_k": "pass@", "pass_hat_k": "pass^"}
@@ -230,7 +230,7 @@ def cell(value: float | None, interval: list[float] | None, form: str) -> str:
 
 
 def breakdown(entry: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The blocks of a policy or a pair by category, difficulty, case and, where some are new, templates."""
+    """The blocks of a policy or a pair by family, difficulty, case and, where some are new, templates."""
     return {
         title.format(name): block
         for kind, title in KINDS.items()

@@ -32,6 +32,10 @@ from agentkit.runs import Run, RunError, open_file, read_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import ADAPTER
 
+FOLD = (  # what to do with a LoRA adapter that is named as a model
+    "a model is wanted: fold it in first, in float32, as half precision may round it away: PeftModel."
+    "from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder), with the tokenizer beside it"
+)
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
 
 
@@ -98,6 +102,8 @@ def pretrained(kind: Any, model: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError, SafetensorError) as error:
+        if (Path(model) / "adapter_config.json").is_file():
+            raise FileNotFoundError(f"{model} is a LoRA adapter, and {FOLD}") from None
         why, parent = told(error), Path(model).parent
         if not Path(model).exists() and parent.name and parent.is_dir():
             why = f"no such folder in {parent} (the first lines of a recipe say how its model is made)"
@@ -205,8 +211,9 @@ def make_policy(
         policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora, **times)
         policy.in_flight = max(1, recipe.max_batch * len(recipe.servers) // world())
     else:
-        memory = {"max_length": longest(model, recipe), "memory_share": recipe.engine_memory}
-        policy = VllmPolicy(model, tokenizer, name, lora=lora, engine=engine, **memory)
+        room = {"max_length": longest(model, recipe), "memory_share": recipe.engine_memory}
+        room["max_batch"] = recipe.max_batch
+        policy = VllmPolicy(model, tokenizer, name, lora=lora, engine=engine, **room)
         policy.in_flight = recipe.max_batch
     try:
         sync(policy, model, recipe.temperature, recipe.sync_threshold)

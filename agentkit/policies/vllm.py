@@ -7,6 +7,7 @@ quantisation, and pictures.
 """
 
 import fcntl
+import gc
 import hashlib
 import importlib.util
 import json
@@ -15,10 +16,11 @@ import random
 import shutil
 import tempfile
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +36,7 @@ from agentkit.runs import append_to, user_cache
 
 EXTENSION = "agentkit.policies.vllm_worker.WeightSync"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # an engine's largest is one of these (config/lora.py)
+BATCHED_TOKENS = 8192  # that one step reads, on a GPU; an engine made in code would have 2,048
 FOLDERS = 64  # engines of one model that start at the same time
 ENVIRONMENT = {
     # or the engine is a process of its own, whose weights are out of reach
@@ -52,7 +55,8 @@ class VllmPolicy(ThreadedPolicy):
     """Samples with vLLM from the weights of a model of transformers, a PEFT model included.
 
     With ``lora`` a PEFT model's adapter is handed over, instead of all weights with the adapter folded in.
-    ``max_length`` bounds a trajectory's tokens. ``memory_share`` is of the GPU's memory; on a CPU the
+    ``max_length`` bounds a trajectory's tokens, ``max_batch`` how many are sampled together on a GPU.
+    ``memory_share`` is of the GPU's memory; on a CPU the
     environment variable VLLM_CPU_KVCACHE_SPACE says how many GiB keys and values take. ``engine`` is an
     LLMEngine that reads the model's own weights, as Unsloth's does: it outlives this policy. Raises
     EngineError, which says what to do.
@@ -70,6 +74,7 @@ class VllmPolicy(ThreadedPolicy):
         lora: bool = False,
         max_length: int | None = None,
         memory_share: float = 0.3,
+        max_batch: int = 128,
         engine: Any = None,
     ):
         super().__init__()
@@ -88,7 +93,7 @@ class VllmPolicy(ThreadedPolicy):
         self._failure = ""  # why nothing is served any more
         try:
             if not self._given:
-                self._between_batches(self._start, model, max_length, memory_share)
+                self._between_batches(self._start, model, max_length, memory_share, max_batch)
             self.sync(model)
         except BaseException:
             self.close()
@@ -109,7 +114,7 @@ class VllmPolicy(ThreadedPolicy):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ---- in the engine's thread
-    def _start(self, model: Any, max_length: int | None, memory_share: float) -> None:
+    def _start(self, model: Any, max_length: int | None, memory_share: float, max_batch: int) -> None:
         cuda = torch.cuda.is_available()
         rank = model.peft_config[model.active_adapter].r if self._lora else 0
         with self._group, _undisturbed(), model_folder(model.config) as folder:
@@ -140,9 +145,32 @@ class VllmPolicy(ThreadedPolicy):
                 generation_config="vllm",  # nothing beyond what a request says
                 worker_extension_cls=EXTENSION,
                 disable_log_stats=True,
+                **({"max_num_seqs": max_batch, "max_num_batched_tokens": BATCHED_TOKENS} if cuda else {}),
                 **({"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(rank)} if rank else {}),
             )
-            self._engine = LLMEngine.from_engine_args(arguments)
+            try:
+                self._engine = LLMEngine.from_engine_args(arguments)
+            except Exception as error:
+                raise EngineError(self._not_started(error)) from error
+
+    def _not_started(self, error: Exception) -> str:
+        """Free what an engine took before it failed, for the next one; and what to tell."""
+        from vllm.distributed import parallel_state
+
+        traceback.clear_frames(error.__traceback__)
+        gc.collect()
+        if self._can_sleep:
+            from vllm.device_allocator.cumem import CuMemAllocator
+
+            if CuMemAllocator.instance is not None:
+                CuMemAllocator.instance.release_pools()
+        with nullcontext() if self._owns_group else _group_kept(parallel_state):
+            parallel_state.cleanup_dist_env_and_memory()
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        return (
+            f"vLLM did not start: {why}. Set what it asks for (engine_memory is its share of "
+            "the card) and start again; in a notebook restart the kernel where it then complains of memory"
+        )
 
     def _fall_asleep(self) -> None:
         if self._engine is not None and not (self._asleep or self._running or self._inbox):
@@ -242,12 +270,15 @@ class VllmPolicy(ThreadedPolicy):
             self._stop()
 
     def _stop(self) -> None:
-        engine, self._engine, self._asleep = self._engine, None, False
+        engine, asleep, self._engine, self._asleep = self._engine, self._asleep, None, False
         if self._given and self._adapter:
             engine.remove_lora(self._adapter.lora_int_id)
         elif engine is not None and not self._given:
             from vllm.distributed import parallel_state
 
+            if asleep:  # ended asleep, it would leave the next engine of this process no memory (vLLM 36651)
+                with suppress(Exception):
+                    engine.wake_up()
             with nullcontext() if self._owns_group else _group_kept(parallel_state):
                 engine.engine_core.shutdown()
                 del engine

@@ -1,4 +1,4 @@
-"""Is this run worth starting? A report from a few dozen rollouts of the starting policy, before any training.
+"""Is this run worth starting? A report from about a hundred rollouts of the starting policy, before training.
 
 ``examine`` (examination) rolls out, scores several times, scores the scripted expert under the same reward,
 probes each component and forecasts the cost. A red item refuses the run (TrainingError), unless the recipe

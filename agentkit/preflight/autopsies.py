@@ -1,7 +1,7 @@
 """Three published trainings that taught nothing: their rewards on the small agent's tasks, broken and mended.
 
-Each team saw the symptom and drew the wrong conclusion; preflight names the cause from a few dozen rollouts.
-Leaves out their models and tasks, which were never released.
+Each team saw the symptom and drew the wrong conclusion; preflight names the cause from about a hundred
+rollouts. Leaves out their models and tasks, which were never released.
 """
 
 import re

@@ -232,7 +232,7 @@ def verifier(tasks: Sequence[Task], environments: Environments) -> Item:
         row, times = judged[0], f"{len(judged)} of {len(tasks)} tasks"
         finding = f"The verifier {row['verifier']!r} gives no verdict in {times}."
         why = f"{row['answer'][:80]!r}: {str(row['why'])[:160]}"
-        advice = f"Mend it or them ({why}); until then their rollouts have no reward."
+        advice = f"Mend it or them ({why}); until then their trajectories have no reward."
         return Item(name, "red", finding, advice, tuple(row["task"] for row in judged))
     failed = [row for row in rows if not row["passed"] and row["check"] in ANYTHING]
     tried = Counter(row["check"] for row in failed)

@@ -1,4 +1,4 @@
-"""The checks of a preflight: each looks at one thing in the starting policy's rollouts and returns an item.
+"""The checks of a preflight: each looks at one thing in the starting policy's trajectories.
 
 All are pure functions of recorded trajectories, so a report can be made again from what was stored.
 Thresholds are constants with their reason; red is kept for what makes a run pointless. Leaves out the
@@ -28,7 +28,7 @@ USEFUL = 0.5  # expected share of dead groups at which a group size is useful: a
 def fit_beta(right: Sequence[int], n: Sequence[int]) -> tuple[float, float]:
     """The beta distribution of tasks' chances of success, by maximum likelihood of the beta-binomial.
 
-    Of (P,) right rollouts among (P,) rollouts of each task. A few rollouts a task make plug-in shares p = k/n
+    Of (P,) right among (P,) trajectories of each task. A few trajectories a task make plug-in shares p = k/n
     pile up at 0 and 1, which overstates dead groups; the fitted distribution does not.
     """
     from scipy.optimize import minimize
@@ -102,14 +102,14 @@ ALIKE = 0.8  # share of repeats in a group
 LEAST_SCALE = 0.1  # of a random sum of lora_r terms times lora_alpha / lora_r
 LEAST_REACH = 1e-3  # of an entry of LoRA's B, below which a policy stays what it was
 LARGEST_RATE = 0.02  # of Adam, for an adapter
-COLDEST = 0.2  # temperature that rollouts still differ at
+COLDEST = 0.2  # temperature that trajectories still differ at
 LARGEST_BETA = 1.0  # an advantage is measured in standard deviations of a group's rewards
 WIDEST_SEQUENCE_CLIP = 0.02  # fifty times GSPO's own
 BLIND = 0.15  # difference in success below which most training effects lie
 
 
 def _right(groups: Groups) -> tuple[list[int], list[int]]:
-    """Right rollouts and scored rollouts of each task that has any; right is a success of 1."""
+    """Right trajectories and scored trajectories of each task that has any; right is a success of 1."""
     verdicts = [[t.success for t in g.trajectories if t.success is not None] for g in groups]
     scored = [values for values in verdicts if values]
     return [values.count(1.0) for values in scored], [len(values) for values in scored]
@@ -121,13 +121,13 @@ def success(groups: Groups, golden: Sequence[Trajectory] = ()) -> Item:
     name = "Success now"
     right, n = _right(groups)
     if not n:
-        advice = "Mend the verifier: it gave no verdict on any rollout."
-        return Item(name, "red", "No rollout was scored.", advice)
+        advice = "Mend the verifier: it gave no verdict on any trajectory."
+        return Item(name, "red", "No trajectory was scored.", advice)
     rates = np.array(right) / np.array(n)
     mean, (low, high) = float(rates.mean()), success_interval(rates, sum(n))
     mixed = float(((rates > 0) & (rates < 1)).mean())
     at_times = f"{mixed:.0%} of {len(rates)} tasks are solved at times"
-    finding = f"{mean:.0%} [{low:.0%}, {high:.0%}] of the rollouts are right; {at_times}."
+    finding = f"{mean:.0%} [{low:.0%}, {high:.0%}] of the trajectories are right; {at_times}."
     wrong = ids(t for t in members(groups) if t.success is not None and t.success < 1.0)
     values = {"success": mean, "ci95": [low, high], "rates": rates.tolist(), "mixed": mixed}
     advice = ""
@@ -179,22 +179,22 @@ def dead_groups(groups: Groups, group_size: int, is_dead: Callable[[Group], bool
 def _why_equal(groups: Groups) -> str:
     verdicts = {t.success == 1.0 for t in members(groups) if t.success is not None}
     if not verdicts:
-        return "No rollout was scored: mend the verifier."
+        return "No trajectory was scored: mend the verifier."
     if verdicts == {True}:
-        return "All rollouts are right: take harder tasks."
+        return "All trajectories are right: take harder tasks."
     if True not in verdicts:
-        return "All rollouts are wrong: take easier tasks, or a cold start (sft)."
+        return "All trajectories are wrong: take easier tasks, or a cold start (sft)."
     rewards = {round(t.reward, 6) for t in members(groups) if t.reward is not None}
     right, n = _right(groups)
     if len(rewards) > 1 and not any(0 < k < m for k, m in zip(right, n, strict=True)):
         return "Each task is solved always or never: take tasks of middling difficulty, or raise temperature."
     alike = (
-        f"every rollout earns {min(rewards):g}"
+        f"every trajectory earns {min(rewards):g}"
         if len(rewards) == 1
         else "rewards are equal within the groups"
     )
     return (
-        f"Right and wrong rollouts are rewarded alike ({alike}): the reward is broken, not the policy "
+        f"Right and wrong trajectories are rewarded alike ({alike}): the reward is broken, not the policy "
         "optimal. See the items on gold trajectories and components."
     )
 
@@ -247,7 +247,7 @@ def _whole_groups(groups: Sequence[Groups]) -> np.ndarray:
     return np.array(whole, dtype=float).swapaxes(0, 1) if whole else np.zeros(0)
 
 
-# ---- what the rollouts look like
+# ---- what the trajectories look like
 def tools(groups: Groups) -> Item:
     trajectories = members(groups)
     results = [r for t in trajectories for r in results_of(t)]
@@ -289,14 +289,14 @@ def tools(groups: Groups) -> Item:
 def diversity(groups: Groups, temperature: float) -> Item:
     several = [g.trajectories for g in groups if len(g.trajectories) > 1]
     if not several:
-        return Item("Diversity", "amber", "No group has two rollouts.", "Use a group_size of at least 2.")
+        return Item("Diversity", "amber", "No group has two trajectories.", "Use a group_size of at least 2.")
     sizes = np.array([len(group) for group in several])
     different = np.array([len({t.completion_ids for t in group}) for group in several])
     actions = np.array([len({t.turns[0].text for t in group if t.turns}) for group in several])
     first, whole = float((actions / sizes).mean()), float((different / sizes).mean())
     repeats = float(((sizes - different) / (sizes - 1)).mean())
     differ = f"{first:.0%} of a group's first actions and {whole:.0%} of its trajectories differ"
-    more = f"Raise temperature: {repeats:.0%} of the rollouts repeat another of their group."
+    more = f"Raise temperature: {repeats:.0%} of the trajectories repeat another of their group."
     light, advice = ("amber", more) if repeats > ALIKE else ("green", "")
     finding, values = f"At temperature {temperature:g}, {differ}.", {"first": first, "whole": whole}
     same = ids(group[0] for group, n in zip(several, different, strict=True) if n == 1)
@@ -311,7 +311,7 @@ def masks(groups: Groups, decode: Callable[[Sequence[int]], str] | None = None) 
         broken += [(fault, t) for t in group.trajectories for fault in faults(t, decode)]
     if broken:
         finding = f"{len(broken)} faults in {n} trajectories: {broken[0][0]}"
-        advice = "Do not train on these: mend the rollout's masks and groups first."
+        advice = "Do not train on these: mend the trajectories' masks and groups first."
         return Item("Masks", "red", finding, advice, ids([t for _, t in broken]))
     whole = "ids, mask and log-probabilities line up, only sampled tokens are trained on"
     return Item("Masks", "green", f"All {n} trajectories hold: {whole}.")
@@ -323,7 +323,9 @@ def power(groups: Groups, n_test: int, samples: int) -> Item:
     name = "What the test can show"
     right, n = _right(groups)
     if not n:
-        return Item(name, "amber", "No rollout was scored, so nothing can be forecast.", "Mend the verifier.")
+        return Item(
+            name, "amber", "No trajectory was scored, so nothing can be forecast.", "Mend the verifier."
+        )
     if n_test < 1:
         advice = "Give the suite a test split, or nothing can be claimed afterwards."
         return Item(name, "amber", "There are no test tasks.", advice)
@@ -363,7 +365,7 @@ def memory(plan: Any, size_gb: float, device: str) -> Item:
 
 
 def settings(recipe: Recipe) -> Item:
-    """What no rollout shows: an update too small to matter, and settings that do nothing.
+    """What no trajectory shows: an update too small to matter, and settings that do nothing.
 
     Adam moves no entry further than the learning rate in a step. LoRA's B starts at zero, and below about
     1e-3 it moves log-probabilities by less than a thousandth of a nat (docs/log.md).
@@ -403,8 +405,8 @@ def _of_little_movement(
         ),
         (
             recipe.temperature < COLDEST,
-            f"At temperature {recipe.temperature:g} a group's rollouts are nearly the greedy one again and "
-            "again: equal rewards teach nothing. Sample at 0.7 to 1.",
+            f"At temperature {recipe.temperature:g} a group's trajectories are nearly the greedy one again "
+            "and again: equal rewards teach nothing. Sample at 0.7 to 1.",
         ),
         (
             warm == 1.0 and reach < LEAST_REACH,

@@ -15,7 +15,7 @@ from agentkit.preflight.report import Item
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, cost
 
-WITHIN = 0.25  # of a forecast from a few dozen rollouts, on either side: an aim, not a measurement
+WITHIN = 0.25  # of a forecast from about a hundred rollouts, on either side: an aim, not a measurement
 
 
 def forecast(

@@ -65,7 +65,7 @@ class Preflight:
             if item.advice:
                 lines.append(f"       -> {item.advice}")
         verdict = "not worth starting" if self.causes else "worth starting"
-        lines.append(f"{verdict}: {self.rollouts} rollouts of the starting policy, {self.seconds:.0f} s")
+        lines.append(f"{verdict}: {self.rollouts} trajectories of the starting policy, {self.seconds:.0f} s")
         return "\n".join(lines)
 
     def save(self, path: Path) -> Path:
@@ -82,7 +82,7 @@ class Preflight:
         rows = [(f"{LIGHTS[i.light]} {WORDS[i.light]}", i.finding, i.advice, _listed(i)) for i in self.items]
         columns, names = ["", "finding", "advice", "evidence"], [item.name for item in self.items]
         verdict = "This run is not worth starting." if self.causes else "This run is worth starting."
-        note = f"{verdict} From {self.rollouts} rollouts of the starting policy in {self.seconds:.0f} s."
+        note = f"{verdict} From {self.rollouts} trajectories of the starting policy in {self.seconds:.0f} s."
         return to_html(pd.DataFrame(rows, columns=columns, index=names), note)
 
 
@@ -95,5 +95,5 @@ def ids(trajectories: Iterable[Trajectory]) -> tuple[str, ...]:
 
 
 def gold_ids(golden: Iterable[Trajectory]) -> tuple[str, ...]:
-    """Told apart from rollouts of the same tasks, which are stored with the report."""
+    """Told apart from trajectories of the same tasks, which are stored with the report."""
     return tuple(f"gold:{name}" for name in ids(golden))

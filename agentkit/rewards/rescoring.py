@@ -1,7 +1,7 @@
 """Stored trajectories under another reward: which ranks change, and which groups would teach something.
 
 Advantages only compare the rewards of a group, so what a reward does is which of two trajectories it
-prefers. Leaves out what training with the other reward would have sampled: these are the rollouts of the
+prefers. Leaves out what training with the other reward would have sampled: these are the trajectories of the
 reward used.
 """
 

@@ -65,6 +65,11 @@ def user_cache(name: str) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / name
 
 
+def cores() -> int:
+    """Processor cores that this process may use, which taskset and batch systems make fewer."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def machine_memory() -> int:
     """Bytes of memory that this process may have: the machine's, or the least that its cgroups allow."""
     limits = [psutil.virtual_memory().total]

@@ -305,7 +305,12 @@ class Recipe:
     )
     advantage: str = _key("group", "estimator: " + ", ".join(ADVANTAGES), words=ADVANTAGES)
     turn_lambda: float = _key(1.0, "advantage turn: weight of the outcome in a turn", 0, 100)
-    step_weight: float = _key(1.0, "advantage step: weight of the step groups", 0, 100)
+    step_weight: float = _key(
+        1.0,
+        "advantage step: weight of the groups of turns that begin in the same state (GiGPO's steps)",
+        0,
+        100,
+    )
     step_gamma: float = _key(0.95, "advantage step: discount of the outcome, a turn", 0, 1)
     dead_groups: str = _key(
         "keep",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import RecipeError, RunError
+from agentkit.runs.files import cores
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import project_root
 from agentkit.runs.sweep import Job, Sweep, in_this_process, make
@@ -75,8 +76,7 @@ def _by_ray(
             "several slots need Ray, which is not installed: .venv/bin/pip install -e '.[sweep]', or use "
             "--slots 1"
         ) from None
-    cores = os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // slots)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // slots)))
     own = {} if address else {"num_cpus": slots, "num_gpus": gpu_count(), "include_dashboard": False}
     on_end = signal.getsignal(signal.SIGTERM)
     for number in range(1, TRIES + 1):

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ from agentkit.policies.server_processes import replicas
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
 from agentkit.runs.children import TOKEN, end_all, signals
+from agentkit.runs.files import cores
 from agentkit.runs.topology import CARDS, Topology, choose, patience, settled
 from agentkit.training import checkpoints
 from agentkit.training.processes import TrainingStopped
@@ -146,7 +148,12 @@ class Work:
         """
         topology, name = self.topology, job.partition(":")[2]
         if topology.kind == "here":
-            return function_of(job)(self.lab, self.run, tell, **arguments)
+            _collect()  # a trained model is a cycle, and would stay beside the one that is loaded now
+            try:
+                return function_of(job)(self.lab, self.run, tell, **arguments)
+            except BaseException as error:
+                traceback.clear_frames(error.__traceback__)  # IPython keeps them, and with them a model
+                raise
         self.lab.check_for_children()
         number, cards, serving = topology.workers, topology.cards, ()
         if served:
@@ -176,12 +183,18 @@ def _topology(recipe: Recipe) -> Topology:
     return choose(recipe, count, fits)
 
 
+def _collect() -> None:
+    """Give the memory of GPUs back that nothing holds."""
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def _let_go() -> None:
-    """Give the memory of GPUs back, which the children need; warns of what a cell still holds."""
+    """``_collect``, for children that need the memory; warns of what a cell still holds."""
     if not torch.cuda.is_initialized():
         return
-    gc.collect()
-    torch.cuda.empty_cache()
+    _collect()
     if held := sum(torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())):
         warnings.warn(
             f"this notebook holds {held / 1e9:.1f} GB of GPU memory, which the training processes lack: "
@@ -202,7 +215,7 @@ class _Children:
         write_json(self._job, job)
         options = f"--standalone --nproc_per_node={number}" + " --virtual-local-rank" * bool(cards)
         command = f"-m torch.distributed.run {options} -m agentkit.training.worker"
-        threads = max((os.cpu_count() or 1) // number, 1)
+        threads = max(cores() // number, 1)
         paths = os.pathsep.join(filter(None, sys.path))
         environ = {"OMP_NUM_THREADS": str(threads)} | os.environ | {TOKEN: self._token, "PYTHONPATH": paths}
         environ |= {CARDS: ",".join(cards)} if cards else {}

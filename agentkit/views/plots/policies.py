@@ -40,7 +40,7 @@ WHISKERS = "whiskers: 95 % intervals over tasks"
 
 
 def success_bars(comparison: Comparison) -> go.Figure:
-    """Success of each policy overall, by category and by difficulty, with 95 % intervals."""
+    """Success of each policy overall, by family and by difficulty, with 95 % intervals."""
     blocks = {name: _blocks(entry) for name, entry in comparison.policies.items()}
     labels = list(dict.fromkeys(label for policy in blocks.values() for label in policy))
     ticks = []
@@ -103,7 +103,7 @@ def _blocks(entry: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]
     blocks = {("overall", "sampled"): entry}
     if "greedy" in entry:
         blocks["overall", "greedy"] = entry["greedy"]
-    blocks |= {("category", name): block for name, block in entry.get("by_category", {}).items()}
+    blocks |= {("family", name): block for name, block in entry.get("by_category", {}).items()}
     return blocks | {("difficulty", name): block for name, block in entry.get("by_difficulty", {}).items()}
 
 
@@ -361,7 +361,7 @@ def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
 
 
 def rescoring(result: Rescoring) -> go.Figure:
-    """The same rollouts under another reward: dead groups by step, and how pairs in a group changed."""
+    """The same trajectories under another reward: dead groups by step, and how pairs in a group changed."""
     question = f"What would the reward {result.reward} have distinguished?"
     if result.groups.empty:
         return empty("No group is stored", question)

@@ -32,7 +32,7 @@ def difficulty_counts(tasks: Iterable[Task]) -> go.Figure:
                 text=[n or "" for n in heights],
                 textposition="outside",
                 cliponaxis=False,
-                name=escaped(f"category {family}" if len(family) == 1 else family),
+                name=escaped(f"family {family}" if len(family) == 1 else family),
                 legendgroup=family,
                 showlegend=column == 1,
                 marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},

@@ -1,4 +1,4 @@
-// The rollouts of one training task at one step: a table, and the best beside the worst or beside any other.
+// The trajectories of one training task at one step: a table, and the best beside the worst or beside any other.
 
 const OWN_STYLE = `
 .ak .table {overflow-x:auto; padding:4px 12px}
@@ -75,11 +75,11 @@ function drawTable(group, names, chosen, choose) {
     line.onkeydown = (event) => event.key === "Enter" && choose(rollout);
     body.append(line);
   }
-  const table = label(node("table", "", "", node("thead", "", "", row("th", head, words)), body), "rollouts");
+  const table = label(node("table", "", "", node("thead", "", "", row("th", head, words)), body), "trajectories");
   return node("div", "table", "", table);
 }
 
-/** What tells one rollout from another: only what differs. */
+/** What tells one trajectory from another: only what differs. */
 function differences(a, b, names) {
   const [one, two] = [a, b].map((rollout) => new Map(rollout.components));
   const part = (components, name) => (components.has(name) ? number(components.get(name)) : "–");
@@ -117,7 +117,7 @@ function drawGroup(state, group) {
   const names = unique(rollouts.flatMap((rollout) => rollout.components.map(([name]) => name)));
   const [best, worst] = [bestOf(rollouts), worstOf(rollouts)];
   const other = state.other ?? worst;
-  const facts = [group.id, group.policy, group.step === null ? "" : `step ${group.step}`, group.family ? `category ${group.family}` : ""];
+  const facts = [group.id, group.policy, group.step === null ? "" : `step ${group.step}`, group.family ? `family ${group.family}` : ""];
   const head = node("div", "task", "", node("div", "soft text", [...facts, group.difficulty ?? ""].filter(Boolean).join(" · ")));
   if (group.prompt !== undefined) {
     const gold = node("div", "", "", node("span", "soft", "gold answer "), node("b", "text", group.answer));
@@ -125,9 +125,9 @@ function drawGroup(state, group) {
   }
   const right = rollouts.filter((rollout) => rollout.right).length;
   const spread = `reward ${number(group.mean)} on average, standard deviation ${number(group.std)}`;
-  head.append(node("div", "", `${count(rollouts.length, "rollout")}, ${right} right · ${spread}`));
+  head.append(node("div", "", `${rollouts.length} ${rollouts.length === 1 ? "trajectory" : "trajectories"}, ${right} right · ${spread}`));
   if (isDead(group)) {
-    const why = scored(rollouts).length ? "All rewards are equal" : "No rollout has a reward";
+    const why = scored(rollouts).length ? "All rewards are equal" : "No trajectory has a reward";
     const taught = rollouts.some((rollout) => rollout.advantage); // by its turns or components
     head.append(node("div", "wrong", `${why}${taught ? "" : ": this group taught nothing"}.`));
   }

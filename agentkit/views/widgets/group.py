@@ -1,4 +1,4 @@
-"""The G rollouts of one task at one step: rewards, advantages, what the best did and the worst did not.
+"""The G trajectories of one task at one step: rewards, advantages, what the best did and the worst did not.
 
 Leaves out estimating advantages, log-probabilities (training) and reading trajectories (runs).
 """
@@ -19,7 +19,7 @@ def group_view(
     *,
     environments: Mapping[str, Callable[[], object]] | None = None,
 ) -> View:
-    """Look at groups of rollouts, as of one training step: ``group_view(run.trajectories(step), run.tasks)``.
+    """Look at groups, as of one training step: ``group_view(run.trajectories(step), run.tasks)``.
 
     Trajectories of one task, step and policy make a group. The best has the highest reward, the worst the
     lowest; of equals, the first sample.
@@ -43,7 +43,7 @@ def group_view(
         groups.setdefault((t.task_id, t.step, t.policy), []).append(t)
     states = States(environments)
     fields = [_group(group, tasks.get(task_id), states) for (task_id, *_), group in groups.items()]
-    return View("group", "Rollouts of one task", {"groups": fields}, 720)
+    return View("group", "The group of one task", {"groups": fields}, 720)
 
 
 def _group(group: list[Trajectory], task: Task | None, states: States) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""One rollout token by token, in colour: what was sampled, how likely it was, what pushes it.
+"""One trajectory token by token, in colour: what was sampled, how likely it was, what pushes it.
 
 Leaves out finding tokens and masks out (rollouts.tokens).
 """

@@ -7,7 +7,7 @@ const OWN_STYLE = `
 .ak .note textarea {flex:1 1 20em; min-height:2.1em; field-sizing:content; max-height:12em; resize:vertical}
 .ak .note output {color:var(--soft); font-size:13px; align-self:center}
 .ak .note output.wrong {color:var(--bad)}
-.ak .alarm {border:1px solid var(--edge); background:var(--mark); border-radius:10px; padding:0 8px; margin-left:6px}
+.ak .marked {border:1px solid var(--edge); background:var(--mark); border-radius:10px; padding:0 8px; margin-left:6px}
 `;
 
 // ---- choosing tasks ----
@@ -99,8 +99,8 @@ function drawSamples(state, column, p) {
 }
 
 function drawTask(state, policies, task) {
-  const labels = node("div", "soft text", `${task.id} · category ${task.family} · ${task.difficulty}`);
-  labels.append(...task.alarms.map((alarm) => node("span", "alarm", alarm)));
+  const labels = node("div", "soft text", `${task.id} · family ${task.family} · ${task.difficulty}`);
+  labels.append(...task.marks.map((mark) => node("span", "marked", mark)));
   const gold = node("div", "", "", node("span", "soft", "gold answer "), node("b", "text", task.answer));
   const head = node("div", "task", "", labels, node("div", "prompt text", task.prompt), gold);
   const samples = task.columns.map((column, p) => column.samples[state.samples[p]]);
@@ -186,14 +186,14 @@ function show(element, payload, { block, moved, noted }) {
   const outcome = outcomes(policies);
   const families = unique(tasks.map((task) => task.family));
   const difficulties = unique(tasks.map((task) => task.difficulty));
-  const alarms = unique(tasks.flatMap((task) => task.alarms));
+  const marks = unique(tasks.flatMap((task) => task.marks));
   const state = { at: 0, chosen: tasks, task: null, samples: [], open: true, asked: 0, filtered: 0 };
   const root = makeRoot(element);
   const notes = makeNotes(payload.notes, noted);
 
   const filter = async () => {
     const mine = ++state.filtered;
-    const [family, difficulty, alarm] = [byFamily, byDifficulty, byAlarm].map((choice) => Number(choice.value));
+    const [family, difficulty, mark] = [byFamily, byDifficulty, byMark].map((choice) => Number(choice.value));
     const words = searchBox.value.trim().toLowerCase();
     const before = state.chosen[state.at];
     let chosen = tasks.filter(
@@ -201,7 +201,7 @@ function show(element, payload, { block, moved, noted }) {
         outcome[byOutcome.value][1](task) &&
         (!family || task.family === families[family - 1]) &&
         (!difficulty || task.difficulty === difficulties[difficulty - 1]) &&
-        (!alarm || (alarm > alarms.length ? notes.text(task.id) : task.alarms.includes(alarms[alarm - 1]))),
+        (!mark || (mark > marks.length ? notes.text(task.id) : task.marks.includes(marks[mark - 1]))),
     );
     if (words) chosen = await search(chosen, words, () => mine === state.filtered);
     if (mine !== state.filtered) return;
@@ -222,9 +222,9 @@ function show(element, payload, { block, moved, noted }) {
     return matches;
   };
   const byOutcome = select("outcome", outcome.map(([text]) => text), filter);
-  const byFamily = select("category", ["all categories", ...families.map((family) => `category ${family}`)], filter);
+  const byFamily = select("family", ["all families", ...families.map((family) => `family ${family}`)], filter);
   const byDifficulty = select("difficulty", ["all difficulties", ...difficulties], filter);
-  const byAlarm = select("alarms and notes", ["alarms: any", ...alarms.map((a) => `alarm: ${a}`), "with a note"], filter);
+  const byMark = select("marks and notes", ["marks: any", ...marks.map((a) => `mark: ${a}`), "with a note"], filter);
   const searchBox = label(node("input"), "search the texts");
   Object.assign(searchBox, { type: "search", placeholder: "search (/)" });
   let typed = 0;
@@ -280,7 +280,7 @@ function show(element, payload, { block, moved, noted }) {
     "/": () => searchBox.focus(),
   });
   root.append(
-    node("div", "bar", "", previous, next, counter, byOutcome, byFamily, byDifficulty, byAlarm, searchBox, folding, exporting),
+    node("div", "bar", "", previous, next, counter, byOutcome, byFamily, byDifficulty, byMark, searchBox, folding, exporting),
     ...(payload.left_out ? [node("div", "none", payload.left_out)] : []),
     body,
   );
@@ -290,7 +290,7 @@ function show(element, payload, { block, moved, noted }) {
   const open = (id) => {
     if (state.chosen[state.at]?.id === id || !tasks.some((task) => task.id === id)) return;
     if (!state.chosen.some((task) => task.id === id)) {
-      for (const choice of [byOutcome, byFamily, byDifficulty, byAlarm]) choice.value = "0";
+      for (const choice of [byOutcome, byFamily, byDifficulty, byMark]) choice.value = "0";
       searchBox.value = "";
       state.chosen = tasks;
     }

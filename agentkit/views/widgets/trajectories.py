@@ -27,7 +27,7 @@ BUDGET = 20_000_000  # characters of JSON that the tasks of a view may have
 NOTES = (
     "notes.jsonl"  # in the run: a line for each change, the newest of a task counts; empty text takes it back
 )
-_INDEX = ("id", "family", "difficulty", "solved", "alarms")  # what the filters need of every task
+_INDEX = ("id", "family", "difficulty", "solved", "marks")  # what the filters need of every task
 
 
 class LiveCompare(LiveView):
@@ -155,13 +155,13 @@ def _task(
         counts = {"count": len(samples), "scored": len(scored), "right": scored.count(1.0)}
         columns.append(counts | {"samples": fields})
         solved.append(counts["right"] > SOLVED * len(scored) if scored else None)
-    marks = {
+    held = {
         "not scored": any(t.success is None for t in trajectories),
         "no answer": any(t.answer is None for t in trajectories),
         "failed call": any(not result.ok for t in trajectories for result in results_of(t)),
     }
-    alarms = [name for name, holds in marks.items() if holds]
-    return task_fields(task) | {"columns": columns, "solved": solved, "alarms": alarms}
+    marks = [name for name, holds in held.items() if holds]
+    return task_fields(task) | {"columns": columns, "solved": solved, "marks": marks}
 
 
 # ---- notes
