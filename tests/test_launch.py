@@ -79,6 +79,8 @@ def test_a_job_that_fails_leaves_nothing_of_its_model_in_the_errors_frames(tmp_p
         raise RuntimeError("stopped")
 
     monkeypatch.setattr(launch, "function_of", lambda job: fails)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr(launch, "_collect", lambda: None)
     with pytest.raises(RuntimeError, match="stopped") as kept:
         Work(lab_with({}), Run.create(tmp_path / "run")).train()
     assert kept.value.__traceback__ is not None and seen[0]() is None

@@ -97,7 +97,11 @@ def test_pretraining_data_train_the_expert_s_own_tokens_only(tmp_path):
 
 def test_an_adapter_that_is_named_as_a_model_is_told_what_to_do(tmp_path):
     """What TRL and Unsloth leave of a supervised fine-tuning."""
-    (tmp_path / "adapter_config.json").write_text("{}")
+    from engines import adapter_on
+
+    model, tokenizer = load_agent("nano")
+    adapter_on(model, 0.01, rank=2).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
     with pytest.raises(FileNotFoundError, match="is a LoRA adapter, and a model is wanted: fold it in first"):
         load_agent(str(tmp_path))
 

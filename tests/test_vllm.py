@@ -281,6 +281,7 @@ def test_weights_that_went_to_the_wrong_place_are_caught(engine, agent, monkeypa
 
 def test_an_engine_that_fails_to_start_says_so_and_leaves_room_for_the_next(agent, monkeypatch):
     """What it had taken hangs on the frames of its error, which IPython keeps."""
+    from vllm.distributed import parallel_state
     from vllm.v1.engine.llm_engine import LLMEngine
 
     class Taken:
@@ -295,17 +296,29 @@ def test_an_engine_that_fails_to_start_says_so_and_leaves_room_for_the_next(agen
         raise ValueError("No available memory for the cache blocks")
 
     monkeypatch.setattr(LLMEngine, "from_engine_args", classmethod(fails))
+    with monkeypatch.context() as patch:
+        patch.setattr(VllmPolicy, "_started", 1)
+        with pytest.raises(EngineError, match="Another engine is open in this process: close it first"):
+            VllmPolicy(*agent, max_length=256)
+    monkeypatch.setattr(VllmPolicy, "_started", 0)
+    monkeypatch.setattr(
+        parallel_state, "cleanup_dist_env_and_memory", lambda: None
+    )  # other engines' are open
     with pytest.raises(EngineError, match="did not start: ValueError: No available memory.*engine_memory"):
         VllmPolicy(*agent, max_length=256)
-    assert seen[0]() is None
+    assert seen[-1]() is None
     monkeypatch.setattr(LLMEngine, "from_engine_args", classmethod(start))
     with VllmPolicy(*agent, max_length=256) as policy:
         assert len(ask(policy, 2, length=3)) == 2
 
 
 @pytest.mark.parametrize("asleep", [True, False])
-def test_an_engine_that_sleeps_is_woken_before_it_ends(asleep):
+def test_an_engine_that_sleeps_is_woken_before_it_ends(asleep, monkeypatch):
     """Pools that are freed asleep leave the next engine of the process without memory."""
+    from vllm.distributed import parallel_state
+
+    monkeypatch.setattr(VllmPolicy, "_started", 1)
+    monkeypatch.setattr(parallel_state, "cleanup_dist_env_and_memory", lambda: None)
     called, policy = [], VllmPolicy.__new__(VllmPolicy)
     policy._engine = SimpleNamespace(
         wake_up=lambda: called.append("wakes"),

@@ -99,11 +99,14 @@ def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -
 
 
 def pretrained(kind: Any, model: str, **options: Any) -> Any:
+    holds = {name for name in ("adapter_config.json", "config.json") if (Path(model) / name).is_file()}
+    if (
+        holds == {"adapter_config.json"} and kind is not AutoTokenizer
+    ):  # transformers may load it, base and all
+        raise FileNotFoundError(f"{model} is a LoRA adapter, and {FOLD}")
     try:
         return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError, SafetensorError) as error:
-        if (Path(model) / "adapter_config.json").is_file():
-            raise FileNotFoundError(f"{model} is a LoRA adapter, and {FOLD}") from None
         why, parent = told(error), Path(model).parent
         if not Path(model).exists() and parent.name and parent.is_dir():
             why = f"no such folder in {parent} (the first lines of a recipe say how its model is made)"

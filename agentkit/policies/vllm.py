@@ -63,6 +63,7 @@ class VllmPolicy(ThreadedPolicy):
     """
 
     shares_weights = False
+    _started: ClassVar[int] = 0  # engines of this process that have not ended
     _group: ClassVar[threading.Lock] = threading.Lock()  # engines start and end one at a time: they share one
 
     def __init__(
@@ -150,11 +151,23 @@ class VllmPolicy(ThreadedPolicy):
             )
             try:
                 self._engine = LLMEngine.from_engine_args(arguments)
+                VllmPolicy._started += 1
             except Exception as error:
                 raise EngineError(self._not_started(error)) from error
 
     def _not_started(self, error: Exception) -> str:
         """Free what an engine took before it failed, for the next one; and what to tell."""
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        if VllmPolicy._started:  # whose memory is kept by the same allocator
+            return f"vLLM did not start: {why}. Another engine is open in this process: close it first"
+        with suppress(Exception):
+            self._free(error)
+        return (
+            f"vLLM did not start: {why}. Set what it asks for (engine_memory is its share of "
+            "the card) and start again; in a notebook restart the kernel where it then complains of memory"
+        )
+
+    def _free(self, error: Exception) -> None:
         from vllm.distributed import parallel_state
 
         traceback.clear_frames(error.__traceback__)
@@ -166,11 +179,6 @@ class VllmPolicy(ThreadedPolicy):
                 CuMemAllocator.instance.release_pools()
         with nullcontext() if self._owns_group else _group_kept(parallel_state):
             parallel_state.cleanup_dist_env_and_memory()
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-        return (
-            f"vLLM did not start: {why}. Set what it asks for (engine_memory is its share of "
-            "the card) and start again; in a notebook restart the kernel where it then complains of memory"
-        )
 
     def _fall_asleep(self) -> None:
         if self._engine is not None and not (self._asleep or self._running or self._inbox):
@@ -280,6 +288,7 @@ class VllmPolicy(ThreadedPolicy):
                 with suppress(Exception):
                     engine.wake_up()
             with nullcontext() if self._owns_group else _group_kept(parallel_state):
+                VllmPolicy._started -= 1
                 engine.engine_core.shutdown()
                 del engine
                 parallel_state.cleanup_dist_env_and_memory()

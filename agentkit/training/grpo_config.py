@@ -48,7 +48,8 @@ def grpo_config(recipe: Recipe, out: Path) -> GRPOConfig:
             router_aux_loss_coef=0.0,  # our log-probabilities come without a router's loss
             logging_nan_inf_filter=True,
             torch_empty_cache_steps=None,
-            run_name="/".join(out.absolute().parts[-5:-2]) or None,  # of a sweep, its arm and seed
+            # of a sweep its arm and seed; trackio would go on with an earlier run of that name
+            run_name="/".join(out.absolute().parts[-5:-2]) if recipe.report_to == "wandb" else None,
             **(quiet_trainer(recipe) | {"report_to": recipe.report_to}),
         )
     )

@@ -152,7 +152,7 @@ class Work:
             try:
                 return function_of(job)(self.lab, self.run, tell, **arguments)
             except BaseException as error:
-                traceback.clear_frames(error.__traceback__)  # IPython keeps them, and with them a model
+                _empty(error)
                 raise
         self.lab.check_for_children()
         number, cards, serving = topology.workers, topology.cards, ()
@@ -181,6 +181,13 @@ def _topology(recipe: Recipe) -> Topology:
             if max(needs.update(), needs.sampling(size)) <= size * memory.GB:  # else a split helps neither
                 fits = needs.advice(size)
     return choose(recipe, count, fits)
+
+
+def _empty(error: BaseException | None) -> None:
+    """Let go of what an error's frames hold where there is a GPU: IPython keeps the last error."""
+    while error is not None and torch.cuda.is_initialized():
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _collect() -> None:

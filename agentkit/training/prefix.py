@@ -338,7 +338,7 @@ def _in_two_parts(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 def _on_tensor_cores(weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
     with torch.autocast(hidden.device.type, enabled=False):
-        product = _Product.apply(hidden.flatten(0, -2), weight).view(*hidden.shape[:-1], len(weight))
+        product = _Product.apply(hidden, weight)  # no view: the logits are divided in place
         return product if bias is None else product + bias.float()
 
 
