@@ -75,9 +75,9 @@ class Lab:
     own_families: frozenset[str] = frozenset()  # those of the lab file
     own_verifiers: Mapping[str, Callable] = field(default_factory=dict)
     own_rewards: Reward = field(default_factory=dict)
-    added: frozenset[str] = frozenset()  # by ``extended``, of which no other process knows
     path: Path | None = None  # the lab file
     digest: str = ""  # of the lab file and the modules beside it that it imports
+    added: frozenset[str] = frozenset()  # by ``extended``, of which no other process knows
 
     @classmethod
     def open(cls, recipe: Recipe | Mapping[str, Any] | str | Path) -> Self:

@@ -308,8 +308,8 @@ def test_an_engine_that_fails_to_start_says_so_and_leaves_room_for_the_next(agen
         VllmPolicy(*agent, max_length=256)
     assert seen[-1]() is None
     monkeypatch.setattr(LLMEngine, "from_engine_args", classmethod(start))
-    with VllmPolicy(*agent, max_length=256) as policy:
-        assert len(ask(policy, 2, length=3)) == 2
+    with VllmPolicy(*agent, max_length=1024) as policy:
+        assert len(asyncio.run(ask(policy, 2, length=3)())) == 2
 
 
 @pytest.mark.parametrize("asleep", [True, False])

@@ -59,7 +59,9 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     run.warn_if_changed(ADAPTER)
     rows = _token_rows(run)
     trained_in = precision_of(recipe.get("precision", "auto"))
-    model = pretrained(AutoModelForCausalLM, source, dtype=trained_in).eval()  # .to() would round RoPE, too
+    model = pretrained(AutoModelForCausalLM, source, dtype=kept).eval()
+    for weight in model.parameters():  # and no buffer: RoPE's frequencies stay in float32
+        weight.data = weight.data.to(trained_in)
     if max(token for ids, _ in rows for token in ids) >= model.get_input_embeddings().num_embeddings:
         raise RunError(f"{run.path} holds tokens that {source} lacks: its trajectories are another model's.")
     if recipe.get("sft"):
