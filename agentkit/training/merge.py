@@ -59,9 +59,7 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     run.warn_if_changed(ADAPTER)
     rows = _token_rows(run)
     trained_in = precision_of(recipe.get("precision", "auto"))
-    model = pretrained(AutoModelForCausalLM, source, dtype=kept).eval()
-    for weight in model.parameters():  # and no buffer: RoPE's frequencies stay in float32
-        weight.data = weight.data.to(trained_in)
+    model = _weights_as(trained_in, pretrained(AutoModelForCausalLM, source, dtype=kept).eval())
     if max(token for ids, _ in rows for token in ids) >= model.get_input_embeddings().num_embeddings:
         raise RunError(f"{run.path} holds tokens that {source} lacks: its trajectories are another model's.")
     if recipe.get("sft"):
@@ -93,6 +91,13 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     secure(out)
     mean, largest = float(misses.abs().mean()), float(misses.abs().max())
     return Merged(out, name, len(effect), mean, largest, float(effect.abs().mean()), surviving)
+
+
+def _weights_as(dtype: torch.dtype, model: Any) -> Any:
+    """The model with its weights in this type, and no buffer: RoPE's frequencies stay in float32."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+    return model
 
 
 def _write(model: Any, tokenizer: Any, folder: Path) -> None:
