@@ -27,9 +27,8 @@ def attention(
     dimensions or None, and returns (B, W, heads, head size) and no weights, as ``attend`` does.
     """
     device = query.device.type
-    if attend and torch.is_autocast_enabled(
-        device
-    ):  # as plain SDPA has it; patterns of masks pass autocast by
+    if attend and torch.is_autocast_enabled(device):
+        # as plain SDPA has it; named masks pass autocast by
         kind = torch.get_autocast_dtype(device)
         query, key, value = query.to(kind), key.to(kind), value.to(kind)
     return (attend or sdpa_attention_forward)(module, query, key, value, attention_mask, **options)

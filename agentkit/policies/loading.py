@@ -100,9 +100,8 @@ def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -
 
 def pretrained(kind: Any, model: str, **options: Any) -> Any:
     holds = {name for name in ("adapter_config.json", "config.json") if (Path(model) / name).is_file()}
-    if (
-        holds == {"adapter_config.json"} and kind is not AutoTokenizer
-    ):  # transformers may load it, base and all
+    if holds == {"adapter_config.json"} and kind is not AutoTokenizer:
+        # transformers may load it, base and all, with the adapter in the layers
         raise FileNotFoundError(f"{model} is a LoRA adapter, and {FOLD}")
     try:
         return kind.from_pretrained(model_path(model), **options)
@@ -214,8 +213,11 @@ def make_policy(
         policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora, **times)
         policy.in_flight = max(1, recipe.max_batch * len(recipe.servers) // world())
     else:
-        room = {"max_length": longest(model, recipe), "memory_share": recipe.engine_memory}
-        room["max_batch"] = recipe.max_batch
+        room = {
+            "max_length": longest(model, recipe),
+            "memory_share": recipe.engine_memory,
+            "max_batch": recipe.max_batch,
+        }
         policy = VllmPolicy(model, tokenizer, name, lora=lora, engine=engine, **room)
         policy.in_flight = recipe.max_batch
     try:

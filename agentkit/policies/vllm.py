@@ -56,10 +56,9 @@ class VllmPolicy(ThreadedPolicy):
 
     With ``lora`` a PEFT model's adapter is handed over, instead of all weights with the adapter folded in.
     ``max_length`` bounds a trajectory's tokens, ``max_batch`` how many are sampled together on a GPU.
-    ``memory_share`` is of the GPU's memory; on a CPU the
-    environment variable VLLM_CPU_KVCACHE_SPACE says how many GiB keys and values take. ``engine`` is an
-    LLMEngine that reads the model's own weights, as Unsloth's does: it outlives this policy. Raises
-    EngineError, which says what to do.
+    ``memory_share`` is of the GPU's memory; on a CPU the environment variable VLLM_CPU_KVCACHE_SPACE says how
+    many GiB keys and values take. ``engine`` is an LLMEngine that reads the model's own weights, as Unsloth's
+    does: it outlives this policy. Raises EngineError, which says what to do.
     """
 
     shares_weights = False

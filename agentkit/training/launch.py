@@ -185,7 +185,9 @@ def _topology(recipe: Recipe) -> Topology:
 
 def _empty(error: BaseException | None) -> None:
     """Let go of what an error's frames hold where there is a GPU: IPython keeps the last error."""
-    while error is not None and torch.cuda.is_initialized():
+    seen = set()  # a chain may be a ring
+    while error is not None and id(error) not in seen and torch.cuda.is_initialized():
+        seen.add(id(error))
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
