@@ -107,7 +107,11 @@ def shown(policy: Policy, model: PeftModel, requests: int = 4, tokens: int = 64,
     prompts = torch.randint(
         5, vocabulary, (requests, prompt), generator=torch.Generator().manual_seed(3)
     ).tolist()
-    samples = sampled(policy, prompts, tokens, 1.0)
+    return gap_of(model, prompts, sampled(policy, prompts, tokens, 1.0))
+
+
+def gap_of(model: PeftModel, prompts: list[list[int]], samples: list[Sample]) -> Any:
+    """The gap between what an engine said of its samples and what the model does, its share always taken."""
 
     def scored():
         pairs = zip(prompts, samples, strict=True)
@@ -220,7 +224,7 @@ def _under_the_old_name(policy: Any) -> Callable:
         engine.add_lora(old)
 
     def at_servers(model: PeftModel) -> None:
-        ask, name = policy._ask, policy._replicas[0].model
+        ask, name = policy._ask, policy._adapter
 
         async def asked(replica: Any, method: str, path: str, **options: Any) -> Any:
             if path == "/v1/unload_lora_adapter":

@@ -15,7 +15,7 @@ from survive import make_trainer, tiny_agent
 from test_resume import Stop
 
 from agentkit.policies.sync import sampled_logprobs
-from agentkit.policies.twin import refresh, twin_of
+from agentkit.policies.twin import TwinPolicy, refresh, twin_of
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import read_jsonl
 from agentkit.runs.recipe import Recipe, RecipeError
@@ -60,6 +60,48 @@ def test_each_batch_is_sampled_with_the_weights_that_its_staleness_says(bound, l
         far = [_distance(model, weights, trainer.run.trajectories(step)) for weights in kept]
         assert far[step - 1 - lag] < 1e-4
         assert all(distance > 1e-3 for i, distance in enumerate(far) if i != step - 1 - lag), far
+    assert threads() == []
+
+
+class Keeping(TwinPolicy):
+    """What was handed over before goes on sampling: every ``sync`` makes a twin."""
+
+    keeps_weights = True
+
+    def sync(self, model):
+        self.made = TwinPolicy(model, self.tokenizer, self.name, 128, True)
+        self.made.sync(model)
+        super().sync(model)
+
+    def as_it_is(self):
+        return self.made
+
+
+@pytest.mark.parametrize(("bound", "lags"), [(1, [0, 1, 1, 1, 1, 1]), (2, [0, 1, 2, 1, 2, 1])])
+def test_an_engine_that_keeps_weights_samples_the_same_and_two_batches_at_a_time(bound, lags, tmp_path):
+    """Each batch ends only after the next has begun, where that one may have newer weights than it."""
+    options = {"max_staleness": bound, "val_every": 6}  # validation waits
+    plain, trainer = (make_trainer(tmp_path / name, **options) for name in ("plain", "run"))
+    train(plain)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    trainer.policy = Keeping(model, trainer.policy.tokenizer, "grpo", 128, True)
+    trainer.background.close()
+    trainer.background = Background(2)
+    begun, late, sample = [threading.Event() for _ in range(8)], [], trainer._sample
+
+    def overlapping(step, *arguments):
+        begun[step].set()
+        found = sample(step, *arguments)
+        if step < 6 and not begun[step + 1].wait(30):
+            late.append(step)
+        return found
+
+    trainer._sample = overlapping
+    train(trainer)
+    assert late == [] and [row["staleness"] for row in rows_of(trainer)] == lags
+    for step in range(1, 7):
+        found, expected = (made.run.trajectories(step) for made in (trainer, plain))
+        assert [t.completion_ids for t in found] == [t.completion_ids for t in expected]
     assert threads() == []
 
 

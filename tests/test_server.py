@@ -311,9 +311,59 @@ def test_an_adapter_is_handed_over_as_it_was_trained(two):
     two[0].answer = takes
     with ServerPolicy([two[0].url], EndsAt(), lora=True) as policy:
         policy.sync(model)
-        assert policy._replicas[0].model == "weights-1"
+        assert policy._adapter == "weights-1" and policy._replicas[0].adapters == ("weights-1",)
     own = {name.replace(".default", ""): x for name, x in model.state_dict().items() if ".lora_" in name}
     assert seen.keys() == own.keys() and all(torch.equal(seen[name], x) for name, x in own.items())
+
+
+def holding_adapters(replica):
+    """Have it list, load and unload adapters, as vLLM does; the resets of its prefix cache come back."""
+    resets = []
+
+    def takes(body):
+        names = replica.models["data"]
+        if body is None:
+            resets.append(len(names))
+        elif "lora_path" in body:
+            names.append({"id": body["lora_name"]})
+        elif "lora_name" in body:
+            names.remove({"id": body["lora_name"]})
+        else:
+            known = {"id": body["model"]} in names
+            return replica.right(body) if known else (404, b"unknown")
+        return 200, {"success": True}
+
+    replica.answer = takes
+    return resets
+
+
+def test_the_adapter_before_the_last_goes_on_sampling_where_it_is_held(two):
+    """The second server is started again between two hand-overs and holds the newer one alone."""
+    resets, model = holding_adapters(two[0]), with_lora(tiny())
+    holding_adapters(two[1])
+    two[0].models["data"].append({"id": "weights-7"})  # of a training before
+    with ServerPolicy([replica.url for replica in two], EndsAt(), lora=True) as policy:
+        policy.sync(model)
+        before, asked = policy.as_it_is(), requests(6)
+        two[1].models["data"] = [{"id": "m"}]
+        policy.sync(model)
+        folders = sorted(path.name for path in policy._folder.iterdir())
+        for replica in two:
+            replica.bodies.clear()
+        assert [sample.ids for sample in play(before, asked)] == wanted(asked)
+        assert [body["model"] for body in two[0].bodies] == ["weights-1"] * 6 and not two[1].bodies
+        assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
+        assert {body["model"] for body in two[0].bodies[6:] + two[1].bodies} == {"weights-2"} and two[
+            1
+        ].bodies
+        policy.sync(model)
+        assert two[0].models["data"] == [{"id": name} for name in ("m", "weights-2", "weights-3")]
+        assert folders == ["weights-1", "weights-2"], "a server may read them again"
+        with pytest.raises(
+            EngineError, match="no server is left.*it was not handed weights-1, or holds it no"
+        ):
+            play(before, requests(1))
+    assert resets == [2], "of others' keys and values, at first; a name tells its own"
 
 
 def test_a_server_that_fails_at_adapters_is_told(two):

@@ -8,6 +8,7 @@ the weights it missed. Leaves out starting the servers (serve, server_processes)
 """
 
 import asyncio
+import copy
 import math
 import os
 import re
@@ -35,6 +36,7 @@ LOYALTY = 4  # requests more in flight that a replica may have and still get its
 CONNECT_S = 10.0
 BACK_S = 60.0  # that a replica left out has to take the new weights
 ADAPTER_NAME = re.compile(r"weights-\d+")  # what ``sync`` calls those it hands over
+KEPT = 2  # adapters that a replica holds: the last handed over, and the one before, which may yet sample
 
 
 class _ReplicaError(Exception):
@@ -45,6 +47,7 @@ class _ReplicaError(Exception):
 class _Replica:
     url: str
     model: str = ""  # what it calls the model it serves
+    adapters: tuple[str, ...] = ()  # of this policy that it holds
     reads: int | None = None  # tokens of prompt and completion, where it says so
     why: str = ""  # it is left out for this reason; "" while it is used
     replied: float = -math.inf  # when it last did, by the monotonic clock
@@ -55,6 +58,7 @@ class ServerPolicy(Policy):
     """Samples from vLLM servers at ``urls``, replicas of one model.
 
     With ``lora`` a PEFT model's adapter is handed over, instead of all weights with the adapter folded in.
+    The one before it is kept; vLLM tells by an adapter's name which keys and values are whose.
     One turn may take ``timeout_s``, waiting in the server included; a replica that says nothing for
     ``silent_s`` to more than LOYALTY requests, while another does, is left out. Raises EngineError for a
     replica that does not answer or serves no model.
@@ -78,6 +82,8 @@ class ServerPolicy(Policy):
                 "http://localhost:8000,http://localhost:8001"
             )
         self.tokenizer, self.name, self._lora, self._silent_s = tokenizer, name, lora, silent_s
+        self.keeps_weights = lora
+        self._adapter = ""  # that samples; none before the first is handed over, or where they are folded in
         self.ends = sorted(end_of_turn_ids(tokenizer))
         self._replicas = [_Replica(url.rstrip("/").removesuffix("/v1")) for url in dict.fromkeys(urls)]
         self._last: dict[int, _Replica] = {}  # by trajectory
@@ -108,6 +114,10 @@ class ServerPolicy(Policy):
     def end(self, trajectory: int) -> None:
         self._last.pop(trajectory, None)
 
+    def as_it_is(self) -> "ServerPolicy":
+        """The policy with the weights it has now, to sample with and no more; they last one ``sync``."""
+        return copy.copy(self)
+
     def sync(self, model: Any) -> None:
         """Have every replica that answers load the model's weights, and drop what it had cached, or
         EngineError.
@@ -118,14 +128,15 @@ class ServerPolicy(Policy):
         if rank() > 0 and sharded(model) and not self._takes_lora(model):
             for _ in full_weights(model):  # the first gathers them
                 pass
-        states = on_main_process(lambda: self._hand_over(model))
-        for replica, (name, why) in zip(self._replicas, states, strict=True):
-            replica.model, replica.why = name, why
+        self._adapter, states = on_main_process(lambda: self._hand_over(model))
+        for replica, (name, adapters, why) in zip(self._replicas, states, strict=True):
+            replica.model, replica.adapters, replica.why = name, adapters, why
 
     def _takes_lora(self, model: Any) -> bool:
         return self._lora and isinstance(model, PeftModel)
 
-    def _hand_over(self, model: Any) -> list[tuple[str, str]]:
+    def _hand_over(self, model: Any) -> tuple[str, list[tuple[str, tuple[str, ...], str]]]:
+        """The name of the adapter handed over, and for each replica what it serves and why it is left out."""
         self._updates += 1
         folder = self._folder / f"weights-{self._updates}"
         lora = self._takes_lora(model)
@@ -135,9 +146,10 @@ class ServerPolicy(Policy):
             else:
                 save_weights(model, folder)
             self._call(self._deliver(folder, lora))
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return [(replica.model, replica.why) for replica in self._replicas]
+        finally:  # a server may read an adapter that it holds again
+            gone = self._updates - KEPT if lora else self._updates
+            shutil.rmtree(self._folder / f"weights-{gone}", ignore_errors=True)
+        return self._adapter, [(r.model, r.adapters, r.why) for r in self._replicas]
 
     def close(self) -> None:
         """Close all connections. The servers run on."""
@@ -228,9 +240,9 @@ class ServerPolicy(Policy):
                 del replica.running[task]
 
     def _choose(self, trajectory: int) -> _Replica:
-        used = [replica for replica in self._replicas if not replica.why]
+        used = [replica for replica in self._replicas if not self._cannot(replica)]
         if not used:
-            reasons = "; ".join(f"{replica.url}: {replica.why}" for replica in self._replicas)
+            reasons = "; ".join(f"{replica.url}: {self._cannot(replica)}" for replica in self._replicas)
             raise EngineError(
                 f"no server is left to sample from ({reasons}). What was being "
                 "sampled is lost and recorded nowhere"
@@ -239,6 +251,12 @@ class ServerPolicy(Policy):
         chosen = min(used, key=lambda replica: len(replica.running) - LOYALTY * (replica is last))
         self._last[trajectory] = chosen
         return chosen
+
+    def _cannot(self, replica: _Replica) -> str:
+        """Why a replica does not sample for this policy; "" where it does."""
+        if replica.why or not self._adapter or self._adapter in replica.adapters:
+            return replica.why
+        return f"it was not handed {self._adapter}, or holds it no longer"
 
     def _leave_out_silent(self, replica: _Replica) -> None:
         """Where more wait for it than a few long turns."""
@@ -263,7 +281,7 @@ class ServerPolicy(Policy):
 
     async def _turn(self, replica: _Replica, request: Request) -> Sample:
         body = {
-            "model": replica.model,
+            "model": self._adapter or replica.model,
             "prompt": request.ids,
             "max_tokens": request.max_new_tokens,
             "temperature": request.temperature,
@@ -298,12 +316,17 @@ class ServerPolicy(Policy):
                 replica.why = ""
 
         await asyncio.gather(*map(deliver, self._replicas))
+        self._adapter = folder.name if lora else ""
         self._choose(-1)  # one at least
 
     async def _load(self, replica: _Replica, folder: Path, lora: bool) -> None:
-        name, *adapters = await self._served(replica)
+        replica.model, *adapters = await self._served(replica)
+        known = lora and self._adapter in replica.adapters and self._adapter in adapters
+        before = (self._adapter,) if known else ()
         for old in filter(ADAPTER_NAME.fullmatch, adapters):  # of this policy, or of one before it
-            await self._ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": old})
+            if old not in before:
+                await self._ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": old})
+        replica.adapters = before
         if lora:
             adapter = {"lora_name": folder.name, "lora_path": str(folder)}
             try:
@@ -312,9 +335,11 @@ class ServerPolicy(Policy):
                 raise EngineError(
                     f"{error}. Start it for adapters: agentkit serve --lora-rank (the lora_r)"
                 ) from None
+            replica.adapters = (*before, folder.name)
         else:
             await self._worker(replica, "agentkit_take_folder", str(folder))
-        replica.model = folder.name if lora else name
+        if before:  # these may be sampled with, which a reset would refuse
+            return
         reply = await self._ask(replica, "POST", "/reset_prefix_cache")
         if reply.json().get("success") is not True:
             raise EngineError(

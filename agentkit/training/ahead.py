@@ -1,11 +1,13 @@
 """Rollouts of the next batches while the update runs: ``max_staleness`` batches, sampled ahead of it.
 
-``Ahead`` goes in front of TRL's GRPOTrainer. Once nothing is sampled any more the engine is handed the
-weights as they are, and a thread samples as many batches with them as may be stale; their tasks follow from
-the order that TRL's sampler draws. What comes out does not depend on which of the two is faster. The main
-thread alone talks to other processes. A checkpoint holds no rollouts: it holds the adapter that samples, and
-whoever goes on from it samples the same batches again. Leaves out weights of the engine's own (policies), the
-correction of what is stale (mismatch), and how a batch is sampled (grpo).
+``Ahead`` goes in front of TRL's GRPOTrainer. The engine is handed the weights as they are, and threads
+sample as many batches with them as may be stale. That waits until nothing is sampled any more, unless the
+engine keeps the weights before them (``Policy.keeps_weights``): then it is done while the last batch of those
+still comes in, whose longest trajectories leave room. Tasks follow from the order that TRL's sampler draws.
+What comes out does not depend on what is faster. The main thread alone talks to other processes. A checkpoint
+holds no rollouts: it holds the adapter that samples, and whoever goes on from it samples the same batches
+again. Leaves out weights of the engine's own (policies), the correction of what is stale (mismatch), and how
+a batch is sampled (grpo).
 """
 
 import asyncio
@@ -46,13 +48,17 @@ class Lead:
 
 
 class Background:
-    """Works one after another in a thread of its own, each on a batch; their results come in that order.
+    """Works on batches, ``at_once`` at a time and begun in order, in threads; results come in that order.
 
-    ``run`` is for coroutines of a work: it ends them where the work is no longer wanted.
+    ``run`` is for coroutines of a work: it ends them where the work is no longer wanted. All run in one event
+    loop, which shares out what is limited and asks a tokenizer one question at a time.
     """
 
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts ahead")
+    def __init__(self, at_once: int = 1) -> None:
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="rollouts ahead")
+        self._loop = asyncio.new_event_loop()
+        self._looping = threading.Thread(target=self._loop.run_forever, name="loop ahead", daemon=True)
+        self._looping.start()
         self._works: deque[tuple[Batch, Future[Any]]] = deque()
         self._unwanted = threading.Event()
 
@@ -62,7 +68,7 @@ class Background:
         return self._works[0][0] if self._works else None
 
     def start(self, batch: Batch, work: Callable[[], Any]) -> None:
-        self._works.append((batch, self._thread.submit(work)))
+        self._works.append((batch, self._threads.submit(work)))
 
     def take(self) -> Any:
         """Wait for the next result; what went wrong is raised here."""
@@ -82,10 +88,10 @@ class Background:
             task.cancel()  # which one that is done ignores
             return await task
 
-        return asyncio.run(unless_unwanted())
+        return asyncio.run_coroutine_threadsafe(unless_unwanted(), self._loop).result()
 
     def drop(self) -> None:
-        """End what is under way, and forget all works; returns once the thread is at rest."""
+        """End what is under way, and forget all works; returns once the threads are at rest."""
         for _, future in self._works:
             future.cancel()
         self._unwanted.set()
@@ -95,11 +101,14 @@ class Background:
 
     def close(self) -> None:
         self.drop()
-        self._thread.shutdown()
+        self._threads.shutdown()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._looping.join()
+        self._loop.close()
 
 
 class Ahead:
-    """Mixin of a GRPOTrainer with ``recipe``, ``step``, ``background``, ``_tasks``, ``_synced``
+    """Mixin of a GRPOTrainer with ``recipe``, ``step``, ``policy``, ``background``, ``_tasks``, ``_synced``
     and ``_sample``.
     """
 
@@ -118,14 +127,18 @@ class Ahead:
         fits = first is not None and first.number == number and first.tasks == self.step.tasks
         if not all(gathered([fits])):
             gap = self._begin(number)
+        lead, handed = self.lead, None
+        last = len(lead.pending) == 1
+        following = self._numbers(number + 1, self.recipe.max_staleness) if last else ()
+        if following and self.policy.keeps_weights:
+            handed = self._hand_over(number, following)
         selected = self.background.take()
-        gathered([None])  # no engine is busy any more in any process: they may share servers
-        lead = self.lead
+        gathered([None])  # no engine is busy with these weights any more: processes may share servers
+        if following and not handed:
+            handed = self._hand_over(number, following)
+        self.lead, more = handed or (replace(lead, pending=lead.pending[1:]), {})
         self.sampled_with = lead.weights if lead.version < number else None
-        self.lead = replace(lead, pending=lead.pending[1:])
-        if not self.lead.pending:
-            gap |= self._hand_over(number, self._numbers(number + 1, self.recipe.max_staleness))
-        return selected, gap | {"staleness": number - lead.version}
+        return selected, gap | more | {"staleness": number - lead.version}
 
     def wait_ahead(self) -> None:
         """Return once no process samples, so that the engine may be handed other weights for a while."""
@@ -155,24 +168,22 @@ class Ahead:
         self.background.drop()
         gathered([None])
         if lead is None or lead.pending[:1] != (number,):
-            return self._hand_over(number, self._numbers(number, 1 + self.recipe.max_staleness))
+            self.lead, gap = self._hand_over(number, self._numbers(number, 1 + self.recipe.max_staleness))
+            return gap
         with with_weights(self.accelerator.unwrap_model(self.model), lead.weights):
-            self._hand_over(lead.version, lead.pending)
+            self.lead, _ = self._hand_over(lead.version, lead.pending)
         return {}  # the step that handed them over first has told
 
-    def _hand_over(self, version: int, numbers: Sequence[int]) -> dict[str, float]:
+    def _hand_over(self, version: int, numbers: Sequence[int]) -> tuple[Lead, dict[str, float]]:
         """Give the engine the weights as they are and have it sample these batches; metrics of the sync."""
-        if not numbers:
-            return {}
         with self._synced() as gap:
             pass
-        weights = trained_weights(self.accelerator.unwrap_model(self.model))
-        self.lead = Lead(version, weights, tuple(numbers))
+        policy = self.policy.as_it_is()
         for number in numbers:
             batch, step = self._batch(number), number * self._updates + 1
-            work = partial(self._sample, step, batch.tasks, batch.everyone, self.background.run)
+            work = partial(self._sample, step, batch.tasks, batch.everyone, self.background.run, policy)
             self.background.start(batch, work)
-        return gap
+        return Lead(version, trained_weights(self.accelerator.unwrap_model(self.model)), tuple(numbers)), gap
 
     def _batch(self, number: int) -> Batch:
         """The tasks of a batch: the step's where it is the step's, else those that TRL will ask for."""

@@ -34,6 +34,7 @@ from agentkit.policies.unsloth import adapted
 from agentkit.records import EngineError, RecipeError, Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import prompt_lengths, rollout
+from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
@@ -121,7 +122,6 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
     def _prepare(self, tokenizer: Any, engine: Any) -> None:
         """What needs the model as TRL has set it up: prefixes, the checkpoint to go on from, the policy."""
         self.remove_callback(PrinterCallback)
-        self.background = Background()
         if "ref" in self.model.peft_config:  # TRL's copy of an adapter that changes nothing yet
             self.model.delete_adapter("ref")
         leave_shards(self.model)
@@ -137,6 +137,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         except BaseException:
             self.policy.close()
             raise
+        self.background = Background(1 + self.policy.keeps_weights)
 
     def _check_prompts(self, tasks: Sequence[Task]) -> None:
         """Raise RecipeError where a prompt leaves no room for a completion, as far as it is known now."""
@@ -192,7 +193,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         else:
             everyone = gathered([task.id for task in asked])
             with self._synced() as gap:
-                selected = self._sample(self.step.number, asked, everyone)
+                selected = self._sample(self.step.number, asked, everyone, run_blocking, self.policy)
         trajectories = selected.trajectories
         trained = (
             (0,) * len(t.action_mask) if out else t.action_mask
@@ -211,7 +212,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         self._measured |= gap | self._cache_mismatches() | {"planned_steps": self.recipe.steps}
 
     def _sample(
-        self, step: int, tasks: Sequence[Task], everyone: Sequence[str], run: Callable = run_blocking
+        self, step: int, tasks: Sequence[Task], everyone: Sequence[str], run: Callable, policy: Policy
     ) -> Selected:
         """The trajectories of this process' tasks at a step; ``everyone`` has the ids of all processes'.
 
@@ -220,7 +221,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         seed = self.recipe.seed + 1_000_003 * step
         fresh = fresh_tasks(self._tasks.values(), everyone, seed)
         fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
-        roll = partial(self._rollout, seed=seed, step=step, run=run)
+        roll = partial(self._rollout, policy=policy, seed=seed, step=step, run=run)
         is_dead = partial(advantages.teaches_nothing, self._tasks, self.reward, self.recipe)
         return select(tasks, fresh, roll, is_dead, self.recipe)
 
@@ -241,7 +242,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
             self.policy.sleep()
 
     def _rollout(self, tasks: Sequence[Task], group_size: int, **options: Any) -> list[Trajectory]:
-        sampled = rollout(tasks, self.policy, group_size=group_size, **options, **self._options)
+        sampled = rollout(tasks, group_size=group_size, **options, **self._options)
         end = (sorted(end_of_turn_ids(self.policy.tokenizer))[0],)
         whole = [t if t.completion_ids else _with_token(t, end) for t in sampled]
         return score_all(tasks, whole, self.reward)
