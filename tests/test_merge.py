@@ -16,10 +16,13 @@ from survive import make_trainer, tiny_agent
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from agentkit.cli import main
+from agentkit.lab import Lab
 from agentkit.runs import Run, RunError, write_trajectories
+from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import save_adapter
 from agentkit.training.grpo import train
-from agentkit.training.merge import logprobs, merge
+from agentkit.training.launch import Work
+from agentkit.training.merge import _trained_in, logprobs, merge
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -87,6 +90,17 @@ def test_it_ends_its_turns_where_rollouts_did_and_an_adapter_beside_it_names_its
     ends = tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
     assert settings.eos_token_id == sorted(ends) and (settings.do_sample, settings.temperature) == (True, 0.7)
     assert json.loads(run.file("merged", "adapter", "adapter_config.json").read_text()) == config
+
+
+def test_a_model_is_rebuilt_in_the_precision_that_trained_it_on_another_machine(tmp_path, monkeypatch):
+    """``auto`` was float32 where it was trained; here there is a GPU, where it is bfloat16."""
+    run = Run.create(tmp_path / "run")
+    record = Work(Lab.open(Recipe()), run).record
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    run.begin("03_grpo", {"precision": "auto"})
+    assert _trained_in(run) == torch.bfloat16, "nobody has told"
+    run.end("03_grpo", **record)
+    assert _trained_in(run) == torch.float32
 
 
 def test_the_command_prints_what_was_found_and_takes_another_data_type(trained, capsys):

@@ -211,6 +211,31 @@ def test_what_being_right_earns_is_told_from_what_scoring_again_changes(rollouts
     assert item.light == light and said in item.advice and "flipped" not in item.advice
 
 
+def words_shared(task, t):
+    """F1 of the words of an answer and those of the right one."""
+    said, right = (t.answer or "").split(), task.answer.split()
+    shared = sum(word.strip(",") in right for word in said)
+    return 2 * shared / (len(said) + len(right))
+
+
+@pytest.mark.parametrize(
+    ("component", "light"),
+    [
+        (lambda task, t: float(task.answer in (t.answer or "")), "amber"),
+        (lambda task, t: float(task.answer == t.answer), "green"),
+        (lambda task, t: float((t.answer or " ").split()[-1:] == task.answer.split()[-1:]), "green"),
+        (words_shared, "green"),
+        (correctness, "green"),
+    ],
+    ids=["holds", "equals", "last", "f1", "verdict"],
+)
+def test_a_reward_that_pays_for_a_list_with_the_right_answer_in_it_is_told(rollouts, component, light):
+    item = judged(rollouts, {"answered": (component, 1.0)})["What being right earns"]
+    assert item.light == light
+    assert light == "green" or "A list with the right answer in it earns 1 more" in item.advice
+    assert item.values["culprit"] == ("answered" if light == "amber" else "")
+
+
 def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
     def tool_call(task, trajectory):
         score = 1.0 if trajectory.success == 1.0 else -1.0

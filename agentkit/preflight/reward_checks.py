@@ -30,6 +30,8 @@ CALLS = (
     "The reward looks at the calls and never at the final answer: with a wrong one they earn as much. "
     "To pay for the answer too, add agentkit.rewards.correctness to the lab file's rewards."
 )
+AMONG = "the right answer among others"
+OTHERS = "13, 17, 19, 23, 29, 31", "53, 59, 61, 67, 71, 73"  # around it
 AGAIN = 4  # scorings of the same gold trajectories, for what is chance
 
 
@@ -62,14 +64,14 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Ma
 def _gold_earnings(
     name: str, golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Mapping[str, Any]
 ) -> Item:
-    """What gold trajectories earn, what penalties take from them, and which wrong rollouts earn more."""
+    """What gold trajectories earn, what penalties take from them, and which wrong ones earn more."""
     gold_of = {t.task_id: t for t in golden if t.reward is not None}
     rewards = [t.reward for t in gold_of.values()]
     rollouts = [t for t in members(groups) if t.reward is not None]
     best = max((t.reward for t in rollouts), default=-math.inf)
     finding = (
         f"{len(golden)} gold trajectories earn {np.mean(rewards):.3g} on average ({min(rewards):.3g} to "
-        f"{max(rewards):.3g}); the best rollout {best:.3g}."
+        f"{max(rewards):.3g}); the best trajectory {best:.3g}."
     )
     penalties = {} if isinstance(reward, Product) else _penalties(golden, reward, right)
     values = {"rewards": rewards, "best_rollout": best, "penalties": penalties}
@@ -78,9 +80,10 @@ def _gold_earnings(
         alike = [t.components.get(penalty) == golden[0].components.get(penalty) for t in rollouts]
         advice = (
             f"{penalty} takes {-penalties[penalty]:.3g} from gold trajectories, and gives "
-            f"{np.mean(alike or 0.0):.0%} of the rollouts the same value: it fires on what it should reward. "
-            f"Without it gold would earn {np.mean(rewards) - penalties[penalty]:.3g}. Mend what {penalty} "
-            "matches before training; the usual cause is an unanchored pattern, which every text matches."
+            f"{np.mean(alike or 0.0):.0%} of the trajectories the same value: it fires on what it should "
+            f"reward. Without it gold would earn {np.mean(rewards) - penalties[penalty]:.3g}. Mend what "
+            f"{penalty} matches before training; the usual cause is an unanchored pattern, which every text "
+            "matches."
         )
         return Item(name, "red", finding, advice, gold_ids(golden), values)
     wrong = [t for t in rollouts if t.success == 0.0]
@@ -88,14 +91,14 @@ def _gold_earnings(
     if not above:
         return Item(name, "green", finding, values=values)
     paid = _paid_above(reward, [(t, gold_of[t.task_id]) for t in above])
-    more = f"{len(above)} wrong rollouts earn more than the gold trajectory of their task"
+    more = f"{len(above)} wrong trajectories earn more than the gold one of their task"
     advice = f"{more}: read them; the reward pays for something else{paid}."
     light = "red" if len(above) > 0.1 * len(rollouts) else "amber"
     return Item(name, light, finding, advice, ids(above), values)
 
 
 def _paid_above(reward: Reward, pairs: Sequence[tuple[Trajectory, Trajectory]]) -> str:
-    """The component that pays wrong rollouts most of what they earn above gold, as words of a sentence."""
+    """The component that pays wrong trajectories most of what they earn above gold, in words."""
     if isinstance(reward, Product) or not reward:
         return ""
     gains = dict.fromkeys(reward, 0.0)
@@ -156,20 +159,35 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
         culprit, why = (*blamed, ("", hidden if tells else CALLS if calls else NOTHING))[0]
         light = "amber" if earns > max(read, EQUAL) or (calls and why == CALLS) else "red"
         return Item(name, light, finding, why, values=values | {"culprit": culprit})
+    light, culprit, why = _paid_besides(reward, gains, earns)
+    return Item(name, light, finding, why, values=values | {"culprit": culprit})
+
+
+def _paid_besides(
+    reward: Reward, gains: Mapping[str, Mapping[str, float]], earns: float
+) -> tuple[str, str, str]:
+    """A light, the component to blame and why, where a right answer earns more than a wrong one."""
+    chance, wrong, quits = gains["chance"], gains["a wrong answer"], gains["a wrong answer at once"]
     if quits["reward"] > chance["reward"]:
         culprit = max(reward, key=lambda n: reward[n][1] * quits[n])
         why = (
             f"A wrong answer at once, without a call, earns {quits['reward']:.3g} more than a right one: "
             f"lower the weight of {culprit} ({reward[culprit][1]:g})."
         )
-        return Item(name, "red", finding, why, values=values | {"culprit": culprit})
+        return "red", culprit, why
+    among = gains[AMONG]
+    if -wrong["reward"] > chance["reward"] and among["reward"] > wrong["reward"] / 2:
+        culprit = max(reward, key=lambda n: reward[n][1] * (among[n] - wrong[n]))
+        why = (
+            f"A list with the right answer in it earns {among['reward'] - wrong['reward']:.3g} more than a "
+            f"wrong answer: a policy may learn to list. Have {culprit} compare whole answers."
+        )
+        return "amber", culprit, why
     longer = gains["many more tokens"]["reward"]
     if longer > max(SLACK * earns, chance["reward"]):
-        longer = (
-            f"A trajectory five times as long earns {longer:.3g} more: bound what pays for length or calls."
-        )
-        return Item(name, "amber", finding, longer, values=values)
-    return Item(name, "green", finding, values=values)
+        why = f"A trajectory five times as long earns {longer:.3g} more: bound what pays for length or calls."
+        return "amber", "", why
+    return "green", "", ""
 
 
 def _judged_by_calls(task: Task, trajectory: Trajectory) -> bool:
@@ -216,6 +234,8 @@ def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str,
     rows: dict[str, list[dict[str, float]]] = {}
     for task, trajectory in gold:
         scored = {name: score(task, variant, reward) for name, variant in variants(trajectory)}
+        listed = ", ".join([OTHERS[0], trajectory.answer or "", OTHERS[1]])
+        scored[AMONG] = score(task, replace(trajectory, answer=listed, success=0.0, why=""), reward)
         scored |= {f"again {number}": score(task, trajectory, reward) for number in range(AGAIN)}
         earned = {name: t.components | {"reward": t.reward} for name, t in scored.items()}
         for name, own in earned.items():
@@ -245,10 +265,10 @@ def component(
         finding = f"It fails: {probed.failures[0]}."
         light, advice = "red", f"Mend {name}: trajectories on which it fails have no reward."
     elif constant:
-        finding = f"It was scored on none of {len(rollouts)} rollouts."
+        finding = f"It was scored on none of {len(rollouts)} trajectories."
         if values:
             on_gold = f", and {best[0]:g} on all gold trajectories" if best and np.ptp(best) < EQUAL else ""
-            finding = f"It is {values[0]:g} on all {len(values)} rollouts{on_gold}."
+            finding = f"It is {values[0]:g} on all {len(values)} trajectories{on_gold}."
         light, advice = _constant(name, weight, values, best, probed)
     else:
         explains = f"it explains {_percent(share)} of the reward's variance within groups"
@@ -304,9 +324,9 @@ def _constant(
     moved = f"It does change with {_listed(probed.moved_by)}."
     sign = math.copysign(1.0, weight)  # of a penalty the full value is the smallest
     if sign * values[0] >= max((sign * value for value in best), default=math.inf) - EQUAL:
-        saturated = f"{name} is saturated: every rollout has its full value, so it teaches nothing now."
+        saturated = f"{name} is saturated: every trajectory has its full value, so it teaches nothing now."
         return "green", f"{saturated} {moved}"
-    return "amber", f"No rollout moves {name} yet. {moved}"
+    return "amber", f"No trajectory moves {name} yet. {moved}"
 
 
 def _part(groups: Groups, name: str, reward: Reward) -> float:

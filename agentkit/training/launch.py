@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from agentkit.lab import Lab
+from agentkit.policies.precision import precision_of
 from agentkit.policies.server_processes import replicas
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
@@ -76,7 +77,11 @@ class Work:
     @property
     def record(self) -> dict[str, Any]:
         """What the manifest keeps of who did what, and of what measuring and each control took."""
-        return {"topology": str(self.topology), "devices": self.devices} | self._done
+        return {
+            "topology": str(self.topology),
+            "devices": self.devices,
+            "precision": str(precision_of(self.lab.recipe.precision)).removeprefix("torch."),
+        } | self._done
 
     @property
     def recipe(self) -> Recipe:

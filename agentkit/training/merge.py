@@ -24,6 +24,7 @@ from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.runs import Run, RunError, read_json, secure, write_json
 from agentkit.runs.run import ADAPTER
 from agentkit.training.adapters import replacing
+from agentkit.training.resume import STAGE
 
 CHECKED, CHECKED_TOKENS = 8, 2048  # trajectories, and tokens of each
 
@@ -58,8 +59,7 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     kept = kept if kept in (torch.float16, torch.bfloat16) else torch.float32
     run.warn_if_changed(ADAPTER)
     rows = _token_rows(run)
-    trained_in = precision_of(recipe.get("precision", "auto"))
-    model = _weights_as(trained_in, pretrained(AutoModelForCausalLM, source, dtype=kept).eval())
+    model = _weights_as(_trained_in(run), pretrained(AutoModelForCausalLM, source, dtype=kept).eval())
     if max(token for ids, _ in rows for token in ids) >= model.get_input_embeddings().num_embeddings:
         raise RunError(f"{run.path} holds tokens that {source} lacks: its trajectories are another model's.")
     if recipe.get("sft"):
@@ -91,6 +91,13 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     secure(out)
     mean, largest = float(misses.abs().mean()), float(misses.abs().max())
     return Merged(out, name, len(effect), mean, largest, float(effect.abs().mean()), surviving)
+
+
+def _trained_in(run: Run) -> torch.dtype:
+    """The data type that the run was trained in, on whatever machine: auto is another where a GPU is."""
+    manifest = run.manifest
+    told = manifest["stages"].get(STAGE, {}).get("precision")
+    return precision_of(told or manifest.get("recipe", {}).get("precision", "auto"))
 
 
 def _weights_as(dtype: torch.dtype, model: Any) -> Any:
