@@ -5,6 +5,7 @@ left behind.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 
@@ -69,7 +70,7 @@ class Keeping(TwinPolicy):
     keeps_weights = True
 
     def sync(self, model):
-        self.made = TwinPolicy(model, self.tokenizer, self.name, 128, True)
+        self.made = TwinPolicy(model, self.tokenizer, self.name, self.in_flight, True)
         self.made.sync(model)
         super().sync(model)
 
@@ -299,6 +300,49 @@ def test_works_come_in_order_and_what_is_dropped_is_ended():
     assert background.take() == "again"
     background.close()
     assert threads() == []
+
+
+def test_a_work_that_asks_the_process_to_exit_ends_alone():
+    """As a tool may that ends its program; the loop that both share goes on."""
+    background = Background(2)
+
+    async def leaves():
+        sys.exit("gone")
+
+    background.close()  # nothing was begun
+    background = Background(2)
+    background.start(Batch(0, (), ()), lambda: background.run(leaves()))
+    background.start(Batch(1, (), ()), lambda: background.run(asyncio.sleep(0.2, "there")))
+    with pytest.raises(SystemExit, match="gone"):
+        background.take()
+    background._works.popleft()
+    assert background.take() == "there"
+    background.close()
+    background.close()
+    assert threads() == []
+
+
+def test_two_batches_share_what_the_engine_serves_at_a_time(tmp_path):
+    trainer = make_trainer(tmp_path / "run", max_staleness=1, max_batch=3, val_every=6, steps=4)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    trainer.policy = Keeping(model, trainer.policy.tokenizer, "grpo", 3, True)
+    trainer.background = Background(2)
+    under_way, most, begin, end = set(), [], TwinPolicy.begin, TwinPolicy.end
+
+    def begun(policy, number):
+        under_way.add(number)
+        most.append(len(under_way))
+        begin(policy, number)
+
+    def ended(policy, number):
+        under_way.discard(number)
+        end(policy, number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TwinPolicy, "begin", begun)
+        patch.setattr(TwinPolicy, "end", ended)
+        train(trainer)
+    assert max(most) == 3
 
 
 @pytest.mark.parametrize(

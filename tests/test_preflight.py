@@ -226,13 +226,15 @@ def words_shared(task, t):
         (lambda task, t: float((t.answer or " ").split()[-1:] == task.answer.split()[-1:]), "green"),
         (words_shared, "green"),
         (correctness, "green"),
+        (lambda task, t: float(len(t.answer or "") > 12 or task.answer == t.answer), "green"),
+        (lambda task, t: None if "," in (t.answer or "") else float(task.answer == t.answer), "green"),
     ],
-    ids=["holds", "equals", "last", "f1", "verdict"],
+    ids=["holds", "equals", "last", "f1", "verdict", "long", "unscored"],
 )
 def test_a_reward_that_pays_for_a_list_with_the_right_answer_in_it_is_told(rollouts, component, light):
     item = judged(rollouts, {"answered": (component, 1.0)})["What being right earns"]
     assert item.light == light
-    assert light == "green" or "A list with the right answer in it earns 1 more" in item.advice
+    assert light == "green" or "A list of answers earns 1 more where the right one is among" in item.advice
     assert item.values["culprit"] == ("answered" if light == "amber" else "")
 
 

@@ -316,7 +316,7 @@ def test_an_adapter_is_handed_over_as_it_was_trained(two):
     assert seen.keys() == own.keys() and all(torch.equal(seen[name], x) for name, x in own.items())
 
 
-def holding_adapters(replica):
+def holding_adapters(replica, two_at_a_time="2"):
     """Have it list, load and unload adapters, as vLLM does; the resets of its prefix cache come back."""
     resets = []
 
@@ -324,6 +324,8 @@ def holding_adapters(replica):
         names = replica.models["data"]
         if body is None:
             resets.append(len(names))
+        elif "method" in body:
+            return 200, {"results": [two_at_a_time]}
         elif "lora_path" in body:
             names.append({"id": body["lora_name"]})
         elif "lora_name" in body:
@@ -345,6 +347,7 @@ def test_the_adapter_before_the_last_goes_on_sampling_where_it_is_held(two):
     with ServerPolicy([replica.url for replica in two], EndsAt(), lora=True) as policy:
         policy.sync(model)
         before, asked = policy.as_it_is(), requests(6)
+        assert policy.keeps_weights
         two[1].models["data"] = [{"id": "m"}]
         policy.sync(model)
         folders = sorted(path.name for path in policy._folder.iterdir())
@@ -364,6 +367,49 @@ def test_the_adapter_before_the_last_goes_on_sampling_where_it_is_held(two):
         ):
             play(before, requests(1))
     assert resets == [2], "of others' keys and values, at first; a name tells its own"
+
+
+def test_servers_that_sample_with_one_adapter_at_a_time_are_handed_the_next_when_they_are_idle(two):
+    for slots in ("1", None, "many"):
+        holding_adapters(two[0])
+        holding_adapters(two[1], slots)
+        with ServerPolicy([replica.url for replica in two], EndsAt(), lora=True) as policy:
+            assert not policy.keeps_weights
+    with ServerPolicy([two[0].url], EndsAt()) as policy:
+        assert not policy.keeps_weights, "it is handed whole weights"
+
+
+def test_a_replica_that_failed_while_it_loaded_loses_no_request(two):
+    """It is used again at once, before the requests that its failure has ended look why."""
+    holding_adapters(two[0])
+    model = with_lora(tiny())
+    with ServerPolicy([two[0].url], EndsAt(), lora=True) as policy:
+        policy.sync(model)
+        right, fail, replica = two[0].answer, threading.Event(), policy._replicas[0]
+
+        def slow(body):
+            if body and "prompt" in body and not fail.is_set():
+                time.sleep(0.2)
+            return right(body)
+
+        two[0].answer = slow
+
+        async def fails():
+            policy._leave_out(replica, "it failed")
+            replica.why = ""  # as deliver() does when the load is through
+            fail.set()
+
+        def failing():
+            while len(replica.running) < 4:
+                time.sleep(0.001)
+            asyncio.run_coroutine_threadsafe(fails(), policy._loop).result()
+
+        thread = threading.Thread(target=failing)
+        thread.start()
+        with pytest.warns(UserWarning, match="is left out: it failed"):
+            found = play(policy, asked := requests(4))
+        thread.join()
+    assert [sample.ids for sample in found] == wanted(asked)
 
 
 def test_a_server_that_fails_at_adapters_is_told(two):

@@ -82,7 +82,6 @@ class ServerPolicy(Policy):
                 "http://localhost:8000,http://localhost:8001"
             )
         self.tokenizer, self.name, self._lora, self._silent_s = tokenizer, name, lora, silent_s
-        self.keeps_weights = lora
         self._adapter = ""  # that samples; none before the first is handed over, or where they are folded in
         self.ends = sorted(end_of_turn_ids(tokenizer))
         self._replicas = [_Replica(url.rstrip("/").removesuffix("/v1")) for url in dict.fromkeys(urls)]
@@ -119,8 +118,8 @@ class ServerPolicy(Policy):
         return copy.copy(self)
 
     def sync(self, model: Any) -> None:
-        """Have every replica that answers load the model's weights, and drop what it had cached, or
-        EngineError.
+        """Have every replica that answers load the model's weights, or EngineError. Keys and values of others
+        are dropped, or go by another adapter's name.
 
         They go through a folder in the temporary directory (TMPDIR), which the servers must be able to read.
         Of several processes that train together the first hands them over.
@@ -188,6 +187,15 @@ class ServerPolicy(Policy):
             raise EngineError(
                 f"the servers in server_urls serve different models ({', '.join(served)}): let all serve one"
             )
+        self.keeps_weights = self._lora and all([await self._holds_two(r) for r in self._replicas])
+
+    async def _holds_two(self, replica: _Replica) -> bool:
+        """Whether requests for two adapters are decoded at a time; else those of one wait for the other's."""
+        try:
+            (found, *_) = (await self._worker(replica, "agentkit_adapters")).json()["results"]
+            return int(found) >= KEPT
+        except (_ReplicaError, EngineError, ValueError, LookupError, TypeError):  # not as agentkit serves
+            return False
 
     async def _served(self, replica: _Replica) -> list[str]:
         """Names of what a replica serves, the model before its adapters."""
@@ -233,7 +241,7 @@ class ServerPolicy(Policy):
             except _ReplicaError as error:
                 self._leave_out(replica, str(error))
             except asyncio.CancelledError:  # by _leave_out, or because nobody waits for this turn any more
-                if not replica.why or asyncio.current_task().cancelling():
+                if asyncio.current_task().cancelling():
                     raise
             finally:
                 task.cancel()

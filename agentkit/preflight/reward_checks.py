@@ -30,8 +30,7 @@ CALLS = (
     "The reward looks at the calls and never at the final answer: with a wrong one they earn as much. "
     "To pay for the answer too, add agentkit.rewards.correctness to the lab file's rewards."
 )
-AMONG = "the right answer among others"
-OTHERS = "13, 17, 19, 23, 29, 31", "53, 59, 61, 67, 71, 73"  # around it
+LISTED = 6  # answers of other tasks
 AGAIN = 4  # scorings of the same gold trajectories, for what is chance
 
 
@@ -159,12 +158,15 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
         culprit, why = (*blamed, ("", hidden if tells else CALLS if calls else NOTHING))[0]
         light = "amber" if earns > max(read, EQUAL) or (calls and why == CALLS) else "red"
         return Item(name, light, finding, why, values=values | {"culprit": culprit})
-    light, culprit, why = _paid_besides(reward, gains, earns)
+    light, culprit, why = _paid_besides(reward, gold, gains, earns)
     return Item(name, light, finding, why, values=values | {"culprit": culprit})
 
 
 def _paid_besides(
-    reward: Reward, gains: Mapping[str, Mapping[str, float]], earns: float
+    reward: Reward,
+    gold: Sequence[tuple[Task, Trajectory]],
+    gains: Mapping[str, Mapping[str, float]],
+    earns: float,
 ) -> tuple[str, str, str]:
     """A light, the component to blame and why, where a right answer earns more than a wrong one."""
     chance, wrong, quits = gains["chance"], gains["a wrong answer"], gains["a wrong answer at once"]
@@ -175,12 +177,12 @@ def _paid_besides(
             f"lower the weight of {culprit} ({reward[culprit][1]:g})."
         )
         return "red", culprit, why
-    among = gains[AMONG]
-    if -wrong["reward"] > chance["reward"] and among["reward"] > wrong["reward"] / 2:
-        culprit = max(reward, key=lambda n: reward[n][1] * (among[n] - wrong[n]))
+    listed = _paid_for_lists(reward, gold)
+    if listed and listed["reward"] > max(-wrong["reward"] / 2, chance["reward"]):
+        culprit = max(reward, key=lambda n: reward[n][1] * listed[n])
         why = (
-            f"A list with the right answer in it earns {among['reward'] - wrong['reward']:.3g} more than a "
-            f"wrong answer: a policy may learn to list. Have {culprit} compare whole answers."
+            f"A list of answers earns {listed['reward']:.3g} more where the right one is among them: a "
+            f"policy may learn to list. Have {culprit} compare whole answers."
         )
         return "amber", culprit, why
     longer = gains["many more tokens"]["reward"]
@@ -188,6 +190,26 @@ def _paid_besides(
         why = f"A trajectory five times as long earns {longer:.3g} more: bound what pays for length or calls."
         return "amber", "", why
     return "green", "", ""
+
+
+def _paid_for_lists(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str, float]:
+    """What a list of other tasks' answers earns more with the right one in it, on average, as ``reward`` and
+    by component; {} where that cannot be told.
+    """
+    answers, rows = list(dict.fromkeys(t.answer for _, t in gold if t.answer)), []
+    for task, trajectory in gold:
+        start, *others = [a for a in answers if a != trajectory.answer][:LISTED] or [""]
+        if not (trajectory.answer and others):
+            continue
+        lists = [start, trajectory.answer, *others], [start, *others]
+        changed = [replace(trajectory, answer=", ".join(x), success=0.0, why="") for x in lists]
+        holds, lacks = (
+            t.components | {"reward": t.reward} for t in (score(task, t, reward) for t in changed)
+        )
+        more = {n: holds[n] - lacks[n] for n in holds if None not in (holds[n], lacks.get(n))}
+        if "reward" in more:
+            rows.append(more)
+    return {n: float(np.mean([m.get(n, 0.0) for m in rows])) for n in (*reward, "reward")} if rows else {}
 
 
 def _judged_by_calls(task: Task, trajectory: Trajectory) -> bool:
@@ -234,8 +256,6 @@ def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str,
     rows: dict[str, list[dict[str, float]]] = {}
     for task, trajectory in gold:
         scored = {name: score(task, variant, reward) for name, variant in variants(trajectory)}
-        listed = ", ".join([OTHERS[0], trajectory.answer or "", OTHERS[1]])
-        scored[AMONG] = score(task, replace(trajectory, answer=listed, success=0.0, why=""), reward)
         scored |= {f"again {number}": score(task, trajectory, reward) for number in range(AGAIN)}
         earned = {name: t.components | {"reward": t.reward} for name, t in scored.items()}
         for name, own in earned.items():

@@ -32,6 +32,7 @@ from agentkit.runs.recipe import Recipe
 from agentkit.sandbox import current_tier
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
+from agentkit.tools.execution import limited
 from agentkit.tools.outages import Outages
 from agentkit.tools.runtime import (
     ToolSpec,
@@ -120,7 +121,9 @@ async def arollout(
         for task in tasks
         for index in range(group_size)
     ]
-    trajectories = await _gathered(rollouts, policy.in_flight or len(rollouts), progress)
+    at_once = policy.in_flight
+    slots = limited(f"{at_once} trajectories of {policy.name}", at_once)
+    trajectories = await _gathered(rollouts, slots, progress)
     if step is None and rollouts and all(rollout.failure for rollout in rollouts):  # a training goes on
         raise rollouts[0].failure
     return [replace(trajectory, step=step) for trajectory in trajectories]
@@ -156,9 +159,10 @@ def prompt_lengths(
     return {task.id: len(families[task.family][0].prompt_ids(task.prompt)) for task in tasks}
 
 
-async def _gathered(rollouts: Sequence[_Rollout], in_flight: int, progress: str | None) -> list[Trajectory]:
-    """The trajectories of all rollouts, ``in_flight`` of them at a time; where one fails, none goes on."""
-    slots = asyncio.Semaphore(in_flight)
+async def _gathered(
+    rollouts: Sequence[_Rollout], slots: contextlib.AbstractAsyncContextManager, progress: str | None
+) -> list[Trajectory]:
+    """The trajectories of all rollouts, each in one of the slots; where one fails, none goes on."""
 
     async def one(rollout: _Rollout) -> Trajectory:
         async with slots:

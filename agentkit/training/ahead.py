@@ -11,6 +11,7 @@ a batch is sampled (grpo).
 """
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -56,11 +57,16 @@ class Background:
 
     def __init__(self, at_once: int = 1) -> None:
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="rollouts ahead")
-        self._loop = asyncio.new_event_loop()
-        self._looping = threading.Thread(target=self._loop.run_forever, name="loop ahead", daemon=True)
-        self._looping.start()
+        self._loop: asyncio.AbstractEventLoop | None = None  # from the first work on
+        self._looping = threading.Thread(target=self._serve, name="loop ahead", daemon=True)
+        self._closing = False
         self._works: deque[tuple[Batch, Future[Any]]] = deque()
         self._unwanted = threading.Event()
+
+    def _serve(self) -> None:
+        while not self._closing:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a task, which holds it too
+                self._loop.run_forever()
 
     @property
     def first(self) -> Batch | None:
@@ -68,6 +74,9 @@ class Background:
         return self._works[0][0] if self._works else None
 
     def start(self, batch: Batch, work: Callable[[], Any]) -> None:
+        if not self._loop:
+            self._loop = asyncio.new_event_loop()
+            self._looping.start()
         self._works.append((batch, self._threads.submit(work)))
 
     def take(self) -> Any:
@@ -102,9 +111,11 @@ class Background:
     def close(self) -> None:
         self.drop()
         self._threads.shutdown()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._looping.join()
-        self._loop.close()
+        if self._loop and not self._closing:
+            self._closing = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._looping.join()
+            self._loop.close()
 
 
 class Ahead:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -99,6 +100,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         self._watch: Watch | None = None
         self._measured: dict[str, float] = {}  # columns of the next metrics row
         self._mismatches = 0  # of the tool cache, so far
+        self._scoring = threading.Lock()
         self._noise: dict[str, float] = {}  # what engine and trainer last differed by
         self._started = time.monotonic()
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # of rollout_func, tested with this pin
@@ -245,7 +247,8 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         sampled = rollout(tasks, group_size=group_size, **options, **self._options)
         end = (sorted(end_of_turn_ids(self.policy.tokenizer))[0],)
         whole = [t if t.completion_ids else _with_token(t, end) for t in sampled]
-        return score_all(tasks, whole, self.reward)
+        with self._scoring:  # a reward of one's own may keep what two batches must not write at a time
+            return score_all(tasks, whole, self.reward)
 
     def _correct_and_compare(self, output: dict[str, Any], sampled: torch.Tensor) -> dict[str, float]:
         """The batch corrected where engine and trainer disagree, and metrics of how far they do.
