@@ -192,9 +192,17 @@ class ServerPolicy(Policy):
     async def _holds_two(self, replica: _Replica) -> bool:
         """Whether requests for two adapters are decoded at a time; else those of one wait for the other's."""
         try:
-            (found, *_) = (await self._worker(replica, "agentkit_adapters")).json()["results"]
-            return int(found) >= KEPT
-        except (_ReplicaError, EngineError, ValueError, LookupError, TypeError):  # not as agentkit serves
+            async with asyncio.timeout(CONNECT_S):
+                reply = await self._worker(replica, "agentkit_adapters")
+            return int(reply.json()["results"][0]) >= KEPT
+        except (
+            _ReplicaError,
+            TimeoutError,
+            EngineError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ):  # not as agentkit serves
             return False
 
     async def _served(self, replica: _Replica) -> list[str]:
