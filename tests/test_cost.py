@@ -206,6 +206,11 @@ def test_half_a_run_is_compared_as_far_as_it_went(tmp_path):
     )
     assert table.loc["Rollout generation", "Predicted"] == duration(16 * prices.rates_of(Recipe()).rollout)
     assert measured_rates(run).evaluation == 3.0  # from the validations
+    tests = [Task(f"t{i}", "?", "1", split="test") for i in range(300)]  # new templates among them
+    write_tasks(run.file("tasks.jsonl"), tests)
+    known = forecast(Recipe.of(run), prices.rates_of(Recipe.of(run)), 300)["Final evaluation"]
+    again = against_table(Run(run.path), prices).set_index("Phase")
+    assert again.loc["Final evaluation", "Predicted"] == duration(known)
     with pytest.raises(RunError, match="no finished training step"):
         measured_rates(Run.create(tmp_path / "b"))
     assert actual(Run.create(tmp_path / "b")) == {}

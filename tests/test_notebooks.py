@@ -215,6 +215,13 @@ def test_a_missing_run_folder_is_one_clear_sentence(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_notebook_that_stops_early_is_its_owners_alone(tmp_path):
+    folder = tmp_path / "outputs" / "new"
+    execute("04_diagnostics", folder)
+    assert (folder / "04_diagnostics.ipynb").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.slow
 def test_a_corrupt_suite_is_one_clear_sentence_and_loses_nothing(finished, tmp_path):
     copy = tmp_path / "corrupt"
     shutil.copytree(finished, copy)

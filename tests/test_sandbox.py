@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -22,9 +23,11 @@ import psutil
 import pytest
 from sandbox_tiers import expected_tiers
 
+from agentkit.records import SandboxError
 from agentkit.runs import project_root
+from agentkit.runs.files import cores
+from agentkit.sandbox import canaries, confine, run_python, zygote
 from agentkit.sandbox import run as sandbox
-from agentkit.sandbox import run_python, zygote
 
 ROOT = project_root(__file__)
 
@@ -108,9 +111,63 @@ def test_processes_of_one_training_share_the_cores():
         told = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | environ)
         return [*map(int, told.stdout.split())]
 
-    cores = os.cpu_count() or 1
-    assert limits() == [min(128, max(8, 4 * cores)), cores]
-    assert limits(LOCAL_WORLD_SIZE="2") == [min(128, max(8, 4 * (cores // 2))), max(cores // 2, 1)]
+    here = cores()
+    assert limits() == [min(128, max(8, 4 * here)), here]
+    assert limits(LOCAL_WORLD_SIZE="2") == [min(128, max(8, 4 * (here // 2))), max(here // 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "share"),
+    [
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 2),
+        ("0::/a", {"a/cpu.max": "50000 100000"}, 1),
+        ("3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "300000"}, 3),
+        ("3:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "-1"}, 64),
+        ("0::/a", {"a/cpu.max": ""}, 64),
+    ],
+)
+def test_a_container_that_is_lent_some_cores_has_no_more(tmp_path, monkeypatch, groups, files, share):
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: groups if path == Path("/proc/self/cgroup") else read(path)
+    )
+    monkeypatch.setattr("agentkit.runs.files.CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cores() == share
+
+
+def test_a_python_for_an_older_c_library_has_a_sandbox(monkeypatch):
+    """As conda's, which lacks what wraps two system calls."""
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(os, "pidfd_open")
+    assert run_python("print(input())", stdin="there").stdout == "there\n"
+    with open(confine.memory_file("some"), "w+b", buffering=0) as file:
+        file.write(b"kept")
+        assert os.pread(file.fileno(), 10, 0) == b"kept" and not os.get_inheritable(file.fileno())
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with open(confine.process_handle(child.pid), "rb") as handle:
+        assert select.select([handle], [], [], 0.1)[0] == []
+        child.communicate(b"\n", timeout=60)
+        assert select.select([handle], [], [], 60)[0] == [handle]
+
+
+def test_a_tier_that_fails_in_an_unforeseen_way_is_left_for_the_next(monkeypatch):
+    def fails(tier, preload):
+        raise AttributeError("module 'os' has no attribute 'unshare'")
+
+    monkeypatch.setattr(sandbox, "_zygote", fails)
+    found = sandbox._strongest_tier()
+    assert found.name == "D" and "tier A does not work here: AttributeError: module 'os'" in found.why
+
+
+def test_a_temporary_folder_with_a_name_too_long_for_sockets_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 25)))
+    os.mkdir(tempfile.tempdir)
+    with pytest.raises(SandboxError, match="set TMPDIR to a shorter path"), canaries._breakout():
+        pass
 
 
 def test_nothing_passes_from_one_call_to_the_next():

@@ -29,7 +29,10 @@ class Faulty(BaseHTTPRequestHandler):
         passages = [
             {"document": {"contents": f'"T{n}"\nabout {body["queries"][0]}'}, "score": 1.0} for n in range(9)
         ]
-        self.answer(body["queries"][0], {"result": [passages[: body["topk"]]]})
+        wish = body["queries"][0]
+        if "once" in wish and len(self.server.seen) > 1:
+            wish = "rivers"
+        self.answer(wish, {"result": [passages[: body["topk"]]]})
 
     def answer(self, wish: str, good: dict) -> None:
         status = next((int(code) for code in ("500", "503", "404", "302") if f"status{code}" in wish), 200)
@@ -89,6 +92,14 @@ def test_a_servers_fault_is_a_sentence_in_time(server, wish, says):
     with pytest.raises(ValueError, match=says):
         search_passages(RetrievalServer(server.url, timeout_s=limit_s), wish)
     assert time.monotonic() - start < limit_s + 15
+
+
+def test_a_server_that_is_busy_once_is_asked_again(server):
+    assert RetrievalServer(server.url).search("once status503", 1) == ['"T0" about once status503']
+    assert len(server.seen) == 2
+    with pytest.raises(ValueError, match="status 404"):
+        RetrievalServer(server.url).search("status404", 1)
+    assert len(server.seen) == 3, "what would not help is not tried"
 
 
 @pytest.mark.parametrize(

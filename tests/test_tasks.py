@@ -441,6 +441,7 @@ def test_tasks_that_a_policy_always_or_never_solves_are_dropped_from_training(su
     kept = pass_rates.learnable(known.split("train"))
     assert [t.id for t in kept] == [t for i, t in enumerate(train) if i % 7 in (2, 3, 4, 5)]
     assert [t.meta["pass_rate"] for t in kept[:4]] == [0.25, 0.5, 0.75, 0.5]
+    assert [t.meta["band"] for t in kept[:4]] == ["hard", "medium", "easy", "medium"]
     assert all(known.split(name) == suite.split(name) for name in ("test", "validation"))
     with pytest.raises(SuiteError, match=f"1 training tasks have no scored trajectory, {train[0]} first"):
         pass_rates.pass_rates(suite.split("train"), [t for t in found if t.task_id != train[0]])

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import ToolCall
-from agentkit.records import DataError
+from agentkit.records import DataError, DiskError
 from agentkit.runs import project_root
 from agentkit.tools.cache import ToolCache, canonical, default_path, key_of
 from agentkit.tools.environments import CorpusEnvironment, SearchEnvironment
@@ -298,6 +298,7 @@ def test_many_processes_share_a_file(tmp_path):
 import sys, warnings
 warnings.simplefilter("error")
 from agentkit.tools import cache as tool_cache
+from agentkit.records import DiskError
 from agentkit.tools.cache import ToolCache, key_of
 tool_cache.BUSY_S = 60.0  # four that write all the time, on a busy disk
 for part in range(5):
@@ -340,6 +341,10 @@ def test_the_users_cache_folder_holds_it(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_path() == tmp_path / ".cache" / "agentkit" / "tools.sqlite" and not os.listdir(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a user without a name, as in a container
+    with pytest.raises(DiskError, match="set HOME, or XDG_CACHE_HOME"):
+        default_path()
 
 
 def test_the_shipped_tools_answer_alike_with_and_without_it(corpus):

@@ -41,6 +41,27 @@ class Bench:
         self.now -= 1
         return "done"
 
+    @tool(retries=2, backoff_s=0.01)
+    def flaky(self, fails: int) -> str:
+        self.ran += 1
+        if self.ran <= fails:
+            raise ConnectionError("no route")
+        return f"try {self.ran}"
+
+    @tool(retries=2, backoff_s=0.01)
+    async def flaky_later(self, fails: int) -> str:
+        return self.flaky(fails)
+
+    @tool(retries=5, backoff_s=0.01)
+    def wrong(self) -> str:
+        self.ran += 1
+        raise ValueError("there is no such page")
+
+    @tool(retries=9, backoff_s=5.0, timeout_s=0.5)
+    def patient(self) -> str:
+        self.ran += 1
+        raise ConnectionError("no route")
+
     @tool(timeout_s=0.3)
     async def awaits(self) -> str:
         try:
@@ -142,6 +163,25 @@ def test_no_more_calls_at_once_than_declared():
 
     environment = Bench()
     assert all(r.ok for r in asyncio.run(many(environment))) and environment.most == 2
+
+
+@pytest.mark.parametrize("name", ["flaky", "flaky_later"])
+def test_a_call_that_fails_is_tried_again_as_often_as_declared(name):
+    environment = Bench()
+    assert run(name, environment, fails=2).observation == "try 3" and environment.ran == 3
+    environment = Bench()
+    found = run(name, environment, fails=3)
+    assert (found.ok, found.observation, environment.ran) == (False, "Error: ConnectionError: no route.", 3)
+
+
+def test_what_a_tool_says_to_the_policy_is_not_tried_again():
+    environment = Bench()
+    assert run("wrong", environment).observation == "Error: there is no such page." and environment.ran == 1
+
+
+def test_all_tries_end_within_the_time_limit():
+    environment = Bench()
+    assert not run("patient", environment).ok and environment.ran == 1
 
 
 # ---- async tools

@@ -169,7 +169,7 @@ def with_adapter(model: Any, folder: Path) -> Any:
         for path in folder.iterdir():
             if not path.is_dir():
                 open_file(path).close()  # torch would wait for a pipe
-        adapted = PeftModel.from_pretrained(model, str(folder))
+        adapted = PeftModel.from_pretrained(model, str(folder), torch_device=str(model.device))
         if not all(p.isfinite().all() for name, p in adapted.named_parameters() if "lora_" in name):
             raise ValueError("it holds weights that are no numbers")
         return adapted

@@ -62,7 +62,12 @@ def dry_run(design: Design, sweep: Sweep, slots: int) -> dict[str, Any]:
     trained = [run for runs in done.runs.values() for run in runs.values() if run.steps] if done else []
     rates = cost.measured_rates(trained[0]) if trained else rates
     jobs = [job for job in plan(design, sweep.folder) if not job.is_done()]
-    suite_size = len(Lab.open(recipe).suite().split("test")) if recipe.tasks else round(0.15 * recipe.n_tasks)
+    if known := next((size for run in trained if (size := cost.tests_of(run))), 0):
+        suite_size = known
+    elif recipe.tasks or recipe.new_templates:  # which nobody counts without building them
+        suite_size = len(Lab.open(recipe).suite().split("test"))
+    else:
+        suite_size = round(0.15 * recipe.n_tasks)
     seconds = {job.folder: _seconds(job, jobs, rates, suite_size) for job in jobs}
     total, hours = sum(seconds.values()), sum(seconds.values()) / 3600
     several = done is not None and len(done.seeds) > 1

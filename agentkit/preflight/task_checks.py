@@ -101,7 +101,7 @@ def _words(task: Task) -> frozenset[str]:
 
 def _world(task: Task) -> dict:
     """What the environment is told besides: the same question in another world is another task."""
-    return {name: value for name, value in task.meta.items() if name not in ("plan", "pass_rate")}
+    return {name: value for name, value in task.meta.items() if name not in ("plan", "pass_rate", "band")}
 
 
 def _asked_in(task: Task, others: Sequence[tuple[Task, frozenset[str]]]) -> bool:

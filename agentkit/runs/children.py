@@ -86,7 +86,7 @@ def end_all(variable: str, belongs: Callable[[str], bool]) -> None:
     while quiet < 2:
         found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
+            with contextlib.suppress(psutil.Error, OSError, SystemError):  # the last by psutil on macOS
                 value = _value(process, variable)
                 if process.pid != os.getpid() and value and belongs(value):
                     process.kill()

@@ -197,8 +197,7 @@ def measured_rates(run: Run) -> Rates:
             f"{run.path} has no finished training step to measure a rate on. Run notebook 03 first."
         )
     batch = recipe.prompts_per_step * recipe.group_size
-    n_test = sum(task.split == "test" for task in run.tasks) if run.file("tasks.jsonl").exists() else 0
-    n, validated = counts(recipe, n_test), int(metrics["val_seconds"].notna().sum())
+    n, validated = counts(recipe, tests_of(run)), int(metrics["val_seconds"].notna().sum())
     rollout = evaluation = spent[PHASES[1]] / (steps * batch * (1 + recipe.resample_correct))
     if PHASES[4] in spent:
         stage = run.manifest["stages"]["05_compare"]
@@ -217,6 +216,11 @@ def measured_rates(run: Run) -> Rates:
         source=f"measured on {run.path.name}, {steps} steps with processes: {recipe.processes}",
         device=device_of(run),
     )
+
+
+def tests_of(run: Run) -> int:
+    """Test tasks of a run, new templates among them; 0 where it has no suite yet."""
+    return sum(task.split == "test" for task in run.tasks) if run.file("tasks.jsonl").exists() else 0
 
 
 def device_of(run: Run) -> str:
@@ -266,14 +270,14 @@ def money_table(seconds: Mapping[str, float], prices: Prices) -> pd.DataFrame:
 
 
 def against_table(run: Run, prices: Prices) -> pd.DataFrame:
-    """What a run was forecast to take from its recipe alone, and what it took, in device time, by phase.
+    """What a run was forecast to take from its recipe and its test, and what it took: device time by phase.
 
     Of a training that has not ended the steps so far are forecast; phases that are not done yet show a dash.
     """
     recipe, spent = Recipe.of(run), actual(run)
     if _training_seconds(run):
         recipe = dataclasses.replace(recipe, steps=max(1, int(run.metrics["step"].max())))
-    predicted = forecast(recipe, prices.rates_of(recipe))
+    predicted = forecast(recipe, prices.rates_of(recipe), tests_of(run))
     rows = [_against(phase, predicted[phase], spent.get(phase)) for phase in PHASES]
     rows.append(_against("Phases that are done", sum(predicted[p] for p in spent), sum(spent.values())))
     return pd.DataFrame(rows, columns=("Phase", "Predicted", "Actual", "Actual / predicted"))

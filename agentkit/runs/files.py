@@ -62,28 +62,50 @@ def located(path: str | Path, start: str | Path | None = None) -> Path:
 
 def user_cache(name: str) -> Path:
     """A file or folder in agentkit's part of the user's cache folder; nothing is made."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentkit" / name
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if root.startswith("~"):  # a user without a name, as containers have
+        raise DiskError("this user has no home: set HOME, or XDG_CACHE_HOME, to a folder that can be written")
+    return Path(root) / "agentkit" / name
 
 
 def cores() -> int:
-    """Processor cores that this process may use, which taskset and batch systems make fewer."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Processor cores that this process may use, which taskset, batch systems and cgroups make fewer."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quotas = [quota.split() for quota in _of_cgroups("cpu", "cpu.cfs_quota_us", "cpu.max")]
+    shares = [int(quota[0]) / int((quota[1:] or ["100000"])[0]) for quota in quotas if quota[0].isdigit()]
+    return max(1, int(min([here, *shares])))
 
 
 def machine_memory() -> int:
     """Bytes of memory that this process may have: the machine's, or the least that its cgroups allow."""
-    limits = [psutil.virtual_memory().total]
+    limits = _of_cgroups("memory", "memory.limit_in_bytes", "memory.max")
+    return min([psutil.virtual_memory().total, *(int(limit) for limit in limits if limit.isdigit())])
+
+
+def _of_cgroups(kind: str, old: str, new: str) -> list[str]:
+    """What the control groups of this process say in a file, named ``old`` in the first version of them."""
+    found = []
     with suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
             _, kinds, group = line.split(":", 2)
-            if kinds and "memory" not in kinds.split(","):
+            if kinds and kind not in kinds.split(","):
                 continue
-            root, name = (CGROUPS / "memory", "memory.limit_in_bytes") if kinds else (CGROUPS, "memory.max")
+            root, name = (CGROUPS / kind, old) if kinds else (CGROUPS, new)
             folder = root / group.lstrip("/")
             for place in (folder, *folder.parents):
-                with suppress(OSError, ValueError):  # none there, or the word max
-                    limits.append(int((place / name).read_text()))
-    return min(limits)
+                with suppress(OSError, UnicodeError):  # none there
+                    found.append((place / name).read_text().strip())
+    return list(filter(None, found))
+
+
+def held_elsewhere(error: OSError) -> bool:
+    """Whether a lock was refused since another holds it. Raises DiskError where the disk takes no locks."""
+    if error.errno in (errno.EAGAIN, errno.EACCES):
+        return True
+    raise DiskError(
+        f"the disk takes no locks ({error.strerror}): put the run on a local disk, or have this one mounted "
+        "with locks (flock)"
+    ) from None
 
 
 def disk_remedy(error: BaseException) -> str:

@@ -41,3 +41,5 @@ def _write(local: Any, text: str, path: str) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ[RUN_VARIABLE] = str(folder)
     type(local).write(local, text, str(folder / name))
+    if "outputs" in folder.parts:  # a run's files are its owner's, though it stops before its end
+        (folder / name).chmod(0o600)

@@ -29,6 +29,7 @@ from agentkit.records import AgentkitError, RecipeError, RunError
 from agentkit.runs.children import end_all, repeated, signals
 from agentkit.runs.files import (
     append_to,
+    held_elsewhere,
     located,
     open_file,
     read_json,
@@ -490,9 +491,11 @@ class Sweep:
 def _locked(lock: IO[Any], how: int, tries: int = 1) -> bool:
     """Lock a file; a driver tries more than once, as who only looks holds the lock for a moment."""
     for _ in range(tries):
-        with contextlib.suppress(OSError):
+        try:
             fcntl.flock(lock, how | fcntl.LOCK_NB)
             return True
+        except OSError as error:
+            held_elsewhere(error)
         time.sleep(0.1)
     return False
 

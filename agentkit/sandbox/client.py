@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO
 
 from agentkit.records import SandboxError
 from agentkit.sandbox import zygote
@@ -93,7 +94,7 @@ class Client:
         cleanup.callback(_let_go, caller)
         readers, writers = [], []
         with theirs, ExitStack() as sent:
-            program = sent.enter_context(open(os.memfd_create("request"), "w+b", buffering=0))
+            program = sent.enter_context(_memory_file())
             program.write(marshal.dumps(request))
             program.seek(0)
             for _ in ("stdout", "stderr"):
@@ -117,6 +118,13 @@ class Client:
             self.process.kill()
             self.process.wait()
         zygote.remove_tree(self.base)
+
+
+def _memory_file() -> IO[bytes]:
+    """A file for a request; on the disk where Python was built for an older C library, as conda's is."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("request"), "w+b", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
 def _collect(caller: socket.socket, readers: Sequence[int], deadline: float) -> tuple[dict, list[bytearray]]:

@@ -31,6 +31,19 @@ def _syscall(number: int, *arguments: int | bytes | ctypes.Array | None) -> int:
     return _checked(_libc.syscall(ctypes.c_long(number), *words), f"system call {number}")
 
 
+# ---- what Pythons that were built for an older C library lack, as conda's
+def memory_file(name: str) -> int:
+    """A file in memory, closed in programs that this one becomes."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    return _syscall({"x86_64": 319, "aarch64": 279}[platform.machine()], name.encode(), 1)
+
+
+def process_handle(process: int) -> int:
+    """A file that can be read once the process has ended."""
+    return os.pidfd_open(process) if hasattr(os, "pidfd_open") else _syscall(434, process, 0)
+
+
 # ---- seccomp
 # architecture -> its column in the tables below, AUDIT_ARCH
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from agentkit.records import SandboxError
+from agentkit.runs.files import cores
 from agentkit.sandbox import canaries, unconfined, zygote
 from agentkit.sandbox.client import Client, Ending
 from agentkit.sandbox.paths import preloaded
@@ -35,7 +36,7 @@ WAY_OUT = (
     f"(families: A,B), which need no sandbox; {UNSAFE}=1 runs programs without one"
 )
 _PROCESSES = os.environ.get("LOCAL_WORLD_SIZE", "")  # that torchrun has started on this machine
-CORES = max((os.cpu_count() or 1) // max(int(_PROCESSES) if _PROCESSES.isdecimal() else 1, 1), 1)  # our share
+CORES = max(cores() // max(int(_PROCESSES) if _PROCESSES.isdecimal() else 1, 1), 1)  # our share
 AT_ONCE = min(128, max(8, 4 * CORES))  # programs that run at the same time
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
@@ -185,8 +186,9 @@ def _strongest_tier() -> Tier:
     for name in TIERS:
         try:
             _zygote(name, ())
-        except SandboxError as error:
-            faults.append(f"tier {name} does not work here: {error}")
+        except Exception as error:  # where a Python or a kernel lacks something, the next is tried
+            why = str(error) if isinstance(error, SandboxError) else f"{type(error).__name__}: {error}"
+            faults.append(f"tier {name} does not work here: {why}")
         else:
             return Tier(name, "; ".join(faults))
     return Tier("D", "; ".join(faults))

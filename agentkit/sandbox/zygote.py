@@ -156,7 +156,7 @@ class Call:
     def __init__(self, process: int, connection: socket.socket, timeout_s: float, scratch: str, start: float):
         self.process, self.connection, self.scratch = process, connection, scratch
         self.start, self.deadline, self.looked = start, start + timeout_s, start
-        self.pidfd = os.pidfd_open(process)  # readable when it has ended
+        self.pidfd = confine.process_handle(process)  # readable when it has ended
         self.broke = self.why = ""
 
     def stop(self, broke: str, why: str) -> None:
@@ -323,7 +323,7 @@ def run_confined(supervisor: Supervisor, scratch: str, program: int) -> None:
         confine.enter_call(scratch, MAX_DISK, MAX_FILES)
     with io.FileIO(program) as file:
         request = marshal.loads(file.readall())
-    stdin = os.memfd_create("stdin")
+    stdin = confine.memory_file("stdin")
     os.write(stdin, request["stdin"].encode("utf-8", "surrogatepass"))
     os.lseek(stdin, 0, os.SEEK_SET)
     os.dup2(stdin, 0)

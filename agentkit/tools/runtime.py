@@ -57,13 +57,17 @@ class ToolSpec:
     process: bool = False
     # calls at once in one event loop; None: one for each of this process' cores, for processes, else no limit
     max_concurrent: int | None = None
+    retries: int = 0  # more tries after an exception other than ValueError, within the same time limit
+    backoff_s: float = 0.5  # before the first of them; twice as long before each one after it
     timeout_s: float | None = None  # wall clock of a call; None: the rollout's
 
     def __post_init__(self) -> None:
-        for name, low in (("max_concurrent", 1), ("timeout_s", 0.001)):
+        for name, low in (("max_concurrent", 1), ("retries", 0), ("backoff_s", 0), ("timeout_s", 0.001)):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and value >= low):
                 raise ValueError(f"a tool's {name} is {value!r}; it must be a number of at least {low}")
+        if not isinstance(self.retries, int) or self.backoff_s is None:
+            raise ValueError("a tool's retries must be a whole number, and its backoff_s a number")
 
 
 def tool(**declared: Any) -> Callable[[Callable], Callable]:
@@ -173,7 +177,7 @@ async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limi
     """What the policy is shown of a call, whatever the tool raises."""
     try:
         async with limited(_name(method), spec.max_concurrent or (CORES if spec.process else None)):
-            value = await _run(method, spec, arguments, limit_s)
+            value = await _tried(method, spec, arguments, limit_s)
             if type(value) is not str:
                 value = await in_thread(functools.partial(_as_text, value), limit_s)
             return _cut(value), True
@@ -182,6 +186,21 @@ async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limi
     except Exception as error:  # a tool is somebody else's code: nothing it raises may end the run
         problem = _message(error)
     return _cut(f"Error: {problem}."), False
+
+
+async def _tried(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Any:
+    """What a tool returns, asked again as often as it declares. Raises what its last try raised."""
+    deadline, wait = time.monotonic() + limit_s, spec.backoff_s
+    for tries_left in range(spec.retries, -1, -1):
+        try:
+            return await _run(method, spec, arguments, max(deadline - time.monotonic(), 0.001))
+        except ValueError:  # said to the policy
+            raise
+        except Exception:
+            if not tries_left or time.monotonic() + wait >= deadline:
+                raise
+        await asyncio.sleep(wait)
+        wait *= 2
 
 
 def _run(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Awaitable[Any]:

@@ -227,7 +227,10 @@ class _Children:
         self._token = uuid.uuid4().hex
         self._job = run.file(f".job-{self._token}.json")  # of this launch: the result comes back in it
         write_json(self._job, job)
-        options = f"--standalone --nproc_per_node={number}" + " --virtual-local-rank" * bool(cards)
+        options = (
+            f"--standalone --local-addr=localhost --nproc_per_node={number}"
+            + " --virtual-local-rank" * bool(cards)
+        )
         command = f"-m torch.distributed.run {options} -m agentkit.training.worker"
         threads = max(cores() // number, 1)
         paths = os.pathsep.join(filter(None, sys.path))

@@ -120,8 +120,8 @@ class Worker:
             self._start()
         ours, theirs = socket.socketpair()
         with theirs:
-            socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-        (pid,) = struct.unpack("!I", self._control.recv(4, socket.MSG_WAITALL))
+            socket.send_fds(self._control, [b"f"], [theirs.fileno()])  # open until it is received, for macOS
+            (pid,) = struct.unpack("!I", self._control.recv(4, socket.MSG_WAITALL))
         return _Child(pid, ours.detach())
 
     def _start(self) -> None:

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -77,7 +78,8 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             control.close()
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            with suppress(ValueError, OSError):  # macOS refuses so small a bound
+                resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             sys.setrecursionlimit(3_000)
             try:
