@@ -192,6 +192,8 @@ def test_draws_of_literals():
     )  # 1 - C(n-c, 2) / C(4, 2)
     assert got["pass_hat_k"]["2"]["success"] == pytest.approx((1 + 1 / 6 + 0 + 0) / 4)
     assert got["pass_at_k"]["4"]["success"] == 0.75 and got["pass_hat_k"]["4"]["success"] == 0.25
+    # every wrong answer is "done": a tie for 2 of 4, a lost vote for 1 of 4
+    assert got["maj_at_k"]["4"]["success"] == pytest.approx((1 + 1 / 2 + 0 + 0) / 4)
 
 
 def test_a_share_of_a_programs_tests_is_no_right_program():

@@ -77,7 +77,7 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
     if isinstance(trajectories, Mapping):
         seeds = {str(seed): measure(values_of(samples)) for seed, samples in trajectories.items()}
         entry["seeds"] = {seed: block["success"] for seed, block in seeds.items()}
-    return entry | _draws(values)
+    return entry | _draws(values, [by_task(samples) for samples in by_seed(trajectories).values()])
 
 
 def _worst_case(trajectories: Samples) -> list[float]:
@@ -218,23 +218,44 @@ def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict
     }
 
 
-def _draws(values: Values) -> dict[str, Any]:
-    """pass@k and pass^k for k = 1, 2, 4 ... up to the samples that half of the scored tasks have.
+def _draws(values: Values, seeds: Sequence[Mapping[str, Sequence[Trajectory]]]) -> dict[str, Any]:
+    """pass@k, pass^k and maj@k for k = 1, 2, 4 ... up to the samples that half of the scored tasks have.
 
     A task with fewer than k scored samples is left out of that k; its n says so.
     """
     sizes = {task: min(map(len, seeds)) for task, seeds in values.items() if any(seeds)}
     most = sorted(sizes.values())[(len(sizes) - 1) // 2]
     ks = [k for k in (2**i for i in range(11)) if k < most] + [most] * (most > 0)
-    draws: dict[str, dict] = {"pass_at_k": {}, "pass_hat_k": {}}
+    draws: dict[str, dict] = {"pass_at_k": {}, "pass_hat_k": {}, "maj_at_k": {}}
+    votes = {task: [_votes(own[task]) for own in seeds] for task in sizes}
     for k in ks:
         enough = [task for task, size in sizes.items() if size >= k]
-        for name, chance in (("pass_at_k", statistics.pass_at_k), ("pass_hat_k", statistics.pass_hat_k)):
-            # the chance of one task and seed, once a sample: what intervals count as evidence
-            draws[name][str(k)] = measure(
-                {task: [[chance(len(s), s.count(1.0), k)] * len(s) for s in values[task]] for task in enough}
-            )
+        chances = {task: [_chances(*v, k) for v in votes[task]] for task in enough}
+        for (
+            name,
+            blocks,
+        ) in draws.items():  # of one task and seed, once a sample: what intervals take as evidence
+            of_tasks = {i: zip(chances[i], values[i], strict=True) for i in enough}
+            blocks[str(k)] = measure({i: [[c[name]] * len(s) for c, s in x] for i, x in of_tasks.items()})
     return draws
+
+
+def _votes(samples: Sequence[Trajectory]) -> tuple[int, list[int], int]:
+    """Scored samples that are right, those of each wrong answer (case and white space aside), and silent."""
+    scored = [t for t in samples if t.success is not None]
+    right = sum(t.success == 1.0 for t in scored)
+    answers = [t.answer for t in scored if t.success != 1.0 and t.answer is not None]
+    wrong = Counter(" ".join(answer.casefold().split()) for answer in answers)
+    return right, list(wrong.values()), len(scored) - right - wrong.total()
+
+
+def _chances(right: int, wrong: list[int], silent: int, k: int) -> dict[str, float]:
+    n = right + sum(wrong) + silent
+    return {
+        "pass_at_k": statistics.pass_at_k(n, right, k),
+        "pass_hat_k": statistics.pass_hat_k(n, right, k),
+        "maj_at_k": statistics.maj_at_k(right, wrong, k, silent),
+    }
 
 
 def named(name: str, function: Callable, *arguments: Any) -> Any:

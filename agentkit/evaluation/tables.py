@@ -165,8 +165,8 @@ def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
         blocks[label[0].upper() + label[1:] + SUBJECTS.get(label, "")] = block
     k = _most(entry)
     if k != "1":
-        titles = {"pass_at_k": "pass@", "pass_hat_k": "pass^"}
-        blocks |= {f"{title}{k}": entry[key][k] for key, title in titles.items()}
+        titles = {"pass_at_k": "pass@", "maj_at_k": "maj@", "pass_hat_k": "pass^"}
+        blocks |= {f"{title}{k}": entry[key][k] for key, title in titles.items() if key in entry}
     for title, block in blocks.items():
         yield title, block["success"], block["ci95"], block["n"], "{:.1%}"
     for key, (title, form) in MEASURES.items():
