@@ -421,6 +421,28 @@ def test_xray_shows_masks_values_and_ids(browser, saved):
         wait_for_text(tokens.first, "#8")
 
 
+def test_xray_shows_what_other_weights_say_of_each_token(browser, saved):
+    now = {"logprobs": [-0.2, -0.1, -9, -0.3, -0.5], "entropies": [0.1, 0.5, 0.2, 0.3, 0.4]}
+    with opened(browser, saved(mask_xray(traced(), **now, advantages=[1, -2, 0, 0.5, 0.5]))) as (page, _):
+        tokens = page.locator(".tokens span")
+        tokens.nth(1).hover()
+        wait_for_text(page.locator(".detail"), "position 3")
+        assert " ".join(page.locator(".detail").inner_text().split()) == (
+            "#2 position 3 id 2 source model, turn 1 mask 1 log-probability at sampling −0.2 now −0.1 "
+            "change +0.1 ratio 1.1052 advantage −2 entropy 0.5 nats"
+        )
+        colours = page.get_by_label("colour by")
+        assert colours.locator("option").all_inner_texts() == [
+            "action mask", "log-probability at sampling", "log-probability now", "change of log-probability", "advantage",
+            "entropy",
+        ]  # fmt: skip
+        assert "mean log-probability now −0.275 · mean entropy 0.325" in page.locator(".task").inner_text()
+        colours.select_option("change of log-probability")
+        read = "spans => spans.map((s) => Number(s.style.getPropertyValue('--w')))"
+        assert tokens.evaluate_all(read) == [1, 1, 0, 0, 1]
+        assert "−0.1 nats" in page.get_by_label("legend").inner_text()
+
+
 def test_xray_warns_of_a_wrong_mask_and_offers_only_what_it_knows(browser, saved):
     view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1), advantage=None))
     with opened(browser, saved(view)) as (page, _):

@@ -231,10 +231,7 @@ def _draws(values: Values, seeds: Sequence[Mapping[str, Sequence[Trajectory]]]) 
     for k in ks:
         enough = [task for task, size in sizes.items() if size >= k]
         chances = {task: [_chances(*v, k) for v in votes[task]] for task in enough}
-        for (
-            name,
-            blocks,
-        ) in draws.items():  # of one task and seed, once a sample: what intervals take as evidence
+        for name, blocks in draws.items():  # each chance once a sample: intervals take them as evidence
             of_tasks = {i: zip(chances[i], values[i], strict=True) for i in enough}
             blocks[str(k)] = measure({i: [[c[name]] * len(s) for c, s in x] for i, x in of_tasks.items()})
     return draws

@@ -1,7 +1,9 @@
-"""One trajectory token by token, in colour: what was sampled, how likely it was, what pushes it.
+"""One trajectory token by token, in colour: what was sampled, how likely it was and is, what pushes it.
 
 Leaves out finding tokens and masks out (rollouts.tokens).
 """
+
+from collections.abc import Sequence
 
 from agentkit.records import Trajectory
 from agentkit.rollouts.tokens import Decode, faults, xray
@@ -11,17 +13,46 @@ TOKEN_LIMIT = 200  # characters of one token's text
 COLUMNS = ("id", "source", "mask", "turn")
 
 
-def mask_xray(trajectory: Trajectory, decode: Decode | None = None) -> View:
-    """See a trajectory token by token; ``decode`` is ``tokenizer.decode``, without it tokens show their ids.
+def mask_xray(
+    trajectory: Trajectory,
+    decode: Decode | None = None,
+    *,
+    logprobs: Sequence[float] | None = None,
+    advantages: Sequence[float] | None = None,
+    entropies: Sequence[float] | None = None,
+) -> View:
+    """See a trajectory of T completion tokens, one by one.
+
+    Args:
+        trajectory: of any policy.
+        decode: ids to text, as ``tokenizer.decode``; without it tokens show their ids.
+        logprobs: (T,) log-probabilities under other weights, as those of now, in nats: the change is shown.
+        advantages: (T,) where they differ by token; otherwise the trajectory's mean stands at each.
+        entropies: (T,) of the distributions that the tokens were drawn from, in nats.
 
     Raises:
         ValueError: two of the token fields differ in length, or a turn's span lies outside the completion.
     """
-    tokens = xray(trajectory, decode)
+    tokens, none = xray(trajectory, decode), [None] * len(trajectory.completion_ids)
+    given = {"logprob": logprobs, "advantage": advantages, "entropy": entropies}
+    measured = {
+        name: none if values is None else [float(x) for x in values] for name, values in given.items()
+    }
+    for name, values in measured.items():
+        if len(values) != len(none):
+            raise ValueError(
+                f"{name} has {len(values)} values for {len(none)} completion tokens: they must line up."
+            )
+    if advantages is None:
+        measured["advantage"] = [trajectory.advantage] * len(none)
+    measured["advantage"] = [
+        x if m else None for x, m in zip(measured["advantage"], trajectory.action_mask, strict=True)
+    ]
+    before = [None] * len(trajectory.prompt_ids)
     columns = {name: [getattr(token, name) for token in tokens] for name in COLUMNS} | {
         "text": [clip(token.text, TOKEN_LIMIT) for token in tokens],
         "old_logprob": [number(token.old_logprob, 6) for token in tokens],
-        "advantage": [number(trajectory.advantage, 6) if token.mask else None for token in tokens],
+        **{name: before + [number(x, 6) for x in values] for name, values in measured.items()},
     }
     payload = {
         "task": trajectory.task_id,
@@ -32,6 +63,7 @@ def mask_xray(trajectory: Trajectory, decode: Decode | None = None) -> View:
         "answer": None if trajectory.answer is None else clip(trajectory.answer),
         "reward": number(trajectory.reward),
         "faults": faults(trajectory),
+        "by_token": advantages is not None,
         "tokens": columns,
     }
     return View("tokens", "Mask X-ray", payload, 560)
