@@ -1,7 +1,7 @@
 """The kinds of verifier by name, yours among them, and the one way to ask one: check and verify.
 
 A hedge ("1 or 2"), an empty answer and NaN as a number are wrong; None means that the verifier itself could
-not judge (gold data it cannot read, a judge that does not answer): excluded from rewards and counted, never 0.
+not judge (gold data it cannot read, a judge that does not answer): left out of rewards and counted, never 0.
 Leaves out rewards for anything but the answer and the way to it: those are agentkit.rewards.
 """
 
