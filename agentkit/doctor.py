@@ -20,9 +20,9 @@ from typing import Any
 import psutil
 
 from agentkit import sandbox
+from agentkit.machine import cores, machine_memory
 from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
-from agentkit.runs.files import cores, machine_memory
 from agentkit.runs.run import version_of
 from agentkit.runs.sweep_slots import gpu_count
 from agentkit.runs.topology import choose

@@ -226,7 +226,7 @@ def words_shared(task, t):
         (lambda task, t: float((t.answer or " ").split()[-1:] == task.answer.split()[-1:]), "green"),
         (words_shared, "green"),
         (correctness, "green"),
-        (lambda task, t: float(len(t.answer or "") > 12 or task.answer == t.answer), "green"),
+        (lambda task, t: float(len(t.answer or "") > 20 or task.answer == t.answer), "green"),
         (lambda task, t: None if "," in (t.answer or "") else float(task.answer == t.answer), "green"),
     ],
     ids=["holds", "equals", "last", "f1", "verdict", "long", "unscored"],

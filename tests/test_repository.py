@@ -30,7 +30,7 @@ RECIPES = sorted(
 # the rooms in the order in which data walks through them; a module imports from its own row and the ones
 # above it
 LAYERS = (
-    ("records", "sandbox", "nano"),  # nano itself is only the place of the shipped weights
+    ("records", "machine", "sandbox", "nano"),  # nano itself is only the place of the shipped weights
     ("trajectories", "runs"),
     ("tools",),
     ("verifiers",),

@@ -23,9 +23,9 @@ import psutil
 import pytest
 from sandbox_tiers import expected_tiers
 
+from agentkit.machine import cores
 from agentkit.records import SandboxError
 from agentkit.runs import project_root
-from agentkit.runs.files import cores
 from agentkit.sandbox import canaries, confine, run_python, zygote
 from agentkit.sandbox import run as sandbox
 
@@ -131,7 +131,7 @@ def test_a_container_that_is_lent_some_cores_has_no_more(tmp_path, monkeypatch, 
     monkeypatch.setattr(
         Path, "read_text", lambda path: groups if path == Path("/proc/self/cgroup") else read(path)
     )
-    monkeypatch.setattr("agentkit.runs.files.CGROUPS", tmp_path)
+    monkeypatch.setattr("agentkit.machine.CGROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

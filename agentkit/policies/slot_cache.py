@@ -19,8 +19,8 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from agentkit.machine import machine_memory
 from agentkit.policies.attention import allow_other_attention
-from agentkit.runs.files import machine_memory
 
 GROWTH = 1.25  # of what is asked for, so that the store seldom grows
 

@@ -121,9 +121,7 @@ async def arollout(
         for task in tasks
         for index in range(group_size)
     ]
-    at_once = policy.in_flight
-    slots = limited(f"{at_once} trajectories of {policy.name}", at_once)
-    trajectories = await _gathered(rollouts, slots, progress)
+    trajectories = await _gathered(rollouts, policy, progress)
     if step is None and rollouts and all(rollout.failure for rollout in rollouts):  # a training goes on
         raise rollouts[0].failure
     return [replace(trajectory, step=step) for trajectory in trajectories]
@@ -159,10 +157,11 @@ def prompt_lengths(
     return {task.id: len(families[task.family][0].prompt_ids(task.prompt)) for task in tasks}
 
 
-async def _gathered(
-    rollouts: Sequence[_Rollout], slots: contextlib.AbstractAsyncContextManager, progress: str | None
-) -> list[Trajectory]:
-    """The trajectories of all rollouts, each in one of the slots; where one fails, none goes on."""
+async def _gathered(rollouts: Sequence[_Rollout], policy: Policy, progress: str | None) -> list[Trajectory]:
+    """The trajectories of all rollouts, as many at a time as the policy serves in this loop; where one fails,
+    none goes on.
+    """
+    slots = limited(f"{policy.in_flight} trajectories of {policy.name}", policy.in_flight)
 
     async def one(rollout: _Rollout) -> Trajectory:
         async with slots:

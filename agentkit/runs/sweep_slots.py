@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from agentkit.machine import cores
 from agentkit.records import RecipeError, RunError
-from agentkit.runs.files import cores
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import project_root
 from agentkit.runs.sweep import Job, Sweep, in_this_process, make

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from agentkit.machine import cores
 from agentkit.records import SandboxError
-from agentkit.runs.files import cores
 from agentkit.sandbox import canaries, unconfined, zygote
 from agentkit.sandbox.client import Client, Ending
 from agentkit.sandbox.paths import preloaded

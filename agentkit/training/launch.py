@@ -27,12 +27,12 @@ from typing import Any
 import torch
 
 from agentkit.lab import Lab
+from agentkit.machine import cores
 from agentkit.policies.precision import precision_of
 from agentkit.policies.server_processes import replicas
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
 from agentkit.runs.children import TOKEN, end_all, signals
-from agentkit.runs.files import cores
 from agentkit.runs.topology import CARDS, Topology, choose, patience, settled
 from agentkit.training import checkpoints
 from agentkit.training.processes import TrainingStopped

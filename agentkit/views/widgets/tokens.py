@@ -3,7 +3,7 @@
 Leaves out finding tokens and masks out (rollouts.tokens).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agentkit.records import Trajectory
 from agentkit.rollouts.tokens import Decode, faults, xray
@@ -33,26 +33,12 @@ def mask_xray(
     Raises:
         ValueError: two of the token fields differ in length, or a turn's span lies outside the completion.
     """
-    tokens, none = xray(trajectory, decode), [None] * len(trajectory.completion_ids)
     given = {"logprob": logprobs, "advantage": advantages, "entropy": entropies}
-    measured = {
-        name: none if values is None else [float(x) for x in values] for name, values in given.items()
-    }
-    for name, values in measured.items():
-        if len(values) != len(none):
-            raise ValueError(
-                f"{name} has {len(values)} values for {len(none)} completion tokens: they must line up."
-            )
-    if advantages is None:
-        measured["advantage"] = [trajectory.advantage] * len(none)
-    measured["advantage"] = [
-        x if m else None for x, m in zip(measured["advantage"], trajectory.action_mask, strict=True)
-    ]
-    before = [None] * len(trajectory.prompt_ids)
+    tokens, measured = xray(trajectory, decode), _measured(trajectory, given)
     columns = {name: [getattr(token, name) for token in tokens] for name in COLUMNS} | {
         "text": [clip(token.text, TOKEN_LIMIT) for token in tokens],
         "old_logprob": [number(token.old_logprob, 6) for token in tokens],
-        **{name: before + [number(x, 6) for x in values] for name, values in measured.items()},
+        **{name: [None] * len(trajectory.prompt_ids) + values for name, values in measured.items()},
     }
     payload = {
         "task": trajectory.task_id,
@@ -67,3 +53,18 @@ def mask_xray(
         "tokens": columns,
     }
     return View("tokens", "Mask X-ray", payload, 560)
+
+
+def _measured(trajectory: Trajectory, given: Mapping[str, Sequence[float] | None]) -> dict[str, list]:
+    """Values of each completion token, None where there are none."""
+    mask, found = trajectory.action_mask, {}
+    for name, values in given.items():
+        values = [None] * len(mask) if values is None else [float(x) for x in values]
+        if len(values) != len(mask):
+            raise ValueError(
+                f"{name} has {len(values)} values for {len(mask)} completion tokens: they must line up."
+            )
+        found[name] = [number(x, 6) for x in values]
+    if given["advantage"] is None:
+        found["advantage"] = [number(trajectory.advantage, 6)] * len(mask)
+    return found | {"advantage": [x if m else None for x, m in zip(found["advantage"], mask, strict=True)]}
