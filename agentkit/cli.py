@@ -365,7 +365,7 @@ def cost_command(
     if run is not None:
         folder = load_run(run)
         rates = cost.measured_rates(folder)
-        compared, tests = [cost.against_table(folder, listed)], cost.tests_of(folder)
+        compared, tests = [cost.against_table(folder, listed)], cost.tests_of(folder, values)
     seconds, rented = cost.forecast(values, rates, tests), gpus or 4 * (rates.device == "GPU")
     priced = [cost.money_table(seconds, listed)] if rented else []
     planned, why = [], ""

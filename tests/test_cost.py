@@ -1,5 +1,6 @@
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,9 @@ def test_half_a_run_is_compared_as_far_as_it_went(tmp_path):
     known = forecast(Recipe.of(run), prices.rates_of(Recipe.of(run)), 300)["Final evaluation"]
     again = against_table(Run(run.path), prices).set_index("Phase")
     assert again.loc["Final evaluation", "Predicted"] == duration(known)
+    recipe = Recipe.of(run)
+    assert cost.tests_of(run, recipe) == 300
+    assert cost.tests_of(run, replace(recipe, n_tasks=20_000)) == 0, "that builds another suite"
     with pytest.raises(RunError, match="no finished training step"):
         measured_rates(Run.create(tmp_path / "b"))
     assert actual(Run.create(tmp_path / "b")) == {}

@@ -359,9 +359,11 @@ def test_a_disk_that_takes_no_locks_is_named_and_nobody_is_accused(tmp_path, mon
 
     monkeypatch.setattr("fcntl.lockf", refused)
     monkeypatch.setattr("fcntl.flock", refused)
-    with pytest.raises(DiskError, match="the disk takes no locks .*put the run on a local disk"):
+    with pytest.raises(DiskError, match="the disk fails at locking .*put the run on a local disk"):
         training_lock(tmp_path)
-    with pytest.raises(DiskError, match="the disk takes no locks"), Sweep(tmp_path / "sweep").held():
+    with pytest.raises(DiskError, match="cannot be written .*put the run on a local disk"):
+        append_jsonl(tmp_path / "rows.jsonl", {"step": 1})
+    with pytest.raises(DiskError, match="the disk fails at locking"), Sweep(tmp_path / "sweep").held():
         pass
 
 

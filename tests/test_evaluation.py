@@ -196,6 +196,13 @@ def test_draws_of_literals():
     assert got["maj_at_k"]["4"]["success"] == pytest.approx((1 + 1 / 2 + 0 + 0) / 4)
 
 
+def test_majorities_of_very_many_samples_are_left_out():
+    many = [trajectory("t0", float(k % 2), k) for k in range(200)]
+    assert "maj_at_k" not in (got := summarize(many)) and "pass_at_k" in got
+    silent = [replace(trajectory("t0", 0.0, k), answer=" ") for k in range(3)] + [trajectory("t0", 1.0, 3)]
+    assert summarize(silent)["maj_at_k"]["4"]["success"] == 1.0, "a blank answer casts no vote"
+
+
 def test_a_share_of_a_programs_tests_is_no_right_program():
     ts = [trajectory(f"t{i}", 9 / 16, k) for i in range(3) for k in range(4)]
     got = summarize(ts)

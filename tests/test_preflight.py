@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import causes, checks, examine, report, task_checks
+from agentkit.preflight import causes, checks, examine, report, reward_checks, task_checks
 from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.preflight.forecasting import forecast, longer_by_expert
@@ -209,6 +210,19 @@ def test_what_being_right_earns_is_told_from_what_scoring_again_changes(rollouts
         noisy = with_noise({"correctness": (correctness, 1.0)}, std)
     item = judged(rollouts, noisy)["What being right earns"]
     assert item.light == light and said in item.advice and "flipped" not in item.advice
+
+
+def test_a_list_is_told_where_all_tasks_have_one_of_two_answers(rollouts):
+    tasks, _, golden = rollouts
+    halves = [replace(t, answer="yes" if i % 2 else "no") for i, t in enumerate(golden)]
+    by_id = {t.task_id: t.answer for t in halves}
+    pairs = [
+        (replace(task, answer=by_id[task.id]), t) for t in halves for task in tasks if task.id == t.task_id
+    ]
+    holds = {"answered": (lambda task, t: float(task.answer in (t.answer or "").split(", ")), 1.0)}
+    assert reward_checks.being_right(holds, pairs).light == "amber"
+    equals = {"answered": (lambda task, t: float(task.answer == t.answer), 1.0)}
+    assert reward_checks.being_right(equals, pairs).light == "green"
 
 
 def words_shared(task, t):

@@ -162,6 +162,13 @@ def test_a_tier_that_fails_in_an_unforeseen_way_is_left_for_the_next(monkeypatch
     found = sandbox._strongest_tier()
     assert found.name == "D" and "tier A does not work here: AttributeError: module 'os'" in found.why
 
+    def busy(tier, preload):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(sandbox, "_zygote", busy)
+    with pytest.raises(OSError, match="Too many"):  # it may pass: the next call tries again
+        sandbox._strongest_tier()
+
 
 def test_a_temporary_folder_with_a_name_too_long_for_sockets_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 25)))

@@ -298,7 +298,6 @@ def test_many_processes_share_a_file(tmp_path):
 import sys, warnings
 warnings.simplefilter("error")
 from agentkit.tools import cache as tool_cache
-from agentkit.records import DiskError
 from agentkit.tools.cache import ToolCache, key_of
 tool_cache.BUSY_S = 60.0  # four that write all the time, on a busy disk
 for part in range(5):

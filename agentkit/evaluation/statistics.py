@@ -46,8 +46,8 @@ def maj_at_k(right: int, wrong: Sequence[int], k: int, silent: int = 0) -> float
     """Chance that the most frequent answer of k samples is right, ties broken by lot.
 
     Self-consistency (Wang et al. 2022, arXiv 2203.11171), exact over all draws of k without replacement,
-    hence unbiased as pass@k is. ``wrong`` counts the samples of each different wrong answer; ``silent`` ones
-    cast no vote.
+    hence unbiased as pass@k is where equal answers are told; ``wrong`` counts the samples of each different
+    wrong answer, ``silent`` ones cast no vote.
     """
     _check_draw(right + sum(wrong) + silent, right, k)
     chance = 0.0

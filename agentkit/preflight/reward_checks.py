@@ -31,6 +31,7 @@ CALLS = (
     "To pay for the answer too, add agentkit.rewards.correctness to the lab file's rewards."
 )
 LISTED = 6  # answers of other tasks
+FILLERS = "such thing altogether another otherwise".split()  # where they have but one, as yes or no
 AGAIN = 4  # scorings of the same gold trajectories, for what is chance
 
 
@@ -198,9 +199,10 @@ def _paid_for_lists(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> 
     """
     answers, rows = list(dict.fromkeys(t.answer for _, t in gold if t.answer)), []
     for task, trajectory in gold:
-        start, *others = [a for a in answers if a != trajectory.answer][:LISTED] or [""]
-        if not (trajectory.answer and others):
+        if not trajectory.answer:
             continue
+        others = [a for a in answers if a != trajectory.answer]
+        start, *others = (others if len(others) > 1 else others + FILLERS)[:LISTED]
         lists = [start, trajectory.answer, *others], [start, *others]
         changed = [replace(trajectory, answer=", ".join(x), success=0.0, why="") for x in lists]
         holds, lacks = (

@@ -218,8 +218,11 @@ def measured_rates(run: Run) -> Rates:
     )
 
 
-def tests_of(run: Run) -> int:
-    """Test tasks of a run, new templates among them; 0 where it has no suite yet."""
+def tests_of(run: Run, recipe: Recipe | None = None) -> int:
+    """Test tasks of a run, new templates among them; 0 where it has no suite yet, or not the recipe's."""
+    own, keys = Recipe.of(run).everything(), {*Recipe.keys_of("01_tasks")} - {"run", "lab"}
+    if recipe is not None and any(value != own[k] for k, value in recipe.everything().items() if k in keys):
+        return 0
     return sum(task.split == "test" for task in run.tasks) if run.file("tasks.jsonl").exists() else 0
 
 

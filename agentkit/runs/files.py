@@ -23,6 +23,7 @@ from agentkit.records import AgentkitError, DiskError, RunError
 _ROOM = "Make room there and run the same again: it goes on from what is kept."
 _RIGHTS = "Name another folder, or change its rights."
 _ELSE = "Move away what is there, or name another place."
+_LOCKS = "It takes no locks: put the run on a local disk, or have this one mounted with locks (flock)."
 _REMEDIES = {
     "No space left": _ROOM,
     "disk is full": _ROOM,  # SQLite's words
@@ -31,6 +32,8 @@ _REMEDIES = {
     "Read-only file system": _RIGHTS,
     "Permission denied": _RIGHTS,
     "Operation not permitted": _RIGHTS,
+    "No locks available": _LOCKS,
+    "Function not implemented": _LOCKS,
 }
 MANIFEST = "run.json"
 RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes
@@ -59,7 +62,7 @@ def located(path: str | Path, start: str | Path | None = None) -> Path:
 
 def user_cache(name: str) -> Path:
     """A file or folder in agentkit's part of the user's cache folder; nothing is made."""
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    root = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     if root.startswith("~"):  # a user without a name, as containers have
         raise DiskError("this user has no home: set HOME, or XDG_CACHE_HOME, to a folder that can be written")
     return Path(root) / "agentkit" / name
@@ -69,10 +72,7 @@ def held_elsewhere(error: OSError) -> bool:
     """Whether a lock was refused since another holds it. Raises DiskError where the disk takes no locks."""
     if error.errno in (errno.EAGAIN, errno.EACCES):
         return True
-    raise DiskError(
-        f"the disk takes no locks ({error.strerror}): put the run on a local disk, or have this one mounted "
-        "with locks (flock)"
-    ) from None
+    raise DiskError(f"the disk fails at locking ({error.strerror}). {_LOCKS}") from None
 
 
 def disk_remedy(error: BaseException) -> str:

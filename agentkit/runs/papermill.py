@@ -5,7 +5,7 @@ paths elsewhere: their folder must exist, and ``-p run FOLDER`` names it.
 """
 
 import os
-from contextlib import chdir
+from contextlib import chdir, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,4 +42,5 @@ def _write(local: Any, text: str, path: str) -> None:
         os.environ[RUN_VARIABLE] = str(folder)
     type(local).write(local, text, str(folder / name))
     if "outputs" in folder.parts:  # a run's files are its owner's, though it stops before its end
-        (folder / name).chmod(0o600)
+        with suppress(OSError):  # a file system without rights
+            (folder / name).chmod(0o600)

@@ -186,7 +186,7 @@ def _strongest_tier() -> Tier:
     for name in TIERS:
         try:
             _zygote(name, ())
-        except Exception as error:  # where a Python or a kernel lacks something, the next is tried
+        except (SandboxError, AttributeError, ImportError, KeyError) as error:  # this Python lacks something
             why = str(error) if isinstance(error, SandboxError) else f"{type(error).__name__}: {error}"
             faults.append(f"tier {name} does not work here: {why}")
         else:

@@ -139,6 +139,8 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         except BaseException:
             self.policy.close()
             raise
+        if ahead:  # all processes as one: each has asked its servers by itself
+            self.policy.keeps_weights = all(gathered([self.policy.keeps_weights]))
         self.background = Background(1 + self.policy.keeps_weights)
 
     def _check_prompts(self, tasks: Sequence[Task]) -> None:
