@@ -143,17 +143,17 @@ def test_an_orphan_ends_although_a_foster_parent_took_it():
         assert found.stdout.strip() == code, found.stderr
 
 
-TWO = "import torch; torch.cuda.device_count = lambda: 2"  # run by every kernel before its first cell
+SEEN = "import torch; torch.cuda.device_count = lambda: {}"  # run by every kernel before its first cell
 TINY = {"n_tasks": 60, "sft_transcripts": 1, "sft_tasks": 8, "test_samples": 1, "measure_base": False, "steps": 1,
         "prompts_per_step": 4, "group_size": 2, "micro_batch": 2, "val_every": 2, "val_tasks": 4,
         "preflight": "warn"}  # fmt: skip
 
 
-@pytest.mark.slow
-def test_a_cold_start_and_grpo_run_headless_with_several_gpus_in_sight(tmp_path):
+def headless(tmp_path, cards):
+    """The command that runs notebooks 01 to 03 with these cards in sight, and its environment."""
     startup = tmp_path / "ipython" / "profile_default" / "startup"
     startup.mkdir(parents=True)
-    (startup / "two.py").write_text(TWO)
+    (startup / "seen.py").write_text(SEEN.format(len(cards)))
     words = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
     command = [
         sys.executable,
@@ -164,22 +164,64 @@ def test_a_cold_start_and_grpo_run_headless_with_several_gpus_in_sight(tmp_path)
         "--run",
         str(tmp_path / "run"),
     ]
-    environ = os.environ | {"IPYTHONDIR": str(tmp_path / "ipython"), "CUDA_VISIBLE_DEVICES": "4,5"}
-    made = subprocess.run(
-        [*command, "--to", "03", *words], cwd=ROOT, env=environ, capture_output=True, text=True
-    )
+    environ = {"IPYTHONDIR": str(tmp_path / "ipython"), "CUDA_VISIBLE_DEVICES": ",".join(cards)}
+    return [*command, "--to", "03", *words], os.environ | environ
+
+
+@pytest.mark.slow
+def test_a_cold_start_and_grpo_run_headless_with_several_gpus_in_sight(tmp_path):
+    command, environ = headless(tmp_path, "4567")
+    made = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert made.returncode == 0, made.stdout + made.stderr
     run = load_run(tmp_path / "run")
     ranks = {s: run.manifest["stages"][s]["ranks"] for s in ("02_baseline", "03_grpo")}
     jobs = {job: own for stage in ranks.values() for job, own in stage.items()}
-    assert all([rank["card"] for rank in own] == ["4", "5"] for own in jobs.values()), jobs
+    assert all([rank["card"] for rank in own] == ["4", "5", "6", "7"] for own in jobs.values()), jobs
     assert list(jobs) == ["cold_start", "measure sft", "look", "train"]
-    assert [rank["sampled"]["validation"] for rank in jobs["train"]] == [4, 4], "two validations"
+    assert [rank["sampled"]["validation"] for rank in jobs["train"]] == [2, 2, 2, 2], "two validations"
     assert min(rank["sampled"]["sft"] for rank in jobs["measure sft"]) > 0
-    assert [rank["sampled"]["preflight"] for rank in jobs["look"]] == [12, 12], "12 tasks in pairs"
+    assert [rank["sampled"]["preflight"] for rank in jobs["look"]] == [6, 6, 6, 6], "12 tasks in pairs"
     assert len(run.trajectories("sft")) == sum(task.split == "test" for task in run.tasks)
     text = json.dumps(json.loads(run.file("02_baseline.ipynb").read_text()))
-    assert "2 processes train on GPUs 4, 5" in text and run.file("preflight.json").exists()
+    assert "4 processes train on GPUs 4, 5, 6, 7" in text and run.file("preflight.json").exists()
+
+
+@pytest.mark.slow
+def test_a_rank_killed_in_any_job_is_named_in_its_cell_and_the_run_goes_on(tmp_path):
+    """In the cold start, the baseline and the preflight; test_launch kills one that trains."""
+    (command, environ), run = headless(tmp_path, "45"), tmp_path / "run"
+    for number, job in enumerate(("cold_start", "measure", "look")):
+        pipe = subprocess.PIPE
+        made = subprocess.Popen(
+            command, cwd=ROOT, env=environ, stdout=pipe, stderr=subprocess.STDOUT, text=True
+        )
+        while len(found := _ranks(run, job)) < 2 and made.poll() is None:
+            time.sleep(0.1)
+        time.sleep(2 * number)  # while it loads, and later
+        found[-1].kill()
+        said = made.communicate()[0]
+        assert made.returncode and re.search(r"was ended by SIGKILL", said), (job, said)
+        assert not _ranks(run, job) and not list(run.glob(".job*"))
+    made = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    stages = load_run(run).manifest["stages"]
+    assert [stages[s]["status"] for s in ("01_tasks", "02_baseline", "03_grpo")] == ["done"] * 3
+
+
+def _ranks(run, job):
+    """The processes that do a job in a run."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError, ValueError):
+            words = process.cmdline()
+            own = "agentkit.training.worker" in words and "torch.distributed.run" not in words
+            if (
+                own
+                and str(run) in words
+                and json.loads(Path(words[-1]).read_text())["job"].endswith(f":{job}")
+            ):
+                found.append(process)
+    return found
 
 
 ANSWERS = """
