@@ -159,8 +159,8 @@ def wait_until(true, seconds=120.0):
         time.sleep(0.1)
 
 
-def problems(notebook: nbformat.NotebookNode) -> list[str]:
-    """Errors and warnings in a notebook's outputs."""
+def problems(notebook: nbformat.NotebookNode, warnings: bool = True) -> list[str]:
+    """Errors in a notebook's outputs, and warnings, which stderr holds."""
     outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
     errors = [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
-    return errors + [o.text for o in outputs if o.get("name") == "stderr"]
+    return errors + [o.text for o in outputs if warnings and o.get("name") == "stderr"]
