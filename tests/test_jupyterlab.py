@@ -22,9 +22,6 @@ from agentkit.runs.stages import STAGES
 pytestmark = pytest.mark.slow
 SMALL = {"n_tasks": 48, "sft_transcripts": 1, "test_samples": 1, "steps": 3, "prompts_per_step": 2, "group_size": 4,
          "micro_batch": 8, "val_every": 3, "val_tasks": 2, "save_every": 0, "preflight": "off", "tool_cache": "off"}  # fmt: skip
-LOADING = (
-    "LOAD REPORT"  # what transformers says of weights that are missing as yet, interrupted while it loads
-)
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +80,13 @@ def rows(run) -> list[int]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_notebook_is_interrupted_restarted_and_run_twice(opened, project, stage):
     notebook = opened(stage)
-    for _ in range(5):  # the click may come when all is done, or between two cells: ipykernel then loses one
+    # a click may come when all is done, between two cells, where ipykernel loses it, or in a callback of Python's
+    # import, which writes it to stderr and goes on
+    for _ in range(5):
         notebook.run_all()
         wait_until(lambda: notebook.executed() >= 2)
         notebook.interrupt()
-        stopped = [text for text in problems(notebook.finished()) if LOADING not in text]
+        stopped = problems(notebook.finished(), warnings=False)  # libraries say what they were at
         if stopped and not stopped[0].startswith("NameError"):
             break
         notebook.restart()
