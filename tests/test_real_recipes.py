@@ -9,14 +9,10 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
-import trl
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen3Config
+from transformers import AutoTokenizer, Qwen2Config, Qwen3Config
 
-from agentkit import nano
 from agentkit.runs import Run, project_root
 from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.training import memory
@@ -26,8 +22,6 @@ QWEN = {  # Qwen/Qwen2.5-3B-Instruct's config.json
     "num_attention_heads": 16, "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 32_768,
 }  # fmt: skip
 GAIA = {"task_id": "g0", "Question": "Where is Brindlewick?", "Level": 1, "Final answer": "Wexlow"}
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
-         "num_key_value_heads": 1}  # fmt: skip
 BUDGET = {"n_tasks": 20, "sft_tasks": 0, "sft_transcripts": 1, "sft_epochs": 1, "test_samples": 1, "steps": 1, "prompts_per_step": 2,
           "group_size": 2, "micro_batch": 2, "max_turns": 2, "max_turn_tokens": 12, "max_tokens": 300, "val_every": 1, "val_tasks": 1,
           "max_batch": 8, "preflight": "off"}  # fmt: skip
@@ -41,22 +35,6 @@ QWEN3 = {  # Qwen/Qwen3-4B's
     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "tie_word_embeddings": True,
     "max_position_embeddings": 40_960,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def stand_in(tmp_path_factory):
-    """Qwen2's architecture, small and random, with the small agent's words and Qwen2.5's template."""
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = AutoTokenizer.from_pretrained(nano.DATA)
-    template = Path(trl.__file__).parent / "chat_templates" / "qwen2_5.jinja"
-    tokenizer.chat_template = template.read_text(encoding="utf-8")
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        **(QWEN | SMALL | {"vocab_size": len(tokenizer)}), eos_token_id=tokenizer.eos_token_id
-    )
-    Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.slow

@@ -50,7 +50,9 @@ def test_it_comes_first_or_says_how(monkeypatch):
     ):
         import_first("unsloth")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EngineError, match="pip install --no-deps unsloth==.* or use engine: transformers"):
+    with pytest.raises(
+        EngineError, match="pip install -c requirements-gpu.lock .* or use engine: transformers"
+    ):
         import_first("unsloth")
 
 

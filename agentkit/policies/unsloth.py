@@ -30,8 +30,9 @@ def import_first(engine: str) -> None:
         return
     if importlib.util.find_spec("unsloth") is None:
         raise EngineError(
-            "Unsloth is not installed here: pip install --no-deps unsloth==2026.10.9 unsloth_zoo==2026.10.9 "
-            "(docs/guide.md says what it needs on a GPU), or use engine: transformers"
+            "Unsloth is not installed here: pip install -c requirements-gpu.lock -e '.[vllm,unsloth]' (on a "
+            "CPU pip install -c requirements-gpu.lock --no-deps unsloth unsloth_zoo), "
+            "or use engine: transformers"
         )
     if early := [name for name in LATER if name in sys.modules]:
         raise EngineError(
