@@ -37,6 +37,7 @@ import torch
 from compare_staleness import cold_started, one
 from datasets import Dataset
 from options import options
+from transformers import PrinterCallback
 from trl.chat_template_utils import qwen3_template
 from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async_grpo_trainer
 from trl.trainer import utils
@@ -200,6 +201,7 @@ def theirs(folder: Path, values: dict[str, Any], url: str) -> dict[str, Any]:
     train, validation = ([t for t in suite if t.split == name] for name in ("train", "validation"))
     with stand_ins():
         trainer = make_peer(folder / "agent", values, train, url, folder / f"trl-{lab.recipe.seed}")
+        trainer.remove_callback(PrinterCallback)  # its rows are no JSON
         trainer.train()
     model = trainer.accelerator.unwrap_model(trainer.model).eval()
     attention = model.config._attn_implementation  # the policy changes it
