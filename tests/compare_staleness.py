@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from options import options
 
@@ -64,29 +65,35 @@ def one(folder: Path, values: dict, seed: int, bound: int) -> dict[str, float]:
     }
 
 
+def cold_started(folder: Path, chosen: Any, **changes: Any) -> dict[str, Any]:
+    """The values of a recipe with slow tools; its suite and its cold start are in the run ``start``."""
+    (folder / "slow.py").write_text(LAB.format(latency=chosen.latency_ms / 1000))
+    values = read_recipe(project_root() / "params" / "nano-careless.yaml") | CHANGES | changes
+    values |= {"lab": str(folder / "slow.py"), "steps": chosen.steps, "val_every": chosen.steps}
+    values |= {"prompts_per_step": chosen.prompts, "micro_batch": min(8, 2 * chosen.prompts)}
+    lab, start = Lab.open(Recipe.from_mapping(values | {"lab": ""})), Run.create(folder / "start")
+    suite = lab.suite()
+    write_tasks(start.file("tasks.jsonl"), suite.tasks)
+    model, tokenizer = load_agent("nano")
+    found = demonstrations(lab, suite.split("train")[: lab.recipe.sft_tasks], tokenizer)
+    cold_start(model, tokenizer, found, lab.recipe, start.file("sft"))
+    return values
+
+
 def main() -> int:
     chosen = options(__doc__, seeds=3, steps=12, latency_ms=50, prompts=8, servers=0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "slow.py").write_text(LAB.format(latency=chosen.latency_ms / 1000))
-        values = read_recipe(project_root() / "params" / "nano-careless.yaml") | CHANGES
-        values |= {"lab": str(folder / "slow.py"), "steps": chosen.steps, "val_every": chosen.steps}
-        values |= {"prompts_per_step": chosen.prompts, "micro_batch": min(8, 2 * chosen.prompts)}
+        changes = {}
         if chosen.servers:
-            values |= {
+            changes = {
                 "engine": "vllm",
                 "topology": "split",
                 "replicas": chosen.servers,
                 "processes": 1,
                 "weight_sync": "lora",
             }
-        lab, start = Lab.open(Recipe.from_mapping(values | {"lab": ""})), Run.create(folder / "start")
-        suite = lab.suite()
-        write_tasks(start.file("tasks.jsonl"), suite.tasks)
-        model, tokenizer = load_agent("nano")
-        found = demonstrations(lab, suite.split("train")[: lab.recipe.sft_tasks], tokenizer)
-        cold_start(model, tokenizer, found, lab.recipe, start.file("sft"))
-        found = []
+        values, found = cold_started(folder, chosen, **changes), []
         for seed in range(1, chosen.seeds + 1):
             for bound in (0, 1):
                 found.append(one(folder, values, seed, bound))
