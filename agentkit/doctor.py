@@ -1,7 +1,8 @@
 """What this machine has and what each gap costs: sandbox, engines, GPUs, CUDA, versions, memory, disk, ports,
 and which GPU a recipe would use for what.
 
-Nothing is changed. Leaves out anything that takes long or loads torch: engines are looked for, not started.
+Nothing is changed. Leaves out anything that takes long: engines are looked for, not started, and torch is
+loaded only where a memory plan decides between topologies.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.run import version_of
 from agentkit.runs.sweep_slots import gpu_count
-from agentkit.runs.topology import choose
+from agentkit.training.placement import placed
 
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 GPU_DISK_GB = 60  # a model of 14B in 16 bits twice (as it came and with its cold start), and checkpoints
@@ -72,10 +73,10 @@ def find_gpus() -> list[dict[str, Any]]:
 
 
 def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the recipe's processes and servers would use; the memory plan of the run itself may change it."""
+    """What the recipe's processes and servers would use, as a notebook says it; sizes are the driver's."""
     seen = min(len(gpus), gpu_count()) if gpus else 0  # CUDA_VISIBLE_DEVICES may show fewer
     try:
-        made = choose(recipe, seen)
+        made = placed(recipe, seen, lambda: min(gpu["memory_gb"] for gpu in gpus) * 2**30 / 1e9)
     except RecipeError as error:
         return {"kind": "refused", "why": str(error)}
     return asdict(made) | {"says": str(made)}

@@ -5,13 +5,19 @@ machines.
 from __future__ import annotations
 
 import json
+import os
 import sys
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from test_real_recipes import QWEN
+from transformers import Qwen2Config
 
 from agentkit import cli, doctor, sandbox
-from agentkit.runs import Recipe
+from agentkit.lab import Lab
+from agentkit.runs import Recipe, Run, project_root
+from agentkit.training import launch, memory
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +40,46 @@ def test_a_recipe_is_told_who_would_use_its_gpus_and_why(monkeypatch):
     assert split["kind"] == "split" and split["replicas"] == 2 and "2 servers roll out" in split["says"]
     assert "in a split some wait" in doctor.topology(Recipe(), cards)["why"]
     assert doctor.topology(Recipe(gpus="9"), cards)["why"].startswith("gpus is 9, and 4 can be seen")
+
+
+DRIVER = """#!{python}
+import sys
+for card in range(2):
+    line = "NVIDIA X, {mib}, 580.1" if sys.argv[1:2] == ["--query-gpu=name,memory.total,driver_version"] else (
+        f"GPU {{card}}: NVIDIA X (UUID: GPU-{{card}})")
+    print(line)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mib", "kind", "why"),
+    [
+        (13_312, "split", "rollouts and updates do not fit on one card together (micro_batch: "),
+        (49_140, "colocate", "all cards roll out and then all train"),
+        (8_192, "colocate", "all cards roll out and then all train"),  # where a split helps neither
+    ],
+)
+def test_doctor_says_of_two_cards_what_a_notebook_does_with_them(
+    mib, kind, why, monkeypatch, tmp_path, capsys
+):
+    """The 3B recipe with one of its layers: an update takes 11.2 GB, beside 0.35 of the card for the engine."""
+    tool, model = tmp_path / "nvidia-smi", tmp_path / "model"
+    tool.write_text(DRIVER.format(python=sys.executable, mib=mib))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(memory, "can_sleep", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    Qwen2Config(**QWEN | {"num_hidden_layers": 1}).save_pretrained(model)
+    recipe = tmp_path / "mine.yaml"
+    text = (project_root() / "params" / "plan-3b.yaml").read_text()
+    recipe.write_text(text.replace("Qwen/Qwen2.5-3B-Instruct #", f"{model} #"))
+    assert cli.main(["doctor", "--recipe", str(recipe), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["topology"]
+    assert told["kind"] == kind and why in told["why"]
+    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 2)
+    card = SimpleNamespace(total_memory=mib * 2**20)
+    monkeypatch.setattr(launch.torch.cuda, "get_device_properties", lambda index: card)
+    assert str(launch.Work(Lab.open(recipe), Run.create(tmp_path / "run"))) == told["says"]
 
 
 def test_json_is_the_findings(capsys):

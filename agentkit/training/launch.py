@@ -7,7 +7,6 @@ then holds no memory of a GPU. Leaves out other machines, what is done (jobs), a
 (runs.topology).
 """
 
-import contextlib
 import gc
 import json
 import os
@@ -33,8 +32,9 @@ from agentkit.policies.server_processes import replicas
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
 from agentkit.runs.children import TOKEN, end_all, signals
-from agentkit.runs.topology import CARDS, Topology, choose, patience, settled
+from agentkit.runs.topology import CARDS, patience, settled
 from agentkit.training import checkpoints
+from agentkit.training.placement import placed
 from agentkit.training.processes import TrainingStopped
 from agentkit.training.worker import MARK, function_of
 
@@ -56,7 +56,7 @@ class Work:
 
     def __init__(self, lab: Lab, run: Run):
         self.lab, self.run = lab, run
-        self.topology = _topology(lab.recipe)
+        self.topology = placed(lab.recipe, torch.cuda.device_count(), _smallest_gb)
         # seconds by policy; each process' card and what it sampled by job; and what each control took
         self._done: dict[str, dict[str, Any]] = {"measured": {}, "ranks": {}}
 
@@ -174,18 +174,10 @@ class Work:
         return result
 
 
-def _topology(recipe: Recipe) -> Topology:
-    """The choice for this machine, with the memory plan where there are GPUs."""
-    count, fits = torch.cuda.device_count(), "fits"
-    if count > 1 and torch.cuda.is_available() and recipe.topology == "auto":
-        from agentkit.training import memory
-
-        with contextlib.suppress(Exception):  # a model that cannot be planned for is tried
-            size = torch.cuda.get_device_properties(0).total_memory / memory.GB
-            needs = memory.plan(recipe)
-            if max(needs.update(), needs.sampling(size)) <= size * memory.GB:  # else a split helps neither
-                fits = needs.advice(size)
-    return choose(recipe, count, fits)
+def _smallest_gb() -> float:
+    """GB of the smallest GPU in sight."""
+    count = torch.cuda.device_count()
+    return min(torch.cuda.get_device_properties(card).total_memory for card in range(count)) / 1e9
 
 
 def _empty(error: BaseException | None) -> None:
