@@ -129,8 +129,9 @@ def folder(tmp_path_factory):
 
 def prepared(folder: Path, name: str, **changes) -> tuple[Run, Lab]:
     run = Run.create(folder / name)
-    write_tasks(run.file("tasks.jsonl"), [*tasks(), *tasks(2, "validation")])
+    write_tasks(run.file("tasks.jsonl"), [*tasks(), *tasks(2, "validation"), *tasks(2, "test")])
     values = SMALL | {
+        "test_samples": 2,
         "model": str(folder / "agent"),
         "prompts_per_step": 2,
         "micro_batch": 2,
@@ -149,7 +150,7 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     rows = []
     work = Work(lab, run)
     result, ranks = work.train(rows.append), work.record["ranks"]["train"]
-    assert [rank["sampled"]["validation"] for rank in ranks] == [3, 3], "three validations of two tasks"
+    assert [rank["sampled"] for rank in ranks] == [{"validation": 3, "training": 12}] * 2, "of 6 and of 24"
     assert result["steps"] == 3 and [row["step"] for row in rows] == [0, 1, 2, 3]
     assert [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))] == [0, 1, 2, 3]
     for step in (1, 2, 3):
@@ -164,6 +165,14 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     norms = [[row["grad_norm"] for row in found[1:]] for found in (rows, alone)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2), "two processes take the steps that one would"
     assert math.isfinite(rows[-1]["loss"]) and run.file("adapter", "adapter_model.safetensors").exists()
+    assert _shares_of_the_test(work) == [{"grpo": 2, "grpo_greedy": 1}] * 2
+
+
+def _shares_of_the_test(work: Work) -> list[dict]:
+    """What each process sampled of the final test, as notebook 05 has it measured; two tasks, in twos."""
+    sampled, greedy = work.measure("grpo")
+    assert (len(sampled), len(greedy)) == (4, 2)
+    return [rank["sampled"] for rank in work.record["ranks"]["measure grpo"]]
 
 
 def test_another_number_of_processes_is_refused(folder):
@@ -328,7 +337,7 @@ def test_two_processes_sample_ahead_and_go_on_as_if_they_had_not_been_interrupte
 def test_a_split_trains_on_when_a_server_dies_and_leaves_none_behind(folder):
     """Two servers, one of which is killed after the first step, and two processes that train."""
     pytest.importorskip("vllm")
-    changes = {"topology": "split", "replicas": 2, "engine": "vllm", "deterministic": False, "steps": 3}
+    changes = {"topology": "split", "replicas": 2, "deterministic": False, "steps": 3}
     run, lab = prepared(folder, "split", val_every=9, **changes)
     killed = []
 
@@ -341,9 +350,12 @@ def test_a_split_trains_on_when_a_server_dies_and_leaves_none_behind(folder):
     result = work.train(kill_a_server)
     assert len(killed) == 2 and result["steps"] == 3 and "2 servers roll out" in str(work)
     assert work.devices == 4
+    ranks = work.record["ranks"]["train"]
+    assert [rank["sampled"] for rank in ranks] == [{"validation": 2, "training": 12}] * 2, "each its half"
     gaps = [row["sync_gap"] for row in read_jsonl(run.file("train", "metrics.jsonl")) if "sync_gap" in row]
     assert len(gaps) >= 3 and max(gaps) < 1e-3, "they sample from the trained weights"
     assert not [p for p in psutil.process_iter() if _writes_to(p, run)] and not _workers(run)
+    assert _shares_of_the_test(work) == [{"grpo": 2, "grpo_greedy": 1}] * 2
 
 
 def _writes_to(process: psutil.Process, run: Run) -> bool:
