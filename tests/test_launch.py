@@ -86,6 +86,39 @@ def test_a_job_that_fails_leaves_nothing_of_its_model_in_the_errors_frames(tmp_p
     assert kept.value.__traceback__ is not None and seen[0]() is None
 
 
+UNLIKE = """
+from transformers import TrainerCallback
+from agentkit.policies.loading import agent_of
+from agentkit.policies.process_group import rank
+from agentkit.training.grpo import train as ours
+
+class Unlike(TrainerCallback):
+    def on_train_end(self, args, state, control, model=None, **unused):
+        if rank():  # as where gradients were not shared
+            next(weight for weight in model.parameters() if weight.requires_grad).data.view(-1)[0] += 1e-6
+
+def train(lab, run, tell):
+    made = lab.trainer(*agent_of(run, lab.recipe, "sft"), lab.load(run), run)
+    made.add_callback(Unlike())
+    return ours(made)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_trained_unlike_adapters_refuse_to_have_trained(folder, monkeypatch):
+    run, lab = prepared(folder, "unlike", steps=1, val_every=9)
+    (folder / "unlike.py").write_text(UNLIKE)
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(
+        RunError, match="RunError: the processes have trained different adapters.*Train in one process"
+    ):
+        Work(lab, run).do("unlike:train")
+    assert not _workers(run) and [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))]
+    assert not run.file("train", "finished.json").exists(), (
+        "which would say that there is something to measure"
+    )
+
+
 def test_groups_are_never_split():
     with pytest.raises(RecipeError, match="processes 3 must divide prompts_per_step 8"):
         Recipe.from_mapping({"processes": 3})
