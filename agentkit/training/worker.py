@@ -49,7 +49,7 @@ def work(folder: str, file: str) -> None:
     each = process_group.gathered(
         [{"card": os.environ.get(CARDS, ""), "sampled": dict(process_group.counted)}]
     )
-    if process_group.rank() == 0:
+    if process_group.rank() == 0 and Path(file).exists():  # else nobody waits for it any more
         write_json(Path(file), job | {"result": result | {"ranks": each}})
     process_group.leave()
 
