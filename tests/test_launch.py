@@ -86,6 +86,39 @@ def test_a_job_that_fails_leaves_nothing_of_its_model_in_the_errors_frames(tmp_p
     assert kept.value.__traceback__ is not None and seen[0]() is None
 
 
+UNLIKE = """
+from transformers import TrainerCallback
+from agentkit.policies.loading import agent_of
+from agentkit.policies.process_group import rank
+from agentkit.training.grpo import train as ours
+
+class Unlike(TrainerCallback):
+    def on_train_end(self, args, state, control, model=None, **unused):
+        if rank():  # as where gradients were not shared
+            next(weight for weight in model.parameters() if weight.requires_grad).data.view(-1)[0] += 1e-6
+
+def train(lab, run, tell):
+    made = lab.trainer(*agent_of(run, lab.recipe, "sft"), lab.load(run), run)
+    made.add_callback(Unlike())
+    return ours(made)
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_trained_unlike_adapters_refuse_to_have_trained(folder, monkeypatch):
+    run, lab = prepared(folder, "unlike", steps=1, val_every=9)
+    (folder / "unlike.py").write_text(UNLIKE)
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(
+        RunError, match="RunError: the processes have trained different adapters.*Train in one process"
+    ):
+        Work(lab, run).do("unlike:train")
+    assert not _workers(run) and [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))]
+    assert not run.file("train", "finished.json").exists(), (
+        "which would say that there is something to measure"
+    )
+
+
 def test_groups_are_never_split():
     with pytest.raises(RecipeError, match="processes 3 must divide prompts_per_step 8"):
         Recipe.from_mapping({"processes": 3})
@@ -129,8 +162,9 @@ def folder(tmp_path_factory):
 
 def prepared(folder: Path, name: str, **changes) -> tuple[Run, Lab]:
     run = Run.create(folder / name)
-    write_tasks(run.file("tasks.jsonl"), [*tasks(), *tasks(2, "validation")])
+    write_tasks(run.file("tasks.jsonl"), [*tasks(), *tasks(2, "validation"), *tasks(2, "test")])
     values = SMALL | {
+        "test_samples": 2,
         "model": str(folder / "agent"),
         "prompts_per_step": 2,
         "micro_batch": 2,
@@ -149,7 +183,7 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     rows = []
     work = Work(lab, run)
     result, ranks = work.train(rows.append), work.record["ranks"]["train"]
-    assert [rank["sampled"]["validation"] for rank in ranks] == [3, 3], "three validations of two tasks"
+    assert [rank["sampled"] for rank in ranks] == [{"validation": 3, "training": 12}] * 2, "of 6 and of 24"
     assert result["steps"] == 3 and [row["step"] for row in rows] == [0, 1, 2, 3]
     assert [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))] == [0, 1, 2, 3]
     for step in (1, 2, 3):
@@ -164,6 +198,14 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     norms = [[row["grad_norm"] for row in found[1:]] for found in (rows, alone)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2), "two processes take the steps that one would"
     assert math.isfinite(rows[-1]["loss"]) and run.file("adapter", "adapter_model.safetensors").exists()
+    assert _shares_of_the_test(work) == [{"grpo": 2, "grpo_greedy": 1}] * 2
+
+
+def _shares_of_the_test(work: Work) -> list[dict]:
+    """What each process sampled of the final test, as notebook 05 has it measured; two tasks, in twos."""
+    sampled, greedy = work.measure("grpo")
+    assert (len(sampled), len(greedy)) == (4, 2)
+    return [rank["sampled"] for rank in work.record["ranks"]["measure grpo"]]
 
 
 def test_another_number_of_processes_is_refused(folder):
@@ -328,7 +370,7 @@ def test_two_processes_sample_ahead_and_go_on_as_if_they_had_not_been_interrupte
 def test_a_split_trains_on_when_a_server_dies_and_leaves_none_behind(folder):
     """Two servers, one of which is killed after the first step, and two processes that train."""
     pytest.importorskip("vllm")
-    changes = {"topology": "split", "replicas": 2, "engine": "vllm", "deterministic": False, "steps": 3}
+    changes = {"topology": "split", "replicas": 2, "deterministic": False, "steps": 3}
     run, lab = prepared(folder, "split", val_every=9, **changes)
     killed = []
 
@@ -341,9 +383,12 @@ def test_a_split_trains_on_when_a_server_dies_and_leaves_none_behind(folder):
     result = work.train(kill_a_server)
     assert len(killed) == 2 and result["steps"] == 3 and "2 servers roll out" in str(work)
     assert work.devices == 4
+    ranks = work.record["ranks"]["train"]
+    assert [rank["sampled"] for rank in ranks] == [{"validation": 2, "training": 12}] * 2, "each its half"
     gaps = [row["sync_gap"] for row in read_jsonl(run.file("train", "metrics.jsonl")) if "sync_gap" in row]
     assert len(gaps) >= 3 and max(gaps) < 1e-3, "they sample from the trained weights"
     assert not [p for p in psutil.process_iter() if _writes_to(p, run)] and not _workers(run)
+    assert _shares_of_the_test(work) == [{"grpo": 2, "grpo_greedy": 1}] * 2
 
 
 def _writes_to(process: psutil.Process, run: Run) -> bool:

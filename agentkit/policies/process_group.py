@@ -20,7 +20,7 @@ from agentkit.runs.recipe import Recipe
 from agentkit.runs.topology import patience
 
 T = TypeVar("T")
-counted: Counter[str] = Counter()  # trajectories that this process sampled, of each spread measurement
+counted: Counter[str] = Counter()  # trajectories this process sampled, by what for
 _objects: list[Any] = []  # the group for objects, once there is one
 
 

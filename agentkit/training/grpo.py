@@ -28,7 +28,7 @@ from trl import GRPOTrainer
 from agentkit.diagnostics import Watch
 from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import make_policy
-from agentkit.policies.process_group import gathered
+from agentkit.policies.process_group import counted, gathered
 from agentkit.policies.shards import leave_shards
 from agentkit.policies.sync import NOISE, sync
 from agentkit.policies.unsloth import adapted
@@ -198,7 +198,8 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
             everyone = gathered([task.id for task in asked])
             with self._synced() as gap:
                 selected = self._sample(self.step.number, asked, everyone, run_blocking, self.policy)
-        trajectories = selected.trajectories
+        trajectories, more = selected.trajectories, 1 + self.recipe.resample_correct
+        counted["training"] += more * len(trajectories) + selected.counts["extra"]
         trained = (
             (0,) * len(t.action_mask) if out else t.action_mask
             for t, out in zip(trajectories, selected.left_out, strict=True)

@@ -39,7 +39,7 @@ def work(folder: str, file: str) -> None:
     from agentkit.runs.topology import CARDS, patience
     from agentkit.training.processes import TrainingStopped
 
-    threading.Thread(target=_stop_with_the_notebook, args=(patience(recipe),), daemon=True).start()
+    threading.Thread(target=_stop_with_the_notebook, args=(patience(recipe), Path(file)), daemon=True).start()
     process_group.join(recipe)
     try:
         result = function_of(job["job"])(Lab.open(recipe), run, tell, **job["arguments"])
@@ -49,7 +49,7 @@ def work(folder: str, file: str) -> None:
     each = process_group.gathered(
         [{"card": os.environ.get(CARDS, ""), "sampled": dict(process_group.counted)}]
     )
-    if process_group.rank() == 0:
+    if process_group.rank() == 0 and Path(file).exists():  # else nobody waits for it any more
         write_json(Path(file), job | {"result": result | {"ranks": each}})
     process_group.leave()
 
@@ -73,10 +73,11 @@ def _tell(notebook: TextIO, row: dict[str, Any]) -> None:
         print(MARK + json.dumps(row), file=notebook, flush=True)
 
 
-def _stop_with_the_notebook(wait_s: float) -> None:
+def _stop_with_the_notebook(wait_s: float, file: Path) -> None:
     """The input ends when the process that launched this one has gone, or wants it to stop."""
     while sys.stdin.buffer.raw.read(1024):
         pass
+    file.unlink(missing_ok=True)  # which nobody else may be left to do
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(wait_s)
     os._exit(1)

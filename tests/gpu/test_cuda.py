@@ -10,6 +10,8 @@ import importlib.util
 import json
 import subprocess
 import sys
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,11 @@ from agentkit.policies.loading import load_agent, make_policy
 from agentkit.rollouts import rollout
 from agentkit.runs import Run
 from agentkit.runs.recipe import Recipe
+from agentkit.runs.topology import Topology, visible
+from agentkit.training import launch
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.peer import logprobs, update
+from agentkit.training.sft import demonstrations
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
 RECIPE = Recipe(
@@ -73,6 +78,47 @@ def test_two_steps_of_grpo(suite, tmp_path):
     )
     assert train(made)["steps"] == 2 and next(made.model.parameters()).device.type == "cuda"
     assert made.run.file("adapter", "adapter_model.safetensors").exists()
+
+
+HERE, APART = Topology("here", 1, visible(1)), Topology("colocate", 1, visible(1))
+FAILS = """
+import torch
+from agentkit.policies.loading import agent_of
+
+def fails(lab, run, tell):
+    agent, _ = agent_of(run, lab.recipe, "sft")
+    raise RuntimeError(f"{agent.device} holds {torch.cuda.memory_allocated()} bytes")
+"""
+
+
+def test_this_process_holds_no_memory_of_a_gpu_while_children_train(suite, tmp_path, monkeypatch):
+    """By CUDA's own allocator: after a cold start and a training here, and an error that IPython keeps."""
+    (tmp_path / "failing.py").write_text(FAILS)
+    monkeypatch.syspath_prepend(tmp_path)
+    lab, run = Lab.open(replace(RECIPE, sft=True, sft_batch=4)), Run.create(tmp_path / "run")
+    suite.save(run.file("tasks.jsonl"))
+    work = launch.Work(lab, run)
+
+    def held() -> set[int]:
+        """Bytes, whenever a child tells its metrics, and in the end."""
+        work.topology, told = APART, []
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="this notebook holds")
+            assert work.train(lambda row: told.append(torch.cuda.memory_allocated()))["steps"] == 2
+        work.topology = HERE
+        return {*told, torch.cuda.memory_allocated()}
+
+    work.topology = HERE
+    work.cold_start(demonstrations(lab, suite.split("train")[:8], load_agent("nano")[1]))
+    assert torch.cuda.memory_allocated() and held() == {0}
+    assert work.train()["steps"] == 2 and torch.cuda.memory_allocated() and held() == {0}
+    with pytest.raises(RuntimeError, match=r"cuda:0 holds [1-9]\d+ bytes") as kept:
+        work.do("failing:fails")
+    assert held() == {0} and kept.value.__traceback__ is not None
+    model, _ = load_agent("nano")
+    with pytest.warns(UserWarning, match=r"this notebook holds \d\.\d GB of GPU memory"):
+        launch._let_go()
+    assert model.device.type == "cuda" and torch.cuda.memory_allocated()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("unsloth") is None, reason="Unsloth is not installed")
