@@ -315,7 +315,9 @@ def test_pins_on_every_page_are_those_of_the_project():
 @pytest.mark.parametrize("page", PAGES[:-2], ids=lambda page: page.name)
 def test_commands_of_a_page_are_understood(page):
     commands = re.findall(
-        r"\.venv/bin/agentkit ((?:doctor|run|sweep|serve).*?)(?: *#| *`|$)", page.read_text(), re.MULTILINE
+        r"\.venv/bin/agentkit ((?:doctor|run|join|sweep|serve).*?)(?: *#| *`|'?$)",
+        page.read_text(),
+        re.MULTILINE,
     )
     for command in commands:
         words = [re.sub(r'"\$\(?\(?.*', "4", word) for word in command.split()]

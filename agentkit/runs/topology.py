@@ -9,6 +9,7 @@ policies.server_processes), asking other machines (training.nodes), and finding 
 
 import math
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,6 +74,11 @@ def visible(count: int) -> tuple[str, ...]:
     """Names of the first ``count`` cards that this process may use."""
     named = [name.strip() for name in os.environ.get(CARDS, "").split(",") if name.strip()]
     return tuple(named[:count] if len(named) >= count else map(str, range(count)))
+
+
+def first_host() -> str:
+    """The name by which other machines reach this one, the first: its own, or torchrun's MASTER_ADDR."""
+    return os.environ.get("MASTER_ADDR") or socket.gethostname()
 
 
 def choose(recipe: Recipe, count: int, fits: str = "fits") -> Topology:

@@ -232,17 +232,14 @@ class _Children:
         nodes: int = 1,
     ):
         self._run, self._name, self._number, self._wait_s = run, name, number, wait_s
-        self._token, options = uuid.uuid4().hex, {}
+        self._token, self._cards, self._options = uuid.uuid4().hex, cards[: number // nodes], {}
         self._job = run.file(f".job-{self._token}.json")  # of this launch: the result comes back in it
         write_json(self._job, job)
-        number //= nodes
         if nodes > 1:
-            asked = self._job, self._token, number, nodes, bool(cards), self._end_all
-            self._others = Others(run, *asked)
-            options = {"rendezvous": f"{self._others.rendezvous} --node-rank=0"}
-        self._child = torchrun.start(run, self._job, self._token, number, cards[:number], **options)
-        self._end = threading.Thread(target=self._end_with_it, daemon=True)
-        self._end.start()
+            part = {"job": self._job.name, "number": number // nodes, "nodes": nodes, "gpus": bool(cards)}
+            self._others = Others(run, self._token, part, self._end_all)
+            self._options = {"rendezvous": f"{self._others.rendezvous} --node-rank=0"}
+        self._local = number // nodes
 
     def _end_all(self) -> None:
         end_all(TOKEN, self._token.__eq__)
@@ -255,21 +252,25 @@ class _Children:
     def result(self, tell: OnMetrics) -> dict[str, Any]:
         """What the job returned. Raises RunError with its last error, TrainingStopped when interrupted."""
         try:
-            with self._others or contextlib.nullcontext():
+            with self._others.at_work() if self._others else contextlib.nullcontext():
                 return self._result(tell)
+        except KeyboardInterrupt:
+            why = f"{self._name} in {self._number} processes was stopped; run this again to go on"
+            raise TrainingStopped(why) from None
         finally:
             self._end_all()
             self._job.unlink(missing_ok=True)
 
     def _result(self, tell: OnMetrics) -> dict[str, Any]:
+        given = self._run, self._job, self._token, self._local, self._cards
+        self._child = torchrun.start(*given, **self._options)
+        self._end = threading.Thread(target=self._end_with_it, daemon=True)
+        self._end.start()
         try:
             self._follow(tell)
-        except BaseException as error:
+        except BaseException:
             self._stop()
-            if not isinstance(error, KeyboardInterrupt):
-                raise
-            why = f"{self._name} in {self._number} processes was stopped; run this again to go on"
-            raise TrainingStopped(why) from None
+            raise
         answer = read_json(self._job)
         if "result" not in answer:
             raise RunError(self._failure())
@@ -289,11 +290,10 @@ class _Children:
         """Ask the processes to stop by ending their input, and wait for a step and its checkpoint.
 
         Not by a signal to torchrun, which would give them 30 seconds. A second interrupt does not wait,
-        SIGTERM does. Where other machines are waited for, there are no processes yet.
+        SIGTERM does.
         """
         self._child.stdin.close()
-        is_begun = self._others is None or self._others.are_here
-        timer = threading.Timer(self._wait_s * is_begun, self._end_all)
+        timer = threading.Timer(self._wait_s, self._end_all)
         timer.start()
         try:
             with signals(lambda name: None, "SIGTERM"):

@@ -16,15 +16,15 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from agentkit.runs import Run, RunError, read_json, write_json
 from agentkit.runs.children import TOKEN, die_with_parent, end_all, repeated
-from agentkit.runs.topology import visible
+from agentkit.runs.topology import first_host, visible
 from agentkit.training import torchrun
 
 ASKED = ".nodes.json"  # in the run's folder: what the first machine wants done
@@ -59,36 +59,33 @@ class _Pulse:
 
 # ---- the first machine
 class Others:
-    """The other machines of a job, while this is open: ``fault`` says which of them failed, was lost or never
-    came, and then ``end`` is called, at once where nobody else would end this machine's part.
+    """The other machines of a job: ``fault`` says which of them failed, was lost or never came, and then
+    ``end`` is called, at once where nothing else would end this machine's part.
     """
 
-    def __init__(self, run: Run, job: Path, token: str, number: int, nodes: int, gpus: bool, end: Callable):
-        host = os.environ.get("MASTER_ADDR") or socket.gethostname()
-        port = os.environ.get("MASTER_PORT") or str(_free_port())
-        self.rendezvous = f"--nnodes={nodes} --master-addr={host} --master-port={port} --rdzv-id={token}"
-        self.rendezvous += f" --rdzv-conf=timeout={JOIN_S:.0f}"
-        self._asked = {"token": token, "job": job.name, "number": number, "nodes": nodes, "gpus": gpus}
-        self._asked |= {"rendezvous": self.rendezvous, "beat": 0}
+    def __init__(self, run: Run, token: str, part: dict[str, Any], end: Callable[[], None]):
+        nodes, port = part["nodes"], os.environ.get("MASTER_PORT") or str(_free_port())
+        self.rendezvous = f"--nnodes={nodes} --master-addr={first_host()} --master-port={port} "
+        self.rendezvous += f"--rdzv-id={token} --rdzv-conf=timeout={JOIN_S:.0f}"
+        self._asked = part | {"token": token, "rendezvous": self.rendezvous, "beat": 0}
         self._run, self._end, self.fault = run, end, ""
         self._pulses = {node: _Pulse() for node in range(1, nodes)}
         self._told: dict[int, dict[str, Any]] = {}
-        self._beats, self._failed = contextlib.ExitStack(), _Pulse()
-        self.ended = False  # this machine's part, by ``end``
+        self._failed, self.ended = _Pulse(), False  # this machine's part, by ``end``
 
-    def __enter__(self) -> Self:
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Ask them, and begin once all have begun. Raises RunError with the ``fault`` where they do not."""
         self._beat()
-        self._beats.enter_context(repeated(self._beat, BEAT_S))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._beats.close()
-        self._run.file(ASKED).unlink(missing_ok=True)
-
-    @property
-    def are_here(self) -> bool:
-        """Whether each of them has begun its part."""
-        return len(self._told) == len(self._pulses)
+        try:
+            with repeated(self._beat, BEAT_S):
+                while len(self._told) < len(self._pulses) and not self.fault:
+                    time.sleep(BEAT_S / 4)
+                if self.fault:
+                    raise RunError(self.fault)
+                yield
+        finally:
+            self._run.file(ASKED).unlink(missing_ok=True)
 
     def verdict(self) -> str:
         """``fault``, once each of the others has come to its end or was lost."""
