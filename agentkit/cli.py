@@ -209,6 +209,10 @@ def run_command(
         files = stages.file_digests(recipe)
         if not stages.run_stages(folder, recipe, start, end, files=files, anew=first is not None):
             raise KeyboardInterrupt
+    if lab.recipe.nodes > 1:
+        from agentkit.training.nodes import over
+
+        over(folder)
     if end < len(stages.STAGES) - 1:
         return _print(as_json, {"run": str(folder.path)}, f"run folder: {folder.path}")
     return _print_finished(folder, as_json)
@@ -223,6 +227,21 @@ def _print_finished(run: Run, as_json: bool) -> int:
     lines = [f"\n{comparison.table().to_string()}\n", *comparison.sentences(), f"\nrun folder: {run.path}"]
     text = "\n".join([*lines, f"run card: {write_report(run)}"])
     return _print(as_json, {"run": str(run.path), **run.comparison}, text)
+
+
+def join_command(run: RunFolder, *, node: OptionalCount = None) -> int:
+    """This machine's part of a run with nodes above 1; ends with its agentkit run on the first machine.
+
+    Args:
+        node: this machine's number, from 1; by default Slurm's, SLURM_NODEID
+    """
+    from agentkit.training.nodes import join
+
+    number = node or int(os.environ.get("SLURM_NODEID", "0"))
+    if not number:
+        raise RunError("say --node 1, or 2, ...: machine 0 is the first, where agentkit run does its part")
+    join(Run(Run(run).path.resolve()), number)
+    return 0
 
 
 def sweep_command(
@@ -747,9 +766,9 @@ def nano_command(
 
 
 _ORDER = (
-    new_command, run_command, sweep_command, rerun_command, preflight_command, cost_command, report_command,
-    alarms_command, rescore_command, merge_command, tasks_command, audit_command, hub_command, gaia_command,
-    doctor_command, serve_command, bench_command, nano_command,
+    new_command, run_command, join_command, sweep_command, rerun_command, preflight_command, cost_command,
+    report_command, alarms_command, rescore_command, merge_command, tasks_command, audit_command, hub_command,
+    gaia_command, doctor_command, serve_command, bench_command, nano_command,
 )  # fmt: skip
 COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}
 

@@ -44,7 +44,7 @@ from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
 from agentkit.tasks.public import gaia, hub, public_families
 from agentkit.tasks.splits import a_fifth, assign_splits
 from agentkit.tasks.suite import family_names
-from agentkit.tools.cache import ToolCache, default_path
+from agentkit.tools.cache import ToolCache, default_path, own_file
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.runtime import tool_schemas, tools_of
 from agentkit.trajectories import by_task
@@ -307,7 +307,7 @@ class Lab:
             "tool_format": None if recipe.tool_format == "auto" else recipe.tool_format,
             "tool_cache": None
             if recipe.tool_cache == "off"
-            else ToolCache(recipe.tool_cache or default_path()),
+            else ToolCache(own_file(Path(recipe.tool_cache or default_path()))),
         } | changes
 
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:

@@ -20,7 +20,7 @@ from agentkit.records import EngineError, RecipeError
 from agentkit.runs import Recipe, Run, load_run
 from agentkit.runs.topology import choose, settled, visible
 from agentkit.training import worker
-from agentkit.training.launch import death
+from agentkit.training.torchrun import death
 
 ROOT = Path(__file__).resolve().parents[1]
 

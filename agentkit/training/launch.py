@@ -3,16 +3,13 @@ children, watched and stopped cleanly.
 
 ``python -m torch.distributed.run ... -m agentkit.training.worker RUN JOB`` is one of the processes; each
 opens the recipe's lab itself, so that nothing has to be pickled, and sees its own card only. This process
-then holds no memory of a GPU. Leaves out other machines, what is done (jobs), and which card does what
-(runs.topology).
+then holds no memory of a GPU. Leaves out what other machines do of it (nodes), what is done (jobs), and which
+card does what (runs.topology).
 """
 
+import contextlib
 import gc
 import json
-import os
-import re
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,25 +17,23 @@ import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
 from agentkit.lab import Lab
-from agentkit.machine import cores
 from agentkit.policies.precision import precision_of
 from agentkit.policies.server_processes import replicas
 from agentkit.records import Trajectory
-from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
+from agentkit.runs import Recipe, Run, RunError, read_json, write_json, write_trajectories
 from agentkit.runs.children import TOKEN, end_all, signals
-from agentkit.runs.topology import CARDS, patience, settled
-from agentkit.training import checkpoints
+from agentkit.runs.topology import patience, settled
+from agentkit.training import checkpoints, torchrun
+from agentkit.training.nodes import Others
 from agentkit.training.placement import placed
 from agentkit.training.processes import TrainingStopped
 from agentkit.training.worker import MARK, function_of
 
-LOG = "launch.log"  # in the run's folder
 JOBS = "agentkit.training.jobs"
 DEMONSTRATIONS = ".demonstrations.parquet"  # in the run's folder, for as long as they are imitated
 OnMetrics = Callable[[dict[str, Any]], None]
@@ -99,8 +94,12 @@ class Work:
 
     @property
     def _imitating(self) -> int:
-        """The most processes that share SFT's batch evenly, so that it is the recipe's with any cards."""
-        return max(n for n in range(1, self.topology.workers + 1) if self.lab.recipe.sft_batch % n == 0)
+        """The most processes that share SFT's batch evenly, so that it is the recipe's with any cards; on all
+        machines, or on this one.
+        """
+        most, nodes = self.topology.workers, self.topology.nodes
+        numbers = [n for n in range(1, most + 1) if n % nodes == 0 or n <= most // nodes]
+        return max(n for n in numbers if self.lab.recipe.sft_batch % n == 0)
 
     def measure(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
         """Measure a policy of the run on the test (``Lab.measure``), spread over all cards."""
@@ -164,11 +163,12 @@ class Work:
         if served:
             number, cards, serving = topology.processes, topology.training, topology.serving
         number = processes or number
+        nodes = topology.nodes if number % topology.nodes == 0 else 1
         with replicas(self.lab.recipe, self.run, serving) as urls:
             recipe = settled(self.lab.recipe, topology, urls)
             written = {"recipe": recipe, "job": job, "arguments": arguments}
             _let_go()
-            children = _Children(self.run, name, number, cards[:number], patience(self.recipe), written)
+            children = _Children(self.run, name, number, cards, patience(self.recipe), written, nodes)
             result = children.result(tell)
         self._done["ranks"][f"{name} {arguments.get('name', '')}".strip()] = result.pop("ranks")
         return result
@@ -213,55 +213,59 @@ def _let_go() -> None:
 class _Children:
     """torchrun and its processes, from their start to the last of them gone, however they end."""
 
+    _others: Others | None = None  # machines
+
     def __init__(
-        self, run: Run, name: str, number: int, cards: Sequence[str], wait_s: float, job: dict[str, Any]
+        self,
+        run: Run,
+        name: str,
+        number: int,
+        cards: Sequence[str],
+        wait_s: float,
+        job: dict[str, Any],
+        nodes: int = 1,
     ):
         self._run, self._name, self._number, self._wait_s = run, name, number, wait_s
-        self._token = uuid.uuid4().hex
+        self._token, self._cards, self._options = uuid.uuid4().hex, cards[: number // nodes], {}
         self._job = run.file(f".job-{self._token}.json")  # of this launch: the result comes back in it
         write_json(self._job, job)
-        options = (
-            f"--standalone --local-addr=localhost --nproc_per_node={number}"
-            + " --virtual-local-rank" * bool(cards)
-        )
-        command = f"-m torch.distributed.run {options} -m agentkit.training.worker"
-        threads = max(cores() // number, 1)
-        paths = os.pathsep.join(filter(None, sys.path))
-        environ = {"OMP_NUM_THREADS": str(threads)} | os.environ | {TOKEN: self._token, "PYTHONPATH": paths}
-        environ |= {CARDS: ",".join(cards)} if cards else {}
-        with write_bytes(run.file(LOG), b"").open("wb") as log:
-            self._child = subprocess.Popen(
-                [sys.executable, *command.split(), str(run.path.resolve()), str(self._job.resolve())],
-                env=environ,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                start_new_session=True,
-            )
-        self._end = threading.Thread(target=self._end_with_it, daemon=True)
-        self._end.start()
+        if nodes > 1:
+            part = {"job": self._job.name, "number": number // nodes, "nodes": nodes, "gpus": bool(cards)}
+            self._others = Others(run, self._token, part, self._end_all)
+            self._options = {"rendezvous": f"{self._others.rendezvous} --node-rank=0"}
+        self._local = number // nodes
+
+    def _end_all(self) -> None:
+        end_all(TOKEN, self._token.__eq__)
 
     def _end_with_it(self) -> None:
         """End what torchrun leaves: a helper of a lab file may hold the output that is read to its end."""
         self._child.wait()
-        end_all(TOKEN, self._token.__eq__)
+        self._end_all()
 
     def result(self, tell: OnMetrics) -> dict[str, Any]:
         """What the job returned. Raises RunError with its last error, TrainingStopped when interrupted."""
         try:
-            try:
-                self._follow(tell)
-            except BaseException as error:
-                self._stop()
-                if not isinstance(error, KeyboardInterrupt):
-                    raise
-                why = f"{self._name} in {self._number} processes was stopped; run this again to go on"
-                raise TrainingStopped(why) from None
-            answer = read_json(self._job)
+            with self._others.at_work() if self._others else contextlib.nullcontext():
+                return self._result(tell)
+        except KeyboardInterrupt:
+            why = f"{self._name} in {self._number} processes was stopped; run this again to go on"
+            raise TrainingStopped(why) from None
         finally:
-            end_all(TOKEN, self._token.__eq__)
+            self._end_all()
             self._job.unlink(missing_ok=True)
+
+    def _result(self, tell: OnMetrics) -> dict[str, Any]:
+        given = self._run, self._job, self._token, self._local, self._cards
+        self._child = torchrun.start(*given, **self._options)
+        self._end = threading.Thread(target=self._end_with_it, daemon=True)
+        self._end.start()
+        try:
+            self._follow(tell)
+        except BaseException:
+            self._stop()
+            raise
+        answer = read_json(self._job)
         if "result" not in answer:
             raise RunError(self._failure())
         return answer["result"]
@@ -283,7 +287,7 @@ class _Children:
         SIGTERM does.
         """
         self._child.stdin.close()
-        timer = threading.Timer(self._wait_s, partial(end_all, TOKEN, self._token.__eq__))
+        timer = threading.Timer(self._wait_s, self._end_all)
         timer.start()
         try:
             with signals(lambda name: None, "SIGTERM"):
@@ -292,26 +296,15 @@ class _Children:
             timer.cancel()
 
     def _failure(self) -> str:
-        log = self._run.file(LOG).read_text(encoding="utf-8", errors="replace")
-        why = death(self._child.returncode, log) or _last_error(log)
+        log = self._run.file(torchrun.LOG).read_text(encoding="utf-8", errors="replace")
+        why = torchrun.death(self._child.returncode, log)
+        if self._others and (self._others.ended or not why):
+            theirs = self._others.verdict()
+            own = "" if self._others.ended else f"; machine 0: {torchrun.last_error(log)}"
+            why = f"{theirs}{own}".removeprefix("; ")
+        why = why or torchrun.last_error(log)
         kept = checkpoints.steps(self._run.file("train", "checkpoints"))
         after = f"{kept[0].name} is kept, run this again to go on" if kept else "there is no checkpoint yet"
         after = f". {after}" if self._name == "train" else ""
-        return f"{self._name} in {self._number} processes failed (see {self._run.file(LOG)}): {why}{after}"
-
-
-def death(code: int | None, log: str) -> str:
-    """Which process was ended by which signal, from torchrun's exit status and what it wrote; or ""."""
-    if code and code < 0:
-        return f"torchrun, which watches the processes, was ended by {signal.Signals(-code).name}"
-    for number, rank in re.findall(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", log):
-        name = signal.Signals(int(number)).name
-        if name != "SIGTERM":  # by which torchrun ends the others
-            return f"process {rank} was ended by {name}, by hand or because memory ran out"
-    return ""
-
-
-def _last_error(log: str) -> str:
-    lines = log.splitlines()
-    errors = [line.strip() for line in lines if re.match(r"(\[rank\d+\]: *)?\w*(Error|Stopped): ", line)]
-    return " | ".join(errors[-1:] or lines[-3:])[:600]
+        file = self._run.file(torchrun.LOG)
+        return f"{self._name} in {self._number} processes failed (see {file}): {why}{after}"

@@ -1,0 +1,72 @@
+"""torchrun's part of a job on this machine: starting it, and what it wrote of its end.
+
+Each of its processes opens the recipe's lab itself and sees its own card only. Leaves out watching it (launch
+on the first machine, nodes on the others) and what the processes do (worker).
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentkit.machine import cores
+from agentkit.runs import Run, write_bytes
+from agentkit.runs.children import TOKEN
+from agentkit.runs.topology import CARDS
+
+ALONE = "--standalone --local-addr=localhost"  # the rendezvous of one machine
+LOG = "launch.log"  # in the run's folder
+
+
+def start(
+    run: Run,
+    job: Path,
+    token: str,
+    number: int,
+    cards: Sequence[str],
+    *,
+    rendezvous: str = ALONE,
+    log: str = LOG,
+    told: bool = True,
+) -> subprocess.Popen:
+    """torchrun with ``number`` processes that do the job of a file; they stop when their input ends.
+
+    What they tell the notebook is the output where it is to be ``told``, and else goes to the log.
+    """
+    options = f"{rendezvous} --nproc_per_node={number}" + " --virtual-local-rank" * bool(cards)
+    command = f"-m torch.distributed.run {options} -m agentkit.training.worker"
+    paths = os.pathsep.join(filter(None, sys.path))
+    threads = {"OMP_NUM_THREADS": str(max(cores() // number, 1))}
+    environ = threads | os.environ | {TOKEN: token, "PYTHONPATH": paths}
+    environ |= {CARDS: ",".join(cards)} if cards else {}
+    with write_bytes(run.file(log), b"").open("wb") as file:
+        return subprocess.Popen(
+            [sys.executable, *command.split(), str(run.path.resolve()), str(job.resolve())],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if told else file,
+            stderr=file,
+            text=True,
+            start_new_session=True,
+        )
+
+
+def death(code: int | None, log: str) -> str:
+    """Which process was ended by which signal, from torchrun's exit status and what it wrote; or ""."""
+    if code and code < 0:
+        return f"torchrun, which watches the processes, was ended by {signal.Signals(-code).name}"
+    for number, rank in re.findall(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", log):
+        name = signal.Signals(int(number)).name
+        if name != "SIGTERM":  # by which torchrun ends the others
+            return f"process {rank} was ended by {name}, by hand or because memory ran out"
+    return ""
+
+
+def last_error(log: str) -> str:
+    """The last error that a process wrote, or the end of what was written."""
+    lines = log.splitlines()
+    errors = [line.strip() for line in lines if re.match(r"(\[rank\d+\]: *)?\w*(Error|Stopped): ", line)]
+    return " | ".join(errors[-1:] or lines[-3:])[:600]
