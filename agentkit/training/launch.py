@@ -300,7 +300,8 @@ class _Children:
         why = torchrun.death(self._child.returncode, log)
         if self._others and (self._others.ended or not why):
             theirs = self._others.verdict()
-            own = "" if self._others.ended else f"; machine 0: {torchrun.last_error(log)}"
+            failed = self._child.returncode and not self._others.ended  # else it was stopped in order
+            own = f"; machine 0: {torchrun.last_error(log)}" if failed else ""
             why = f"{theirs}{own}".removeprefix("; ")
         why = why or torchrun.last_error(log)
         kept = checkpoints.steps(self._run.file("train", "checkpoints"))

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from agentkit.records import DiskError
 from agentkit.runs import Run, RunError, read_json, write_json
 from agentkit.runs.children import TOKEN, die_with_parent, end_all, repeated
 from agentkit.runs.topology import first_host, visible
@@ -84,8 +85,8 @@ class Others:
                 if self.fault:
                     raise RunError(self.fault)
                 yield
-        finally:
-            self._run.file(ASKED).unlink(missing_ok=True)
+        finally:  # not by removing the file: one that cannot be read for a moment means nothing
+            write_json(self._run.file(ASKED), {"token": ""})
 
     def verdict(self) -> str:
         """``fault``, once each of the others has come to its end or was lost."""
@@ -174,7 +175,8 @@ class _Member:
         if self._told["beat"] and other != self._about["id"]:
             raise RunError(f"another agentkit join is machine {self._node} of {self._run.path} now: keep one")
         self._told |= news | {"beat": self._told["beat"] + 1}
-        write_json(self._file, self._about | self._told)
+        with contextlib.suppress(DiskError):  # it may take the next one
+            write_json(self._file, self._about | self._told)
 
     def _do(self, asked: dict[str, Any]) -> None:
         """This machine's part of a job, ended where the launch ends or is lost."""
@@ -214,7 +216,7 @@ class _Member:
         try:
             while child.poll() is None:
                 asked = _peek(self._run.file(ASKED))
-                if asked.get("token") != token or pulse.still_s(asked["beat"]) > LOST_S:
+                if asked.get("token", token) != token or pulse.still_s(asked.get("beat")) > LOST_S:
                     return
                 self._tell()
                 time.sleep(BEAT_S)
