@@ -408,7 +408,7 @@ def test_unsloth_comes_to_the_first_call_of_cuda(cards):
     assert done.returncode and re.search(FIRST_CALL, done.stderr[-300:]), done.stderr
 
 
-PARSE = "import sys; from vllm.entrypoints.openai.api_server import make_arg_parser; \
+PARSE = "import sys; from vllm.entrypoints.launchers.cli_args import make_arg_parser; \
 from vllm.utils.argparse_utils import FlexibleArgumentParser; make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])"
 
 
