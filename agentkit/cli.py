@@ -404,6 +404,7 @@ def cost_command(
         "money": {name: hours * price for name, price in listed.providers.items() if rented},
         "memory": planned[0].to_dict("records") if planned else [],
         "throughput": reckoned,
+        "throughput_says": says,
     }
     told = "\n".join([f"{recipe}; rates: {rates.source}\n", _texts(*tables), *filter(None, (says, why))])
     return _print(as_json, value, told)

@@ -26,7 +26,7 @@ from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.run import version_of
 from agentkit.runs.sweep_slots import gpu_count
-from agentkit.runs.topology import first_host
+from agentkit.runs.topology import first_host, visible
 from agentkit.training.placement import placed
 
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
@@ -76,8 +76,9 @@ def find_gpus() -> list[dict[str, Any]]:
 def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
     """What the recipe's processes and servers would use, as a notebook says it; sizes are the driver's."""
     seen = min(len(gpus), gpu_count()) if gpus else 0  # CUDA_VISIBLE_DEVICES may show fewer
+    shown = [gpus[int(n)] for n in visible(seen) if n.isdecimal() and int(n) < len(gpus)] or gpus
     try:
-        made = placed(recipe, seen, lambda: min(gpu["memory_gb"] for gpu in gpus) * 2**30 / 1e9)
+        made = placed(recipe, seen, lambda: min(gpu["memory_gb"] for gpu in shown) * 2**30 / 1e9)
     except RecipeError as error:
         return {"kind": "refused", "why": str(error)}
     says = f"{made}; the others reach this one as {_reached()}" if made.nodes > 1 else str(made)

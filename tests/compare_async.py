@@ -54,6 +54,7 @@ from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
 from agentkit.rollouts import rollout
 from agentkit.runs import Recipe, Run
+from agentkit.runs.children import die_with_parent
 from agentkit.runs.sweep_slots import gpu_count
 from agentkit.runs.topology import CARDS, visible
 from agentkit.training.adapters import lora, merged
@@ -78,7 +79,7 @@ def serving(agent: Path, recipe: Recipe, card: str) -> Iterator[str]:
     with log.open("w") as out:
         child = subprocess.Popen(
             [*command, f"--max-loras={AHEAD + 2}"], env=environment | ({CARDS: card} if card else {}),
-            stdout=out, stderr=out, start_new_session=True,
+            stdout=out, stderr=out, start_new_session=True, preexec_fn=partial(die_with_parent, signal.SIGTERM),
         )  # fmt: skip
     try:
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + START_S

@@ -23,7 +23,7 @@ from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.records import RecipeError
 from agentkit.runs import Recipe, Run, RunError, load_run, read_json, read_jsonl, read_recipe, write_json
-from agentkit.runs.children import TOKEN
+from agentkit.runs.children import TOKEN, repeated
 from agentkit.runs.sweep_slots import slots_of
 from agentkit.runs.topology import choose, settled
 from agentkit.tools.cache import own_file
@@ -34,6 +34,12 @@ from agentkit.training.processes import TrainingStopped
 ROOT = Path(__file__).resolve().parents[1]
 JOIN = "import sys; from agentkit import cli; from agentkit.training import nodes; nodes.LOST_S = 20; "
 PATHS = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@pytest.fixture(autouse=True)
+def reachable(monkeypatch):
+    """Both machines are this one, whose name nobody may know."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
 
 
 @contextlib.contextmanager
@@ -130,7 +136,7 @@ def test_a_stop_on_either_machine_keeps_a_checkpoint_and_ends_both(folder):  # n
             Work(lab, run).train(interrupt)
         first = [path.name for path in run.file("train", "checkpoints").glob("checkpoint-*")]
         assert len(first) == 1 and not _workers(run) and member.poll() is None
-        told = r"machine 1 \(.+\) failed: it was told to stop\. checkpoint-\d is kept, run this again"
+        told = r"machine 1 \(.+\) failed: it was told to stop\. checkpoint-\d+ is kept, run this again"
         after = int(first[0][11:]) + 2
         with pytest.raises(RunError, match=told):
             Work(lab, run).train(lambda row: row["step"] == after and member.terminate())
@@ -173,10 +179,12 @@ def test_a_launch_that_is_killed_leaves_a_machine_that_does_the_next_one(folder)
 
 
 def test_a_machine_that_never_comes_is_named(folder, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(nodes, "JOIN_S", 3)
+    monkeypatch.setattr(nodes, "JOIN_S", 10)
     monkeypatch.setattr(nodes, "BEAT_S", 0.4)
     run, lab = prepared(folder, "alone", nodes=2)
-    with pytest.raises(RunError, match=r"machine 1 has not come for 3 s, start there: agentkit join .*alone"):
+    with pytest.raises(
+        RunError, match=r"machine 1 has not come for 10 s, start there: agentkit join .*alone"
+    ):
         Work(lab, run).train()
     assert "waiting for machine 1, start there: agentkit join" in capsys.readouterr().err
     assert not _workers(run) and not list(run.path.glob(".job*"))
@@ -184,10 +192,52 @@ def test_a_machine_that_never_comes_is_named(folder, monkeypatch, capsys):  # no
 
 def test_a_stop_while_other_machines_are_waited_for_does_not_wait(folder, interruptible):  # noqa: F811
     run, lab = prepared(folder, "given-up", nodes=2)
-    threading.Timer(4, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    def interrupt():
+        while not run.file(nodes.ASKED).exists():
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(TrainingStopped):
         Work(lab, run).train()
-    assert not _workers(run)
+    assert read_json(run.file(nodes.ASKED)) == {"token": ""} and not list(run.path.glob(".job*"))
+
+
+def test_machines_serve_one_launch_and_one_join_at_a_time(folder, monkeypatch):  # noqa: F811
+    """A second launch would end the first one's part on the others; a second join would be two of a machine."""
+    monkeypatch.setattr(nodes, "BEAT_S", 0.2)
+    run, lab = prepared(folder, "twice", nodes=2)
+    write_json(run.file(nodes.ASKED), {"token": "of a launch that was killed", "beat": 3})
+    first = nodes.Others(run, "first", {"nodes": 2}, lambda: None)
+    member = nodes._Member(run, 1)
+    member._told = {"token": "first", "beat": 1}
+    with repeated(member._tell, 0.1), first.at_work():
+        while not read_json(run.file(nodes.ASKED))["begun"]:  # so that a join that starts now stays out of it
+            time.sleep(0.1)
+        with pytest.raises(RunError, match="another job uses the machines of .*twice: wait for it"):
+            Work(lab, run).train()
+        with pytest.raises(RunError, match="another agentkit join is machine 1 of .*twice now: keep one"):
+            nodes.join(run, 1)
+    nodes._Member(run, 1).alone()
+
+
+@pytest.mark.parametrize(
+    ("news", "ends"),
+    [({"token": ""}, "late"), ({"token": "another"}, "step"), ({"token": "t", "beat": 1}, "step")],
+    ids=["the launch has ended", "it was killed and begun again", "it is silent"],
+)
+def test_a_part_whose_launch_is_gone_may_end_its_step_with_a_checkpoint(tmp_path, monkeypatch, news, ends):
+    """Told by the end of its input, as where a kernel dies; killed where it does not end in time."""
+    for name, value in {"BEAT_S": 0.1, "LOST_S": 1.0, "LATE_S": 2.0}.items():
+        monkeypatch.setattr(nodes, name, value)
+    run = Run.create(tmp_path / "run")
+    write_json(run.file(nodes.ASKED), news)
+    reads = "import sys, time; sys.stdin.read(); time.sleep(0.5)"
+    with subprocess.Popen([sys.executable, "-c", reads], stdin=subprocess.PIPE) as child:
+        nodes._Member(run, 1)._watch(child, {"token": "t", "wait_s": 60.0})
+        assert (child.poll() is None) == (ends == "late"), "which leaves it to be killed"
+        child.kill()
 
 
 SRUN = """#!/bin/bash
@@ -215,7 +265,7 @@ def test_the_slurm_example_makes_a_whole_run_on_two_machines(tmp_path):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(values))
     environ = os.environ | PATHS | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     script = ["bash", str(ROOT / "docs" / "cluster" / "two-nodes.sbatch"), "tiny.yaml", "run"]
-    made = subprocess.run(script, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    made = subprocess.run(script, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=1800)
     assert made.returncode == 0, made.stdout + made.stderr
     assert (
         "2 machines of 1 process train on the CPU" in made.stdout

@@ -438,6 +438,7 @@ def test_the_key_comes_from_the_environment_and_a_refused_one_is_told_without_sh
         ({"engine": "server", "server_urls": "localhost:8000"}, "http://HOST:PORT"),
         ({"engine": "server", "server_urls": "http://me:hunter2@a:1"}, "no path, user or password"),
         ({"engine": "server", "server_urls": "http://a:1/x"}, "no path"),
+        ({"topology": "split", "deterministic": True}, "topology is split: set deterministic: false"),
         ({"engine": "vllm", "deterministic": True}, "deterministic needs engine: transformers"),
         ({"engine": "vllm", "weight_sync": "all"}, "weight_sync is 'all'; use auto, merged, lora"),
     ],

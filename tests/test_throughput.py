@@ -9,6 +9,8 @@ import json
 import math
 import random
 import selectors
+import warnings
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -16,7 +18,8 @@ from survive import make_trainer
 
 from agentkit.cli import main
 from agentkit.records import RunError, StopReason, ToolResult, Trajectory, Turn
-from agentkit.runs import Run, append_jsonl, throughput, write_trajectories
+from agentkit.runs import Recipe, Run, append_jsonl, read_trajectories, throughput, write_trajectories
+from agentkit.runs.topology import choose
 from agentkit.training.grpo import train
 
 RECIPE = {"prompts_per_step": 8, "group_size": 4, "micro_batch": 4, "max_batch": 16}
@@ -138,6 +141,41 @@ def test_what_is_replayed_is_what_a_simulated_engine_takes(tmp_path, processes, 
         assert row.trajectories_per_second == pytest.approx(32 / row.seconds)
 
 
+def test_processes_that_trained_are_counted_and_a_colocated_run_is_no_split(tmp_path):
+    """Of three cards two trained; the sentence that colocates them speaks of a split."""
+    run = simulated_run(tmp_path / "a", plans_of(7), 2, 0.02)
+    stage = {"topology": str(choose(Recipe(), 3)), "devices": 3, "ranks": {"train": [{}, {}]}}
+    run.update(stages={"03_grpo": stage})
+    assert "split" in stage["topology"]
+    made = throughput.estimate(run)
+    assert list(made[made.measured].processes) == [2]
+    run.update(stages={"03_grpo": stage | {"ranks": [], "devices": 4}})
+    assert list((made := throughput.estimate(run))[made.measured].processes) == [4]
+
+
+def test_an_assumed_latency_is_what_it_says_where_calls_ran_together():
+    calls = (ToolResult("a", {}, "", True, 1.0),) * 2  # beside each other: one second
+    one = Trajectory(
+        "t", "grpo", 0, 1, (1,), (1,), (1,), (0.0,), (Turn("", (0, 1), calls, 0.0),), StopReason.ANSWER
+    )
+    batch = throughput.Batch([one], 1.0, 1, 4)
+    assert batch.scale == 0.5 and batch.seconds(1) == pytest.approx(1.0)
+    assert batch.seconds(1, 500) - batch.seconds(1, 0) == pytest.approx(1.0), "one after the other"
+
+
+def test_times_that_are_no_seconds_are_one_sentence(tmp_path):
+    run = simulated_run(tmp_path / "a", plans_of(1), 1, 0.0)
+    path = run.file("train", "trajectories", "step_00001.parquet")
+    long = [
+        replace(t, turns=tuple(replace(turn, seconds=1e308) for turn in t.turns))
+        for t in read_trajectories(path)
+    ]
+    write_trajectories(path, long)
+    with warnings.catch_warnings(), pytest.raises(RunError, match="times that are no seconds"):
+        warnings.simplefilter("ignore")  # of the overflow
+        throughput.estimate(run)
+
+
 def test_the_engines_two_costs_are_found_again():
     seconds, made = sampled(plans_of(3), 0.1, 16)
     batch = throughput.Batch(made, seconds, 1, 16)
@@ -208,4 +246,8 @@ def test_rollouts_without_a_turn_or_damaged_do_not_end_the_command(tmp_path, cap
         assert main(["cost", str(recipe), "--run", str(run.path)]) == 0
         told = capsys.readouterr().out
         assert "Actual / predicted" in told and "tools as measured" not in told
-        assert ("no step with its rollouts" if content == "none" else "step_00001.parquet") in told
+        why = "no step with its rollouts" if content == "none" else "step_00001.parquet"
+        assert why in told
+        assert main(["cost", str(recipe), "--run", str(run.path), "--json"]) == 0
+        reckoned = json.loads(capsys.readouterr().out)
+        assert reckoned["throughput"] == [] and why in reckoned["throughput_says"]

@@ -579,6 +579,11 @@ def _engine(recipe: Recipe) -> Rules:
             f"deterministic needs engine: transformers, and engine is {recipe.engine!r}",
         ),
         (
+            recipe.deterministic and recipe.topology == "split",
+            "deterministic needs rollouts in the processes that train, and topology is split: set "
+            "deterministic: false, or leave topology out",
+        ),
+        (
             recipe.processes > 1 and recipe.engine == "unsloth",
             f"processes: {recipe.processes} is not for engine 'unsloth', which trains in one process on one "
             "card here: leave processes out, or use engine: vllm, which samples as fast",

@@ -37,14 +37,14 @@ def estimate(run: Run) -> pd.DataFrame:
     Raises RunError where it has no step that can be replayed.
     """
     recipe, stage = Recipe.of(run), run.manifest["stages"].get("03_grpo", {})
-    if recipe.max_staleness or recipe.engine == "server" or "split" in str(stage.get("topology")):
+    if recipe.max_staleness or recipe.engine == "server" or str(stage.get("topology")).startswith("split"):
         raise RunError(
             f"trajectories a second are not estimated: in {run.path} servers sampled, or rollouts ran ahead "
             "(max_staleness), and only processes that sample and then update are replayed: try a few steps"
         )
     metrics = run.metrics.reindex(columns=["step", "rollout_seconds", "update_seconds"]).set_index("step")
     took = metrics["rollout_seconds"].astype(float).dropna()
-    here = max(1, int(stage.get("devices", recipe.processes)))
+    here = _trained(stage, recipe)
     steps = [step for step in run.steps if step in took.index][-STEPS:]
     stored = {step: run.trajectories(step, tokens=False) for step in steps}
     if not any(t.turns for trajectories in stored.values() for t in trajectories):
@@ -68,6 +68,13 @@ def estimate(run: Run) -> pd.DataFrame:
     return made.assign(trajectories_per_second=fmean(len(b.turns) for b in batches) / made["seconds"])
 
 
+def _trained(stage: dict[str, Any], recipe: Recipe) -> int:
+    """How many processes trained together; cards that were left over measured only."""
+    ranks = stage.get("ranks")
+    each = ranks.get("train") if isinstance(ranks, dict) else None
+    return max(1, len(each) if isinstance(each, list) else int(stage.get("devices", recipe.processes)))
+
+
 class Batch:
     """The rollouts of one step, to be replayed: ``seconds`` is what they took ``processes`` together."""
 
@@ -87,7 +94,8 @@ class Batch:
         """Until the last trajectory has ended; a turn's calls come one after the other."""
 
         def waits(turns: list[Turn]) -> list[tuple[int, float]]:
-            return [(n, took if latency_ms is None else ran * latency_ms / 1000) for n, _, took, ran in turns]
+            slow = (latency_ms or 0.0) / 1000 / (self.scale or 1.0)  # an assumed latency is not scaled
+            return [(n, took if latency_ms is None else ran * slow) for n, _, took, ran in turns]
 
         parts = [[waits(turns) for turns in part] for part in self._dealt(processes)]
         return self.rest + self.scale * max(replay(part, self.slots, *self.engine) for part in parts)
@@ -133,6 +141,8 @@ def _fitted(parts: Sequence[Sequence[Sequence[Turn]]], slots: int) -> tuple[floa
     """Seconds of a pass, alone and for each row, from the turns of each process' trajectories in order."""
     found = [_shared(part, slots) for part in parts]
     tokens, rows, took = (np.concatenate(values) for values in zip(*found, strict=True))
+    if not np.isfinite([*tokens, *rows, *took]).all():
+        raise RunError("trajectories a second are not estimated: turns took times that are no seconds")
     alone, row = nnls(np.stack([tokens, tokens * rows], axis=1), took)[0]
     return float(alone), float(row)
 

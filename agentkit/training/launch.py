@@ -231,6 +231,7 @@ class _Children:
         write_json(self._job, job)
         if nodes > 1:
             part = {"job": self._job.name, "number": number // nodes, "nodes": nodes, "gpus": bool(cards)}
+            part["wait_s"] = wait_s
             self._others = Others(run, self._token, part, self._end_all)
             self._options = {"rendezvous": f"{self._others.rendezvous} --node-rank=0"}
         self._local = number // nodes

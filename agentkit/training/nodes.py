@@ -9,6 +9,7 @@ lost, and no clocks are compared. Leaves out starting processes (torchrun) and t
 """
 
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from typing import Any
 
 import torch
 
+from agentkit.policies.server_processes import free_port
 from agentkit.records import DiskError
 from agentkit.runs import Run, RunError, read_json, write_json
 from agentkit.runs.children import TOKEN, die_with_parent, end_all, repeated
@@ -65,10 +67,10 @@ class Others:
     """
 
     def __init__(self, run: Run, token: str, part: dict[str, Any], end: Callable[[], None]):
-        nodes, port = part["nodes"], os.environ.get("MASTER_PORT") or str(_free_port())
+        nodes, port = part["nodes"], os.environ.get("MASTER_PORT") or free_port()
         self.rendezvous = f"--nnodes={nodes} --master-addr={first_host()} --master-port={port} "
         self.rendezvous += f"--rdzv-id={token} --rdzv-conf=timeout={JOIN_S:.0f}"
-        self._asked = part | {"token": token, "rendezvous": self.rendezvous, "beat": 0}
+        self._asked = part | {"token": token, "rendezvous": self.rendezvous, "beat": 0, "begun": False}
         self._run, self._end, self.fault = run, end, ""
         self._pulses = {node: _Pulse() for node in range(1, nodes)}
         self._told: dict[int, dict[str, Any]] = {}
@@ -76,7 +78,14 @@ class Others:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """Ask them, and begin once all have begun. Raises RunError with the ``fault`` where they do not."""
+        """Ask them, and begin once all have begun. Raises RunError with the ``fault`` where they do not, and
+        where they are at work for another launch.
+        """
+        if (before := _peek(self._run.file(ASKED))).get("token"):
+            time.sleep(3 * BEAT_S)  # one that was killed has left its file: it beats no more
+            if _peek(self._run.file(ASKED)) not in (before, {}):
+                why = "another job uses the machines of"
+                raise RunError(f"{why} {self._run.path}: wait for it, stop it, or choose another run folder.")
         self._beat()
         try:
             with repeated(self._beat, BEAT_S):
@@ -84,13 +93,17 @@ class Others:
                     time.sleep(BEAT_S / 4)
                 if self.fault:
                     raise RunError(self.fault)
+                self._asked["begun"] = True
                 yield
         finally:  # not by removing the file: one that cannot be read for a moment means nothing
             write_json(self._run.file(ASKED), {"token": ""})
 
     def verdict(self) -> str:
-        """``fault``, once each of the others has come to its end or was lost."""
+        """``fault``, once each of the others has come to its end or was lost, or had the time to."""
+        until = time.monotonic() + LATE_S
         while not self.fault and not all("code" in self._told.get(node, {}) for node in self._pulses):
+            if time.monotonic() > until:
+                break
             time.sleep(BEAT_S / 4)
         return self.fault
 
@@ -126,12 +139,6 @@ class Others:
         return ""
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
-
-
 # ---- each other machine
 def join(run: Run, node: int) -> None:
     """Do this machine's part of the run's jobs, one after the other, until the run is over.
@@ -143,7 +150,9 @@ def join(run: Run, node: int) -> None:
     print(f"machine {node} waits for jobs in {run.path}", flush=True)
     while not run.path.is_dir():
         time.sleep(BEAT_S)
-    _Member(run, node).serve()
+    member = _Member(run, node)
+    member.alone()
+    member.serve()
 
 
 class _Member:
@@ -154,6 +163,16 @@ class _Member:
         self._about = {"id": uuid.uuid4().hex, "host": socket.gethostname()}
         self._told: dict[str, Any] = {"beat": 0}
 
+    def alone(self) -> None:
+        """Raise RunError where another process serves as this machine."""
+        if before := _peek(self._file):
+            time.sleep(3 * BEAT_S)
+            if _peek(self._file) not in (before, {}):
+                raise RunError(self._twice())
+
+    def _twice(self) -> str:
+        return f"another agentkit join is machine {self._node} of {self._run.path} now: keep one"
+
     def serve(self) -> None:
         before = asked = _peek(self._run.file(ASKED))
         seen = asked.get("token") if asked.get("over") else None  # of a run that was over before
@@ -161,9 +180,10 @@ class _Member:
             self._tell()
             token = asked.get("token")
             if token != seen and asked.get("over"):
-                return self._file.unlink()
+                return self._file.unlink(missing_ok=True)
             # a launch that was killed has left its file: it beats no more
-            if token != seen and token == before.get("token") and asked.get("beat") != before.get("beat"):
+            is_alive = token == before.get("token") and asked.get("beat") != before.get("beat")
+            if is_alive and token != seen and not asked.get("begun"):
                 seen = token
                 self._do(asked)
             before = asked
@@ -173,7 +193,7 @@ class _Member:
     def _tell(self, **news: Any) -> None:
         other = _peek(self._file).get("id", self._about["id"])
         if self._told["beat"] and other != self._about["id"]:
-            raise RunError(f"another agentkit join is machine {self._node} of {self._run.path} now: keep one")
+            raise RunError(self._twice())
         self._told |= news | {"beat": self._told["beat"] + 1}
         with contextlib.suppress(DiskError):  # it may take the next one
             write_json(self._file, self._about | self._told)
@@ -197,7 +217,7 @@ class _Member:
             told=False,
         )
         try:
-            self._watch(child, asked["token"])
+            self._watch(child, asked)
         finally:
             end_all(TOKEN, token.__eq__)
         self._tell(code=child.wait(), why=self._why(child.returncode, log))
@@ -211,22 +231,28 @@ class _Member:
             )
         return ""
 
-    def _watch(self, child: subprocess.Popen, token: str) -> None:
-        pulse = _Pulse()
-        try:
-            while child.poll() is None:
-                asked = _peek(self._run.file(ASKED))
-                if asked.get("token", token) != token or pulse.still_s(asked.get("beat")) > LOST_S:
-                    return
+    def _watch(self, child: subprocess.Popen, asked: dict[str, Any]) -> None:
+        """Until its processes have ended, or had the time to since the launch ended, was lost or stopped."""
+        pulse, until, stop = _Pulse(), math.inf, None
+        while child.poll() is None and time.monotonic() < until:
+            try:
+                now = _peek(self._run.file(ASKED))
+                is_other = now.get("token", asked["token"]) != asked["token"]
+                if until == math.inf and (is_other or pulse.still_s(now.get("beat")) > LOST_S):
+                    is_over = is_other and not now["token"]
+                    until = time.monotonic() + (LATE_S if is_over else asked["wait_s"])
+                    if not is_over:  # the first machine's processes end their step, and so do these
+                        child.stdin.close()
                 self._tell()
                 time.sleep(BEAT_S)
-        except KeyboardInterrupt:  # the step ends with a checkpoint, as where the first machine is stopped
-            child.stdin.close()
-            while child.poll() is None:
-                self._tell()
-                time.sleep(BEAT_S)
+            except KeyboardInterrupt as interrupt:  # as where the first machine is stopped
+                if stop:
+                    raise
+                child.stdin.close()
+                stop, until = interrupt, min(until, time.monotonic() + asked["wait_s"])
+        if stop:
             self._tell(code=0, why="it was told to stop")
-            raise
+            raise stop
 
     def _why(self, code: int, log: str) -> str:
         text = self._run.file(log).read_text(encoding="utf-8", errors="replace")

@@ -78,7 +78,8 @@ def _stop_with_the_notebook(wait_s: float, file: Path) -> None:
     while sys.stdin.buffer.raw.read(1024):
         pass
     if os.environ.get("GROUP_RANK", "0") == "0":  # on the machine of the notebook
-        file.unlink(missing_ok=True)  # which nobody else may be left to do
+        with contextlib.suppress(OSError):
+            file.unlink()  # which nobody else may be left to do
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(wait_s)
     os._exit(1)
