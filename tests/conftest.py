@@ -27,7 +27,7 @@ settings.load_profile("agentkit")
 
 
 SLOWEST = (  # files that take a minute or more, the longest first
-    "test_sweep", "test_jupyterlab", "test_own_work", "test_notebooks", "test_launch", "test_kills",
+    "test_sweep", "test_jupyterlab", "test_own_work", "test_notebooks", "test_launch", "test_kills", "test_nodes",
     "test_image", "test_tcr", "test_memory", "test_hindsight", "test_real_recipes", "test_commands",
     "test_drawing",
 )  # fmt: skip

@@ -30,7 +30,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from agentkit import Lab, cli
+from agentkit import cli
 from agentkit.policies.serve import serve_command
 from agentkit.runs import Recipe
 from agentkit.runs.sweep import read_design
@@ -379,9 +379,8 @@ def cards(tmp_path, monkeypatch):
 @pytest.mark.slow
 @without_gpu
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [("plan-3b-unsloth", 1), ("plan-3b", 4), ("tcr-4b", 1), ("ordebug-8b", 1), ("drawing-0.5b", 1)],
-)  # not image-27b: what calls first there is vLLM's own server, and its CPU build calls no GPU
+    ("name", "count"), [("plan-3b-unsloth", 1), ("plan-3b", 4), ("drawing-0.5b", 1)]
+)  # tcr-4b and ordebug-8b go the way of plan-3b; in image-27b vLLM's server calls first, and its CPU build calls none
 def test_a_recipes_command_comes_to_the_first_call_of_cuda(name, count, cards, stand_in, tmp_path):
     """As its header has it, with another model and fewer tasks. Nothing stops it before."""
     page = ROOT / "params" / f"{name}.yaml"
@@ -394,8 +393,6 @@ def test_a_recipes_command_comes_to_the_first_call_of_cuda(name, count, cards, s
         for key, value in own.items()
     ]
     command = [word.replace("outputs/", f"{tmp_path}/") for word in [*words, *itertools.chain(*changes)]]
-    if drafted := [word for word in command if word.startswith("tasks=")]:  # what `agentkit hub` would load
-        Lab.open(cli.read_recipe(page) | {"n_tasks": 20}).suite().save(drafted[0].removeprefix("tasks="))
     (tmp_path / name).mkdir()
     cards(count)
     module = {"agentkit": "agentkit.cli", "papermill": "papermill"}[words[0]]
