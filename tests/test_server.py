@@ -58,16 +58,21 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving():
+def serving(idle_s=None):
+    """A replica at work; with ``idle_s`` it keeps connections, and closes idle ones as a request comes in."""
     replica = Replica()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1" if idle_s else "HTTP/1.0"
+        replied = None
+
         def reply(self, status, content):
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
+            self.replied = time.monotonic()
 
         def do_GET(self):
             replica.keys.append(self.headers["Authorization"])
@@ -76,6 +81,9 @@ def serving():
         def do_POST(self):
             length = int(self.headers["Content-Length"])
             if len(data := self.rfile.read(length)) < length:  # given up by the client before it was sent
+                self.close_connection = True
+                return
+            if idle_s and self.replied and time.monotonic() - self.replied > idle_s:
                 self.close_connection = True
                 return
             body = json.loads(data or b"null")
@@ -134,6 +142,15 @@ def test_what_the_servers_read_bounds_a_trajectory(two, first, second, reads):
         replica.models = {"data": [{"id": "m", **says}]}
     with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
         assert policy.max_length == reads
+
+
+def test_a_connection_that_was_idle_is_not_used_again():
+    """A server may be closing it at that moment, which looks like one that died."""
+    with serving(idle_s=1.5) as replica, ServerPolicy([replica.url], EndsAt()) as policy:
+        for turn in range(2):
+            asked = requests(3, turn)
+            assert [list(sample.ids) for sample in play(policy, asked)] == wanted(asked)
+            time.sleep(2)
 
 
 def test_requests_carry_tokens_seed_and_temperature_and_spread_over_the_replicas(two):

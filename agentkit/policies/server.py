@@ -34,6 +34,7 @@ from agentkit.rollouts.template_probe import end_of_turn_ids
 API_KEY = "AGENTKIT_API_KEY"  # the environment variable; a key belongs into no recipe
 LOYALTY = 4  # requests more in flight that a replica may have and still get its trajectory's next turn
 CONNECT_S = 10.0
+IDLE_S = 1.0  # that a connection is kept: uvicorn closes one after 5 s, perhaps as a request is on its way
 BACK_S = 60.0  # that a replica left out has to take the new weights
 ADAPTER_NAME = re.compile(r"weights-\d+")  # what ``sync`` calls those it hands over
 KEPT = 2  # adapters that a replica holds: the last handed over, and the one before, which may yet sample
@@ -92,7 +93,7 @@ class ServerPolicy(Policy):
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            limits=httpx.Limits(keepalive_expiry=IDLE_S),  # as many as there are requests
             trust_env=False,  # no proxy between an engine and its trainer
         )
         self._loop = asyncio.new_event_loop()  # one for all rollouts: connections stay open between them
