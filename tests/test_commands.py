@@ -103,7 +103,9 @@ def named(kind: str, text: str) -> Iterator[tuple[bool, list[str]]]:
     if kind == "comment":
         command = re.split(r"(?<=\S)[.,](?=\s)|  |`", command)[0]
     for form in {re.sub(r"\[-.*?\]", "", command), re.sub(r"\[(-.*?)\]", r"\1", command)}:
-        words = [MADE.get(word, word) for word in shlex.split(form.rstrip(" &"))]
+        whole = form.rstrip(" &")
+        whole = whole.removesuffix("'") if whole.count("'") % 2 else whole  # of a script between lines
+        words = [MADE.get(word, word) for word in shlex.split(whole)]
         for choice in words[1].split("|") if len(words) > 1 else [""]:
             yield kind != "shell", [words[0], choice, *words[2:]] if choice else words
 
@@ -312,6 +314,8 @@ def _sbatch(words: list[str], is_name: bool) -> None:
 
 
 def _srun(words: list[str], is_name: bool) -> None:
+    if words[-2:] == ["bash", "-c"]:  # the lines that follow
+        return
     at = next(i for i, word in enumerate(words) if word.startswith(".venv/bin/"))
     understand([words[at].removeprefix(".venv/bin/"), *words[at + 1 :]])
 
