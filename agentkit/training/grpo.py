@@ -23,7 +23,6 @@ import torch
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PrinterCallback
-from trl import GRPOTrainer
 
 from agentkit.diagnostics import Watch
 from agentkit.policies.engine_weights import bare
@@ -50,6 +49,7 @@ from agentkit.training.processes import check_same
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import Selected, fresh_tasks, select
 from agentkit.training.trainers import Progress
+from agentkit.training.trl_trainer import GRPOTrainer
 from agentkit.training.update import Update, kl_median
 from agentkit.training.validation import Validate, Validated, spread_over
 

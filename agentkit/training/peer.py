@@ -14,9 +14,10 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from torch.nn.utils.rnn import pad_sequence
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
+from agentkit.training.trl_trainer import GRPOTrainer
 from agentkit.training.update import Update, sequences
 
 
