@@ -197,6 +197,15 @@ print(sorted({"torch", "transformers", "trl", "peft", "vllm", "ray", "datasets",
     assert child.stdout.strip() == "[]"
 
 
+def test_a_process_that_trains_does_not_load_vllm_for_trl():
+    """Which took half of its start."""
+    code = "import sys; from agentkit.training import grpo, peer; print({'vllm', 'ray'} & {*sys.modules})"
+    child = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert (child.stdout.strip(), child.returncode) == ("set()", 0), child.stderr
+
+
 # ---- notebooks
 # -------------------------------------------------------------------------------------------------------
 def source_of(cell: dict) -> str:
