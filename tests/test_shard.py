@@ -85,31 +85,49 @@ def test_a_cold_start_on_shards_leaves_the_adapter_of_one_on_whole_weights(folde
         torch.testing.assert_close(adapters[1][name], values, rtol=0, atol=1e-5)
 
 
+HALVES = {"deterministic": False, "steps": 4, "weight_sync": "lora", "val_every": 4, "save_every": 2}
+
+
+@pytest.fixture(scope="module")
+def whole(folder):  # noqa: F811
+    """Four steps at once, sharded, with a server that the training starts."""
+    pytest.importorskip("vllm")
+    split = {"topology": "split", "replicas": 1, "engine": "vllm"}
+    run, lab = prepared(folder, "whole", shard=True, **split, **HALVES)
+    Work(lab, run).train()
+    return read_jsonl(run.file("train", "metrics.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def elsewhere(folder):  # noqa: F811
+    """The address of a server that nobody of the training has started."""
+    pytest.importorskip("vllm")
+    run, lab = prepared(folder, "served", engine="vllm", **HALVES)
+    run.update(recipe=lab.recipe.everything())
+    with server_processes.replicas(lab.recipe, run, [""]) as (url,):
+        yield {"engine": "server", "server_urls": url}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
-def test_a_checkpoint_goes_on_with_shards_and_without(folder, first):  # noqa: F811
+def test_a_checkpoint_goes_on_with_shards_and_without(folder, whole, elsewhere, first):  # noqa: F811
     """GRPO with a server that rolls out, four steps at once and in two halves, of which one is sharded."""
-    pytest.importorskip("vllm")
-    changes = {"topology": "split", "replicas": 1, "engine": "vllm", "deterministic": False, "steps": 4}
-    changes |= {"weight_sync": "lora", "val_every": 4, "save_every": 2}
 
     def stop_after_two(row):
         if row["step"] == 2:
             raise KeyboardInterrupt
 
-    run, lab = prepared(folder, f"halves-{first}", shard=first, **changes)
+    run, lab = prepared(folder, f"halves-{first}", shard=first, **elsewhere, **HALVES)
     with pytest.raises(KeyboardInterrupt):
         Work(lab, run).train(stop_after_two)
-    _, other = prepared(folder, f"halves-{first}", shard=not first, **changes)
+    _, other = prepared(folder, f"halves-{first}", shard=not first, **elsewhere, **HALVES)
     assert Work(other, run).train()["steps"] == 4
-    whole, lab = prepared(folder, f"whole-{first}", shard=first, **changes)
-    Work(lab, whole).train()
-    rows = [read_jsonl(r.file("train", "metrics.jsonl")) for r in (run, whole)]
-    assert [row["step"] for row in rows[0]] == [0, 1, 2, 3, 4], "it went on"
+    halves = read_jsonl(run.file("train", "metrics.jsonl"))
+    assert [row["step"] for row in halves] == [0, 1, 2, 3, 4], "it went on"
     for name in ("loss", "grad_norm", "kl", "reward"):
-        found, expected = ([row[name] for row in half[1:]] for half in rows)
+        found, expected = ([row[name] for row in rows[1:]] for rows in (halves, whole))
         assert found == pytest.approx(expected, abs=1e-5)
-    assert all(row["sync_gap"] < 1e-5 for row in rows[0][1:]), "the server has the adapter"
+    assert all(row["sync_gap"] < 1e-5 for row in [*halves[1:], *whole[1:]]), "the server has the adapter"
 
 
 def test_a_server_takes_as_many_cards_as_its_model_is_spread_over():
