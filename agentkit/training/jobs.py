@@ -1,7 +1,8 @@
 """The jobs of notebooks 02, 03 and 05: each the same function in this process or in several together.
 
 They take the lab, the run and somebody to tell metrics, and leave what they made in the run's files, written
-by the first process. Leaves out who does them (launch) and preflight (preflight).
+by the first process. TRL is loaded where one trains with it: it takes two seconds, and looks at the device.
+Leaves out who does them (launch) and preflight (preflight).
 """
 
 from dataclasses import replace
@@ -10,13 +11,13 @@ from typing import Any
 from agentkit.lab import Lab
 from agentkit.policies.loading import agent_of, make_policy
 from agentkit.runs import Run, read_trajectories
-from agentkit.training import sft
-from agentkit.training.controls import train_control
 from agentkit.training.launch import DEMONSTRATIONS, OnMetrics
 
 
 def cold_start(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
     """Fine-tune the agent on the demonstrations that the notebook left in the run."""
+    from agentkit.training import sft
+
     agent, tokenizer = agent_of(run, lab.recipe, "base")
     shown = read_trajectories(run.file(DEMONSTRATIONS))
     return {"log": sft.cold_start(agent, tokenizer, shown, lab.recipe, run.file("sft"))}
@@ -33,6 +34,8 @@ def measure(lab: Lab, run: Run, tell: OnMetrics, name: str, sift: bool = False) 
 
 def control(lab: Lab, run: Run, tell: OnMetrics, name: str) -> dict[str, Any]:
     """Train a control with the recipe of the run, sampled from by this job's engine, and measure it."""
+    from agentkit.training.controls import train_control
+
     suite, whole = lab.load(run), Lab.of(run)
     engine = {key: getattr(lab.recipe, key) for key in ("engine", "server_urls", "tensor_parallel")}
     whole = replace(whole, recipe=replace(whole.recipe, **engine))
@@ -44,7 +47,7 @@ def control(lab: Lab, run: Run, tell: OnMetrics, name: str) -> dict[str, Any]:
 
 def train(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
     """GRPO from the SFT reference."""
-    from agentkit.training import grpo  # TRL looks at the device when it is loaded
+    from agentkit.training import grpo
 
     agent, tokenizer = agent_of(run, lab.recipe, "sft")
     return grpo.train(lab.trainer(agent, tokenizer, lab.load(run), run, on_metrics=tell))
